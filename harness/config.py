@@ -1,0 +1,251 @@
+"""Profiles: what a run consists of, as validated data. Unknown keys are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from harness.errors import ProfileError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SHIPPED_PROFILES = Path(__file__).resolve().parent / "profiles"
+
+TopologyName = Literal["single", "pd"]
+
+
+class Strict(BaseModel):
+    """Base of all config and record models: immutable, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NoSpeculation(Strict):
+    """Plain decoding."""
+
+    kind: Literal["none"]
+
+    @property
+    def draft_tokens(self) -> int:
+        return 0
+
+    @property
+    def lookahead(self) -> int:
+        """KV slots that the scheduler reserves past the scheduled tokens (vLLM 0.32 ``num_lookahead_tokens``)."""
+        return 0
+
+    @property
+    def drafter_path(self) -> Path | None:
+        return None
+
+
+class _Speculative(Strict):
+    drafter: Path
+    num_speculative_tokens: int = Field(default=3, ge=1, le=16)
+
+    @property
+    def draft_tokens(self) -> int:
+        return self.num_speculative_tokens
+
+    @property
+    def lookahead(self) -> int:
+        """KV slots that the scheduler reserves past the scheduled tokens (vLLM 0.32 ``num_lookahead_tokens``)."""
+        return self.num_speculative_tokens
+
+    @property
+    def drafter_path(self) -> Path | None:
+        return self.drafter
+
+
+class Eagle3(_Speculative):
+    """EAGLE3 drafter: one layer that reads three target streams."""
+
+    kind: Literal["eagle3"]
+
+
+class Mtp(_Speculative):
+    """Multi-token prediction layer, given as a drafter checkpoint."""
+
+    kind: Literal["mtp"]
+
+
+class DFlash(_Speculative):
+    """DFlash drafter: all drafts in one bidirectional pass. It reserves one slot more, for the bonus token."""
+
+    kind: Literal["dflash"]
+
+    @property
+    def lookahead(self) -> int:
+        return self.num_speculative_tokens + 1
+
+
+Method = Annotated[NoSpeculation | Eagle3 | DFlash | Mtp, Field(discriminator="kind")]
+
+
+class EngineConfig(Strict):
+    """Settings that every engine of the profile gets."""
+
+    device: Literal["cpu", "gpu"]
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    block_size: int = Field(default=32, ge=8, le=1024)
+    max_model_len: int = Field(default=512, ge=64)
+    max_num_seqs: int = Field(default=4, ge=1)
+    kv_cache_gib: int = Field(default=1, ge=1)
+    kv_buffer_device: Literal["cpu", "cuda"] = "cpu"
+    gpu_memory_utilization: float = Field(default=0.4, gt=0, le=0.95)
+    extra_args: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class Timeouts(Strict):
+    """Limits in seconds. Starts take 28–55 s on two cores; the limit leaves room for a busy machine."""
+
+    start: float = Field(default=240.0, gt=0)
+    request: float = Field(default=90.0, gt=0)
+    handshake_attempts: int = Field(default=5, ge=1)
+    stop: float = Field(default=15.0, gt=0)
+
+
+class Workload(Strict):
+    """What is sent to each cell."""
+
+    prompts: Path
+    max_tokens: int = Field(default=192, ge=2)
+    logprobs: int = Field(default=2, ge=2, le=5)
+    text_prompts: int = Field(default=6, ge=0)
+    """How many prompts are also sent as templated text, one per stratum first."""
+
+
+class Judging(Strict):
+    """Bounds that the checks use."""
+
+    near_tie_nats: float = Field(default=0.02, ge=0)
+    """Top-2 log-prob gap of the reference below which a differing token counts as a near tie. The float32 probes have
+    a minimum gap of several nats; bf16 engines need 0.25–0.36 (published)."""
+    acceptance: Literal["exact", "statistical"] = "exact"
+    """``exact``: deterministic arithmetic, accepted counts must be equal step for step."""
+    acceptance_floor: float = Field(default=0.005, ge=0, le=1)
+    """Smallest change of a pooled rate that matters when ``statistical``."""
+    alpha: float = Field(default=0.001, gt=0, lt=0.5)
+
+
+class Profile(Strict):
+    """One matrix: targets × topologies × methods, and how they are run and judged."""
+
+    format: Literal[1]
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    description: str = ""
+    target: Path
+    topologies: tuple[TopologyName, ...] = Field(min_length=1)
+    methods: tuple[Method, ...] = Field(min_length=1)
+    engine: EngineConfig
+    workload: Workload
+    judging: Judging = Judging()
+    timeouts: Timeouts = Timeouts()
+    share_engines: bool = True
+    """Let ``single`` cells run on the decode engine of the pair with the same method, without a hand-off."""
+    baselines: Path
+
+    @field_validator("topologies", "methods")
+    @classmethod
+    def _no_repeats(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        names = [v if isinstance(v, str) else v.kind for v in value]
+        if len(set(names)) != len(names):
+            raise ValueError(f"each may be named once, found {', '.join(names)}")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Profile:
+        worst = max(m.lookahead for m in self.methods)
+        if worst >= self.engine.block_size:
+            raise ValueError(f"lookahead {worst} must be smaller than block_size {self.engine.block_size}")
+        return self
+
+
+def _resolve(value: Any, base: Path) -> Any:
+    """Make the path-valued keys of a raw profile absolute, relative to ``base``."""
+    if isinstance(value, dict):
+        return {
+            k: str((base / v).resolve())
+            if k in {"target", "drafter", "prompts", "baselines"} and isinstance(v, str)
+            else _resolve(v, base)
+            for k, v in value.items()
+        }
+    if isinstance(value, list):
+        return [_resolve(v, base) for v in value]
+    return value
+
+
+def describe_validation_error(error: ValidationError) -> str:
+    """One line per problem: where, what was expected, what was found."""
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(p) for p in item["loc"]) or "(top level)"
+        found = item.get("input")
+        text = item["msg"]
+        if item["type"] == "extra_forbidden":
+            text = "unknown key; remove it or check its spelling"
+        elif not isinstance(found, (dict, list)):
+            text += f", found {found!r}"
+        lines.append(f"  {where}: {text}")
+    return "\n".join(lines)
+
+
+def shipped_profile_names() -> list[str]:
+    return sorted(p.stem for p in SHIPPED_PROFILES.glob("*.yaml"))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """Load a shipped profile by name or any profile by path.
+
+    Paths inside a profile are relative to the profile's folder; those of shipped profiles to the repository.
+    Raises ProfileError with one sentence per problem.
+    """
+    shipped = SHIPPED_PROFILES / f"{name_or_path}.yaml"
+    is_shipped = name_or_path in shipped_profile_names()
+    path = shipped if is_shipped else Path(name_or_path)
+    if not path.is_file():
+        raise ProfileError(
+            f"expected a shipped profile ({', '.join(shipped_profile_names())}) or the path of a YAML file, "
+            f"found {name_or_path!r}, which is neither"
+        )
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ProfileError(f"profile {path}: expected YAML, but it cannot be read: {reason}") from error
+    if not isinstance(raw, dict):
+        raise ProfileError(f"profile {path}: expected a mapping at the top level, found {type(raw).__name__}")
+    base = REPOSITORY if is_shipped else path.resolve().parent
+    try:
+        profile = Profile.model_validate(_resolve(raw, base))
+    except ValidationError as error:
+        raise ProfileError(f"profile {path} is not valid:\n{describe_validation_error(error)}") from error
+    check_paths(profile, path)
+    return profile
+
+
+def check_paths(profile: Profile, source: Path) -> None:
+    """Raise ProfileError when a model or prompt path of the profile does not exist or is no model."""
+    folders = {"target": profile.target} | {
+        f"drafter of {m.kind}": m.drafter_path for m in profile.methods if m.drafter_path is not None
+    }
+    for role, folder in folders.items():
+        config = folder / "config.json"
+        if not config.is_file():
+            raise ProfileError(
+                f"profile {source}: {role}: expected a model folder with config.json at {folder}, found none. "
+                "Correct the path, or run `harness probe build` for the probe models"
+            )
+        try:
+            json.loads(config.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ProfileError(f"profile {source}: {role}: {config} is not JSON ({error})") from error
+    if not profile.workload.prompts.is_file():
+        raise ProfileError(
+            f"profile {source}: workload.prompts: expected a prompt set at {profile.workload.prompts}, found none. "
+            "Correct the path, or run `harness prompts build`"
+        )

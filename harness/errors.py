@@ -1,0 +1,64 @@
+"""Every exception that this package raises on purpose.
+
+    HarnessError                 a sentence for the user; the command line prints it without a traceback
+    ├── UsageError               wrong command line, profile or data file           → exit 64
+    │   ├── ProfileError         unknown key or method, wrong type, path not found
+    │   ├── DataError            a prompt, baseline or probe file is damaged or of another format
+    │   └── NotARunError         a folder that is not a recorded run
+    └── InfrastructureError      the run cannot tell; the affected cells are UNKNOWN → exit 2
+        ├── EnvironmentFault     a package or program that engines need is missing
+        ├── EngineStartError     an engine did not become ready
+        ├── EngineDiedError      an engine ended while it was being used
+        └── HandoffError         the P/D hand-off broke (HTTP error, missing parameters)
+
+Messages say what was expected, what was found, and what to do.
+"""
+
+from __future__ import annotations
+
+EXIT_PASS = 0
+EXIT_REGRESSION = 1
+EXIT_UNKNOWN = 2
+EXIT_USAGE = 64
+
+
+class HarnessError(Exception):
+    """Base of all expected failures."""
+
+    exit_code = EXIT_UNKNOWN
+
+
+class UsageError(HarnessError):
+    exit_code = EXIT_USAGE
+
+
+class ProfileError(UsageError):
+    pass
+
+
+class DataError(UsageError):
+    pass
+
+
+class NotARunError(UsageError):
+    pass
+
+
+class InfrastructureError(HarnessError):
+    exit_code = EXIT_UNKNOWN
+
+
+class EnvironmentFault(InfrastructureError):
+    pass
+
+
+class EngineStartError(InfrastructureError):
+    pass
+
+
+class EngineDiedError(InfrastructureError):
+    pass
+
+
+class HandoffError(InfrastructureError):
+    pass
