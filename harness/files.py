@@ -1,0 +1,94 @@
+"""Files: hashes, atomic writes and JSON lines, so that damaged data is recognised and recorded data is never lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.errors import DataError
+
+
+def sha256_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """Hash of a JSON value in canonical form (sorted keys, no spaces)."""
+    return sha256_bytes(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+
+def sha256_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_files(folder: Path, names: Iterable[str]) -> str:
+    """Hash of the named files of a folder that exist, names included, in sorted order."""
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        path = folder / name
+        if path.is_file():
+            digest.update(f"{name}\0{sha256_file(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def model_hash(folder: Path) -> str:
+    """Hash of a checkpoint: its config and weights."""
+    return sha256_files(folder, ["config.json", *(p.name for p in folder.glob("*.safetensors"))])
+
+
+def tokenizer_hash(folder: Path) -> str:
+    return sha256_files(folder, ["tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"])
+
+
+def template_hash(folder: Path) -> str:
+    return sha256_files(folder, ["chat_template.jinja", "tokenizer_config.json"])
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace ``path`` in one step, so that a reader sees the old or the new content and never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def read_json_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, object) of a JSON-lines file. Raises DataError naming the file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{what} {path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{what} {path}: expected UTF-8 text, found byte {error.start} that is not") from error
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{what} {path}, line {number}: expected a JSON object, found text that does not parse "
+                            f"({error})") from error  # fmt: skip
+        if not isinstance(value, dict):
+            raise DataError(f"{what} {path}, line {number}: expected a JSON object, found {type(value).__name__}")
+        yield number, value

@@ -1,0 +1,103 @@
+"""From a profile to cells, and from cells to the engines that have to be started."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from harness.config import Method, Profile, TopologyName
+from harness.errors import UsageError
+
+# Seconds, measured on two cores; estimates for `plan` and the progress line only.
+PAIR_START_S = 45.0
+SINGLE_START_S = 30.0
+REQUEST_S = {"single": 0.45, "pd": 0.65}
+
+
+class Cell(NamedTuple):
+    """One point of the matrix."""
+
+    topology: TopologyName
+    method: Method
+
+    @property
+    def id(self) -> str:
+        return f"{self.topology}-{self.method.kind}"
+
+
+class EngineGroup(NamedTuple):
+    """Engines that are started together and the cells that run on them, one after the other.
+
+    ``topology`` is ``pd`` when a pair is started; a ``single`` cell of such a group is sent to the decode engine
+    without hand-off parameters.
+    """
+
+    topology: TopologyName
+    method: Method
+    cells: tuple[Cell, ...]
+
+    @property
+    def id(self) -> str:
+        return f"{self.topology}-{self.method.kind}"
+
+    @property
+    def engines(self) -> int:
+        return 2 if self.topology == "pd" else 1
+
+
+class Plan(NamedTuple):
+    cells: tuple[Cell, ...]
+    groups: tuple[EngineGroup, ...]
+    requests_per_cell: int
+
+    @property
+    def engines(self) -> int:
+        return sum(g.engines for g in self.groups)
+
+    @property
+    def expected_s(self) -> float:
+        """Rough wall time in seconds."""
+        return sum(self.group_expected_s(g) for g in self.groups)
+
+    def group_expected_s(self, group: EngineGroup) -> float:
+        start = PAIR_START_S if group.topology == "pd" else SINGLE_START_S
+        return start + sum(REQUEST_S[c.topology] * self.requests_per_cell for c in group.cells)
+
+
+def all_cells(profile: Profile) -> list[Cell]:
+    """Cells in running order: by method, the pair before the single engine that shares it."""
+    order = sorted(profile.topologies, key=lambda t: t != "pd")
+    return [Cell(t, m) for m in profile.methods for t in order]
+
+
+def select_cells(profile: Profile, patterns: Sequence[str]) -> list[Cell]:
+    """Cells whose id matches any of the shell patterns. Raises UsageError when a pattern matches nothing."""
+    cells = all_cells(profile)
+    if not patterns:
+        return cells
+    known = [c.id for c in cells]
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            raise UsageError(
+                f"--cell {pattern!r}: expected a pattern that matches a cell of profile {profile.name} "
+                f"({', '.join(known)}), found no match"
+            )
+    return [c for c in cells if any(fnmatch.fnmatchcase(c.id, p) for p in patterns)]
+
+
+def make_plan(profile: Profile, cells: Sequence[Cell], requests_per_cell: int) -> Plan:
+    """Group cells by the engines that they share."""
+    groups: list[EngineGroup] = []
+    for method in profile.methods:
+        mine = [c for c in cells if c.method.kind == method.kind]
+        pair = [c for c in mine if c.topology == "pd"]
+        single = [c for c in mine if c.topology == "single"]
+        if pair and single and profile.share_engines:
+            groups.append(EngineGroup("pd", method, (*pair, *single)))
+            continue
+        if pair:
+            groups.append(EngineGroup("pd", method, tuple(pair)))
+        if single:
+            groups.append(EngineGroup("single", method, tuple(single)))
+    return Plan(tuple(cells), tuple(groups), requests_per_cell)

@@ -1,0 +1,167 @@
+"""Write trained probe weights in the checkpoint layouts that unmodified vLLM loads, and the tokenizer beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import Tensor
+
+from harness.files import write_atomic, write_json
+from harness.probe import spec
+from harness.probe.networks import MTP, DFlash, Eagle3, Target
+
+_SHAPE = spec.SHAPE
+_COMMON: dict[str, Any] = {
+    "vocab_size": spec.VOCAB_SIZE,
+    "hidden_size": _SHAPE.hidden,
+    "intermediate_size": _SHAPE.intermediate,
+    "num_attention_heads": _SHAPE.heads,
+    "num_key_value_heads": _SHAPE.heads,
+    "head_dim": _SHAPE.head_dim,
+    "max_position_embeddings": _SHAPE.max_positions,
+    "rms_norm_eps": _SHAPE.norm_eps,
+    "rope_theta": _SHAPE.rope_theta,
+    "hidden_act": "silu",
+    "bos_token_id": spec.BOS,
+    "eos_token_id": spec.EOT,
+    "pad_token_id": spec.PAD,
+    "tie_word_embeddings": False,
+    "dtype": "float32",
+}
+
+
+def _save(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = {name: t.detach().to(torch.float32).contiguous().clone() for name, t in tensors.items()}
+    save_file(plain, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    write_json(folder / "config.json", {**_COMMON, **config})
+
+
+def write_tokenizer(folder: Path) -> None:
+    """WordLevel tokenizer, chat template and generation config.
+
+    With special tokens on, the tokenizer adds <|bos|>, as Llama tokenizers do: a rendered chat prompt (which has one
+    already) then gets a second, and the harness must be able to see that.
+    """
+    vocabulary = spec.vocabulary()
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="<|pad|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in spec.SPECIAL_TOKENS])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", spec.BOS)]
+    )
+    tokenizer.decoder = decoders.Fuse()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<|bos|>",
+            "eos_token": "<|eot|>",
+            "pad_token": "<|pad|>",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": _SHAPE.max_positions,
+        },
+    )
+    write_atomic(folder / "chat_template.jinja", spec.CHAT_TEMPLATE)
+    write_json(folder / "generation_config.json", {"bos_token_id": spec.BOS, "eos_token_id": spec.EOT})
+
+
+def export_target(target: Target, folder: Path) -> None:
+    """Qwen2ForCausalLM, embeddings written twice because vLLM's MTP drafter wants its own head."""
+    state = target.state_dict()
+    tensors = {f"model.{name}": t for name, t in state.items()}
+    tensors["lm_head.weight"] = state["embed_tokens.weight"]
+    _save(
+        folder,
+        tensors,
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "num_hidden_layers": _SHAPE.target_layers,
+            # MiMoMTP reads this from the target's config, not from the drafter's.
+            "num_nextn_predict_layers": 1,
+        },
+    )
+    write_tokenizer(folder)
+
+
+def export_eagle3(drafter: Eagle3, folder: Path) -> None:
+    outer = ("fc.", "norm.", "lm_head.")
+    tensors = {n if n.startswith(outer) else f"midlayer.{n}": t for n, t in drafter.state_dict().items()}
+    layers = list(spec.EAGLE3_AUX_LAYERS)
+    _save(
+        folder,
+        tensors,
+        {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "draft_vocab_size": spec.VOCAB_SIZE,
+            "eagle_aux_hidden_state_layer_ids": layers,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True},
+        },
+    )
+
+
+def export_dflash(drafter: DFlash, folder: Path) -> None:
+    _save(
+        folder,
+        drafter.state_dict(),
+        {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "num_hidden_layers": _SHAPE.dflash_layers,
+            "block_size": spec.DRAFT_TOKENS + 1,
+            "num_target_layers": _SHAPE.target_layers,
+            "dflash_config": {"mask_token_id": spec.MASK, "target_layer_ids": list(spec.DFLASH_TARGET_LAYERS)},
+        },
+    )
+
+
+def export_mtp(drafter: MTP, target: Target, folder: Path) -> None:
+    """A MiMo-architecture folder that holds the MTP layer and the target's embeddings."""
+    tensors = {
+        "model.mtp_layers.0." + name.removeprefix("mtp_block."): t for name, t in drafter.state_dict().items()
+    }
+    embedding = target.state_dict()["embed_tokens.weight"]
+    tensors |= {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding}
+    _save(
+        folder,
+        tensors,
+        {
+            "architectures": ["MiMoForCausalLM"],
+            "model_type": "qwen2",
+            "num_hidden_layers": _SHAPE.target_layers,
+            "num_nextn_predict_layers": 1,
+            "attention_bias": True,
+        },
+    )
+
+
+def export_all(target: Target, drafters: dict[str, Any], root: Path) -> dict[str, str]:
+    """Write every checkpoint below ``root``; return the SHA-256 of each weight file by folder name."""
+    from harness.files import sha256_file
+
+    export_target(target, root / "target")
+    export_eagle3(drafters["eagle3"], root / "eagle3")
+    export_dflash(drafters["dflash"], root / "dflash")
+    export_mtp(drafters["mtp"], target, root / "mtp")
+    names = ("target", "eagle3", "dflash", "mtp")
+    return {name: sha256_file(root / name / "model.safetensors") for name in names}
+
+
+def total_size(root: Path) -> int:
+    """Bytes of all weight files below ``root``."""
+    return sum(p.stat().st_size for p in root.rglob("*.safetensors"))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config
