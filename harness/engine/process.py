@@ -1,0 +1,101 @@
+"""One engine process: started in its own session, watched, and ended by the id that was recorded; never by name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from harness.engine.command import LOOPBACK, EngineCommand
+from harness.errors import EngineDiedError
+
+LOG_TAIL_LINES = 8
+
+
+class EngineProcess:
+    """A started engine and its log file."""
+
+    def __init__(self, command: EngineCommand, log_path: Path) -> None:
+        self.command = command
+        self.log_path = log_path
+        self.started = time.monotonic()
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log: IO[bytes] = log_path.open("ab")
+        self._popen = subprocess.Popen(
+            command.argv,
+            env=command.full_env(),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def role(self) -> str:
+        return self.command.role
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.command.port}"
+
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+        """Last lines of the log; of a traceback, the lines that name the error."""
+        try:
+            text = self.log_path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return "(no log)"
+        kept = [line.rstrip() for line in text.splitlines() if line.strip()]
+        return "\n".join(f"    | {line[:300]}" for line in kept[-lines:]) or "    | (log is empty)"
+
+    def require_alive(self) -> None:
+        """Raise EngineDiedError, quoting the log, when the process has ended."""
+        code = self._popen.poll()
+        if code is not None:
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            raise EngineDiedError(
+                f"the {self.role} engine (pid {self.pid}) ended by itself with {how}; last lines of "
+                f"{self.log_path}:\n{self.log_tail()}"
+            )
+
+    def family(self) -> list[psutil.Process]:
+        """The engine's processes: its children by parentage and whatever else lives in its session."""
+        found: dict[int, psutil.Process] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self.pid)
+            found = {p.pid: p for p in [root, *root.children(recursive=True)]}
+        for process in psutil.process_iter():
+            with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+                if os.getsid(process.pid) == self.pid:
+                    found[process.pid] = process
+        return [p for p in found.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def stop(self, grace_s: float) -> None:
+        """End the whole process family: TERM to the server, KILL for what is left after ``grace_s`` seconds."""
+        family = self.family()
+        if self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                self._popen.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(grace_s)
+        members = {p.pid: p for p in [*family, *self.family()]}.values()
+        _, left = psutil.wait_procs(list(members), timeout=1.0 if not self.alive() else 0)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=5)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(5)
+        self._log.close()
