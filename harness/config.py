@@ -125,11 +125,8 @@ class Judging(Strict):
     near_tie_nats: float = Field(default=0.02, ge=0)
     """Top-2 log-prob gap of the reference below which a differing token counts as a near tie. The float32 probes have
     a minimum gap of several nats; bf16 engines need 0.25–0.36 (published)."""
-    acceptance: Literal["exact", "statistical"] = "exact"
-    """``exact``: deterministic arithmetic, accepted counts must be equal step for step."""
-    acceptance_floor: float = Field(default=0.005, ge=0, le=1)
-    """Smallest change of a pooled rate that matters when ``statistical``."""
-    alpha: float = Field(default=0.001, gt=0, lt=0.5)
+    acceptance: Literal["exact"] = "exact"
+    """``exact``: deterministic arithmetic, one request at a time; accepted counts must be equal step for step."""
 
 
 class Profile(Strict):
@@ -139,6 +136,8 @@ class Profile(Strict):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str = ""
     target: Path
+    tokenizer: Path | None = None
+    """Folder of tokenizer and chat template, when not the target's."""
     topologies: tuple[TopologyName, ...] = Field(min_length=1)
     methods: tuple[Method, ...] = Field(min_length=1)
     engine: EngineConfig
@@ -148,6 +147,10 @@ class Profile(Strict):
     share_engines: bool = True
     """Let ``single`` cells run on the decode engine of the pair with the same method, without a hand-off."""
     baselines: Path
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        return self.tokenizer or self.target
 
     @field_validator("topologies", "methods")
     @classmethod
@@ -170,7 +173,7 @@ def _resolve(value: Any, base: Path) -> Any:
     if isinstance(value, dict):
         return {
             k: str((base / v).resolve())
-            if k in {"target", "drafter", "prompts", "baselines"} and isinstance(v, str)
+            if k in {"target", "tokenizer", "drafter", "prompts", "baselines"} and isinstance(v, str)
             else _resolve(v, base)
             for k, v in value.items()
         }
@@ -244,6 +247,11 @@ def check_paths(profile: Profile, source: Path) -> None:
             json.loads(config.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ProfileError(f"profile {source}: {role}: {config} is not JSON ({error})") from error
+    if not (profile.tokenizer_folder / "tokenizer_config.json").is_file():
+        raise ProfileError(
+            f"profile {source}: tokenizer: expected a folder with tokenizer_config.json at "
+            f"{profile.tokenizer_folder}, found none; correct the path"
+        )
     if not profile.workload.prompts.is_file():
         raise ProfileError(
             f"profile {source}: workload.prompts: expected a prompt set at {profile.workload.prompts}, found none. "

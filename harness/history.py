@@ -132,7 +132,8 @@ class RunRecord(Strict):
     prompts_sha256: str
     hardware: dict[str, Any]
     versions: dict[str, str | None]
-    hashes: dict[str, str]
+    identities: dict[str, dict[str, Any]]
+    """Per method, what a baseline must belong to (hashes of models, tokenizer, template and prompts; settings)."""
     engines: tuple[EngineRecord, ...] = ()
     cells: tuple[CellRecord, ...]
     seconds: dict[str, float] = Field(default_factory=dict)

@@ -163,8 +163,8 @@ def _speculation(value: Any) -> Speculation | None:
     if value is None:
         return None
     return Speculation(
-        per_step_accepted=tuple(value["per_step_accepted"]),
-        per_step_drafted=tuple(value["per_step_drafted"]),
+        per_step_accepted=tuple(value.get("per_step_accepted") or ()),
+        per_step_drafted=tuple(value.get("per_step_drafted") or ()),
         num_steps=value["num_spec_steps"],
         num_drafted=value["num_draft_tokens"],
         num_accepted=value["num_accepted_draft_tokens"],

@@ -57,6 +57,7 @@ def build_command(
     argv = [environment.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--host", LOOPBACK, "--port", str(port)]
     argv += ["--model", str(profile.target), "--served-model-name", MODEL_NAME]
+    argv += ["--tokenizer", str(profile.tokenizer_folder)]
     argv += ["--dtype", engine.dtype, "--block-size", str(engine.block_size)]
     argv += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]
     argv += ["--seed", "0", "--enforce-eager", "--no-enable-log-requests"]

@@ -43,7 +43,10 @@ def _save(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> N
 
 
 def write_tokenizer(folder: Path) -> None:
-    """WordLevel tokenizer, chat template and generation config.
+    """WordLevel tokenizer and chat template, in a folder without a model config.
+
+    Beside a config.json of type qwen2, transformers 5 ignores the tokenizer class and pre-tokenizer of the files and
+    forces Qwen2Tokenizer, which does not know the words; in a folder of its own the tokenizer loads as written.
 
     With special tokens on, the tokenizer adds <|bos|>, as Llama tokenizers do: a rendered chat prompt (which has one
     already) then gets a second, and the harness must be able to see that.
@@ -70,7 +73,6 @@ def write_tokenizer(folder: Path) -> None:
         },
     )
     write_atomic(folder / "chat_template.jinja", spec.CHAT_TEMPLATE)
-    write_json(folder / "generation_config.json", {"bos_token_id": spec.BOS, "eos_token_id": spec.EOT})
 
 
 def export_target(target: Target, folder: Path) -> None:
@@ -89,7 +91,7 @@ def export_target(target: Target, folder: Path) -> None:
             "num_nextn_predict_layers": 1,
         },
     )
-    write_tokenizer(folder)
+    write_json(folder / "generation_config.json", {"bos_token_id": spec.BOS, "eos_token_id": spec.EOT})
 
 
 def export_eagle3(drafter: Eagle3, folder: Path) -> None:
@@ -149,6 +151,7 @@ def export_all(target: Target, drafters: dict[str, Any], root: Path) -> dict[str
     """Write every checkpoint below ``root``; return the SHA-256 of each weight file by folder name."""
     from harness.files import sha256_file
 
+    write_tokenizer(root / "tokenizer")
     export_target(target, root / "target")
     export_eagle3(drafters["eagle3"], root / "eagle3")
     export_dflash(drafters["dflash"], root / "dflash")

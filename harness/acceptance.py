@@ -1,0 +1,91 @@
+"""Acceptance of drafts, from the per-step counts of each request.
+
+Step t drafts up to k tokens and accepts ``a_t`` of them; position p counts as accepted when ``a_t > p``, so the
+marginal rates are nested: rate(p) = P(first p + 1 drafts are all accepted), as vLLM counts them.
+
+Two definitions of acceptance length are in use. Here ``pooled`` is 1 + Σ accepted / Σ steps over all steps of all
+prompts (= 1 + Σ_p rate(p)); ``per prompt`` is the mean over prompts of the same figure of each prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from harness.history import Leg
+
+
+class Steps(NamedTuple):
+    """Accepted counts of the real verify steps of one request."""
+
+    accepted: tuple[int, ...]
+    padded: bool
+    """A padded first step was recognised and left out."""
+    certain: bool
+    """Whether the counts alone decide if the first step was padded."""
+
+
+def real_steps(leg: Leg, handed_off: bool) -> Steps | None:
+    """Verify steps of a request without the padded first step; None when the leg has no acceptance metrics.
+
+    From vLLM 0.26 on, D's first step after a hand-off recomputes the last prompt token together with k placeholder
+    drafts, which count as drafted and rejected. T output tokens need Σ(a+1) = T - 1 + o over the real steps, where
+    the overshoot o ≤ a_last counts tokens accepted past the end; a padded step adds one. So a surplus of
+    Σ(a+1) - (T-1) ≥ 1 with nothing accepted in the first step of a handed-off request means padding, and it is
+    certain when the last step accepted less than the surplus.
+    """
+    if leg.speculation is None or leg.output_ids is None:
+        return None
+    accepted = leg.speculation.per_step_accepted
+    if not accepted or not handed_off or accepted[0] != 0:
+        return Steps(accepted, padded=False, certain=True)
+    surplus = sum(a + 1 for a in accepted) - (len(leg.output_ids) - 1)
+    last = accepted[-1] if len(accepted) > 1 else 0
+    if surplus < 1:
+        return Steps(accepted, padded=False, certain=True)
+    return Steps(accepted[1:], padded=True, certain=last < surplus)
+
+
+def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:
+    """Whether the accepted counts equal the reference step for step; when the counts leave open if the first step
+    was padded, either reading may match."""
+    if ours.accepted == tuple(reference):
+        return True
+    if ours.certain or leg.speculation is None:
+        return False
+    return leg.speculation.per_step_accepted == tuple(reference)
+
+
+class Rates(NamedTuple):
+    """Pooled acceptance over requests."""
+
+    steps: int
+    accepted_at: tuple[int, ...]
+    """Steps that accepted the draft at position p, for p = 0 … k-1."""
+    requests: int
+    length_per_prompt: float | None
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        return tuple(a / self.steps for a in self.accepted_at) if self.steps else ()
+
+    @property
+    def length_pooled(self) -> float | None:
+        """1 + Σ_p rate(p)."""
+        return 1 + sum(self.rates) if self.steps else None
+
+
+def pool(requests: Iterable[Sequence[int]], k: int) -> Rates:
+    """Pool accepted counts per step of many requests into marginal rates per position."""
+    steps = 0
+    at = [0] * k
+    lengths = []
+    count = 0
+    for accepted in requests:
+        count += 1
+        steps += len(accepted)
+        for p in range(k):
+            at[p] += sum(1 for a in accepted if a > p)
+        if accepted:
+            lengths.append(1 + sum(accepted) / len(accepted))
+    return Rates(steps, tuple(at), count, sum(lengths) / len(lengths) if lengths else None)

@@ -1,0 +1,1 @@
+"""Checks: pure functions of the recorded history and the baselines. See ``harness.checks.registry``."""

@@ -1,0 +1,151 @@
+"""Proof, per request, that KV moved from P to D — or, in a control, that none did."""
+
+from __future__ import annotations
+
+from harness.checks.evidence import CellView
+from harness.findings import CheckResult, Finding, Verdict, conclude
+from harness.history import Leg, Observation
+from harness.strata import blocks
+
+NAME = "transfer"
+
+
+def transfer(cell: CellView) -> CheckResult:
+    """Hand-offs: parameters, block counts, external tokens, bytes and descriptors. Controls: nothing external."""
+    judge = _hand_off if cell.handed_off else _control
+    findings: list[Finding] = []
+    judged = 0
+    for o in cell.every():
+        if o.error is not None:
+            continue
+        judged += 1
+        findings.extend(judge(cell, o))
+    legs = [leg for o in cell.every() if (leg := o.leg("decode"))]
+    figures = {
+        "bytes": int(sum(leg.counters.get("nixl_bytes", 0) for leg in legs)),
+        "descriptors": int(sum(leg.counters.get("nixl_descriptors", 0) for leg in legs)),
+        "external_tokens": int(sum(external_tokens(leg) for leg in legs)),
+    }
+    return conclude(NAME, cell.id, judged, findings, figures=figures if cell.handed_off else {})
+
+
+def external_tokens(leg: Leg) -> float:
+    """Prompt tokens that the engine says it took from outside."""
+    return leg.counters.get("prompt_tokens_external_kv_transfer", leg.counters.get("external_hits", 0.0))
+
+
+def _control(cell: CellView, o: Observation) -> list[Finding]:
+    leg = o.leg("single")
+    if leg is None:
+        return []
+    moved = external_tokens(leg)
+    if moved or leg.counters.get("nixl_bytes", 0):
+        return [
+            cell.finding(
+                NAME,
+                Verdict.UNKNOWN,
+                "nothing-tested",
+                f"expected a local prefill in a single-engine control, found {moved:.0f} prompt tokens and "
+                f"{leg.counters.get('nixl_bytes', 0):.0f} bytes from outside; the control is no control",
+                o,
+                counters=leg.counters,
+            )
+        ]
+    if leg.counters.get("prefix_hits", 0):
+        return [
+            cell.finding(
+                NAME,
+                Verdict.UNKNOWN,
+                "nothing-tested",
+                f"expected a cold prompt, found {leg.counters['prefix_hits']:.0f} tokens taken from the prefix cache",
+                o,
+                counters=leg.counters,
+            )
+        ]
+    return []
+
+
+def _hand_off(cell: CellView, o: Observation) -> list[Finding]:
+    prefill, decode = o.leg("prefill"), o.leg("decode")
+    if prefill is None or decode is None or not prefill.kv_transfer_params:
+        return [
+            cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested",
+                         "expected both legs of a hand-off with P's parameters, found them incomplete: no KV moved", o)  # fmt: skip
+        ]
+    return [*_parameters(cell, o, prefill), *_movement(cell, o, decode)]
+
+
+def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
+    """White-box invariant: each group publishes ceil(remote_num_tokens / B) blocks, and the tokens are the prompt's."""
+    params = prefill.kv_transfer_params or {}
+    groups = params.get("remote_block_ids")
+    count = params.get("remote_num_tokens", len(o.sent_ids))
+    findings = []
+    if not isinstance(groups, list) or not groups or not all(isinstance(g, list) and g for g in groups):
+        return [
+            cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested",
+                         f"expected P to publish block ids per KV-cache group, found {groups!r}: nothing to pull", o)  # fmt: skip
+        ]
+    if count != len(o.sent_ids):
+        findings.append(
+            cell.finding(NAME, Verdict.REGRESSION, "target-kv",
+                         f"expected P to publish KV of {len(o.sent_ids)} tokens, found remote_num_tokens = {count}", o,
+                         kv_transfer_params=params)  # fmt: skip
+        )
+    wanted = blocks(int(count), cell.record.block_size)
+    for index, group in enumerate(groups):
+        if len(group) != wanted:
+            findings.append(
+                cell.finding(
+                    NAME,
+                    Verdict.REGRESSION,
+                    "target-kv",
+                    f"expected P to publish ceil({count} / {cell.record.block_size}) = {wanted} blocks in KV-cache "
+                    f"group {index}, found {len(group)}",
+                    o,
+                    group=index,
+                    expected_blocks=wanted,
+                    published_blocks=len(group),
+                    kv_transfer_params=params,
+                )
+            )
+    return findings
+
+
+def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
+    """D took the whole prompt but the last token, which it recomputes, from outside."""
+    counters = decode.counters
+    if not counters:
+        return [
+            cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested",
+                         "expected counters of the decode engine for this request, found none: no proof of a transfer",
+                         o)  # fmt: skip
+        ]
+    findings = []
+    proof = {
+        "bytes by NIXL": counters.get("nixl_bytes", 0),
+        "descriptors by NIXL": counters.get("nixl_descriptors", 0),
+        "prompt tokens from outside": external_tokens(decode),
+    }
+    absent = [name for name, value in proof.items() if value <= 0]
+    if absent:
+        findings.append(
+            cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested",
+                         f"expected proof that KV moved to D, found no {', no '.join(absent)}: D may have prefilled "
+                         "by itself", o, counters=counters)  # fmt: skip
+        )
+    elif external_tokens(decode) < len(o.sent_ids) - 1:
+        findings.append(
+            cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested",
+                         f"expected at least {len(o.sent_ids) - 1} prompt tokens from outside, found "
+                         f"{external_tokens(decode):.0f}: part of the prompt was not transferred", o,
+                         counters=counters)  # fmt: skip
+        )
+    failed = counters.get("nixl_failed_transfers", 0) + counters.get("nixl_failed_notifications", 0)
+    if failed:
+        findings.append(
+            cell.finding(NAME, Verdict.UNKNOWN, "infrastructure",
+                         f"expected no failed NIXL transfer or notification, found {failed:.0f}", o,
+                         counters=counters)  # fmt: skip
+        )
+    return findings
