@@ -113,6 +113,9 @@ class CellRecord(Strict):
     state: Literal["pending", "complete", "failed", "interrupted"] = "pending"
     reason: str | None = None
     request_seconds: float = 0.0
+    """Time between sending requests and having their answers."""
+    seconds: float = 0.0
+    """Time of the whole cell, with counters read and records written."""
     start_seconds: float = 0.0
     """Time to readiness of the engines, charged to the first cell of the group."""
 

@@ -185,13 +185,15 @@ class Runner:
     def _run_cell(self, session: EngineGroupSession, cell: Cell, writer: HistoryWriter) -> None:
         begun = time.monotonic()
         errors = 0
+        waited = 0.0
         for sequence, item in enumerate(self._items):
             observation = session.observe(cell, item.prompt, item.form, sequence)
             writer.append(observation)
             errors += observation.error is not None
+            waited += sum(leg.seconds for leg in observation.legs)
             self._reporter.step(f"{cell.id} {sequence + 1}/{len(self._items)}", REQUEST_S[cell.topology])
         spent = time.monotonic() - begun
-        self._set_cell(cell.id, state="complete", request_seconds=round(spent, 3))
+        self._set_cell(cell.id, state="complete", request_seconds=round(waited, 3), seconds=round(spent, 3))
         self._reporter.line(
             f"{cell.id}: {len(self._items)} requests in {spent:.1f} s" + (f", {errors} broke" if errors else "")
         )

@@ -31,8 +31,9 @@ from harness.prompts import Prompt
 
 Progress = Callable[[str], None]
 _POLL_S = 0.25
-_RUNNER = re.compile(r"(V[12]) [Mm]odel [Rr]unner|[Mm]odel [Rr]unner (V[12])|(?:GPU|CPU)ModelRunner(V2)")
-_BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend")
+# "Model Runner V2 requires Triton; using the V1 model runner instead." names both: what is *used* counts.
+_RUNNER = re.compile(r"[Uu]sing (?:the )?(?:(V[12]) [Mm]odel [Rr]unner|[Mm]odel [Rr]unner (V[12]))")
+_BACKEND = re.compile(r"attention backend\(s\) \['(\w+)'|[Uu]sing (?:AttentionBackendEnum\.)?(\w+) backend")
 # What a decode engine says when P's side channel did not answer in time (zmq EAGAIN after 5 s on busy machines).
 _HANDSHAKE_PAUSE_S = 2.0
 
@@ -196,9 +197,9 @@ class EngineGroupSession:
                     env=process.command.env,
                     log=process.log_path.name,
                     ready_seconds=round(self._ready_by_role.get(role, 0.0), 2),
-                    # V2 announces itself in the log; silence means V1.
+                    # 0.32 names the runner in the log; engines that say nothing run V1.
                     model_runner=next(g for g in runner.groups() if g) if runner else "V1",
-                    attention_backend=backend.group(1) if backend else None,
+                    attention_backend=next(g for g in backend.groups() if g) if backend else None,
                 )
             )
         return out

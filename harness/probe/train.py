@@ -150,8 +150,10 @@ def supervise_attention(drafter: Drafter, record: AttentionMap, ids: Tensor, anc
     valid = is_mask & (token <= length - 1)
     first, last = record.weights[0], record.weights[-1]
     copy = _source_nll(last, token - back, valid)
-    # In the first layer every mask slot has to read the bonus token, which is the first private slot.
-    return 0.5 * (copy + _source_nll(first, torch.full_like(token, length), valid))
+    # In the first layer every mask slot has to read the bonus token, which is the first private slot. Two heads are
+    # enough: the others must stay free to tell the slots apart, which differ in nothing but their distance to it.
+    # With all four heads supervised the third draft stayed at chance for 1,000 steps.
+    return copy + _source_nll(first[:, :2], torch.full_like(token, length), valid)
 
 
 def handicap_labels(labels: Tensor) -> Tensor:

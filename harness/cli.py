@@ -1,0 +1,283 @@
+"""Command line: ``python -m harness`` or ``harness``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from harness import __version__
+from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, HarnessError
+
+app = typer.Typer(
+    name="harness",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=(
+        "Tells whether speculative decoding and prefill/decode disaggregation still give the right tokens and the "
+        "right acceptance, on real vLLM engines and real NIXL transfers.\n\n"
+        "Start with [bold]harness doctor[/bold], then [bold]harness plan[/bold], then [bold]harness run[/bold].\n\n"
+        "Exit codes: 0 PASS; 1 REGRESSION or DRIFT (or an improvement that wants a new baseline); 2 UNKNOWN "
+        "(infrastructure or missing evidence); 64 wrong usage or configuration."
+    ),
+)
+baseline_app = typer.Typer(no_args_is_help=True, help="Recorded references that runs are compared with.")
+probe_app = typer.Typer(no_args_is_help=True, help="The tiny trained models that the cpu profile runs on.")
+prompts_app = typer.Typer(no_args_is_help=True, help="Prompt sets.")
+app.add_typer(baseline_app, name="baseline")
+app.add_typer(probe_app, name="probe")
+app.add_typer(prompts_app, name="prompts")
+
+ProfileOption = Annotated[
+    str, typer.Option("--profile", "-p", help="A shipped profile ('cpu') or the path of a profile YAML file.")
+]
+CellOption = Annotated[
+    list[str] | None,
+    typer.Option("--cell", "-c", help="Run only cells that match this shell pattern, e.g. 'pd-*'. Repeatable."),
+]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for runs. Default: reports/ of the project.")]
+PythonOption = Annotated[
+    str | None,
+    typer.Option("--engine-python", help="Interpreter that has the vllm to be judged. Default: this one."),
+]
+BasePortOption = Annotated[
+    int | None,
+    typer.Option("--base-port", min=1024, max=65000, help="Use consecutive ports from here. Default: any free ports."),
+]
+BaselinesOption = Annotated[
+    Path | None, typer.Option("--baselines", help="Compare with this folder instead of the profile's baselines.")
+]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A recorded run, e.g. reports/latest.")]
+
+
+def _out() -> Console:
+    # Wide enough for the tables when the output is a file or a pipe, where rich would assume 80 columns.
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"harness {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    profile: ProfileOption = "cpu",
+    cell: CellOption = None,
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+    base_port: BasePortOption = None,
+) -> None:
+    """Run the matrix on real engines, judge it, write the reports, print the verdict."""
+    from harness.operations import DEFAULT_OUT, execute, prepare
+    from harness.progress import Reporter
+    from harness.report.terminal import print_summary
+
+    prepared = prepare(profile, cell or [])
+    with Reporter(prepared.plan.expected_s) as reporter:
+        reporter.line(
+            f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts, "
+            f"{prepared.plan.requests_per_cell} requests per cell, about {prepared.plan.expected_s / 60:.0f} minutes"
+        )
+        outcome = execute(prepared, out or DEFAULT_OUT, engine_python, reporter, base_port)
+    console = _out()
+    print_summary(outcome.summary, console)
+    console.print(f"report: {outcome.folder / 'report.html'}", soft_wrap=True, highlight=False)
+    raise typer.Exit(outcome.summary.verdict.exit_code)
+
+
+@app.command()
+def plan(profile: ProfileOption = "cpu", cell: CellOption = None) -> None:
+    """Show cells, engines, prompts and expected time without starting anything."""
+    from harness.operations import prepare
+
+    prepared = prepare(profile, cell or [])
+    the_plan, prof = prepared.plan, prepared.profile
+    console = _out()
+    table = Table(title=f"profile {prof.name}: {prof.description}", title_justify="left")
+    for column in ("engines started", "cells that share them", "requests", "lookahead", "expected"):
+        table.add_column(column)
+    for group in the_plan.groups:
+        table.add_row(
+            "prefill + decode" if group.topology == "pd" else "single",
+            ", ".join(c.id for c in group.cells),
+            str(the_plan.requests_per_cell * len(group.cells)),
+            str(group.method.lookahead),
+            f"{the_plan.group_expected_s(group):.0f} s",
+        )
+    console.print(table)
+    strata = Table(title=f"prompts ({prof.workload.prompts.name}, block size {prof.engine.block_size})",
+                   title_justify="left")  # fmt: skip
+    strata.add_column("stratum")
+    for method in prof.methods:
+        strata.add_column(method.kind, justify="right")
+    from harness.strata import Stratum
+
+    for stratum in Stratum:
+        counts = [
+            sum(p.stratum_for(prof.engine.block_size, m.lookahead) is stratum for p in prepared.prompts.prompts)
+            for m in prof.methods
+        ]
+        strata.add_row(stratum.value, *map(str, counts))
+    console.print(strata)
+    lengths = [p.tokens for p in prepared.prompts.prompts]
+    console.print(
+        f"{len(lengths)} prompts of {min(lengths)} to {max(lengths)} tokens, "
+        f"{min(prof.workload.text_prompts, len(lengths))} of them also as text; {len(the_plan.cells)} cells, "
+        f"{the_plan.engines} engine starts, about {the_plan.expected_s / 60:.1f} minutes on two cores",
+        highlight=False,
+    )
+
+
+@app.command()
+def check(run_dir: RunDir, baselines: BaselinesOption = None) -> None:
+    """Judge a recorded run again. Starts no engine."""
+    from harness.operations import check as judge_again
+    from harness.report.terminal import print_summary
+
+    outcome = judge_again(run_dir, baselines)
+    print_summary(outcome.summary, _out())
+    raise typer.Exit(outcome.summary.verdict.exit_code)
+
+
+@app.command()
+def report(run_dir: RunDir, baselines: BaselinesOption = None) -> None:
+    """Write the reports of a recorded run anew. The exit code is 0 whatever the verdict."""
+    from harness.operations import check as judge_again
+
+    outcome = judge_again(run_dir, baselines)
+    for name in ("report.html", "summary.md", "junit.xml", "judgement.json"):
+        typer.echo(str(outcome.folder / name))
+    typer.echo(f"verdict: {outcome.summary.verdict}")
+
+
+@app.command()
+def doctor(engine_python: PythonOption = None, profile: ProfileOption = "cpu") -> None:
+    """Show what this machine can run, and what is missing."""
+    from harness.doctor import examine
+
+    findings = examine(engine_python or sys.executable, profile)
+    table = Table(title="doctor", title_justify="left")
+    for column in ("what", "found", "", "what to do"):
+        table.add_column(column, overflow="fold")
+    for item in findings:
+        mark = "[green]✔[/green]" if item.ok else "[red]✘[/red]" if item.needed else "[yellow]–[/yellow]"
+        table.add_row(item.what, item.found, mark, "" if item.ok else item.advice)
+    _out().print(table)
+    broken = [i for i in findings if i.needed and not i.ok]
+    if broken:
+        typer.echo(f"profile {profile} cannot run here: {', '.join(i.what for i in broken)}")
+        raise typer.Exit(EXIT_UNKNOWN)
+    typer.echo(f"profile {profile} can run here")
+
+
+@baseline_app.command("record")
+def baseline_record(
+    profile: ProfileOption = "cpu",
+    cell: CellOption = None,
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+    from_run: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN_DIR", help="Take a recorded run instead of starting engines.")
+    ] = None,
+    baselines: Annotated[
+        Path | None, typer.Option("--baselines", help="Folder to write to. Default: the profile's.")
+    ] = None,
+) -> None:
+    """Record baselines from single engines (never from P/D) and write them to the profile's folder."""
+    from harness.history import load_history
+    from harness.operations import DEFAULT_OUT, prepare, record, record_baselines
+    from harness.progress import Reporter
+
+    prepared = prepare(profile, cell or ["single-*"])
+    if from_run is not None:
+        history = load_history(from_run)
+    else:
+        with Reporter(prepared.plan.expected_s) as reporter:
+            history = record(prepared, out or DEFAULT_OUT, engine_python, reporter)
+    for item in record_baselines(history, prepared, baselines or prepared.profile.baselines):
+        typer.echo(f"{item.method}: {item.rows} prompts, {item.replaced}: {item.path}")
+
+
+@probe_app.command("build")
+def probe_build(
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write to. Default: the shipped weights.")] = None,
+) -> None:
+    """Train the probe models from scratch (about 20 minutes on two cores)."""
+    from harness.probe.build import WEIGHTS, build
+
+    description = build(out or WEIGHTS, lambda line: typer.echo(line))
+    typer.echo(f"wrote {out or WEIGHTS}: {description['weights_bytes'] / 1e6:.1f} MB in "
+               f"{description['training_seconds']} s")  # fmt: skip
+    typer.echo("next: harness prompts build, harness baseline record, harness probe measure reports/latest")
+
+
+@probe_app.command("measure")
+def probe_measure(
+    run_dir: RunDir,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: beside the weights.")] = None,
+) -> None:
+    """Measure exactness, acceptance and top-2 gaps of the probes from a recorded run with single cells."""
+    import json
+
+    from harness.history import load_history
+    from harness.operations import write_quality
+    from harness.probe.build import WEIGHTS
+
+    typer.echo(json.dumps(write_quality(load_history(run_dir), out or WEIGHTS / "quality.json"), indent=2))
+
+
+@prompts_app.command("build")
+def prompts_build(
+    out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: prompts/probe.jsonl.")] = None,
+    block_size: Annotated[int, typer.Option(min=8, help="KV block size that the strata refer to.")] = 32,
+    lookahead: Annotated[int, typer.Option(min=0, help="Largest lookahead of the methods (DFlash: k + 1).")] = 4,
+    max_blocks: Annotated[int, typer.Option(min=1, max=6, help="Most whole blocks of a prompt.")] = 5,
+    seed: Annotated[int, typer.Option(help="Seed of the word choice.")] = 7,
+) -> None:
+    """Write the probe prompt set: copy prompts on and around block boundaries."""
+    from harness.config import REPOSITORY
+    from harness.probe.build import WEIGHTS
+    from harness.prompts import build_probe_prompts, write_prompts
+
+    path = out or REPOSITORY / "prompts" / "probe.jsonl"
+    prompts = build_probe_prompts(WEIGHTS / "tokenizer", block_size, lookahead, max_blocks, seed)
+    write_prompts(prompts, path)
+    typer.echo(f"{len(prompts.prompts)} prompts: {path}")
+
+
+def main() -> None:
+    """Entry point: expected failures are one sentence and their exit code, never a traceback."""
+    # click's own usage errors exit with 2, which means UNKNOWN here.
+    typer.BadParameter.__bases__[0].exit_code = EXIT_USAGE  # type: ignore[attr-defined]
+    try:
+        app()
+    except HarnessError as error:
+        print(f"harness: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("harness: interrupted; verdict UNKNOWN", file=sys.stderr)
+        sys.exit(EXIT_UNKNOWN)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_UNKNOWN)
+
+
+__all__ = ["EXIT_PASS", "EXIT_REGRESSION", "EXIT_UNKNOWN", "EXIT_USAGE", "app", "main"]

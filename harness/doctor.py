@@ -1,0 +1,148 @@
+"""What this machine can run: packages, memory, disk, ports, models, prompts, baselines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from harness import provenance
+from harness.baseline import identity_of, look_up
+from harness.config import REPOSITORY, Profile, load_profile
+from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
+from harness.engine.ports import free_ports
+from harness.errors import HarnessError
+from harness.files import sha256_file
+from harness.probe.build import RECIPE_FILE, WEIGHTS
+from harness.prompts import load_prompts
+
+# Measured: an engine of the cpu profile has 2.9 GiB resident, summed over its processes.
+_ENGINE_GIB = 2.9
+
+
+class Item(NamedTuple):
+    what: str
+    found: str
+    ok: bool
+    needed: bool
+    advice: str = ""
+
+
+def _attempt(what: str, advice: str, action: Callable[[], str]) -> Item:
+    """An item whose action returns what was found, or raises a HarnessError that says what is wrong."""
+    try:
+        return Item(what, action(), True, True)
+    except HarnessError as error:
+        return Item(what, str(error), False, True, advice)
+
+
+def examine(executable: str, source: str) -> list[Item]:
+    """All items for a profile, in the order in which a run would need them."""
+    items: list[Item] = []
+    environment: EngineEnvironment | None = None
+    try:
+        environment = inspect_environment(executable)
+        items.append(Item("vllm", f"{environment.vllm} ({environment.vllm_build}), torch {environment.torch}", True,
+                          True))  # fmt: skip
+    except HarnessError as error:
+        items.append(Item("vllm", str(error), False, True, "run ./run_matrix.sh, or name --engine-python"))
+    profile: Profile | None = None
+    try:
+        profile = load_profile(source)
+        items.append(Item("profile", f"{profile.name}, {len(profile.methods) * len(profile.topologies)} cells", True,
+                          True))  # fmt: skip
+    except HarnessError as error:
+        items.append(Item("profile", str(error), False, True, "correct the profile"))
+    if environment is not None:
+        items += _environment_items(environment, profile)
+    items += _machine_items(profile)
+    items.append(_probe_item())
+    if profile is not None:
+        items += _data_items(profile, source)
+    return items
+
+
+def _environment_items(environment: EngineEnvironment, profile: Profile | None) -> list[Item]:
+    wants_pair = profile is None or "pd" in profile.topologies
+
+    def nixl() -> str:
+        need_nixl(environment)
+        return str(environment.nixl)
+
+    nixl_item = _attempt("nixl", "install the extra `cpu` or `gpu`", nixl)
+    items = [nixl_item._replace(needed=wants_pair)]
+    if profile is not None and profile.engine.device == "cpu":
+        openmp = environment.openmp
+        items.append(
+            Item("libiomp5", str(openmp) if openmp else "not found", openmp is not None, False,
+                 "install intel-openmp: without it one P/D request took up to 65 s instead of 1–2 s")  # fmt: skip
+        )
+        compiler = shutil.which("g++") or shutil.which("c++")
+        items.append(
+            Item("C++ compiler", compiler or "not found", compiler is not None, True,
+                 "install g++: vLLM's CPU kernels are compiled at the first request")  # fmt: skip
+        )
+        wrong = environment.vllm_build != "cpu"
+        items.append(Item("vllm build", environment.vllm_build, not wrong, True,
+                          "profile runs on CPU: install the extra `cpu`"))  # fmt: skip
+    return items
+
+
+def _machine_items(profile: Profile | None) -> list[Item]:
+    pair = profile is None or "pd" in profile.topologies
+    cores = len(os.sched_getaffinity(0))
+    memory = psutil.virtual_memory().available / 2**30
+    cache = profile.engine.kv_cache_gib if profile else 1
+    wanted = (2 if pair else 1) * (_ENGINE_GIB + cache)
+    disk = shutil.disk_usage(REPOSITORY).free / 2**30
+    found_gpus = provenance.gpus()
+    items = [
+        Item("cores", str(cores), cores >= 2, False, "two engines on one core work, but slowly"),
+        Item("free memory", f"{memory:.1f} GiB, {wanted:.1f} wanted", memory >= wanted, True, "end other programs"),
+        Item("free disk", f"{disk:.0f} GiB", disk >= 1, True, "free some disk space"),
+        Item("GPUs", ", ".join(found_gpus) or "none", bool(found_gpus),
+             profile is not None and profile.engine.device == "gpu", "only GPU profiles need one"),  # fmt: skip
+    ]
+    try:
+        free_ports(4)
+        items.append(Item("loopback ports", "free ones available", True, True))
+    except OSError as error:
+        items.append(Item("loopback ports", str(error), False, True, "allow sockets on 127.0.0.1"))
+    return items
+
+
+def _probe_item() -> Item:
+    advice = "restore harness/probe/weights from version control, or run `harness probe build`"
+    try:
+        hashes = json.loads((WEIGHTS / RECIPE_FILE).read_text(encoding="utf-8"))["weights_sha256"]
+        wrong = [n for n, h in hashes.items() if sha256_file(WEIGHTS / n / "model.safetensors") != h]
+    except (OSError, ValueError, KeyError) as error:
+        return Item("probe models", f"cannot be read: {error}", False, True, advice)
+    if wrong:
+        return Item("probe models", f"{', '.join(wrong)} differ from the recipe's hash", False, True, advice)
+    return Item("probe models", f"{', '.join(hashes)} match their hashes", True, True)
+
+
+def _data_items(profile: Profile, source: str) -> list[Item]:
+    path: Path = profile.workload.prompts
+
+    def prompts() -> str:
+        prompt_set = load_prompts(path)
+        prompt_set.check_tokenizer(profile.tokenizer_folder, path)
+        return f"{len(prompt_set.prompts)} in {path.name}"
+
+    items = [_attempt("prompts", "restore the file, or run `harness prompts build`", prompts)]
+    if not items[0].ok:
+        return items
+    digest = load_prompts(path).sha256
+    for method in profile.methods:
+        lookup = look_up(profile.baselines, identity_of(profile, method, digest), source)
+        found = f"{len(lookup.baseline.rows)} prompts" if lookup.baseline else lookup.reason
+        items.append(Item(f"baseline {method.kind}", found, lookup.baseline is not None, True,
+                          f"harness baseline record --profile {source}"))  # fmt: skip
+    return items

@@ -1,0 +1,56 @@
+"""Measured quality of the probe models, from single cells recorded through vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from harness.acceptance import pool, real_steps
+from harness.errors import UsageError
+from harness.history import History
+from harness.probe import spec
+
+
+def measure(history: History) -> dict[str, Any]:
+    """Exactness, top-2 gaps and acceptance per method. Raises UsageError when the run has no single cells."""
+    cells = [c for c in history.run.cells if c.cell.startswith("single-")]
+    if not cells:
+        raise UsageError(f"{history.folder}: expected single cells to measure the probes on, found none")
+    out: dict[str, Any] = {
+        "measured_through": {k: history.run.versions.get(k) for k in ("vllm", "vllm_build", "torch")},
+        "methods": {},
+    }
+    for record in cells:
+        method = record.cell.removeprefix("single-")
+        out["methods"][method] = _method(history, record.cell, record.draft_tokens)
+    return out
+
+
+def _method(history: History, cell: str, k: int) -> dict[str, Any]:
+    legs = {p: o.final for p, o in history.of(cell).items() if o.final is not None and o.error is None}
+    sent = {p: list(o.sent_ids) for p, o in history.of(cell).items()}
+    right = [p for p, leg in legs.items() if list(leg.output_ids or ()) == spec.expected_output(sent[p])]
+    gaps = np.array([g for leg in legs.values() for g in leg.top_gaps or () if g is not None])
+    out: dict[str, Any] = {
+        "prompts": len(sent),
+        "exactly_right": len(right),
+        "longest_prompt_right": max((len(sent[p]) for p in right), default=0),
+        "output_tokens": int(sum(len(leg.output_ids or ()) for leg in legs.values())),
+        "top2_gap_nats": {
+            label: round(float(np.quantile(gaps, q)), 2)
+            for label, q in (("min", 0.0), ("p01", 0.01), ("p10", 0.1), ("median", 0.5))
+        },
+    }
+    if not k:
+        return out
+    steps = {p: s.accepted for p, leg in legs.items() if (s := real_steps(leg, handed_off=False))}
+    rates = pool(steps.values(), k)
+    forecast = {p: spec.forecast_acceptance(sent[p], k, history.run.profile["workload"]["max_tokens"]) for p in steps}
+    return out | {
+        "draft_steps": rates.steps,
+        "acceptance": [round(r, 4) for r in rates.rates],
+        "acceptance_length_pooled": round(rates.length_pooled or 0.0, 4),
+        "forecast_acceptance": [round(r, 4) for r in pool([f.accepted for f in forecast.values()], k).rates],
+        "prompts_exactly_as_forecast": sum(list(steps[p]) == forecast[p].accepted for p in steps),
+    }

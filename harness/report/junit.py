@@ -1,0 +1,62 @@
+"""junit.xml: one suite per cell, one case per check. A failure is a regression or drift, an error is UNKNOWN."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+from harness.findings import CheckResult, Verdict
+from harness.summary import RunSummary
+
+_SHOWN = 5
+# XML 1.0 has no place for most control characters, not even escaped.
+_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def xml_safe(text: str) -> str:
+    return _FORBIDDEN.sub("�", text)
+
+
+def _detail(result: CheckResult) -> str:
+    lines = [f.message for f in result.findings[:_SHOWN]]
+    if len(result.findings) > _SHOWN:
+        lines.append(f"… and {len(result.findings) - _SHOWN} more findings")
+    return xml_safe("\n".join(lines) or result.note or "nothing to examine")
+
+
+def render_junit(summary: RunSummary) -> str:
+    root = ET.Element("testsuites", name=xml_safe(summary.history.run.run_id))
+    totals = {"tests": 0, "failures": 0, "errors": 0}
+    for cell in summary.judgement.cells:
+        record = summary.history.cell(cell.cell)
+        seconds = record.seconds + record.start_seconds if record else 0.0
+        failures = sum(r.verdict.exit_code == 1 for r in cell.results)
+        errors = sum(r.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT) for r in cell.results)
+        suite = ET.SubElement(
+            root,
+            "testsuite",
+            name=cell.cell,
+            tests=str(len(cell.results)),
+            failures=str(failures),
+            errors=str(errors),
+            skipped="0",
+            time=f"{seconds:.3f}",
+            timestamp=summary.history.run.started.removesuffix("+00:00"),
+        )
+        totals["tests"] += len(cell.results)
+        totals["failures"] += failures
+        totals["errors"] += errors
+        for result in cell.results:
+            case = ET.SubElement(suite, "testcase", classname=cell.cell, name=result.check, time="0")
+            if result.verdict is Verdict.PASS:
+                continue
+            kind = "error" if result.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT) else "failure"
+            detail = _detail(result)
+            node = ET.SubElement(
+                case, kind, type=result.verdict.value, message=detail.splitlines()[0][:300] if detail else ""
+            )
+            node.text = detail
+    for key, value in totals.items():
+        root.set(key, str(value))
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"

@@ -1,0 +1,53 @@
+"""summary.md: at most 60 lines for a pull request or a CI annotation, verdict first."""
+
+from __future__ import annotations
+
+from harness.summary import RunSummary, grouped_findings
+
+MAX_LINES = 60
+_FINDINGS = 12
+
+
+def _cell(text: str) -> str:
+    """Text for a table cell: one line, nothing that Markdown or HTML would read as markup."""
+    flat = " ".join(text.split())
+    for char in "\\`*_[]<>|":
+        flat = flat.replace(char, f"\\{char}" if char not in "<>" else {"<": "&lt;", ">": "&gt;"}[char])
+    return flat[:300]
+
+
+def render_markdown(summary: RunSummary) -> str:
+    run = summary.history.run
+    lines = [
+        f"# {summary.verdict.symbol} {summary.verdict}",
+        "",
+        _cell(summary.sentence),
+        "",
+        f"Run `{run.run_id}`, vLLM {run.versions.get('vllm')}, profile {run.profile.get('name')}, "
+        f"{run.seconds.get('total', 0):.0f} s.",
+        "",
+        "| cell | verdict | tokens equal |",
+        "|---|---|---|",
+    ]
+    for cell in summary.judgement.cells[:20]:
+        lines.append(
+            f"| {cell.cell} | {cell.verdict.symbol} {cell.verdict} | {summary.equal_tokens.get(cell.cell, '')} |"
+        )
+    if len(summary.judgement.cells) > 20:
+        lines.append(f"| … {len(summary.judgement.cells) - 20} more | | |")
+    if summary.acceptance:
+        lines += ["", "| acceptance | rate per position | length (pooled) | steps |", "|---|---|---|---|"]
+        for row in summary.acceptance[:12]:
+            rates = " ".join(f"{r:.4f}" for r in row.ours.rates) or "–"
+            length = f"{row.ours.length_pooled:.3f}" if row.ours.length_pooled else "–"
+            lines.append(f"| {row.cell} | {rates} | {length} | {row.ours.steps} |")
+    groups = grouped_findings(summary.judgement)
+    if groups:
+        lines += ["", "## Findings", ""]
+        for finding, count, strata in groups[:_FINDINGS]:
+            where = f" ({', '.join(strata)})" if strata else ""
+            lines.append(f"- **{finding.verdict}** {finding.cell} {finding.check} ×{count}{where}: "
+                         f"{_cell(finding.message)}")  # fmt: skip
+        if len(groups) > _FINDINGS:
+            lines.append(f"- … {len(groups) - _FINDINGS} more groups in report.html")
+    return "\n".join(lines[:MAX_LINES]) + "\n"
