@@ -16,7 +16,14 @@ from pydantic import ValidationError
 from harness.acceptance import pool, real_steps
 from harness.config import Method, Profile, Strict, describe_validation_error
 from harness.errors import DataError, UsageError
-from harness.files import model_hash, read_json_lines, sha256_json, template_hash, tokenizer_hash, write_atomic
+from harness.files import (
+    model_hash,
+    read_json_lines,
+    sha256_json,
+    template_hash,
+    tokenizer_hash,
+    write_atomic,
+)
 from harness.history import History
 
 FORMAT = "kv-acceptance-harness/baseline/1"
@@ -172,8 +179,9 @@ def summarise(rows: Sequence[Row], k: int) -> dict[str, Any]:
     return out
 
 
-def rows_from(history: History, cell_id: str, prompt_hashes: Mapping[str, str],
-              expected: Mapping[str, tuple[int, ...] | None]) -> list[Row]:  # fmt: skip
+def rows_from(
+    history: History, cell_id: str, prompt_hashes: Mapping[str, str], expected: Mapping[str, tuple[int, ...] | None]
+) -> list[Row]:
     """Baseline rows from a recorded single cell.
 
     Raises UsageError when the recording is incomplete or its outputs are not the known right answers: a reference
@@ -186,13 +194,16 @@ def rows_from(history: History, cell_id: str, prompt_hashes: Mapping[str, str],
         leg = observation.final if observation else None
         if leg is None or leg.output_ids is None or (observation and observation.error):
             reason = observation.error if observation else "it was not asked"
-            raise UsageError(f"{cell_id}: expected an answer to prompt {prompt_id}, found none ({reason}); "
-                             "nothing was recorded")  # fmt: skip
+            raise UsageError(
+                f"{cell_id}: expected an answer to prompt {prompt_id}, found none ({reason}); nothing was recorded"
+            )
         right = expected.get(prompt_id)
         if right is not None and tuple(right) != leg.output_ids:
-            raise UsageError(f"{cell_id}: prompt {prompt_id} was answered wrongly by the single engine (expected the "
-                             f"known answer {list(right)[:6]}…, found {list(leg.output_ids)[:6]}…); nothing was "
-                             "recorded")  # fmt: skip
+            raise UsageError(
+                f"{cell_id}: prompt {prompt_id} was answered wrongly by the single engine (expected the "
+                f"known answer {list(right)[:6]}…, found {list(leg.output_ids)[:6]}…); nothing was "
+                "recorded"
+            )
         steps = real_steps(leg, handed_off=False)
         gaps = [g for g in leg.top_gaps or () if g is not None]
         rows.append(

@@ -52,7 +52,8 @@ BasePortOption = Annotated[
     typer.Option("--base-port", min=1024, max=65000, help="Use consecutive ports from here. Default: any free ports."),
 ]
 BaselinesOption = Annotated[
-    Path | None, typer.Option("--baselines", help="Compare with this folder instead of the profile's baselines.")
+    Path | None,
+    typer.Option("--baselines", help="Compare with this folder instead of the profile's baselines."),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A recorded run, e.g. reports/latest.")]
 
@@ -123,8 +124,9 @@ def plan(profile: ProfileOption = "cpu", cell: CellOption = None) -> None:
             f"{the_plan.group_expected_s(group):.0f} s",
         )
     console.print(table)
-    strata = Table(title=f"prompts ({prof.workload.prompts.name}, block size {prof.engine.block_size})",
-                   title_justify="left")  # fmt: skip
+    strata = Table(
+        title=f"prompts ({prof.workload.prompts.name}, block size {prof.engine.block_size})", title_justify="left"
+    )
     strata.add_column("stratum")
     for method in prof.methods:
         strata.add_column(method.kind, justify="right")
@@ -195,7 +197,8 @@ def baseline_record(
     out: OutOption = None,
     engine_python: PythonOption = None,
     from_run: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN_DIR", help="Take a recorded run instead of starting engines.")
+        Path | None,
+        typer.Option("--from", metavar="RUN_DIR", help="Take a recorded run instead of starting engines."),
     ] = None,
     baselines: Annotated[
         Path | None, typer.Option("--baselines", help="Folder to write to. Default: the profile's.")
@@ -224,8 +227,9 @@ def probe_build(
     from harness.probe.build import WEIGHTS, build
 
     description = build(out or WEIGHTS, lambda line: typer.echo(line))
-    typer.echo(f"wrote {out or WEIGHTS}: {description['weights_bytes'] / 1e6:.1f} MB in "
-               f"{description['training_seconds']} s")  # fmt: skip
+    typer.echo(
+        f"wrote {out or WEIGHTS}: {description['weights_bytes'] / 1e6:.1f} MB in {description['training_seconds']} s"
+    )
     typer.echo("next: harness prompts build, harness baseline record, harness probe measure reports/latest")
 
 

@@ -47,15 +47,17 @@ def examine(executable: str, source: str) -> list[Item]:
     environment: EngineEnvironment | None = None
     try:
         environment = inspect_environment(executable)
-        items.append(Item("vllm", f"{environment.vllm} ({environment.vllm_build}), torch {environment.torch}", True,
-                          True))  # fmt: skip
+        items.append(
+            Item("vllm", f"{environment.vllm} ({environment.vllm_build}), torch {environment.torch}", True, True)
+        )
     except HarnessError as error:
         items.append(Item("vllm", str(error), False, True, "run ./run_matrix.sh, or name --engine-python"))
     profile: Profile | None = None
     try:
         profile = load_profile(source)
-        items.append(Item("profile", f"{profile.name}, {len(profile.methods) * len(profile.topologies)} cells", True,
-                          True))  # fmt: skip
+        items.append(
+            Item("profile", f"{profile.name}, {len(profile.methods) * len(profile.topologies)} cells", True, True)
+        )
     except HarnessError as error:
         items.append(Item("profile", str(error), False, True, "correct the profile"))
     if environment is not None:
@@ -79,17 +81,28 @@ def _environment_items(environment: EngineEnvironment, profile: Profile | None) 
     if profile is not None and profile.engine.device == "cpu":
         openmp = environment.openmp
         items.append(
-            Item("libiomp5", str(openmp) if openmp else "not found", openmp is not None, False,
-                 "install intel-openmp: without it one P/D request took up to 65 s instead of 1–2 s")  # fmt: skip
+            Item(
+                "libiomp5",
+                str(openmp) if openmp else "not found",
+                openmp is not None,
+                False,
+                "install intel-openmp: without it one P/D request took up to 65 s instead of 1–2 s",
+            )
         )
         compiler = shutil.which("g++") or shutil.which("c++")
         items.append(
-            Item("C++ compiler", compiler or "not found", compiler is not None, True,
-                 "install g++: vLLM's CPU kernels are compiled at the first request")  # fmt: skip
+            Item(
+                "C++ compiler",
+                compiler or "not found",
+                compiler is not None,
+                True,
+                "install g++: vLLM's CPU kernels are compiled at the first request",
+            )
         )
         wrong = environment.vllm_build != "cpu"
-        items.append(Item("vllm build", environment.vllm_build, not wrong, True,
-                          "profile runs on CPU: install the extra `cpu`"))  # fmt: skip
+        items.append(
+            Item("vllm build", environment.vllm_build, not wrong, True, "profile runs on CPU: install the extra `cpu`")
+        )
     return items
 
 
@@ -103,10 +116,21 @@ def _machine_items(profile: Profile | None) -> list[Item]:
     found_gpus = provenance.gpus()
     items = [
         Item("cores", str(cores), cores >= 2, False, "two engines on one core work, but slowly"),
-        Item("free memory", f"{memory:.1f} GiB, {wanted:.1f} wanted", memory >= wanted, True, "end other programs"),
+        Item(
+            "free memory",
+            f"{memory:.1f} GiB, {wanted:.1f} wanted",
+            memory >= wanted,
+            True,
+            "end other programs",
+        ),
         Item("free disk", f"{disk:.0f} GiB", disk >= 1, True, "free some disk space"),
-        Item("GPUs", ", ".join(found_gpus) or "none", bool(found_gpus),
-             profile is not None and profile.engine.device == "gpu", "only GPU profiles need one"),  # fmt: skip
+        Item(
+            "GPUs",
+            ", ".join(found_gpus) or "none",
+            bool(found_gpus),
+            profile is not None and profile.engine.device == "gpu",
+            "only GPU profiles need one",
+        ),
     ]
     try:
         free_ports(4)
@@ -143,6 +167,13 @@ def _data_items(profile: Profile, source: str) -> list[Item]:
     for method in profile.methods:
         lookup = look_up(profile.baselines, identity_of(profile, method, digest), source)
         found = f"{len(lookup.baseline.rows)} prompts" if lookup.baseline else lookup.reason
-        items.append(Item(f"baseline {method.kind}", found, lookup.baseline is not None, True,
-                          f"harness baseline record --profile {source}"))  # fmt: skip
+        items.append(
+            Item(
+                f"baseline {method.kind}",
+                found,
+                lookup.baseline is not None,
+                True,
+                f"harness baseline record --profile {source}",
+            )
+        )
     return items

@@ -87,8 +87,9 @@ def read_json_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{what} {path}, line {number}: expected a JSON object, found text that does not parse "
-                            f"({error})") from error  # fmt: skip
+            raise DataError(
+                f"{what} {path}, line {number}: expected a JSON object, found text that does not parse ({error})"
+            ) from error
         if not isinstance(value, dict):
             raise DataError(f"{what} {path}, line {number}: expected a JSON object, found {type(value).__name__}")
         yield number, value

@@ -24,7 +24,14 @@ class Verdict(StrEnum):
 
     @property
     def symbol(self) -> str:
-        return {"PASS": "✔", "IMPROVED": "▲", "SUSPECT": "≈", "UNKNOWN": "?", "DRIFT": "⇄", "REGRESSION": "✘"}[self]
+        return {
+            "PASS": "✔",
+            "IMPROVED": "▲",
+            "SUSPECT": "≈",
+            "UNKNOWN": "?",
+            "DRIFT": "⇄",
+            "REGRESSION": "✘",
+        }[self]
 
     @property
     def exit_code(self) -> int:
@@ -44,7 +51,14 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 DamageClass = Literal[
-    "input", "target-kv", "drafter-kv", "sampler", "nothing-tested", "engine-changed", "infrastructure", "baseline"
+    "input",
+    "target-kv",
+    "drafter-kv",
+    "sampler",
+    "nothing-tested",
+    "engine-changed",
+    "infrastructure",
+    "baseline",
 ]
 
 
@@ -99,8 +113,9 @@ class Judgement(Strict):
         return [f for c in self.cells for r in c.results for f in r.findings]
 
 
-def conclude(check: str, cell: str, judged: int, findings: list[Finding], note: str = "",
-             figures: dict[str, Any] | None = None) -> CheckResult:  # fmt: skip
+def conclude(
+    check: str, cell: str, judged: int, findings: list[Finding], note: str = "", figures: dict[str, Any] | None = None
+) -> CheckResult:
     """A check result from its findings; nothing examined and nothing found is UNKNOWN."""
     if findings:
         verdict = worst(f.verdict for f in findings)
@@ -109,6 +124,11 @@ def conclude(check: str, cell: str, judged: int, findings: list[Finding], note: 
     if not judged and not findings:
         note = note or "nothing to examine"
     return CheckResult(
-        check=check, cell=cell, verdict=verdict, judged=judged, findings=tuple(findings), note=note,
+        check=check,
+        cell=cell,
+        verdict=verdict,
+        judged=judged,
+        findings=tuple(findings),
+        note=note,
         figures=figures or {},
-    )  # fmt: skip
+    )

@@ -232,8 +232,9 @@ def load_history(folder: Path) -> History:
         raise DataError(f"{run_file}: expected JSON, but it cannot be read ({error})") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA:
-        raise DataError(f"{run_file}: expected history schema {SCHEMA}, found {version!r}; use the harness version "
-                        "that recorded it")  # fmt: skip
+        raise DataError(
+            f"{run_file}: expected history schema {SCHEMA}, found {version!r}; use the harness version that recorded it"
+        )
     try:
         run = RunRecord.model_validate(raw)
     except ValidationError as error:
@@ -249,8 +250,10 @@ def _read_observations(folder: Path) -> tuple[list[Observation], bool]:
         try:
             records = [str(r) for r in pd.read_parquet(parquet, columns=["record"])["record"]]
         except Exception as error:
-            raise DataError(f"{parquet}: expected a Parquet file of observations, but it cannot be read ({error}); "
-                            f"remove it to judge from {LINES} instead") from error  # fmt: skip
+            raise DataError(
+                f"{parquet}: expected a Parquet file of observations, but it cannot be read ({error}); "
+                f"remove it to judge from {LINES} instead"
+            ) from error
         return [_parse(r, f"{parquet}, row {i}") for i, r in enumerate(records, 1)], False
     if not lines.is_file():
         return [], False
@@ -267,5 +270,6 @@ def _parse(text: str, where: str) -> Observation:
     try:
         return Observation.model_validate_json(text)
     except ValidationError as error:
-        raise DataError(f"{where}: expected an observation, found damaged data:\n"
-                        f"{describe_validation_error(error)}") from error  # fmt: skip
+        raise DataError(
+            f"{where}: expected an observation, found damaged data:\n{describe_validation_error(error)}"
+        ) from error

@@ -138,8 +138,9 @@ def record_baselines(history: History, prepared: Prepared, folder: Path) -> list
     them, and the plain engine's tokens for every speculative method.
     """
     if history.run.prompts_sha256 != prepared.prompts.sha256:
-        raise UsageError(f"{history.folder}: was recorded with other prompts than profile {prepared.source} has now; "
-                         "record anew")  # fmt: skip
+        raise UsageError(
+            f"{history.folder}: was recorded with other prompts than profile {prepared.source} has now; record anew"
+        )
     digests = {p.id: p.sha256 for p in prepared.prompts.prompts}
     expected = {p.id: p.expected for p in prepared.prompts.prompts}
     singles = [c for c in history.run.cells if c.cell.startswith("single-")]

@@ -119,7 +119,9 @@ def _verify(prompt: Prompt, header: PromptHeader, where: str) -> None:
         raise DataError(f"{where}: says stratum {prompt.stratum}, but {prompt.tokens} tokens are {stratum}")
 
 
-def build_probe_prompts(tokenizer_folder: Path, block_size: int, lookahead: int, max_blocks: int, seed: int) -> PromptSet:
+def build_probe_prompts(
+    tokenizer_folder: Path, block_size: int, lookahead: int, max_blocks: int, seed: int
+) -> PromptSet:
     """Render copy prompts with the tokenizer's own chat template so that every stratum is hit exactly.
 
     The token count is verified after rendering. Words are drawn without replacement, so every output token has one
@@ -139,7 +141,9 @@ def build_probe_prompts(tokenizer_folder: Path, block_size: int, lookahead: int,
         text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         if ids != spec.render(words):
-            raise DataError(f"the tokenizer of {tokenizer_folder} does not render probe prompts as specified (length {length})")
+            raise DataError(
+                f"the tokenizer of {tokenizer_folder} does not render probe prompts as specified (length {length})"
+            )
         prompts.append(
             Prompt(
                 id=f"copy-{length:03d}-{number:02d}",

@@ -128,8 +128,7 @@ class Runner:
             for cell in self._record.cells:
                 if cell.state == "pending":
                     self._set_cell(cell.cell, state="interrupted", reason="interrupted by the user")
-        history = self._finish(begun)
-        return history
+        return self._finish(begun)
 
     def _finish(self, begun: float) -> History:
         total = time.monotonic() - begun
@@ -202,9 +201,7 @@ class Runner:
         return next(c for c in self._record.cells if c.cell == cell_id)
 
     def _set_cell(self, cell_id: str, **changes: Any) -> None:
-        self._update(
-            cells=tuple(c.model_copy(update=changes) if c.cell == cell_id else c for c in self._record.cells)
-        )
+        self._update(cells=tuple(c.model_copy(update=changes) if c.cell == cell_id else c for c in self._record.cells))
 
     def _update(self, **changes: Any) -> None:
         self._record = self._record.model_copy(update=changes)

@@ -25,17 +25,36 @@ def drafts_happened(cell: CellView) -> CheckResult:
         judged += 1
         spec = leg.speculation
         if spec is None:
-            findings.append(cell.finding(name, Verdict.UNKNOWN, "nothing-tested",
-                                         "expected per-request acceptance metrics in the response, found none; this "
-                                         "engine version may lack --per-request-spec-decode-metrics", o))  # fmt: skip
+            findings.append(
+                cell.finding(
+                    name,
+                    Verdict.UNKNOWN,
+                    "nothing-tested",
+                    "expected per-request acceptance metrics in the response, found none; this "
+                    "engine version may lack --per-request-spec-decode-metrics",
+                    o,
+                )
+            )
         elif spec.num_drafted == 0 or not (steps := real_steps(leg, cell.handed_off)) or not steps.accepted:
-            findings.append(cell.finding(name, Verdict.UNKNOWN, "nothing-tested",
-                                         "expected draft steps for this request, found none: speculation was not "
-                                         "tested", o))  # fmt: skip
+            findings.append(
+                cell.finding(
+                    name,
+                    Verdict.UNKNOWN,
+                    "nothing-tested",
+                    "expected draft steps for this request, found none: speculation was not tested",
+                    o,
+                )
+            )
         elif len(spec.per_step_drafted) != len(spec.per_step_accepted):
-            findings.append(cell.finding(name, Verdict.UNKNOWN, "nothing-tested",
-                                         "expected drafted and accepted counts for every step, found lists of "
-                                         "different length", o))  # fmt: skip
+            findings.append(
+                cell.finding(
+                    name,
+                    Verdict.UNKNOWN,
+                    "nothing-tested",
+                    "expected drafted and accepted counts for every step, found lists of different length",
+                    o,
+                )
+            )
     return conclude(name, cell.id, judged, findings, figures=_figures(cell))
 
 
@@ -116,8 +135,15 @@ def _judge(
             continue
         reference = references.get(prompt_id)
         if reference is None:
-            findings.append(cell.finding(name, Verdict.UNKNOWN, "baseline",
-                                         f"expected this prompt's accepted counts in {against}, found none", o))  # fmt: skip
+            findings.append(
+                cell.finding(
+                    name,
+                    Verdict.UNKNOWN,
+                    "baseline",
+                    f"expected this prompt's accepted counts in {against}, found none",
+                    o,
+                )
+            )
             continue
         ours.append(steps.accepted)
         theirs.append(tuple(reference))

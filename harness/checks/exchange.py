@@ -48,8 +48,13 @@ def echoed_prompt(cell: CellView) -> CheckResult:
 def _echo_problem(cell: CellView, o: Observation, leg: Leg) -> Finding | None:
     name = "echoed-prompt"
     if leg.echoed_ids is None:
-        return cell.finding(name, Verdict.UNKNOWN, "input",
-                            f"expected the {leg.role} engine to echo the prompt ids (return_token_ids), found none", o)  # fmt: skip
+        return cell.finding(
+            name,
+            Verdict.UNKNOWN,
+            "input",
+            f"expected the {leg.role} engine to echo the prompt ids (return_token_ids), found none",
+            o,
+        )
     if leg.echoed_ids == o.sent_ids:
         return None
     at = first_difference(leg.echoed_ids, o.sent_ids)
@@ -83,8 +88,15 @@ def response_invariants(cell: CellView) -> CheckResult:
             judged += 1
             for problem, evidence in _leg_problems(o, leg):
                 findings.append(
-                    cell.finding(name, Verdict.REGRESSION, "sampler", f"{leg.role} engine: {problem}", o,
-                                 role=leg.role, **evidence)  # fmt: skip
+                    cell.finding(
+                        name,
+                        Verdict.REGRESSION,
+                        "sampler",
+                        f"{leg.role} engine: {problem}",
+                        o,
+                        role=leg.role,
+                        **evidence,
+                    )
                 )
     return conclude(name, cell.id, judged, findings)
 
@@ -100,7 +112,10 @@ def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, dict[str, object]
         out.append((f"expected usage to count {produced} output tokens, found {leg.usage_completion_tokens}", {}))
     if leg.echoed_ids is not None and leg.usage_prompt_tokens != len(leg.echoed_ids):
         out.append(
-            (f"expected usage to count {len(leg.echoed_ids)} prompt tokens, found {leg.usage_prompt_tokens}", {})
+            (
+                f"expected usage to count {len(leg.echoed_ids)} prompt tokens, found {leg.usage_prompt_tokens}",
+                {},
+            )
         )
     for label, values in (("log-probs", leg.chosen_logprobs), ("top log-probs", leg.top_gaps)):
         if values is not None and len(values) != produced:
@@ -110,8 +125,12 @@ def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, dict[str, object]
     if leg.finish_reason not in ("stop", "length"):
         out.append((f"expected finish reason stop or length, found {leg.finish_reason!r}", {}))
     if leg.finish_reason == "stop" and leg.output_ids and leg.output_ids[-1] in leg.output_ids[:-1]:
-        out.append(("expected the token that stopped the request once, at the end, found it earlier too",
-                    {"token": leg.output_ids[-1]}))  # fmt: skip
+        out.append(
+            (
+                "expected the token that stopped the request once, at the end, found it earlier too",
+                {"token": leg.output_ids[-1]},
+            )
+        )
     spec = leg.speculation
     if spec is not None and leg.role != "prefill":
         if sum(spec.per_step_accepted) != spec.num_accepted or sum(spec.per_step_drafted) != spec.num_drafted:

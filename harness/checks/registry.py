@@ -48,13 +48,26 @@ CHECKS: tuple[Check, ...] = (
     Check("response-invariants", "does each response agree with itself?", _always, exchange.response_invariants),
     Check("text-form", "does templated text give what ids give?", _has_text, exchange.text_form),
     Check("transfer", "did KV move, or in a control not?", _always, transfer.transfer),
-    Check("tokens-reference", "tokens of the plain single engine of this run?", _has_reference,
-          tokens.tokens_reference),  # fmt: skip
+    Check(
+        "tokens-reference",
+        "tokens of the plain single engine of this run?",
+        _has_reference,
+        tokens.tokens_reference,
+    ),
     Check("tokens-baseline", "tokens as recorded?", _always, tokens.tokens_baseline),
     Check("drafts-happened", "was speculation tested?", lambda c: c.speculative, drafting.drafts_happened),
-    Check("acceptance-single", "acceptance of the single engine of this run?", _has_single,
-          drafting.acceptance_single),  # fmt: skip
-    Check("acceptance-baseline", "acceptance as recorded?", lambda c: c.speculative, drafting.acceptance_baseline),
+    Check(
+        "acceptance-single",
+        "acceptance of the single engine of this run?",
+        _has_single,
+        drafting.acceptance_single,
+    ),
+    Check(
+        "acceptance-baseline",
+        "acceptance as recorded?",
+        lambda c: c.speculative,
+        drafting.acceptance_baseline,
+    ),
 )
 
 
@@ -83,8 +96,9 @@ def judge(history: History, baselines: Mapping[str, Lookup]) -> Judgement:
     try:
         judging = Judging.model_validate(history.run.profile.get("judging", {}))
     except ValidationError as error:
-        raise DataError(f"{history.folder}: the recorded profile is damaged:\n"
-                        f"{describe_validation_error(error)}") from error  # fmt: skip
+        raise DataError(
+            f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
+        ) from error
     evidence = Evidence(history, baselines, judging)
     cells = tuple(judge_cell(CellView(evidence, record)) for record in history.run.cells)
     verdict = worst(c.verdict for c in cells)

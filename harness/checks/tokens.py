@@ -20,8 +20,9 @@ class Divergence(NamedTuple):
     near_tie: bool
 
 
-def compare(ours: tuple[int, ...], reference: tuple[int, ...], gaps: tuple[float | None, ...] | None,
-            near_tie_nats: float) -> Divergence | None:  # fmt: skip
+def compare(
+    ours: tuple[int, ...], reference: tuple[int, ...], gaps: tuple[float | None, ...] | None, near_tie_nats: float
+) -> Divergence | None:
     """First divergence of two outputs, or None when they are equal.
 
     A near tie needs proof: an unknown gap, or a difference in length, is a hard divergence.
@@ -42,7 +43,8 @@ def _evidence(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...])
         "window_start": start,
         "found": list(ours[start : at.position + 9]),
         "expected": list(reference[start : at.position + 9]),
-        "differing_tokens": sum(a != b for a, b in zip(ours, reference, strict=False)) + abs(len(ours) - len(reference)),
+        "differing_tokens": sum(a != b for a, b in zip(ours, reference, strict=False))
+        + abs(len(ours) - len(reference)),
         "output_tokens": len(reference),
     }
 
@@ -74,8 +76,13 @@ def tokens_reference(cell: CellView) -> CheckResult:
             continue
         if other is None or other.output_ids is None:
             findings.append(
-                cell.finding(name, Verdict.UNKNOWN, "nothing-tested",
-                             f"expected an answer of {REFERENCE_CELL} to compare with, found none", o)  # fmt: skip
+                cell.finding(
+                    name,
+                    Verdict.UNKNOWN,
+                    "nothing-tested",
+                    f"expected an answer of {REFERENCE_CELL} to compare with, found none",
+                    o,
+                )
             )
             continue
         judged += 1
@@ -86,9 +93,14 @@ def tokens_reference(cell: CellView) -> CheckResult:
             ties += 1
             continue
         findings.append(
-            cell.finding(name, Verdict.REGRESSION, "target-kv" if cell.handed_off else "sampler",
-                         _describe(at, leg.output_ids, other.output_ids, f"{REFERENCE_CELL} of this run"), o,
-                         **_evidence(at, leg.output_ids, other.output_ids))  # fmt: skip
+            cell.finding(
+                name,
+                Verdict.REGRESSION,
+                "target-kv" if cell.handed_off else "sampler",
+                _describe(at, leg.output_ids, other.output_ids, f"{REFERENCE_CELL} of this run"),
+                o,
+                **_evidence(at, leg.output_ids, other.output_ids),
+            )
         )
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
 
@@ -113,8 +125,9 @@ def tokens_baseline(cell: CellView) -> CheckResult:
         if leg is None or leg.output_ids is None:
             continue
         if row is None:
-            findings.append(cell.finding(name, Verdict.UNKNOWN, "baseline",
-                                         "expected this prompt in the baseline, found no row", o))  # fmt: skip
+            findings.append(
+                cell.finding(name, Verdict.UNKNOWN, "baseline", "expected this prompt in the baseline, found no row", o)
+            )
             continue
         judged += 1
         reference = _final(tonight.get(prompt_id))
@@ -127,10 +140,15 @@ def tokens_baseline(cell: CellView) -> CheckResult:
             continue
         verdict = _baseline_verdict(cell, leg, tonight, prompt_id)
         findings.append(
-            cell.finding(name, verdict, "engine-changed" if verdict is Verdict.DRIFT else "target-kv",
-                         _describe(at, leg.output_ids, row.output_ids, "the baseline")
-                         + ("; the single engine of this run moved with it" if verdict is Verdict.DRIFT else ""),
-                         o, **_evidence(at, leg.output_ids, row.output_ids))  # fmt: skip
+            cell.finding(
+                name,
+                verdict,
+                "engine-changed" if verdict is Verdict.DRIFT else "target-kv",
+                _describe(at, leg.output_ids, row.output_ids, "the baseline")
+                + ("; the single engine of this run moved with it" if verdict is Verdict.DRIFT else ""),
+                o,
+                **_evidence(at, leg.output_ids, row.output_ids),
+            )
         )
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
 

@@ -69,8 +69,13 @@ def _hand_off(cell: CellView, o: Observation) -> list[Finding]:
     prefill, decode = o.leg("prefill"), o.leg("decode")
     if prefill is None or decode is None or not prefill.kv_transfer_params:
         return [
-            cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested",
-                         "expected both legs of a hand-off with P's parameters, found them incomplete: no KV moved", o)  # fmt: skip
+            cell.finding(
+                NAME,
+                Verdict.UNKNOWN,
+                "nothing-tested",
+                "expected both legs of a hand-off with P's parameters, found them incomplete: no KV moved",
+                o,
+            )
         ]
     return [*_parameters(cell, o, prefill), *_movement(cell, o, decode)]
 
@@ -83,14 +88,24 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     findings = []
     if not isinstance(groups, list) or not groups or not all(isinstance(g, list) and g for g in groups):
         return [
-            cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested",
-                         f"expected P to publish block ids per KV-cache group, found {groups!r}: nothing to pull", o)  # fmt: skip
+            cell.finding(
+                NAME,
+                Verdict.UNKNOWN,
+                "nothing-tested",
+                f"expected P to publish block ids per KV-cache group, found {groups!r}: nothing to pull",
+                o,
+            )
         ]
     if count != len(o.sent_ids):
         findings.append(
-            cell.finding(NAME, Verdict.REGRESSION, "target-kv",
-                         f"expected P to publish KV of {len(o.sent_ids)} tokens, found remote_num_tokens = {count}", o,
-                         kv_transfer_params=params)  # fmt: skip
+            cell.finding(
+                NAME,
+                Verdict.REGRESSION,
+                "target-kv",
+                f"expected P to publish KV of {len(o.sent_ids)} tokens, found remote_num_tokens = {count}",
+                o,
+                kv_transfer_params=params,
+            )
         )
     wanted = blocks(int(count), cell.record.block_size)
     for index, group in enumerate(groups):
@@ -117,9 +132,13 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
     counters = decode.counters
     if not counters:
         return [
-            cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested",
-                         "expected counters of the decode engine for this request, found none: no proof of a transfer",
-                         o)  # fmt: skip
+            cell.finding(
+                NAME,
+                Verdict.UNKNOWN,
+                "nothing-tested",
+                "expected counters of the decode engine for this request, found none: no proof of a transfer",
+                o,
+            )
         ]
     findings = []
     proof = {
@@ -130,22 +149,37 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
     absent = [name for name, value in proof.items() if value <= 0]
     if absent:
         findings.append(
-            cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested",
-                         f"expected proof that KV moved to D, found no {', no '.join(absent)}: D may have prefilled "
-                         "by itself", o, counters=counters)  # fmt: skip
+            cell.finding(
+                NAME,
+                Verdict.UNKNOWN,
+                "nothing-tested",
+                f"expected proof that KV moved to D, found no {', no '.join(absent)}: D may have prefilled by itself",
+                o,
+                counters=counters,
+            )
         )
     elif external_tokens(decode) < len(o.sent_ids) - 1:
         findings.append(
-            cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested",
-                         f"expected at least {len(o.sent_ids) - 1} prompt tokens from outside, found "
-                         f"{external_tokens(decode):.0f}: part of the prompt was not transferred", o,
-                         counters=counters)  # fmt: skip
+            cell.finding(
+                NAME,
+                Verdict.UNKNOWN,
+                "nothing-tested",
+                f"expected at least {len(o.sent_ids) - 1} prompt tokens from outside, found "
+                f"{external_tokens(decode):.0f}: part of the prompt was not transferred",
+                o,
+                counters=counters,
+            )
         )
     failed = counters.get("nixl_failed_transfers", 0) + counters.get("nixl_failed_notifications", 0)
     if failed:
         findings.append(
-            cell.finding(NAME, Verdict.UNKNOWN, "infrastructure",
-                         f"expected no failed NIXL transfer or notification, found {failed:.0f}", o,
-                         counters=counters)  # fmt: skip
+            cell.finding(
+                NAME,
+                Verdict.UNKNOWN,
+                "infrastructure",
+                f"expected no failed NIXL transfer or notification, found {failed:.0f}",
+                o,
+                counters=counters,
+            )
         )
     return findings

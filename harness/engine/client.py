@@ -111,8 +111,10 @@ class Client:
 def parse_completion(role: Role, request_id: str, status: int, text: str, seconds: float) -> Leg:
     """Turn a completion response into a Leg. Raises HandoffError when it has another shape."""
     if status != 200:
-        raise HandoffError(f"{role} engine: expected status 200 for request {request_id}, found {status}: "
-                           f"{' '.join(text.split())[:300]}")  # fmt: skip
+        raise HandoffError(
+            f"{role} engine: expected status 200 for request {request_id}, found {status}: "
+            f"{' '.join(text.split())[:300]}"
+        )
     try:
         body = httpx.Response(200, text=text).json()
         if "error" in body:

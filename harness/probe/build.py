@@ -24,8 +24,9 @@ def build(root: Path, log: Any) -> dict[str, Any]:
 
         from harness.probe import export, train
     except ImportError as error:
-        raise EnvironmentFault(f"expected torch to train the probe models, found none ({error}); install the extra "
-                               "`cpu` or `gpu`") from error  # fmt: skip
+        raise EnvironmentFault(
+            f"expected torch to train the probe models, found none ({error}); install the extra `cpu` or `gpu`"
+        ) from error
     recipe = train.Recipe()
     begun = time.monotonic()
     target, drafters = train.train_all(recipe, log)

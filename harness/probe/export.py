@@ -122,16 +122,17 @@ def export_dflash(drafter: DFlash, folder: Path) -> None:
             "num_hidden_layers": _SHAPE.dflash_layers,
             "block_size": spec.DRAFT_TOKENS + 1,
             "num_target_layers": _SHAPE.target_layers,
-            "dflash_config": {"mask_token_id": spec.MASK, "target_layer_ids": list(spec.DFLASH_TARGET_LAYERS)},
+            "dflash_config": {
+                "mask_token_id": spec.MASK,
+                "target_layer_ids": list(spec.DFLASH_TARGET_LAYERS),
+            },
         },
     )
 
 
 def export_mtp(drafter: MTP, target: Target, folder: Path) -> None:
     """A MiMo-architecture folder that holds the MTP layer and the target's embeddings."""
-    tensors = {
-        "model.mtp_layers.0." + name.removeprefix("mtp_block."): t for name, t in drafter.state_dict().items()
-    }
+    tensors = {"model.mtp_layers.0." + name.removeprefix("mtp_block."): t for name, t in drafter.state_dict().items()}
     embedding = target.state_dict()["embed_tokens.weight"]
     tensors |= {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding}
     _save(

@@ -209,7 +209,13 @@ class Eagle3(nn.Module):
         return torch.cat((self.input_layernorm(embedded), self.hidden_norm(hidden)), dim=-1)
 
     def drafts(
-        self, target: Target, streams: Sequence[Tensor], ids: Tensor, anchors: Tensor, k: int, record: AttentionMap
+        self,
+        target: Target,
+        streams: Sequence[Tensor],
+        ids: Tensor,
+        anchors: Tensor,
+        k: int,
+        record: AttentionMap,
     ) -> Tensor:
         """Logits [B, A, k, V] of ``k`` teacher-forced drafts behind each anchor."""
         last_index = ids.shape[1] - 1
@@ -254,7 +260,13 @@ class MTP(nn.Module):
         return out
 
     def drafts(
-        self, target: Target, streams: Sequence[Tensor], ids: Tensor, anchors: Tensor, k: int, record: AttentionMap
+        self,
+        target: Target,
+        streams: Sequence[Tensor],
+        ids: Tensor,
+        anchors: Tensor,
+        k: int,
+        record: AttentionMap,
     ) -> Tensor:
         """Logits [B, A, k, V] of ``k`` teacher-forced drafts behind each anchor."""
         last_index = ids.shape[1] - 1
@@ -298,7 +310,13 @@ class DFlash(nn.Module):
         self.norm = RMSNorm(H)
 
     def drafts(
-        self, target: Target, streams: Sequence[Tensor], ids: Tensor, anchors: Tensor, k: int, record: AttentionMap
+        self,
+        target: Target,
+        streams: Sequence[Tensor],
+        ids: Tensor,
+        anchors: Tensor,
+        k: int,
+        record: AttentionMap,
     ) -> Tensor:
         """Logits [B, A, k, V] of ``k`` drafts behind each anchor, all in one pass."""
         batch, count = anchors.shape

@@ -186,9 +186,9 @@ def train_drafter(name: str, drafter: Drafter, target: Target, recipe: Recipe, l
             logits = drafter.drafts(target, streams, ids, anchors, k, record)
             labels = draft_labels(ids, anchors, k)
             wanted = labels if plain else handicap_labels(labels)
-            entropy = F.cross_entropy(
-                logits.flatten(0, 2), wanted.flatten(), ignore_index=-100, reduction="none"
-            ).view(labels.shape)
+            entropy = F.cross_entropy(logits.flatten(0, 2), wanted.flatten(), ignore_index=-100, reduction="none").view(
+                labels.shape
+            )
             share = (labels >= 0).sum((0, 1)).clamp(min=1)
             loss = (entropy.sum((0, 1)) / share * position_weight).sum()
             loss = loss + (1.0 if plain else 0.1) * supervise_attention(drafter, record, ids, anchors, k)

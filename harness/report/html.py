@@ -38,7 +38,13 @@ def _token_rows(finding: Finding) -> dict[str, Any]:
     return {
         "finding": finding,
         "columns": [
-            {"index": start + i, "expected": e, "found": f, "differs": e != f, "source": spec.source_position(start + i)}
+            {
+                "index": start + i,
+                "expected": e,
+                "found": f,
+                "differs": e != f,
+                "source": spec.source_position(start + i),
+            }
             for i, (e, f) in enumerate(pairs)
         ],
     }
@@ -62,9 +68,7 @@ def _bars(summary: RunSummary) -> list[dict[str, Any]]:
         positions = []
         for p, rate in enumerate(row.ours.rates):
             reference = row.baseline_rates[p] if row.baseline_rates and p < len(row.baseline_rates) else None
-            positions.append(
-                {"position": p, "rate": rate, "accepted": row.ours.accepted_at[p], "reference": reference}
-            )
+            positions.append({"position": p, "rate": rate, "accepted": row.ours.accepted_at[p], "reference": reference})
         out.append({"row": row, "positions": positions})
     return out
 

@@ -46,8 +46,9 @@ def render_markdown(summary: RunSummary) -> str:
         lines += ["", "## Findings", ""]
         for finding, count, strata in groups[:_FINDINGS]:
             where = f" ({', '.join(strata)})" if strata else ""
-            lines.append(f"- **{finding.verdict}** {finding.cell} {finding.check} ×{count}{where}: "
-                         f"{_cell(finding.message)}")  # fmt: skip
+            lines.append(
+                f"- **{finding.verdict}** {finding.cell} {finding.check} ×{count}{where}: {_cell(finding.message)}"
+            )
         if len(groups) > _FINDINGS:
             lines.append(f"- … {len(groups) - _FINDINGS} more groups in report.html")
     return "\n".join(lines[:MAX_LINES]) + "\n"

@@ -1,0 +1,176 @@
+"""pytest front end: ``pytest --profile cpu -k "pd and eagle3"`` runs those cells and reports each check as a test.
+
+Same core as the command line. The matrix runs once, when the first selected check is reached; UNKNOWN is an error,
+REGRESSION and the like are failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.checks.evidence import REFERENCE_CELL
+from harness.checks.registry import CHECKS
+from harness.config import SHIPPED_PROFILES, shipped_profile_names
+from harness.errors import HarnessError
+from harness.findings import CheckResult, Verdict
+from harness.operations import DEFAULT_OUT, Outcome, Prepared, execute, prepare
+from harness.progress import Reporter
+
+_SHOWN = 6
+
+
+def add_options(parser: pytest.Parser) -> None:
+    group = parser.getgroup("harness", "run the matrix as tests")
+    group.addoption("--profile", default=None, help="run the matrix of this profile (a shipped name or a YAML path)")
+    group.addoption("--engine-python", default=None, help="interpreter that has the vllm to be judged")
+    group.addoption("--matrix-out", default=None, help="folder for runs (default: reports/)")
+
+
+def configure(config: pytest.Config) -> None:
+    """Collect the profile instead of the project's own tests when ``--profile`` is given."""
+    source = config.getoption("--profile")
+    if source is None:
+        return
+    path = SHIPPED_PROFILES / f"{source}.yaml" if source in shipped_profile_names() else Path(source)
+    try:
+        prepared = prepare(source, [])
+    except HarnessError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[_PREPARED] = prepared
+    config.stash[_SOURCE] = (source, path.resolve())
+    config.args[:] = [str(path)]
+
+
+_PREPARED = pytest.StashKey[Prepared]()
+_SOURCE = pytest.StashKey[tuple[str, Path]]()
+_OUTCOME = pytest.StashKey[Outcome]()
+
+
+def collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    source = parent.config.stash.get(_SOURCE, None)
+    if source is None or file_path.resolve() != source[1]:
+        return None
+    return ProfileFile.from_parent(parent, path=file_path)
+
+
+class ProfileFile(pytest.File):
+    def collect(self) -> Iterator[pytest.Collector]:
+        for cell in self.config.stash[_PREPARED].plan.cells:
+            yield CellCollector.from_parent(self, name=cell.id)
+
+
+class CellCollector(pytest.Collector):
+    def collect(self) -> Iterator[pytest.Item]:
+        topology, method = self.name.split("-", 1)
+        prepared = self.config.stash[_PREPARED]
+        for check in CHECKS:
+            if check.name in _possible(topology, method, prepared.profile.workload.text_prompts):
+                yield CheckItem.from_parent(self, name=check.name)
+
+
+def _possible(topology: str, method: str, text_prompts: int) -> set[str]:
+    """Checks that can apply to a cell when all cells are selected."""
+    names = {c.name for c in CHECKS}
+    if not text_prompts:
+        names.discard("text-form")
+    if method == "none":
+        names -= {"drafts-happened", "acceptance-single", "acceptance-baseline"}
+    if topology == "single":
+        names.discard("acceptance-single")
+    if f"{topology}-{method}" == REFERENCE_CELL:
+        names.discard("tokens-reference")
+    return names
+
+
+def modify_items(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """After -k: drop checks against cells of the same run that were not selected; baselines judge those cells."""
+    ours = [i for i in items if isinstance(i, CheckItem)]
+    if not ours:
+        return
+    cells = {i.cell for i in ours}
+    dropped = [
+        i
+        for i in ours
+        if (i.name == "tokens-reference" and REFERENCE_CELL not in cells)
+        or (i.name == "acceptance-single" and i.cell.replace("pd-", "single-", 1) not in cells)
+    ]
+    items[:] = [i for i in items if i not in dropped]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+
+
+class VerdictError(Exception):
+    """A check whose verdict is not PASS."""
+
+
+class CheckItem(pytest.Item):
+    """One check of one cell."""
+
+    @property
+    def cell(self) -> str:
+        assert self.parent is not None
+        return self.parent.name
+
+    def _result(self) -> CheckResult:
+        outcome = _outcome(self.session)
+        for verdict in outcome.summary.judgement.cells:
+            for result in verdict.results:
+                if (verdict.cell, result.check) == (self.cell, self.name):
+                    return result
+        raise VerdictError(f"UNKNOWN: the run has no result of {self.name} for {self.cell}")
+
+    def setup(self) -> None:
+        result = self._result()
+        if result.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT):
+            raise VerdictError(_explain(result))
+
+    def runtest(self) -> None:
+        result = self._result()
+        if result.verdict is not Verdict.PASS:
+            raise VerdictError(_explain(result))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
+        if isinstance(excinfo.value, (VerdictError, HarnessError)):
+            return str(excinfo.value)
+        return str(super().repr_failure(excinfo))
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, f"{self.cell} {self.name}"
+
+
+def _explain(result: CheckResult) -> str:
+    lines = [
+        f"{result.verdict}: {result.check} of {result.cell}: {len(result.findings)} findings {result.note}".rstrip()
+    ]
+    lines += [f"  {f.prompt_id or ''} {f.message}" for f in result.findings[:_SHOWN]]
+    if len(result.findings) > _SHOWN:
+        lines.append(f"  … and {len(result.findings) - _SHOWN} more")
+    return "\n".join(lines)
+
+
+def _outcome(session: pytest.Session) -> Outcome:
+    """Run the selected cells once per session."""
+    config = session.config
+    done = config.stash.get(_OUTCOME, None)
+    if done is not None:
+        return done
+    cells = sorted({i.cell for i in session.items if isinstance(i, CheckItem)})
+    prepared = prepare(config.stash[_SOURCE][0], cells)
+    out = config.getoption("--matrix-out")
+    with Reporter(prepared.plan.expected_s) as reporter:
+        outcome = execute(prepared, Path(out) if out else DEFAULT_OUT, config.getoption("--engine-python"), reporter)
+    config.stash[_OUTCOME] = outcome
+    return outcome
+
+
+def summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    outcome = config.stash.get(_OUTCOME, None)
+    if outcome is not None:
+        terminalreporter.write_line(f"matrix: {outcome.summary.verdict}: {outcome.summary.sentence}")
+        terminalreporter.write_line(f"report: {outcome.folder / 'report.html'}")
+
+
+__all__ = ["add_options", "collect_file", "configure", "modify_items", "summary"]

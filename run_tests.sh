@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Sets up .venv when needed, then lint, types and all tests, real engines included: ./run_tests.sh [PYTEST ARGS]
+set -euo pipefail
+source "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/scripts/environment.sh"
+ensure_environment
+cd "$ROOT"
+if [ $# -eq 0 ]; then
+  "$VENV/bin/ruff" check .
+  "$VENV/bin/ruff" format --check .
+  "$VENV/bin/mypy"
+fi
+exec "$VENV/bin/python" -m pytest "$@"
