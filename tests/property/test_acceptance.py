@@ -1,0 +1,80 @@
+"""Acceptance arithmetic: padding is recognised, pooled figures obey their definitions."""
+
+from __future__ import annotations
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from harness.acceptance import pool, real_steps, same_steps
+from harness.probe import spec
+from tests.unit.builders import leg, speculation
+
+K = 3
+steps = st.lists(st.integers(0, K), min_size=1, max_size=40).map(tuple)
+
+
+def make_leg(accepted, outputs):
+    return leg("decode", (0, 2, 9, 1, 3), tuple(range(outputs)), speculation=speculation(accepted, K))
+
+
+@given(steps, st.integers(0, K))
+def test_padded_first_step_is_left_out(real, overshoot):
+    overshoot = min(overshoot, real[-1])
+    outputs = 1 + sum(a + 1 for a in real) - overshoot
+    found = real_steps(make_leg((0, *real), outputs), handed_off=True)
+    assert found is not None
+    assert found.accepted == real
+    assert found.padded
+    assert same_steps(make_leg((0, *real), outputs), found, real)
+
+
+@given(steps, st.integers(0, K))
+def test_unpadded_steps_are_kept_when_nothing_was_handed_off(real, overshoot):
+    overshoot = min(overshoot, real[-1])
+    outputs = 1 + sum(a + 1 for a in real) - overshoot
+    found = real_steps(make_leg(real, outputs), handed_off=False)
+    assert found is not None
+    assert (found.accepted, found.padded, found.certain) == (real, False, True)
+
+
+@given(steps, st.integers(0, K))
+def test_unpadded_hand_off_is_never_a_false_alarm(real, overshoot):
+    """A version that does not pad: either the steps are kept, or the reading is marked as uncertain and both match."""
+    overshoot = min(overshoot, real[-1])
+    outputs = 1 + sum(a + 1 for a in real) - overshoot
+    one = make_leg(real, outputs)
+    found = real_steps(one, handed_off=True)
+    assert found is not None
+    assert same_steps(one, found, real)
+
+
+@given(steps, steps)
+def test_different_steps_are_seen(a, b):
+    assume(a != b and b != (0, *a))
+    found = real_steps(make_leg(a, 1 + sum(x + 1 for x in a)), handed_off=False)
+    assert found is not None
+    assert not same_steps(make_leg(a, 1 + sum(x + 1 for x in a)), found, b)
+
+
+@given(st.lists(steps, min_size=1, max_size=8))
+def test_pooled_rates_are_nested_and_sum_to_the_length(requests):
+    rates = pool(requests, K)
+    assert rates.steps == sum(map(len, requests))
+    assert list(rates.accepted_at) == sorted(rates.accepted_at, reverse=True)
+    accepted = sum(map(sum, requests))
+    assert sum(rates.accepted_at) == accepted
+    assert abs(rates.length_pooled - (1 + accepted / rates.steps)) < 1e-12
+    assert 1 <= rates.length_per_prompt <= 1 + K
+
+
+def test_nothing_pooled_has_no_length():
+    assert pool([], K).length_pooled is None
+    assert pool([()], K).length_per_prompt is None
+
+
+@given(st.lists(st.integers(spec.FIRST_WORD, spec.VOCAB_SIZE - 1), min_size=1, max_size=150, unique=True))
+def test_forecast_accounts_for_every_output_token(words):
+    prompt = spec.render(words)
+    forecast = spec.forecast_acceptance(prompt, K, max_tokens=192)
+    assert sum(a + 1 for a in forecast.accepted) >= len(spec.expected_output(prompt)) - 1
+    assert all(0 <= a <= K for a in forecast.accepted)

@@ -1,0 +1,299 @@
+"""Prompt sets, baselines, histories and profiles as files: round trips, and every kind of damage has its sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness import baseline as bl
+from harness.config import REPOSITORY, SHIPPED_PROFILES, load_profile
+from harness.errors import DataError, NotARunError, ProfileError, UsageError
+from harness.history import HistoryWriter, load_history, write_parquet, write_run
+from harness.matrix import make_plan, select_cells
+from harness.operations import prepare
+from harness.probe import spec
+from harness.probe.build import WEIGHTS
+from harness.prompts import build_probe_prompts, load_prompts, write_prompts
+from harness.runner import workload
+from tests.unit.builders import history, identity, observation, provenance, rows
+
+PROMPTS = REPOSITORY / "prompts" / "probe.jsonl"
+
+
+# --- prompts --------------------------------------------------------------------------------------------------------
+
+
+def test_shipped_prompts_hit_every_stratum_for_every_method():
+    prompts = load_prompts(PROMPTS)
+    assert len(prompts.prompts) >= 40
+    for lookahead in (3, 4):
+        found = {(p.stratum_for(32, lookahead), p.tokens // 32) for p in prompts.prompts}
+        for count in range(1, 5):
+            assert {("aligned", count), ("lookahead", count), ("first", count), ("middle", count)} <= found
+        assert any(s == "sub-block" for s, _ in found)
+    assert {p.tokens % 32 for p in prompts.prompts} >= {0, 29, 30, 31, 1}
+    assert max(p.tokens for p in prompts.prompts) >= 160
+
+
+def test_shipped_prompts_are_what_the_recipe_renders():
+    built = build_probe_prompts(WEIGHTS / "tokenizer", 32, 4, 5, 7)
+    assert built == load_prompts(PROMPTS)
+
+
+def test_every_output_token_has_one_source_position():
+    for prompt in load_prompts(PROMPTS).prompts:
+        assert prompt.expected is not None
+        words = prompt.expected[:-1]
+        assert len(set(words)) == len(words)
+        assert all(prompt.ids[spec.source_position(i)] == t for i, t in enumerate(prompt.expected))
+
+
+def edit(path: Path, change) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda ls: ls.clear(), "empty file"),
+        (lambda ls: ls.__delitem__(slice(1, None)), "expected prompts"),
+        (lambda ls: ls.pop(5), "changed, lost or reordered"),
+        (lambda ls: ls.insert(3, dict(ls[3])), "distinct ids"),
+        (lambda ls: ls[2]["ids"].append(7), "token ids, found"),
+        (lambda ls: ls[2]["ids"].__setitem__(3, 99), "hash does not match"),
+        (lambda ls: ls[2].update(stratum="middle"), "says stratum"),
+        (lambda ls: ls[2].update(surprise=1), "unknown key"),
+        (lambda ls: ls[0].update(format="other/9"), "expected format"),
+        (lambda ls: ls[0].pop("seed"), "seed"),
+    ],
+)
+def test_damaged_prompts_are_refused(tmp_path, damage, sentence):
+    path = tmp_path / "p.jsonl"
+    write_prompts(load_prompts(PROMPTS), path)
+    edit(path, damage)
+    with pytest.raises(DataError, match=sentence):
+        load_prompts(path)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]\n", "\xff\xfe", "[" * 100000])
+def test_text_that_is_no_prompt_set_is_refused(tmp_path, text):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match="prompt set"):
+        load_prompts(path)
+
+
+def test_other_tokenizer_is_refused(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match="rendered with another tokenizer"):
+        load_prompts(PROMPTS).check_tokenizer(tmp_path, PROMPTS)
+
+
+def test_workload_sends_text_of_every_stratum():
+    items = workload(load_prompts(PROMPTS), 6)
+    text = [i.prompt for i in items if i.form == "text"]
+    assert len(text) == 6
+    assert len({p.id for p in text}) == 6
+    assert len({p.stratum for p in text}) == 5
+    assert len(items) == len(load_prompts(PROMPTS).prompts) + 6
+
+
+# --- baselines ------------------------------------------------------------------------------------------------------
+
+
+def test_baseline_round_trip_and_identity(tmp_path):
+    path = bl.write_baseline(tmp_path, identity("eagle3"), provenance(), rows([32, 40], "eagle3"))
+    loaded = bl.load_baseline(path)
+    assert loaded.rows == tuple(rows([32, 40], "eagle3"))
+    assert bl.look_up(tmp_path, identity("eagle3"), "cpu").baseline == loaded
+    assert "topology" not in loaded.header.identity.model_dump()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"prompts_sha256": "x"}, {"target_sha256": "x"}, {"drafter_sha256": "x"}, {"block_size": 16}]
+)
+def test_other_identity_is_no_baseline_and_names_the_field_and_the_cure(tmp_path, changes):
+    bl.write_baseline(tmp_path, identity("eagle3"), provenance(), rows([32], "eagle3"))
+    found = bl.look_up(tmp_path, identity("eagle3", **changes), "cpu")
+    assert found.baseline is None
+    assert next(iter(changes)) in found.reason
+    assert "harness baseline record --profile cpu" in found.reason
+
+
+def test_missing_baseline_names_the_cure(tmp_path):
+    found = bl.look_up(tmp_path, identity("none"), "cpu")
+    assert found.baseline is None
+    assert "harness baseline record" in found.reason
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda ls: ls.pop(),
+        lambda ls: ls[1]["output_ids"].__setitem__(0, 3),
+        lambda ls: ls[1].pop("accepted"),
+        lambda ls: ls[0].update(rows_sha256=1),
+        lambda ls: ls[0].update(format="x"),
+        lambda ls: ls.clear(),
+    ],
+)
+def test_damaged_baseline_is_no_baseline(tmp_path, damage):
+    path = bl.write_baseline(tmp_path, identity("none"), provenance(), rows([32, 40]))
+    edit(path, damage)
+    with pytest.raises(DataError):
+        bl.load_baseline(path)
+    found = bl.look_up(tmp_path, identity("none"), "cpu")
+    assert found.baseline is None
+    assert str(path) in found.reason
+
+
+def test_wrong_outputs_are_never_recorded():
+    good = history([observation("single-none", 32)])
+    known = {"p32": tuple(observation("single-none", 32).final.output_ids)}
+    assert len(bl.rows_from(good, "single-none", {"p32": "h"}, known)) == 1
+    with pytest.raises(UsageError, match="answered wrongly"):
+        bl.rows_from(good, "single-none", {"p32": "h"}, {"p32": (5, 6)})
+    with pytest.raises(UsageError, match="it was not asked"):
+        bl.rows_from(good, "single-none", {"p33": "h"}, {})
+
+
+# --- history --------------------------------------------------------------------------------------------------------
+
+
+def recorded(folder: Path):
+    h = history([observation("pd-eagle3", n) for n in (31, 32, 33)], folder=folder)
+    write_run(folder, h.run)
+    with HistoryWriter(folder) as writer:
+        for o in h.observations:
+            writer.append(o)
+    return h
+
+
+def test_history_round_trip_as_lines_and_as_parquet(tmp_path):
+    h = recorded(tmp_path)
+    assert load_history(tmp_path) == h
+    write_parquet(tmp_path, h.observations)
+    assert load_history(tmp_path) == h
+    (tmp_path / "observations.jsonl").unlink()
+    assert load_history(tmp_path) == h
+
+
+def test_torn_last_line_is_left_out_and_said(tmp_path):
+    h = recorded(tmp_path)
+    with (tmp_path / "observations.jsonl").open("a") as stream:
+        stream.write('{"cell": "pd-eag')
+    loaded = load_history(tmp_path)
+    assert loaded.observations == h.observations
+    assert loaded.torn_line
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"schema_version": 99}', '{"schema_version": 1}'])
+def test_damaged_run_file_is_refused(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(DataError):
+        load_history(tmp_path)
+
+
+def test_damaged_observation_names_the_line(tmp_path):
+    recorded(tmp_path)
+    path = tmp_path / "observations.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = lines[1].replace('"form":"ids"', '"form":"morse"')
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match="line 2"):
+        load_history(tmp_path)
+
+
+def test_damaged_parquet_is_refused_with_the_way_out(tmp_path):
+    recorded(tmp_path)
+    (tmp_path / "observations.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(DataError, match="remove it"):
+        load_history(tmp_path)
+
+
+def test_other_folders_are_no_runs(tmp_path):
+    with pytest.raises(NotARunError, match="a folder without it"):
+        load_history(tmp_path)
+    with pytest.raises(NotARunError, match="no such folder"):
+        load_history(tmp_path / "nowhere")
+
+
+# --- profiles and plans ---------------------------------------------------------------------------------------------
+
+
+def profile_file(tmp_path: Path, change) -> str:
+    raw = yaml.safe_load((SHIPPED_PROFILES / "cpu.yaml").read_text())
+    raw["target"] = str(REPOSITORY / raw["target"])
+    raw["tokenizer"] = str(REPOSITORY / raw["tokenizer"])
+    raw["workload"]["prompts"] = str(REPOSITORY / raw["workload"]["prompts"])
+    for method in raw["methods"]:
+        if "drafter" in method:
+            method["drafter"] = str(REPOSITORY / method["drafter"])
+    change(raw)
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda r: r.update(colour="red"), "colour: unknown key"),
+        (lambda r: r["engine"].update(blok_size=3), "blok_size: unknown key"),
+        (lambda r: r["methods"].append({"kind": "medusa"}), "medusa"),
+        (lambda r: r["methods"].append({"kind": "none"}), "named once"),
+        (lambda r: r["methods"].clear(), "methods"),
+        (lambda r: r.update(topologies=["ring"]), "topologies"),
+        (lambda r: r.update(target="/nowhere/model"), "/nowhere/model"),
+        (lambda r: r["methods"][1].update(drafter="/nowhere/drafter"), "/nowhere/drafter"),
+        (lambda r: r["workload"].update(prompts="/nowhere/p.jsonl"), "/nowhere/p.jsonl"),
+        (lambda r: r["methods"][1].update(num_speculative_tokens=0), "num_speculative_tokens"),
+        (lambda r: r["engine"].update(block_size=8) or r["methods"][1].update(num_speculative_tokens=9), "lookahead"),
+        (lambda r: r.update(format=2), "format"),
+        (lambda r: r.update(name="../../etc"), "name"),
+    ],
+)
+def test_bad_profiles_are_refused_in_words(tmp_path, change, sentence):
+    with pytest.raises(ProfileError, match=sentence):
+        load_profile(profile_file(tmp_path, change))
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "!!python/object/apply:os.system ['true']", ""])
+def test_text_that_is_no_profile_is_refused(tmp_path, text):
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    with pytest.raises(ProfileError):
+        load_profile(str(path))
+
+
+def test_unknown_profile_names_the_shipped_ones():
+    with pytest.raises(ProfileError, match="cpu"):
+        load_profile("nightli")
+
+
+def test_plan_shares_engines_and_starts_none_twice():
+    prepared = prepare("cpu", [])
+    assert len(prepared.plan.cells) == 8
+    assert prepared.plan.engines == 8
+    assert [g.id for g in prepared.plan.groups] == ["pd-none", "pd-eagle3", "pd-dflash", "pd-mtp"]
+    alone = make_plan(prepared.profile.model_copy(update={"share_engines": False}), prepared.plan.cells, 1)
+    assert alone.engines == 12
+
+
+def test_cell_patterns():
+    profile = load_profile("cpu")
+    assert [c.id for c in select_cells(profile, ["pd-eagle3"])] == ["pd-eagle3"]
+    assert len(select_cells(profile, ["single-*", "*-mtp"])) == 5
+    with pytest.raises(UsageError, match="pd-medusa"):
+        select_cells(profile, ["pd-*", "pd-medusa"])
+
+
+def test_outputs_must_fit_the_model_length(tmp_path):
+    path = profile_file(tmp_path, lambda r: r["engine"].update(max_model_len=256))
+    with pytest.raises(UsageError, match="max_model_len"):
+        prepare(path, [])
