@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -267,10 +268,17 @@ def prompts_build(
     typer.echo(f"{len(prompts.prompts)} prompts: {path}")
 
 
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Entry point: expected failures are one sentence and their exit code, never a traceback."""
     # click's own usage errors exit with 2, which means UNKNOWN here.
     typer.BadParameter.__bases__[0].exit_code = EXIT_USAGE  # type: ignore[attr-defined]
+    # TERM ends a run as Ctrl-C does; a shell may have started us with INT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     try:
         app()
     except HarnessError as error:

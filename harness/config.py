@@ -96,6 +96,8 @@ class EngineConfig(Strict):
     kv_cache_gib: int = Field(default=1, ge=1)
     kv_buffer_device: Literal["cpu", "cuda"] = "cpu"
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=0.95)
+    nixl_threads: int | None = Field(default=None, ge=0)
+    """Threads of the NIXL agent (``num_threads`` of the connector's extra config); None keeps vLLM's default of 4."""
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
 

@@ -135,7 +135,7 @@ def _machine_items(profile: Profile | None) -> list[Item]:
     try:
         free_ports(4)
         items.append(Item("loopback ports", "free ones available", True, True))
-    except OSError as error:
+    except (OSError, HarnessError) as error:
         items.append(Item("loopback ports", str(error), False, True, "allow sockets on 127.0.0.1"))
     return items
 

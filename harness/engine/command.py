@@ -66,16 +66,19 @@ def build_command(
         argv += ["--speculative-config", json.dumps(speculation, sort_keys=True)]
         argv += ["--per-request-spec-decode-metrics", "detailed"]
     if role != "single":
-        transfer = {
+        transfer: dict[str, object] = {
             "kv_connector": "NixlConnector",
             "kv_role": "kv_both",
             "kv_buffer_device": engine.kv_buffer_device,
         }
+        if engine.nixl_threads is not None:
+            transfer["kv_connector_extra_config"] = {"num_threads": engine.nixl_threads}
         argv += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
     if engine.device == "gpu":
         argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
     argv += list(engine.extra_args)
-    return EngineCommand(role, port, side_channel_port, argv, _variables(engine, environment, side_channel_port, slot))
+    variables = _variables(engine, environment, side_channel_port, slot)
+    return EngineCommand(role, port, side_channel_port, argv, variables)
 
 
 def _variables(

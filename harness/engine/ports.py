@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 from collections.abc import Iterator
 
@@ -20,13 +22,30 @@ def _bind(port: int) -> socket.socket:
     return sock
 
 
+# Below the range from which the kernel takes ports for outgoing connections (32768 on Linux by default): a port from
+# that range was taken by a connection of the other engine before its owner bound it, seconds later.
+_LOWEST, _HIGHEST = 20000, 32000
+_TRIES = 400
+
+
 def free_ports(count: int) -> list[int]:
-    """Distinct free ports, held together while being picked."""
-    held = [_bind(0) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in held]
-    for sock in held:
-        sock.close()
-    return ports
+    """Distinct free ports, held together while being picked. Raises EngineStartError when too few are found."""
+    held: list[socket.socket] = []
+    try:
+        for port in random.SystemRandom().sample(range(_LOWEST, _HIGHEST), _TRIES):
+            if len(held) == count:
+                break
+            with contextlib.suppress(OSError):
+                held.append(_bind(port))
+        if len(held) < count:
+            raise EngineStartError(
+                f"expected {count} free ports between {_LOWEST} and {_HIGHEST} on {LOOPBACK}, found {len(held)} in "
+                f"{_TRIES} tries; end what listens there or name --base-port"
+            )
+        return [s.getsockname()[1] for s in held]
+    finally:
+        for sock in held:
+            sock.close()
 
 
 def require_free(ports: list[int]) -> None:

@@ -77,7 +77,7 @@ class EngineGroupSession:
         self.stop()
 
     def _commands(self) -> list[EngineCommand]:
-        roles: list[Role] = ["prefill", "decode"] if self.group.topology == "pd" else ["single"]
+        roles: list[Role] = ["decode", "prefill"] if self.group.topology == "pd" else ["single"]
         ports = allot(2 * len(roles), self._base_port)
         return [
             build_command(
@@ -101,6 +101,9 @@ class EngineGroupSession:
             self._clients[command.role] = Client(command.role, process.url, self.profile.timeouts.request)
             self._progress(f"{self.group.id}: started {command.role} engine, pid {process.pid}, {process.url}")
         self._wait_ready(begun + self.profile.timeouts.start)
+        if self.profile.engine.device == "cpu" and self.group.topology == "pd":
+            for process in self._processes.values():
+                process.gather_threads()
         self._warm_up()
         for client in self._clients.values():
             client.snapshot()

@@ -52,5 +52,10 @@ def _method(history: History, cell: str, k: int) -> dict[str, Any]:
         "acceptance": [round(r, 4) for r in rates.rates],
         "acceptance_length_pooled": round(rates.length_pooled or 0.0, 4),
         "forecast_acceptance": [round(r, 4) for r in pool([f.accepted for f in forecast.values()], k).rates],
-        "prompts_exactly_as_forecast": sum(list(steps[p]) == forecast[p].accepted for p in steps),
+        "prompts_as_forecast": sum(_as_forecast(list(steps[p]), forecast[p].accepted) for p in steps),
     }
+
+
+def _as_forecast(steps: list[int], forecast: list[int]) -> bool:
+    """Equal step for step; the last step may accept more, because drafts past the end token cannot be forecast."""
+    return len(steps) == len(forecast) and steps[:-1] == forecast[:-1] and (not steps or steps[-1] >= forecast[-1])

@@ -19,9 +19,7 @@ def test_spill_is_what_the_aligned_and_lookahead_strata_say(n, size, lookahead):
     residues = {0, *range(size - lookahead + 1, size)} if lookahead else set()
     assert spills(n, size, lookahead) == (n % size in residues)
     if n >= size and lookahead:
-        assert spills(n, size, lookahead) == (
-            classify(n, size, lookahead) in (Stratum.ALIGNED, Stratum.LOOKAHEAD)
-        )
+        assert spills(n, size, lookahead) == (classify(n, size, lookahead) in (Stratum.ALIGNED, Stratum.LOOKAHEAD))
 
 
 @given(tokens, block_sizes)

@@ -125,8 +125,13 @@ def test_contradicting_response_is_regression(changes):
 
 def test_two_end_tokens_are_a_regression():
     output = (10, 1, 11, 1)
-    o = change_final(observation("single-none"), output_ids=output, usage_completion_tokens=4,
-                     chosen_logprobs=(0.0,) * 4, top_gaps=(9.0,) * 4)
+    o = change_final(
+        observation("single-none"),
+        output_ids=output,
+        usage_completion_tokens=4,
+        chosen_logprobs=(0.0,) * 4,
+        top_gaps=(9.0,) * 4,
+    )
     assert exchange.response_invariants(view(history([o]), "single-none")).verdict is Verdict.REGRESSION
 
 
@@ -248,8 +253,11 @@ def test_reference_without_answer_is_unknown():
 
 
 def test_missing_baseline_is_unknown_with_its_reason():
-    cell = view(history([observation("single-none")]), "single-none", {"none": lookup([])._replace(
-        baseline=None, reason="none found; record it with `harness baseline record`")})
+    cell = view(
+        history([observation("single-none")]),
+        "single-none",
+        {"none": lookup([])._replace(baseline=None, reason="none found; record it with `harness baseline record`")},
+    )
     result = tokens.tokens_baseline(cell)
     assert result.verdict is Verdict.UNKNOWN
     assert "harness baseline record" in result.findings[0].message

@@ -1,0 +1,111 @@
+"""One P/D and one single cell with EAGLE3 on real vLLM and real NIXL."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import xml.etree.ElementTree as ET
+from collections import Counter
+
+import pytest
+
+from harness.acceptance import pool, real_steps
+from harness.findings import Verdict
+from harness.operations import assess
+from harness.probe import spec
+from harness.strata import blocks, classify
+from tests.engine.conftest import Done, harness, left_over
+
+pytestmark = pytest.mark.engine
+
+
+def test_run_passes(eagle3: Done):
+    assert eagle3.code == 0, eagle3.output
+    assert "PASS" in eagle3.output
+    assert "pd-eagle3" in eagle3.output
+
+
+def test_every_output_is_the_known_answer(eagle3: Done):
+    strata = Counter()
+    for o in eagle3.history.observations:
+        assert o.error is None
+        assert list(o.final.output_ids) == spec.expected_output(list(o.sent_ids)), (o.cell, o.prompt_id)
+        strata[o.cell, classify(len(o.sent_ids), 32, 3).value] += 1
+    for cell in ("pd-eagle3", "single-eagle3"):
+        for stratum in ("aligned", "lookahead", "first", "middle", "sub-block"):
+            assert strata[cell, stratum] >= 5
+
+
+def test_every_hand_off_moved_its_blocks(eagle3: Done):
+    for o in eagle3.history.of("pd-eagle3").values():
+        prefill, decode = o.leg("prefill"), o.leg("decode")
+        (group,) = prefill.kv_transfer_params["remote_block_ids"]
+        assert len(group) == blocks(len(o.sent_ids), 32)
+        assert decode.counters["nixl_bytes"] > 0
+        assert decode.counters["prompt_tokens_external_kv_transfer"] >= len(o.sent_ids) - 1
+
+
+def test_acceptance_is_equal_step_for_step_and_within_the_probes_range(eagle3: Done):
+    history = eagle3.history
+    single = {p: real_steps(o.final, False).accepted for p, o in history.of("single-eagle3").items()}
+    pair = {p: real_steps(o.final, True) for p, o in history.of("pd-eagle3").items()}
+    assert {p: s.accepted for p, s in pair.items()} == single
+    assert sum(s.padded for s in pair.values()) > 0.9 * len(pair)
+    rates = pool(single.values(), 3).rates
+    assert 0.70 <= rates[0] <= 0.98
+    assert rates[0] > rates[1] > rates[2] > 0.3
+
+
+def test_text_prompts_were_sent_and_echoed(eagle3: Done):
+    text = [o for o in eagle3.history.observations if o.form == "text"]
+    assert len(text) == 12
+    assert all(leg.echoed_ids == o.sent_ids for o in text for leg in o.legs)
+
+
+def test_reports_are_written(eagle3: Done):
+    folder = eagle3.folder
+    html = (folder / "report.html").read_text()
+    assert "pd-eagle3" in html
+    assert "<script" not in html
+    root = ET.parse(folder / "junit.xml").getroot()
+    assert root.get("failures") == "0"
+    assert int(root.get("tests")) >= 15
+    summary = (folder / "summary.md").read_text().splitlines()
+    assert "PASS" in summary[0]
+    assert len(summary) <= 60
+    run = json.loads((folder / "run.json").read_text())
+    assert {e["role"] for e in run["engines"]} == {"prefill", "decode"}
+    assert all(e["model_runner"] == "V1" for e in run["engines"])
+    assert run["versions"]["vllm"] == "0.32.0"
+
+
+def test_judging_again_gives_the_same(eagle3: Done):
+    first = (eagle3.folder / "judgement.json").read_bytes()
+    again = harness("check", str(eagle3.folder))
+    assert again.code == 0, again.output
+    assert (eagle3.folder / "judgement.json").read_bytes() == first
+
+
+def test_recorded_damage_is_found_offline(eagle3: Done, tmp_path):
+    """The real recording with one prompt's tokens of the pair damaged: found, at that prompt and position."""
+    copy = tmp_path / "run"
+    shutil.copytree(eagle3.folder, copy)
+    (copy / "observations.parquet").unlink()
+    lines = [json.loads(line) for line in (copy / "observations.jsonl").read_text().splitlines()]
+    victim = next(o for o in lines if o["cell"] == "pd-eagle3" and len(o["sent_ids"]) == 64)
+    victim["legs"][-1]["output_ids"][7] += 1
+    (copy / "observations.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    done = harness("check", str(copy))
+    assert done.code == 1, done.output
+    assert victim["prompt_id"] in done.output
+    assert "output token 7" in done.output
+
+
+def test_without_baselines_it_is_unknown(eagle3: Done, tmp_path):
+    summary = assess(eagle3.history, tmp_path)
+    assert summary.verdict is Verdict.UNKNOWN
+    assert any("harness baseline record" in f.message for f in summary.judgement.findings)
+
+
+def test_nothing_is_left(eagle3: Done):
+    assert left_over(eagle3.folder) == []

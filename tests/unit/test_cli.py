@@ -1,0 +1,97 @@
+"""The command line: help, exit codes and one clear sentence for bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.config import REPOSITORY
+from tests.unit.test_files import recorded
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=REPOSITORY,
+        check=False,
+    )
+    assert "Traceback" not in done.stdout, done.stdout
+    return done.returncode, " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["run"], ["plan"], ["check"], ["report"], ["doctor"], ["baseline"], ["baseline", "record"], ["probe"],
+     ["probe", "build"], ["probe", "measure"], ["prompts", "build"]],
+)  # fmt: skip
+def test_help(command):
+    code, output = run(*command, "--help")
+    assert code == 0
+    assert "Usage" in output
+
+
+def test_help_states_the_exit_codes():
+    assert "64 wrong usage" in run("--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["run", "--nonsense"], 64, "nonsense"),
+        (["dance"], 64, "dance"),
+        (["run", "--profile", "nowhere"], 64, "expected a shipped profile"),
+        (["run", "--cell", "pd-medusa"], 64, "expected a pattern that matches a cell"),
+        (["run", "--base-port", "12"], 64, "base-port"),
+        (["run", "--engine-python", "/nowhere/python", "--cell", "single-none"], 2, "could not be run"),
+        (["check", "/nowhere"], 64, "expected the folder of a recorded run"),
+        (["report", "/tmp"], 64, "expected the folder of a recorded run"),
+        (["baseline", "record", "--from", "/nowhere"], 64, "expected the folder of a recorded run"),
+        (["probe", "measure", "/nowhere"], 64, "expected the folder of a recorded run"),
+    ],
+)
+def test_bad_input(arguments, code, sentence):
+    found, output = run(*arguments)
+    assert found == code, output
+    assert sentence in output
+
+
+def test_plan_starts_nothing_and_names_every_cell():
+    code, output = run("plan")
+    assert code == 0
+    for cell in ("pd-none", "single-none", "pd-eagle3", "single-eagle3", "pd-dflash", "pd-mtp", "single-mtp"):
+        assert cell in output
+
+
+def test_check_without_baselines_is_unknown(tmp_path: Path):
+    recorded(tmp_path)
+    code, output = run("check", str(tmp_path), "--baselines", str(tmp_path))
+    assert code == 2
+    assert "UNKNOWN" in output
+
+
+def test_report_of_a_recorded_run_exits_with_zero(tmp_path: Path):
+    recorded(tmp_path)
+    code, output = run("report", str(tmp_path))
+    assert code == 0
+    assert "report.html" in output
+
+
+def test_damaged_run_is_refused(tmp_path: Path):
+    recorded(tmp_path)
+    (tmp_path / "observations.jsonl").write_text('{"cell": 1}\n')
+    code, output = run("check", str(tmp_path))
+    assert code == 64
+    assert "line 1" in output
+
+
+def test_baselines_are_not_recorded_from_pairs(tmp_path: Path):
+    recorded(tmp_path)
+    code, output = run("baseline", "record", "--from", str(tmp_path), "--baselines", str(tmp_path / "b"))
+    assert code == 64
+    assert not (tmp_path / "b").exists()

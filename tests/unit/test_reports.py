@@ -1,0 +1,85 @@
+"""Reports of hand-made runs: hostile text stays inert, formats are well formed, every verdict is shown."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from harness.checks.registry import judge
+from harness.report.html import render_html
+from harness.report.junit import render_junit
+from harness.report.markdown import render_markdown
+from harness.summary import RunSummary, grouped_findings, summarise_run
+from tests.unit.builders import change_final, history, lookups, observation
+from tests.unit.test_checks import CELLS, LENGTHS, flawless, garbled
+
+HOSTILE = "</pre><script>alert(1)</script>\"'&\x00\x1b[31m‮ | `x` " + "y" * 500
+
+
+def summarise(observations: list) -> RunSummary:
+    h = history(observations, CELLS)
+    return summarise_run(h, judge(h, lookups(LENGTHS)))
+
+
+@pytest.fixture
+def bad() -> RunSummary:
+    changed = [garbled(o) if o.cell == "pd-eagle3" and len(o.sent_ids) == 32 else o for o in flawless()]
+    changed.append(observation("pd-mtp", 64, error=HOSTILE))
+    return summarise(changed)
+
+
+def test_passing_report_names_every_cell_and_needs_no_network():
+    html = render_html(summarise(flawless()))
+    assert all(cell in html for cell in CELLS)
+    assert "PASS" in html
+    assert not re.search(r"https?://", html)
+    assert "<script" not in html
+
+
+def test_hostile_text_is_inert_everywhere(bad):
+    html = render_html(bad)
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+    root = ET.fromstring(render_junit(bad))
+    assert "<script>" in "".join(root.itertext())
+    markdown = render_markdown(bad)
+    assert "<script>" not in markdown
+    assert max(map(len, markdown.splitlines())) < 700
+
+
+def test_junit_counts_failures_and_errors(bad):
+    root = ET.fromstring(render_junit(bad))
+    failures, errors = root.findall(".//failure"), root.findall(".//error")
+    assert root.get("failures") == str(len(failures)) != "0"
+    assert root.get("errors") == str(len(errors)) != "0"
+    assert {e.get("type") for e in errors} == {"UNKNOWN"}
+    assert {f.get("type") for f in failures} == {"REGRESSION"}
+
+
+def test_divergence_is_shown_side_by_side(bad):
+    html = render_html(bad)
+    assert "tokens side by side" in html
+    assert 'class="n diff"' in html
+    assert "p32" in html
+
+
+def test_grid_marks_the_stratum_of_the_damage(bad):
+    assert bad.grid["pd-eagle3"]["aligned"].verdict == "REGRESSION"
+    assert bad.grid["pd-eagle3"]["middle"].verdict == "PASS"
+    assert bad.equal_tokens["pd-eagle3"] == "3/4"
+    assert bad.equal_tokens["pd-none"] == "4/4"
+
+
+def test_findings_are_grouped_gravest_first(bad):
+    groups = grouped_findings(bad.judgement)
+    assert groups[0][0].verdict == "REGRESSION"
+    assert sum(count for _, count, _ in groups) == len(bad.judgement.findings)
+
+
+def test_summary_is_short_even_for_a_catastrophe():
+    everything = [change_final(o, output_ids=(9,)) for o in flawless()]
+    text = render_markdown(summarise(everything))
+    assert len(text.splitlines()) <= 60
+    assert text.startswith("# ✘ REGRESSION")
