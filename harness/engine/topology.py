@@ -101,10 +101,11 @@ class EngineGroupSession:
             self._clients[command.role] = Client(command.role, process.url, self.profile.timeouts.request)
             self._progress(f"{self.group.id}: started {command.role} engine, pid {process.pid}, {process.url}")
         self._wait_ready(begun + self.profile.timeouts.start)
+        self._first_requests()
         if self.profile.engine.device == "cpu" and self.group.topology == "pd":
             for process in self._processes.values():
                 process.gather_threads()
-        self._warm_up()
+        self._warm_up_hand_off()
         for client in self._clients.values():
             client.snapshot()
         self.ready_seconds = time.monotonic() - begun
@@ -148,14 +149,32 @@ class EngineGroupSession:
             return True
         return False
 
-    def _warm_up(self) -> None:
-        """One request per path before anything is judged; for a pair a full hand-off, repeated while the handshake
-        times out (D answered 500 to the first hand-off in 2 of 8 starts on two busy cores)."""
-        sampling = Sampling(max_tokens=4, logprobs=self.profile.workload.logprobs)
+    def _warm_up_request(self) -> tuple[list[int], Sampling]:
+        """A prompt of one block and one token."""
         ids = list(range(1, self.profile.engine.block_size + 2))
+        return ids, Sampling(max_tokens=8, logprobs=self.profile.workload.logprobs)
+
+    def _first_requests(self) -> None:
+        """One plain request to every engine, all at the same time: the first compiles kernels, for 10 s and more."""
+        ids, sampling = self._warm_up_request()
+        with ThreadPoolExecutor(len(self._clients)) as pool:
+            asked = [pool.submit(c.complete, ids, sampling, _new_id(), _new_id()) for c in self._clients.values()]
+        for process in self._processes.values():
+            process.require_alive()
+        for answer in asked:
+            try:
+                answer.result()
+            except HandoffError as error:
+                raise EngineStartError(
+                    f"expected an answer to the first request of {self.group.id}, {error}"
+                ) from error
+
+    def _warm_up_hand_off(self) -> None:
+        """For a pair, one full hand-off before anything is judged, repeated while the NIXL handshake times out (D
+        answered 500 to the first hand-off in 2 of 8 starts on two busy cores)."""
         if self.group.topology == "single":
-            self._clients["single"].complete(ids, sampling, _new_id(), _new_id())
             return
+        ids, sampling = self._warm_up_request()
         attempts = self.profile.timeouts.handshake_attempts
         for attempt in range(1, attempts + 1):
             try:

@@ -92,6 +92,6 @@ def test_damaged_run_is_refused(tmp_path: Path):
 
 def test_baselines_are_not_recorded_from_pairs(tmp_path: Path):
     recorded(tmp_path)
-    code, output = run("baseline", "record", "--from", str(tmp_path), "--baselines", str(tmp_path / "b"))
+    code, _ = run("baseline", "record", "--from", str(tmp_path), "--baselines", str(tmp_path / "b"))
     assert code == 64
     assert not (tmp_path / "b").exists()

@@ -1,0 +1,52 @@
+"""Start, request and own time per cell of recorded runs: python benchmarks/matrix.py [RUN_DIR …]
+
+Without arguments it runs the whole cpu matrix first and prints that run. "own" is what is neither engine start nor stop
+nor waiting for an answer: reading counters, parsing, writing records.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.config import REPOSITORY
+from harness.history import load_history
+
+
+def show(folder: Path, console: Console) -> None:
+    run = load_history(folder).run
+    table = Table(
+        title=f"{run.run_id}: {run.hardware['processor']}, {run.hardware['cores']} cores, vLLM {run.versions['vllm']}"
+    )
+    for column in ("cell", "start s", "requests", "request s", "s per request", "own s"):
+        table.add_column(column, justify="right")
+    for cell in run.cells:
+        table.add_row(
+            cell.cell,
+            f"{cell.start_seconds:.1f}",
+            str(cell.planned),
+            f"{cell.request_seconds:.1f}",
+            f"{cell.request_seconds / max(cell.planned, 1):.2f}",
+            f"{cell.seconds - cell.request_seconds:.1f}",
+        )
+    console.print(table)
+    total = run.seconds.get("total", 0.0)
+    parts = ", ".join(f"{k.replace('_', ' ')} {v:.1f} s" for k, v in run.seconds.items())
+    console.print(f"{parts}; own share {100 * run.seconds.get('own', 0.0) / max(total, 1e-9):.1f} %")
+
+
+def main() -> None:
+    folders = [Path(a) for a in sys.argv[1:]]
+    if not folders:
+        subprocess.run([sys.executable, "-m", "harness", "run"], cwd=REPOSITORY, check=False)
+        folders = [REPOSITORY / "reports" / "latest"]
+    for folder in folders:
+        show(folder, Console(width=120))
+
+
+if __name__ == "__main__":
+    main()
