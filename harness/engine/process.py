@@ -86,24 +86,25 @@ class EngineProcess:
         return [p for p in found.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
     def gather_threads(self) -> int:
-        """Move all threads of a worker that is bound to one core onto that core; returns how many were moved.
+        """Move all threads of the engine's worker onto the core that the engine was given; returns how many moved.
 
-        NIXL's progress thread polls without pause (about 36,000 rounds a second, measured with strace) while holding
-        UCX's worker lock most of the time, and vLLM's CPU build pins it to the last core of the machine, in every
-        engine. From another core the worker's own thread then waits 5 to 35 seconds for that lock in one hand-off of
-        four; on the same core the two take turns and no hand-off stalls (docs/performance.md).
+        NIXL's progress thread polls without pause (about 36,000 rounds a second, measured with strace), and vLLM's
+        CPU build pins it to the last core of the machine, in every engine, and for a while the worker's own thread
+        too. One hand-off of four then stalled for 5 to 35 seconds; with each worker's threads on a core of their own
+        none did (docs/performance.md). The core is taken from the command, because the affinity found may be NIXL's.
         """
+        core = self.command.env.get("VLLM_CPU_OMP_THREADS_BIND", "")
+        if not core.isdigit():
+            return 0
         moved = 0
         for process in self.family():
             with contextlib.suppress(OSError, psutil.Error):
-                core = os.sched_getaffinity(process.pid)
-                if len(core) != 1:
+                if "Worker" not in process.name():
                     continue
                 for thread in process.threads():
                     with contextlib.suppress(OSError):
-                        if os.sched_getaffinity(thread.id) != core:
-                            os.sched_setaffinity(thread.id, core)
-                            moved += 1
+                        os.sched_setaffinity(thread.id, {int(core)})
+                        moved += 1
         return moved
 
     def stop(self, grace_s: float) -> None:
