@@ -224,7 +224,7 @@ def baseline_record(
 def probe_build(
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write to. Default: the shipped weights.")] = None,
 ) -> None:
-    """Train the probe models from scratch (about 20 minutes on two cores)."""
+    """Train the probe models from scratch (about 25 minutes on two cores)."""
     from harness.probe.build import WEIGHTS, build
 
     description = build(out or WEIGHTS, lambda line: typer.echo(line))
