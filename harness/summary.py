@@ -120,7 +120,7 @@ def describe(history: History, judgement: Judgement) -> str:
     requests = len(history.observations)
     if judgement.verdict is Verdict.PASS:
         return (
-            f"All {cells} cells pass: {requests} requests gave the right tokens, speculation accepted what it "
+            f"{'The cell passes' if cells == 1 else f'All {cells} cells pass'}: {requests} requests gave the right tokens, speculation accepted what it "
             "should, and every P/D request moved its KV."
         )
     names = ", ".join(f"{c.cell} {c.verdict}" for c in bad[:6]) + (" …" if len(bad) > 6 else "")
