@@ -119,9 +119,10 @@ def describe(history: History, judgement: Judgement) -> str:
     bad = [c for c in judgement.cells if c.verdict is not Verdict.PASS]
     requests = len(history.observations)
     if judgement.verdict is Verdict.PASS:
+        who = "The cell passes" if cells == 1 else f"All {cells} cells pass"
         return (
-            f"{'The cell passes' if cells == 1 else f'All {cells} cells pass'}: {requests} requests gave the right tokens, speculation accepted what it "
-            "should, and every P/D request moved its KV."
+            f"{who}: {requests} requests gave the right tokens, speculation accepted what it should, and every P/D "
+            "request moved its KV."
         )
     names = ", ".join(f"{c.cell} {c.verdict}" for c in bad[:6]) + (" …" if len(bad) > 6 else "")
     if not bad:
