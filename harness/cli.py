@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import __version__
-from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, HarnessError
+from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, HarnessError
 
 app = typer.Typer(
     name="harness",
@@ -290,6 +290,3 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_UNKNOWN)
-
-
-__all__ = ["EXIT_PASS", "EXIT_REGRESSION", "EXIT_UNKNOWN", "EXIT_USAGE", "app", "main"]

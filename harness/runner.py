@@ -82,6 +82,7 @@ class Runner:
         self._folder = folder
         self._reporter = reporter
         self._base_port = base_port
+        self._stop_seconds = 0.0
         commit, dirty = provenance.git_state()
         methods = {m.kind: m for m in (*(c.method for c in plan.cells), *profile.methods)}
         self._record = RunRecord(
@@ -149,11 +150,8 @@ class Runner:
             write_parquet(self._folder, history.observations)
         return history
 
-    _stop_seconds: float = 0.0
-
     def _run_group(self, group: EngineGroup, writer: HistoryWriter) -> None:
         begun = time.monotonic()
-        current: Cell | None = None
         try:
             with EngineGroupSession(
                 group,
@@ -166,8 +164,8 @@ class Runner:
                 self._update(engines=(*self._record.engines, *session.records()))
                 self._set_cell(group.cells[0].id, start_seconds=round(session.ready_seconds, 3))
                 self._reporter.step(group.id, self._plan.group_expected_s(group) - self._request_expectation(group))
-                for current in group.cells:
-                    self._run_cell(session, current, writer)
+                for cell in group.cells:
+                    self._run_cell(session, cell, writer)
                 stopping = time.monotonic()
             self._stop_seconds += time.monotonic() - stopping
         except InfrastructureError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +163,3 @@ def export_all(target: Target, drafters: dict[str, Any], root: Path) -> dict[str
 def total_size(root: Path) -> int:
     """Bytes of all weight files below ``root``."""
     return sum(p.stat().st_size for p in root.rglob("*.safetensors"))
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config

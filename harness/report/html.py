@@ -8,7 +8,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from harness.findings import Finding
 from harness.history import Observation
-from harness.probe import spec
 from harness.summary import RunSummary, grouped_findings
 
 _DIVERGENCES = 24
@@ -43,7 +42,6 @@ def _token_rows(finding: Finding) -> dict[str, Any]:
                 "expected": e,
                 "found": f,
                 "differs": e != f,
-                "source": spec.source_position(start + i),
             }
             for i, (e, f) in enumerate(pairs)
         ],

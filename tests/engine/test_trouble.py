@@ -10,27 +10,13 @@ import sys
 import time
 
 import pytest
-import yaml
 
-from harness.config import REPOSITORY, SHIPPED_PROFILES
+from harness.config import REPOSITORY
 from harness.history import load_history
 from tests.engine.conftest import harness, left_over, newest
+from tests.unit.builders import changed_profile
 
 pytestmark = pytest.mark.engine
-
-
-def changed_profile(tmp_path, change) -> str:
-    raw = yaml.safe_load((SHIPPED_PROFILES / "cpu.yaml").read_text())
-    for key in ("target", "tokenizer", "baselines"):
-        raw[key] = str(REPOSITORY / raw[key])
-    raw["workload"]["prompts"] = str(REPOSITORY / raw["workload"]["prompts"])
-    for method in raw["methods"]:
-        if "drafter" in method:
-            method["drafter"] = str(REPOSITORY / method["drafter"])
-    change(raw)
-    path = tmp_path / "profile.yaml"
-    path.write_text(yaml.safe_dump(raw))
-    return str(path)
 
 
 def test_engine_that_dies_while_starting_is_unknown_and_quoted(tmp_path):

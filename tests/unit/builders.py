@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+
+import yaml
 
 from harness.baseline import FORMAT, Baseline, Header, Identity, Lookup, Provenance, Row
 from harness.checks.evidence import CellView, Evidence
-from harness.config import Judging
+from harness.config import REPOSITORY, SHIPPED_PROFILES, Judging
 from harness.history import SCHEMA, CellRecord, History, Leg, Observation, RunRecord, Speculation
 from harness.probe import spec
 
@@ -190,3 +193,18 @@ def view(the_history: History, cell: str, baselines: dict[str, Lookup] | None = 
     record = the_history.cell(cell)
     assert record is not None
     return CellView(Evidence(the_history, baselines or {}, Judging()), record)
+
+
+def changed_profile(tmp_path: Path, change: Callable[[dict], object]) -> str:
+    """Path of a copy of the cpu profile, absolute paths and all, after ``change`` was applied to it."""
+    raw = yaml.safe_load((SHIPPED_PROFILES / "cpu.yaml").read_text())
+    for key in ("target", "tokenizer", "baselines"):
+        raw[key] = str(REPOSITORY / raw[key])
+    raw["workload"]["prompts"] = str(REPOSITORY / raw["workload"]["prompts"])
+    for method in raw["methods"]:
+        if "drafter" in method:
+            method["drafter"] = str(REPOSITORY / method["drafter"])
+    change(raw)
+    path = tmp_path / "profile.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return str(path)

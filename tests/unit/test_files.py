@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from harness import baseline as bl
-from harness.config import REPOSITORY, SHIPPED_PROFILES, load_profile
+from harness.config import REPOSITORY, load_profile
 from harness.errors import DataError, NotARunError, ProfileError, UsageError
 from harness.history import HistoryWriter, load_history, write_parquet, write_run
 from harness.matrix import make_plan, select_cells
@@ -18,7 +17,7 @@ from harness.probe import spec
 from harness.probe.build import WEIGHTS
 from harness.prompts import build_probe_prompts, load_prompts, write_prompts
 from harness.runner import workload
-from tests.unit.builders import history, identity, observation, provenance, rows
+from tests.unit.builders import changed_profile, history, identity, observation, provenance, rows
 
 PROMPTS = REPOSITORY / "prompts" / "probe.jsonl"
 
@@ -226,20 +225,6 @@ def test_other_folders_are_no_runs(tmp_path):
 # --- profiles and plans ---------------------------------------------------------------------------------------------
 
 
-def profile_file(tmp_path: Path, change) -> str:
-    raw = yaml.safe_load((SHIPPED_PROFILES / "cpu.yaml").read_text())
-    raw["target"] = str(REPOSITORY / raw["target"])
-    raw["tokenizer"] = str(REPOSITORY / raw["tokenizer"])
-    raw["workload"]["prompts"] = str(REPOSITORY / raw["workload"]["prompts"])
-    for method in raw["methods"]:
-        if "drafter" in method:
-            method["drafter"] = str(REPOSITORY / method["drafter"])
-    change(raw)
-    path = tmp_path / "p.yaml"
-    path.write_text(yaml.safe_dump(raw))
-    return str(path)
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -260,7 +245,7 @@ def profile_file(tmp_path: Path, change) -> str:
 )
 def test_bad_profiles_are_refused_in_words(tmp_path, change, sentence):
     with pytest.raises(ProfileError, match=sentence):
-        load_profile(profile_file(tmp_path, change))
+        load_profile(changed_profile(tmp_path, change))
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "!!python/object/apply:os.system ['true']", ""])
@@ -294,6 +279,6 @@ def test_cell_patterns():
 
 
 def test_outputs_must_fit_the_model_length(tmp_path):
-    path = profile_file(tmp_path, lambda r: r["engine"].update(max_model_len=256))
+    path = changed_profile(tmp_path, lambda r: r["engine"].update(max_model_len=256))
     with pytest.raises(UsageError, match="max_model_len"):
         prepare(path, [])
