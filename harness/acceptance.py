@@ -25,8 +25,10 @@ class Steps(NamedTuple):
     """Whether the counts alone decide if the first step was padded."""
 
 
-def real_steps(leg: Leg, handed_off: bool) -> Steps | None:
+def real_steps(leg: Leg) -> Steps | None:
     """Verify steps of a request without the padded first step; None when the leg has no acceptance metrics.
+
+    Only a decode leg, which follows a hand-off, can have one.
 
     From vLLM 0.26 on, D's first step after a hand-off recomputes the last prompt token together with k placeholder
     drafts, which count as drafted and rejected. T output tokens need Σ(a+1) = T - 1 + o over the real steps, where
@@ -37,7 +39,7 @@ def real_steps(leg: Leg, handed_off: bool) -> Steps | None:
     if leg.speculation is None or leg.output_ids is None:
         return None
     accepted = leg.speculation.per_step_accepted
-    if not accepted or not handed_off or accepted[0] != 0:
+    if not accepted or leg.role != "decode" or accepted[0] != 0:
         return Steps(accepted, padded=False, certain=True)
     surplus = sum(a + 1 for a in accepted) - (len(leg.output_ids) - 1)
     last = accepted[-1] if len(accepted) > 1 else 0
@@ -54,6 +56,40 @@ def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:
     if ours.certain or leg.speculation is None:
         return False
     return leg.speculation.per_step_accepted == tuple(reference)
+
+
+def by_position(accepted: Sequence[int], produced: int = 1) -> dict[int, int]:
+    """Accepted drafts of each verify step, by the number of output tokens that existed when the step began.
+
+    ``produced`` counts those before the first step: one, from the prefill.
+    """
+    out = {}
+    for count in accepted:
+        out[produced] = count
+        produced += count + 1
+    return out
+
+
+class Aligned(NamedTuple):
+    """Two step lists compared where both begin a step at the same output position."""
+
+    common: int
+    differing: tuple[int, ...]
+    """Output positions, ascending, at which the accepted counts differ."""
+    found: int
+    """Drafts accepted at common positions."""
+    expected: int
+
+
+def align(ours: Sequence[int], reference: Sequence[int], tokens: int) -> Aligned:
+    """Compare steps by output position; those that begin at or after ``tokens`` output tokens are left out.
+
+    Steps resynchronise by themselves: a wrong draft ends the step in both, wherever it began.
+    """
+    mine, theirs = by_position(ours), by_position(reference)
+    positions = sorted(p for p in mine if p in theirs and p < tokens)
+    wrong = tuple(p for p in positions if mine[p] != theirs[p])
+    return Aligned(len(positions), wrong, sum(mine[p] for p in positions), sum(theirs[p] for p in positions))
 
 
 class Rates(NamedTuple):

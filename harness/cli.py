@@ -43,6 +43,14 @@ CellOption = Annotated[
     list[str] | None,
     typer.Option("--cell", "-c", help="Run only cells that match this shell pattern, e.g. 'pd-*'. Repeatable."),
 ]
+ScenarioOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scenario",
+        "-s",
+        help="Run only scenarios that match this shell pattern, e.g. cold or 'prefix-*'. Repeatable. Default: all.",
+    ),
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for runs. Default: reports/ of the project.")]
 PythonOption = Annotated[
     str | None,
@@ -83,6 +91,7 @@ def _root(
 def run(
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
+    scenario: ScenarioOption = None,
     out: OutOption = None,
     engine_python: PythonOption = None,
     base_port: BasePortOption = None,
@@ -92,11 +101,11 @@ def run(
     from harness.progress import Reporter
     from harness.report.terminal import print_summary
 
-    prepared = prepare(profile, cell or [])
-    with Reporter(prepared.plan.expected_s) as reporter:
+    prepared = prepare(profile, cell or [], scenario or [])
+    with Reporter(prepared.expected_s) as reporter:
         reporter.line(
             f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts, "
-            f"{prepared.plan.requests_per_cell} requests per cell, about {prepared.plan.expected_s / 60:.0f} minutes"
+            f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
         )
         outcome = execute(prepared, out or DEFAULT_OUT, engine_python, reporter, base_port)
     console = _out()
@@ -106,11 +115,12 @@ def run(
 
 
 @app.command()
-def plan(profile: ProfileOption = "cpu", cell: CellOption = None) -> None:
+def plan(profile: ProfileOption = "cpu", cell: CellOption = None, scenario: ScenarioOption = None) -> None:
     """Show cells, engines, prompts and expected time without starting anything."""
     from harness.operations import prepare
+    from harness.runner import group_expected_s
 
-    prepared = prepare(profile, cell or [])
+    prepared = prepare(profile, cell or [], scenario or [])
     the_plan, prof = prepared.plan, prepared.profile
     console = _out()
     table = Table(title=f"profile {prof.name}: {prof.description}", title_justify="left")
@@ -120,9 +130,9 @@ def plan(profile: ProfileOption = "cpu", cell: CellOption = None) -> None:
         table.add_row(
             "prefill + decode" if group.topology == "pd" else "single",
             ", ".join(c.id for c in group.cells),
-            str(the_plan.requests_per_cell * len(group.cells)),
+            str(sum(w.requests for w in prepared.works if w.cell in group.cells)),
             str(group.method.lookahead),
-            f"{the_plan.group_expected_s(group):.0f} s",
+            f"{group_expected_s(group, prepared.works):.0f} s",
         )
     console.print(table)
     strata = Table(
@@ -135,16 +145,16 @@ def plan(profile: ProfileOption = "cpu", cell: CellOption = None) -> None:
 
     for stratum in Stratum:
         counts = [
-            sum(p.stratum_for(prof.engine.block_size, m.lookahead) is stratum for p in prepared.prompts.prompts)
+            sum(p.stratum_for(prof.engine.block_size, m.lookahead) is stratum for p in prepared.prompts.cold)
             for m in prof.methods
         ]
         strata.add_row(stratum.value, *map(str, counts))
     console.print(strata)
-    lengths = [p.tokens for p in prepared.prompts.prompts]
+    lengths = [p.tokens for p in prepared.prompts.cold]
     console.print(
-        f"{len(lengths)} prompts of {min(lengths)} to {max(lengths)} tokens, "
+        f"{len(lengths)} cold prompts of {min(lengths)} to {max(lengths)} tokens, "
         f"{min(prof.workload.text_prompts, len(lengths))} of them also as text; {len(the_plan.cells)} cells, "
-        f"{the_plan.engines} engine starts, about {the_plan.expected_s / 60:.1f} minutes on two cores",
+        f"{the_plan.engines} engine starts, about {prepared.expected_s / 60:.1f} minutes on two cores",
         highlight=False,
     )
 
@@ -169,6 +179,31 @@ def report(run_dir: RunDir, baselines: BaselinesOption = None) -> None:
     for name in ("report.html", "summary.md", "junit.xml", "judgement.json"):
         typer.echo(str(outcome.folder / name))
     typer.echo(f"verdict: {outcome.summary.verdict}")
+
+
+@app.command()
+def selftest(
+    mutant: Annotated[
+        list[str] | None,
+        typer.Option("--mutant", "-m", help="Try only this mutant, e.g. M1. Repeatable; each is tried alone."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only the five historic defects and the controls.")] = False,
+    profile: ProfileOption = "cpu",
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+) -> None:
+    """Put known defects into real engines, one at a time, and see that each is caught for its reason.
+
+    Exit code 0 only if every mutant is killed for its reason and every control passes.
+    """
+    from harness.operations import DEFAULT_OUT, self_test
+    from harness.report.selftest import print_selftest
+
+    result, folder = self_test(profile, mutant or [], quick, out or DEFAULT_OUT, engine_python)
+    console = _out()
+    print_selftest(result, console)
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
+    raise typer.Exit(result.exit_code)
 
 
 @app.command()
@@ -210,11 +245,11 @@ def baseline_record(
     from harness.operations import DEFAULT_OUT, prepare, record, record_baselines
     from harness.progress import Reporter
 
-    prepared = prepare(profile, cell or ["single-*"])
+    prepared = prepare(profile, cell or ["single-*"], record=True)
     if from_run is not None:
         history = load_history(from_run)
     else:
-        with Reporter(prepared.plan.expected_s) as reporter:
+        with Reporter(prepared.expected_s) as reporter:
             history = record(prepared, out or DEFAULT_OUT, engine_python, reporter)
     for item in record_baselines(history, prepared, baselines or prepared.profile.baselines):
         typer.echo(f"{item.method}: {item.rows} prompts, {item.replaced}: {item.path}")

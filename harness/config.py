@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harness.errors import ProfileError
+from harness.scenarios.config import Scenario
+from harness.strict import Strict as Strict
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHIPPED_PROFILES = Path(__file__).resolve().parent / "profiles"
 
 TopologyName = Literal["single", "pd"]
-
-
-class Strict(BaseModel):
-    """Base of all config and record models: immutable, no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class NoSpeculation(Strict):
@@ -36,6 +32,11 @@ class NoSpeculation(Strict):
     def lookahead(self) -> int:
         """KV slots that the scheduler reserves past the scheduled tokens (vLLM 0.32 ``num_lookahead_tokens``)."""
         return 0
+
+    @property
+    def drops_last_hit(self) -> bool:
+        """Whether the last block of a prefix hit is computed again (vLLM 0.32 ``use_eagle_block_drop``)."""
+        return False
 
     @property
     def drafter_path(self) -> Path | None:
@@ -54,6 +55,11 @@ class _Speculative(Strict):
     def lookahead(self) -> int:
         """KV slots that the scheduler reserves past the scheduled tokens (vLLM 0.32 ``num_lookahead_tokens``)."""
         return self.num_speculative_tokens
+
+    @property
+    def drops_last_hit(self) -> bool:
+        """Whether the last block of a prefix hit is computed again (vLLM 0.32 ``use_eagle_block_drop``)."""
+        return True
 
     @property
     def drafter_path(self) -> Path | None:
@@ -94,6 +100,11 @@ class EngineConfig(Strict):
     max_model_len: int = Field(default=512, ge=64)
     max_num_seqs: int = Field(default=4, ge=1)
     kv_cache_gib: int = Field(default=1, ge=1)
+    kv_blocks: int | None = Field(default=None, ge=8)
+    """Blocks of the KV pool (``--num-gpu-blocks-override``); None lets vLLM use all memory that it is given. A small
+    pool reuses blocks that hold other prompts' KV, where a fresh one would be full of zeros."""
+    max_num_batched_tokens: int | None = Field(default=None, ge=32)
+    """Most tokens of one engine step; a longer prompt is prefilled in chunks. None keeps vLLM's default."""
     kv_buffer_device: Literal["cpu", "cuda"] = "cpu"
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=0.95)
     nixl_threads: int | None = Field(default=None, ge=0)
@@ -144,6 +155,8 @@ class Profile(Strict):
     methods: tuple[Method, ...] = Field(min_length=1)
     engine: EngineConfig
     workload: Workload
+    scenarios: tuple[Scenario, ...] = ()
+    """States beyond cold prompts that every cell of the right topology is brought into."""
     judging: Judging = Judging()
     timeouts: Timeouts = Timeouts()
     share_engines: bool = True
@@ -164,6 +177,9 @@ class Profile(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> Profile:
+        ids = [s.id for s in self.scenarios]
+        if len(set(ids)) != len(ids) or "cold" in ids:
+            raise ValueError(f"scenarios: each needs an id of its own other than 'cold', found {', '.join(ids)}")
         worst = max(m.lookahead for m in self.methods)
         if worst >= self.engine.block_size:
             raise ValueError(f"lookahead {worst} must be smaller than block_size {self.engine.block_size}")

@@ -62,23 +62,72 @@ DamageClass = Literal[
 ]
 
 
+class Location(Strict):
+    """Which part of a prompt's KV the evidence points to."""
+
+    blocks: tuple[int, ...] = ()
+    """Indices of the prompt's blocks whose KV was wrong, missing or another's."""
+    of: int = 0
+    """Number of blocks that the prompt fills."""
+    shift: int | None = None
+    """By how many blocks the KV that D holds is shifted, when it is."""
+    position: int | None = None
+    """First prompt position that was read wrongly."""
+    step: int | None = None
+    """First verify step since the hand-off (or since the prefill) whose acceptance differs, padded ones left out."""
+    text: str
+    """The location in words, with its evidence."""
+
+
+class Law(Strict):
+    """Which prompt lengths fail and which do not."""
+
+    text: str
+    residues: tuple[int, ...] | None = None
+    """Lengths modulo ``modulus`` that fail, when that is the law."""
+    modulus: int | None = None
+    tested: tuple[int, ...] = ()
+    """Residues that were tested at all."""
+    exact: bool = True
+    """Whether the law explains every observation."""
+
+
+class Diagnosis(Strict):
+    """What the findings of a cell in a scenario say together."""
+
+    damage: DamageClass
+    failed: int
+    """Requests with a finding."""
+    judged: int
+    law: Law | None = None
+    location: Location | None = None
+    """Of the first request that has one."""
+    text: str
+
+
 class Finding(Strict):
     """One thing that is not as it should be, with its evidence."""
 
     check: str
     cell: str
+    scenario: str = "cold"
     verdict: Verdict
     damage: DamageClass
     message: str
     """What was expected, what was found, what to do."""
     prompt_id: str | None = None
     form: str | None = None
+    part: str | None = None
+    """In scenarios, which of the script's requests: prompt, instance and part."""
     stratum: str | None = None
+    location: Location | None = None
+    """Where in the prompt's KV the damage is, as far as the evidence goes."""
     evidence: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def id(self) -> str:
-        return "/".join(p for p in (self.cell, self.check, self.prompt_id, self.form) if p)
+        scenario = None if self.scenario == "cold" else self.scenario
+        return "/".join(p for p in (self.cell, scenario, self.check, self.part or self.prompt_id, self.form) if p)
 
 
 class CheckResult(Strict):
@@ -95,8 +144,12 @@ class CheckResult(Strict):
 
 
 class CellVerdict(Strict):
+    """What all checks say of one cell in one scenario."""
+
     cell: str
+    scenario: str = "cold"
     verdict: Verdict
+    diagnosis: Diagnosis | None = None
     results: tuple[CheckResult, ...]
 
 
@@ -106,7 +159,17 @@ class Judgement(Strict):
     run_id: str
     verdict: Verdict
     cells: tuple[CellVerdict, ...]
+    """One entry per cell and scenario, the cold one of a cell first."""
     notices: tuple[str, ...] = ()
+    mutants: tuple[str, ...] = ()
+    """Defects that were put in on purpose; such a run never passes."""
+
+    def by_cell(self) -> dict[str, Verdict]:
+        """The verdict of each cell over all its scenarios."""
+        out: dict[str, list[Verdict]] = {}
+        for item in self.cells:
+            out.setdefault(item.cell, []).append(item.verdict)
+        return {cell: worst(verdicts) for cell, verdicts in out.items()}
 
     @property
     def findings(self) -> list[Finding]:

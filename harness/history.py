@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
@@ -26,6 +27,8 @@ PARQUET = "observations.parquet"
 RUN = "run.json"
 
 Form = Literal["ids", "text"]
+COLD = "cold"
+"""The scenario of prompts that no engine has seen before."""
 
 
 class Speculation(Strict):
@@ -66,7 +69,20 @@ class Observation(Strict):
     cell: str
     prompt_id: str
     form: Form
-    scenario: str = "cold"
+    scenario: str = COLD
+    instance: int = 0
+    """Which run through the scenario this belongs to."""
+    part: str = "subject"
+    """What the request is for in its scenario: subject, donor, fill, holder, late, …"""
+    stage: int = 0
+    route: Literal["cell", "prefill", "local"] = "cell"
+    """Whether the request went the way of the cell, or to P alone, or to the answering engine alone."""
+    max_tokens: int | None = None
+    """Output tokens that were asked for; None in records of earlier versions: the workload's."""
+    concurrent: int = 1
+    """Requests that were under way at the same time. Above 1, counters are known for all of them together only."""
+    shared_counters: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Growth of each engine's counters over the requests that were under way together."""
     sequence: int
     sent_ids: tuple[int, ...]
     """The ids that the prompt has; sent as such, or as the text that must tokenise to them."""
@@ -76,6 +92,11 @@ class Observation(Strict):
     """1, or more when the hand-off was repeated because the NIXL handshake timed out."""
     error: str | None = None
     started_at: float
+
+    @property
+    def key(self) -> str:
+        """Unique within cell, form and scenario: the prompt, and in scenarios its instance and part."""
+        return self.prompt_id if self.scenario == COLD else f"{self.prompt_id}#{self.instance}.{self.part}"
 
     def leg(self, role: str) -> Leg | None:
         return next((leg for leg in self.legs if leg.role == role), None)
@@ -98,6 +119,12 @@ class EngineRecord(Strict):
     ready_seconds: float
     model_runner: str | None
     attention_backend: str | None
+    kv_blocks: int | None = None
+    """Size of the KV pool in blocks, as the engine reports it."""
+    step_tokens: int | None = None
+    """Most tokens that the engine schedules in one step, as it reports it."""
+    mutants: tuple[str, ...] = ()
+    """Mutants whose patches are installed in this engine."""
 
 
 class CellRecord(Strict):
@@ -109,7 +136,9 @@ class CellRecord(Strict):
     lookahead: int
     draft_tokens: int
     planned: int
-    """Observations that the plan asks for."""
+    """Cold observations that the plan asks for."""
+    scenarios: dict[str, int] = Field(default_factory=dict)
+    """Observations that the plan asks for, by scenario."""
     state: Literal["pending", "complete", "failed", "interrupted"] = "pending"
     reason: str | None = None
     request_seconds: float = 0.0
@@ -141,6 +170,8 @@ class RunRecord(Strict):
     cells: tuple[CellRecord, ...]
     seconds: dict[str, float] = Field(default_factory=dict)
     interrupted: bool = False
+    mutants: tuple[str, ...] = ()
+    """Defects that were put in on purpose: such a run says nothing about the engine."""
 
 
 class HistoryWriter:
@@ -186,6 +217,7 @@ def write_parquet(folder: Path, observations: Sequence[Observation]) -> None:
                 "prompt_id": o.prompt_id,
                 "form": o.form,
                 "scenario": o.scenario,
+                "part": o.part,
                 "sequence": o.sequence,
                 "prompt_tokens": len(o.sent_ids),
                 "output_ids": list(final.output_ids or ()) if final else [],
@@ -210,9 +242,16 @@ class History(Strict):
     torn_line: bool = False
     """The last JSON line was cut off (the run was killed while writing); it was left out."""
 
-    def of(self, cell: str, form: Form = "ids") -> dict[str, Observation]:
-        """Observations of a cell by prompt id; the last one counts when a prompt was observed twice."""
-        return {o.prompt_id: o for o in self.observations if o.cell == cell and o.form == form}
+    def of(self, cell: str, form: Form = "ids", scenario: str = COLD) -> dict[str, Observation]:
+        """Observations of a cell by key (cold ones: by prompt id); of two with the same key the last one counts."""
+        return {o.key: o for o in self._index.get((cell, form, scenario), ())}
+
+    @cached_property
+    def _index(self) -> dict[tuple[str, str, str], list[Observation]]:
+        index: dict[tuple[str, str, str], list[Observation]] = {}
+        for o in self.observations:
+            index.setdefault((o.cell, o.form, o.scenario), []).append(o)
+        return index
 
     def cell(self, cell_id: str) -> CellRecord | None:
         return next((c for c in self.run.cells if c.cell == cell_id), None)

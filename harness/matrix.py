@@ -36,10 +36,15 @@ class EngineGroup(NamedTuple):
     topology: TopologyName
     method: Method
     cells: tuple[Cell, ...]
+    prefill_method: Method | None = None
+    """What P speculates with, when that is not what D does."""
 
     @property
     def id(self) -> str:
         return f"{self.topology}-{self.method.kind}"
+
+    def method_of(self, role: str) -> Method:
+        return self.prefill_method if role == "prefill" and self.prefill_method is not None else self.method
 
     @property
     def engines(self) -> int:
@@ -49,20 +54,15 @@ class EngineGroup(NamedTuple):
 class Plan(NamedTuple):
     cells: tuple[Cell, ...]
     groups: tuple[EngineGroup, ...]
-    requests_per_cell: int
 
     @property
     def engines(self) -> int:
         return sum(g.engines for g in self.groups)
 
-    @property
-    def expected_s(self) -> float:
-        """Rough wall time in seconds."""
-        return sum(self.group_expected_s(g) for g in self.groups)
 
-    def group_expected_s(self, group: EngineGroup) -> float:
-        start = PAIR_START_S if group.topology == "pd" else SINGLE_START_S
-        return start + sum(REQUEST_S[c.topology] * self.requests_per_cell for c in group.cells)
+def start_expected_s(group: EngineGroup) -> float:
+    """Rough time in seconds until a group's engines answer."""
+    return PAIR_START_S if group.topology == "pd" else SINGLE_START_S
 
 
 def all_cells(profile: Profile) -> list[Cell]:
@@ -86,7 +86,7 @@ def select_cells(profile: Profile, patterns: Sequence[str]) -> list[Cell]:
     return [c for c in cells if any(fnmatch.fnmatchcase(c.id, p) for p in patterns)]
 
 
-def make_plan(profile: Profile, cells: Sequence[Cell], requests_per_cell: int) -> Plan:
+def make_plan(profile: Profile, cells: Sequence[Cell]) -> Plan:
     """Group cells by the engines that they share."""
     groups: list[EngineGroup] = []
     for method in profile.methods:
@@ -100,4 +100,4 @@ def make_plan(profile: Profile, cells: Sequence[Cell], requests_per_cell: int) -
             groups.append(EngineGroup("pd", method, tuple(pair)))
         if single:
             groups.append(EngineGroup("single", method, tuple(single)))
-    return Plan(tuple(cells), tuple(groups), requests_per_cell)
+    return Plan(tuple(cells), tuple(groups))

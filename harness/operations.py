@@ -17,16 +17,20 @@ from harness.baseline import (
 )
 from harness.checks.registry import baselines_for, judge
 from harness.config import REPOSITORY, Profile, load_profile
-from harness.engine.environment import inspect_environment, need_nixl
+from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
 from harness.errors import UsageError
 from harness.files import write_json
 from harness.history import History, load_history
 from harness.matrix import Plan, make_plan, select_cells
 from harness.progress import Reporter
 from harness.prompts import PromptSet, load_prompts
+from harness.recorder import Recorder, new_run_id
 from harness.report import write_reports
-from harness.runner import Runner, new_run_id, point_latest, workload
+from harness.runner import Runner, expected_s, point_latest
+from harness.scenarios.script import require_possible
+from harness.selftest.outcome import SelfTest
 from harness.summary import RunSummary, summarise_run
+from harness.workload import RECORDING, CellWork, cell_work, choose_scenarios, total_requests
 
 DEFAULT_OUT = REPOSITORY / "reports"
 
@@ -38,12 +42,25 @@ class Prepared(NamedTuple):
     source: str
     prompts: PromptSet
     plan: Plan
+    works: tuple[CellWork, ...]
+
+    @property
+    def requests(self) -> int:
+        return total_requests(self.works)
+
+    @property
+    def expected_s(self) -> float:
+        return expected_s(self.plan, self.works)
 
 
-def prepare(source: str, patterns: Sequence[str]) -> Prepared:
-    """Load and check everything that can be wrong before an engine is started."""
+def prepare(source: str, patterns: Sequence[str], scenarios: Sequence[str] = (), record: bool = False) -> Prepared:
+    """Load and check everything that can be wrong before an engine is started.
+
+    ``record`` asks for what a baseline needs: every prompt of the set, cold, as ids.
+    """
     profile = load_profile(source)
     cells = select_cells(profile, patterns)
+    choice = RECORDING if record else choose_scenarios(profile, scenarios)
     prompts = load_prompts(profile.workload.prompts)
     prompts.check_tokenizer(profile.tokenizer_folder, profile.workload.prompts)
     longest = max(p.tokens for p in prompts.prompts) + profile.workload.max_tokens
@@ -52,8 +69,14 @@ def prepare(source: str, patterns: Sequence[str]) -> Prepared:
             f"profile {source}: expected prompts and outputs to fit engine.max_model_len = "
             f"{profile.engine.max_model_len}, found up to {longest} tokens; raise it or lower workload.max_tokens"
         )
-    requests = len(workload(prompts, profile.workload.text_prompts))
-    return Prepared(profile, source, prompts, make_plan(profile, cells, requests))
+    require_possible(profile, {p.id: p for p in prompts.prompts})
+    works = tuple(w for c in cells if (w := cell_work(profile, prompts, c, choice)).requests)
+    if not works:
+        raise UsageError(
+            f"expected cells in which {', '.join(scenarios)} makes sense, found none among "
+            f"{', '.join(c.id for c in cells)}; scenarios that need a prefill engine run in pd cells only"
+        )
+    return Prepared(profile, source, prompts, make_plan(profile, [w.cell for w in works]), works)
 
 
 class Outcome(NamedTuple):
@@ -87,28 +110,40 @@ def record(
     environment = inspect_environment(engine_python or sys.executable)
     if any(g.topology == "pd" for g in prepared.plan.groups):
         need_nixl(environment)
-    run_id = new_run_id(prepared.profile)
-    folder = out / run_id
+    folder = new_folder(out, prepared.profile)
+    recorder = prepared_recorder(prepared, environment, folder)
+    history = Runner(prepared.profile, prepared.plan, prepared.works, environment, recorder, reporter, base_port).run()
+    point_latest(folder)
+    return history
+
+
+def new_folder(out: Path, profile: Profile, kind: str = "") -> Path:
+    """Make the folder of a new run below ``out``. Raises UsageError when that is not possible."""
+    folder = out / new_run_id(profile, kind)
     try:
         folder.mkdir(parents=True)
     except OSError as error:
         raise UsageError(
             f"--out {out}: expected a folder to write runs into, but {folder} cannot be made ({error.strerror})"
         ) from error
-    runner = Runner(
+    return folder
+
+
+def prepared_recorder(
+    prepared: Prepared, environment: EngineEnvironment, folder: Path, mutants: Sequence[str] = ()
+) -> Recorder:
+    """A recorder for everything that was prepared."""
+    return Recorder(
         prepared.profile,
         prepared.source,
-        prepared.plan,
+        prepared.works,
+        {c.id: g.id for g in prepared.plan.groups for c in g.cells},
         prepared.prompts,
         environment,
         folder,
-        run_id,
-        reporter,
-        base_port,
+        folder.name,
+        mutants=mutants,
     )
-    history = runner.run()
-    point_latest(folder)
-    return history
 
 
 def assess(history: History, baselines: Path | None) -> RunSummary:
@@ -192,3 +227,31 @@ def write_quality(history: History, target: Path) -> dict[str, object]:
     quality = measure(history)
     write_json(target, quality)
     return quality
+
+
+def self_test(
+    source: str, mutants: Sequence[str], quick: bool, out: Path, engine_python: str | None
+) -> tuple[SelfTest, Path]:
+    """Try mutants on real engines; returns the result and its folder. Everything that can be wrong in the request is
+    checked before an engine is started."""
+    from harness.report.selftest import write_selftest
+    from harness.selftest.run import SelfTester, forecast_s
+    from harness.selftest.trials import make_setups, select_trials
+
+    if quick and mutants:
+        raise UsageError("expected --quick or --mutant, found both; --quick tries the historic defects")
+    trials = select_trials(mutants, quick)
+    prepared = prepare(source, ())
+    setups = make_setups(trials, prepared.profile, prepared.prompts)
+    environment = inspect_environment(engine_python or sys.executable)
+    need_nixl(environment)
+    folder = new_folder(out, prepared.profile, "selftest")
+    seconds = forecast_s(setups, prepared)
+    with Reporter(seconds) as reporter:
+        reporter.line(
+            f"{len(trials)} mutants on {sum(s.group.engines for s in setups)} engines, about {seconds / 60:.0f} minutes"
+        )
+        result = SelfTester(prepared, environment, folder, reporter).run(setups)
+    write_selftest(result, folder)
+    point_latest(folder, "latest-selftest")
+    return result, folder

@@ -160,7 +160,7 @@ def _outcome(session: pytest.Session) -> Outcome:
     cells = sorted({i.cell for i in session.items if isinstance(i, CheckItem)})
     prepared = prepare(config.stash[_SOURCE][0], cells)
     out = config.getoption("--matrix-out")
-    with Reporter(prepared.plan.expected_s) as reporter:
+    with Reporter(prepared.expected_s) as reporter:
         outcome = execute(prepared, Path(out) if out else DEFAULT_OUT, config.getoption("--engine-python"), reporter)
     config.stash[_OUTCOME] = outcome
     return outcome

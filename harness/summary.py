@@ -102,7 +102,7 @@ def _equal_tokens(judgement: Judgement, cell: str) -> str:
 
 
 def _acceptance_row(view: CellView, judgement: Judgement) -> AcceptanceRow:
-    steps = [s for o in view.answered().values() if o.final and (s := real_steps(o.final, view.handed_off)) is not None]
+    steps = [s for o in view.answered().values() if o.final and (s := real_steps(o.final)) is not None]
     reference = _figures(judgement, view.id, "acceptance-baseline").get("reference") or {}
     return AcceptanceRow(
         cell=view.id,

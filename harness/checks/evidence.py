@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from pydantic import TypeAdapter, ValidationError
+
 from harness.baseline import Lookup
 from harness.config import Judging
+from harness.errors import DataError
 from harness.findings import DamageClass, Finding, Verdict
-from harness.history import CellRecord, Form, History, Observation
+from harness.history import COLD, CellRecord, EngineRecord, Form, History, Observation
+from harness.scenarios.config import Pressure, Scenario
 from harness.strata import classify
 
 REFERENCE_CELL = "single-none"
+PRESSURE_SLACK = 0.1
+_SCENARIO: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 
 
 class Evidence(NamedTuple):
@@ -28,10 +34,54 @@ class Evidence(NamedTuple):
 
 
 class CellView(NamedTuple):
-    """One cell of the evidence."""
+    """One cell of the evidence, in one scenario."""
 
     evidence: Evidence
     record: CellRecord
+    scenario: str = COLD
+
+    @property
+    def cold(self) -> bool:
+        return self.scenario == COLD
+
+    @property
+    def planned(self) -> int:
+        """Observations that the plan asks for."""
+        return self.record.planned if self.cold else self.record.scenarios.get(self.scenario, 0)
+
+    def sibling(self, topology: str, scenario: str | None = None) -> CellView | None:
+        """The view of the same method in another topology or scenario of this run."""
+        record = self.evidence.history.cell(f"{topology}-{self.method}")
+        return CellView(self.evidence, record, scenario or self.scenario) if record is not None else None
+
+    @property
+    def config(self) -> Scenario | None:
+        """The scenario as the profile describes it; None for the cold one. Raises DataError when it is damaged."""
+        if self.cold:
+            return None
+        for raw in self.evidence.history.run.profile.get("scenarios", ()):
+            if raw.get("id") == self.scenario:
+                try:
+                    return _SCENARIO.validate_python(raw)
+                except ValidationError as error:
+                    raise DataError(f"scenario {self.scenario} of the recorded profile is damaged: {error}") from error
+        return None
+
+    @property
+    def acceptance_slack(self) -> float:
+        """Share by which a request's accepted drafts may differ from the reference: zero, but for pressure, where
+        a prompt is prefilled in other chunks than alone, which changes what EAGLE3 and MTP drafters see."""
+        return PRESSURE_SLACK if isinstance(self.config, Pressure) else 0.0
+
+    def engine(self, role: str) -> EngineRecord | None:
+        """The engine that plays a role for this cell; ``single`` in a pair is the decode engine."""
+        mine = {e.role: e for e in self.evidence.history.run.engines if e.group == self.record.group}
+        return mine.get(role) or (mine.get("decode") if role == "single" else None)
+
+    @property
+    def answering(self) -> str:
+        """Role of the engine that gives the output."""
+        return "decode" if self.handed_off else "single"
 
     @property
     def id(self) -> str:
@@ -54,7 +104,8 @@ class CellView(NamedTuple):
         return self.topology == "pd"
 
     def observations(self, form: Form = "ids") -> dict[str, Observation]:
-        return self.evidence.history.of(self.id, form)
+        """By key: the prompt's id when cold, with instance and part in other scenarios."""
+        return self.evidence.history.of(self.id, form, self.scenario)
 
     def every(self) -> list[Observation]:
         """Observations of both forms."""
@@ -83,6 +134,8 @@ class CellView(NamedTuple):
         return Finding(
             check=check,
             cell=self.id,
+            scenario=self.scenario,
+            part=observation.key if observation and not self.cold else None,
             verdict=verdict,
             damage=damage,
             message=message,

@@ -16,7 +16,7 @@ def complete(cell: CellView) -> CheckResult:
         for o in observations
         if o.error is not None
     ]
-    missing = cell.record.planned - len(observations)
+    missing = cell.planned - len(observations)
     if missing > 0 or cell.record.state != "complete":
         reason = cell.record.reason or "no reason was recorded"
         findings.append(
@@ -24,7 +24,7 @@ def complete(cell: CellView) -> CheckResult:
                 name,
                 Verdict.UNKNOWN,
                 "infrastructure",
-                f"expected {cell.record.planned} observations of a complete cell, found {len(observations)} of a "
+                f"expected {cell.planned} observations of a complete cell, found {len(observations)} of a "
                 f"cell that is {cell.record.state}: {reason}",
             )
         )
@@ -120,7 +120,7 @@ def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, dict[str, object]
     for label, values in (("log-probs", leg.chosen_logprobs), ("top log-probs", leg.top_gaps)):
         if values is not None and len(values) != produced:
             out.append((f"expected one entry of {label} per output token ({produced}), found {len(values)}", {}))
-    if leg.role == "prefill" and produced != 1:
+    if leg.role == "prefill" and o.route == "cell" and produced != 1:
         out.append((f"expected exactly one token from the prefill leg, found {produced}", {}))
     if leg.finish_reason not in ("stop", "length"):
         out.append((f"expected finish reason stop or length, found {leg.finish_reason!r}", {}))

@@ -9,12 +9,13 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from harness.baseline import Identity, Lookup, look_up
-from harness.checks import drafting, exchange, tokens, transfer
+from harness.checks import drafting, exchange, state, tokens, transfer
 from harness.checks.evidence import REFERENCE_CELL, CellView, Evidence
 from harness.config import Judging, describe_validation_error
 from harness.errors import DataError
 from harness.findings import CellVerdict, CheckResult, Judgement, Verdict, worst
 from harness.history import History
+from harness.locate import diagnose, locate
 
 
 class Check(NamedTuple):
@@ -34,15 +35,23 @@ def _has_text(cell: CellView) -> bool:
     return bool(cell.observations("text"))
 
 
+def _asked(cell: CellView, other: str) -> bool:
+    """Whether the run was asked to observe another cell in this cell's scenario."""
+    record = cell.evidence.history.cell(other)
+    return record is not None and (record.planned > 0 if cell.cold else cell.scenario in record.scenarios)
+
+
 def _has_reference(cell: CellView) -> bool:
-    return cell.id != REFERENCE_CELL and cell.evidence.selected(REFERENCE_CELL)
+    return cell.id != REFERENCE_CELL and _asked(cell, REFERENCE_CELL)
 
 
 def _has_single(cell: CellView) -> bool:
-    return cell.handed_off and cell.speculative and cell.evidence.selected(f"single-{cell.method}")
+    return cell.handed_off and cell.speculative and cell.cold and _asked(cell, f"single-{cell.method}")
 
 
 CHECKS: tuple[Check, ...] = (
+    Check("state-occurred", "did the scenario's state occur?", lambda c: not c.cold, state.state_occurred),
+    Check("cold-stays-cold", "did cold prompts stay cold?", lambda c: c.cold, state.cold_stays_cold),
     Check("complete", "was everything asked and answered?", _always, exchange.complete),
     Check("echoed-prompt", "did the server see our prompt?", _always, exchange.echoed_prompt),
     Check("response-invariants", "does each response agree with itself?", _always, exchange.response_invariants),
@@ -88,7 +97,23 @@ def judge_cell(cell: CellView, checks: tuple[Check, ...] = CHECKS) -> CellVerdic
                     note=f"the check itself failed: {type(error).__name__}: {error}",
                 )
             )
-    return CellVerdict(cell=cell.id, verdict=worst(r.verdict for r in results), results=tuple(results))
+    results = locate(cell, results)
+    return CellVerdict(
+        cell=cell.id,
+        scenario=cell.scenario,
+        verdict=worst(r.verdict for r in results),
+        diagnosis=diagnose(cell, results),
+        results=tuple(results),
+    )
+
+
+def views(evidence: Evidence) -> list[CellView]:
+    """One view per cell and scenario that the run was asked to observe; a cell's cold one first."""
+    out = []
+    for record in evidence.history.run.cells:
+        out += [CellView(evidence, record)] if record.planned or not record.scenarios else []
+        out += [CellView(evidence, record, scenario) for scenario in record.scenarios]
+    return out
 
 
 def judge(history: History, baselines: Mapping[str, Lookup]) -> Judgement:
@@ -100,7 +125,7 @@ def judge(history: History, baselines: Mapping[str, Lookup]) -> Judgement:
             f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
         ) from error
     evidence = Evidence(history, baselines, judging)
-    cells = tuple(judge_cell(CellView(evidence, record)) for record in history.run.cells)
+    cells = tuple(judge_cell(view) for view in views(evidence))
     verdict = worst(c.verdict for c in cells)
     notices = []
     if history.torn_line:
@@ -108,7 +133,14 @@ def judge(history: History, baselines: Mapping[str, Lookup]) -> Judgement:
     if history.run.interrupted:
         notices.append("the run was interrupted before its end")
         verdict = worst([verdict, Verdict.UNKNOWN])
-    return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=tuple(notices))
+    mutants = history.run.mutants
+    if mutants:
+        notices.append(
+            f"ARMED MUTANT {', '.join(mutants)}: a defect was put in on purpose, so this run says nothing about vLLM "
+            "and cannot pass"
+        )
+        verdict = worst([verdict, Verdict.UNKNOWN])
+    return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=tuple(notices), mutants=mutants)
 
 
 def baselines_for(history: History, folder: Path | None = None) -> dict[str, Lookup]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from harness.checks.evidence import REFERENCE_CELL, CellView
 from harness.checks.exchange import first_difference
-from harness.findings import CheckResult, Finding, Verdict, conclude
+from harness.findings import CheckResult, DamageClass, Finding, Verdict, conclude
 from harness.history import Leg, Observation
 
 
@@ -64,13 +63,13 @@ def _final(o: Observation | None) -> Leg | None:
 
 
 def tokens_reference(cell: CellView) -> CheckResult:
-    """Tokens equal those of the no-speculation single engine of the same run."""
+    """Tokens equal those of the no-speculation single engine of the same run, in the same scenario."""
     name = "tokens-reference"
-    reference = cell.evidence.history.of(REFERENCE_CELL)
+    reference = cell.evidence.history.of(REFERENCE_CELL, scenario=cell.scenario)
     findings: list[Finding] = []
     judged = ties = 0
-    for prompt_id, o in cell.answered().items():
-        other = _final(reference.get(prompt_id))
+    for key, o in cell.answered().items():
+        other = _final(reference.get(key))
         leg = o.final
         if leg is None or leg.output_ids is None:
             continue
@@ -96,13 +95,18 @@ def tokens_reference(cell: CellView) -> CheckResult:
             cell.finding(
                 name,
                 Verdict.REGRESSION,
-                "target-kv" if cell.handed_off else "sampler",
+                _damage(cell),
                 _describe(at, leg.output_ids, other.output_ids, f"{REFERENCE_CELL} of this run"),
                 o,
                 **_evidence(at, leg.output_ids, other.output_ids),
             )
         )
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
+
+
+def _damage(cell: CellView) -> DamageClass:
+    """Where wrong tokens come from when nothing else is known: a cold prompt on one engine meets no KV but its own."""
+    return "sampler" if cell.cold and not cell.handed_off else "target-kv"
 
 
 def _tie_note(ties: int) -> str:
@@ -117,11 +121,10 @@ def tokens_baseline(cell: CellView) -> CheckResult:
         reason = lookup.reason if lookup else "the no-speculation baseline was not looked up"
         return conclude(name, cell.id, 0, [cell.finding(name, Verdict.UNKNOWN, "baseline", reason)])
     rows = lookup.baseline.by_prompt()
-    tonight = cell.evidence.history.of(REFERENCE_CELL)
     findings: list[Finding] = []
     judged = ties = 0
-    for prompt_id, o in cell.answered().items():
-        leg, row = o.final, rows.get(prompt_id)
+    for o in cell.answered().values():
+        leg, row = o.final, rows.get(o.prompt_id)
         if leg is None or leg.output_ids is None:
             continue
         if row is None:
@@ -130,32 +133,40 @@ def tokens_baseline(cell: CellView) -> CheckResult:
             )
             continue
         judged += 1
-        reference = _final(tonight.get(prompt_id))
-        gaps = reference.top_gaps if reference and reference.output_ids == row.output_ids else None
-        at = compare(leg.output_ids, row.output_ids, gaps, cell.evidence.judging.near_tie_nats)
+        wanted = row.output_ids[: o.max_tokens]
+        reference = _final(_tonight(cell, o))
+        gaps = reference.top_gaps if reference and reference.output_ids == wanted else None
+        at = compare(leg.output_ids, wanted, gaps, cell.evidence.judging.near_tie_nats)
         if at is None:
             continue
         if at.near_tie:
             ties += 1
             continue
-        verdict = _baseline_verdict(cell, leg, tonight, prompt_id)
+        verdict = _baseline_verdict(cell, leg, reference)
         findings.append(
             cell.finding(
                 name,
                 verdict,
-                "engine-changed" if verdict is Verdict.DRIFT else "target-kv",
-                _describe(at, leg.output_ids, row.output_ids, "the baseline")
+                "engine-changed" if verdict is Verdict.DRIFT else _damage(cell),
+                _describe(at, leg.output_ids, wanted, "the baseline")
                 + ("; the single engine of this run moved with it" if verdict is Verdict.DRIFT else ""),
                 o,
-                **_evidence(at, leg.output_ids, row.output_ids),
+                **_evidence(at, leg.output_ids, wanted),
             )
         )
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
 
 
-def _baseline_verdict(cell: CellView, leg: Leg, tonight: Mapping[str, Observation], prompt_id: str) -> Verdict:
+def _tonight(cell: CellView, o: Observation) -> Observation | None:
+    """The same request to the no-speculation single engine of this run."""
+    return cell.evidence.history.of(REFERENCE_CELL, scenario=cell.scenario).get(o.key)
+
+
+def _baseline_verdict(cell: CellView, leg: Leg, reference: Leg | None) -> Verdict:
     """DRIFT when the engine moved for everyone: the no-speculation single engine of tonight gives these tokens too."""
-    reference = _final(tonight.get(prompt_id))
+    if not cell.cold:
+        # In a scenario, two cells may meet the same damage: the cold answers tell a drift from it.
+        return Verdict.REGRESSION
     if cell.id == REFERENCE_CELL or (reference is not None and reference.output_ids == leg.output_ids):
         return Verdict.DRIFT
     return Verdict.REGRESSION

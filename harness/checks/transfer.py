@@ -16,10 +16,12 @@ def transfer(cell: CellView) -> CheckResult:
     findings: list[Finding] = []
     judged = 0
     for o in cell.every():
-        if o.error is not None:
+        if o.error is not None or o.route != "cell":
             continue
         judged += 1
         findings.extend(judge(cell, o))
+    findings.extend(_stages(cell))
+    findings.extend(_leases(cell))
     legs = [leg for o in cell.every() if (leg := o.leg("decode"))]
     figures = {
         "bytes": int(sum(leg.counters.get("nixl_bytes", 0) for leg in legs)),
@@ -51,18 +53,56 @@ def _control(cell: CellView, o: Observation) -> list[Finding]:
                 counters=leg.counters,
             )
         ]
-    if leg.counters.get("prefix_hits", 0):
-        return [
-            cell.finding(
-                NAME,
-                Verdict.UNKNOWN,
-                "nothing-tested",
-                f"expected a cold prompt, found {leg.counters['prefix_hits']:.0f} tokens taken from the prefix cache",
-                o,
-                counters=leg.counters,
-            )
-        ]
     return []
+
+
+def _leases(cell: CellView) -> list[Finding]:
+    """P must keep its blocks until D has read them. A lease that ends is counted with whatever request P serves then."""
+    findings = []
+    for o in cell.every():
+        expired = sum(leg.counters.get("nixl_expired", 0) for leg in o.legs)
+        if expired:
+            findings.append(
+                cell.finding(
+                    NAME,
+                    Verdict.REGRESSION,
+                    "target-kv",
+                    f"expected P to keep its blocks until D has read them, found {expired:.0f} leases that ended before: "
+                    "D may have read blocks that P had given to others",
+                    o,
+                )
+            )
+    return findings
+
+
+def _stages(cell: CellView) -> list[Finding]:
+    """Requests that were under way together are proven together: as many transfers and tokens as they need."""
+    if not cell.handed_off:
+        return []
+    stages: dict[tuple[int, int], list[Observation]] = {}
+    for o in cell.every():
+        if o.concurrent > 1 and o.error is None:
+            stages.setdefault((o.instance, o.stage), []).append(o)
+    findings = []
+    for members in stages.values():
+        counters = members[0].shared_counters.get("decode", {})
+        wanted = sum(len(o.sent_ids) - 1 for o in members)
+        moved = counters.get("prompt_tokens_external_kv_transfer", counters.get("external_hits", 0.0))
+        transfers = counters.get("nixl_transfers", 0)
+        if moved < wanted or transfers < len(members) or not counters.get("nixl_bytes", 0):
+            findings.append(
+                cell.finding(
+                    NAME,
+                    Verdict.UNKNOWN,
+                    "nothing-tested",
+                    f"expected {len(members)} NIXL transfers of {wanted} prompt tokens for requests sent together, "
+                    f"found {transfers:.0f} transfers, {moved:.0f} tokens and "
+                    f"{counters.get('nixl_bytes', 0):.0f} bytes",
+                    members[0],
+                    counters=counters,
+                )
+            )
+    return findings
 
 
 def _hand_off(cell: CellView, o: Observation) -> list[Finding]:
@@ -77,7 +117,10 @@ def _hand_off(cell: CellView, o: Observation) -> list[Finding]:
                 o,
             )
         ]
-    return [*_parameters(cell, o, prefill), *_movement(cell, o, decode)]
+    return [
+        *_parameters(cell, o, prefill),
+        *(_movement(cell, o, decode) if o.concurrent == 1 else ()),
+    ]
 
 
 def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
@@ -141,6 +184,8 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
             )
         ]
     findings = []
+    local = counters.get("prefix_hits", 0)
+    wanted = len(o.sent_ids) - 1 - local
     proof = {
         "bytes by NIXL": counters.get("nixl_bytes", 0),
         "descriptors by NIXL": counters.get("nixl_descriptors", 0),
@@ -158,13 +203,13 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
                 counters=counters,
             )
         )
-    elif external_tokens(decode) < len(o.sent_ids) - 1:
+    elif external_tokens(decode) < wanted:
         findings.append(
             cell.finding(
                 NAME,
                 Verdict.UNKNOWN,
                 "nothing-tested",
-                f"expected at least {len(o.sent_ids) - 1} prompt tokens from outside, found "
+                f"expected at least {wanted:.0f} prompt tokens from outside ({local:.0f} were cached on D), found "
                 f"{external_tokens(decode):.0f}: part of the prompt was not transferred",
                 o,
                 counters=counters,

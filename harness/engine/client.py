@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from harness.engine.command import MODEL_NAME, Role
-from harness.engine.counters import delta, parse_counters
+from harness.engine.counters import delta, parse_counters, parse_gauges
 from harness.errors import HandoffError
 from harness.history import Leg, Speculation
 
@@ -22,6 +23,7 @@ REMOTE_DECODE: dict[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }
+_KV_USAGE = re.compile(r"^vllm:kv_cache_usage_perc(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 _COUNTER_WAIT_S = 3.0
 _COUNTER_POLL_S = 0.01
 
@@ -48,12 +50,31 @@ class Client:
     def get(self, path: str, timeout_s: float = 5.0) -> httpx.Response:
         return self._http.get(path, timeout=timeout_s)
 
+    def post(self, path: str, timeout_s: float = 10.0) -> httpx.Response:
+        return self._http.post(path, timeout=timeout_s)
+
     def snapshot(self) -> dict[str, float]:
         """Read all counters now and remember them as the start of the next request."""
-        response = self._http.get("/metrics")
-        response.raise_for_status()
-        self._snapshot = parse_counters(response.text)
+        self._snapshot = parse_counters(self._metrics())
         return self._snapshot
+
+    def gauges(self) -> dict[str, float]:
+        """Levels of the engine right now (``harness.engine.counters.parse_gauges``)."""
+        return parse_gauges(self._metrics())
+
+    def kv_usage(self) -> float:
+        """Share of the KV pool that is in use, from one line of the metrics: cheap enough to be asked repeatedly."""
+        return max((float(value) for value in _KV_USAGE.findall(self._metrics())), default=0.0)
+
+    def _metrics(self) -> str:
+        try:
+            response = self._http.get("/metrics")
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            raise HandoffError(
+                f"{self.role} engine: expected metrics, found {type(error).__name__}: {error}"
+            ) from error
+        return response.text
 
     def complete(
         self,
@@ -64,11 +85,13 @@ class Client:
         kv_transfer_params: Mapping[str, Any] | None = None,
         role: Role | None = None,
         await_counters: Sequence[str] = (),
+        count: bool = True,
     ) -> Leg:
         """Send one completion request and return what came back, counters included.
 
         ``await_counters`` names counters that must grow before the snapshot is taken: engines publish them with
-        the step after the request, so the scrape is repeated for up to 3 s.
+        the step after the request, so the scrape is repeated for up to 3 s. ``count=False`` leaves counters alone,
+        for requests that are not alone on the engine.
         Raises HandoffError on a status other than 200 or an answer of another shape.
         """
         role = role or self.role
@@ -97,13 +120,16 @@ class Client:
             ) from error
         seconds = time.monotonic() - start
         leg = parse_completion(role, request_id, response.status_code, response.text, seconds)
-        return leg.model_copy(update={"counters": self._counters_after(before, await_counters)})
+        if not count:
+            return leg
+        return leg.model_copy(update={"counters": self.counters_after(before, dict.fromkeys(await_counters, 1))})
 
-    def _counters_after(self, before: Mapping[str, float], awaited: Sequence[str]) -> dict[str, float]:
+    def counters_after(self, before: Mapping[str, float], awaited: Mapping[str, int]) -> dict[str, float]:
+        """Growth of the counters since ``before``, once those in ``awaited`` have grown by at least as much."""
         deadline = time.monotonic() + _COUNTER_WAIT_S
         while True:
             grown = delta(before, self.snapshot())
-            if all(grown.get(name, 0.0) > 0 for name in awaited) or time.monotonic() > deadline:
+            if all(grown.get(name, 0.0) >= count for name, count in awaited.items()) or time.monotonic() > deadline:
                 return grown
             time.sleep(_COUNTER_POLL_S)
 

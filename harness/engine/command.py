@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from harness.config import EngineConfig, Method, NoSpeculation, Profile
@@ -15,7 +16,7 @@ MODEL_NAME = "target"
 
 # Inherited variables that would change what is tested, and the one that forbids bytecode files: without them each of an
 # engine's three processes compiles vLLM and torch anew, and a pair took 68 s to be ready instead of about 40.
-_SCRUBBED_PREFIXES = ("VLLM_", "OMP_", "KMP_", "UCX_", "NIXL_", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE")
+_SCRUBBED_PREFIXES = ("VLLM_", "OMP_", "KMP_", "UCX_", "NIXL_", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE", "KV_HARNESS_")
 
 
 class EngineCommand(NamedTuple):
@@ -52,8 +53,10 @@ def build_command(
     port: int,
     side_channel_port: int | None,
     slot: int,
+    arming: Mapping[str, str] | None = None,
 ) -> EngineCommand:
-    """Assemble the server command. ``slot`` numbers the engines of a topology: the core or GPU that it gets."""
+    """Assemble the server command. ``slot`` numbers the engines of a topology: the core or GPU that it gets;
+    ``arming`` is the environment of a mutant, when one is put in."""
     engine = profile.engine
     argv = [environment.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--host", LOOPBACK, "--port", str(port)]
@@ -62,6 +65,10 @@ def build_command(
     argv += ["--dtype", engine.dtype, "--block-size", str(engine.block_size)]
     argv += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]
     argv += ["--seed", "0", "--enforce-eager", "--no-enable-log-requests"]
+    if engine.kv_blocks is not None:
+        argv += ["--num-gpu-blocks-override", str(engine.kv_blocks)]
+    if engine.max_num_batched_tokens is not None:
+        argv += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
     speculation = speculative_config(method)
     if speculation is not None:
         argv += ["--speculative-config", json.dumps(speculation, sort_keys=True)]
@@ -78,7 +85,7 @@ def build_command(
     if engine.device == "gpu":
         argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
     argv += list(engine.extra_args)
-    variables = _variables(engine, environment, side_channel_port, slot)
+    variables = {**_variables(engine, environment, side_channel_port, slot), **(arming or {})}
     return EngineCommand(role, port, side_channel_port, argv, variables)
 
 
@@ -86,6 +93,8 @@ def _variables(
     engine: EngineConfig, environment: EngineEnvironment, side_channel_port: int | None, slot: int
 ) -> dict[str, str]:
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+    # Adds /pause, /resume, /reset_prefix_cache and /server_info, which the scenarios need; engines listen on loopback.
+    env["VLLM_SERVER_DEV_MODE"] = "1"
     if engine.device == "cpu":
         env |= _cpu_variables(engine, environment, slot)
     elif engine.device == "gpu":

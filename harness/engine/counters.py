@@ -24,6 +24,8 @@ _SAMPLES = {
     "vllm:external_prefix_cache_hits_total": "external_hits",
     "vllm:num_preemptions_total": "preemptions",
     "vllm:request_success_total": "finished_requests",
+    "vllm:request_queue_time_seconds_sum": "queue_seconds",
+    "vllm:iteration_tokens_total_count": "engine_steps",
     "vllm:nixl_xfer_time_seconds_count": "nixl_transfers",
     "vllm:nixl_bytes_transferred_sum": "nixl_bytes",
     "vllm:nixl_num_descriptors_sum": "nixl_descriptors",
@@ -32,6 +34,7 @@ _SAMPLES = {
     "vllm:nixl_num_kv_expired_reqs_total": "nixl_expired",
 }
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
+_STEP_TOKENS = "vllm:iteration_tokens_total_bucket"
 _BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
@@ -46,6 +49,8 @@ def parse_counters(text: str) -> dict[str, float]:
                 totals[_SAMPLES[sample.name]] += sample.value
             elif sample.name == _BY_SOURCE:
                 totals[f"prompt_tokens_{sample.labels.get('source', 'unknown')}"] += sample.value
+            elif sample.name == _STEP_TOKENS and not sample.labels.get("le", "+Inf").endswith("Inf"):
+                totals[f"engine_steps_le_{float(sample.labels['le']):.0f}"] += sample.value
             elif sample.name == _BY_POSITION:
                 totals[f"accepted_at_{sample.labels.get('position', '?')}"] += sample.value
     return dict(totals)
@@ -54,3 +59,20 @@ def parse_counters(text: str) -> dict[str, float]:
 def delta(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Growth of each counter that exists after; a counter that appeared in between started at zero."""
     return {name: value - before.get(name, 0.0) for name, value in after.items() if value != before.get(name, 0.0)}
+
+
+def parse_gauges(text: str) -> dict[str, float]:
+    """Levels rather than totals: ``kv_usage`` (0 to 1, the largest of all engine labels), ``waiting`` and ``running``
+    requests (summed), and ``kv_blocks``, the size of the KV pool in blocks."""
+    out: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "vllm:kv_cache_usage_perc":
+                out["kv_usage"] = max(out.get("kv_usage", 0.0), sample.value)
+            elif sample.name == "vllm:num_requests_waiting":
+                out["waiting"] = out.get("waiting", 0.0) + sample.value
+            elif sample.name == "vllm:num_requests_running":
+                out["running"] = out.get("running", 0.0) + sample.value
+            elif sample.name == "vllm:cache_config_info" and sample.labels.get("num_gpu_blocks", "").isdigit():
+                out["kv_blocks"] = float(sample.labels["num_gpu_blocks"])
+    return out

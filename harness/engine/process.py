@@ -54,14 +54,17 @@ class EngineProcess:
     def alive(self) -> bool:
         return self._popen.poll() is None
 
+    def log_text(self) -> str:
+        """All that the engine has written so far."""
+        try:
+            return self.log_path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """Last lines of the log; of a traceback, the lines that name the error."""
-        try:
-            text = self.log_path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return "(no log)"
-        kept = [line.rstrip() for line in text.splitlines() if line.strip()]
-        return "\n".join(f"    | {line[:300]}" for line in kept[-lines:]) or "    | (log is empty)"
+        kept = [line.rstrip() for line in self.log_text().splitlines() if line.strip()]
+        return "\n".join(f"    | {line[:300]}" for line in kept[-lines:]) or "    | (no log, or an empty one)"
 
     def require_alive(self) -> None:
         """Raise EngineDiedError, quoting the log, when the process has ended."""

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import httpx
 
 from harness.config import Profile
+from harness.engine.arming import Arming, Marks, plugin_folder, unbound
 from harness.engine.client import REMOTE_DECODE, Client, Sampling
 from harness.engine.command import LOOPBACK, MODEL_NAME, EngineCommand, Role, build_command
 from harness.engine.environment import EngineEnvironment
@@ -36,6 +38,7 @@ _RUNNER = re.compile(r"[Uu]sing (?:the )?(?:(V[12]) [Mm]odel [Rr]unner|[Mm]odel 
 _BACKEND = re.compile(r"attention backend\(s\) \['(\w+)'|[Uu]sing (?:AttentionBackendEnum\.)?(\w+) backend")
 # What a decode engine says when P's side channel did not answer in time (zmq EAGAIN after 5 s on busy machines).
 _HANDSHAKE_PAUSE_S = 2.0
+_RESET_S = 5.0
 
 
 class EngineGroupSession:
@@ -49,8 +52,12 @@ class EngineGroupSession:
         log_folder: Path,
         base_port: int | None = None,
         progress: Progress = lambda _: None,
+        arming: Arming | None = None,
     ) -> None:
         self.group = group
+        self.arming = arming
+        self.mutant: str | None = None
+        """The mutant that is switched on."""
         self.profile = profile
         self._environment = environment
         self._logs = log_folder
@@ -79,15 +86,17 @@ class EngineGroupSession:
     def _commands(self) -> list[EngineCommand]:
         roles: list[Role] = ["decode", "prefill"] if self.group.topology == "pd" else ["single"]
         ports = allot(2 * len(roles), self._base_port)
+        plugin = plugin_folder(self._environment.prefix, self._logs / "plugin") if self.arming else None
         return [
             build_command(
                 self.profile,
-                self.group.method,
+                self.group.method_of(role),
                 role,
                 self._environment,
                 port=next(ports),
                 side_channel_port=next(ports) if role != "single" else None,
                 slot=slot,
+                arming=self.arming.environment(role, plugin) if self.arming else None,
             )
             for slot, role in enumerate(roles)
         ]
@@ -106,6 +115,7 @@ class EngineGroupSession:
             for process in self._processes.values():
                 process.gather_threads()
         self._warm_up_hand_off()
+        self._require_armed()
         for client in self._clients.values():
             client.snapshot()
         self.ready_seconds = time.monotonic() - begun
@@ -113,8 +123,7 @@ class EngineGroupSession:
     def _wait_ready(self, deadline: float) -> None:
         waiting = list(self._processes)
         while waiting:
-            for process in self._processes.values():
-                process.require_alive()
+            self._require_willing()
             for role in [r for r in waiting if self._is_ready(r)]:
                 waiting.remove(role)
                 self._ready_by_role[role] = time.monotonic() - self._processes[role].started
@@ -128,6 +137,27 @@ class EngineGroupSession:
                 )
             if waiting:
                 time.sleep(_POLL_S)
+
+    def _require_willing(self) -> None:
+        """Raise when an engine is gone; a mutant that refused its target says so itself."""
+        for role, process in self._processes.items():
+            if process.alive():
+                continue
+            refused = Marks(process.log_text()).refused
+            if refused:
+                raise EngineStartError(f"a mutant refused the {role} engine of {self.group.id}: {refused[0]}")
+            process.require_alive()
+
+    def _require_armed(self) -> None:
+        """Raise EngineStartError when an armed mutant found nothing to patch: it could only survive."""
+        if self.arming is None:
+            return
+        missing = unbound(self.arming, {r: p.log_text() for r, p in self._processes.items()})
+        if missing:
+            raise EngineStartError(
+                f"expected every armed mutant of {self.group.id} to be bound to its target, found no target for "
+                f"{', '.join(missing)}: this vLLM version does not import the module that the mutant changes"
+            )
 
     def _is_ready(self, role: Role) -> bool:
         """Health, the right model behind the port, and the NIXL side channel."""
@@ -178,7 +208,7 @@ class EngineGroupSession:
         attempts = self.profile.timeouts.handshake_attempts
         for attempt in range(1, attempts + 1):
             try:
-                self._hand_off(ids, sampling, [])
+                self._hand_off(Ask(True, ids, max_tokens=sampling.max_tokens), [])
                 return
             except HandoffError as error:
                 for process in self._processes.values():
@@ -207,7 +237,8 @@ class EngineGroupSession:
     def records(self) -> list[EngineRecord]:
         out = []
         for role, process in self._processes.items():
-            log = process.log_path.read_text(encoding="utf-8", errors="replace")
+            log = process.log_text()
+            mutants = self.arming.by_role.get(role, ()) if self.arming else ()
             runner = _RUNNER.search(log)
             backend = _BACKEND.search(log)
             out.append(
@@ -222,31 +253,36 @@ class EngineGroupSession:
                     # 0.32 names the runner in the log; engines that say nothing run V1.
                     model_runner=next(g for g in runner.groups() if g) if runner else "V1",
                     attention_backend=next(g for g in backend.groups() if g) if backend else None,
+                    kv_blocks=self._kv_blocks(role),
+                    step_tokens=self._step_tokens(role),
+                    mutants=mutants,
                 )
             )
         return out
 
+    def _kv_blocks(self, role: Role) -> int | None:
+        with contextlib.suppress(HandoffError):
+            return int(self._clients[role].gauges().get("kv_blocks", 0)) or None
+        return None
+
+    def _step_tokens(self, role: Role) -> int | None:
+        """The scheduler's token budget of one step, from the engine's own configuration."""
+        with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
+            answer = self._clients[role].get("/server_info?config_format=json").json()
+            scheduler = answer["vllm_config"]["scheduler_config"]
+            return int(scheduler.get("max_num_scheduled_tokens") or scheduler["max_num_batched_tokens"])
+        return None
+
     # --- requests -----------------------------------------------------------------------------------------------
 
     def observe(self, cell: Cell, prompt: Prompt, form: Form, sequence: int) -> Observation:
-        """Send one prompt the way the cell asks for; a broken exchange is part of the observation.
+        """Send one cold prompt the way the cell asks for; a broken exchange is part of the observation.
 
         Raises EngineDiedError when an engine of the group is gone.
         """
-        started = time.time()
-        sampling = Sampling(self.profile.workload.max_tokens, self.profile.workload.logprobs)
         legs: list[Leg] = []
-        error: str | None = None
-        payload = list(prompt.ids) if form == "ids" else prompt.text
-        try:
-            if cell.topology == "pd":
-                self._hand_off(payload, sampling, legs)
-            else:
-                legs.append(self._ask_single(payload, sampling))
-        except HandoffError as failure:
-            for process in self._processes.values():
-                process.require_alive()
-            error = str(failure)
+        started = time.time()
+        error = self.ask(Ask(cell.topology == "pd", payload(prompt, form)), legs)
         return Observation(
             cell=cell.id,
             prompt_id=prompt.id,
@@ -255,30 +291,71 @@ class EngineGroupSession:
             sent_ids=prompt.ids,
             engine_roles=tuple(self._processes),
             legs=tuple(legs),
+            max_tokens=self.profile.workload.max_tokens,
             error=error,
             started_at=started,
         )
 
-    def _ask_single(self, payload: list[int] | str, sampling: Sampling) -> Leg:
-        """A request without hand-off, to the single engine or to the pair's decode engine."""
-        client = self._clients["single" if self.group.topology == "single" else "decode"]
-        return client.complete(
-            payload, sampling, _new_id(), _new_id(), role="single", await_counters=("finished_requests",)
+    def ask(self, ask: Ask, legs: list[Leg]) -> str | None:
+        """Send a request; each leg is appended as soon as it is answered. Returns what broke, if anything did.
+
+        Raises EngineDiedError when an engine of the group is gone.
+        """
+        try:
+            if ask.hand_off:
+                self._hand_off(ask, legs)
+            else:
+                legs.append(self._ask_alone(ask))
+        except HandoffError as failure:
+            self.require_alive()
+            return str(failure)
+        return None
+
+    def require_alive(self) -> None:
+        """Raise EngineDiedError when an engine of the group is gone."""
+        for process in self._processes.values():
+            process.require_alive()
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return tuple(self._processes)
+
+    def client(self, role: Role) -> Client:
+        """The client of an engine; asking for ``single`` in a pair gives the decode engine."""
+        return self._clients[self._actual(role)]
+
+    def _actual(self, role: Role) -> Role:
+        return "decode" if role == "single" and self.group.topology == "pd" else role
+
+    def _sampling(self, max_tokens: int | None) -> Sampling:
+        return Sampling(max_tokens or self.profile.workload.max_tokens, self.profile.workload.logprobs)
+
+    def _ask_alone(self, ask: Ask) -> Leg:
+        """A request without hand-off: to the single engine, to the pair's decode engine, or to P."""
+        return self.client(ask.alone).complete(
+            ask.payload,
+            self._sampling(ask.max_tokens),
+            _new_id(),
+            ask.salt or _new_id(),
+            role=ask.alone,
+            await_counters=("finished_requests",),
+            count=ask.counted,
         )
 
-    def _hand_off(self, payload: list[int] | str, sampling: Sampling, legs: list[Leg]) -> None:
+    def _hand_off(self, ask: Ask, legs: list[Leg]) -> None:
         """Prefill on P, then decode on D with P's parameters, verbatim. Appends each leg as soon as it is there.
 
         Raises HandoffError when a leg fails or P returns no parameters.
         """
-        request_id, salt = _new_id(), _new_id()
+        request_id, salt = _new_id(), ask.salt or _new_id()
         prefill = self._clients["prefill"].complete(
-            payload,
-            Sampling(1, sampling.logprobs),
+            ask.payload,
+            Sampling(1, self.profile.workload.logprobs),
             request_id,
             salt,
             REMOTE_DECODE,
             await_counters=("finished_requests",),
+            count=ask.counted,
         )
         legs.append(prefill)
         if not prefill.kv_transfer_params:
@@ -286,16 +363,69 @@ class EngineGroupSession:
                 f"prefill engine: expected kv_transfer_params in the answer to request {request_id}, found none: "
                 "P keeps no blocks for D, so the decode request was not sent"
             )
+        if ask.between is not None:
+            ask.between()
+        # M9, the mutant of the client: a router that loses the parameters.
+        parameters = None if self.mutant == "M9" else prefill.kv_transfer_params
         legs.append(
             self._clients["decode"].complete(
-                payload,
-                sampling,
+                ask.payload,
+                self._sampling(ask.max_tokens),
                 request_id,
                 salt,
-                prefill.kv_transfer_params,
-                await_counters=("finished_requests", "nixl_bytes"),
+                parameters,
+                await_counters=("finished_requests", "nixl_bytes") if parameters else ("finished_requests",),
+                count=ask.counted,
             )
         )
+
+    def reset_caches(self) -> None:
+        """Forget all cached prefixes. P refuses while it still holds blocks for D, so this asks again for a while.
+
+        Raises HandoffError when an engine does not do it.
+        """
+        for role in self._clients:
+            deadline = time.monotonic() + _RESET_S
+            while not self._reset(role):
+                if time.monotonic() > deadline:
+                    raise HandoffError(
+                        f"{role} engine: expected POST /reset_prefix_cache to succeed within {_RESET_S:.0f} s, found "
+                        "it refused; a request or a hand-off is still holding blocks"
+                    )
+                time.sleep(_POLL_S)
+
+    def _reset(self, role: Role) -> bool:
+        try:
+            response = self._clients[role].post("/reset_prefix_cache")
+            return response.status_code == 200 and (not response.content or response.json().get("success", True))
+        except (httpx.HTTPError, ValueError, AttributeError) as error:
+            raise HandoffError(f"{role} engine: POST /reset_prefix_cache failed: {error}") from error
+
+    def switch(self, mutant: str | None) -> None:
+        """Turn an armed mutant on, or all off."""
+        if self.arming is not None:
+            self.arming.switch(mutant)
+        self.mutant = mutant
+
+
+class Ask(NamedTuple):
+    """One request, with or without a hand-off."""
+
+    hand_off: bool
+    payload: list[int] | str
+    salt: str | None = None
+    """Requests with the same salt may share cached blocks; None gives the request a cache of its own."""
+    max_tokens: int | None = None
+    alone: Role = "single"
+    """Which engine is asked when there is no hand-off."""
+    counted: bool = True
+    """Whether the engine's counters are read around the request; it must be the only one then."""
+    between: Callable[[], None] | None = None
+    """Done after P answered and before D is asked."""
+
+
+def payload(prompt: Prompt, form: Form) -> list[int] | str:
+    return list(prompt.ids) if form == "ids" else prompt.text
 
 
 def _new_id() -> str:

@@ -44,7 +44,7 @@ def _method(history: History, cell: str, k: int) -> dict[str, Any]:
     }
     if not k:
         return out
-    steps = {p: s.accepted for p, leg in legs.items() if (s := real_steps(leg, handed_off=False))}
+    steps = {p: s.accepted for p, leg in legs.items() if (s := real_steps(leg))}
     rates = pool(steps.values(), k)
     forecast = {p: spec.forecast_acceptance(sent[p], k, history.run.profile["workload"]["max_tokens"]) for p in steps}
     return out | {

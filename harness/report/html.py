@@ -13,7 +13,8 @@ from harness.summary import RunSummary, grouped_findings
 _DIVERGENCES = 24
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """The template engine: everything is escaped, and a missing value is an error."""
     env = Environment(
         loader=PackageLoader("harness.report", "templates"),
         autoescape=select_autoescape(default=True),
@@ -79,7 +80,7 @@ def _slowest(observations: tuple[Observation, ...]) -> dict[str, float]:
 
 
 def render_html(summary: RunSummary) -> str:
-    template = _environment().get_template("report.html.j2")
+    template = environment().get_template("report.html.j2")
     run = summary.history.run
     return template.render(
         summary=summary,

@@ -8,12 +8,12 @@ MAX_LINES = 60
 _FINDINGS = 12
 
 
-def _cell(text: str) -> str:
+def plain_cell(text: str, most: int = 300) -> str:
     """Text for a table cell: one line, nothing that Markdown or HTML would read as markup."""
     flat = " ".join(text.split())
     for char in "\\`*_[]<>|":
         flat = flat.replace(char, f"\\{char}" if char not in "<>" else {"<": "&lt;", ">": "&gt;"}[char])
-    return flat[:300]
+    return flat[:most]
 
 
 def render_markdown(summary: RunSummary) -> str:
@@ -21,7 +21,7 @@ def render_markdown(summary: RunSummary) -> str:
     lines = [
         f"# {summary.verdict.symbol} {summary.verdict}",
         "",
-        _cell(summary.sentence),
+        plain_cell(summary.sentence),
         "",
         f"Run `{run.run_id}`, vLLM {run.versions.get('vllm')}, profile {run.profile.get('name')}, "
         f"{run.seconds.get('total', 0):.0f} s.",
@@ -47,7 +47,7 @@ def render_markdown(summary: RunSummary) -> str:
         for finding, count, strata in groups[:_FINDINGS]:
             where = f" ({', '.join(strata)})" if strata else ""
             lines.append(
-                f"- **{finding.verdict}** {finding.cell} {finding.check} ×{count}{where}: {_cell(finding.message)}"
+                f"- **{finding.verdict}** {finding.cell} {finding.check} ×{count}{where}: {plain_cell(finding.message)}"
             )
         if len(groups) > _FINDINGS:
             lines.append(f"- … {len(groups) - _FINDINGS} more groups in report.html")

@@ -1,0 +1,328 @@
+"""Did the state that a scenario is about really occur? Proven from the engines' counters, or the verdict is UNKNOWN.
+
+The same figures show hits that cannot be: tokens taken from the prefix cache although their blocks were evicted or
+belong to another prompt. Those are no missing evidence but a defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from harness.checks.evidence import CellView
+from harness.checks.transfer import external_tokens
+from harness.findings import CheckResult, Finding, Verdict, conclude
+from harness.history import Leg, Observation
+from harness.scenarios.config import (
+    ChunkedPrefill,
+    Concurrent,
+    LatePull,
+    PrefixHit,
+    Pressure,
+    Refill,
+    SharedBlock,
+)
+from harness.scenarios.script import common_prefix
+from harness.strata import blocks
+
+NAME = "state-occurred"
+_QUEUED_S = 0.05
+"""A request that waited for room waits for whole requests to end or to be preempted, a second or so; one that does
+not wait is scheduled within a step of about 0.01 s."""
+
+
+class Gap(NamedTuple):
+    """What is missing, or impossible, in the proof of a state."""
+
+    observation: Observation
+    message: str
+    impossible: bool = False
+    hit_blocks: int = 0
+
+
+def state_occurred(cell: CellView) -> CheckResult:
+    """The proof of the scenario for each instance of it."""
+    observations = [o for o in cell.observations().values() if o.error is None]
+    instances: dict[int, dict[str, Observation]] = {}
+    for o in observations:
+        instances.setdefault(o.instance, {})[o.part] = o
+    findings = []
+    for parts in instances.values():
+        for gap in _proof(cell)(cell, parts):
+            findings.append(_finding(cell, gap))
+    return conclude(NAME, cell.id, len(instances), findings)
+
+
+def _finding(cell: CellView, gap: Gap) -> Finding:
+    return cell.finding(
+        NAME,
+        Verdict.REGRESSION if gap.impossible else Verdict.UNKNOWN,
+        "target-kv" if gap.impossible else "nothing-tested",
+        gap.message,
+        gap.observation,
+        hit_blocks=gap.hit_blocks,
+    )
+
+
+def cold_stays_cold(cell: CellView) -> CheckResult:
+    """Cold prompts have a cache of their own (their salt), so no engine may take any token from its prefix cache."""
+    name = "cold-stays-cold"
+    findings = []
+    judged = 0
+    for o in cell.every():
+        for leg in o.legs:
+            if not leg.counters:
+                continue
+            judged += 1
+            hits = _hits(leg)
+            if hits:
+                findings.append(
+                    cell.finding(
+                        name,
+                        Verdict.REGRESSION,
+                        "target-kv",
+                        f"expected the {leg.role} engine to find nothing of a prompt with a salt of its own in its "
+                        f"prefix cache, found a hit of {hits} tokens: these blocks are another prompt's",
+                        o,
+                        hit_blocks=hits // cell.record.block_size,
+                    )
+                )
+    return conclude(name, cell.id, judged, findings)
+
+
+def _hits(leg: Leg | None) -> int:
+    return int(leg.counters.get("prefix_hits", 0)) if leg is not None else 0
+
+
+_Proof = Callable[[CellView, dict[str, Observation]], Iterator[Gap]]
+
+
+def _proof(cell: CellView) -> _Proof:
+    match cell.config:
+        case PrefixHit():
+            return _prefix_hit
+        case ChunkedPrefill():
+            return _chunked
+        case Concurrent():
+            return _concurrent
+        case Pressure():
+            return _pressure
+        case Refill():
+            return _refill
+        case LatePull():
+            return _late_pull
+        case SharedBlock():
+            return _shared_block
+    raise ValueError(f"scenario {cell.scenario} is not part of the recorded profile")
+
+
+def _expected_hit(cell: CellView, donor: Observation, subject: Observation) -> int:
+    """Tokens that the subject must find cached after the donor: whole common blocks, never the whole prompt, and one
+    block less with speculation, which computes the last matched block again (vLLM ``use_eagle_block_drop``)."""
+    size = cell.record.block_size
+    whole = min(common_prefix(donor.sent_ids, subject.sent_ids), len(subject.sent_ids) - 1) // size
+    return max(whole - int(cell.speculative), 0) * size
+
+
+def _judge_hit(cell: CellView, o: Observation, leg: Leg | None, wanted: int, why: str) -> Iterator[Gap]:
+    """A hit that is smaller than wanted did not test anything; a larger one cannot be right."""
+    if leg is None or not leg.counters:
+        yield Gap(o, f"expected counters of the engine that {why}, found none")
+        return
+    hits = _hits(leg)
+    if hits < wanted:
+        yield Gap(
+            o,
+            f"expected the {leg.role} engine to take {wanted} tokens from its prefix cache ({why}), found {hits}: the "
+            "state did not occur",
+        )
+    elif hits > wanted:
+        yield Gap(
+            o,
+            f"expected the {leg.role} engine to find at most {wanted} tokens in its prefix cache ({why}), found "
+            f"{hits}: {(hits - wanted) // cell.record.block_size} blocks of this hit cannot be this prompt's",
+            impossible=True,
+            hit_blocks=hits // cell.record.block_size,
+        )
+
+
+def _prefix_hit(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    donor, subject = parts.get("donor"), parts.get("subject")
+    if donor is None or subject is None:
+        return
+    config = cell.config
+    assert isinstance(config, PrefixHit)
+    leg = subject.leg("prefill") if config.where == "prefill" else subject.final
+    wanted = _expected_hit(cell, donor, subject)
+    if wanted == 0:
+        yield Gap(
+            subject, "expected a pair of prompts that gives a prefix hit with this method, found none; share more"
+        )
+        return
+    yield from _judge_hit(cell, subject, leg, wanted, f"its first blocks were computed for {donor.prompt_id}")
+
+
+def _chunked(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    subject = parts.get("subject")
+    if subject is None:
+        return
+    role = "prefill" if cell.handed_off else "single"
+    engine, leg = cell.engine(role), subject.leg(role)
+    budget = engine.step_tokens if engine else None
+    if budget is None or leg is None:
+        yield Gap(subject, f"expected the {role} engine to say how many tokens fit into one step, found no answer")
+        return
+    computed = int(leg.counters.get("prompt_tokens_local_compute", 0))
+    if computed <= budget:
+        yield Gap(
+            subject,
+            f"expected the {role} engine to compute more prompt tokens than the {budget} of one step, found "
+            f"{computed}: the prompt was not prefilled in chunks",
+        )
+
+
+def _concurrent(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    holder = parts.get("holder")
+    late = [o for part, o in parts.items() if part.startswith("late")]
+    short = [o for part, o in parts.items() if part.startswith("together")]
+    if holder is None or not late or not short:
+        return
+    role = "prefill" if cell.handed_off else "single"
+    yield from _one_step(cell, holder, short, holder.shared_counters.get(_shared(cell, role), {}), role)
+    yield from _batched(cell, [holder, *short, *late], holder.shared_counters.get(_shared(cell, cell.answering), {}))
+    if not any(o.started_at < _end(holder) for o in late):
+        yield Gap(late[0], "expected a late request to join while the long one was running, found it began after it")
+    if not any(_end(o) < _end(holder) for o in short):
+        yield Gap(holder, "expected a short request to end before the long one, so that rows move, found none")
+    again = parts.get("again")
+    if again is not None:
+        wanted = _expected_hit(cell, holder, again)
+        yield from _judge_hit(cell, again, again.final, wanted, f"it computed {holder.prompt_id} before")
+
+
+def _shared(cell: CellView, role: str) -> str:
+    """The name under which a stage's counters of an engine are kept: that of the process."""
+    engine = cell.engine(role)
+    return engine.role if engine else role
+
+
+def _end(o: Observation) -> float:
+    return o.started_at + sum(leg.seconds for leg in o.legs)
+
+
+def _one_step(
+    cell: CellView, holder: Observation, short: list[Observation], counters: dict[str, float], role: str
+) -> Iterator[Gap]:
+    """A step with more tokens than the long and one short prompt have held two short ones at least."""
+    floor = len(holder.sent_ids) + max(len(o.sent_ids) for o in short)
+    bounds = sorted(int(k.removeprefix("engine_steps_le_")) for k in counters if k.startswith("engine_steps_le_"))
+    bound = next((b for b in bounds if b >= floor), None)
+    if bound is None or "engine_steps" not in counters:
+        yield Gap(holder, f"expected the {role} engine's histogram of tokens per step, found none above {floor}")
+    elif counters["engine_steps"] <= counters[f"engine_steps_le_{bound}"]:
+        yield Gap(
+            holder,
+            f"expected one step of the {role} engine with more than {bound} tokens, found none: the short prompts were "
+            "not prefilled together",
+        )
+
+
+def _batched(cell: CellView, requests: list[Observation], counters: dict[str, float]) -> Iterator[Gap]:
+    """Fewer engine steps than the requests had on their own: they decoded together."""
+    own = 0
+    for o in requests:
+        leg = o.final
+        if leg is None or leg.output_ids is None:
+            return
+        own += len(leg.speculation.per_step_accepted) if leg.speculation else len(leg.output_ids) - 1
+    steps = counters.get("engine_steps")
+    if steps is None or not steps < own:
+        yield Gap(
+            requests[0],
+            f"expected fewer engine steps than the {own} steps of the requests, found {steps}: they did not "
+            "run together",
+        )
+
+
+def _pressure(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    waiting = parts.get("waiting")
+    if waiting is None:
+        return
+    counters = waiting.shared_counters.get(_shared(cell, cell.answering), {})
+    if counters.get("preemptions", 0) < 1:
+        yield Gap(waiting, "expected at least one preemption while the KV pool was over-committed, found none")
+    if counters.get("queue_seconds", 0.0) < _QUEUED_S:
+        yield Gap(
+            waiting,
+            f"expected a request to wait for room for at least {_QUEUED_S} s, found "
+            f"{counters.get('queue_seconds', 0.0):.3f} s of waiting in all",
+        )
+
+
+def _fill(cell: CellView, parts: dict[str, Observation], role: str) -> Iterator[Gap]:
+    """The fill took as many blocks as the pool has, so that every block of the pool changed hands."""
+    fill = [o for part, o in parts.items() if part.startswith("fill")]
+    engine = cell.engine(role)
+    pool = engine.kv_blocks if engine else None
+    taken = sum(blocks(_computed(leg), cell.record.block_size) for o in fill if (leg := _leg(cell, o, role)))
+    if pool is None:
+        yield Gap(parts["subject"], f"expected the {role} engine to say how many KV blocks it has, found no answer")
+    elif taken < pool - 1:
+        # One block of the pool is the null block, which nobody is given.
+        yield Gap(
+            parts["subject"],
+            f"expected the fill to take all {pool - 1} KV blocks of the {role} engine, found {taken}: A was "
+            "not evicted",
+        )
+
+
+def _leg(cell: CellView, o: Observation, role: str) -> Leg | None:
+    return o.final if role == cell.answering else o.leg(role)
+
+
+def _computed(leg: Leg) -> int:
+    """Prompt tokens for which the engine took new blocks."""
+    return int(leg.counters.get("prompt_tokens_local_compute", 0) + external_tokens(leg))
+
+
+def _refill(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    subject = parts.get("subject")
+    if subject is None:
+        return
+    roles = ("prefill", "decode") if cell.handed_off else ("single",)
+    for role in roles:
+        yield from _fill(cell, parts, role)
+        leg = _leg(cell, subject, role)
+        yield from _judge_hit(cell, subject, leg, 0, "all of its blocks were given to others since")
+
+
+def _late_pull(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    if "subject" in parts:
+        yield from _fill(cell, parts, "prefill")
+
+
+def _shared_block(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    donor, again, bridge, subject = (parts.get(p) for p in ("donor", "again", "bridge", "subject"))
+    if donor is None or again is None or bridge is None or subject is None:
+        return
+    for role in ("prefill", "decode") if cell.handed_off else ("single",):
+        wanted = _expected_hit(cell, donor, again)
+        yield from _judge_hit(cell, again, _leg(cell, again, role), wanted, f"it computed {donor.prompt_id} before")
+        wanted = _expected_hit(cell, bridge, subject)
+        yield from _judge_hit(
+            cell, subject, _leg(cell, subject, role), wanted, f"it has only the start of {bridge.prompt_id} in common"
+        )
+
+
+def allowed_hit(cell: CellView, o: Observation) -> int | None:
+    """Most prompt tokens of a request that an engine may find in its prefix cache: the longest common start with any
+    other request of the same script. Zero for cold prompts; None when counters are not the request's own."""
+    if o.concurrent > 1:
+        return None
+    if cell.cold:
+        return 0
+    others = [x for x in cell.observations().values() if x.instance == o.instance and x.sequence < o.sequence]
+    config = cell.config
+    if isinstance(config, Refill):
+        others = []
+    return max((_expected_hit(cell, x, o) for x in others), default=0)

@@ -1,0 +1,181 @@
+"""What each mutant stands for. Plain data: the harness reads it without importing vLLM.
+
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N5 are neighbours of them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Place = Literal["prefill", "decode", "both", "client", "command"]
+
+
+class Mutant(NamedTuple):
+    """One defect that can be put back."""
+
+    id: str
+    title: str
+    origin: str
+    """The upstream issue or pull request, as far as there is one."""
+    place: Place
+    """Which engine of a pair gets it; ``client`` and ``command`` are done by the harness itself."""
+    behaviour: str
+    historic: bool = False
+    """One of the five defects that define this harness, or its direct analogue."""
+
+
+MUTANTS: dict[str, Mutant] = {
+    m.id: m
+    for m in (
+        Mutant(
+            "M1",
+            "P publishes its lookahead blocks",
+            "vllm #43807, #43996; fixed by #46694",
+            "prefill",
+            "KVCacheManager.get_block_ids_for_computed_tokens returns all block ids of the request",
+            historic=True,
+        ),
+        Mutant(
+            "M1c",
+            "P publishes its lookahead blocks after a prefill in chunks",
+            "vllm #43807 as it was in 0.21 to 0.22.1",
+            "prefill",
+            "as M1, for requests whose prompt was computed in more than one step",
+        ),
+        Mutant(
+            "M1d",
+            "D pairs its uncached suffix with P's first blocks",
+            "the other half of vllm #43807",
+            "decode",
+            "NixlBaseConnectorWorker._apply_prefix_caching keeps the front instead of the suffix",
+        ),
+        Mutant(
+            "M2",
+            "a second BOS",
+            "test half of vllm #44151",
+            "both",
+            "CompletionRequest.build_tok_params forces add_special_tokens",
+            historic=True,
+        ),
+        Mutant(
+            "M3",
+            "DFlash writes drafts into blocks that it does not own",
+            "vllm #42971, #43733, #49757",
+            "decode",
+            "no lookahead on the first prefill, one slot less for DFlash, a window check without the bonus token, and "
+            "vacated block-table rows that keep their ids",
+            historic=True,
+        ),
+        Mutant(
+            "M4",
+            "the drafter's KV never arrives",
+            "end state of vllm #34529",
+            "decode",
+            "received blocks of the drafter's layers are zeroed when the transfer completes",
+            historic=True,
+        ),
+        Mutant(
+            "M4g",
+            "the connector is finalised before the drafter ran",
+            "vllm #34529, V2 #43719",
+            "prefill",
+            "KV is saved to the staging buffer after the target's forward pass and not after the drafter's; on CPU, "
+            "where no staging exists, the mutant brings real staging buffers with it",
+        ),
+        Mutant(
+            "M5a",
+            "cached blocks remembered over a failed admission",
+            "analogue of vllm #18955, #18957",
+            "decode",
+            "KVCacheManager.get_computed_blocks is memoised per request until allocate_slots succeeds",
+            historic=True,
+        ),
+        Mutant(
+            "M5b",
+            "an evicted block stays in the prefix cache",
+            "analogue of vllm #18955",
+            "decode",
+            "BlockPool._remove_cached_block_hashes resets the hash and leaves the map entry",
+            historic=True,
+        ),
+        Mutant(
+            "M6",
+            "P frees blocks before D has read them",
+            "class of vllm #45357",
+            "prefill",
+            "NixlPullConnectorScheduler.request_finished answers that the blocks may be freed",
+        ),
+        Mutant(
+            "M7",
+            "block hashes ignore what came before",
+            "prefix-cache collision",
+            "both",
+            "kv_cache_utils.hash_block_tokens ignores the parent hash",
+        ),
+        Mutant(
+            "M8",
+            "drafts shuffled before verification",
+            "",
+            "decode",
+            "GPUModelRunner.take_draft_token_ids returns each request's drafts in reverse order",
+        ),
+        Mutant(
+            "M9",
+            "the hand-off's parameters are dropped",
+            "a router's or client's error",
+            "client",
+            "D is asked without kv_transfer_params, so that it prefills by itself",
+        ),
+        Mutant(
+            "M10",
+            "no drafter on P",
+            "a deployment error",
+            "command",
+            "P is started without speculation while D has a drafter",
+        ),
+        Mutant(
+            "M11",
+            "wrong drafts are accepted",
+            "",
+            "decode",
+            "the rejection sampler accepts one wrong draft in a hundred",
+        ),
+        Mutant(
+            "N1",
+            "P's lease ends before D reads",
+            "lease expiry of the NIXL connector",
+            "prefill",
+            "the lease of a finished prefill ends at once",
+        ),
+        Mutant(
+            "N2",
+            "blocks are zeroed after the transfer",
+            "vllm #48481",
+            "decode",
+            "the second received block of the target's layers is zeroed when the transfer completes",
+        ),
+        Mutant(
+            "N3",
+            "a failed receive is answered with 200",
+            "vllm #52234",
+            "decode",
+            "D reads nothing and reports the transfer as done",
+        ),
+        Mutant(
+            "N4",
+            "the drafter's context is not restored from the cache",
+            "vllm #47930",
+            "decode",
+            "the drafter's KV of blocks taken from the prefix cache is zeroed",
+        ),
+        Mutant(
+            "N5",
+            "a cached block belongs to another prompt",
+            "vllm #56734, #44409",
+            "decode",
+            "the second block of a prefix hit is overwritten in the target's layers by the first one",
+        ),
+    )
+}
+
+HISTORIC = tuple(m.id for m in MUTANTS.values() if m.historic)

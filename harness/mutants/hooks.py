@@ -1,0 +1,222 @@
+"""Installing patches in an engine's process: after import, only on targets of the expected shape, and switchable.
+
+Modules are patched when the engine imports them itself, because importing the model runner into the API server would
+cost it seconds. A target that has another shape than the patch was written for ends the process with one clear line.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from harness.mutants import LOG_MARK
+from harness.mutants.catalogue import MUTANTS
+
+
+class MutantRefused(RuntimeError):
+    """A mutant cannot be installed: unknown, not alone, or its target has another shape."""
+
+
+class Patch(NamedTuple):
+    """How one symbol is changed for one mutant."""
+
+    mutant: str
+    module: str
+    symbol: str
+    """Dotted path inside the module."""
+    parameters: tuple[str, ...]
+    """Leading parameter names of the original that the patch relies on."""
+    make: Callable[[Any, Active], Any]
+    """From the original and the question whether the mutant is on to the replacement."""
+
+
+class Active:
+    """Whether a mutant is switched on right now; says once per process when its code first runs."""
+
+    def __init__(self, mutant: str, switch: Switch) -> None:
+        self._mutant = mutant
+        self._switch = switch
+        self._fired = -1
+
+    def __call__(self) -> bool:
+        return self._mutant in self._switch.on()
+
+    def fired(self) -> None:
+        """Note in the log that the changed behaviour took effect, once for each time the mutant was switched on."""
+        if self._fired != self._switch.generation:
+            self._fired = self._switch.generation
+            say(f"fired {self._mutant}")
+
+
+class Switch:
+    """The set of mutants that are on: all armed ones, or those that a file names."""
+
+    def __init__(self, armed: frozenset[str], path: str | None, together: bool) -> None:
+        self._armed = armed
+        self._path = Path(path) if path else None
+        self._together = together
+        self._seen: tuple[int, int] | None = None
+        self._on: frozenset[str] = frozenset() if path else armed
+        self.generation = 0
+        if not path:
+            self._require_alone(armed)
+
+    def _require_alone(self, wanted: frozenset[str]) -> None:
+        if len(wanted) > 1 and not self._together:
+            raise MutantRefused(
+                f"expected one mutant at a time, found {', '.join(sorted(wanted))}; two at once hide each other, ask "
+                "for it explicitly if that is what you want"
+            )
+
+    def on(self) -> frozenset[str]:
+        if self._path is None:
+            return self._on
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return frozenset()
+        mark = (stat.st_ino, stat.st_mtime_ns)
+        if mark != self._seen:
+            wanted = frozenset(filter(None, self._path.read_text(encoding="utf-8").strip().split(",")))
+            if wanted - self._armed:
+                raise MutantRefused(
+                    f"expected the switch file to name armed mutants ({', '.join(sorted(self._armed))}), found "
+                    f"{', '.join(sorted(wanted - self._armed))}"
+                )
+            self._require_alone(wanted)
+            self._on, self._seen = wanted, mark
+            self.generation += 1
+        return self._on
+
+
+PATCHES: list[Patch] = []
+
+
+def patch(
+    mutant: str, module: str, symbol: str, parameters: Sequence[str]
+) -> Callable[[Callable[[Any, Active], Any]], Callable[[Any, Active], Any]]:
+    """Declare a patch: the decorated function turns the original into its replacement."""
+
+    def declare(make: Callable[[Any, Active], Any]) -> Callable[[Any, Active], Any]:
+        PATCHES.append(Patch(mutant, module, symbol, tuple(parameters), make))
+        return make
+
+    return declare
+
+
+def say(text: str) -> None:
+    print(f"{LOG_MARK} {text} pid={os.getpid()}", file=sys.stderr, flush=True)
+
+
+def refuse(text: str) -> None:
+    """One line in the log, then the end of the process: an engine must not run with half a mutant."""
+    say(f"refused: {text}")
+    sys.stderr.flush()
+    os._exit(70)
+
+
+def parse_ids(text: str) -> tuple[str, ...]:
+    """Mutant ids of a comma-separated list. Raises MutantRefused on an unknown one."""
+    ids = tuple(filter(None, (part.strip() for part in text.split(","))))
+    unknown = [i for i in ids if i not in MUTANTS]
+    if unknown:
+        raise MutantRefused(f"expected mutant ids ({', '.join(MUTANTS)}), found {', '.join(unknown)}")
+    return ids
+
+
+_armed = False
+
+
+def arm(ids: str, switch_path: str | None, together: bool = False) -> None:
+    """Install the named mutants in this process; modules that are not imported yet are patched when they are."""
+    global _armed
+    if _armed:
+        return
+    _armed = True
+    try:
+        wanted = parse_ids(ids)
+        switch = Switch(frozenset(wanted), switch_path, together)
+    except MutantRefused as error:
+        refuse(str(error))
+        return
+    import harness.mutants.patches  # noqa: F401  (declares the patches)
+
+    waiting: dict[str, list[Patch]] = {}
+    for item in (p for p in PATCHES if p.mutant in wanted):
+        if item.module in sys.modules:
+            _install_or_end(sys.modules[item.module], [item], switch)
+        else:
+            waiting.setdefault(item.module, []).append(item)
+    sys.meta_path.insert(0, _Finder(waiting, switch))
+    say(f"armed {','.join(wanted)}")
+
+
+def _install_or_end(module: ModuleType, patches: Iterable[Patch], switch: Switch) -> None:
+    for item in patches:
+        try:
+            install(module, item, Active(item.mutant, switch))
+        except MutantRefused as error:
+            refuse(str(error))
+
+
+def install(module: ModuleType, item: Patch, active: Active) -> None:
+    """Replace the patch's symbol in an imported module. Raises MutantRefused when it has another shape."""
+    owner: Any = module
+    *path, name = item.symbol.split(".")
+    for part in path:
+        owner = getattr(owner, part, None)
+    where = f"{item.module}.{item.symbol}"
+    missing = f"{item.mutant}: expected {where}({', '.join(item.parameters)}, ...), found "
+    raw = inspect.getattr_static(owner, name, None) if owner is not None else None
+    if raw is None:
+        raise MutantRefused(f"{missing}no such symbol in this vLLM version; the mutant must be written anew for it")
+    static = isinstance(raw, staticmethod)
+    original = raw.__func__ if static else raw
+    try:
+        found = tuple(inspect.signature(original).parameters)
+    except (TypeError, ValueError) as error:
+        raise MutantRefused(f"{missing}something that cannot be called") from error
+    if found[: len(item.parameters)] != item.parameters:
+        raise MutantRefused(
+            f"{missing}({', '.join(found)}) in this vLLM version; the mutant must be written anew for it"
+        )
+    replacement = functools.wraps(original)(item.make(original, active))
+    setattr(owner, name, staticmethod(replacement) if static else replacement)
+    say(f"bound {item.mutant} {where}")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Patches modules right after they are executed."""
+
+    def __init__(self, waiting: dict[str, list[Patch]], switch: Switch) -> None:
+        self._waiting = waiting
+        self._switch = switch
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        patches = self._waiting.pop(fullname, None)
+        if patches is None:
+            return None
+        # Popped before: the lookup below comes through here again and must find the real module.
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            refuse(f"{patches[0].mutant}: expected the module {fullname}, found none in this vLLM version")
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _install_or_end(module, patches, self._switch)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,491 @@
+"""The patches of every mutant, written for the module layout of vLLM 0.32.0 (model runner V1).
+
+Each function below gets the original and ``active``; with the mutant switched off the original runs unchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Any
+
+from harness.mutants.hooks import Active, patch
+
+_NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
+_MANAGER = "vllm.v1.core.kv_cache_manager"
+_RUNNER = "vllm.v1.worker.gpu_model_runner"
+
+DRAFT_LAYERS: set[str] = set()
+"""Names of the drafter's attention layers in this process, noted when the drafter is loaded."""
+
+
+# --- M1, M1c, M1d: lookahead blocks in the hand-off ------------------------------------------------------------------
+
+
+@patch(
+    "M1",
+    _MANAGER,
+    "KVCacheManager.get_block_ids_for_computed_tokens",
+    ("self", "request_id", "num_computed_tokens"),
+)
+def _m1(original: Any, active: Active) -> Any:
+    def get_block_ids_for_computed_tokens(self: Any, request_id: str, num_computed_tokens: int) -> Any:
+        if not active():
+            return original(self, request_id, num_computed_tokens)
+        active.fired()
+        return self.get_block_ids(request_id)
+
+    return get_block_ids_for_computed_tokens
+
+
+_STEPS: dict[str, int] = {}
+
+
+@patch("M1c", _MANAGER, "KVCacheManager.allocate_slots", ("self", "request", "num_new_tokens"))
+def _m1c_count(original: Any, active: Active) -> Any:
+    def allocate_slots(self: Any, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        if active():
+            _STEPS[request.request_id] = _STEPS.get(request.request_id, 0) + 1
+        return original(self, request, num_new_tokens, *args, **kwargs)
+
+    return allocate_slots
+
+
+@patch(
+    "M1c",
+    _MANAGER,
+    "KVCacheManager.get_block_ids_for_computed_tokens",
+    ("self", "request_id", "num_computed_tokens"),
+)
+def _m1c(original: Any, active: Active) -> Any:
+    def get_block_ids_for_computed_tokens(self: Any, request_id: str, num_computed_tokens: int) -> Any:
+        if not active() or _STEPS.pop(request_id, 0) < 2:
+            return original(self, request_id, num_computed_tokens)
+        active.fired()
+        return self.get_block_ids(request_id)
+
+    return get_block_ids_for_computed_tokens
+
+
+@patch(
+    "M1d",
+    f"{_NIXL}.base_worker",
+    "NixlBaseConnectorWorker._apply_prefix_caching",
+    ("self", "decode_block_ids", "prefill_block_ids"),
+)
+def _m1d(original: Any, active: Active) -> Any:
+    def _apply_prefix_caching(
+        self: Any, decode_block_ids: Any, prefill_block_ids: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if active():
+            pairs = list(zip(decode_block_ids, prefill_block_ids, strict=True))
+            if any(len(mine) < len(theirs) for mine, theirs in pairs):
+                active.fired()
+            prefill_block_ids = [list(theirs)[: len(mine)] for mine, theirs in pairs]
+        return original(self, decode_block_ids, prefill_block_ids, *args, **kwargs)
+
+    return _apply_prefix_caching
+
+
+# --- M2: a second BOS ------------------------------------------------------------------------------------------------
+
+
+@patch(
+    "M2",
+    "vllm.entrypoints.openai.completion.protocol",
+    "CompletionRequest.build_tok_params",
+    ("self", "model_config"),
+)
+def _m2(original: Any, active: Active) -> Any:
+    def build_tok_params(self: Any, model_config: Any) -> Any:
+        if active():
+            active.fired()
+            self.add_special_tokens = True
+        return original(self, model_config)
+
+    return build_tok_params
+
+
+# --- M3: drafts written outside of the request's own blocks ----------------------------------------------------------
+
+
+@patch("M3", _MANAGER, "KVCacheManager.allocate_slots", ("self", "request", "num_new_tokens"))
+def _m3_first_prefill(original: Any, active: Active) -> Any:
+    def allocate_slots(self: Any, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        if active() and request.num_computed_tokens == 0 and kwargs.get("num_lookahead_tokens"):
+            active.fired()
+            kwargs["num_lookahead_tokens"] = 0
+        return original(self, request, num_new_tokens, *args, **kwargs)
+
+    return allocate_slots
+
+
+@patch("M3", "vllm.v1.core.sched.scheduler", "Scheduler.schedule", ("self",))
+def _m3_one_slot_less(original: Any, active: Active) -> Any:
+    """The scheduler keeps ``VllmConfig.num_lookahead_tokens`` in an attribute; changed there, it can be switched."""
+
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        speculation = self.vllm_config.speculative_config
+        less = int(active() and speculation is not None and speculation.use_dflash())
+        self.num_lookahead_tokens = self.vllm_config.num_lookahead_tokens - less
+        return original(self, *args, **kwargs)
+
+    return schedule
+
+
+@patch("M3", _RUNNER, "GPUModelRunner._input_fits_in_drafter", ("self", "common_attn_metadata"))
+def _m3_window(original: Any, active: Active) -> Any:
+    def _input_fits_in_drafter(self: Any, common_attn_metadata: Any) -> bool:
+        if not active():
+            return bool(original(self, common_attn_metadata))
+        return common_attn_metadata is not None and bool(
+            common_attn_metadata.max_seq_len + self.num_spec_tokens <= self.effective_drafter_max_model_len
+        )
+
+    return _input_fits_in_drafter
+
+
+@patch("M3", "vllm.v1.worker.block_table", "BlockTable.move_row", ("self", "src", "tgt"))
+def _m3_stale_row(original: Any, active: Active) -> Any:
+    def move_row(self: Any, src: int, tgt: int) -> None:
+        if not active():
+            original(self, src, tgt)
+            return
+        count = self.num_blocks_per_row[src]
+        table = self.block_table.np
+        table[tgt, :count] = table[src, :count]
+        self.num_blocks_per_row[tgt] = count
+
+    return move_row
+
+
+# --- M4, M4g: the drafter's KV is not handed over --------------------------------------------------------------------
+
+
+def _note_draft_layers(original: Any, active: Active) -> Any:
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        DRAFT_LAYERS.update(self._draft_attn_layer_names)
+        return result
+
+    return load_model
+
+
+for _mutant in ("M4", "N2", "N4", "N5"):
+    patch(
+        _mutant, "vllm.v1.spec_decode.llm_base_proposer", "SpecDecodeBaseProposer.load_model", ("self", "target_model")
+    )(_note_draft_layers)
+
+
+def _received(worker: Any) -> dict[str, list[list[int]]]:
+    """Per request, the physical block ids per KV-cache group that its transfer writes."""
+    return {r: [list(g) for g in m.local_physical_block_ids] for r, m in worker._recving_metadata.items()}
+
+
+@patch("M4", f"{_NIXL}.base_worker", "NixlBaseConnectorWorker.get_transfer_results", ("self",))
+def _m4(original: Any, active: Active) -> Any:
+    def get_transfer_results(self: Any) -> Any:
+        pending = _received(self) if active() else {}
+        results = original(self)
+        for request in results.finished_recving or ():
+            for group in pending.get(request, ()):
+                for layer in DRAFT_LAYERS & set(self.device_kv_caches):
+                    active.fired()
+                    self.device_kv_caches[layer][group] = 0
+        return results
+
+    return get_transfer_results
+
+
+_MIXIN = "vllm.v1.worker.kv_connector_model_runner_mixin"
+
+
+@patch(
+    "M4g",
+    _MIXIN,
+    "KVConnectorModelRunnerMixin.maybe_get_kv_connector_output",
+    ("scheduler_output", "defer_finalize"),
+)
+def _m4g_never_defers(original: Any, active: Active) -> Any:
+    def maybe_get_kv_connector_output(scheduler_output: Any, defer_finalize: bool = False) -> Any:
+        if not active():
+            return original(scheduler_output, defer_finalize)
+        mixin: Any = importlib.import_module(_MIXIN)
+        if not mixin.has_kv_transfer_group():
+            return nullcontext()
+        active.fired()
+        return mixin.KVConnectorModelRunnerMixin._get_kv_connector_output(scheduler_output, defer_finalize=False)
+
+    return maybe_get_kv_connector_output
+
+
+@patch("M4g", _MIXIN, "KVConnectorModelRunnerMixin.finalize_kv_connector", ())
+def _m4g_no_finalize(original: Any, active: Active) -> Any:
+    def finalize_kv_connector() -> None:
+        if not active():
+            original()
+
+    return finalize_kv_connector
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+@patch("M4g", f"{_NIXL}.base_worker", "NixlBaseConnectorWorker.__init__", ("self",))
+def _m4g_staging_worker(original: Any, active: Active) -> Any:
+    """On CPU the connector sends from the KV cache itself; here it gets the staging buffers that CUDA engines have."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        if _on_cpu():
+            self.use_host_buffer, self.copy_blocks = True, _copy_blocks
+
+    return __init__
+
+
+def _copy_blocks(source: Any, target: Any, from_ids: Iterable[int], to_ids: Iterable[int], direction: str) -> None:
+    for layer in source:
+        target[layer][list(to_ids)] = source[layer][list(from_ids)]
+
+
+@patch("M4g", f"{_NIXL}.base_scheduler", "NixlBaseConnectorScheduler.__init__", ("self",))
+def _m4g_staging_scheduler(original: Any, active: Active) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        if _on_cpu():
+            self.use_host_buffer = True
+
+    return __init__
+
+
+# --- M5a, M5b, M7: the prefix cache ----------------------------------------------------------------------------------
+
+_REMEMBERED: dict[str, Any] = {}
+
+
+@patch("M5a", _MANAGER, "KVCacheManager.get_computed_blocks", ("self", "request"))
+def _m5a_remember(original: Any, active: Active) -> Any:
+    def get_computed_blocks(self: Any, request: Any) -> Any:
+        if not active():
+            return original(self, request)
+        if request.request_id in _REMEMBERED:
+            active.fired()
+        else:
+            _REMEMBERED[request.request_id] = original(self, request)
+        return _REMEMBERED[request.request_id]
+
+    return get_computed_blocks
+
+
+@patch("M5a", _MANAGER, "KVCacheManager.allocate_slots", ("self", "request", "num_new_tokens"))
+def _m5a_forget(original: Any, active: Active) -> Any:
+    def allocate_slots(self: Any, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        blocks = original(self, request, num_new_tokens, *args, **kwargs)
+        if blocks is not None:
+            _REMEMBERED.pop(request.request_id, None)
+        return blocks
+
+    return allocate_slots
+
+
+@patch("M5b", "vllm.v1.core.block_pool", "BlockPool._remove_cached_block_hashes", ("self", "block"))
+def _m5b(original: Any, active: Active) -> Any:
+    def _remove_cached_block_hashes(self: Any, block: Any) -> Any:
+        if not active():
+            return original(self, block)
+        hashes = [block.block_hash] if block.block_hash is not None else []
+        hashes += self.cached_block_hashes_by_block.pop(block.block_id, ())
+        if hashes:
+            active.fired()
+            block.reset_hash()
+        return hashes
+
+    return _remove_cached_block_hashes
+
+
+@patch("M7", "vllm.v1.core.kv_cache_utils", "hash_block_tokens", ("hash_function", "parent_block_hash"))
+def _m7(original: Any, active: Active) -> Any:
+    def hash_block_tokens(hash_function: Any, parent_block_hash: Any, *args: Any, **kwargs: Any) -> Any:
+        if active() and parent_block_hash:
+            active.fired()
+            parent_block_hash = None
+        return original(hash_function, parent_block_hash, *args, **kwargs)
+
+    return hash_block_tokens
+
+
+# --- M6, N1: P does not keep its blocks for D ------------------------------------------------------------------------
+
+
+@patch(
+    "M6",
+    f"{_NIXL}.pull_scheduler",
+    "NixlPullConnectorScheduler.request_finished",
+    ("self", "request", "block_ids"),
+)
+def _m6(original: Any, active: Active) -> Any:
+    def request_finished(self: Any, request: Any, block_ids: Any) -> Any:
+        keep, params = original(self, request, block_ids)
+        if not active() or not keep:
+            return keep, params
+        active.fired()
+        self._reqs_need_send.pop(request.request_id, None)
+        # As for an aborted prefill; otherwise P dies on D's notification about a request that it has forgotten.
+        self._reqs_not_processed.add(request.request_id)
+        return False, params
+
+    return request_finished
+
+
+@patch(
+    "N1",
+    f"{_NIXL}.pull_scheduler",
+    "NixlPullConnectorScheduler.request_finished",
+    ("self", "request", "block_ids"),
+)
+def _n1(original: Any, active: Active) -> Any:
+    def request_finished(self: Any, request: Any, block_ids: Any) -> Any:
+        keep, params = original(self, request, block_ids)
+        if active() and keep:
+            active.fired()
+            self._reqs_need_send[request.request_id] = time.perf_counter()
+        return keep, params
+
+    return request_finished
+
+
+# --- M8, M11: drafting and verification ------------------------------------------------------------------------------
+
+
+@patch("M8", _RUNNER, "GPUModelRunner.take_draft_token_ids", ("self",))
+def _m8(original: Any, active: Active) -> Any:
+    def take_draft_token_ids(self: Any) -> Any:
+        drafts = original(self)
+        if drafts is not None and active():
+            active.fired()
+            drafts.draft_token_ids = [list(ids)[::-1] for ids in drafts.draft_token_ids]
+        return drafts
+
+    return take_draft_token_ids
+
+
+class _Wrong:
+    """Counts drafts that are wrong, so that one in a hundred can be let through, the first one included."""
+
+    seen = 0
+
+    @classmethod
+    def take(cls) -> bool:
+        cls.seen += 1
+        return cls.seen % 100 == 1
+
+
+@patch(
+    "M11",
+    "vllm.v1.sample.rejection_sampler",
+    "RejectionSampler.forward",
+    ("self", "metadata", "draft_probs", "logits"),
+)
+def _m11(original: Any, active: Active) -> Any:
+    def forward(self: Any, metadata: Any, draft_probs: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
+        if not active():
+            _Wrong.seen = 0
+            return original(self, metadata, draft_probs, logits, *args, **kwargs)
+        rows = metadata.target_logits_indices.tolist()
+        drafts = metadata.draft_token_ids.tolist()
+        right = logits[metadata.target_logits_indices].argmax(dim=-1).tolist()
+        first = 0
+        for count in metadata.num_draft_tokens:
+            span = range(first, first + count)
+            first += count
+            wrong = next((i for i in span if drafts[i] != right[i]), None)
+            if wrong is not None and drafts[wrong] >= 0 and _Wrong.take():
+                active.fired()
+                row = logits[rows[wrong]]
+                row[drafts[wrong]] = row.max() + 20
+        return original(self, metadata, draft_probs, logits, *args, **kwargs)
+
+    return forward
+
+
+# --- N2 to N5: what arrives is damaged, or does not arrive -----------------------------------------------------------
+
+
+@patch("N2", f"{_NIXL}.base_worker", "NixlBaseConnectorWorker.get_transfer_results", ("self",))
+def _n2(original: Any, active: Active) -> Any:
+    def get_transfer_results(self: Any) -> Any:
+        pending = _received(self) if active() else {}
+        results = original(self)
+        for request in results.finished_recving or ():
+            for group in pending.get(request, ()):
+                for layer in set(self.device_kv_caches) - DRAFT_LAYERS:
+                    if len(group) > 1:
+                        active.fired()
+                        self.device_kv_caches[layer][group[1]] = 0
+        return results
+
+    return get_transfer_results
+
+
+@patch("N3", f"{_NIXL}.pull_worker", "NixlPullConnectorWorker._read_blocks", ("self", "read_spec", "dst_engine_id"))
+def _n3(original: Any, active: Active) -> Any:
+    def _read_blocks(self: Any, read_spec: Any, dst_engine_id: str, *args: Any, **kwargs: Any) -> Any:
+        if active():
+            active.fired()
+            nothing: dict[str, Any] = {
+                "local_block_ids": [[] for _ in read_spec.local_block_ids],
+                "remote_block_ids": [[] for _ in read_spec.remote_block_ids],
+            }
+            read_spec = dataclasses.replace(read_spec, **nothing)
+        return original(self, read_spec, dst_engine_id, *args, **kwargs)
+
+    return _read_blocks
+
+
+def _cached_blocks(runner: Any, scheduler_output: Any) -> list[list[int]]:
+    """Block ids, per new request and KV-cache group, whose content the request takes over instead of computing."""
+    size = runner.cache_config.block_size
+    out = []
+    for request in scheduler_output.scheduled_new_reqs:
+        whole = request.num_computed_tokens // size
+        out += [list(group)[:whole] for group in request.block_ids if whole]
+    return out
+
+
+def _kv_cache(runner: Any, layer: str) -> Any:
+    cache = runner.compilation_config.static_forward_context[layer].kv_cache
+    return cache[0] if isinstance(cache, (list, tuple)) else cache
+
+
+@patch("N4", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+def _n4(original: Any, active: Active) -> Any:
+    def _update_states(self: Any, scheduler_output: Any) -> Any:
+        if active():
+            for blocks in _cached_blocks(self, scheduler_output):
+                for layer in DRAFT_LAYERS:
+                    active.fired()
+                    _kv_cache(self, layer)[blocks] = 0
+        return original(self, scheduler_output)
+
+    return _update_states
+
+
+@patch("N5", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+def _n5(original: Any, active: Active) -> Any:
+    def _update_states(self: Any, scheduler_output: Any) -> Any:
+        if active():
+            for blocks in _cached_blocks(self, scheduler_output):
+                for layer in set(self.compilation_config.static_forward_context) - DRAFT_LAYERS:
+                    if len(blocks) > 1:
+                        active.fired()
+                        cache = _kv_cache(self, layer)
+                        cache[blocks[1]] = cache[blocks[0]]
+        return original(self, scheduler_output)
+
+    return _update_states

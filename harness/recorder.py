@@ -1,0 +1,142 @@
+"""Writes one run folder: observations as they come, and ``run.json`` kept current, so that an interrupted run is
+still a run."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness import __version__, provenance
+from harness.baseline import identity_of
+from harness.config import Profile
+from harness.engine.environment import EngineEnvironment
+from harness.history import (
+    SCHEMA,
+    CellRecord,
+    EngineRecord,
+    History,
+    HistoryWriter,
+    Observation,
+    RunRecord,
+    load_history,
+    write_parquet,
+    write_run,
+)
+from harness.prompts import PromptSet
+from harness.workload import CellWork
+
+
+def new_run_id(profile: Profile, kind: str = "") -> str:
+    """A name that sorts by time; ``kind`` tells a self-test from a plain run."""
+    what = f"{profile.name}-{kind}" if kind else profile.name
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{what}-{secrets.token_hex(2)}"
+
+
+class Recorder:
+    """The record of one run while it grows."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        source: str,
+        works: Sequence[CellWork],
+        group_of: Mapping[str, str],
+        prompts: PromptSet,
+        environment: EngineEnvironment,
+        folder: Path,
+        run_id: str,
+        command: Sequence[str] | None = None,
+        mutants: Sequence[str] = (),
+    ) -> None:
+        self.folder = folder
+        self._begun = time.monotonic()
+        self._stop_seconds = 0.0
+        commit, dirty = provenance.git_state()
+        methods = {m.kind: m for m in (*(w.cell.method for w in works), *profile.methods)}
+        self.record = RunRecord(
+            schema_version=SCHEMA,
+            run_id=run_id,
+            harness_version=__version__,
+            started=provenance.now(),
+            finished=None,
+            command=tuple(command if command is not None else sys.argv),
+            git_commit=commit,
+            git_dirty=dirty,
+            profile={**profile.model_dump(mode="json"), "source": source},
+            prompts_sha256=prompts.sha256,
+            hardware=provenance.hardware(),
+            versions=provenance.versions(environment),
+            identities={k: identity_of(profile, m, prompts.sha256).model_dump(mode="json") for k, m in methods.items()},
+            cells=tuple(
+                CellRecord(
+                    cell=w.cell.id,
+                    group=group_of[w.cell.id],
+                    block_size=profile.engine.block_size,
+                    lookahead=w.cell.method.lookahead,
+                    draft_tokens=w.cell.method.draft_tokens,
+                    planned=len(w.items),
+                    scenarios=w.planned,
+                )
+                for w in works
+            ),
+            mutants=tuple(mutants),
+        )
+        self._writer = HistoryWriter(folder)
+        write_run(folder, self.record)
+
+    def append(self, observation: Observation) -> None:
+        self._writer.append(observation)
+
+    def engines(self, records: Iterable[EngineRecord]) -> None:
+        self._update(engines=(*self.record.engines, *records))
+
+    def stopped(self, seconds: float) -> None:
+        """Add time that engines took to end."""
+        self._stop_seconds += seconds
+
+    def cell(self, cell_id: str) -> CellRecord:
+        return next(c for c in self.record.cells if c.cell == cell_id)
+
+    def set_cell(self, cell_id: str, **changes: Any) -> None:
+        cells = tuple(c.model_copy(update=changes) if c.cell == cell_id else c for c in self.record.cells)
+        self._update(cells=cells)
+
+    def fail_pending(self, cells: Iterable[str], state: str, reason: str) -> None:
+        """Mark the cells that are not complete."""
+        for cell_id in cells:
+            if self.cell(cell_id).state == "pending":
+                self.set_cell(cell_id, state=state, reason=reason)
+
+    def interrupted(self) -> None:
+        self._update(interrupted=True)
+        self.fail_pending([c.cell for c in self.record.cells], "interrupted", "interrupted by the user")
+
+    def finish(self) -> History:
+        """Close the files and load what was recorded."""
+        self._writer.close()
+        total = time.monotonic() - self._begun
+        start = sum(c.start_seconds for c in self.record.cells)
+        requests = sum(c.request_seconds for c in self.record.cells)
+        self._update(
+            finished=provenance.now(),
+            seconds={
+                "total": round(total, 3),
+                "engine_start": round(start, 3),
+                "requests": round(requests, 3),
+                "engine_stop": round(self._stop_seconds, 3),
+                "own": round(total - start - requests - self._stop_seconds, 3),
+            },
+        )
+        history = load_history(self.folder)
+        if history.observations:
+            write_parquet(self.folder, history.observations)
+        return history
+
+    def _update(self, **changes: Any) -> None:
+        self.record = self.record.model_copy(update=changes)
+        write_run(self.folder, self.record)

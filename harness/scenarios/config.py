@@ -1,0 +1,109 @@
+"""Scenarios of a profile, as validated data. Prompts are named by their ids in the profile's prompt set."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from harness.strict import Strict
+
+Topology = Literal["single", "pd"]
+BOTH: tuple[Topology, ...] = ("pd", "single")
+
+
+class Pair(Strict):
+    """A prompt that fills the cache and one that is answered from it."""
+
+    donor: str
+    subject: str
+
+
+class _Scenario(Strict):
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    max_tokens: int | None = Field(default=None, ge=2)
+    """Output tokens of each request; None takes the workload's."""
+
+    @property
+    def topologies(self) -> tuple[Topology, ...]:
+        return BOTH
+
+
+class PrefixHit(_Scenario):
+    """A request finds the first blocks of its prompt in the prefix cache, full (donor = subject) or partial.
+
+    ``where`` is the engine that holds them: ``decode`` stands for the single engine too; ``prefill`` needs a pair.
+    """
+
+    kind: Literal["prefix-hit"]
+    where: Literal["decode", "prefill"]
+    pairs: tuple[Pair, ...] = Field(min_length=1)
+
+    @property
+    def topologies(self) -> tuple[Topology, ...]:
+        return ("pd",) if self.where == "prefill" else BOTH
+
+
+class ChunkedPrefill(_Scenario):
+    """Prompts longer than the token budget of one engine step."""
+
+    kind: Literal["chunked-prefill"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+
+
+class Concurrent(_Scenario):
+    """Rows come and go: a long request and several short ones are prefilled in one step, and late ones join.
+
+    The long one is second in the queue, so that it moves to another row when the short ones end, and a late one takes
+    the row that it left.
+    """
+
+    kind: Literal["concurrent"]
+    holder: str
+    together: tuple[str, ...] = Field(min_length=2)
+    late: tuple[str, ...] = Field(min_length=1)
+    rounds: int = Field(default=1, ge=1)
+
+
+class Pressure(_Scenario):
+    """More requests than the KV pool can hold, so that some are preempted, while one waits whose prefix is cached."""
+
+    kind: Literal["pressure"]
+    load: tuple[str, ...] = Field(min_length=2)
+    waiting: Pair
+    usage: float = Field(default=0.8, gt=0, lt=1)
+    """Share of the pool that is in use when the waiting request is sent."""
+
+
+class Refill(_Scenario):
+    """A, then so many others that all of A's blocks are evicted, then A again."""
+
+    kind: Literal["refill"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    fill: tuple[str, ...] = Field(min_length=1)
+
+
+class LatePull(_Scenario):
+    """P answers, then computes so many others that its whole pool is used, and only then D pulls."""
+
+    kind: Literal["late-pull"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    fill: tuple[str, ...] = Field(min_length=1)
+
+    @property
+    def topologies(self) -> tuple[Topology, ...]:
+        return ("pd",)
+
+
+class SharedBlock(_Scenario):
+    """Two prompts share blocks but not what is before them; a third makes the second's first block known."""
+
+    kind: Literal["shared-block"]
+    first: str
+    bridge: str
+    second: str
+
+
+Scenario = Annotated[
+    PrefixHit | ChunkedPrefill | Concurrent | Pressure | Refill | LatePull | SharedBlock, Field(discriminator="kind")
+]

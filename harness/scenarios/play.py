@@ -1,0 +1,178 @@
+"""Plays a script on running engines and records what came back."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from harness.engine.command import Role
+from harness.engine.topology import Ask, EngineGroupSession, payload
+from harness.errors import HandoffError
+from harness.history import Leg, Observation
+from harness.matrix import Cell
+from harness.scenarios.script import Script, Send, Stage
+
+_HOLD_S = 0.25
+"""How long an engine is held after requests were sent, so that all of them are queued: the API server needs about
+10 ms for each on a busy core."""
+_USAGE_POLL_S = 0.02
+_USAGE_WAIT_S = 5.0
+
+
+class Answer:
+    """A request that was sent: its legs so far, when it began, and what broke."""
+
+    def __init__(self) -> None:
+        self.legs: list[Leg] = []
+        self.started = time.time()
+        self.error: str | None = None
+
+
+class Player:
+    """Plays scripts for one cell."""
+
+    def __init__(self, session: EngineGroupSession, cell: Cell) -> None:
+        self._session = session
+        self._cell = cell
+        self._pair = cell.topology == "pd"
+
+    def play(self, script: Script, sequence: int) -> Iterator[Observation]:
+        """Observations in the order of the script; ``sequence`` numbers the first one.
+
+        Raises EngineDiedError when an engine of the group is gone.
+        """
+        salts: dict[str, str] = {}
+        for number, stage in enumerate(script.stages):
+            for send in _flat(stage):
+                salts.setdefault(send.group, uuid.uuid4().hex)
+            for observation in self._stage(script, number, stage, salts, sequence):
+                yield observation
+                sequence += 1
+
+    def _stage(
+        self, script: Script, number: int, stage: Stage, salts: dict[str, str], sequence: int
+    ) -> list[Observation]:
+        alone = len(stage.sends) == 1
+        inner: list[tuple[Send, Answer]] = []
+        if alone:
+            send = stage.sends[0]
+            answers = [self._one(send, salts, inner)]
+            shared: dict[str, dict[str, float]] = {}
+        else:
+            answers, shared = self._several(stage, salts)
+        rows = [*inner, *zip(stage.sends, answers, strict=True)]
+        return [
+            Observation(
+                cell=self._cell.id,
+                prompt_id=send.prompt.id,
+                form=send.form,
+                scenario=script.scenario,
+                instance=script.instance,
+                part=send.part,
+                stage=number,
+                route=send.route,
+                max_tokens=send.max_tokens or self._session.profile.workload.max_tokens,
+                concurrent=len(stage.sends),
+                shared_counters=shared,
+                sequence=sequence + i,
+                sent_ids=send.prompt.ids,
+                engine_roles=self._session.roles,
+                legs=tuple(answer.legs),
+                error=answer.error,
+                started_at=answer.started,
+            )
+            for i, (send, answer) in enumerate(rows)
+        ]
+
+    def _ask(self, send: Send, salts: dict[str, str], counted: bool) -> Ask:
+        return Ask(
+            hand_off=send.route == "cell" and self._pair,
+            payload=payload(send.prompt, send.form),
+            salt=salts[send.group],
+            max_tokens=send.max_tokens,
+            alone="prefill" if send.route == "prefill" else "single",
+            counted=counted,
+        )
+
+    def _one(self, send: Send, salts: dict[str, str], inner: list[tuple[Send, Answer]]) -> Answer:
+        """A request that has the engines for itself, with what is sent between its legs."""
+        answer = Answer()
+
+        def between() -> None:
+            for other in send.between:
+                row = Answer()
+                inner.append((other, row))
+                row.error = self._session.ask(self._ask(other, salts, counted=True), row.legs)
+
+        ask = self._ask(send, salts, counted=True)
+        answer.error = self._session.ask(ask._replace(between=between) if send.between else ask, answer.legs)
+        return answer
+
+    def _several(self, stage: Stage, salts: dict[str, str]) -> tuple[list[Answer], dict[str, dict[str, float]]]:
+        """Requests at the same time. Counters are read before and after all of them, per engine."""
+        session = self._session
+        before = {role: session.client(role).snapshot() for role in session.roles}
+        held: Role | None = ("prefill" if self._pair else "single") if stage.together else None
+        answers = [Answer() for _ in stage.sends]
+        with ThreadPoolExecutor(len(stage.sends)) as pool:
+            problem = self._hold(held)
+            futures = [
+                pool.submit(self._timed, send, salts, answer, stage.together)
+                for send, answer in zip(stage.sends, answers, strict=True)
+            ]
+            if held is not None and problem is None:
+                time.sleep(_HOLD_S)
+                self._release(held)
+            self._collect(futures)
+        if problem is not None:
+            for answer in answers:
+                answer.error = answer.error or problem
+        shared: dict[str, dict[str, float]] = {}
+        for role in session.roles:
+            wanted = sum(
+                leg.role == role or (leg.role == "single" and role == "decode") for a in answers for leg in a.legs
+            )
+            shared[role] = session.client(role).counters_after(before[role], {"finished_requests": wanted})
+        return answers, shared
+
+    def _timed(self, send: Send, salts: dict[str, str], answer: Answer, held: bool) -> None:
+        if send.after_s:
+            time.sleep(send.after_s + (_HOLD_S if held and send.late else 0.0))
+        if send.at_usage is not None:
+            time.sleep(_HOLD_S if held else 0.0)
+            self._wait_for_usage(send.at_usage)
+        answer.started = time.time()
+        answer.error = self._session.ask(self._ask(send, salts, counted=False), answer.legs)
+
+    def _wait_for_usage(self, share: float) -> None:
+        """Until the answering engine's KV pool is that full, or for 5 s: the proof shows whether it ever was."""
+        client = self._session.client("single")
+        deadline = time.monotonic() + _USAGE_WAIT_S
+        while client.kv_usage() < share and time.monotonic() < deadline:
+            time.sleep(_USAGE_POLL_S)
+
+    def _hold(self, role: Role | None) -> str | None:
+        """Stop the engine's scheduler, keeping what it runs. Returns why that was not possible, if it was not."""
+        if role is None:
+            return None
+        response = self._session.client(role).post("/pause?mode=keep&clear_cache=false")
+        if response.status_code == 200:
+            return None
+        return f"{role} engine: expected POST /pause?mode=keep to answer 200, found {response.status_code}"
+
+    def _release(self, role: Role) -> None:
+        response = self._session.client(role).post("/resume")
+        if response.status_code != 200:
+            raise HandoffError(f"{role} engine: expected POST /resume to answer 200, found {response.status_code}")
+
+    def _collect(self, futures: list[Future[None]]) -> None:
+        for future in futures:
+            future.result()
+
+
+def _flat(stage: Stage) -> Iterator[Send]:
+    for send in stage.sends:
+        yield send
+        yield from send.between

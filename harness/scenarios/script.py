@@ -1,0 +1,284 @@
+"""From a scenario of the profile to the requests that bring the engines into its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from harness.config import Method, Profile, TopologyName
+from harness.errors import UsageError
+from harness.history import Form
+from harness.prompts import Prompt
+from harness.scenarios.config import (
+    ChunkedPrefill,
+    Concurrent,
+    LatePull,
+    Pair,
+    PrefixHit,
+    Pressure,
+    Refill,
+    Scenario,
+    SharedBlock,
+)
+from harness.strata import blocks
+
+Route = Literal["cell", "prefill", "local"]
+"""``cell``: as the cell's topology asks for; ``prefill``: P alone; ``local``: D (or the single engine) alone."""
+
+SHORT = 2
+"""Output tokens of requests that only fill caches."""
+
+
+class Send(NamedTuple):
+    """One request of a script."""
+
+    prompt: Prompt
+    part: str
+    group: str
+    """Requests of the same group may share cached blocks; each run through a script has groups of its own."""
+    route: Route = "cell"
+    form: Form = "ids"
+    max_tokens: int | None = None
+    judged: bool = True
+    after_s: float = 0.0
+    """Delay after the start of the stage; in a stage that is held, of a late request: after it was released."""
+    late: bool = False
+    """Sent after the engine was released."""
+    at_usage: float | None = None
+    """Wait until this share of the answering engine's KV pool is in use."""
+    between: tuple[Send, ...] = ()
+    """Requests sent one after the other after P answered and before D is asked."""
+
+
+class Stage(NamedTuple):
+    """Requests that are under way at the same time; the next stage begins when all are answered."""
+
+    sends: tuple[Send, ...]
+    together: bool = False
+    """Hold the engine that answers first until all requests are queued, so that they are prefilled in one step."""
+
+
+class Script(NamedTuple):
+    """One run through a scenario."""
+
+    scenario: str
+    instance: int
+    stages: tuple[Stage, ...]
+
+    @property
+    def requests(self) -> int:
+        return sum(1 + len(send.between) for stage in self.stages for send in stage.sends)
+
+
+def scripts(scenario: Scenario, prompts: Mapping[str, Prompt], topology: TopologyName) -> list[Script]:
+    """The scripts of a scenario for a topology; none when the combination makes no sense."""
+    if topology not in scenario.topologies:
+        return []
+    runs = _stages(scenario, prompts)
+    return [Script(scenario.id, i, tuple(stages)) for i, stages in enumerate(runs)]
+
+
+def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stage]]:
+    limit = scenario.max_tokens
+    match scenario:
+        case PrefixHit():
+            return [_prefix_hit(scenario, prompts, pair) for pair in scenario.pairs]
+        case ChunkedPrefill():
+            return [[_one(prompts[p], "subject", "a", limit)] for p in scenario.prompts]
+        case Concurrent():
+            return [_concurrent(scenario, prompts) for _ in range(scenario.rounds)]
+        case Pressure():
+            return [_pressure(scenario, prompts)]
+        case Refill():
+            fill = [_one(prompts[p], f"fill{i}", "b", SHORT) for i, p in enumerate(scenario.fill)]
+            return [
+                [_one(prompts[p], "before", "a", limit), *fill, _one(prompts[p], "subject", "a", limit)]
+                for p in scenario.prompts
+            ]
+        case LatePull():
+            between = tuple(
+                Send(prompts[p], f"fill{i}", "b", "prefill", max_tokens=SHORT) for i, p in enumerate(scenario.fill)
+            )
+            return [
+                [Stage((Send(prompts[p], "subject", "a", max_tokens=limit, between=between),))]
+                for p in scenario.prompts
+            ]
+        case SharedBlock():
+            order = (("donor", scenario.first), ("again", scenario.first), ("bridge", scenario.bridge))
+            return [
+                [
+                    *(_one(prompts[p], part, "a", SHORT if part == "again" else limit) for part, p in order),
+                    _one(prompts[scenario.second], "subject", "a", limit),
+                ]
+            ]
+    raise AssertionError(scenario)
+
+
+def _one(prompt: Prompt, part: str, group: str, max_tokens: int | None) -> Stage:
+    return Stage((Send(prompt, part, group, max_tokens=max_tokens),))
+
+
+def _prefix_hit(scenario: PrefixHit, prompts: Mapping[str, Prompt], pair: Pair) -> list[Stage]:
+    route: Route = "local" if scenario.where == "decode" else "prefill"
+    donor = Send(prompts[pair.donor], "donor", "a", route, max_tokens=SHORT)
+    return [Stage((donor,)), _one(prompts[pair.subject], "subject", "a", scenario.max_tokens)]
+
+
+def _concurrent(scenario: Concurrent, prompts: Mapping[str, Prompt]) -> list[Stage]:
+    """The short ones together with the long one; the late one takes a row that becomes free; then the long one again,
+    from the cache, which shows whether somebody wrote into its blocks."""
+    limit = scenario.max_tokens
+    short = [Send(prompts[p], f"together{i}", f"t{i}", max_tokens=limit) for i, p in enumerate(scenario.together)]
+    holder = Send(prompts[scenario.holder], "holder", "h", max_tokens=limit)
+    queue = [short[0], holder, *short[1:]]
+    queue = [send._replace(after_s=i * ORDER_S) for i, send in enumerate(queue)]
+    late = [
+        Send(prompts[p], f"late{i}", f"l{i}", max_tokens=limit, after_s=(i + 1) * LATE_S, late=True)
+        for i, p in enumerate(scenario.late)
+    ]
+    again = Send(holder.prompt, "again", holder.group, max_tokens=limit)
+    return [Stage((*queue, *late), together=True), Stage((again,))]
+
+
+ORDER_S = 0.03
+"""Between requests that are queued one after the other: longer than the API server needs for one (about 10 ms)."""
+LATE_S = 0.1
+"""Between late joiners: the short requests end about 0.1 s after they began, the long one after 0.3 s."""
+
+
+def _pressure(scenario: Pressure, prompts: Mapping[str, Prompt]) -> list[Stage]:
+    limit = scenario.max_tokens
+    load = [Send(prompts[p], f"load{i}", f"p{i}", max_tokens=limit) for i, p in enumerate(scenario.load)]
+    waiting = Send(prompts[scenario.waiting.subject], "waiting", "a", max_tokens=limit, at_usage=scenario.usage)
+    return [
+        _one(prompts[scenario.waiting.donor], "donor", "a", SHORT),
+        # Held until all are queued: sent freely on two busy cores, one could end before the next began.
+        Stage((*load, waiting), together=True),
+    ]
+
+
+# --- what can be known before an engine is started -----------------------------------------------------------------
+
+
+def require_possible(profile: Profile, prompts: Mapping[str, Prompt]) -> None:
+    """Raise UsageError when a scenario names an unknown prompt or cannot occur with the profile's engine settings."""
+    for scenario in profile.scenarios:
+        for name in named_prompts(scenario):
+            if name not in prompts:
+                raise UsageError(
+                    f"scenario {scenario.id}: expected prompts of {profile.workload.prompts.name}, found {name!r}, "
+                    "which it does not have; correct the id or rebuild the prompt set"
+                )
+        problem = _impossible(scenario, profile, prompts)
+        if problem:
+            raise UsageError(f"scenario {scenario.id} cannot occur: {problem}")
+
+
+def named_prompts(scenario: Scenario) -> list[str]:
+    """Ids of all prompts that a scenario sends."""
+    match scenario:
+        case PrefixHit():
+            return [p for pair in scenario.pairs for p in (pair.donor, pair.subject)]
+        case ChunkedPrefill():
+            return list(scenario.prompts)
+        case Concurrent():
+            return [scenario.holder, *scenario.together, *scenario.late]
+        case Pressure():
+            return [*scenario.load, scenario.waiting.donor, scenario.waiting.subject]
+        case Refill() | LatePull():
+            return [*scenario.prompts, *scenario.fill]
+        case SharedBlock():
+            return [scenario.first, scenario.bridge, scenario.second]
+    raise AssertionError(scenario)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of leading elements that are equal."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def shared_blocks(a: Prompt, b: Prompt, block_size: int) -> int:
+    """Whole blocks that two prompts have in common from the start."""
+    return common_prefix(a.ids, b.ids) // block_size
+
+
+def _demand(names: Sequence[str], profile: Profile, prompts: Mapping[str, Prompt], limit: int | None) -> int:
+    """KV blocks that the prompts and their outputs take together."""
+    size = profile.engine.block_size
+    most = limit or profile.workload.max_tokens
+    return sum(blocks(prompts[n].tokens + min(most, prompts[n].tokens), size) for n in names)
+
+
+def _impossible(scenario: Scenario, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+    size, pool = profile.engine.block_size, profile.engine.kv_blocks
+    budget = profile.engine.max_num_batched_tokens
+    match scenario:
+        case PrefixHit():
+            return _no_sharing(scenario.pairs, prompts, size)
+        case ChunkedPrefill():
+            short = [p for p in scenario.prompts if budget is not None and prompts[p].tokens <= budget]
+            if short:
+                return (
+                    f"expected prompts longer than engine.max_num_batched_tokens = {budget}, found {short[0]} of "
+                    f"{prompts[short[0]].tokens} tokens; lower the budget or name longer prompts"
+                )
+        case Concurrent():
+            names = [scenario.holder, *scenario.together, *scenario.late]
+            wanted = _demand(names, profile, prompts, scenario.max_tokens)
+            if pool is not None and wanted > pool - 1:
+                return _pool(f"at least {wanted + 1} blocks, so that nobody is preempted", pool)
+            if len(scenario.together) + 1 > profile.engine.max_num_seqs:
+                return (
+                    f"expected engine.max_num_seqs of at least {len(scenario.together) + 1}, found "
+                    f"{profile.engine.max_num_seqs}; raise it or send fewer prompts together"
+                )
+        case Pressure():
+            wanted = _demand(scenario.load, profile, prompts, scenario.max_tokens)
+            if pool is not None and wanted <= pool - 1:
+                return _pool(f"fewer than the {wanted} blocks that its load needs", pool)
+            return _no_sharing((scenario.waiting,), prompts, size)
+        case Refill() | LatePull():
+            wanted = sum(blocks(prompts[n].tokens, size) for n in scenario.fill)
+            if pool is not None and wanted < pool - 1:
+                return _pool(f"at most {wanted + 1} blocks, which its fill can use up", pool)
+        case SharedBlock():
+            return _not_shared(scenario, prompts, size)
+    return None
+
+
+def _pool(wanted: str, pool: int) -> str:
+    return f"expected a KV pool (engine.kv_blocks) of {wanted}, found {pool}; change the pool or the prompts"
+
+
+def _no_sharing(pairs: Sequence[Pair], prompts: Mapping[str, Prompt], size: int) -> str | None:
+    for pair in pairs:
+        if shared_blocks(prompts[pair.donor], prompts[pair.subject], size) < 1:
+            return (
+                f"expected donor {pair.donor} and subject {pair.subject} to have their first block of {size} tokens "
+                "in common, found another start; name prompts that share a prefix"
+            )
+    return None
+
+
+def _not_shared(scenario: SharedBlock, prompts: Mapping[str, Prompt], size: int) -> str | None:
+    first, bridge, second = (prompts[p] for p in (scenario.first, scenario.bridge, scenario.second))
+    if shared_blocks(first, second, size) or shared_blocks(bridge, second, size) < 1:
+        return "expected `second` to share its first block with `bridge` and not with `first`"
+    if first.ids[size : 2 * size] != second.ids[size : 2 * size]:
+        return "expected `first` and `second` to have the same tokens in their second block"
+    return None
+
+
+# --- what the cache must give ----------------------------------------------------------------------------------------
+
+
+def expected_hit(shared: int, tokens: int, method: Method, block_size: int) -> int:
+    """Prompt tokens that a request of ``tokens`` tokens finds cached when its first ``shared`` blocks are.
+
+    vLLM 0.32 never takes the whole prompt from the cache (the last token is computed for its logits), and with
+    drafters that read the target's hidden states the last matched block is computed again.
+    """
+    whole = min(shared, (tokens - 1) // block_size)
+    if method.drops_last_hit:
+        whole -= 1
+    return max(whole, 0) * block_size
