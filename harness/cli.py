@@ -207,6 +207,34 @@ def selftest(
 
 
 @app.command()
+def aa(
+    repeat: Annotated[int, typer.Option("--repeat", "-n", min=2, help="How often each cell is run.")] = 2,
+    profile: ProfileOption = "cpu",
+    cell: CellOption = None,
+    scenario: ScenarioOption = None,
+    prompts: Annotated[
+        int | None, typer.Option("--prompts", min=1, help="Cold prompts per stratum. Default: all of them.")
+    ] = None,
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+) -> None:
+    """Run the same cells again and again and judge them against each other: every finding is a false alarm.
+
+    Exit code 0 only if no cell in any scenario had a finding in any repetition.
+    """
+    from harness.operations import DEFAULT_OUT, repeat_cells
+    from harness.report.repeat import print_repeat
+
+    result, folder = repeat_cells(
+        profile, cell or [], scenario or [], prompts, repeat, out or DEFAULT_OUT, engine_python
+    )
+    console = _out()
+    print_repeat(result, console)
+    console.print(f"counts: {folder / 'aa.json'}", soft_wrap=True, highlight=False)
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
 def doctor(engine_python: PythonOption = None, profile: ProfileOption = "cpu") -> None:
     """Show what this machine can run, and what is missing."""
     from harness.doctor import examine

@@ -212,9 +212,11 @@ def _from_steps(cell: CellView, r: _Request) -> Location | None:
         if at in ours and source is not None and expected:
             share.setdefault(source // size, []).append(ours[at] - expected)
     low = tuple(sorted(b for b, gaps in share.items() if sum(g < 0 for g in gaps) >= 0.5 * len(gaps)))
-    if low:
-        lines.append(f"drafts from {name_blocks(low, count)} are rejected")
-    return Location(blocks=low, of=count, step=first, text=_join(lines))
+    some = low or tuple(sorted(b for b, gaps in share.items() if any(g < 0 for g in gaps)))
+    if some:
+        often = "are rejected" if low else "are rejected at some of their steps"
+        lines.append(f"drafts that copy {name_blocks(some, count)} {often}")
+    return Location(blocks=some, of=count, step=first, text=_join(lines))
 
 
 class _Structure(NamedTuple):

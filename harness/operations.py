@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.baseline import (
     Identity,
@@ -21,7 +21,7 @@ from harness.engine.environment import EngineEnvironment, inspect_environment, n
 from harness.errors import UsageError
 from harness.files import write_json
 from harness.history import History, load_history
-from harness.matrix import Plan, make_plan, select_cells
+from harness.matrix import Plan, make_plan, select_cells, start_expected_s
 from harness.progress import Reporter
 from harness.prompts import PromptSet, load_prompts
 from harness.recorder import Recorder, new_run_id
@@ -30,7 +30,10 @@ from harness.runner import Runner, expected_s, point_latest
 from harness.scenarios.script import require_possible
 from harness.selftest.outcome import SelfTest
 from harness.summary import RunSummary, summarise_run
-from harness.workload import RECORDING, CellWork, cell_work, choose_scenarios, total_requests
+from harness.workload import RECORDING, CellWork, cell_work, choose_scenarios, spread, total_requests
+
+if TYPE_CHECKING:
+    from harness.repeat import AgainstItself
 
 DEFAULT_OUT = REPOSITORY / "reports"
 
@@ -53,10 +56,17 @@ class Prepared(NamedTuple):
         return expected_s(self.plan, self.works)
 
 
-def prepare(source: str, patterns: Sequence[str], scenarios: Sequence[str] = (), record: bool = False) -> Prepared:
+def prepare(
+    source: str,
+    patterns: Sequence[str],
+    scenarios: Sequence[str] = (),
+    record: bool = False,
+    prompts_per_stratum: int | None = None,
+) -> Prepared:
     """Load and check everything that can be wrong before an engine is started.
 
-    ``record`` asks for what a baseline needs: every prompt of the set, cold, as ids.
+    ``record`` asks for what a baseline needs: every prompt of the set, cold, as ids. ``prompts_per_stratum`` thins out
+    the cold prompts.
     """
     profile = load_profile(source)
     cells = select_cells(profile, patterns)
@@ -69,6 +79,10 @@ def prepare(source: str, patterns: Sequence[str], scenarios: Sequence[str] = (),
             f"profile {source}: expected prompts and outputs to fit engine.max_model_len = "
             f"{profile.engine.max_model_len}, found up to {longest} tokens; raise it or lower workload.max_tokens"
         )
+    if prompts_per_stratum is not None:
+        strata = {p.stratum for p in prompts.cold}
+        kept = spread(prompts.cold, prompts_per_stratum * len(strata))
+        choice = choice._replace(prompts=frozenset(p.id for p in kept))
     require_possible(profile, {p.id: p for p in prompts.prompts})
     works = tuple(w for c in cells if (w := cell_work(profile, prompts, c, choice)).requests)
     if not works:
@@ -254,4 +268,34 @@ def self_test(
         result = SelfTester(prepared, environment, folder, reporter).run(setups)
     write_selftest(result, folder)
     point_latest(folder, "latest-selftest")
+    return result, folder
+
+
+def repeat_cells(
+    source: str,
+    patterns: Sequence[str],
+    scenarios: Sequence[str],
+    prompts_per_stratum: int | None,
+    repetitions: int,
+    out: Path,
+    engine_python: str | None,
+) -> tuple[AgainstItself, Path]:
+    """A/A on real engines; returns the counts and their folder."""
+    from harness.repeat import against_itself
+    from harness.report.repeat import write_repeat
+
+    prepared = prepare(source, patterns, scenarios, prompts_per_stratum=prompts_per_stratum)
+    environment = inspect_environment(engine_python or sys.executable)
+    if any(g.topology == "pd" for g in prepared.plan.groups):
+        need_nixl(environment)
+    folder = new_folder(out, prepared.profile, "aa")
+    starts = sum(start_expected_s(g) for g in prepared.plan.groups)
+    seconds = starts + repetitions * (prepared.expected_s - starts)
+    with Reporter(seconds) as reporter:
+        reporter.line(
+            f"{repetitions} repetitions of {len(prepared.plan.cells)} cells, {repetitions * prepared.requests} "
+            f"requests, about {seconds / 60:.0f} minutes"
+        )
+        result = against_itself(prepared, environment, folder, repetitions, reporter)
+    write_repeat(result, folder)
     return result, folder

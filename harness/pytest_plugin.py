@@ -16,10 +16,13 @@ from harness.checks.registry import CHECKS
 from harness.config import SHIPPED_PROFILES, shipped_profile_names
 from harness.errors import HarnessError
 from harness.findings import CheckResult, Verdict
+from harness.history import COLD
 from harness.operations import DEFAULT_OUT, Outcome, Prepared, execute, prepare
 from harness.progress import Reporter
 
 _SHOWN = 6
+_AT = "@"
+"""Between a cell and its scenario in the name of a collector; a cold cell has the bare name."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -58,29 +61,34 @@ def collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector 
 
 class ProfileFile(pytest.File):
     def collect(self) -> Iterator[pytest.Collector]:
-        for cell in self.config.stash[_PREPARED].plan.cells:
-            yield CellCollector.from_parent(self, name=cell.id)
+        for work in self.config.stash[_PREPARED].works:
+            if work.items:
+                yield CellCollector.from_parent(self, name=work.cell.id)
+            for scenario in work.planned:
+                yield CellCollector.from_parent(self, name=f"{work.cell.id}{_AT}{scenario}")
 
 
 class CellCollector(pytest.Collector):
     def collect(self) -> Iterator[pytest.Item]:
-        topology, method = self.name.split("-", 1)
+        cell, _, scenario = self.name.partition(_AT)
         prepared = self.config.stash[_PREPARED]
         for check in CHECKS:
-            if check.name in _possible(topology, method, prepared.profile.workload.text_prompts):
+            if check.name in _possible(cell, scenario or COLD, prepared.profile.workload.text_prompts):
                 yield CheckItem.from_parent(self, name=check.name)
 
 
-def _possible(topology: str, method: str, text_prompts: int) -> set[str]:
-    """Checks that can apply to a cell when all cells are selected."""
+def _possible(cell: str, scenario: str, text_prompts: int) -> set[str]:
+    """Checks that can apply to a cell in a scenario when all cells are selected."""
+    topology, method = cell.split("-", 1)
     names = {c.name for c in CHECKS}
+    names -= {"state-occurred"} if scenario == COLD else {"cold-stays-cold", "text-form", "acceptance-single"}
     if not text_prompts:
         names.discard("text-form")
     if method == "none":
         names -= {"drafts-happened", "acceptance-single", "acceptance-baseline"}
     if topology == "single":
         names.discard("acceptance-single")
-    if f"{topology}-{method}" == REFERENCE_CELL:
+    if cell == REFERENCE_CELL:
         names.discard("tokens-reference")
     return names
 
@@ -91,10 +99,15 @@ def modify_items(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not ours:
         return
     cells = {i.cell for i in ours}
+    scenarios = {i.scenario for i in ours}
+    prepared = config.stash[_PREPARED]
+    places = {
+        (w.cell.id, s) for w in prepared.works if w.cell.id in cells for s in (COLD, *w.planned) if s in scenarios
+    }
     dropped = [
         i
         for i in ours
-        if (i.name == "tokens-reference" and REFERENCE_CELL not in cells)
+        if (i.name == "tokens-reference" and (REFERENCE_CELL, i.scenario) not in places)
         or (i.name == "acceptance-single" and i.cell.replace("pd-", "single-", 1) not in cells)
     ]
     items[:] = [i for i in items if i not in dropped]
@@ -112,13 +125,18 @@ class CheckItem(pytest.Item):
     @property
     def cell(self) -> str:
         assert self.parent is not None
-        return self.parent.name
+        return self.parent.name.partition(_AT)[0]
+
+    @property
+    def scenario(self) -> str:
+        assert self.parent is not None
+        return self.parent.name.partition(_AT)[2] or COLD
 
     def _result(self) -> CheckResult:
         outcome = _outcome(self.session)
         for verdict in outcome.summary.judgement.cells:
             for result in verdict.results:
-                if (verdict.cell, result.check) == (self.cell, self.name):
+                if (verdict.cell, verdict.scenario, result.check) == (self.cell, self.scenario, self.name):
                     return result
         raise VerdictError(f"UNKNOWN: the run has no result of {self.name} for {self.cell}")
 
@@ -157,8 +175,8 @@ def _outcome(session: pytest.Session) -> Outcome:
     done = config.stash.get(_OUTCOME, None)
     if done is not None:
         return done
-    cells = sorted({i.cell for i in session.items if isinstance(i, CheckItem)})
-    prepared = prepare(config.stash[_SOURCE][0], cells)
+    ours = [i for i in session.items if isinstance(i, CheckItem)]
+    prepared = prepare(config.stash[_SOURCE][0], sorted({i.cell for i in ours}), sorted({i.scenario for i in ours}))
     out = config.getoption("--matrix-out")
     with Reporter(prepared.expected_s) as reporter:
         outcome = execute(prepared, Path(out) if out else DEFAULT_OUT, config.getoption("--engine-python"), reporter)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from harness.acceptance import Rates, pool, real_steps
 from harness.checks.evidence import CellView, Evidence
 from harness.config import Judging
-from harness.findings import Finding, Judgement, Verdict, worst
-from harness.history import History
+from harness.findings import CellVerdict, Finding, Judgement, Verdict, worst
+from harness.history import COLD, History
 from harness.strata import Stratum
 
 
@@ -35,9 +35,25 @@ class RunSummary(NamedTuple):
     judgement: Judgement
     strata: list[str]
     grid: dict[str, dict[str, StratumCell]]
-    """Cell → stratum → verdict; the key ``all`` holds findings that name no prompt."""
+    """Cell → stratum → verdict of cold prompts; the key ``all`` holds findings that name no prompt."""
+    scenarios: list[str]
+    """Scenarios beyond the cold one that any cell was brought into, in the profile's order."""
+    scenario_grid: dict[str, dict[str, Verdict]]
+    """Cell → scenario → verdict."""
     acceptance: list[AcceptanceRow]
     equal_tokens: dict[str, str]
+
+    @property
+    def cells(self) -> dict[str, Verdict]:
+        """The verdict of each cell over all its scenarios."""
+        return self.judgement.by_cell()
+
+    @property
+    def diagnosed(self) -> list[CellVerdict]:
+        """Cells and scenarios with a diagnosis, the gravest first."""
+        order = list(Verdict)
+        found = [c for c in self.judgement.cells if c.diagnosis is not None]
+        return sorted(found, key=lambda c: -order.index(c.verdict))
 
     @property
     def verdict(self) -> Verdict:
@@ -50,9 +66,11 @@ class RunSummary(NamedTuple):
 
 def summarise_run(history: History, judgement: Judgement) -> RunSummary:
     evidence = Evidence(history, {}, Judging())
-    views = {record.cell: CellView(evidence, record) for record in history.run.cells}
+    views = {r.cell: CellView(evidence, r) for r in history.run.cells if r.planned or not r.scenarios}
     by_place: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in judgement.findings:
+        if finding.scenario != COLD:
+            continue
         by_place[finding.cell, finding.stratum or "all"].append(finding)
     strata = [s.value for s in Stratum]
     grid: dict[str, dict[str, StratumCell]] = {}
@@ -75,30 +93,37 @@ def summarise_run(history: History, judgement: Judgement) -> RunSummary:
         judgement=judgement,
         strata=strata,
         grid=grid,
+        scenarios=list(dict.fromkeys(s for r in history.run.cells for s in r.scenarios)),
+        scenario_grid=_scenario_grid(judgement),
         acceptance=[_acceptance_row(v, judgement) for v in views.values() if v.speculative],
         equal_tokens={cell: _equal_tokens(judgement, cell) for cell in views},
     )
 
 
+def _scenario_grid(judgement: Judgement) -> dict[str, dict[str, Verdict]]:
+    out: dict[str, dict[str, Verdict]] = defaultdict(dict)
+    for item in judgement.cells:
+        out[item.cell][item.scenario] = item.verdict
+    return dict(out)
+
+
+def _cold(judgement: Judgement, cell: str) -> CellVerdict | None:
+    return next((c for c in judgement.cells if c.cell == cell and c.scenario == COLD), None)
+
+
 def _figures(judgement: Judgement, cell: str, check: str) -> Mapping[str, Any]:
-    for verdict in judgement.cells:
-        if verdict.cell == cell:
-            for result in verdict.results:
-                if result.check == check:
-                    return result.figures
-    return {}
+    verdict = _cold(judgement, cell)
+    return next((r.figures for r in verdict.results if r.check == check), {}) if verdict else {}
 
 
 def _equal_tokens(judgement: Judgement, cell: str) -> str:
-    for verdict in judgement.cells:
-        if verdict.cell == cell:
-            results = {r.check: r for r in verdict.results}
-            result = results.get("tokens-reference") or results.get("tokens-baseline")
-            if result is None or not result.judged:
-                return "not judged"
-            wrong = len({f.prompt_id for f in result.findings if f.verdict is not Verdict.UNKNOWN})
-            return f"{result.judged - wrong}/{result.judged}"
-    return "not judged"
+    verdict = _cold(judgement, cell)
+    results = {r.check: r for r in verdict.results} if verdict else {}
+    result = results.get("tokens-reference") or results.get("tokens-baseline")
+    if result is None or not result.judged:
+        return "not judged"
+    wrong = len({f.prompt_id for f in result.findings if f.verdict is not Verdict.UNKNOWN})
+    return f"{result.judged - wrong}/{result.judged}"
 
 
 def _acceptance_row(view: CellView, judgement: Judgement) -> AcceptanceRow:
@@ -115,8 +140,9 @@ def _acceptance_row(view: CellView, judgement: Judgement) -> AcceptanceRow:
 
 def describe(history: History, judgement: Judgement) -> str:
     """What happened, in one sentence."""
-    cells = len(judgement.cells)
-    bad = [c for c in judgement.cells if c.verdict is not Verdict.PASS]
+    verdicts = judgement.by_cell()
+    cells = len(verdicts)
+    bad = [f"{cell} {v}" for cell, v in verdicts.items() if v is not Verdict.PASS]
     requests = len(history.observations)
     if judgement.verdict is Verdict.PASS:
         who = "The cell passes" if cells == 1 else f"All {cells} cells pass"
@@ -124,17 +150,18 @@ def describe(history: History, judgement: Judgement) -> str:
             f"{who}: {requests} requests gave the right tokens, speculation accepted what it should, and every P/D "
             "request moved its KV."
         )
-    names = ", ".join(f"{c.cell} {c.verdict}" for c in bad[:6]) + (" …" if len(bad) > 6 else "")
+    names = ", ".join(bad[:6]) + (" …" if len(bad) > 6 else "")
     if not bad:
         return f"{judgement.verdict}: {'; '.join(judgement.notices) or 'no cell was judged'}."
-    return f"{len(bad)} of {cells} cells do not pass ({names}); {len(judgement.findings)} findings."
+    armed = f"With {', '.join(judgement.mutants)} put in on purpose, " if judgement.mutants else ""
+    return f"{armed}{len(bad)} of {cells} cells do not pass ({names}); {len(judgement.findings)} findings."
 
 
 def grouped_findings(judgement: Judgement) -> list[tuple[Finding, int, list[str]]]:
-    """Findings of the same cell, check and class as one: (first, how many, their strata), gravest first."""
-    groups: dict[tuple[str, str, str, str], list[Finding]] = defaultdict(list)
+    """Findings of the same cell, scenario, check and class as one: (first, how many, their strata), gravest first."""
+    groups: dict[tuple[str, str, str, str, str], list[Finding]] = defaultdict(list)
     for f in judgement.findings:
-        groups[f.cell, f.check, f.verdict, f.damage].append(f)
+        groups[f.cell, f.scenario, f.check, f.verdict, f.damage].append(f)
     order = list(Verdict)
     out = [(fs[0], len(fs), sorted({f.stratum for f in fs if f.stratum})) for fs in groups.values()]
     return sorted(out, key=lambda g: -order.index(g[0].verdict))

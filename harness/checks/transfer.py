@@ -57,7 +57,7 @@ def _control(cell: CellView, o: Observation) -> list[Finding]:
 
 
 def _leases(cell: CellView) -> list[Finding]:
-    """P must keep its blocks until D has read them. A lease that ends is counted with whatever request P serves then."""
+    """P must keep its blocks until D has read them. An ended lease is counted with whatever P serves then."""
     findings = []
     for o in cell.every():
         expired = sum(leg.counters.get("nixl_expired", 0) for leg in o.legs)
@@ -67,8 +67,8 @@ def _leases(cell: CellView) -> list[Finding]:
                     NAME,
                     Verdict.REGRESSION,
                     "target-kv",
-                    f"expected P to keep its blocks until D has read them, found {expired:.0f} leases that ended before: "
-                    "D may have read blocks that P had given to others",
+                    f"expected P to keep its blocks until D has read them, found {expired:.0f} leases that ended "
+                    "before: D may have read blocks that P had given to others",
                     o,
                 )
             )

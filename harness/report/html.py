@@ -7,7 +7,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from harness.findings import Finding
-from harness.history import Observation
+from harness.history import COLD, Observation
+from harness.locate import damage_name
 from harness.summary import RunSummary, grouped_findings
 
 _DIVERGENCES = 24
@@ -23,6 +24,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     env.filters["pct"] = lambda v: "–" if v is None else f"{100 * v:.2f} %"
+    env.filters["damage"] = damage_name
     env.filters["num"] = lambda v, digits=3: "–" if v is None else f"{v:.{digits}f}"
     return env
 
@@ -91,6 +93,9 @@ def render_html(summary: RunSummary) -> str:
         divergences=_divergences(summary),
         slowest=_slowest(summary.history.observations),
         transfers={
-            c.cell: r.figures for c in summary.judgement.cells for r in c.results if r.check == "transfer" and r.figures
+            c.cell: r.figures
+            for c in summary.judgement.cells
+            for r in c.results
+            if c.scenario == COLD and r.check == "transfer" and r.figures
         },
     )

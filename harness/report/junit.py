@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 
 from harness.findings import CheckResult, Verdict
+from harness.history import COLD
 from harness.summary import RunSummary
 
 _SHOWN = 5
@@ -24,18 +25,25 @@ def _detail(result: CheckResult) -> str:
     return xml_safe("\n".join(lines) or result.note or "nothing to examine")
 
 
+def _run_name(summary: RunSummary) -> str:
+    armed = summary.judgement.mutants
+    return summary.history.run.run_id + (f" ARMED MUTANT {', '.join(armed)}" if armed else "")
+
+
 def render_junit(summary: RunSummary) -> str:
-    root = ET.Element("testsuites", name=xml_safe(summary.history.run.run_id))
+    root = ET.Element("testsuites", name=xml_safe(_run_name(summary)))
     totals = {"tests": 0, "failures": 0, "errors": 0}
     for cell in summary.judgement.cells:
         record = summary.history.cell(cell.cell)
-        seconds = record.seconds + record.start_seconds if record else 0.0
+        # The time of a cell is known for all its scenarios together: it stands at the cold one.
+        seconds = record.seconds + record.start_seconds if record and cell.scenario == COLD else 0.0
+        name = cell.cell if cell.scenario == COLD else f"{cell.cell}.{cell.scenario}"
         failures = sum(r.verdict.exit_code == 1 for r in cell.results)
         errors = sum(r.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT) for r in cell.results)
         suite = ET.SubElement(
             root,
             "testsuite",
-            name=cell.cell,
+            name=name,
             tests=str(len(cell.results)),
             failures=str(failures),
             errors=str(errors),
@@ -47,11 +55,13 @@ def render_junit(summary: RunSummary) -> str:
         totals["failures"] += failures
         totals["errors"] += errors
         for result in cell.results:
-            case = ET.SubElement(suite, "testcase", classname=cell.cell, name=result.check, time="0")
+            case = ET.SubElement(suite, "testcase", classname=name, name=result.check, time="0")
             if result.verdict is Verdict.PASS:
                 continue
             kind = "error" if result.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT) else "failure"
             detail = _detail(result)
+            if cell.diagnosis is not None:
+                detail += xml_safe(f"\n{cell.diagnosis.text}")
             node = ET.SubElement(
                 case, kind, type=result.verdict.value, message=detail.splitlines()[0][:300] if detail else ""
             )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from harness.findings import Verdict
+from harness.history import COLD
 from harness.summary import RunSummary, grouped_findings
 
 MAX_LINES = 60
-_FINDINGS = 12
+_FINDINGS = 8
 
 
 def plain_cell(text: str, most: int = 300) -> str:
@@ -23,29 +25,39 @@ def render_markdown(summary: RunSummary) -> str:
         "",
         plain_cell(summary.sentence),
         "",
+        *(f"**{plain_cell(n)}**\n" for n in summary.judgement.notices if summary.judgement.mutants),
         f"Run `{run.run_id}`, vLLM {run.versions.get('vllm')}, profile {run.profile.get('name')}, "
         f"{run.seconds.get('total', 0):.0f} s.",
         "",
         "| cell | verdict | tokens equal |",
         "|---|---|---|",
     ]
-    for cell in summary.judgement.cells[:20]:
-        lines.append(
-            f"| {cell.cell} | {cell.verdict.symbol} {cell.verdict} | {summary.equal_tokens.get(cell.cell, '')} |"
-        )
-    if len(summary.judgement.cells) > 20:
-        lines.append(f"| … {len(summary.judgement.cells) - 20} more | | |")
+    cells = list(summary.cells.items())
+    for cell, verdict in cells[:16]:
+        failing = [s for s, v in summary.scenario_grid.get(cell, {}).items() if v is not Verdict.PASS]
+        where = f" ({', '.join(failing)})" if failing else ""
+        lines.append(f"| {cell} | {verdict.symbol} {verdict}{where} | {summary.equal_tokens.get(cell, '')} |")
+    if len(cells) > 16:
+        lines.append(f"| … {len(cells) - 16} more | | |")
     if summary.acceptance:
         lines += ["", "| acceptance | rate per position | length (pooled) | steps |", "|---|---|---|---|"]
         for row in summary.acceptance[:12]:
             rates = " ".join(f"{r:.4f}" for r in row.ours.rates) or "–"
             length = f"{row.ours.length_pooled:.3f}" if row.ours.length_pooled else "–"
             lines.append(f"| {row.cell} | {rates} | {length} | {row.ours.steps} |")
+    if summary.diagnosed:
+        lines += ["", "## Where", ""]
+        for item in summary.diagnosed[:5]:
+            assert item.diagnosis is not None
+            where = "" if item.scenario == COLD else f" in {item.scenario}"
+            lines.append(f"- **{item.verdict}** {item.cell}{where}: {plain_cell(item.diagnosis.text, 500)}")
     groups = grouped_findings(summary.judgement)
     if groups:
         lines += ["", "## Findings", ""]
         for finding, count, strata in groups[:_FINDINGS]:
             where = f" ({', '.join(strata)})" if strata else ""
+            if finding.scenario != COLD:
+                where = f" in {finding.scenario}"
             lines.append(
                 f"- **{finding.verdict}** {finding.cell} {finding.check} ×{count}{where}: {plain_cell(finding.message)}"
             )

@@ -88,9 +88,8 @@ def render_markdown(test: SelfTest) -> str:
     ]
     for o in test.outcomes:
         marks = [_mark(o.checks.get(c)).plain.strip() for c in columns]
-        lines.append(
-            f"| {o.mutant} {plain_cell(MUTANTS[o.mutant].title)} | {o.kill.symbol} {o.kill.value} | {' | '.join(marks)} |"
-        )
+        title = plain_cell(MUTANTS[o.mutant].title)
+        lines.append(f"| {o.mutant} {title} | {o.kill.symbol} {o.kill.value} | {' | '.join(marks)} |")
     lines += ["", "## Controls", "", "| engines | verdict | requests |", "|---|---|---|"]
     lines += [f"| {c.id} | {c.verdict.symbol} {c.verdict} | {c.requests} |" for c in test.controls]
     lines += ["", "## What was found", ""]

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.findings import Verdict
+from harness.history import COLD
 from harness.summary import RunSummary, grouped_findings
 
 STYLE = {
@@ -28,14 +29,25 @@ def verdict_text(verdict: Verdict) -> Text:
 def print_summary(summary: RunSummary, console: Console) -> None:
     console.print()
     console.print(_cells(summary))
+    if summary.scenarios:
+        console.print(_scenarios(summary))
     if summary.acceptance:
         console.print(_acceptance(summary))
+    for cell in summary.diagnosed[:_GROUPS]:
+        assert cell.diagnosis is not None
+        console.print(
+            Text.assemble(
+                (f"{cell.verdict.symbol} {cell.verdict} ", STYLE[cell.verdict]),
+                f"{place(cell.cell, cell.scenario)}: {cell.diagnosis.text}",
+            )
+        )
     for finding, count, strata in grouped_findings(summary.judgement)[:_GROUPS]:
         where = f" in {', '.join(strata)}" if strata else ""
         console.print(
             Text.assemble(
                 (f"{finding.verdict.symbol} {finding.verdict} ", STYLE[finding.verdict]),
-                f"{finding.cell} {finding.check} ({finding.damage}), {count} finding{'s' if count > 1 else ''}{where}",
+                f"{place(finding.cell, finding.scenario)} {finding.check} ({finding.damage}), {count} "
+                f"finding{'s' if count > 1 else ''}{where}",
             )
         )
         first = f"{finding.prompt_id}: " if finding.prompt_id else ""
@@ -56,6 +68,24 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     console.print(Text.assemble(verdict_text(summary.verdict), "  ", summary.sentence))
 
 
+def place(cell: str, scenario: str) -> str:
+    """A cell, with its scenario when that is not the cold one."""
+    return cell if scenario == COLD else f"{cell} in {scenario}"
+
+
+def _scenarios(summary: RunSummary) -> Table:
+    table = Table(title="scenarios", title_justify="left")
+    table.add_column("cell", no_wrap=True)
+    for scenario in summary.scenarios:
+        table.add_column(scenario, justify="center")
+    for cell, row in summary.scenario_grid.items():
+        marks = [
+            Text(row[s].symbol, style=STYLE[row[s]]) if s in row else Text("–", style="dim") for s in summary.scenarios
+        ]
+        table.add_row(cell, *marks)
+    return table
+
+
 def _cells(summary: RunSummary) -> Table:
     table = Table(title=f"run {summary.history.run.run_id}", title_justify="left")
     table.add_column("cell", no_wrap=True)
@@ -64,15 +94,15 @@ def _cells(summary: RunSummary) -> Table:
     strata = [s for s in summary.strata if any(s in row for row in summary.grid.values())]
     for stratum in strata:
         table.add_column(stratum, justify="right")
-    for cell in summary.judgement.cells:
-        row = summary.grid.get(cell.cell, {})
+    for cell, verdict in summary.cells.items():
+        row = summary.grid.get(cell, {})
         marks = []
         for stratum in strata:
             entry = row.get(stratum)
             marks.append(
                 Text(f"{entry.verdict.symbol} {entry.prompts}", style=STYLE[entry.verdict]) if entry else Text("–")
             )
-        table.add_row(cell.cell, verdict_text(cell.verdict), summary.equal_tokens.get(cell.cell, ""), *marks)
+        table.add_row(cell, verdict_text(verdict), summary.equal_tokens.get(cell, ""), *marks)
     return table
 
 

@@ -1,0 +1,210 @@
+"""A/A: the same cells again and again on the same engines, judged against the baselines and against each other.
+
+Nothing was changed between repetitions, so every finding is a false alarm of the harness or a flake of the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness import provenance
+from harness.acceptance import real_steps
+from harness.engine.environment import EngineEnvironment
+from harness.engine.topology import EngineGroupSession
+from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, InfrastructureError
+from harness.findings import Judgement, Verdict
+from harness.history import COLD, History, Observation
+from harness.matrix import EngineGroup, start_expected_s
+from harness.operations import Prepared, assess
+from harness.progress import Reporter
+from harness.recorder import Recorder
+from harness.report import write_reports
+from harness.runner import run_cell
+from harness.strict import Strict
+
+
+class Count(Strict):
+    """A cell in a scenario over all repetitions."""
+
+    cell: str
+    scenario: str
+    requests: int
+    """Requests that were answered, over all repetitions."""
+    compared: int
+    """Of these, how many could be compared with the same request of the first repetition."""
+    tokens_differ: int
+    steps_differ: int
+    """Requests with other accepted counts than the first time; those of one engine step more or less included."""
+    findings: int
+    verdicts: dict[str, int]
+    """How many repetitions got which verdict."""
+
+
+class AgainstItself(Strict):
+    """The result of an A/A run."""
+
+    run_id: str
+    started: str
+    profile: str
+    versions: dict[str, str | None]
+    repetitions: int
+    counts: tuple[Count, ...]
+    seconds: float
+    interrupted: bool = False
+
+    @property
+    def verdicts(self) -> int:
+        """Cells and scenarios judged, over all repetitions."""
+        return sum(n for c in self.counts for n in c.verdicts.values())
+
+    @property
+    def alarms(self) -> int:
+        """Of these, how many did not pass."""
+        return sum(n for c in self.counts for v, n in c.verdicts.items() if v != Verdict.PASS)
+
+    @property
+    def alarm_bound(self) -> float:
+        """Upper 95 % bound of the chance that a cell in a scenario raises a false alarm (Clopper-Pearson)."""
+        from scipy.stats import beta
+
+        n, k = self.verdicts, self.alarms
+        return 1.0 if n == 0 or k >= n else float(beta.ppf(0.95, k + 1, n - k))
+
+    @property
+    def exit_code(self) -> int:
+        """0 when no repetition of any cell in any scenario had a finding."""
+        if any(v in (Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED) for c in self.counts for v in c.verdicts):
+            return EXIT_REGRESSION
+        return EXIT_UNKNOWN if self.alarms or self.interrupted or not self.verdicts else EXIT_PASS
+
+    @property
+    def sentence(self) -> str:
+        """What happened, in one sentence."""
+        requests = sum(c.requests for c in self.counts)
+        compared = sum(c.compared for c in self.counts)
+        return (
+            f"{self.repetitions} repetitions, {requests} requests, {self.verdicts} verdicts of cells in scenarios: "
+            f"{self.alarms} false alarms (at most {100 * self.alarm_bound:.2f} % with 95 % confidence), "
+            f"{sum(c.findings for c in self.counts)} findings; of {compared} requests compared with their first "
+            f"repetition {sum(c.tokens_differ for c in self.counts)} gave other tokens and "
+            f"{sum(c.steps_differ for c in self.counts)} other accepted counts."
+        )
+
+
+def against_itself(
+    prepared: Prepared, environment: EngineEnvironment, folder: Path, repetitions: int, reporter: Reporter
+) -> AgainstItself:
+    """Start each group of engines once and repeat its cells; every repetition is a run folder of its own.
+
+    KeyboardInterrupt ends the engines; the cells that are not complete are UNKNOWN then.
+    """
+    begun, started, interrupted = time.monotonic(), provenance.now(), False
+    groups = {c.id: g.id for g in prepared.plan.groups for c in g.cells}
+    recorders = [
+        Recorder(
+            prepared.profile,
+            prepared.source,
+            prepared.works,
+            groups,
+            prepared.prompts,
+            environment,
+            folder / f"repetition-{i + 1:02d}",
+            f"{folder.name}-{i + 1:02d}",
+        )
+        for i in range(repetitions)
+    ]
+    try:
+        for group in prepared.plan.groups:
+            _repeat(group, prepared, environment, folder, recorders, reporter)
+    except KeyboardInterrupt:
+        interrupted = True
+        for recorder in recorders:
+            recorder.interrupted()
+    histories = [r.finish() for r in recorders]
+    judged = []
+    for history in histories:
+        summary = assess(history, None)
+        write_reports(summary, history.folder)
+        judged.append(summary.judgement)
+    return AgainstItself(
+        run_id=folder.name,
+        started=started,
+        profile=prepared.profile.name,
+        versions=provenance.versions(environment),
+        repetitions=repetitions,
+        counts=count(histories, judged),
+        seconds=round(time.monotonic() - begun, 1),
+        interrupted=interrupted,
+    )
+
+
+def _repeat(
+    group: EngineGroup,
+    prepared: Prepared,
+    environment: EngineEnvironment,
+    folder: Path,
+    recorders: Sequence[Recorder],
+    reporter: Reporter,
+) -> None:
+    works = [w for w in prepared.works if w.cell in group.cells]
+    try:
+        with EngineGroupSession(
+            group, prepared.profile, environment, folder / "logs", progress=reporter.line
+        ) as session:
+            reporter.step(group.id, start_expected_s(group))
+            for number, recorder in enumerate(recorders, 1):
+                recorder.engines(session.records())
+                reporter.line(f"{group.id}: repetition {number} of {len(recorders)}")
+                for work in works:
+                    run_cell(session, work, recorder, reporter)
+    except InfrastructureError as error:
+        reporter.line(f"{group.id}: UNKNOWN: {error}")
+        for recorder in recorders:
+            recorder.fail_pending([c.id for c in group.cells], "failed", str(error))
+
+
+def count(histories: Sequence[History], judged: Sequence[Judgement]) -> tuple[Count, ...]:
+    """Compare each repetition with the first, request by request, and count verdicts and findings."""
+    first = {_place(o): o for o in histories[0].observations}
+    rows: dict[tuple[str, str], dict[str, int]] = {}
+    verdicts: dict[tuple[str, str], dict[str, int]] = {}
+    findings: dict[tuple[str, str], int] = {}
+    for judgement in judged:
+        for item in judgement.cells:
+            key = (item.cell, item.scenario)
+            mine = verdicts.setdefault(key, {})
+            mine[item.verdict] = mine.get(item.verdict, 0) + 1
+            findings[key] = findings.get(key, 0) + sum(len(r.findings) for r in item.results)
+    for number, history in enumerate(histories):
+        for o in history.observations:
+            row = rows.setdefault((o.cell, o.scenario), dict.fromkeys(("requests", "compared", "tokens", "steps"), 0))
+            row["requests"] += o.error is None
+            other = first.get(_place(o))
+            if number and other is not None and o.final is not None and other.final is not None:
+                row["compared"] += 1
+                row["tokens"] += o.final.output_ids != other.final.output_ids
+                row["steps"] += _steps(o) != _steps(other)
+    return tuple(
+        Count(
+            cell=cell,
+            scenario=scenario,
+            requests=rows.get((cell, scenario), {}).get("requests", 0),
+            compared=rows.get((cell, scenario), {}).get("compared", 0),
+            tokens_differ=rows.get((cell, scenario), {}).get("tokens", 0),
+            steps_differ=rows.get((cell, scenario), {}).get("steps", 0),
+            findings=findings[cell, scenario],
+            verdicts=dict(mine),
+        )
+        for (cell, scenario), mine in verdicts.items()
+    )
+
+
+def _place(o: Observation) -> tuple[str, str, str, str]:
+    return (o.cell, o.scenario, o.form, o.prompt_id if o.scenario == COLD else o.key)
+
+
+def _steps(o: Observation) -> tuple[int, ...] | None:
+    steps = real_steps(o.final) if o.final is not None else None
+    return steps.accepted if steps is not None else None
