@@ -95,6 +95,13 @@ def run(
     out: OutOption = None,
     engine_python: PythonOption = None,
     base_port: BasePortOption = None,
+    mutant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mutant", "-m", help="Put this known defect in. Such a run says so everywhere and never passes."
+        ),
+    ] = None,
+    together: Annotated[bool, typer.Option("--together", help="Allow several mutants at once.")] = False,
 ) -> None:
     """Run the matrix on real engines, judge it, write the reports, print the verdict."""
     from harness.operations import DEFAULT_OUT, execute, prepare
@@ -107,7 +114,7 @@ def run(
             f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts, "
             f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
         )
-        outcome = execute(prepared, out or DEFAULT_OUT, engine_python, reporter, base_port)
+        outcome = execute(prepared, out or DEFAULT_OUT, engine_python, reporter, base_port, mutant or [], together)
     console = _out()
     print_summary(outcome.summary, console)
     console.print(f"report: {outcome.folder / 'report.html'}", soft_wrap=True, highlight=False)
@@ -314,19 +321,39 @@ def probe_measure(
 
 @prompts_app.command("build")
 def prompts_build(
+    kind: Annotated[
+        str, typer.Option("--kind", help="'copy' for the probe models, 'echo' for real instruct models.")
+    ] = "copy",
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="Folder with tokenizer and chat template; needed for 'echo'.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: prompts/probe.jsonl.")] = None,
     block_size: Annotated[int, typer.Option(min=8, help="KV block size that the strata refer to.")] = 32,
     lookahead: Annotated[int, typer.Option(min=0, help="Largest lookahead of the methods (DFlash: k + 1).")] = 4,
     max_blocks: Annotated[int, typer.Option(min=1, max=6, help="Most whole blocks of a prompt.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of the word choice.")] = 7,
 ) -> None:
-    """Write the probe prompt set: copy prompts on and around block boundaries."""
+    """Write a prompt set on and around block boundaries: copy prompts for the probes, echo prompts for real models."""
     from harness.config import REPOSITORY
-    from harness.probe.build import WEIGHTS
-    from harness.prompts import build_probe_prompts, write_prompts
+    from harness.errors import UsageError
+    from harness.prompts import write_prompts
 
-    path = out or REPOSITORY / "prompts" / "probe.jsonl"
-    prompts = build_probe_prompts(WEIGHTS / "tokenizer", block_size, lookahead, max_blocks, seed)
+    if kind == "echo":
+        if tokenizer is None or out is None:
+            raise UsageError("--kind echo: expected --tokenizer DIR and --out FILE, found one of them missing")
+        if not (tokenizer / "tokenizer_config.json").is_file():
+            raise UsageError(f"--tokenizer {tokenizer}: expected a folder with tokenizer_config.json, found none")
+        from harness.echo import build_echo_prompts
+
+        path, prompts = out, build_echo_prompts(tokenizer, block_size, lookahead, max_blocks, seed)
+    elif kind == "copy":
+        from harness.probe.build import WEIGHTS
+        from harness.prompts import build_probe_prompts
+
+        path = out or REPOSITORY / "prompts" / "probe.jsonl"
+        prompts = build_probe_prompts(tokenizer or WEIGHTS / "tokenizer", block_size, lookahead, max_blocks, seed)
+    else:
+        raise UsageError(f"--kind {kind!r}: expected copy or echo")
     write_prompts(prompts, path)
     typer.echo(f"{len(prompts.prompts)} prompts: {path}")
 

@@ -298,7 +298,7 @@ def _nothing_moved(o: Observation, count: int) -> _Structure | None:
 
 
 def _cached_prefix(cell: CellView, o: Observation) -> _Structure | None:
-    """D had the first blocks itself and pulled the rest: what was pulled is the suspect."""
+    """D had the first blocks itself and pulled the rest: either may be the damaged part, the tokens tell which."""
     decode = o.leg("decode")
     hits = int(decode.counters.get("prefix_hits", 0)) if decode else 0
     count = blocks(len(o.sent_ids), cell.record.block_size)
@@ -306,7 +306,7 @@ def _cached_prefix(cell: CellView, o: Observation) -> _Structure | None:
     if not local or decode is None or not decode.counters.get("nixl_bytes"):
         return None
     return _Structure(
-        tuple(range(local, count)),
+        (),
         None,
         f"D had {name_blocks(range(local), count)} in its cache and pulled {name_blocks(range(local, count), count)}",
     )

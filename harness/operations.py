@@ -17,6 +17,7 @@ from harness.baseline import (
 )
 from harness.checks.registry import baselines_for, judge
 from harness.config import REPOSITORY, Profile, load_profile
+from harness.engine.arming import require_alone, require_known
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
 from harness.errors import UsageError
 from harness.files import write_json
@@ -104,9 +105,11 @@ def execute(
     engine_python: str | None,
     reporter: Reporter,
     base_port: int | None = None,
+    mutants: Sequence[str] = (),
+    together: bool = False,
 ) -> Outcome:
     """Run, judge and report. The run folder is complete even when cells are UNKNOWN."""
-    history = record(prepared, out, engine_python, reporter, base_port)
+    history = record(prepared, out, engine_python, reporter, base_port, mutants, together)
     folder = history.folder
     summary = assess(history, None)
     write_reports(summary, folder)
@@ -119,14 +122,28 @@ def record(
     engine_python: str | None,
     reporter: Reporter,
     base_port: int | None = None,
+    mutants: Sequence[str] = (),
+    together: bool = False,
 ) -> History:
-    """Run the plan on real engines and return what was recorded."""
+    """Run the plan on real engines, with mutants in them if any are named, and return what was recorded."""
+    require_known(mutants)
+    require_alone(mutants, together)
     environment = inspect_environment(engine_python or sys.executable)
     if any(g.topology == "pd" for g in prepared.plan.groups):
         need_nixl(environment)
     folder = new_folder(out, prepared.profile)
-    recorder = prepared_recorder(prepared, environment, folder)
-    history = Runner(prepared.profile, prepared.plan, prepared.works, environment, recorder, reporter, base_port).run()
+    recorder = prepared_recorder(prepared, environment, folder, mutants)
+    history = Runner(
+        prepared.profile,
+        prepared.plan,
+        prepared.works,
+        environment,
+        recorder,
+        reporter,
+        base_port,
+        mutants,
+        together,
+    ).run()
     point_latest(folder)
     return history
 

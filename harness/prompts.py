@@ -147,7 +147,7 @@ def build_probe_prompts(
         block_size=block_size,
         lookahead=lookahead,
         seed=seed,
-        rows_sha256=sha256_json([_row(p) for p in prompts]),
+        rows_sha256=sha256_json([prompt_row(p) for p in prompts]),
     )
     return PromptSet(header=header, prompts=tuple(prompts))
 
@@ -245,10 +245,11 @@ def _mixed(maker: _ProbeMaker, block_size: int) -> list[Prompt]:
     ]
 
 
-def _row(prompt: Prompt) -> dict[str, Any]:
+def prompt_row(prompt: Prompt) -> dict[str, Any]:
+    """A prompt as a line of the file."""
     return prompt.model_dump(mode="json")
 
 
 def write_prompts(prompt_set: PromptSet, path: Path) -> None:
-    rows = [prompt_set.header.model_dump(mode="json"), *map(_row, prompt_set.prompts)]
+    rows = [prompt_set.header.model_dump(mode="json"), *map(prompt_row, prompt_set.prompts)]
     write_atomic(path, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in rows))

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.config import Profile
+from harness.config import NoSpeculation, Profile
+from harness.engine.arming import Arming
 from harness.engine.environment import EngineEnvironment
 from harness.engine.topology import EngineGroupSession
 from harness.errors import InfrastructureError
@@ -30,7 +31,11 @@ class Runner:
         recorder: Recorder,
         reporter: Reporter,
         base_port: int | None = None,
+        mutants: Sequence[str] = (),
+        together: bool = False,
     ) -> None:
+        self._mutants = tuple(mutants)
+        self._together = together
         self._profile = profile
         self._plan = plan
         self._works = {w.cell.id: w for w in works}
@@ -54,6 +59,7 @@ class Runner:
         begun = time.monotonic()
         recorder = self._recorder
         first = group.cells[0].id
+        group, arming = self._armed(group)
         try:
             with EngineGroupSession(
                 group,
@@ -62,7 +68,9 @@ class Runner:
                 recorder.folder / "logs",
                 self._base_port,
                 self._reporter.line,
+                arming,
             ) as session:
+                session.switch(*self._mutants)
                 recorder.engines(session.records())
                 recorder.set_cell(first, start_seconds=round(session.ready_seconds, 3))
                 self._reporter.step(group.id, start_expected_s(group))
@@ -75,6 +83,16 @@ class Runner:
             recorder.fail_pending([c.id for c in group.cells], "failed", str(error))
             if recorder.cell(first).start_seconds == 0.0:
                 recorder.set_cell(first, start_seconds=round(time.monotonic() - begun, 3))
+
+    def _armed(self, group: EngineGroup) -> tuple[EngineGroup, Arming | None]:
+        """The group with the run's mutants in it; M10 is a change of the command line."""
+        if not self._mutants:
+            return group, None
+        if "M10" in self._mutants and group.topology == "pd":
+            plain = next((m for m in self._profile.methods if m.kind == "none"), NoSpeculation(kind="none"))
+            group = group._replace(prefill_method=plain)
+        folder = self._recorder.folder / "arming" / group.id
+        return group, Arming(self._mutants, group.topology == "pd", folder, self._together)
 
 
 def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, reporter: Reporter) -> None:

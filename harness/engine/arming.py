@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 
 from harness.config import REPOSITORY
 from harness.engine.command import Role
 from harness.errors import UsageError
-from harness.mutants import ARM_VARIABLE, LOG_MARK, SWITCH_VARIABLE
+from harness.mutants import ARM_VARIABLE, LOG_MARK, SWITCH_VARIABLE, TOGETHER_VARIABLE
 from harness.mutants.catalogue import MUTANTS
 
 _ENTRY_POINT = "[vllm.general_plugins]\nkv_harness_mutants = harness.mutants:register\n"
@@ -21,6 +21,15 @@ def require_known(ids: Sequence[str]) -> None:
     for mutant in ids:
         if mutant not in MUTANTS:
             raise UsageError(f"expected the id of a mutant ({', '.join(MUTANTS)}), found {mutant!r}")
+
+
+def require_alone(ids: Sequence[str], together: bool) -> None:
+    """Raise UsageError when several mutants are asked for at once without saying that this is meant."""
+    if len(set(ids)) > 1 and not together:
+        raise UsageError(
+            f"expected one mutant at a time, found {', '.join(ids)}: two at once hide each other. Try them one by one "
+            "with `harness selftest`, or add --together if you mean it"
+        )
 
 
 def roles_of(mutant: str, pair: bool) -> tuple[Role, ...]:
@@ -38,8 +47,9 @@ def roles_of(mutant: str, pair: bool) -> tuple[Role, ...]:
 class Arming:
     """Which mutants each engine of a group carries. Each has a switch file; all are off until switched on."""
 
-    def __init__(self, mutants: Sequence[str], pair: bool, folder: Path) -> None:
+    def __init__(self, mutants: Sequence[str], pair: bool, folder: Path, together: bool = False) -> None:
         require_known(mutants)
+        self._together = together
         self.mutants = tuple(mutants)
         self._pair = pair
         self._folder = folder
@@ -48,7 +58,7 @@ class Arming:
         for mutant in mutants:
             for role in roles_of(mutant, pair):
                 self.by_role[role] = (*self.by_role.get(role, ()), mutant)
-        self.switch(None)
+        self.switch(())
 
     def _file(self, role: Role) -> Path:
         return self._folder / f"switch.{role}"
@@ -58,16 +68,18 @@ class Arming:
         if role not in self.by_role:
             return {}
         env = {ARM_VARIABLE: ",".join(self.by_role[role]), SWITCH_VARIABLE: str(self._file(role))}
+        if self._together:
+            env[TOGETHER_VARIABLE] = "1"
         if plugin_folder is not None:
             paths = [str(plugin_folder), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
             env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
         return env
 
-    def switch(self, mutant: str | None) -> None:
-        """Turn one mutant on, or all off, in every engine that carries it. The files are replaced in one step."""
+    def switch(self, mutants: Collection[str]) -> None:
+        """Turn mutants on, and all others off, in every engine that carries them. Files are replaced in one step."""
         for role, carried in self.by_role.items():
             temporary = self._folder / f".switch.{role}"
-            temporary.write_text(mutant if mutant in carried else "", encoding="utf-8")
+            temporary.write_text(",".join(m for m in carried if m in mutants), encoding="utf-8")
             temporary.replace(self._file(role))
 
 

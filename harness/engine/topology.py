@@ -56,8 +56,8 @@ class EngineGroupSession:
     ) -> None:
         self.group = group
         self.arming = arming
-        self.mutant: str | None = None
-        """The mutant that is switched on."""
+        self.mutants: frozenset[str] = frozenset()
+        """The mutants that are switched on."""
         self.profile = profile
         self._environment = environment
         self._logs = log_folder
@@ -366,7 +366,7 @@ class EngineGroupSession:
         if ask.between is not None:
             ask.between()
         # M9, the mutant of the client: a router that loses the parameters.
-        parameters = None if self.mutant == "M9" else prefill.kv_transfer_params
+        parameters = None if "M9" in self.mutants else prefill.kv_transfer_params
         legs.append(
             self._clients["decode"].complete(
                 ask.payload,
@@ -401,11 +401,11 @@ class EngineGroupSession:
         except (httpx.HTTPError, ValueError, AttributeError) as error:
             raise HandoffError(f"{role} engine: POST /reset_prefix_cache failed: {error}") from error
 
-    def switch(self, mutant: str | None) -> None:
-        """Turn an armed mutant on, or all off."""
+    def switch(self, *mutants: str) -> None:
+        """Turn armed mutants on, and all others off."""
         if self.arming is not None:
-            self.arming.switch(mutant)
-        self.mutant = mutant
+            self.arming.switch(mutants)
+        self.mutants = frozenset(mutants)
 
 
 class Ask(NamedTuple):

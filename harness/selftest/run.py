@@ -139,7 +139,7 @@ class SelfTester:
         )
 
     def _control(self, setup: Setup, session: EngineGroupSession) -> None:
-        session.switch(None)
+        session.switch()
         folder = self._folder / f"control-{setup.id}"
         begun = time.monotonic()
         recorder = self._recorder(setup.control, setup, folder, ())
@@ -191,7 +191,7 @@ class SelfTester:
             died = error
             judgement = assess(recorder.finish(), None).judgement
         finally:
-            session.switch(None)
+            session.switch()
         fired = _fired(trial, setup, engines)
         kill, reason = classify_kill(trial, judgement, self._kinds, fired)
         self._add(trial, kill, reason, judgement, folder.name, time.monotonic() - begun, fired)

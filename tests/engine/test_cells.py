@@ -47,8 +47,8 @@ def test_every_hand_off_moved_its_blocks(eagle3: Done):
 
 def test_acceptance_is_equal_step_for_step_and_within_the_probes_range(eagle3: Done):
     history = eagle3.history
-    single = {p: real_steps(o.final, False).accepted for p, o in history.of("single-eagle3").items()}
-    pair = {p: real_steps(o.final, True) for p, o in history.of("pd-eagle3").items()}
+    single = {p: real_steps(o.final).accepted for p, o in history.of("single-eagle3").items()}
+    pair = {p: real_steps(o.final) for p, o in history.of("pd-eagle3").items()}
     assert {p: s.accepted for p, s in pair.items()} == single
     assert sum(s.padded for s in pair.values()) > 0.9 * len(pair)
     rates = pool(single.values(), 3).rates

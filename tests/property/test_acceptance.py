@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.acceptance import pool, real_steps, same_steps
+from harness.acceptance import align, by_position, pool, real_steps, same_steps
 from harness.probe import spec
 from tests.unit.builders import leg, speculation
 
@@ -13,15 +13,15 @@ K = 3
 steps = st.lists(st.integers(0, K), min_size=1, max_size=40).map(tuple)
 
 
-def make_leg(accepted, outputs):
-    return leg("decode", (0, 2, 9, 1, 3), tuple(range(outputs)), speculation=speculation(accepted, K))
+def make_leg(accepted, outputs, role="decode"):
+    return leg(role, (0, 2, 9, 1, 3), tuple(range(outputs)), speculation=speculation(accepted, K))
 
 
 @given(steps, st.integers(0, K))
 def test_padded_first_step_is_left_out(real, overshoot):
     overshoot = min(overshoot, real[-1])
     outputs = 1 + sum(a + 1 for a in real) - overshoot
-    found = real_steps(make_leg((0, *real), outputs), handed_off=True)
+    found = real_steps(make_leg((0, *real), outputs))
     assert found is not None
     assert found.accepted == real
     assert found.padded
@@ -32,7 +32,7 @@ def test_padded_first_step_is_left_out(real, overshoot):
 def test_unpadded_steps_are_kept_when_nothing_was_handed_off(real, overshoot):
     overshoot = min(overshoot, real[-1])
     outputs = 1 + sum(a + 1 for a in real) - overshoot
-    found = real_steps(make_leg(real, outputs), handed_off=False)
+    found = real_steps(make_leg(real, outputs, "single"))
     assert found is not None
     assert (found.accepted, found.padded, found.certain) == (real, False, True)
 
@@ -43,7 +43,7 @@ def test_unpadded_hand_off_is_never_a_false_alarm(real, overshoot):
     overshoot = min(overshoot, real[-1])
     outputs = 1 + sum(a + 1 for a in real) - overshoot
     one = make_leg(real, outputs)
-    found = real_steps(one, handed_off=True)
+    found = real_steps(one)
     assert found is not None
     assert same_steps(one, found, real)
 
@@ -51,7 +51,7 @@ def test_unpadded_hand_off_is_never_a_false_alarm(real, overshoot):
 @given(steps, steps)
 def test_different_steps_are_seen(a, b):
     assume(a != b and b != (0, *a))
-    found = real_steps(make_leg(a, 1 + sum(x + 1 for x in a)), handed_off=False)
+    found = real_steps(make_leg(a, 1 + sum(x + 1 for x in a), "single"))
     assert found is not None
     assert not same_steps(make_leg(a, 1 + sum(x + 1 for x in a)), found, b)
 
@@ -78,3 +78,22 @@ def test_forecast_accounts_for_every_output_token(words):
     forecast = spec.forecast_acceptance(prompt, K, max_tokens=192)
     assert sum(a + 1 for a in forecast.accepted) >= len(spec.expected_output(prompt)) - 1
     assert all(0 <= a <= K for a in forecast.accepted)
+
+
+@given(steps)
+def test_a_request_that_is_cut_short_agrees_with_its_reference(real):
+    """Cut anywhere: the steps that both begin are equal, and steps past the cut are left out."""
+    produced = 1 + sum(a + 1 for a in real)
+    for tokens in range(2, produced + 1):
+        begun = [a for p, a in by_position(real).items() if p < tokens]
+        assert align(begun, real, tokens) == (len(begun), (), sum(begun), sum(begun))
+
+
+@given(steps, st.data())
+def test_a_changed_step_is_seen_where_it_is(real, data):
+    at = data.draw(st.integers(0, len(real) - 1))
+    other = data.draw(st.integers(0, K).filter(lambda a: a != real[at]))
+    changed = (*real[:at], other, *real[at + 1 :])
+    position = 1 + sum(a + 1 for a in real[:at])
+    found = align(changed, real, 1 + sum(a + 1 for a in real))
+    assert found.differing[0] == position

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import yaml
 from harness.baseline import FORMAT, Baseline, Header, Identity, Lookup, Provenance, Row
 from harness.checks.evidence import CellView, Evidence
 from harness.config import REPOSITORY, SHIPPED_PROFILES, Judging
-from harness.history import SCHEMA, CellRecord, History, Leg, Observation, RunRecord, Speculation
+from harness.history import SCHEMA, CellRecord, EngineRecord, History, Leg, Observation, RunRecord, Speculation
 from harness.probe import spec
 
 BLOCK = 32
@@ -102,7 +103,14 @@ def change_final(o: Observation, **changes: object) -> Observation:
     return o.model_copy(update={"legs": (*o.legs[:-1], final)})
 
 
-def history(observations: list[Observation], cells: list[str] | None = None, folder: Path = Path("run")) -> History:
+def history(
+    observations: list[Observation],
+    cells: list[str] | None = None,
+    folder: Path = Path("run"),
+    scenarios: list[dict] | None = None,
+    engines: tuple[EngineRecord, ...] = (),
+    mutants: tuple[str, ...] = (),
+) -> History:
     names = cells if cells is not None else list(dict.fromkeys(o.cell for o in observations))
     records = tuple(
         CellRecord(
@@ -111,7 +119,8 @@ def history(observations: list[Observation], cells: list[str] | None = None, fol
             block_size=BLOCK,
             lookahead=LOOKAHEAD[name.split("-")[1]],
             draft_tokens=0 if name.endswith("none") else 3,
-            planned=sum(o.cell == name for o in observations),
+            planned=sum(o.cell == name and o.scenario == "cold" for o in observations),
+            scenarios=dict(Counter(o.scenario for o in observations if o.cell == name and o.scenario != "cold")),
             state="complete",
         )
         for name in names
@@ -125,12 +134,14 @@ def history(observations: list[Observation], cells: list[str] | None = None, fol
         command=("test",),
         git_commit=None,
         git_dirty=None,
-        profile={"name": "test", "baselines": "baselines"},
+        profile={"name": "test", "baselines": "baselines", "scenarios": scenarios or []},
         prompts_sha256="0",
         hardware={"processor": "x", "cores": 2, "gpus": []},
         versions={"vllm": "0", "vllm_build": "cpu"},
         identities={},
         cells=records,
+        engines=engines,
+        mutants=mutants,
     )
     return History(folder=folder, run=run, observations=tuple(observations))
 
@@ -147,6 +158,7 @@ def identity(method: str = "none", **changes: object) -> Identity:
         "block_size": BLOCK,
         "dtype": "float32",
         "max_tokens": 192,
+        "step_tokens": None,
     }
     return Identity.model_validate(base | changes)
 
@@ -189,10 +201,28 @@ def lookups(lengths: list[int]) -> dict[str, Lookup]:
     return {m: lookup(lengths, m) for m in LOOKAHEAD}
 
 
-def view(the_history: History, cell: str, baselines: dict[str, Lookup] | None = None) -> CellView:
+def engine(group: str, role: str, kv_blocks: int | None = 32, step_tokens: int | None = 192) -> EngineRecord:
+    return EngineRecord(
+        role=role,
+        group=group,
+        pid=1,
+        argv=(),
+        env={},
+        log="x.log",
+        ready_seconds=1.0,
+        model_runner="V1",
+        attention_backend=None,
+        kv_blocks=kv_blocks,
+        step_tokens=step_tokens,
+    )
+
+
+def view(
+    the_history: History, cell: str, baselines: dict[str, Lookup] | None = None, scenario: str = "cold"
+) -> CellView:
     record = the_history.cell(cell)
     assert record is not None
-    return CellView(Evidence(the_history, baselines or {}, Judging()), record)
+    return CellView(Evidence(the_history, baselines or {}, Judging()), record, scenario)
 
 
 def changed_profile(tmp_path: Path, change: Callable[[dict], object]) -> str:

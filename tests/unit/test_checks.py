@@ -40,7 +40,7 @@ def test_flawless_run_passes_every_check():
     assert judgement.findings == []
     assert judgement.verdict is Verdict.PASS
     pd = {r.check for c in judgement.cells if c.cell == "pd-eagle3" for r in c.results}
-    assert pd == {c.name for c in CHECKS} - {"text-form"}
+    assert pd == {c.name for c in CHECKS} - {"text-form", "state-occurred"}
 
 
 def test_no_cells_is_unknown():
@@ -199,7 +199,7 @@ def test_dropped_parameters_are_unknown():
     assert transfer.transfer(view(history([cut]), "pd-none")).verdict is Verdict.UNKNOWN
 
 
-@pytest.mark.parametrize("counter", ["nixl_bytes", "prompt_tokens_external_kv_transfer", "prefix_hits"])
+@pytest.mark.parametrize("counter", ["nixl_bytes", "prompt_tokens_external_kv_transfer"])
 def test_control_that_is_no_control_is_unknown(counter):
     o = change_final(observation("single-none"), counters={"finished_requests": 1.0, counter: 32.0})
     assert transfer.transfer(view(history([o]), "single-none")).verdict is Verdict.UNKNOWN
@@ -327,3 +327,15 @@ def test_worst_verdict_rules_the_exit_code():
     assert Verdict.PASS.exit_code == 0
     assert {v.exit_code for v in (Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED)} == {1}
     assert {v.exit_code for v in (Verdict.UNKNOWN, Verdict.SUSPECT)} == {2}
+
+
+# --- armed mutants ----------------------------------------------------------------------------------------------------
+
+
+def test_run_with_an_armed_mutant_never_passes_and_says_so():
+    judgement = judge(history(flawless(), mutants=("M1",)), lookups(LENGTHS))
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert judgement.mutants == ("M1",)
+    assert any("ARMED MUTANT M1" in n for n in judgement.notices)
+    broken = judge(history(replaced("pd-eagle3", 32, garbled), mutants=("M1",)), lookups(LENGTHS))
+    assert broken.verdict is Verdict.REGRESSION

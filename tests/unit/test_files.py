@@ -11,12 +11,12 @@ from harness import baseline as bl
 from harness.config import REPOSITORY, load_profile
 from harness.errors import DataError, NotARunError, ProfileError, UsageError
 from harness.history import HistoryWriter, load_history, write_parquet, write_run
-from harness.matrix import make_plan, select_cells
+from harness.matrix import Cell, make_plan, select_cells
 from harness.operations import prepare
 from harness.probe import spec
 from harness.probe.build import WEIGHTS
 from harness.prompts import build_probe_prompts, load_prompts, write_prompts
-from harness.runner import workload
+from harness.workload import cell_work
 from tests.unit.builders import changed_profile, history, identity, observation, provenance, rows
 
 PROMPTS = REPOSITORY / "prompts" / "probe.jsonl"
@@ -94,12 +94,13 @@ def test_other_tokenizer_is_refused(tmp_path):
 
 
 def test_workload_sends_text_of_every_stratum():
-    items = workload(load_prompts(PROMPTS), 6)
+    profile = load_profile("cpu")
+    items = cell_work(profile, load_prompts(PROMPTS), Cell("pd", profile.methods[1])).items
     text = [i.prompt for i in items if i.form == "text"]
     assert len(text) == 6
     assert len({p.id for p in text}) == 6
     assert len({p.stratum for p in text}) == 5
-    assert len(items) == len(load_prompts(PROMPTS).prompts) + 6
+    assert len(items) == len(load_prompts(PROMPTS).cold) + 6
 
 
 # --- baselines ------------------------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ def test_plan_shares_engines_and_starts_none_twice():
     assert len(prepared.plan.cells) == 8
     assert prepared.plan.engines == 8
     assert [g.id for g in prepared.plan.groups] == ["pd-none", "pd-eagle3", "pd-dflash", "pd-mtp"]
-    alone = make_plan(prepared.profile.model_copy(update={"share_engines": False}), prepared.plan.cells, 1)
+    alone = make_plan(prepared.profile.model_copy(update={"share_engines": False}), prepared.plan.cells)
     assert alone.engines == 12
 
 

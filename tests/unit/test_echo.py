@@ -1,0 +1,67 @@
+"""Echo prompts for any tokenizer with a chat template: exact lengths in every stratum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from harness.echo import INSTRUCTION, build_echo_prompts
+from harness.errors import DataError
+from harness.locate import is_copy, sources
+from harness.probe import spec
+from harness.prompts import load_prompts, write_prompts
+from harness.strata import Stratum
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A byte-level BPE tokenizer like those of real models, trained on the spot."""
+    words = [w for w in spec.vocabulary() if w.isalpha()]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    marks = ["<s>", "<|user|>", "<|assistant|>", "<|end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=2400,
+        special_tokens=marks,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([f"{INSTRUCTION} a {' '.join(words)}"] * 3, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", chat_template=TEMPLATE)
+    out = tmp_path_factory.mktemp("bpe")
+    fast.save_pretrained(str(out))
+    return out
+
+
+def test_every_stratum_is_hit_exactly_and_words_have_one_source(folder, tmp_path):
+    prompts = build_echo_prompts(folder, 32, 4, 5, 7)
+    strata = {p.stratum for p in prompts.prompts}
+    assert strata >= {Stratum.ALIGNED, Stratum.LOOKAHEAD, Stratum.FIRST, Stratum.MIDDLE}
+    for prompt in prompts.prompts:
+        assert len(prompt.ids) == prompt.tokens
+        assert prompt.expected is None
+    longest = max(prompts.prompts, key=lambda p: p.tokens)
+    answer = longest.ids[-60:-6]
+    assert is_copy(sources(longest.ids, answer))
+    write_prompts(prompts, tmp_path / "echo.jsonl")
+    assert load_prompts(tmp_path / "echo.jsonl") == prompts
+    assert build_echo_prompts(folder, 32, 4, 5, 7) == prompts
+
+
+def test_tokenizer_without_a_template_or_without_words_is_refused(folder, tmp_path):
+    fast = PreTrainedTokenizerFast.from_pretrained(str(folder))
+    fast.chat_template = None
+    fast.save_pretrained(str(tmp_path / "plain"))
+    with pytest.raises(DataError, match="chat template"):
+        build_echo_prompts(tmp_path / "plain", 32, 4, 5, 7)
+    with pytest.raises(DataError, match="words of one token"):
+        build_echo_prompts(folder, 256, 4, 5, 7)

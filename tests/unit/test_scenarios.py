@@ -1,0 +1,251 @@
+"""Scenarios as data: scripts, what is impossible, and the proof that a state occurred."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.checks import state, transfer
+from harness.checks.registry import judge
+from harness.config import load_profile
+from harness.errors import ProfileError, UsageError
+from harness.findings import Verdict
+from harness.matrix import Cell
+from harness.operations import prepare
+from harness.prompts import load_prompts
+from harness.scenarios.script import scripts, shared_blocks
+from harness.workload import RECORDING, cell_work, choose_scenarios
+from tests.unit.builders import change_final, changed_profile, engine, history, lookups, observation, view
+
+PROFILE = load_profile("cpu")
+PROMPTS = load_prompts(PROFILE.workload.prompts)
+KNOWN = {p.id: p for p in PROMPTS.prompts}
+
+
+def scenario(kind: str, **where):
+    return next(s for s in PROFILE.scenarios if s.kind == kind and all(getattr(s, k) == v for k, v in where.items()))
+
+
+# --- scripts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", PROFILE.scenarios, ids=lambda s: s.id)
+def test_every_shipped_scenario_has_scripts_where_it_makes_sense(config):
+    for topology in ("pd", "single"):
+        found = scripts(config, KNOWN, topology)
+        assert bool(found) == (topology in config.topologies)
+        for script in found:
+            keys = [(s.prompt.id, s.part) for stage in script.stages for s in stage.sends]
+            assert len(set(keys)) == len(keys)
+
+
+def test_donor_and_subject_share_a_cache_and_nobody_else_does():
+    (first, *_) = scripts(scenario("prefix-hit", where="decode"), KNOWN, "pd")
+    donor, subject = (s for stage in first.stages for s in stage.sends)
+    assert donor.group == subject.group
+    assert (donor.route, subject.route) == ("local", "cell")
+    (run, *_) = scripts(scenario("concurrent"), KNOWN, "single")
+    groups = [s.group for s in run.stages[0].sends]
+    assert len(set(groups)) == len(groups)
+
+
+def test_late_pull_fills_p_between_the_legs():
+    (run,) = scripts(scenario("late-pull"), KNOWN, "pd")
+    (send,) = run.stages[0].sends
+    assert {s.route for s in send.between} == {"prefill"}
+    assert run.requests == 1 + len(send.between)
+
+
+def test_recording_asks_every_prompt_and_a_run_only_the_cold_ones():
+    cell = Cell("single", PROFILE.methods[0])
+    assert len(cell_work(PROFILE, PROMPTS, cell, RECORDING).items) == len(PROMPTS.prompts)
+    work = cell_work(PROFILE, PROMPTS, cell, choose_scenarios(PROFILE, ["cold"]))
+    assert {i.prompt.use for i in work.items} == {"cold"}
+    assert not work.scripts
+
+
+def test_unknown_scenario_and_one_without_a_place_are_refused():
+    with pytest.raises(UsageError, match="no match"):
+        prepare("cpu", [], ["warm"])
+    with pytest.raises(UsageError, match="need a prefill engine"):
+        prepare("cpu", ["single-*"], ["late-pull"])
+
+
+# --- what cannot occur -----------------------------------------------------------------------------------------------
+
+
+def change_scenario(kind: str, /, **changes):
+    def change(raw):
+        next(s for s in raw["scenarios"] if s["kind"] == kind).update(changes)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda r: r["engine"].update(kv_blocks=64), "scenario pressure cannot occur"),
+        (lambda r: r["engine"].update(kv_blocks=16), "scenario concurrent cannot occur"),
+        (lambda r: r["engine"].update(max_num_batched_tokens=256), "scenario chunked-prefill cannot occur"),
+        (lambda r: r["engine"].update(max_num_seqs=3), "max_num_seqs"),
+        (change_scenario("refill", fill=["copy-117-22"]), "scenario refill cannot occur"),
+        (change_scenario("late-pull", fill=["copy-117-22"]), "scenario late-pull cannot occur"),
+        (
+            change_scenario("prefix-hit", pairs=[{"donor": "long-222", "subject": "long-223"}]),
+            "first block of 32 tokens in common",
+        ),
+        (change_scenario("shared-block", second="mix-first"), "share its first block with `bridge`"),
+        (change_scenario("refill", prompts=["copy-999"]), "'copy-999', which it does not have"),
+    ],
+)
+def test_impossible_scenarios_are_refused_before_anything_starts(tmp_path, change, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        prepare(changed_profile(tmp_path, change), [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_scenario("refill", id="cold"),
+        change_scenario("refill", id="pressure"),
+        change_scenario("refill", kind="refil"),
+        change_scenario("refill", unknown=1),
+        change_scenario("pressure", usage=1.5),
+    ],
+)
+def test_damaged_scenarios_are_refused(tmp_path, change):
+    with pytest.raises(ProfileError):
+        prepare(changed_profile(tmp_path, change), [])
+
+
+def test_shared_blocks_of_the_shipped_prompts():
+    assert shared_blocks(KNOWN["fork-138-3"], KNOWN["copy-138-28"], 32) == 3
+    assert shared_blocks(KNOWN["mix-first"], KNOWN["mix-second"], 32) == 0
+    assert KNOWN["mix-first"].ids[32:96] == KNOWN["mix-second"].ids[32:96]
+
+
+# --- proof that a state occurred -------------------------------------------------------------------------------------
+
+
+def in_scenario(cell: str, name: str, part: str, tokens: int = 96, counters=None, **changes):
+    o = observation(cell, tokens, scenario=name, part=part, **changes)
+    return change_final(o, counters={"finished_requests": 1.0, **(counters or {})})
+
+
+def proof(observations: list, raw: dict, cell: str = "single-eagle3", engines=None):
+    the_history = history(observations, scenarios=[raw], engines=engines or (engine(cell, cell.split("-")[0]),))
+    return state.state_occurred(view(the_history, cell, scenario=raw["id"]))
+
+
+HIT = {"id": "hit", "kind": "prefix-hit", "where": "decode", "pairs": [{"donor": "p96", "subject": "p96"}]}
+
+
+@pytest.mark.parametrize(
+    ("cell", "hits", "verdict"),
+    [
+        ("single-eagle3", 32, Verdict.PASS),
+        ("single-eagle3", 0, Verdict.UNKNOWN),
+        ("single-eagle3", 64, Verdict.REGRESSION),
+        ("single-none", 64, Verdict.PASS),
+        ("single-none", 32, Verdict.UNKNOWN),
+    ],
+)
+def test_prefix_hit_must_be_as_large_as_the_common_prefix_allows(cell, hits, verdict):
+    donor = in_scenario(cell, "hit", "donor")
+    subject = in_scenario(cell, "hit", "subject", counters={"prefix_hits": float(hits)})
+    assert proof([donor, subject], HIT, cell).verdict is verdict
+
+
+REFILL = {"id": "refill", "kind": "refill", "prompts": ["p96"], "fill": ["p65"]}
+
+
+@pytest.mark.parametrize(
+    ("computed", "hits", "verdict"),
+    [(992.0, 0.0, Verdict.PASS), (65.0, 0.0, Verdict.UNKNOWN), (992.0, 64.0, Verdict.REGRESSION)],
+)
+def test_refill_must_use_the_whole_pool_and_leave_no_hit(computed, hits, verdict):
+    made = [
+        in_scenario("single-none", "refill", "before"),
+        in_scenario("single-none", "refill", "fill0", 65, {"prompt_tokens_local_compute": computed}),
+        in_scenario("single-none", "refill", "subject", counters={"prefix_hits": hits}),
+    ]
+    assert proof(made, REFILL, "single-none").verdict is verdict
+
+
+def test_pool_of_unknown_size_proves_nothing():
+    made = [in_scenario("single-none", "refill", p) for p in ("before", "fill0", "subject")]
+    engines = (engine("single-none", "single", kv_blocks=None),)
+    assert proof(made, REFILL, "single-none", engines).verdict is Verdict.UNKNOWN
+
+
+PRESSURE = {
+    "id": "pressure",
+    "kind": "pressure",
+    "load": ["p96", "p65"],
+    "waiting": {"donor": "p96", "subject": "p96"},
+}
+
+
+@pytest.mark.parametrize(
+    ("preemptions", "queued", "verdict"),
+    [(1, 0.5, Verdict.PASS), (0, 0.5, Verdict.UNKNOWN), (1, 0.0, Verdict.UNKNOWN)],
+)
+def test_pressure_needs_a_preemption_and_somebody_who_waited(preemptions, queued, verdict):
+    shared = {"single": {"preemptions": float(preemptions), "queue_seconds": queued}}
+    waiting = in_scenario("single-none", "pressure", "waiting", concurrent=3, shared_counters=shared)
+    assert proof([waiting], PRESSURE, "single-none").verdict is verdict
+
+
+CHUNKED = {"id": "chunked", "kind": "chunked-prefill", "prompts": ["p96"]}
+
+
+@pytest.mark.parametrize(
+    ("computed", "budget", "verdict"),
+    [(96.0, 64, Verdict.PASS), (96.0, 96, Verdict.UNKNOWN), (96.0, None, Verdict.UNKNOWN), (0.0, 64, Verdict.UNKNOWN)],
+)
+def test_chunked_prefill_needs_more_tokens_than_a_step_has(computed, budget, verdict):
+    made = [in_scenario("single-none", "chunked", "subject", counters={"prompt_tokens_local_compute": computed})]
+    engines = (engine("single-none", "single", step_tokens=budget),)
+    assert proof(made, CHUNKED, "single-none", engines).verdict is verdict
+
+
+def test_scenario_without_observations_is_unknown():
+    the_history = history([observation("single-none")], scenarios=[REFILL])
+    record = the_history.run.cells[0].model_copy(update={"scenarios": {"refill": 3}})
+    the_history = the_history.model_copy(
+        update={"run": the_history.run.model_copy(update={"cells": (record,)}), "observations": ()}
+    )
+    judgement = judge(the_history, lookups([40]))
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert {c.scenario for c in judgement.cells} == {"cold", "refill"}
+
+
+def test_scenario_that_the_profile_lost_is_unknown_not_a_crash():
+    judgement = judge(history([in_scenario("single-none", "ghost", "subject")]), lookups([96]))
+    (ghost,) = (c for c in judgement.cells if c.scenario == "ghost")
+    assert ghost.verdict is Verdict.UNKNOWN
+
+
+# --- transfers in scenarios ------------------------------------------------------------------------------------------
+
+
+def test_requests_sent_together_need_as_many_transfers():
+    counters = {"nixl_bytes": 1.0, "nixl_transfers": 2.0, "prompt_tokens_external_kv_transfer": 200.0}
+    made = [
+        in_scenario("pd-none", "pressure", f"load{i}", concurrent=2, shared_counters={"decode": counters})
+        for i in range(2)
+    ]
+    the_history = history(made, scenarios=[PRESSURE])
+    assert transfer.transfer(view(the_history, "pd-none", scenario="pressure")).verdict is Verdict.PASS
+    fewer = {"decode": {**counters, "nixl_transfers": 1.0}}
+    made = [o.model_copy(update={"shared_counters": fewer}) for o in made]
+    the_history = history(made, scenarios=[PRESSURE])
+    assert transfer.transfer(view(the_history, "pd-none", scenario="pressure")).verdict is Verdict.UNKNOWN
+
+
+def test_ended_lease_is_a_regression_whoever_was_served_then():
+    fill = observation("pd-none", scenario="late-pull", part="fill0", route="prefill")
+    leg = fill.legs[0].model_copy(update={"counters": {"nixl_expired": 1.0}, "kv_transfer_params": None})
+    made = [fill.model_copy(update={"legs": (leg,)}), in_scenario("pd-none", "late-pull", "subject")]
+    result = transfer.transfer(view(history(made), "pd-none", scenario="late-pull"))
+    assert result.verdict is Verdict.REGRESSION
+    assert any("leases that ended" in f.message for f in result.findings)
