@@ -83,7 +83,7 @@ def prepare(
     if prompts_per_stratum is not None:
         strata = {p.stratum for p in prompts.cold}
         kept = spread(prompts.cold, prompts_per_stratum * len(strata))
-        choice = choice._replace(prompts=frozenset(p.id for p in kept))
+        choice = choice._replace(prompts=frozenset(p.id for p in kept), texts=prompts_per_stratum)
     require_possible(profile, {p.id: p for p in prompts.prompts})
     works = tuple(w for c in cells if (w := cell_work(profile, prompts, c, choice)).requests)
     if not works:

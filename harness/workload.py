@@ -32,6 +32,8 @@ class Choice(NamedTuple):
     prompts: Collection[str] | None = None
     """Ids of cold prompts; None takes all."""
     forms: Collection[Form] = ("ids", "text")
+    texts: int | None = None
+    """Most prompts that are sent as text too; None leaves it to the profile."""
     uses: Collection[str] = ("cold",)
     """Which prompts of the set are sent cold; ``scenario`` ones too where a baseline is recorded."""
 
@@ -81,7 +83,8 @@ def _cold(prompts: PromptSet, text_prompts: int, choice: Choice) -> list[Item]:
     chosen = [p for p in prompts.prompts if p.use in choice.uses and (choice.prompts is None or p.id in choice.prompts)]
     items: list[Item] = [Item(p, "ids") for p in chosen] if "ids" in choice.forms else []
     if "text" in choice.forms:
-        items += [Item(p, "text") for p in spread(chosen, text_prompts)]
+        count = text_prompts if choice.texts is None else min(choice.texts, text_prompts)
+        items += [Item(p, "text") for p in spread(chosen, count)]
     return items
 
 

@@ -15,7 +15,8 @@ from harness.config import Judging, describe_validation_error
 from harness.errors import DataError
 from harness.findings import CellVerdict, CheckResult, Judgement, Verdict, worst
 from harness.history import History
-from harness.locate import diagnose, locate
+from harness.locate.diagnose import diagnose
+from harness.locate.location import locate
 
 
 class Check(NamedTuple):

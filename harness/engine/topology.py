@@ -1,8 +1,4 @@
-"""Engines of one group: started together, made ready, asked, and ended.
-
-A pair is asked by the harness's own strict client: prefill request, then decode request with the returned parameters.
-There is no fallback: a hand-off that breaks is recorded as broken.
-"""
+"""Engines of one group: started together, made ready, asked, and ended."""
 
 from __future__ import annotations
 
@@ -10,20 +6,19 @@ import contextlib
 import re
 import socket
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
 import httpx
 
 from harness.config import Profile
 from harness.engine.arming import Arming, Marks, plugin_folder, unbound
-from harness.engine.client import REMOTE_DECODE, Client, Sampling
+from harness.engine.client import Client, Sampling
 from harness.engine.command import LOOPBACK, MODEL_NAME, EngineCommand, Role, build_command
 from harness.engine.environment import EngineEnvironment
+from harness.engine.exchange import Ask, Exchange, new_id, payload
 from harness.engine.ports import allot
 from harness.engine.process import EngineProcess
 from harness.errors import EngineStartError, HandoffError
@@ -65,6 +60,7 @@ class EngineGroupSession:
         self._progress = progress
         self._processes: dict[Role, EngineProcess] = {}
         self._clients: dict[Role, Client] = {}
+        self._exchange = Exchange(self._clients, profile.workload)
         self.ready_seconds: float = 0.0
         self._ready_by_role: dict[Role, float] = {}
 
@@ -188,7 +184,7 @@ class EngineGroupSession:
         """One plain request to every engine, all at the same time: the first compiles kernels, for 10 s and more."""
         ids, sampling = self._warm_up_request()
         with ThreadPoolExecutor(len(self._clients)) as pool:
-            asked = [pool.submit(c.complete, ids, sampling, _new_id(), _new_id()) for c in self._clients.values()]
+            asked = [pool.submit(c.complete, ids, sampling, new_id(), new_id()) for c in self._clients.values()]
         for process in self._processes.values():
             process.require_alive()
         for answer in asked:
@@ -208,7 +204,7 @@ class EngineGroupSession:
         attempts = self.profile.timeouts.handshake_attempts
         for attempt in range(1, attempts + 1):
             try:
-                self._hand_off(Ask(True, ids, max_tokens=sampling.max_tokens), [])
+                self._exchange.send(Ask(True, ids, max_tokens=sampling.max_tokens), [])
                 return
             except HandoffError as error:
                 for process in self._processes.values():
@@ -302,10 +298,7 @@ class EngineGroupSession:
         Raises EngineDiedError when an engine of the group is gone.
         """
         try:
-            if ask.hand_off:
-                self._hand_off(ask, legs)
-            else:
-                legs.append(self._ask_alone(ask))
+            self._exchange.send(ask, legs)
         except HandoffError as failure:
             self.require_alive()
             return str(failure)
@@ -322,62 +315,7 @@ class EngineGroupSession:
 
     def client(self, role: Role) -> Client:
         """The client of an engine; asking for ``single`` in a pair gives the decode engine."""
-        return self._clients[self._actual(role)]
-
-    def _actual(self, role: Role) -> Role:
-        return "decode" if role == "single" and self.group.topology == "pd" else role
-
-    def _sampling(self, max_tokens: int | None) -> Sampling:
-        return Sampling(max_tokens or self.profile.workload.max_tokens, self.profile.workload.logprobs)
-
-    def _ask_alone(self, ask: Ask) -> Leg:
-        """A request without hand-off: to the single engine, to the pair's decode engine, or to P."""
-        return self.client(ask.alone).complete(
-            ask.payload,
-            self._sampling(ask.max_tokens),
-            _new_id(),
-            ask.salt or _new_id(),
-            role=ask.alone,
-            await_counters=("finished_requests",),
-            count=ask.counted,
-        )
-
-    def _hand_off(self, ask: Ask, legs: list[Leg]) -> None:
-        """Prefill on P, then decode on D with P's parameters, verbatim. Appends each leg as soon as it is there.
-
-        Raises HandoffError when a leg fails or P returns no parameters.
-        """
-        request_id, salt = _new_id(), ask.salt or _new_id()
-        prefill = self._clients["prefill"].complete(
-            ask.payload,
-            Sampling(1, self.profile.workload.logprobs),
-            request_id,
-            salt,
-            REMOTE_DECODE,
-            await_counters=("finished_requests",),
-            count=ask.counted,
-        )
-        legs.append(prefill)
-        if not prefill.kv_transfer_params:
-            raise HandoffError(
-                f"prefill engine: expected kv_transfer_params in the answer to request {request_id}, found none: "
-                "P keeps no blocks for D, so the decode request was not sent"
-            )
-        if ask.between is not None:
-            ask.between()
-        # M9, the mutant of the client: a router that loses the parameters.
-        parameters = None if "M9" in self.mutants else prefill.kv_transfer_params
-        legs.append(
-            self._clients["decode"].complete(
-                ask.payload,
-                self._sampling(ask.max_tokens),
-                request_id,
-                salt,
-                parameters,
-                await_counters=("finished_requests", "nixl_bytes") if parameters else ("finished_requests",),
-                count=ask.counted,
-            )
-        )
+        return self._exchange.client(role)
 
     def reset_caches(self) -> None:
         """Forget all cached prefixes. P refuses while it still holds blocks for D, so this asks again for a while.
@@ -406,27 +344,4 @@ class EngineGroupSession:
         if self.arming is not None:
             self.arming.switch(mutants)
         self.mutants = frozenset(mutants)
-
-
-class Ask(NamedTuple):
-    """One request, with or without a hand-off."""
-
-    hand_off: bool
-    payload: list[int] | str
-    salt: str | None = None
-    """Requests with the same salt may share cached blocks; None gives the request a cache of its own."""
-    max_tokens: int | None = None
-    alone: Role = "single"
-    """Which engine is asked when there is no hand-off."""
-    counted: bool = True
-    """Whether the engine's counters are read around the request; it must be the only one then."""
-    between: Callable[[], None] | None = None
-    """Done after P answered and before D is asked."""
-
-
-def payload(prompt: Prompt, form: Form) -> list[int] | str:
-    return list(prompt.ids) if form == "ids" else prompt.text
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex
+        self._exchange.drops_parameters = "M9" in self.mutants

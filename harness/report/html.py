@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from harness.findings import Finding
 from harness.history import COLD, Observation
-from harness.locate import damage_name
+from harness.locate.diagnose import damage_name
 from harness.summary import RunSummary, grouped_findings
 
 _DIVERGENCES = 24

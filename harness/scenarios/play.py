@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from harness.engine.command import Role
-from harness.engine.topology import Ask, EngineGroupSession, payload
+from harness.engine.exchange import Ask, payload
+from harness.engine.topology import EngineGroupSession
 from harness.errors import HandoffError
 from harness.history import Leg, Observation
 from harness.matrix import Cell

@@ -28,7 +28,7 @@ def run(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "command",
     [[], ["run"], ["plan"], ["check"], ["report"], ["doctor"], ["baseline"], ["baseline", "record"], ["probe"],
-     ["probe", "build"], ["probe", "measure"], ["prompts", "build"]],
+     ["probe", "build"], ["probe", "measure"], ["prompts", "build"], ["selftest"], ["aa"]],
 )  # fmt: skip
 def test_help(command):
     code, output = run(*command, "--help")
@@ -53,6 +53,18 @@ def test_help_states_the_exit_codes():
         (["report", "/tmp"], 64, "expected the folder of a recorded run"),
         (["baseline", "record", "--from", "/nowhere"], 64, "expected the folder of a recorded run"),
         (["probe", "measure", "/nowhere"], 64, "expected the folder of a recorded run"),
+        (["run", "--scenario", "warm"], 64, "expected a pattern that matches a scenario"),
+        (["run", "--scenario", "late-pull", "--cell", "single-*"], 64, "need a prefill engine"),
+        (["run", "--mutant", "M99", "--cell", "single-none"], 64, "expected the id of a mutant"),
+        (["run", "--mutant", "M1", "--mutant", "M4"], 64, "expected one mutant at a time, found M1, M4"),
+        (["selftest", "--mutant", "M99"], 64, "expected one of M1"),
+        (["selftest", "--mutant", "M1", "--quick"], 64, "found both"),
+        (["selftest", "--engine-python", "/nowhere/python"], 2, "could not be run"),
+        (["aa", "--repeat", "1"], 64, "repeat"),
+        (["aa", "--cell", "pd-medusa"], 64, "expected a pattern that matches a cell"),
+        (["prompts", "build", "--kind", "echo"], 64, "expected --tokenizer DIR"),
+        (["prompts", "build", "--kind", "echo", "--tokenizer", "/nowhere", "--out", "/tmp/x"], 64, "tokenizer_config"),
+        (["prompts", "build", "--kind", "poem"], 64, "expected copy or echo"),
     ],
 )
 def test_bad_input(arguments, code, sentence):

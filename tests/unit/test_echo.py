@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from harness.echo import INSTRUCTION, build_echo_prompts
 from harness.errors import DataError
-from harness.locate import is_copy, sources
+from harness.locate.sources import is_copy, sources
 from harness.probe import spec
 from harness.prompts import load_prompts, write_prompts
 from harness.strata import Stratum

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from harness.checks.registry import judge
 from harness.findings import Verdict
-from harness.locate import is_copy, law_of_lengths, name_blocks, sources
+from harness.locate.law import law_of_lengths
+from harness.locate.location import name_blocks
+from harness.locate.sources import is_copy, sources
 from harness.probe import spec
 from harness.strata import spills
 from tests.unit.builders import BLOCK, change_final, history, lookups, observation, prompt_ids, speculation

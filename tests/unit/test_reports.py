@@ -6,11 +6,14 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
+from rich.console import Console
 
 from harness.checks.registry import judge
+from harness.findings import Verdict
 from harness.report.html import render_html
 from harness.report.junit import render_junit
 from harness.report.markdown import render_markdown
+from harness.report.terminal import print_summary
 from harness.summary import RunSummary, grouped_findings, summarise_run
 from tests.unit.builders import change_final, history, lookups, observation
 from tests.unit.test_checks import CELLS, LENGTHS, flawless, garbled
@@ -28,6 +31,44 @@ def bad() -> RunSummary:
     changed = [garbled(o) if o.cell == "pd-eagle3" and len(o.sent_ids) == 32 else o for o in flawless()]
     changed.append(observation("pd-mtp", 64, error=HOSTILE))
     return summarise(changed)
+
+
+def scenario_run(mutants: tuple[str, ...] = ()) -> RunSummary:
+    """A pair whose prefix-hit scenario gave another prompt's tokens."""
+    raw = {"id": "hit", "kind": "prefix-hit", "where": "decode", "pairs": [{"donor": "p96", "subject": "p96"}]}
+    donor = observation("pd-none", 96, scenario="hit", part="donor", sequence=1)
+    subject = observation("pd-none", 96, scenario="hit", part="subject", sequence=2)
+    counters = {**subject.final.counters, "prefix_hits": 64.0, "prompt_tokens_external_kv_transfer": 32.0}
+    subject = garbled(change_final(subject, counters=counters), at=40)
+    h = history([observation("pd-none", 96), donor, subject], scenarios=[raw], mutants=mutants)
+    return summarise_run(h, judge(h, lookups([96])))
+
+
+def test_scenarios_and_diagnoses_are_shown_everywhere():
+    summary = scenario_run()
+    assert summary.scenario_grid["pd-none"] == {"cold": Verdict.PASS, "hit": Verdict.REGRESSION}
+    html, markdown = render_html(summary), render_markdown(summary)
+    assert 'id="cell-pd-none-hit"' in html
+    assert "wrong KV of the target" in html
+    assert "prompt position 42 in block 1" in html
+    assert "✘ REGRESSION (hit)" in markdown
+    assert "in hit: wrong KV of the target" in markdown
+    suites = {s.get("name"): s for s in ET.fromstring(render_junit(summary)).findall("testsuite")}
+    assert suites["pd-none"].get("failures") == "0"
+    assert suites["pd-none.hit"].get("failures") == "1"
+    console = Console(record=True, width=160)
+    print_summary(summary, console)
+    text = console.export_text()
+    assert "pd-none in hit" in text
+    assert "block 1" in text
+
+
+def test_armed_mutant_is_stamped_on_every_report():
+    summary = scenario_run(("M5b",))
+    console = Console(record=True, width=160)
+    print_summary(summary, console)
+    for text in (render_html(summary), render_markdown(summary), render_junit(summary), console.export_text()):
+        assert "ARMED MUTANT M5b" in text
 
 
 def test_passing_report_names_every_cell_and_needs_no_network():

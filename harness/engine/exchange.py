@@ -1,0 +1,114 @@
+"""One request to the engines of a group: alone, or as a hand-off from P to D.
+
+There is no fallback: a hand-off that breaks is recorded as broken.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from harness.config import Workload
+from harness.engine.client import REMOTE_DECODE, Client, Sampling
+from harness.engine.command import Role
+from harness.errors import HandoffError
+from harness.history import Form, Leg
+from harness.prompts import Prompt
+
+
+class Ask(NamedTuple):
+    """One request, with or without a hand-off."""
+
+    hand_off: bool
+    payload: list[int] | str
+    salt: str | None = None
+    """Requests with the same salt may share cached blocks; None gives the request a cache of its own."""
+    max_tokens: int | None = None
+    alone: Role = "single"
+    """Which engine is asked when there is no hand-off."""
+    counted: bool = True
+    """Whether the engine's counters are read around the request; it must be the only one then."""
+    between: Callable[[], None] | None = None
+    """Done after P answered and before D is asked."""
+
+
+def payload(prompt: Prompt, form: Form) -> list[int] | str:
+    return list(prompt.ids) if form == "ids" else prompt.text
+
+
+def new_id() -> str:
+    """An id or a cache salt that nothing else has."""
+    return uuid.uuid4().hex
+
+
+class Exchange:
+    """Sends requests to the engines of a group by their roles."""
+
+    def __init__(self, clients: Mapping[Role, Client], workload: Workload) -> None:
+        self._clients = clients
+        self._workload = workload
+        self.drops_parameters = False
+        """M9, the mutant of the client: D is asked without P's parameters, as by a router that loses them."""
+
+    def send(self, ask: Ask, legs: list[Leg]) -> None:
+        """Send a request; each leg is appended as soon as it is answered. Raises HandoffError when one breaks."""
+        if ask.hand_off:
+            self._hand_off(ask, legs)
+        else:
+            legs.append(self._ask_alone(ask))
+
+    def client(self, role: Role) -> Client:
+        """The client of an engine; asking for ``single`` in a pair gives the decode engine."""
+        return self._clients[role if role in self._clients else "decode"]
+
+    def _sampling(self, max_tokens: int | None) -> Sampling:
+        return Sampling(max_tokens or self._workload.max_tokens, self._workload.logprobs)
+
+    def _ask_alone(self, ask: Ask) -> Leg:
+        """A request without hand-off: to the single engine, to the pair's decode engine, or to P."""
+        return self.client(ask.alone).complete(
+            ask.payload,
+            self._sampling(ask.max_tokens),
+            new_id(),
+            ask.salt or new_id(),
+            role=ask.alone,
+            await_counters=("finished_requests",),
+            count=ask.counted,
+        )
+
+    def _hand_off(self, ask: Ask, legs: list[Leg]) -> None:
+        """Prefill on P, then decode on D with P's parameters, verbatim. Appends each leg as soon as it is there.
+
+        Raises HandoffError when a leg fails or P returns no parameters.
+        """
+        request_id, salt = new_id(), ask.salt or new_id()
+        prefill = self._clients["prefill"].complete(
+            ask.payload,
+            Sampling(1, self._workload.logprobs),
+            request_id,
+            salt,
+            REMOTE_DECODE,
+            await_counters=("finished_requests",),
+            count=ask.counted,
+        )
+        legs.append(prefill)
+        if not prefill.kv_transfer_params:
+            raise HandoffError(
+                f"prefill engine: expected kv_transfer_params in the answer to request {request_id}, found none: "
+                "P keeps no blocks for D, so the decode request was not sent"
+            )
+        if ask.between is not None:
+            ask.between()
+        parameters = None if self.drops_parameters else prefill.kv_transfer_params
+        legs.append(
+            self._clients["decode"].complete(
+                ask.payload,
+                self._sampling(ask.max_tokens),
+                request_id,
+                salt,
+                parameters,
+                await_counters=("finished_requests", "nixl_bytes") if parameters else ("finished_requests",),
+                count=ask.counted,
+            )
+        )

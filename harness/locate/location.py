@@ -1,0 +1,275 @@
+"""Where in a prompt's KV the damage of one request is.
+
+A token that is wrong, or a stretch that is never repeated, points to the block that holds its source. Block counts in
+the hand-off's parameters, bytes moved and cache hits need no output at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from harness.acceptance import align, by_position, real_steps
+from harness.checks.evidence import REFERENCE_CELL, CellView
+from harness.checks.state import allowed_hit
+from harness.checks.transfer import external_tokens
+from harness.findings import CheckResult, Location, Verdict
+from harness.history import Leg, Observation
+from harness.locate.sources import is_copy, repeated, sources
+from harness.strata import blocks
+
+
+class Request(NamedTuple):
+    """A request with what it should have given."""
+
+    o: Observation
+    leg: Leg
+    expected: tuple[int, ...]
+    """Reference tokens."""
+    steps: tuple[int, ...]
+    """Reference of accepted drafts per step."""
+
+
+def request_of(cell: CellView, o: Observation) -> Request | None:
+    leg = o.final
+    if leg is None or leg.output_ids is None:
+        return None
+    tokens = _reference_tokens(cell, o)
+    lookup = cell.evidence.baselines.get(cell.method)
+    row = lookup.baseline.by_prompt().get(o.prompt_id) if lookup and lookup.baseline else None
+    return Request(o, leg, tokens, row.accepted if row else ())
+
+
+def _reference_tokens(cell: CellView, o: Observation) -> tuple[int, ...]:
+    """Tokens of the plain single engine of this run, or of the baseline; empty when neither has the prompt."""
+    tonight = cell.evidence.history.of(REFERENCE_CELL, scenario=cell.scenario).get(o.key)
+    lookup = cell.evidence.baselines.get("none")
+    row = lookup.baseline.by_prompt().get(o.prompt_id) if lookup and lookup.baseline else None
+    if row is not None:
+        return row.output_ids[: o.max_tokens]
+    leg = tonight.final if tonight and cell.id != REFERENCE_CELL else None
+    return leg.output_ids or () if leg else ()
+
+
+def locate(cell: CellView, results: Sequence[CheckResult]) -> list[CheckResult]:
+    """The results with a location in every finding that names a request."""
+    observations = {**cell.observations("text"), **cell.observations("ids")}
+    cache: dict[str, Location | None] = {}
+    out = []
+    for result in results:
+        found = []
+        for finding in result.findings:
+            key = finding.part or finding.prompt_id
+            o = observations.get(key) if key else None
+            if o is not None and finding.verdict is not Verdict.UNKNOWN:
+                if o.key not in cache:
+                    cache[o.key] = location(cell, o)
+                finding = finding.model_copy(update={"location": cache[o.key]})
+            found.append(finding)
+        out.append(result.model_copy(update={"findings": tuple(found)}))
+    return out
+
+
+def location(cell: CellView, o: Observation) -> Location | None:
+    """Where the damage of one request is. None when nothing differs or there is nothing to compare with."""
+    request = request_of(cell, o)
+    if request is None or not request.expected:
+        return None
+    if request.leg.output_ids != request.expected:
+        return _from_tokens(cell, request)
+    return _from_steps(cell, request)
+
+
+def _from_tokens(cell: CellView, r: Request) -> Location:
+    size = cell.record.block_size
+    count = blocks(len(r.o.sent_ids), size)
+    ours = r.leg.output_ids or ()
+    at = next(
+        (i for i, (a, b) in enumerate(zip(ours, r.expected, strict=False)) if a != b), min(len(ours), len(r.expected))
+    )
+    structure = _structure(cell, r.o, count)
+    wanted = sources(r.o.sent_ids, r.expected)
+    if not is_copy(wanted):
+        text = "the expected output does not repeat the prompt, so its tokens do not tell which block was read wrongly"
+        return Location(blocks=structure.blocks, of=count, shift=structure.shift, text=_join([structure.text, text]))
+    position = wanted[at] if at < len(wanted) else None
+    read = repeated(sources(r.o.sent_ids, ours))
+    missing = _missing_blocks([p for p in wanted if p is not None], read, size)
+    seen = [f"nothing of {name_blocks(missing, count)} is in the output"] if missing else []
+    first = f"the first wrong token is output {at}"
+    if position is not None:
+        first += f", which copies prompt position {position} in block {position // size}"
+    seen.append(first)
+    if position is not None:
+        seen.append(_jump(sources(r.o.sent_ids, ours), at, position, size))
+    found = structure.blocks or missing or ((position // size,) if position is not None else ())
+    return Location(
+        blocks=tuple(found),
+        of=count,
+        shift=structure.shift,
+        position=position,
+        text=_join([structure.text, *seen]),
+    )
+
+
+def _jump(origin: Sequence[int | None], at: int, position: int, size: int) -> str:
+    """Where the output went instead."""
+    there = origin[at] if at < len(origin) else None
+    if there is None:
+        return "what came instead is no part of the prompt" if at < len(origin) else "the output ends there"
+    return f"what came instead is prompt position {there} in block {there // size}, {there - position:+d} tokens away"
+
+
+def _missing_blocks(wanted: Sequence[int], read: set[int], size: int) -> tuple[int, ...]:
+    """Blocks of which the output should have repeated something and repeated nothing."""
+    should = {p // size for p in wanted}
+    has = {p // size for p in read}
+    return tuple(sorted(should - has))
+
+
+def _from_steps(cell: CellView, r: Request) -> Location | None:
+    """Tokens are right: the steps that accepted fewer drafts show which blocks the drafter could not read."""
+    steps = real_steps(r.leg)
+    if steps is None or not r.steps or r.leg.output_ids is None:
+        return None
+    aligned = align(steps.accepted, r.steps, len(r.leg.output_ids))
+    if not aligned.differing and steps.accepted == r.steps:
+        return None
+    size = cell.record.block_size
+    count = blocks(len(r.o.sent_ids), size)
+    ours, theirs = by_position(steps.accepted), by_position(r.steps)
+    first = next((i for i, (a, b) in enumerate(zip(steps.accepted, r.steps, strict=False)) if a != b), None)
+    since = "D took over" if cell.handed_off else "the prefill"
+    lines = [
+        f"acceptance differs from step {first} since {since} on, at {len(aligned.differing)} of {aligned.common} steps "
+        "that both begin at the same token"
+    ]
+    if steps.padded:
+        lines[0] += " (a padded first step is not counted)"
+    origin = sources(r.o.sent_ids, r.expected)
+    if not is_copy(origin):
+        lines.append("the output does not repeat the prompt, so the steps do not tell which block the drafter lacks")
+        return Location(of=count, step=first, text=_join(lines))
+    share: dict[int, list[int]] = {}
+    for at, expected in theirs.items():
+        source = origin[at] if at < len(origin) else None
+        if at in ours and source is not None and expected:
+            share.setdefault(source // size, []).append(ours[at] - expected)
+    low = tuple(sorted(b for b, gaps in share.items() if sum(g < 0 for g in gaps) >= 0.5 * len(gaps)))
+    some = low or tuple(sorted(b for b, gaps in share.items() if any(g < 0 for g in gaps)))
+    if some:
+        often = "are rejected" if low else "are rejected at some of their steps"
+        lines.append(f"drafts that copy {name_blocks(some, count)} {often}")
+    return Location(blocks=some, of=count, step=first, text=_join(lines))
+
+
+class _Structure(NamedTuple):
+    """What the hand-off's parameters, the bytes moved and the cache hits say, whatever the output is."""
+
+    blocks: tuple[int, ...] = ()
+    shift: int | None = None
+    text: str = ""
+
+
+def _structure(cell: CellView, o: Observation, count: int) -> _Structure:
+    for part in (_foreign_hit(cell, o), _surplus(cell, o, count), _nothing_moved(o, count), _cached_prefix(cell, o)):
+        if part is not None:
+            return part
+    return _Structure()
+
+
+def _surplus(cell: CellView, o: Observation, count: int) -> _Structure | None:
+    """P published more blocks than the prompt fills, and D kept the last ones of them."""
+    prefill, decode = o.leg("prefill"), o.leg("decode")
+    groups = (prefill.kv_transfer_params or {}).get("remote_block_ids") if prefill else None
+    if not groups or decode is None:
+        return None
+    surplus = len(groups[0]) - count
+    if surplus <= 0:
+        return None
+    pulled = _blocks_pulled(cell, decode)
+    kept = f", D pulled {pulled}" if pulled is not None else ""
+    return _Structure(
+        tuple(range(count)),
+        surplus,
+        f"P published {len(groups[0])} blocks for a prompt of {count}{kept}: D's KV is shifted by {surplus} block"
+        f"{'s' if surplus > 1 else ''}, {name_blocks(range(surplus), count)} is missing and the last {surplus} that D "
+        "holds was never written",
+    )
+
+
+def _blocks_pulled(cell: CellView, decode: Leg) -> int | None:
+    """Blocks that D read, from the bytes moved; a block's size is the median over the cell's cold hand-offs."""
+    sizes = []
+    for o in cell.evidence.history.of(cell.id).values():
+        leg = o.leg("decode")
+        if leg and leg.counters.get("nixl_bytes") and not leg.counters.get("prefix_hits"):
+            sizes.append(leg.counters["nixl_bytes"] / blocks(len(o.sent_ids), cell.record.block_size))
+    moved = decode.counters.get("nixl_bytes")
+    return round(moved / median(sizes)) if sizes and moved else None
+
+
+def _foreign_hit(cell: CellView, o: Observation) -> _Structure | None:
+    """Blocks taken from a prefix cache beyond what can be this prompt's (found by ``state-occurred``)."""
+    size = cell.record.block_size
+    allowed = allowed_hit(cell, o)
+    if allowed is None:
+        return None
+    for leg in o.legs:
+        hits = int(leg.counters.get("prefix_hits", 0))
+        if hits > allowed:
+            wrong = tuple(range(allowed // size, hits // size))
+            return _Structure(
+                wrong,
+                None,
+                f"the {leg.role} engine took {hits} tokens from its prefix cache where at most {allowed} can be this "
+                f"prompt's: {name_blocks(wrong, blocks(len(o.sent_ids), size))} came from somebody else",
+            )
+    return None
+
+
+def _nothing_moved(o: Observation, count: int) -> _Structure | None:
+    decode = o.leg("decode")
+    if decode is None or not decode.counters or decode.counters.get("nixl_bytes", 0) > 0:
+        return None
+    if external_tokens(decode) <= 0:
+        return None
+    return _Structure(
+        tuple(range(count)),
+        None,
+        f"D counts {external_tokens(decode):.0f} tokens from outside and no byte moved: all {count} blocks are missing",
+    )
+
+
+def _cached_prefix(cell: CellView, o: Observation) -> _Structure | None:
+    """D had the first blocks itself and pulled the rest: either may be the damaged part, the tokens tell which."""
+    decode = o.leg("decode")
+    hits = int(decode.counters.get("prefix_hits", 0)) if decode else 0
+    count = blocks(len(o.sent_ids), cell.record.block_size)
+    local = hits // cell.record.block_size
+    if not local or decode is None or not decode.counters.get("nixl_bytes"):
+        return None
+    return _Structure(
+        (),
+        None,
+        f"D had {name_blocks(range(local), count)} in its cache and pulled {name_blocks(range(local, count), count)}",
+    )
+
+
+def name_blocks(indices: Sequence[int] | range, count: int) -> str:
+    """Block indices in words: ``block 2``, ``blocks 1 to 3``, ``all 4 blocks``."""
+    items = list(indices)
+    if not items:
+        return "no block"
+    if len(items) == count:
+        return f"all {count} blocks" if count > 1 else "its only block"
+    if len(items) == 1:
+        return f"block {items[0]}"
+    if items == list(range(items[0], items[-1] + 1)):
+        return f"blocks {items[0]} to {items[-1]}"
+    return "blocks " + ", ".join(map(str, items))
+
+
+def _join(parts: Sequence[str]) -> str:
+    return "; ".join(p for p in parts if p)

@@ -1,0 +1,75 @@
+"""The historic defects in real engines: each is caught for its reason, and the control passes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.config import REPOSITORY
+from harness.mutants.catalogue import HISTORIC
+from tests.engine.conftest import living
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, Path]:
+    out = tmp_path_factory.mktemp("selftest")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "selftest", "--quick", "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+        cwd=REPOSITORY,
+        check=False,
+    )
+    return done.returncode, done.stdout, (out / "latest-selftest").resolve()
+
+
+def load(folder: Path) -> dict:
+    return json.loads((folder / "selftest.json").read_text())
+
+
+def test_every_historic_defect_is_killed_for_its_reason(quick):
+    code, output, folder = quick
+    assert code == 0, output
+    outcomes = {o["mutant"]: o for o in load(folder)["outcomes"]}
+    assert set(outcomes) == set(HISTORIC)
+    assert {o["kill"] for o in outcomes.values()} == {"killed"}, output
+    assert all(o["fired"] for o in outcomes.values())
+
+
+def test_controls_pass(quick):
+    controls = load(quick[2])["controls"]
+    assert len(controls) == 2
+    assert {c["verdict"] for c in controls} == {"PASS"}
+    assert sum(c["requests"] for c in controls) > 60
+
+
+def test_the_law_of_the_lookahead_defect_is_found(quick):
+    judgement = json.loads((quick[2] / "M1" / "judgement.json").read_text())
+    (cell,) = judgement["cells"]
+    assert cell["diagnosis"]["law"]["residues"] == [0, 30, 31]
+    assert cell["diagnosis"]["location"]["shift"] == 1
+    assert "block 0 is missing" in cell["diagnosis"]["text"]
+
+
+def test_runs_with_a_mutant_are_stamped(quick):
+    folder = quick[2]
+    for name in ("report.html", "summary.md", "junit.xml"):
+        assert "ARMED MUTANT M4" in (folder / "M4" / name).read_text(), name
+    assert "ARMED" not in (folder / "control-pd-eagle3" / "report.html").read_text()
+    assert json.loads((folder / "M4" / "run.json").read_text())["mutants"] == ["M4"]
+
+
+def test_nothing_is_left(quick):
+    sessions = set()
+    for run in quick[2].glob("*/run.json"):
+        sessions |= {e["pid"] for e in json.loads(run.read_text())["engines"]}
+    assert sessions
+    assert living(sessions) == []
