@@ -51,7 +51,13 @@ class Client:
         return self._http.get(path, timeout=timeout_s)
 
     def post(self, path: str, timeout_s: float = 10.0) -> httpx.Response:
-        return self._http.post(path, timeout=timeout_s)
+        """An empty POST. Raises HandoffError when there is no answer."""
+        try:
+            return self._http.post(path, timeout=timeout_s)
+        except httpx.HTTPError as error:
+            raise HandoffError(
+                f"{self.role} engine: expected an answer to POST {path}, found {type(error).__name__}: {error}"
+            ) from error
 
     def snapshot(self) -> dict[str, float]:
         """Read all counters now and remember them as the start of the next request."""

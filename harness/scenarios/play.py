@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from harness.engine.command import Role
 from harness.engine.exchange import Ask, payload
@@ -18,6 +19,7 @@ from harness.scenarios.script import Script, Send, Stage
 _HOLD_S = 0.25
 """How long an engine is held after requests were sent, so that all of them are queued: the API server needs about
 10 ms for each on a busy core."""
+_ARRIVE_S = 30.0
 _USAGE_POLL_S = 0.02
 _USAGE_WAIT_S = 5.0
 
@@ -115,18 +117,24 @@ class Player:
         """Requests at the same time. Counters are read before and after all of them, per engine."""
         session = self._session
         before = {role: session.client(role).snapshot() for role in session.roles}
-        held: Role | None = ("prefill" if self._pair else "single") if stage.together else None
         answers = [Answer() for _ in stage.sends]
+        gate = Gate(sum(not _after_release(send) for send in stage.sends))
+        held = self._held(stage)
         with ThreadPoolExecutor(len(stage.sends)) as pool:
             problem = self._hold(held)
+            if problem is not None:
+                gate.open()
             futures = [
-                pool.submit(self._timed, send, salts, answer, stage.together)
+                pool.submit(self._timed, send, salts, answer, stage, gate)
                 for send, answer in zip(stage.sends, answers, strict=True)
             ]
             if held is not None and problem is None:
+                gate.wait_for_all()
                 time.sleep(_HOLD_S)
                 self._release(held)
-            self._collect(futures)
+            gate.open()
+            for future in futures:
+                future.result()
         if problem is not None:
             for answer in answers:
                 answer.error = answer.error or problem
@@ -138,14 +146,30 @@ class Player:
             shared[role] = session.client(role).counters_after(before[role], {"finished_requests": wanted})
         return answers, shared
 
-    def _timed(self, send: Send, salts: dict[str, str], answer: Answer, held: bool) -> None:
+    def _held(self, stage: Stage) -> Role | None:
+        """The engine that is held at the start of a stage."""
+        if stage.hold is None:
+            return None
+        return "prefill" if self._pair and stage.hold == "first" else "single"
+
+    def _timed(self, send: Send, salts: dict[str, str], answer: Answer, stage: Stage, gate: Gate) -> None:
+        if _after_release(send):
+            gate.wait_until_open()
         if send.after_s:
-            time.sleep(send.after_s + (_HOLD_S if held and send.late else 0.0))
+            time.sleep(send.after_s)
         if send.at_usage is not None:
-            time.sleep(_HOLD_S if held else 0.0)
             self._wait_for_usage(send.at_usage)
         answer.started = time.time()
-        answer.error = self._session.ask(self._ask(send, salts, counted=False), answer.legs)
+        ask = self._ask(send, salts, counted=False)
+        try:
+            if self._pair and stage.hold == "answering" and not _after_release(send):
+                ask = ask._replace(between=gate.arrived)
+            elif not _after_release(send):
+                gate.arrived()
+            answer.error = self._session.ask(ask, answer.legs)
+        finally:
+            if answer.error is not None and not _after_release(send):
+                gate.arrived()
 
     def _wait_for_usage(self, share: float) -> None:
         """Until the answering engine's KV pool is that full, or for 5 s: the proof shows whether it ever was."""
@@ -168,9 +192,36 @@ class Player:
         if response.status_code != 200:
             raise HandoffError(f"{role} engine: expected POST /resume to answer 200, found {response.status_code}")
 
-    def _collect(self, futures: list[Future[None]]) -> None:
-        for future in futures:
-            future.result()
+
+class Gate:
+    """Lets the player wait until all requests are at the held engine, and late ones until it was released."""
+
+    def __init__(self, expected: int) -> None:
+        self._left = expected
+        self._changed = threading.Condition()
+        self._opened = threading.Event()
+
+    def arrived(self) -> None:
+        """One more request is on its way to the held engine."""
+        with self._changed:
+            self._left -= 1
+            self._changed.notify_all()
+
+    def wait_for_all(self) -> None:
+        """Until every request has arrived, or for 30 s: a request that broke must not hold the others for ever."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._left <= 0, _ARRIVE_S)
+
+    def open(self) -> None:
+        self._opened.set()
+
+    def wait_until_open(self) -> None:
+        self._opened.wait(_ARRIVE_S)
+
+
+def _after_release(send: Send) -> bool:
+    """Whether a request is sent only after the held engine was released."""
+    return send.late or send.at_usage is not None
 
 
 def _flat(stage: Stage) -> Iterator[Send]:

@@ -54,8 +54,9 @@ class Stage(NamedTuple):
     """Requests that are under way at the same time; the next stage begins when all are answered."""
 
     sends: tuple[Send, ...]
-    together: bool = False
-    """Hold the engine that answers first until all requests are queued, so that they are prefilled in one step."""
+    hold: Literal["first", "answering"] | None = None
+    """Hold an engine until all requests are queued there, so that it begins them in one step: the one that answers
+    first (P in a pair), or the one that gives the output (D in a pair)."""
 
 
 class Script(NamedTuple):
@@ -137,7 +138,7 @@ def _concurrent(scenario: Concurrent, prompts: Mapping[str, Prompt]) -> list[Sta
         for i, p in enumerate(scenario.late)
     ]
     again = Send(holder.prompt, "again", holder.group, max_tokens=limit)
-    return [Stage((*queue, *late), together=True), Stage((again,))]
+    return [Stage((*queue, *late), hold="first"), Stage((again,))]
 
 
 ORDER_S = 0.03
@@ -153,7 +154,7 @@ def _pressure(scenario: Pressure, prompts: Mapping[str, Prompt]) -> list[Stage]:
     return [
         _one(prompts[scenario.waiting.donor], "donor", "a", SHORT),
         # Held until all are queued: sent freely on two busy cores, one could end before the next began.
-        Stage((*load, waiting), together=True),
+        Stage((*load, waiting), hold="answering"),
     ]
 
 
