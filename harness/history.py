@@ -172,6 +172,8 @@ class RunRecord(Strict):
     interrupted: bool = False
     mutants: tuple[str, ...] = ()
     """Defects that were put in on purpose: such a run says nothing about the engine."""
+    lacking: dict[str, str] = Field(default_factory=dict)
+    """Surfaces that this vLLM version lacks, and what that costs."""
 
 
 class HistoryWriter:

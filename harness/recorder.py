@@ -14,7 +14,7 @@ from typing import Any
 from harness import __version__, provenance
 from harness.baseline import identity_of
 from harness.config import Profile
-from harness.engine.environment import EngineEnvironment
+from harness.engine.environment import WITHOUT, EngineEnvironment
 from harness.history import (
     SCHEMA,
     CellRecord,
@@ -85,6 +85,7 @@ class Recorder:
                 for w in works
             ),
             mutants=tuple(mutants),
+            lacking={name: WITHOUT[name] for name in WITHOUT if not environment.has(name)},
         )
         self._writer = HistoryWriter(folder)
         write_run(folder, self.record)

@@ -134,6 +134,8 @@ def judge(history: History, baselines: Mapping[str, Lookup]) -> Judgement:
     if history.run.interrupted:
         notices.append("the run was interrupted before its end")
         verdict = worst([verdict, Verdict.UNKNOWN])
+    version = history.run.versions.get("vllm")
+    notices += [f"vLLM {version} lacks {name}: {cost}" for name, cost in history.run.lacking.items()]
     mutants = history.run.mutants
     if mutants:
         notices.append(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from harness.config import EngineConfig, Method, NoSpeculation, Profile
-from harness.engine.environment import EngineEnvironment
+from harness.engine.environment import PER_REQUEST, EngineEnvironment
 
 Role = Literal["single", "prefill", "decode"]
 LOOPBACK = "127.0.0.1"
@@ -72,7 +72,8 @@ def build_command(
     speculation = speculative_config(method)
     if speculation is not None:
         argv += ["--speculative-config", json.dumps(speculation, sort_keys=True)]
-        argv += ["--per-request-spec-decode-metrics", "detailed"]
+        if environment.has(PER_REQUEST):
+            argv += ["--per-request-spec-decode-metrics", "detailed"]
     if role != "single":
         transfer: dict[str, object] = {
             "kv_connector": "NixlConnector",

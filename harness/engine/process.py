@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -16,6 +17,11 @@ from harness.engine.command import LOOPBACK, EngineCommand
 from harness.errors import EngineDiedError
 
 LOG_TAIL_LINES = 8
+# A traceback's last line, behind vLLM's prefix of process and place. EngineDeadError only repeats that there was another.
+_EXCEPTION = re.compile(
+    r"^(?:\(.*?\) )?(?:ERROR [^\]]*\] )?((?!\S*EngineDeadError)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b: .*)$",
+    re.MULTILINE,
+)
 
 
 class EngineProcess:
@@ -61,6 +67,14 @@ class EngineProcess:
         except OSError:
             return ""
 
+    def root_error(self) -> str:
+        """The first exception that the engine logged, as `` (it logged: …)``; empty when there is none.
+
+        What a client sees of it is "EngineCore encountered an issue"; the reason stands hundreds of lines earlier.
+        """
+        found = _EXCEPTION.search(self.log_text())
+        return f" (it logged: {found.group(1)[:300]})" if found else ""
+
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """Last lines of the log; of a traceback, the lines that name the error."""
         kept = [line.rstrip() for line in self.log_text().splitlines() if line.strip()]
@@ -72,7 +86,7 @@ class EngineProcess:
         if code is not None:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
             raise EngineDiedError(
-                f"the {self.role} engine (pid {self.pid}) ended by itself with {how}; last lines of "
+                f"the {self.role} engine (pid {self.pid}) ended by itself with {how}{self.root_error()}; last lines of "
                 f"{self.log_path}:\n{self.log_tail()}"
             )
 

@@ -190,12 +190,12 @@ class EngineGroupSession:
             asked = [pool.submit(c.complete, ids, sampling, new_id(), new_id()) for c in self._clients.values()]
         for process in self._processes.values():
             process.require_alive()
-        for answer in asked:
+        for process, answer in zip(self._processes.values(), asked, strict=True):
             try:
                 answer.result()
             except HandoffError as error:
                 raise EngineStartError(
-                    f"expected an answer to the first request of {self.group.id}, {error}"
+                    f"expected an answer to the first request of {self.group.id}, {error}{process.root_error()}"
                 ) from error
 
     def _warm_up_hand_off(self) -> None:
@@ -213,9 +213,10 @@ class EngineGroupSession:
                 for process in self._processes.values():
                     process.require_alive()
                 if attempt == attempts:
+                    decode = self._processes["decode"]
                     raise EngineStartError(
-                        f"expected a P/D hand-off within {attempts} attempts on {self.group.id}, found: {error}; last "
-                        f"lines of the decode engine's log:\n{self._processes['decode'].log_tail()}"
+                        f"expected a P/D hand-off within {attempts} attempts on {self.group.id}, found: {error}"
+                        f"{decode.root_error()}; last lines of the decode engine's log:\n{decode.log_tail()}"
                     ) from error
                 self._progress(f"{self.group.id}: NIXL handshake attempt {attempt} failed, trying again")
                 time.sleep(_HANDSHAKE_PAUSE_S)
