@@ -25,12 +25,13 @@ def show(folder: Path, console: Console) -> None:
     for column in ("cell", "start s", "requests", "request s", "s per request", "own s"):
         table.add_column(column, justify="right")
     for cell in run.cells:
+        requests = cell.planned + sum(cell.scenarios.values())
         table.add_row(
             cell.cell,
             f"{cell.start_seconds:.1f}",
-            str(cell.planned),
+            str(requests),
             f"{cell.request_seconds:.1f}",
-            f"{cell.request_seconds / max(cell.planned, 1):.2f}",
+            f"{cell.request_seconds / max(requests, 1):.2f}",
             f"{cell.seconds - cell.request_seconds:.1f}",
         )
     console.print(table)

@@ -14,7 +14,7 @@ import psutil
 from harness import provenance
 from harness.baseline import identity_of, look_up
 from harness.config import REPOSITORY, Profile, load_profile
-from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
+from harness.engine.environment import WITHOUT, EngineEnvironment, inspect_environment, need_nixl
 from harness.engine.ports import free_ports
 from harness.errors import HarnessError
 from harness.files import sha256_file
@@ -78,6 +78,10 @@ def _environment_items(environment: EngineEnvironment, profile: Profile | None) 
 
     nixl_item = _attempt("nixl", "install the extra `cpu` or `gpu`", nixl)
     items = [nixl_item._replace(needed=wants_pair)]
+    missing = [name for name in WITHOUT if not environment.has(name)]
+    found = ", ".join(f"no {name}" for name in missing) or f"all {len(WITHOUT)} that the harness relies on"
+    cost = "; ".join(WITHOUT[name] for name in missing)
+    items.append(Item("vllm surfaces", found, not missing, False, f"{cost}. Judge a newer vLLM, or accept it"))
     if profile is not None and profile.engine.device == "cpu":
         openmp = environment.openmp
         items.append(

@@ -122,6 +122,8 @@ class Finding(Strict):
     stratum: str | None = None
     location: Location | None = None
     """Where in the prompt's KV the damage is, as far as the evidence goes."""
+    law: str | None = None
+    """Which prompt lengths fail in this cell, when the finding is one of those that show it."""
     evidence: dict[str, Any] = Field(default_factory=dict)
 
     @property

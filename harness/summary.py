@@ -50,9 +50,9 @@ class RunSummary(NamedTuple):
 
     @property
     def diagnosed(self) -> list[CellVerdict]:
-        """Cells and scenarios with a diagnosis, the gravest first."""
+        """Cells and scenarios with a diagnosis, the gravest first; broken engines are no damage of KV."""
         order = list(Verdict)
-        found = [c for c in self.judgement.cells if c.diagnosis is not None]
+        found = [c for c in self.judgement.cells if c.diagnosis is not None and c.diagnosis.damage != "infrastructure"]
         return sorted(found, key=lambda c: -order.index(c.verdict))
 
     @property
@@ -157,11 +157,19 @@ def describe(history: History, judgement: Judgement) -> str:
     return f"{armed}{len(bad)} of {cells} cells do not pass ({names}); {len(judgement.findings)} findings."
 
 
+def _group(f: Finding) -> tuple[str, ...]:
+    """What findings are shown as one: those of a check in a view; and one broken engine, whatever it kept from being
+    asked."""
+    if f.damage == "infrastructure" and f.prompt_id is None:
+        return (f.check, f.verdict, str(f.evidence.get("reason", "")))
+    return (f.cell, f.scenario, f.check, f.verdict, f.damage)
+
+
 def grouped_findings(judgement: Judgement) -> list[tuple[Finding, int, list[str]]]:
     """Findings of the same cell, scenario, check and class as one: (first, how many, their strata), gravest first."""
-    groups: dict[tuple[str, str, str, str, str], list[Finding]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
     for f in judgement.findings:
-        groups[f.cell, f.scenario, f.check, f.verdict, f.damage].append(f)
+        groups[_group(f)].append(f)
     order = list(Verdict)
     out = [(fs[0], len(fs), sorted({f.stratum for f in fs if f.stratum})) for fs in groups.values()]
     return sorted(out, key=lambda g: -order.index(g[0].verdict))

@@ -26,6 +26,7 @@ def complete(cell: CellView) -> CheckResult:
                 "infrastructure",
                 f"expected {cell.planned} observations of a complete cell, found {len(observations)} of a "
                 f"cell that is {cell.record.state}: {reason}",
+                reason=reason,
             )
         )
     return conclude(name, cell.id, len(observations), findings)

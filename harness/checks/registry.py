@@ -15,7 +15,7 @@ from harness.config import Judging, describe_validation_error
 from harness.errors import DataError
 from harness.findings import CellVerdict, CheckResult, Judgement, Verdict, worst
 from harness.history import History
-from harness.locate.diagnose import diagnose
+from harness.locate.diagnose import diagnose, state_law
 from harness.locate.location import locate
 
 
@@ -99,12 +99,13 @@ def judge_cell(cell: CellView, checks: tuple[Check, ...] = CHECKS) -> CellVerdic
                 )
             )
     results = locate(cell, results)
+    diagnosis = diagnose(cell, results)
     return CellVerdict(
         cell=cell.id,
         scenario=cell.scenario,
         verdict=worst(r.verdict for r in results),
-        diagnosis=diagnose(cell, results),
-        results=tuple(results),
+        diagnosis=diagnosis,
+        results=tuple(state_law(results, diagnosis)),
     )
 
 

@@ -17,7 +17,7 @@ from harness.engine.command import LOOPBACK, EngineCommand
 from harness.errors import EngineDiedError
 
 LOG_TAIL_LINES = 8
-# A traceback's last line, behind vLLM's prefix of process and place. EngineDeadError only repeats that there was another.
+# A traceback's last line, behind vLLM's prefix of process and place. EngineDeadError only repeats that there was one.
 _EXCEPTION = re.compile(
     r"^(?:\(.*?\) )?(?:ERROR [^\]]*\] )?((?!\S*EngineDeadError)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b: .*)$",
     re.MULTILINE,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from harness.acceptance import real_steps
 from harness.checks.evidence import CellView
+from harness.checks.tokens import compare
 from harness.findings import CheckResult, DamageClass, Diagnosis, Finding, Law, Verdict
 from harness.locate.law import law_of_lengths
 from harness.locate.location import request_of
@@ -40,6 +41,21 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
         location=located,
         text=_words(cell, damage, chosen, len(keys), len(judged), law),
     )
+
+
+def state_law(results: Sequence[CheckResult], diagnosis: Diagnosis | None) -> list[CheckResult]:
+    """The results with the law of lengths in every finding that is evidence of it."""
+    if diagnosis is None or diagnosis.law is None:
+        return list(results)
+    law = diagnosis.law.text
+    out = []
+    for result in results:
+        found = [
+            f.model_copy(update={"law": law}) if f.prompt_id and _supports(f, diagnosis.damage) else f
+            for f in result.findings
+        ]
+        out.append(result.model_copy(update={"findings": tuple(found)}))
+    return out
 
 
 def _most_telling(cell: CellView, findings: Sequence[Finding]) -> Finding:
@@ -90,8 +106,11 @@ def _same_without(cell: CellView, checks: Sequence[str]) -> bool:
         request = request_of(plain, o)
         if request is None or not request.expected:
             continue
-        if checks is _TOKEN_CHECKS and request.leg.output_ids != request.expected:
-            return True
+        if checks is _TOKEN_CHECKS:
+            near = plain.evidence.judging.near_tie_nats
+            at = compare(request.leg.output_ids or (), request.expected, request.leg.top_gaps, near)
+            if at is not None and not at.near_tie:
+                return True
         steps = real_steps(request.leg)
         if checks is _STEP_CHECKS and steps is not None and request.steps and steps.accepted != request.steps:
             return True

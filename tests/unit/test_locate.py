@@ -139,6 +139,17 @@ def test_shifted_hand_off():
     assert "prompt position 2 in block 0" in found.location.text
 
 
+def test_each_finding_states_class_location_and_law():
+    observations = [*cold("pd-eagle3", lookahead_defect), *cold("single-eagle3")]
+    judgement = judge(history(observations), lookups(LENGTHS))
+    wrong = [f for f in judgement.findings if f.check == "tokens-baseline"]
+    assert len(wrong) == sum(spills(n, BLOCK, 3) for n in LENGTHS)
+    for finding in wrong:
+        assert finding.damage == "target-kv"
+        assert finding.location.shift == 1
+        assert "N mod 32 is one of {0, 30, 31}" in finding.law
+
+
 def no_acceptance(o):
     outputs = len(o.final.output_ids)
     return change_final(o, speculation=speculation((0,) * outputs))

@@ -1,0 +1,46 @@
+"""Seconds per mutant and control of recorded self-tests: python benchmarks/selftest.py [SELFTEST_DIR …]
+
+Without arguments it runs the whole self-test first and prints that one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.config import REPOSITORY
+
+
+def show(folder: Path, console: Console) -> None:
+    test = json.loads((folder / "selftest.json").read_text(encoding="utf-8"))
+    table = Table(title=f"{test['run_id']}: {test['hardware']['processor']}, vLLM {test['versions']['vllm']}")
+    for column in ("what", "requests", "seconds"):
+        table.add_column(column, justify="right")
+    for control in test["controls"]:
+        table.add_row(f"control {control['id']}", str(control["requests"]), f"{control['seconds']:.1f}")
+    for outcome in test["outcomes"]:
+        table.add_row(outcome["mutant"], "", f"{outcome['seconds']:.1f}")
+    console.print(table)
+    busy = sum(x["seconds"] for x in (*test["controls"], *test["outcomes"]))
+    console.print(
+        f"{test['seconds']:.0f} s in all, {busy:.0f} s of requests and judging, {test['seconds'] - busy:.0f} s for "
+        f"{test['engine_starts']} engine starts and ends"
+    )
+
+
+def main() -> None:
+    folders = [Path(a) for a in sys.argv[1:]]
+    if not folders:
+        subprocess.run([sys.executable, "-m", "harness", "selftest"], cwd=REPOSITORY, check=False)
+        folders = [REPOSITORY / "reports" / "latest-selftest"]
+    for folder in folders:
+        show(folder, Console(width=120))
+
+
+if __name__ == "__main__":
+    main()
