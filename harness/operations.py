@@ -203,6 +203,7 @@ def record_baselines(history: History, prepared: Prepared, folder: Path) -> list
     All rows are collected and checked before the first file is written: known right answers where the prompts have
     them, and the plain engine's tokens for every speculative method.
     """
+    require_unarmed(history)
     if history.run.prompts_sha256 != prepared.prompts.sha256:
         raise UsageError(
             f"{history.folder}: was recorded with other prompts than profile {prepared.source} has now; record anew"
@@ -251,10 +252,19 @@ def _write(history: History, method: str, rows: list[Row], folder: Path) -> Reco
     return Recorded(method, path, len(rows), replaced)
 
 
+def require_unarmed(history: History) -> None:
+    """Raise UsageError when a run says nothing about unchanged engines."""
+    armed = history.run.mutants or tuple(m for e in history.run.engines for m in e.mutants)
+    if armed or history.run.interrupted:
+        found = f"mutant {', '.join(dict.fromkeys(armed))} armed" if armed else "one that was interrupted"
+        raise UsageError(f"{history.folder}: expected a whole run of unchanged engines, found {found}; record anew")
+
+
 def write_quality(history: History, target: Path) -> dict[str, object]:
     """Measure the probe models from a recorded run and write the figures beside the weights."""
     from harness.probe.quality import measure
 
+    require_unarmed(history)
     quality = measure(history)
     write_json(target, quality)
     return quality
