@@ -129,7 +129,7 @@ class Player:
         last = {role: session.client(role).last_snapshot for role in session.roles}
         before = {role: session.client(role).snapshot() for role in session.roles}
         answers = [Answer() for _ in stage.sends]
-        gate = Gate(sum(not _after_release(send) for send in stage.sends))
+        gate = Gate(sum(self._prefills_first(stage) or not _after_release(send) for send in stage.sends))
         held = self._held(stage)
         with ThreadPoolExecutor(len(stage.sends)) as pool:
             problem = self._hold(held)
@@ -177,8 +177,7 @@ class Player:
 
     def _timed(self, send: Send, salts: dict[str, str], answer: Answer, stage: Stage, gate: Gate) -> None:
         late = _after_release(send)
-        # In a pair whose D is held, P answers before the release: only D has to be asked at the right moment.
-        between = self._pair and stage.hold == "answering"
+        between = self._prefills_first(stage)
         if late and not between:
             gate.wait_until_open()
         if send.after_s:
@@ -188,14 +187,17 @@ class Player:
 
         def ready() -> None:
             nonlocal arrived
-            if late and between:
-                gate.wait_until_open()
-            if send.at_usage is not None:
-                answer.usage = self._wait_for_usage(send.at_usage)
-            answer.asked = time.time()
             if not late:
+                answer.asked = time.time()
+            if not late or between:
                 arrived = True
                 gate.arrived()
+            if late:
+                if between:
+                    gate.wait_until_open()
+                if send.at_usage is not None:
+                    answer.usage = self._wait_for_usage(send.at_usage)
+                answer.asked = time.time()
 
         ask = self._ask(send, salts, counted=False)
         try:
@@ -208,8 +210,13 @@ class Player:
                 answer.error = self._session.ask(ask, answer.legs)
         finally:
             # A request that broke before must not keep the others waiting.
-            if not arrived and not late:
+            if not arrived and (between or not late):
                 gate.arrived()
+
+    def _prefills_first(self, stage: Stage) -> bool:
+        """In a pair whose D is held, P answers everybody before the release: prefilling beside a busy D takes a second,
+        and only D has to be asked at the right moment."""
+        return self._pair and stage.hold == "answering"
 
     def _wait_for_usage(self, share: float) -> float:
         """Wait until the answering engine's KV pool is that full, or for 5 s; returns how full it is."""
