@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harness.errors import ProfileError
 from harness.scenarios.config import Scenario
+from harness.stats.multiplicity import stage_alpha
 from harness.strict import Strict as Strict
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -109,6 +110,8 @@ class EngineConfig(Strict):
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=0.95)
     nixl_threads: int | None = Field(default=None, ge=0)
     """Threads of the NIXL agent (``num_threads`` of the connector's extra config); None keeps vLLM's default of 4."""
+    kv_cache_dtype: str = "auto"
+    """``--kv-cache-dtype``; ``auto`` keeps the model's."""
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
 
@@ -135,11 +138,37 @@ class Workload(Strict):
 class Judging(Strict):
     """Bounds that the checks use."""
 
+    tier: Literal["bitwise", "normal"] = "bitwise"
+    """``bitwise``: deterministic arithmetic, greedy, one request at a time; tokens and accepted counts must be equal
+    step for step. ``normal``: equal runs differ; every gate is a registered test with a stated error rate."""
     near_tie_nats: float = Field(default=0.02, ge=0)
-    """Top-2 log-prob gap of the reference below which a differing token counts as a near tie. The float32 probes have
-    a minimum gap of several nats; bf16 engines need 0.25–0.36 (published)."""
-    acceptance: Literal["exact"] = "exact"
-    """``exact``: deterministic arithmetic, one request at a time; accepted counts must be equal step for step."""
+    """Top-2 log-prob gap of the reference up to which a differing token counts as a near tie, where the baseline does
+    not say at which gaps equal runs part. The float32 probes have a minimum gap of several nats; bf16 engines need
+    0.25–0.36 (published)."""
+    family_alpha: float = Field(default=1e-3, gt=0, le=0.1)
+    """Chance that a whole night of unchanged engines fails, over all registered tests and both stages."""
+    stages: Literal[1, 2] = 2
+    """2: what fails is run again, with prompts held out for that and on fresh engines, before it counts."""
+    floor_points: float = Field(default=0.5, ge=0, le=100)
+    """Smallest change of an acceptance rate, in points, that matters in practice; smaller ones never fail a run."""
+    must_detect_points: float = Field(default=5.0, gt=0, le=100)
+    """A cell whose evidence could not have shown a change of this size is UNKNOWN, not PASS."""
+    power: float = Field(default=0.9, gt=0.5, lt=1)
+    """Probability with which a detectable effect is seen."""
+    confidence: float = Field(default=0.99, gt=0.5, lt=1)
+    """Level of the intervals."""
+    permutations: int = Field(default=20_000, ge=100, le=1_000_000)
+    seed: int = 1
+    """Of the permutations: the same seed gives the same verdict."""
+    baseline_days: int = Field(default=90, ge=1)
+    """Age from which on a baseline is reported as expired."""
+    baseline_minors: int = Field(default=2, ge=0)
+    """Distance in minor vLLM releases from which on a baseline is reported as expired."""
+
+    @property
+    def stage_alpha(self) -> float:
+        """Family level of one stage: a false alarm has to pass all of them, on independent prompts."""
+        return stage_alpha(self.family_alpha, self.stages)
 
 
 class Profile(Strict):

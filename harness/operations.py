@@ -7,14 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.baseline import (
-    Identity,
-    Provenance,
-    Row,
-    look_up,
-    rows_from,
-    write_baseline,
-)
 from harness.checks.registry import baselines_for, judge
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.arming import require_alone, require_known
@@ -188,67 +180,6 @@ def check(run_dir: Path, baselines: Path | None) -> Outcome:
     summary = assess(history, baselines)
     write_reports(summary, run_dir)
     return Outcome(run_dir, summary)
-
-
-class Recorded(NamedTuple):
-    method: str
-    path: Path
-    rows: int
-    replaced: str
-
-
-def record_baselines(history: History, prepared: Prepared, folder: Path) -> list[Recorded]:
-    """Write a baseline per single cell of a recorded run.
-
-    All rows are collected and checked before the first file is written: known right answers where the prompts have
-    them, and the plain engine's tokens for every speculative method.
-    """
-    if history.run.prompts_sha256 != prepared.prompts.sha256:
-        raise UsageError(
-            f"{history.folder}: was recorded with other prompts than profile {prepared.source} has now; record anew"
-        )
-    digests = {p.id: p.sha256 for p in prepared.prompts.prompts}
-    expected = {p.id: p.expected for p in prepared.prompts.prompts}
-    singles = [c for c in history.run.cells if c.cell.startswith("single-")]
-    if not singles:
-        raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
-    collected: dict[str, list[Row]] = {}
-    for record in singles:
-        collected[record.cell.removeprefix("single-")] = rows_from(history, record.cell, digests, expected)
-    plain = {r.prompt_id: r.output_ids for r in collected.get("none", [])}
-    for method, rows in collected.items():
-        for row in rows:
-            if plain and row.output_ids != plain[row.prompt_id]:
-                raise UsageError(
-                    f"single-{method}: prompt {row.prompt_id} has other tokens than single-none of the same run; a "
-                    "reference must be right, so nothing was recorded"
-                )
-    return [_write(history, method, rows, folder) for method, rows in collected.items()]
-
-
-def _write(history: History, method: str, rows: list[Row], folder: Path) -> Recorded:
-    identity = Identity.model_validate(history.run.identities[method])
-    old = look_up(folder, identity, history.run.profile["name"])
-    if old.baseline is None:
-        replaced = "new"
-    else:
-        changed = sum(a != b for a, b in zip(old.baseline.rows, rows, strict=True))
-        replaced = f"{changed} of {len(rows)} rows changed" if changed else "unchanged"
-    engine = next(e for e in history.run.engines if e.group.endswith(f"-{method}") and e.role != "prefill")
-    run = history.run
-    provenance = Provenance(
-        recorded=run.started,
-        run_id=run.run_id,
-        # Paths of the machine stay out of committed data.
-        command=tuple(Path(run.command[0]).name if i == 0 else a for i, a in enumerate(run.command)),
-        git_commit=run.git_commit,
-        versions=run.versions,
-        hardware=run.hardware,
-        model_runner=engine.model_runner,
-        attention_backend=engine.attention_backend,
-    )
-    path = write_baseline(folder, identity, provenance, rows)
-    return Recorded(method, path, len(rows), replaced)
 
 
 def write_quality(history: History, target: Path) -> dict[str, object]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import __version__, provenance
-from harness.baseline import identity_of
+from harness.baseline.build import identity_of
 from harness.config import Profile
 from harness.engine.environment import WITHOUT, EngineEnvironment
 from harness.history import (
@@ -71,7 +71,12 @@ class Recorder:
             prompts_sha256=prompts.sha256,
             hardware=provenance.hardware(),
             versions=provenance.versions(environment),
-            identities={k: identity_of(profile, m, prompts.sha256).model_dump(mode="json") for k, m in methods.items()},
+            identities={
+                kind: identity_of(
+                    profile, method, prompts.sha256, environment.vllm, tuple(provenance.gpus())
+                ).model_dump(mode="json")
+                for kind, method in methods.items()
+            },
             cells=tuple(
                 CellRecord(
                     cell=w.cell.id,

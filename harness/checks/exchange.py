@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.checks.evidence import CellView
 from harness.findings import CheckResult, Finding, Verdict, conclude
 from harness.history import Leg, Observation
+from harness.sequences import common_prefix
 
 
 def complete(cell: CellView) -> CheckResult:
@@ -58,7 +59,7 @@ def _echo_problem(cell: CellView, o: Observation, leg: Leg) -> Finding | None:
         )
     if leg.echoed_ids == o.sent_ids:
         return None
-    at = first_difference(leg.echoed_ids, o.sent_ids)
+    at = common_prefix(leg.echoed_ids, o.sent_ids)
     return cell.finding(
         name,
         Verdict.REGRESSION,
@@ -72,11 +73,6 @@ def _echo_problem(cell: CellView, o: Observation, leg: Leg) -> Finding | None:
         sent=list(o.sent_ids[: at + 8]),
         seen=list(leg.echoed_ids[: at + 8]),
     )
-
-
-def first_difference(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """Index of the first differing element; the shorter length when one is a prefix of the other."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def response_invariants(cell: CellView) -> CheckResult:
@@ -156,7 +152,7 @@ def text_form(cell: CellView) -> CheckResult:
         judged += 1
         ours, theirs = o.final.output_ids or (), twin.final.output_ids or ()
         if ours != theirs:
-            at = first_difference(ours, theirs)
+            at = common_prefix(ours, theirs)
             findings.append(
                 cell.finding(
                     name,

@@ -8,8 +8,11 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from harness.baseline import Identity, Lookup, look_up
+from harness.baseline.build import identity_in
+from harness.baseline.lookup import Limits, Lookup, look_up
 from harness.checks import drafting, exchange, state, tokens, transfer
+from harness.checks.night import TestId, TestName, run_tests
+from harness.checks.statistical import check_for, tripped
 from harness.checks.evidence import REFERENCE_CELL, CellView, Evidence
 from harness.config import Judging, describe_validation_error
 from harness.errors import DataError
@@ -50,6 +53,29 @@ def _has_single(cell: CellView) -> bool:
     return cell.handed_off and cell.speculative and cell.cold and _asked(cell, f"single-{cell.method}")
 
 
+def _bitwise(applies: Callable[[CellView], bool]) -> Callable[[CellView], bool]:
+    return lambda cell: cell.evidence.judging.tier == "bitwise" and applies(cell)
+
+
+def _registered(name: TestName) -> Check:
+    """The check of a registered test of the normal tier; it applies where the test was announced."""
+    return Check(
+        name,
+        QUESTIONS[name],
+        lambda cell: TestId(cell.id, cell.scenario, name) in cell.evidence.night,
+        check_for(name),
+    )
+
+
+QUESTIONS: dict[TestName, str] = {
+    "survival": "do tokens stay as recorded for as long as those of equal runs?",
+    "hard-divergence": "do tokens part only at near ties?",
+    "acceptance-baseline": "acceptance as recorded, beyond chance?",
+    "acceptance-single": "acceptance of the single engine of this run, beyond chance?",
+    "first-step": "is the first step after the hand-off as good as without one?",
+}
+
+
 CHECKS: tuple[Check, ...] = (
     Check("state-occurred", "did the scenario's state occur?", lambda c: not c.cold, state.state_occurred),
     Check("cold-stays-cold", "did cold prompts stay cold?", lambda c: c.cold, state.cold_stays_cold),
@@ -61,23 +87,24 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "tokens-reference",
         "tokens of the plain single engine of this run?",
-        _has_reference,
+        _bitwise(_has_reference),
         tokens.tokens_reference,
     ),
-    Check("tokens-baseline", "tokens as recorded?", _always, tokens.tokens_baseline),
+    Check("tokens-baseline", "tokens as recorded?", _bitwise(_always), tokens.tokens_baseline),
     Check("drafts-happened", "was speculation tested?", lambda c: c.speculative, drafting.drafts_happened),
     Check(
         "acceptance-single",
         "acceptance of the single engine of this run?",
-        _has_single,
+        _bitwise(_has_single),
         drafting.acceptance_single,
     ),
     Check(
         "acceptance-baseline",
         "acceptance as recorded?",
-        lambda c: c.speculative,
+        _bitwise(lambda c: c.speculative),
         drafting.acceptance_baseline,
     ),
+    *(_registered(name) for name in QUESTIONS),
 )
 
 
@@ -118,18 +145,40 @@ def views(evidence: Evidence) -> list[CellView]:
     return out
 
 
-def judge(history: History, baselines: Mapping[str, Lookup]) -> Judgement:
-    """Judge a recorded run. Reads nothing but its arguments."""
+def with_tests(evidence: Evidence, second: History | None = None) -> Evidence:
+    """The evidence with the registered tests of the normal tier computed, and those of the second stage."""
+    if evidence.judging.tier == "bitwise":
+        return evidence
+    evidence = evidence._replace(night=run_tests(views(evidence), evidence.judging))
+    if second is None:
+        return evidence
+    fresh = Evidence(second, evidence.baselines, evidence.judging)
+    return evidence._replace(second=run_tests(views(fresh), evidence.judging, tripped(views(evidence))))
+
+
+def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[TestId]:
+    """Registered tests that failed in the first stage, which a second one has to confirm."""
+    evidence = with_tests(Evidence(history, baselines, judging_of(history)))
+    return tripped(views(evidence)) if evidence.judging.stages > 1 else []
+
+
+def judging_of(history: History) -> Judging:
+    """The bounds that the run was planned with. Raises DataError when they are damaged."""
     try:
-        judging = Judging.model_validate(history.run.profile.get("judging", {}))
+        return Judging.model_validate(history.run.profile.get("judging", {}))
     except ValidationError as error:
         raise DataError(
             f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
         ) from error
-    evidence = Evidence(history, baselines, judging)
+
+
+def judge(history: History, baselines: Mapping[str, Lookup], second: History | None = None) -> Judgement:
+    """Judge a recorded run and its second stage, if it has one. Reads nothing but its arguments."""
+    judging = judging_of(history)
+    evidence = with_tests(Evidence(history, baselines, judging), second)
     cells = tuple(judge_cell(view) for view in views(evidence))
     verdict = worst(c.verdict for c in cells)
-    notices = []
+    notices = [n for lookup in baselines.values() for n in lookup.notices]
     if history.torn_line:
         notices.append("the last observation was cut off while being written and was left out")
     if history.run.interrupted:
@@ -152,9 +201,13 @@ def baselines_for(history: History, folder: Path | None = None) -> dict[str, Loo
     profile = history.run.profile
     where = folder or Path(str(profile.get("baselines", "baselines")))
     out: dict[str, Lookup] = {}
-    for method, raw in history.run.identities.items():
+    judging = judging_of(history)
+    limits = Limits(judging.baseline_days, judging.baseline_minors)
+    for method in history.run.identities:
         try:
-            out[method] = look_up(where, Identity.model_validate(raw), str(profile.get("source", profile["name"])))
+            identity = identity_in(history, method)
+            source = str(profile.get("source", profile["name"]))
+            out[method] = look_up(where, identity, source, limits, history.run.started)
         except (ValidationError, KeyError) as error:
             out[method] = Lookup(None, f"the run's identity of {method} is damaged: {error}")
     return out

@@ -22,7 +22,7 @@ from harness.scenarios.config import (
     Refill,
     SharedBlock,
 )
-from harness.scenarios.script import common_prefix
+from harness.sequences import common_prefix
 from harness.strata import blocks
 
 NAME = "state-occurred"

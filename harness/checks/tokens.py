@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from harness.checks.evidence import REFERENCE_CELL, CellView
-from harness.checks.exchange import first_difference
 from harness.findings import CheckResult, DamageClass, Finding, Verdict, conclude
 from harness.history import Leg, Observation
+from harness.sequences import common_prefix
 
 
 class Divergence(NamedTuple):
@@ -28,7 +28,7 @@ def compare(
     """
     if ours == reference:
         return None
-    at = first_difference(ours, reference)
+    at = common_prefix(ours, reference)
     gap = gaps[at] if gaps is not None and at < len(gaps) else None
     inside = at < min(len(ours), len(reference))
     return Divergence(at, gap, bool(inside and gap is not None and gap <= near_tie_nats))

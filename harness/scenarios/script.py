@@ -20,6 +20,7 @@ from harness.scenarios.config import (
     Scenario,
     SharedBlock,
 )
+from harness.sequences import common_prefix
 from harness.strata import blocks
 
 Route = Literal["cell", "prefill", "local"]
@@ -191,11 +192,6 @@ def named_prompts(scenario: Scenario) -> list[str]:
         case SharedBlock():
             return [scenario.first, scenario.bridge, scenario.second]
     raise AssertionError(scenario)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of leading elements that are equal."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def shared_blocks(a: Prompt, b: Prompt, block_size: int) -> int:

@@ -1,0 +1,203 @@
+"""Baselines from recorded runs: only of single engines, only complete, and only when the answers are right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.acceptance import request_counts
+from harness.baseline.diff import describe_change
+from harness.baseline.lookup import Limits, look_up, place_for
+from harness.baseline.model import Again, Identity, Provenance, Row
+from harness.baseline.store import write_baseline
+from harness.config import Method, Profile
+from harness.errors import UsageError
+from harness.files import model_hash, template_hash, tokenizer_hash
+from harness.history import History, Leg
+from harness.prompts import PromptSet
+from harness.sequences import common_prefix
+
+
+def identity_of(
+    profile: Profile, method: Method, prompts_sha256: str, vllm: str | None = None, gpus: tuple[str, ...] = ()
+) -> Identity:
+    """Identity of a method under a profile, hashed from the files that the engines load. What only a running engine
+    knows is filled in by ``identity_in``."""
+    drafter = method.drafter_path
+    gpu = gpus[0].split(",")[0].strip() if gpus else "unknown GPU"
+    return Identity(
+        target_sha256=model_hash(profile.target),
+        drafter_sha256=model_hash(drafter) if drafter else None,
+        tokenizer_sha256=tokenizer_hash(profile.tokenizer_folder),
+        template_sha256=template_hash(profile.tokenizer_folder),
+        prompts_sha256=prompts_sha256,
+        method=method.kind,
+        draft_tokens=method.draft_tokens,
+        block_size=profile.engine.block_size,
+        dtype=profile.engine.dtype,
+        kv_dtype=profile.engine.kv_cache_dtype,
+        max_tokens=profile.workload.max_tokens,
+        step_tokens=profile.engine.max_num_batched_tokens,
+        hardware="cpu" if profile.engine.device == "cpu" else gpu,
+        vllm=vllm,
+    )
+
+
+def identity_in(history: History, method: str) -> Identity:
+    """A method's identity in a recorded run, with what its answering engine reported. Raises KeyError or
+    ValidationError when the run has none or a damaged one."""
+    identity = Identity.model_validate(history.run.identities[method])
+    engine = next(
+        (e for e in history.run.engines if e.group.split("-", 1)[-1] == method and e.role != "prefill"), None
+    )
+    if engine is None:
+        return identity
+    return identity.model_copy(
+        update={"attention_backend": engine.attention_backend, "model_runner": engine.model_runner}
+    )
+
+
+class Recorded(NamedTuple):
+    method: str
+    path: Path
+    rows: int
+    change: tuple[str, ...]
+    """What is different from the record that was replaced, in words; empty when nothing is."""
+
+
+def record_from(history: History, again: History | None, prompts: PromptSet, folder: Path) -> list[Recorded]:
+    """Write a baseline per single cell of a recorded run; ``again`` is a repetition of it.
+
+    All rows are collected and checked before the first file is written: known right answers where the prompts have
+    them, and the plain engine's tokens for every speculative method. Raises UsageError when anything is missing or
+    wrong; then nothing was written.
+    """
+    if history.run.prompts_sha256 != prompts.sha256:
+        raise UsageError(f"{history.folder}: was recorded with other prompts than the profile has now; record anew")
+    if history.run.mutants:
+        raise UsageError(
+            f"{history.folder}: expected a run of unchanged engines, found mutant {', '.join(history.run.mutants)} "
+            "armed; nothing was recorded"
+        )
+    singles = [c.cell for c in history.run.cells if c.cell.startswith("single-")]
+    if not singles:
+        raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
+    collected = {
+        cell.removeprefix("single-"): rows_from(
+            history,
+            cell,
+            {p.id: p.sha256 for p in prompts.prompts},
+            {p.id: p.expected for p in prompts.prompts},
+            again,
+        )
+        for cell in singles
+    }
+    _require_same_tokens(collected)
+    return [_write(history, method, rows, folder) for method, rows in collected.items()]
+
+
+def _require_same_tokens(collected: Mapping[str, list[Row]]) -> None:
+    plain = {r.prompt_id: r for r in collected.get("none", [])}
+    for method, rows in collected.items():
+        for row in rows:
+            reference = plain.get(row.prompt_id)
+            if reference is not None and row.output_ids != reference.output_ids and not _parted(reference):
+                raise UsageError(
+                    f"single-{method}: prompt {row.prompt_id} has other tokens than single-none of the same run; a "
+                    "reference must be right, so nothing was recorded"
+                )
+
+
+def _parted(row: Row) -> bool:
+    """Whether the plain engine does not even agree with itself, so that others need not either."""
+    return row.again is not None and row.again.divergence is not None
+
+
+def rows_from(
+    history: History,
+    cell_id: str,
+    prompt_hashes: Mapping[str, str],
+    expected: Mapping[str, tuple[int, ...] | None],
+    again: History | None = None,
+) -> list[Row]:
+    """Baseline rows from a recorded single cell.
+
+    Raises UsageError when the recording is incomplete or its outputs are not the known right answers: a reference
+    must not be recorded from an engine that is already wrong.
+    """
+    observed = history.of(cell_id)
+    repeated = again.of(cell_id) if again is not None else {}
+    record = history.cell(cell_id)
+    k = record.draft_tokens if record is not None else 0
+    rows = []
+    for prompt_id, digest in prompt_hashes.items():
+        observation = observed.get(prompt_id)
+        leg = observation.final if observation else None
+        if observation is None or leg is None or leg.output_ids is None or observation.error:
+            reason = observation.error if observation else "it was not asked"
+            raise UsageError(
+                f"{cell_id}: expected an answer to prompt {prompt_id}, found none ({reason}); nothing was recorded"
+            )
+        right = expected.get(prompt_id)
+        if right is not None and tuple(right)[: observation.max_tokens] != leg.output_ids:
+            raise UsageError(
+                f"{cell_id}: prompt {prompt_id} was answered wrongly by the single engine (expected the "
+                f"known answer {list(right)[:6]}…, found {list(leg.output_ids)[:6]}…); nothing was "
+                "recorded"
+            )
+        if k and (leg.speculation is None or not leg.speculation.per_step_accepted) and len(leg.output_ids) > 1:
+            raise UsageError(
+                f"{cell_id}: expected accepted drafts per step for prompt {prompt_id}, found none: record baselines "
+                "with a vLLM that has --per-request-spec-decode-metrics; nothing was recorded"
+            )
+        other = repeated.get(prompt_id)
+        gaps = [g for g in leg.top_gaps or () if g is not None]
+        rows.append(
+            Row(
+                prompt_id=prompt_id,
+                prompt_sha256=digest,
+                output_ids=leg.output_ids,
+                min_top_gap=round(min(gaps), 3) if gaps else None,
+                accepted=leg.speculation.per_step_accepted if leg.speculation else (),
+                again=_again(leg, other.final if other is not None and other.error is None else None, k),
+            )
+        )
+    return rows
+
+
+def _again(leg: Leg, other: Leg | None, k: int) -> Again | None:
+    if other is None or other.output_ids is None or leg.output_ids is None:
+        return None
+    at = None if leg.output_ids == other.output_ids else common_prefix(leg.output_ids, other.output_ids)
+    gap = leg.top_gaps[at] if at is not None and leg.top_gaps is not None and at < len(leg.top_gaps) else None
+    counted = request_counts(other, k)
+    return Again(
+        divergence=at,
+        gap=gap,
+        steps=counted.steps if counted else 0,
+        accepted_at=counted.accepted_at if counted else (0,) * k,
+    )
+
+
+def _write(history: History, method: str, rows: list[Row], folder: Path) -> Recorded:
+    identity = identity_in(history, method)
+    run = history.run
+    old = look_up(folder, identity, str(run.profile["name"]), Limits(10**6, 10**6), run.started)
+    kept = {r.prompt_id: r.again for r in old.baseline.rows} if old.baseline else {}
+    if all(r.again is None for r in rows):
+        # Without a repetition the noise that was measured before is the best that is known.
+        rows = [r.model_copy(update={"again": kept.get(r.prompt_id)}) for r in rows]
+    provenance = Provenance(
+        recorded=run.started,
+        run_id=run.run_id,
+        # Paths of the machine stay out of committed data.
+        command=tuple(Path(run.command[0]).name if i == 0 else a for i, a in enumerate(run.command)),
+        git_commit=run.git_commit,
+        versions=run.versions,
+        hardware=run.hardware,
+    )
+    path = place_for(folder, identity)
+    change = describe_change(old.baseline, rows, identity)
+    write_baseline(path, identity, provenance, rows)
+    return Recorded(method, path, len(rows), tuple(change))

@@ -1,0 +1,390 @@
+"""The registered tests of a night in the normal tier, where two equal runs are not equal bit for bit.
+
+All tests of all cells are announced before anything runs (``registered``), computed together, and adjusted together
+(Holm over the announced number). Checks then read their own result from ``Evidence.night``.
+
+* ``acceptance-baseline``: this cell against the recorded reference, all positions and strata in one test;
+* ``acceptance-single``: P/D against the single engine of the same night;
+* ``first-step``: was the first draft of the first step after the hand-off accepted, P/D against single (McNemar);
+* ``survival``: share of prompts that still equal the reference at token t, against what equal runs keep (A/A);
+* ``hard-divergence``: first divergences that are no near ties, against A/A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from harness.acceptance import RequestCounts, real_steps, request_counts, settle_padding
+from harness.baseline.model import Baseline, Row
+from harness.baseline.summary import counts
+from harness.checks.evidence import REFERENCE_CELL, CellView
+from harness.config import Judging
+from harness.sequences import common_prefix
+from harness.stats.multiplicity import holm
+from harness.stats.paired import Arms, Difference, Swap, differences, label_swap, make_arms, mcnemar
+from harness.stats.power import detectable
+
+TestName = Literal["acceptance-baseline", "acceptance-single", "first-step", "survival", "hard-divergence"]
+SURVIVAL_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Output tokens at which survival of identity is looked at."""
+
+
+class TestId(NamedTuple):
+    """A registered test."""
+
+    cell: str
+    scenario: str
+    name: TestName
+
+    def __str__(self) -> str:
+        return f"{self.cell}@{self.scenario}::{self.name}"
+
+
+class Column(NamedTuple):
+    """One column of a test, after the test."""
+
+    difference: Difference
+    adjusted: float
+    """p-value, adjusted for the search over the columns of this test (maxT)."""
+
+
+class Tested(NamedTuple):
+    """Result of one registered test."""
+
+    id: TestId
+    p: float | None
+    """None when the test could not be made; ``problem`` says why."""
+    adjusted: float | None = None
+    """Holm-adjusted; rejected when it is at most the stage's alpha."""
+    columns: tuple[Column, ...] = ()
+    prompts: int = 0
+    problem: str = ""
+    detectable: float | None = None
+    """Smallest change, as a share, that this evidence shows with the profile's power."""
+    quiet: bool = True
+    """Two equal runs of the baseline do not reject the same test."""
+    note: str = ""
+
+
+class _Raw(NamedTuple):
+    """A test before adjustment."""
+
+    p: float | None
+    swap: Swap | None = None
+    found: tuple[Difference, ...] = ()
+    prompts: int = 0
+    problem: str = ""
+    aa_p: float | None = None
+    note: str = ""
+
+
+def tests_of(topology: str, speculative: bool, has_single: bool) -> tuple[TestName, ...]:
+    """The tests that a cell registers. One place for ``plan`` and for judging."""
+    out: list[TestName] = ["survival", "hard-divergence"]
+    if speculative:
+        out.append("acceptance-baseline")
+        if topology == "pd" and has_single:
+            out += ["acceptance-single", "first-step"]
+    return tuple(out)
+
+
+def registered(views: Iterable[CellView]) -> list[TestId]:
+    """All tests of the views, in order."""
+    out = []
+    for view in views:
+        single = view.evidence.selected(f"single-{view.method}")
+        for name in tests_of(view.topology, view.speculative, single):
+            out.append(TestId(view.id, view.scenario, name))
+    return out
+
+
+def run_tests(views: Sequence[CellView], judging: Judging, only: Iterable[TestId] | None = None) -> dict[TestId, Tested]:
+    """Compute and adjust all registered tests, or those of ``only`` (the second stage). A test that crashes is a
+    result with a problem and does not hide the others."""
+    by_place = {(v.id, v.scenario): v for v in views}
+    ids = list(only) if only is not None else registered(views)
+    alpha = judging.stage_alpha / max(1, len(ids))
+    raw: dict[TestId, _Raw] = {}
+    for test in ids:
+        view = by_place.get((test.cell, test.scenario))
+        if view is None:
+            raw[test] = _Raw(None, problem="expected this cell among those observed, found it missing")
+            continue
+        try:
+            raw[test] = _compute(view, test, judging, alpha)
+        except Exception as error:
+            raw[test] = _Raw(None, problem=f"the test itself failed: {type(error).__name__}: {error}")
+    adjusted = holm({str(t): r.p for t, r in raw.items() if r.p is not None}, len(ids))
+    return {t: _finish(t, r, adjusted.get(str(t)), alpha, judging) for t, r in raw.items()}
+
+
+def _finish(test: TestId, raw: _Raw, adjusted: float | None, alpha: float, judging: Judging) -> Tested:
+    columns = tuple(
+        Column(d, a) for d, a in zip(raw.found, raw.swap.adjusted if raw.swap else (), strict=False)
+    )
+    return Tested(
+        test,
+        raw.p,
+        adjusted,
+        columns,
+        raw.prompts,
+        raw.problem,
+        _detectable(raw, alpha, judging) if raw.p is not None else None,
+        raw.aa_p is None or raw.aa_p > alpha,
+        raw.note,
+    )
+
+
+def _detectable(raw: _Raw, alpha: float, judging: Judging) -> float | None:
+    """Of the best column over all prompts: the pooled position 0 of acceptance, for example."""
+    pooled = [d for d in raw.found if d.column.startswith("all@") and d.prompts > 1]
+    if not pooled:
+        return None
+    d = pooled[0]
+    each = alpha / max(1, len(raw.found))
+    return detectable(d.error * d.prompts**0.5, d.prompts, each, judging.power)
+
+
+# --- the tests -------------------------------------------------------------------------------------------------------
+
+
+def _compute(view: CellView, test: TestId, judging: Judging, alpha: float) -> _Raw:
+    match test.name:
+        case "acceptance-baseline":
+            return _acceptance_baseline(view, judging, alpha)
+        case "acceptance-single":
+            single = view.sibling("single")
+            reference = cell_counts(single)[0] if single else {}
+            return _acceptance(view, reference, f"single-{view.method} of this run", judging, alpha)
+        case "first-step":
+            return _first_step(view, alpha)
+        case "survival":
+            return _survival(view, judging, alpha)
+        case "hard-divergence":
+            return _hard(view, judging, alpha)
+
+
+def _require(n: int, swap: Swap | None, alpha: float, what: str) -> str:
+    if n == 0:
+        return f"expected {what} of the same prompts on both sides, found none in common"
+    least = swap.least if swap is not None else 2.0 ** (1 - n)
+    if least > alpha:
+        return (
+            f"{n} prompts can give no p-value below {least:.2g}, and {alpha:.2g} is needed: send more prompts"
+            + ("" if swap is None or 2.0 ** (1 - n) > alpha else ", or raise judging.permutations")
+        )
+    return ""
+
+
+def cell_counts(view: CellView) -> tuple[dict[str, RequestCounts], bool]:
+    """Counts of each answered request by key, and whether a padded first step was recognised from counters alone."""
+    k = view.record.draft_tokens
+    counted = {}
+    for key, o in view.answered().items():
+        leg = o.final
+        if leg is not None and leg.output_ids is not None and len(leg.output_ids) > 1:
+            found = request_counts(leg, k)
+            if found is not None:
+                counted[key] = found
+    return settle_padding(counted, view.handed_off)
+
+
+def _acceptance_baseline(view: CellView, judging: Judging, alpha: float) -> _Raw:
+    baseline = _baseline(view, view.method)
+    if isinstance(baseline, str):
+        return _Raw(None, problem=baseline)
+    k = view.record.draft_tokens
+    reference = {}
+    for row in baseline.rows:
+        at, steps = counts(row.accepted, k)
+        reference[row.prompt_id] = RequestCounts(steps, at, "per-request")
+    raw = _acceptance(view, reference, "the baseline", judging, alpha)
+    again = {
+        r.prompt_id: RequestCounts(r.again.steps, r.again.accepted_at, "per-request")
+        for r in baseline.rows
+        if r.again is not None and r.again.steps
+    }
+    if not again:
+        return raw._replace(note="no A/A in the baseline: record it with --repeat 2")
+    arms, _ = _arms(view, {p: reference[p] for p in again}, again, {p: "all" for p in again})
+    return raw._replace(aa_p=label_swap(arms, judging.permutations, judging.seed).p)
+
+
+def _acceptance(
+    view: CellView, reference: Mapping[str, RequestCounts], against: str, judging: Judging, alpha: float
+) -> _Raw:
+    ours, padded = cell_counts(view)
+    prompt_of = {key: o.prompt_id for key, o in view.answered().items()}
+    strata = {key: view.stratum(o) for key, o in view.answered().items()}
+    matched = {key: reference.get(key, reference.get(prompt_of[key])) for key in ours}
+    theirs = {key: value for key, value in matched.items() if value is not None}
+    arms, n = _arms(view, theirs, {key: ours[key] for key in theirs}, {key: strata[key] for key in theirs})
+    notes = []
+    if any(c.source == "counters" for c in ours.values()):
+        notes.append(
+            "acceptance from the engine's counters at concurrency 1, because this version reports none per request: "
+            "steps since the hand-off are not known"
+            + (", and the padded first step was recognised from the totals" if padded else "")
+        )
+    swap = label_swap(arms, judging.permutations, judging.seed) if n else None
+    problem = _require(n, swap, alpha, f"acceptance counts of {against}")
+    if problem or swap is None:
+        return _Raw(None, problem=problem, note="; ".join(notes))
+    return _Raw(swap.p, swap, differences(arms, judging.confidence), n, note="; ".join(notes))
+
+
+def _arms(
+    view: CellView,
+    first: Mapping[str, RequestCounts],
+    second: Mapping[str, RequestCounts],
+    strata: Mapping[str, str],
+) -> tuple[Arms, int]:
+    """Columns ``all@p`` and ``stratum@p``; prompts in the order of their names, so that the seed fixes the result."""
+    k = view.record.draft_tokens
+    keys = sorted(first)
+    names = sorted({strata[key] for key in keys} - {"all"})
+    masks = {"all": np.ones(len(keys), bool)}
+    if len(names) > 1:
+        masks |= {name: np.array([strata[key] == name for key in keys]) for name in names}
+    columns = [f"{name}@{p}" for name in masks for p in range(k)]
+    sides = []
+    for side in (first, second):
+        at = np.array([side[key].accepted_at for key in keys], float).reshape(len(keys), k)
+        steps = np.array([[side[key].steps] * k for key in keys], float).reshape(len(keys), k)
+        sides.append(
+            tuple(np.concatenate([part * mask[:, None] for mask in masks.values()], axis=1) for part in (at, steps))
+        )
+    return make_arms(columns, (sides[0][0], sides[0][1]), (sides[1][0], sides[1][1])), len(keys)
+
+
+def _first_step(view: CellView, alpha: float) -> _Raw:
+    single = view.sibling("single")
+    sides = [_first_accepted(v) if v is not None else {} for v in (single, view)]
+    keys = sorted(set(sides[0]) & set(sides[1]))
+    problem = _require(len(keys), None, alpha, "first draft steps")
+    if problem:
+        return _Raw(None, problem=problem)
+    first, second = (np.array([side[key] for key in keys]) for side in sides)
+    arms = make_arms(
+        ["all@first step"],
+        (first[:, None].astype(float), np.ones((len(keys), 1))),
+        (second[:, None].astype(float), np.ones((len(keys), 1))),
+    )
+    p = mcnemar(first, second)
+    swap = Swap(p, (p,), 2.0 ** (1 - len(keys)), 0, True)
+    return _Raw(p, swap, differences(arms), len(keys))
+
+
+def _first_accepted(view: CellView) -> dict[str, bool]:
+    out = {}
+    for key, o in view.answered().items():
+        steps = real_steps(o.final) if o.final is not None else None
+        if steps is not None and steps.accepted:
+            out[key] = steps.accepted[0] > 0
+    return out
+
+
+def _baseline(view: CellView, method: str) -> Baseline | str:
+    lookup = view.evidence.baselines.get(method)
+    if lookup is None:
+        return f"the baseline of {method} was not looked up"
+    return lookup.baseline if lookup.baseline is not None else lookup.reason
+
+
+def near_tie_nats(view: CellView) -> float:
+    """Top-2 gap up to which a difference is a near tie: measured by A/A where the baseline has it, else configured."""
+    lookup = view.evidence.baselines.get("none")
+    measured = lookup.baseline.noise_floor_nats if lookup is not None and lookup.baseline is not None else None
+    return max(view.evidence.judging.near_tie_nats, measured or 0.0)
+
+
+class Parting(NamedTuple):
+    """Where a request left the recorded tokens."""
+
+    at: int | None
+    hard: bool
+
+
+def _partings(view: CellView, rows: Mapping[str, Row]) -> dict[str, tuple[Parting, Parting]]:
+    """Per key: (of equal runs, of this cell) against the recorded tokens; prompts without A/A are left out."""
+    out = {}
+    for key, o in view.answered().items():
+        row = rows.get(o.prompt_id)
+        if row is None or row.again is None or o.final is None or o.final.output_ids is None:
+            continue
+        expected = row.output_ids[: o.max_tokens]
+        ours = o.final.output_ids
+        at = None if ours == expected else common_prefix(ours, expected)
+        gap = _gap_at(view, key, row, at)
+        again = row.again.divergence
+        out[key] = (
+            Parting(again if again is not None and again < len(expected) else None, False),
+            Parting(at, at is not None and (gap is None or gap > near_tie_nats(view))),
+        )
+    return out
+
+
+def _gap_at(view: CellView, key: str, row: Row, at: int | None) -> float | None:
+    """Top-2 gap of the reference at a token: of tonight's plain engine while it agrees with the record up to there."""
+    reference = view.evidence.history.of(REFERENCE_CELL, scenario=view.scenario).get(key)
+    leg = reference.final if reference is not None and reference.error is None else None
+    if at is None or leg is None or leg.output_ids is None or leg.top_gaps is None or at >= len(leg.top_gaps):
+        return None
+    same = leg.output_ids[:at] == row.output_ids[:at]
+    return leg.top_gaps[at] if same else None
+
+
+def _recorded_tokens(view: CellView) -> dict[str, Row] | str:
+    baseline = _baseline(view, "none")
+    if isinstance(baseline, str):
+        return baseline
+    if baseline.noise_floor_nats is None:
+        return "the no-speculation baseline has no A/A: record it with `harness baseline record --repeat 2`"
+    return baseline.by_prompt()
+
+
+def _survival(view: CellView, judging: Judging, alpha: float) -> _Raw:
+    rows = _recorded_tokens(view)
+    if isinstance(rows, str):
+        return _Raw(None, problem=rows)
+    partings = _partings(view, rows)
+    keys = sorted(partings)
+    longest = max((len(rows[_prompt(view, key)].output_ids) for key in keys), default=0)
+    at = [t for t in SURVIVAL_AT if t <= max(1, longest)]
+    sides = []
+    for side in (0, 1):
+        left = [partings[key][side].at for key in keys]
+        sides.append(np.array([[float(a is not None and a < t) for t in at] for a in left]).reshape(len(keys), len(at)))
+    ones = np.ones((len(keys), len(at)))
+    arms = make_arms([f"all@token {t}" for t in at], (sides[0], ones), (sides[1], ones))
+    swap = label_swap(arms, judging.permutations, judging.seed) if keys else None
+    problem = _require(len(keys), swap, alpha, "tokens with A/A")
+    if problem or swap is None:
+        return _Raw(None, problem=problem)
+    return _Raw(swap.p, swap, differences(arms, judging.confidence), len(keys))
+
+
+def _prompt(view: CellView, key: str) -> str:
+    return view.answered()[key].prompt_id
+
+
+def _hard(view: CellView, judging: Judging, alpha: float) -> _Raw:
+    rows = _recorded_tokens(view)
+    if isinstance(rows, str):
+        return _Raw(None, problem=rows)
+    partings = _partings(view, rows)
+    keys = sorted(partings)
+    problem = _require(len(keys), None, alpha, "tokens with A/A")
+    if problem:
+        return _Raw(None, problem=problem)
+    equal = np.array([partings[key][0].hard for key in keys])
+    ours = np.array([partings[key][1].hard for key in keys])
+    p = mcnemar(equal, ours)
+    ones = np.ones((len(keys), 1))
+    arms = make_arms(["all@hard"], (equal[:, None].astype(float), ones), (ours[:, None].astype(float), ones))
+    swap = Swap(p, (p,), 2.0 ** (1 - len(keys)), 0, True)
+    note = f"{int(ours.sum())} hard divergences in {len(keys)} requests, {int(equal.sum())} between equal runs"
+    return _Raw(p, swap, differences(arms, judging.confidence), len(keys), note=note)

@@ -1,0 +1,10 @@
+"""Sequences of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of leading elements that are equal: the index of the first difference, or the shorter length."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
