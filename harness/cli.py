@@ -338,6 +338,8 @@ def prompts_build(
     from harness.errors import UsageError
     from harness.prompts import write_prompts
 
+    if lookahead >= block_size:
+        raise UsageError(f"--lookahead: expected less than --block-size {block_size}, found {lookahead}")
     if kind == "echo":
         if tokenizer is None or out is None:
             raise UsageError("--kind echo: expected --tokenizer DIR and --out FILE, found one of them missing")
@@ -367,7 +369,8 @@ def main() -> None:
     # click's own usage errors exit with 2, which means UNKNOWN here.
     typer.BadParameter.__bases__[0].exit_code = EXIT_USAGE  # type: ignore[attr-defined]
     # TERM ends a run as Ctrl-C does; a shell may have started us with INT ignored.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # A closed terminal must not leave engines behind either.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         app()
@@ -380,3 +383,10 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_UNKNOWN)
+    except OSError as error:
+        print(
+            f"harness: expected to read and write its files, found {error.strerror}: {error.filename}; give a folder "
+            "with room that you may write to",
+            file=sys.stderr,
+        )
+        sys.exit(EXIT_USAGE)

@@ -35,11 +35,6 @@ class NoSpeculation(Strict):
         return 0
 
     @property
-    def drops_last_hit(self) -> bool:
-        """Whether the last block of a prefix hit is computed again (vLLM 0.32 ``use_eagle_block_drop``)."""
-        return False
-
-    @property
     def drafter_path(self) -> Path | None:
         return None
 
@@ -56,11 +51,6 @@ class _Speculative(Strict):
     def lookahead(self) -> int:
         """KV slots that the scheduler reserves past the scheduled tokens (vLLM 0.32 ``num_lookahead_tokens``)."""
         return self.num_speculative_tokens
-
-    @property
-    def drops_last_hit(self) -> bool:
-        """Whether the last block of a prefix hit is computed again (vLLM 0.32 ``use_eagle_block_drop``)."""
-        return True
 
     @property
     def drafter_path(self) -> Path | None:
@@ -114,6 +104,14 @@ class EngineConfig(Strict):
     """``--kv-cache-dtype``; ``auto`` keeps the model's."""
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("env")
+    @classmethod
+    def _arms_nothing(cls, value: dict[str, str]) -> dict[str, str]:
+        hidden = sorted(k for k in value if k.startswith("KV_HARNESS_"))
+        if hidden:
+            raise ValueError(f"{', '.join(hidden)} would arm a mutant without saying so; use `harness run --mutant ID`")
+        return value
 
 
 class Timeouts(Strict):

@@ -33,7 +33,13 @@ def build_echo_prompts(
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"tokenizer {tokenizer_folder}: expected a tokenizer, but it cannot be loaded ({reason})"
+        ) from error
     if not tokenizer.chat_template:
         raise DataError(
             f"tokenizer {tokenizer_folder}: expected a chat template, found none; echo prompts are chat prompts"

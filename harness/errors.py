@@ -8,6 +8,7 @@
     └── InfrastructureError      the run cannot tell; the affected cells are UNKNOWN → exit 2
         ├── EnvironmentFault     a package or program that engines need is missing
         ├── EngineStartError     an engine did not become ready
+        │   └── MutantRefusedError  because a mutant's target has another shape in this vLLM
         ├── EngineDiedError      an engine ended while it was being used
         └── HandoffError         the P/D hand-off broke (HTTP error, missing parameters)
 
@@ -54,6 +55,13 @@ class EnvironmentFault(InfrastructureError):
 
 class EngineStartError(InfrastructureError):
     pass
+
+
+class MutantRefusedError(EngineStartError):
+    def __init__(self, message: str, mutants: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.mutants = mutants
+        """Ids of the mutants that refused."""
 
 
 class EngineDiedError(InfrastructureError):

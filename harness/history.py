@@ -79,6 +79,12 @@ class Observation(Strict):
     """Whether the request went the way of the cell, or to P alone, or to the answering engine alone."""
     max_tokens: int | None = None
     """Output tokens that were asked for; None in records of earlier versions: the workload's."""
+    asked_at: float | None = None
+    """When the answering engine was asked (epoch seconds), in stages of several requests."""
+    held_until: float | None = None
+    """When that engine was released, in stages that hold it until all requests are queued."""
+    usage: float | None = None
+    """Share of the answering engine's KV pool in use when it was asked, for requests that wait for that."""
     concurrent: int = 1
     """Requests that were under way at the same time. Above 1, counters are known for all of them together only."""
     shared_counters: dict[str, dict[str, float]] = Field(default_factory=dict)
@@ -161,6 +167,7 @@ class RunRecord(Strict):
     git_commit: str | None
     git_dirty: bool | None
     profile: dict[str, Any]
+    """The profile as it was used; ``name`` at least."""
     prompts_sha256: str
     hardware: dict[str, Any]
     versions: dict[str, str | None]
@@ -280,6 +287,8 @@ def load_history(folder: Path) -> History:
         run = RunRecord.model_validate(raw)
     except ValidationError as error:
         raise DataError(f"{run_file} is damaged:\n{describe_validation_error(error)}") from error
+    if not isinstance(run.profile.get("name"), str):
+        raise DataError(f"{run_file} is damaged:\n  profile.name: expected the profile's name, found none")
     observations, torn = _read_observations(folder)
     return History(folder=folder, run=run, observations=tuple(observations), torn_line=torn)
 

@@ -182,10 +182,19 @@ def check(run_dir: Path, baselines: Path | None) -> Outcome:
     return Outcome(run_dir, summary)
 
 
+def require_unarmed(history: History) -> None:
+    """Raise UsageError when a run says nothing about unchanged engines."""
+    armed = history.run.mutants or tuple(m for e in history.run.engines for m in e.mutants)
+    if armed or history.run.interrupted:
+        found = f"mutant {', '.join(dict.fromkeys(armed))} armed" if armed else "one that was interrupted"
+        raise UsageError(f"{history.folder}: expected a whole run of unchanged engines, found {found}; record anew")
+
+
 def write_quality(history: History, target: Path) -> dict[str, object]:
     """Measure the probe models from a recorded run and write the figures beside the weights."""
     from harness.probe.quality import measure
 
+    require_unarmed(history)
     quality = measure(history)
     write_json(target, quality)
     return quality

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from harness.config import Strict, describe_validation_error
-from harness.errors import DataError
+from harness.errors import DataError, UsageError
 from harness.files import read_json_lines, sha256_json, template_hash, tokenizer_hash, write_atomic
 from harness.probe import spec
 from harness.strata import Stratum, classify, target_lengths
@@ -167,7 +167,13 @@ class _ProbeMaker:
 
     def words(self, count: int, without: Collection[int] = ()) -> list[int]:
         """Distinct word ids, none of ``without``: every output token then has one source position."""
-        return self._rng.sample([w for w in range(spec.FIRST_WORD, spec.VOCAB_SIZE) if w not in without], count)
+        known = [w for w in range(spec.FIRST_WORD, spec.VOCAB_SIZE) if w not in without]
+        if count > len(known):
+            raise UsageError(
+                f"expected prompts of at most {len(known)} distinct words, which the probe models know, found one that "
+                f"needs {count}; use a smaller --block-size or --max-blocks"
+            )
+        return self._rng.sample(known, count)
 
     def fresh(self, name: str, length: int, use: Literal["cold", "scenario"]) -> Prompt:
         """A prompt of ``length`` tokens with words of its own."""

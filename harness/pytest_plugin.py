@@ -115,6 +115,10 @@ def modify_items(config: pytest.Config, items: list[pytest.Item]) -> None:
         config.hook.pytest_deselected(items=dropped)
 
 
+_EVIDENCE = ("complete", "state-occurred", "transfer")
+"""Checks without which the others of a view say nothing."""
+
+
 class VerdictError(Exception):
     """A check whose verdict is not PASS."""
 
@@ -132,18 +136,24 @@ class CheckItem(pytest.Item):
         assert self.parent is not None
         return self.parent.name.partition(_AT)[2] or COLD
 
+    def _results(self) -> tuple[CheckResult, ...]:
+        judged = _outcome(self.session).summary.judgement.cells
+        return next((c.results for c in judged if (c.cell, c.scenario) == (self.cell, self.scenario)), ())
+
     def _result(self) -> CheckResult:
-        outcome = _outcome(self.session)
-        for verdict in outcome.summary.judgement.cells:
-            for result in verdict.results:
-                if (verdict.cell, verdict.scenario, result.check) == (self.cell, self.scenario, self.name):
-                    return result
+        for result in self._results():
+            if result.check == self.name:
+                return result
         raise VerdictError(f"UNKNOWN: the run has no result of {self.name} for {self.cell}")
 
     def setup(self) -> None:
         result = self._result()
         if result.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT):
             raise VerdictError(_explain(result))
+        # With -k the check that says so may not be selected.
+        for needed in self._results():
+            if needed.check in _EVIDENCE and needed.verdict is Verdict.UNKNOWN:
+                raise VerdictError(f"{self.name} says nothing without its evidence\n{_explain(needed)}")
 
     def runtest(self) -> None:
         result = self._result()

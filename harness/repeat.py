@@ -74,8 +74,10 @@ class AgainstItself(Strict):
 
     @property
     def exit_code(self) -> int:
-        """0 when no repetition of any cell in any scenario had a finding."""
-        if any(v in (Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED) for c in self.counts for v in c.verdicts):
+        """0 when no repetition of any cell in any scenario had a finding, and none gave other tokens than the
+        first."""
+        wrong = (Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED)
+        if any(c.tokens_differ or set(c.verdicts) & set(wrong) for c in self.counts):
             return EXIT_REGRESSION
         return EXIT_UNKNOWN if self.alarms or self.interrupted or not self.verdicts else EXIT_PASS
 

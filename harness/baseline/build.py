@@ -75,11 +75,6 @@ def record_from(history: History, again: History | None, prompts: PromptSet, fol
     """
     if history.run.prompts_sha256 != prompts.sha256:
         raise UsageError(f"{history.folder}: was recorded with other prompts than the profile has now; record anew")
-    if history.run.mutants:
-        raise UsageError(
-            f"{history.folder}: expected a run of unchanged engines, found mutant {', '.join(history.run.mutants)} "
-            "armed; nothing was recorded"
-        )
     singles = [c.cell for c in history.run.cells if c.cell.startswith("single-")]
     if not singles:
         raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")

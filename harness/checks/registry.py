@@ -125,8 +125,20 @@ def judge_cell(cell: CellView, checks: tuple[Check, ...] = CHECKS) -> CellVerdic
                     note=f"the check itself failed: {type(error).__name__}: {error}",
                 )
             )
-    results = locate(cell, results)
-    diagnosis = diagnose(cell, results)
+    diagnosis = None
+    try:
+        results = locate(cell, results)
+        diagnosis = diagnose(cell, results)
+    except Exception as error:
+        results.append(
+            CheckResult(
+                check="location",
+                cell=cell.id,
+                verdict=Verdict.UNKNOWN,
+                judged=0,
+                note=f"where the damage is could not be worked out: {type(error).__name__}: {error}",
+            )
+        )
     return CellVerdict(
         cell=cell.id,
         scenario=cell.scenario,

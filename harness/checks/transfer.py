@@ -59,8 +59,12 @@ def _control(cell: CellView, o: Observation) -> list[Finding]:
 def _leases(cell: CellView) -> list[Finding]:
     """P must keep its blocks until D has read them. An ended lease is counted with whatever P serves then."""
     findings = []
+    seen: set[tuple[int, int]] = set()
     for o in cell.every():
         expired = sum(leg.counters.get("nixl_expired", 0) for leg in o.legs)
+        if o.concurrent > 1 and (o.instance, o.stage) not in seen:
+            seen.add((o.instance, o.stage))
+            expired += sum(c.get("nixl_expired", 0) for c in o.shared_counters.values())
         if expired:
             findings.append(
                 cell.finding(
@@ -102,7 +106,24 @@ def _stages(cell: CellView) -> list[Finding]:
                     counters=counters,
                 )
             )
+        findings += _failed(cell, members[0], counters)
     return findings
+
+
+def _failed(cell: CellView, o: Observation, counters: dict[str, float]) -> list[Finding]:
+    failed = counters.get("nixl_failed_transfers", 0) + counters.get("nixl_failed_notifications", 0)
+    if not failed:
+        return []
+    return [
+        cell.finding(
+            NAME,
+            Verdict.UNKNOWN,
+            "infrastructure",
+            f"expected no failed NIXL transfer or notification, found {failed:.0f}",
+            o,
+            counters=counters,
+        )
+    ]
 
 
 def _hand_off(cell: CellView, o: Observation) -> list[Finding]:
@@ -215,16 +236,4 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
                 counters=counters,
             )
         )
-    failed = counters.get("nixl_failed_transfers", 0) + counters.get("nixl_failed_notifications", 0)
-    if failed:
-        findings.append(
-            cell.finding(
-                NAME,
-                Verdict.UNKNOWN,
-                "infrastructure",
-                f"expected no failed NIXL transfer or notification, found {failed:.0f}",
-                o,
-                counters=counters,
-            )
-        )
-    return findings
+    return findings + _failed(cell, o, counters)

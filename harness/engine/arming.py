@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.config import REPOSITORY
 from harness.engine.command import Role
@@ -107,14 +108,29 @@ class Marks:
     def __init__(self, log: str) -> None:
         lines = [line.partition(LOG_MARK)[2].strip() for line in log.splitlines() if LOG_MARK in line]
         self.refused = [line.removeprefix("refused: ").rpartition(" pid=")[0] for line in lines if "refused" in line]
-        self.bound = {line.split()[1] for line in lines if line.startswith("bound ")}
+        self.bound = {tuple(line.split()[1:3]) for line in lines if line.startswith("bound ")}
+        """(mutant, target) of each patch that was installed."""
         self.fired = [line.split()[1] for line in lines if line.startswith("fired ")]
 
 
-def unbound(arming: Arming, logs: Mapping[Role, str]) -> list[str]:
-    """Armed mutants of which an engine says nothing: their targets were never imported there."""
+class Unbound(NamedTuple):
+    """A patch that an engine never installed."""
+
+    mutant: str
+    target: str
+    role: Role
+
+
+def unbound(arming: Arming, logs: Mapping[Role, str]) -> list[Unbound]:
+    """Patches of armed mutants of which an engine says nothing: their targets were never imported there."""
+    import harness.mutants.patches  # noqa: F401  (declares the patches)
+    from harness.mutants.hooks import PATCHES
+
     out = []
     for role, carried in arming.by_role.items():
         bound = Marks(logs.get(role, "")).bound
-        out += [f"{mutant} in the {role} engine" for mutant in carried if mutant not in bound]
+        for item in PATCHES:
+            target = f"{item.module}.{item.symbol}"
+            if item.mutant in carried and (item.mutant, target) not in bound:
+                out.append(Unbound(item.mutant, target, role))
     return out

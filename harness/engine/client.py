@@ -59,6 +59,11 @@ class Client:
                 f"{self.role} engine: expected an answer to POST {path}, found {type(error).__name__}: {error}"
             ) from error
 
+    @property
+    def last_snapshot(self) -> dict[str, float]:
+        """Counters as they were read last."""
+        return self._snapshot
+
     def snapshot(self) -> dict[str, float]:
         """Read all counters now and remember them as the start of the next request."""
         self._snapshot = parse_counters(self._metrics())

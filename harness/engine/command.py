@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 MODEL_NAME = "target"
 
 # Inherited variables that would change what is tested, and the one that forbids bytecode files: without them each of an
-# engine's three processes compiles vLLM and torch anew, and a pair took 68 s to be ready instead of about 40.
+# engine's three processes compiles vLLM and torch anew, and a pair took 65 to 68 s to be ready instead of 30 to 55.
 _SCRUBBED_PREFIXES = ("VLLM_", "OMP_", "KMP_", "UCX_", "NIXL_", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE", "KV_HARNESS_")
 
 

@@ -33,6 +33,9 @@ _SAMPLES = {
     "vllm:nixl_num_failed_notifications_total": "nixl_failed_notifications",
     "vllm:nixl_num_kv_expired_reqs_total": "nixl_expired",
 }
+LATE_COUNTERS = ("nixl_expired", "nixl_failed_transfers", "nixl_failed_notifications")
+"""Counted when the engine notices, which may be long after the request: P counts an ended lease with whatever it
+serves then."""
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 _STEP_TOKENS = "vllm:iteration_tokens_total_bucket"
 _BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"

@@ -21,7 +21,7 @@ from harness.engine.environment import EngineEnvironment
 from harness.engine.exchange import Ask, Exchange, new_id, payload
 from harness.engine.ports import allot
 from harness.engine.process import EngineProcess
-from harness.errors import EngineStartError, HandoffError
+from harness.errors import EngineStartError, HandoffError, MutantRefusedError
 from harness.history import EngineRecord, Form, Leg, Observation
 from harness.matrix import Cell, EngineGroup
 from harness.prompts import Prompt
@@ -144,7 +144,11 @@ class EngineGroupSession:
                 continue
             refused = Marks(process.log_text()).refused
             if refused:
-                raise EngineStartError(f"a mutant refused the {role} engine of {self.group.id}: {refused[0]}")
+                carried = self.arming.by_role.get(role, ()) if self.arming else ()
+                ids = tuple(m for m in carried if any(line.startswith(f"{m}:") for line in refused))
+                raise MutantRefusedError(
+                    f"a mutant refused the {role} engine of {self.group.id}: {refused[0]}", ids or carried
+                )
             process.require_alive()
 
     def _require_armed(self) -> None:
@@ -153,9 +157,11 @@ class EngineGroupSession:
             return
         missing = unbound(self.arming, {r: p.log_text() for r, p in self._processes.items()})
         if missing:
-            raise EngineStartError(
-                f"expected every armed mutant of {self.group.id} to be bound to its target, found no target for "
-                f"{', '.join(missing)}: this vLLM version does not import the module that the mutant changes"
+            words = ", ".join(f"{m.mutant} ({m.target}) in the {m.role} engine" for m in missing)
+            raise MutantRefusedError(
+                f"expected every armed mutant of {self.group.id} to be bound to all of its targets, found none for "
+                f"{words}: this engine does not import the module that the mutant changes",
+                tuple(dict.fromkeys(m.mutant for m in missing)),
             )
 
     def _is_ready(self, role: Role) -> bool:

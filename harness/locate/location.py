@@ -17,6 +17,7 @@ from harness.checks.transfer import external_tokens
 from harness.findings import CheckResult, Location, Verdict
 from harness.history import Leg, Observation
 from harness.locate.sources import is_copy, repeated, sources
+from harness.sequences import common_prefix
 from harness.strata import blocks
 
 
@@ -85,9 +86,7 @@ def _from_tokens(cell: CellView, r: Request) -> Location:
     size = cell.record.block_size
     count = blocks(len(r.o.sent_ids), size)
     ours = r.leg.output_ids or ()
-    at = next(
-        (i for i, (a, b) in enumerate(zip(ours, r.expected, strict=False)) if a != b), min(len(ours), len(r.expected))
-    )
+    at = common_prefix(ours, r.expected)
     structure = _structure(cell, r.o, count)
     wanted = sources(r.o.sent_ids, r.expected)
     if not is_copy(wanted):
@@ -183,7 +182,7 @@ def _surplus(cell: CellView, o: Observation, count: int) -> _Structure | None:
     """P published more blocks than the prompt fills, and D kept the last ones of them."""
     prefill, decode = o.leg("prefill"), o.leg("decode")
     groups = (prefill.kv_transfer_params or {}).get("remote_block_ids") if prefill else None
-    if not groups or decode is None:
+    if not isinstance(groups, list) or not groups or not isinstance(groups[0], list) or decode is None:
         return None
     surplus = len(groups[0]) - count
     if surplus <= 0:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from harness.engine.command import Role
+from harness.engine.counters import LATE_COUNTERS, delta
 from harness.engine.exchange import Ask, payload
 from harness.engine.topology import EngineGroupSession
 from harness.errors import HandoffError
@@ -30,6 +31,8 @@ class Answer:
     def __init__(self) -> None:
         self.legs: list[Leg] = []
         self.started = time.time()
+        self.asked: float | None = None
+        self.usage: float | None = None
         self.error: str | None = None
 
 
@@ -63,8 +66,9 @@ class Player:
             send = stage.sends[0]
             answers = [self._one(send, salts, inner)]
             shared: dict[str, dict[str, float]] = {}
+            released = None
         else:
-            answers, shared = self._several(stage, salts)
+            answers, shared, released = self._several(stage, salts)
         rows = [*inner, *zip(stage.sends, answers, strict=True)]
         return [
             Observation(
@@ -77,6 +81,9 @@ class Player:
                 stage=number,
                 route=send.route,
                 max_tokens=send.max_tokens or self._session.profile.workload.max_tokens,
+                asked_at=answer.asked,
+                held_until=released,
+                usage=answer.usage,
                 concurrent=len(stage.sends),
                 shared_counters=shared,
                 sequence=sequence + i,
@@ -113,12 +120,16 @@ class Player:
         answer.error = self._session.ask(ask._replace(between=between) if send.between else ask, answer.legs)
         return answer
 
-    def _several(self, stage: Stage, salts: dict[str, str]) -> tuple[list[Answer], dict[str, dict[str, float]]]:
-        """Requests at the same time. Counters are read before and after all of them, per engine."""
+    def _several(
+        self, stage: Stage, salts: dict[str, str]
+    ) -> tuple[list[Answer], dict[str, dict[str, float]], float | None]:
+        """Requests at the same time: their answers, the growth of each engine's counters over all of them, and when
+        the engine that was held was released."""
         session = self._session
+        last = {role: session.client(role).last_snapshot for role in session.roles}
         before = {role: session.client(role).snapshot() for role in session.roles}
         answers = [Answer() for _ in stage.sends]
-        gate = Gate(sum(not _after_release(send) for send in stage.sends))
+        gate = Gate(sum(self._prefills_first(stage) or not _after_release(send) for send in stage.sends))
         held = self._held(stage)
         with ThreadPoolExecutor(len(stage.sends)) as pool:
             problem = self._hold(held)
@@ -128,11 +139,19 @@ class Player:
                 pool.submit(self._timed, send, salts, answer, stage, gate)
                 for send, answer in zip(stage.sends, answers, strict=True)
             ]
-            if held is not None and problem is None:
-                gate.wait_for_all()
-                time.sleep(_HOLD_S)
-                self._release(held)
-            gate.open()
+            released = None
+            try:
+                if held is not None and problem is None:
+                    gate.wait_for_all()
+                    time.sleep(_HOLD_S)
+            finally:
+                # Also when interrupted: threads must not wait for an engine that nobody releases any more.
+                try:
+                    if held is not None and problem is None:
+                        self._release(held)
+                        released = time.time()
+                finally:
+                    gate.open()
             for future in futures:
                 future.result()
         if problem is not None:
@@ -143,8 +162,12 @@ class Player:
             wanted = sum(
                 leg.role == role or (leg.role == "single" and role == "decode") for a in answers for leg in a.legs
             )
-            shared[role] = session.client(role).counters_after(before[role], {"finished_requests": wanted})
-        return answers, shared
+            client = session.client(role)
+            shared[role] = client.counters_after(before[role], {"finished_requests": wanted})
+            # What an engine counts whenever it notices counts from the last look at it.
+            late = delta(last[role], client.last_snapshot)
+            shared[role] |= {name: late[name] for name in LATE_COUNTERS if name in late}
+        return answers, shared, released
 
     def _held(self, stage: Stage) -> Role | None:
         """The engine that is held at the start of a stage."""
@@ -153,30 +176,55 @@ class Player:
         return "prefill" if self._pair and stage.hold == "first" else "single"
 
     def _timed(self, send: Send, salts: dict[str, str], answer: Answer, stage: Stage, gate: Gate) -> None:
-        if _after_release(send):
+        late = _after_release(send)
+        between = self._prefills_first(stage)
+        if late and not between:
             gate.wait_until_open()
         if send.after_s:
             time.sleep(send.after_s)
-        if send.at_usage is not None:
-            self._wait_for_usage(send.at_usage)
-        answer.started = time.time()
+
+        arrived = False
+
+        def ready() -> None:
+            nonlocal arrived
+            if not late:
+                answer.asked = time.time()
+            if not late or between:
+                arrived = True
+                gate.arrived()
+            if late:
+                if between:
+                    gate.wait_until_open()
+                if send.at_usage is not None:
+                    answer.usage = self._wait_for_usage(send.at_usage)
+                answer.asked = time.time()
+
         ask = self._ask(send, salts, counted=False)
         try:
-            if self._pair and stage.hold == "answering" and not _after_release(send):
-                ask = ask._replace(between=gate.arrived)
-            elif not _after_release(send):
-                gate.arrived()
-            answer.error = self._session.ask(ask, answer.legs)
+            if between:
+                answer.started = time.time()
+                answer.error = self._session.ask(ask._replace(between=ready), answer.legs)
+            else:
+                ready()
+                answer.started = time.time()
+                answer.error = self._session.ask(ask, answer.legs)
         finally:
-            if answer.error is not None and not _after_release(send):
+            # A request that broke before must not keep the others waiting.
+            if not arrived and (between or not late):
                 gate.arrived()
 
-    def _wait_for_usage(self, share: float) -> None:
-        """Until the answering engine's KV pool is that full, or for 5 s: the proof shows whether it ever was."""
+    def _prefills_first(self, stage: Stage) -> bool:
+        """In a pair whose D is held, P answers everybody before the release: prefilling beside a busy D takes a second,
+        and only D has to be asked at the right moment."""
+        return self._pair and stage.hold == "answering"
+
+    def _wait_for_usage(self, share: float) -> float:
+        """Wait until the answering engine's KV pool is that full, or for 5 s; returns how full it is."""
         client = self._session.client("single")
         deadline = time.monotonic() + _USAGE_WAIT_S
-        while client.kv_usage() < share and time.monotonic() < deadline:
+        while (usage := client.kv_usage()) < share and time.monotonic() < deadline:
             time.sleep(_USAGE_POLL_S)
+        return usage
 
     def _hold(self, role: Role | None) -> str | None:
         """Stop the engine's scheduler, keeping what it runs. Returns why that was not possible, if it was not."""

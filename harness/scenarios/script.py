@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from harness.config import Method, Profile, TopologyName
+from harness.config import Profile, TopologyName
 from harness.errors import UsageError
 from harness.history import Form
 from harness.prompts import Prompt
@@ -171,6 +171,12 @@ def require_possible(profile: Profile, prompts: Mapping[str, Prompt]) -> None:
                     f"scenario {scenario.id}: expected prompts of {profile.workload.prompts.name}, found {name!r}, "
                     "which it does not have; correct the id or rebuild the prompt set"
                 )
+        most = profile.workload.max_tokens
+        if scenario.max_tokens is not None and scenario.max_tokens > most:
+            raise UsageError(
+                f"scenario {scenario.id}: expected max_tokens of at most workload.max_tokens = {most}, which is what "
+                f"baselines hold, found {scenario.max_tokens}; lower it or raise workload.max_tokens"
+            )
         problem = _impossible(scenario, profile, prompts)
         if problem:
             raise UsageError(f"scenario {scenario.id} cannot occur: {problem}")
@@ -264,18 +270,3 @@ def _not_shared(scenario: SharedBlock, prompts: Mapping[str, Prompt], size: int)
     if first.ids[size : 2 * size] != second.ids[size : 2 * size]:
         return "expected `first` and `second` to have the same tokens in their second block"
     return None
-
-
-# --- what the cache must give ----------------------------------------------------------------------------------------
-
-
-def expected_hit(shared: int, tokens: int, method: Method, block_size: int) -> int:
-    """Prompt tokens that a request of ``tokens`` tokens finds cached when its first ``shared`` blocks are.
-
-    vLLM 0.32 never takes the whole prompt from the cache (the last token is computed for its logits), and with
-    drafters that read the target's hidden states the last matched block is computed again.
-    """
-    whole = min(shared, (tokens - 1) // block_size)
-    if method.drops_last_hit:
-        whole -= 1
-    return max(whole, 0) * block_size

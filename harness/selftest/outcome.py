@@ -65,6 +65,8 @@ class SelfTest(Strict):
     profile: str
     versions: dict[str, str | None]
     hardware: dict[str, object]
+    asked: tuple[str, ...]
+    """Ids of the mutants that were to be tried: each must have an outcome."""
     outcomes: tuple[Outcome, ...]
     controls: tuple[Control, ...]
     engine_starts: int
@@ -78,9 +80,15 @@ class SelfTest(Strict):
         bad = any(k in (Kill.OTHER, Kill.SURVIVED) for k in kills)
         if bad or any(c.verdict.exit_code == EXIT_REGRESSION for c in self.controls):
             return EXIT_REGRESSION
-        if self.interrupted or not kills or Kill.UNTESTED in kills or not self.controls:
+        if self.interrupted or not kills or Kill.UNTESTED in kills or not self.controls or self.missing:
             return EXIT_UNKNOWN
         return EXIT_PASS if all(c.verdict is Verdict.PASS for c in self.controls) else EXIT_UNKNOWN
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Mutants that were asked for and have no outcome."""
+        had = {o.mutant for o in self.outcomes}
+        return tuple(m for m in self.asked if m not in had)
 
     @property
     def sentence(self) -> str:
@@ -88,16 +96,19 @@ class SelfTest(Strict):
         counts = {k: sum(o.kill is k for o in self.outcomes) for k in Kill}
         passed = sum(c.verdict is Verdict.PASS for c in self.controls)
         parts = [f"{n} {k.value}" for k, n in counts.items() if n]
+        if self.missing:
+            parts.append(f"no outcome of {', '.join(self.missing)}")
         return (
-            f"{len(self.outcomes)} mutants: {', '.join(parts) or 'none tried'}; {passed} of {len(self.controls)} "
+            f"{len(self.asked)} mutants: {', '.join(parts) or 'none tried'}; {passed} of {len(self.controls)} "
             f"controls pass; {self.engine_starts} engine starts, {self.seconds:.0f} s."
         )
 
 
 def classify_kill(
-    trial: Trial, judgement: Judgement, scenario_kinds: Mapping[str, str], fired: bool | None
+    trial: Trial, judgement: Judgement, scenario_kinds: Mapping[str, str], fired: bool | None, lookahead: int
 ) -> tuple[Kill, str]:
-    """Judge a trial. ``scenario_kinds`` maps the ids of the profile's scenarios to their kinds.
+    """Judge a trial. ``scenario_kinds`` maps the ids of the profile's scenarios to their kinds; ``lookahead`` is that
+    of the trial's method; ``fired`` whether an engine says that the mutant's code ran (None: it is not in an engine).
 
     Returns how the mutant ended and why, in one sentence.
     """
@@ -108,17 +119,21 @@ def classify_kill(
     if not failed:
         never = "; its code never ran" if fired is False else ""
         return Kill.SURVIVED, f"every check of {', '.join(_name(v) for v in views)} passed{never}"
+    if fired is False:
+        names = ", ".join(_name(v) for v in failed)
+        return Kill.OTHER, f"{names} failed although the mutant's code never ran: something else is wrong"
     reasons = []
     for view in trial.caught:
         cell = failed.get(view)
         if cell is None:
             reasons.append(f"{_name(view)} passed")
             continue
-        why = _mismatch(trial, cell)
+        why = _mismatch(trial, cell, lookahead)
         if why is None:
-            dirty = [v for v in trial.clean if v in failed]
+            dirty = [v for v in trial.clean if v in failed or v not in views]
             if dirty:
-                reasons.append(f"{_name(dirty[0])} must pass and is {failed[dirty[0]].verdict}")
+                found = failed[dirty[0]].verdict if dirty[0] in failed else "missing"
+                reasons.append(f"{_name(dirty[0])} must pass and is {found}")
                 continue
             return Kill.KILLED, f"{_name(view)}: {cell.diagnosis.text if cell.diagnosis else ''}"
         reasons.append(f"{_name(view)}: {why}")
@@ -134,31 +149,37 @@ def _name(view: View) -> str:
     return f"{view.topology} {view.kind}"
 
 
-def _mismatch(trial: Trial, cell: CellVerdict) -> str | None:
+_FAILED = (Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED)
+
+
+def _mismatch(trial: Trial, cell: CellVerdict, lookahead: int) -> str | None:
     """Why a failing cell does not count as catching the mutant for its reason; None when it does."""
     diagnosis = cell.diagnosis
     if diagnosis is None or diagnosis.damage != trial.damage:
         return f"expected the class {trial.damage}, found {diagnosis.damage if diagnosis else 'none'}"
-    bad = {r.check for r in cell.results if r.verdict is not Verdict.PASS}
+    # A check that could not tell has not caught anything, unless that is what the mutant must lead to.
+    counted = (Verdict.UNKNOWN,) if trial.unknown else _FAILED
+    bad = {r.check for r in cell.results if r.verdict in counted}
     if not bad & set(trial.checks):
-        return f"expected {' or '.join(trial.checks)} to fail, found {', '.join(sorted(bad))}"
+        return f"expected {' or '.join(trial.checks)} to fail, found {', '.join(sorted(bad)) or 'none that did'}"
     if trial.unknown != (cell.verdict is Verdict.UNKNOWN):
         return f"expected the verdict {'UNKNOWN' if trial.unknown else 'REGRESSION or DRIFT'}, found {cell.verdict}"
     if trial.spills_only:
-        return _other_law(cell)
+        return _other_law(cell, lookahead)
     return None
 
 
-def _other_law(cell: CellVerdict) -> str | None:
-    """The law of lengths must name the spill residues that were tested, and nothing else."""
+def _other_law(cell: CellVerdict, lookahead: int) -> str | None:
+    """The law of lengths must name those residues at which this lookahead takes one more block, as far as they were
+    tested, and nothing else."""
     law = cell.diagnosis.law if cell.diagnosis else None
     if law is None or law.residues is None or law.modulus is None:
         return f"expected a law of residues, found {law.text if law else 'none'}"
     size = law.modulus
-    for lookahead in range(1, size):
-        if {r for r in law.tested if spills(r or size, size, lookahead)} == set(law.residues):
-            return None
-    return f"expected failures at the lookahead's residues only, found: {law.text}"
+    wanted = {r for r in law.tested if spills(r or size, size, lookahead)}
+    if wanted and wanted == set(law.residues):
+        return None
+    return f"expected failures at the residues {sorted(wanted)} of a lookahead of {lookahead} only, found: {law.text}"
 
 
 def check_verdicts(judgement: Judgement) -> dict[str, Verdict]:

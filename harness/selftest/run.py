@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,13 @@ from harness import provenance
 from harness.engine.arming import Arming, Marks, roles_of
 from harness.engine.environment import EngineEnvironment
 from harness.engine.topology import EngineGroupSession
-from harness.errors import EngineDiedError, EngineStartError, HandoffError, InfrastructureError
+from harness.errors import (
+    EngineDiedError,
+    EngineStartError,
+    HandoffError,
+    InfrastructureError,
+    MutantRefusedError,
+)
 from harness.findings import Judgement, Verdict
 from harness.history import History
 from harness.matrix import REQUEST_S, start_expected_s
@@ -58,6 +65,7 @@ class SelfTester:
             profile=self._prepared.profile.name,
             versions=provenance.versions(self._environment),
             hardware=provenance.hardware(),
+            asked=tuple(t.mutant for s in setups for t in s.trials),
             outcomes=tuple(self._outcomes),
             controls=tuple(self._controls),
             engine_starts=self._starts,
@@ -73,7 +81,7 @@ class SelfTester:
         while left or not controlled:
             attempt += 1
             name = setup.id if attempt == 1 else f"{setup.id}-again-{attempt}"
-            arming = Arming([t.mutant for t in setup.trials], setup.group.topology == "pd", self._folder / name)
+            arming = Arming([t.mutant for t in left], setup.group.topology == "pd", self._folder / name)
             session = EngineGroupSession(
                 setup.group,
                 self._prepared.profile,
@@ -94,8 +102,7 @@ class SelfTester:
                         if left:
                             self._heal(session, setup)
             except InfrastructureError as error:
-                left = self._broken(setup, left, controlled, session, error)
-                controlled = True
+                left, controlled = self._broken(setup, left, controlled, session, error)
 
     def _broken(
         self,
@@ -104,11 +111,18 @@ class SelfTester:
         controlled: bool,
         session: EngineGroupSession,
         error: InfrastructureError,
-    ) -> list[Trial]:
-        """After an engine died or did not start: which trials are still to be tried on new engines."""
+    ) -> tuple[list[Trial], bool]:
+        """After an engine died or did not start: which trials are still to be tried on new engines, and whether the
+        control has its verdict."""
         self._reporter.line(f"{setup.id}: {error}")
         if controlled and isinstance(error, (EngineDiedError, HandoffError)) and session.ready_seconds:
-            return left
+            return left, True
+        refusing = [t for t in left if isinstance(error, MutantRefusedError) and t.mutant in error.mutants]
+        if refusing and len(refusing) < len(left):
+            # The others may still fit this vLLM.
+            for trial in refusing:
+                self._record_no_start(trial, setup, error)
+            return [t for t in left if t not in refusing], controlled
         if not controlled:
             self._controls.append(
                 Control(
@@ -122,7 +136,7 @@ class SelfTester:
             )
         for trial in left:
             self._record_no_start(trial, setup, error)
-        return []
+        return [], True
 
     def _recorder(self, works: Sequence[CellWork], setup: Setup, folder: Path, mutants: Sequence[str]) -> Recorder:
         p = self._prepared
@@ -157,15 +171,15 @@ class SelfTester:
         self._reporter.line(f"control {setup.id}: {summary.verdict}")
 
     def _perform(self, session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder) -> RunSummary:
-        """Send the requests, then judge and report. An engine that dies leaves its cells incomplete, and is raised
+        """Send the requests, then judge and report. What breaks on the way leaves its cells incomplete, and is raised
         after that."""
         recorder.engines(session.records())
-        died: EngineDiedError | None = None
+        died: InfrastructureError | None = None
         for work in works:
             try:
                 if died is None:
                     run_cell(session, work, recorder, self._reporter)
-            except EngineDiedError as error:
+            except InfrastructureError as error:
                 died = error
                 recorder.fail_pending([w.cell.id for w in works], "failed", str(error))
         summary = self._conclude(recorder.finish())
@@ -184,19 +198,22 @@ class SelfTester:
         recorder = self._recorder(works, setup, folder, (trial.mutant,))
         begun = time.monotonic()
         session.switch(trial.mutant)
-        died: EngineDiedError | None = None
+        died: InfrastructureError | None = None
         try:
             judgement = self._perform(session, works, recorder).judgement
-        except EngineDiedError as error:
+        except InfrastructureError as error:
             died = error
             judgement = assess(recorder.finish(), None).judgement
         finally:
             session.switch()
         fired = _fired(trial, setup, engines)
-        kill, reason = classify_kill(trial, judgement, self._kinds, fired)
+        kill, reason = self._classify(trial, setup, judgement, fired)
         self._add(trial, kill, reason, judgement, folder.name, time.monotonic() - begun, fired)
         if died is not None:
             raise died
+
+    def _classify(self, trial: Trial, setup: Setup, judgement: Judgement, fired: bool | None) -> tuple[Kill, str]:
+        return classify_kill(trial, judgement, self._kinds, fired, setup.group.method.lookahead)
 
     def _add(
         self,
@@ -230,10 +247,11 @@ class SelfTester:
         recorder = self._recorder(works, setup, self._folder / trial.mutant, (trial.mutant,))
         recorder.fail_pending([w.cell.id for w in works], "failed", str(error))
         judgement = self._conclude(recorder.finish()).judgement
-        if trial.starts or not isinstance(error, EngineStartError):
+        expected = trial.refusal is not None and re.search(trial.refusal, str(error)) is not None
+        if not expected or not isinstance(error, EngineStartError):
             kill, reason = Kill.UNTESTED, " ".join(str(error).split())[:400]
         else:
-            kill, reason = classify_kill(trial, judgement, self._kinds, None)
+            kill, reason = self._classify(trial, setup, judgement, None)
         self._add(trial, kill, reason, judgement, trial.mutant, 0.0, None)
 
     def _heal(self, session: EngineGroupSession, setup: Setup) -> None:
@@ -246,9 +264,13 @@ class SelfTester:
         prompt = item.prompt if item else next(p for p in self._prepared.prompts.cold)
         for cell in setup.group.cells:
             answer = session.observe(cell, prompt, "ids", 0)
-            if prompt.expected is None or answer.final is None or answer.error:
-                continue
-            if answer.final.output_ids != prompt.expected[: answer.max_tokens]:
+            right = prompt.expected
+            if answer.error or answer.final is None:
+                raise HandoffError(
+                    f"expected {cell.id} to answer {prompt.id} after the mutant was switched off, found "
+                    f"{answer.error or 'no answer'}; the engines are started again"
+                )
+            if right is not None and answer.final.output_ids != right[: answer.max_tokens]:
                 raise HandoffError(
                     f"expected {cell.id} to answer {prompt.id} rightly after the mutant was switched off, found other "
                     "tokens; the engines are started again"

@@ -43,8 +43,13 @@ class Trial(NamedTuple):
     """The law of lengths must be that of the lookahead: failing at spill residues and nowhere else."""
     unknown: bool = False
     """Nothing was tested, so that UNKNOWN, not REGRESSION, is the right verdict."""
-    starts: bool = True
-    """Whether the engines can be expected to come up."""
+    refusal: str | None = None
+    """For mutants with which engines must not come up: what their error must say (a regular expression)."""
+
+    @property
+    def starts(self) -> bool:
+        """Whether the engines can be expected to come up."""
+        return self.refusal is None
 
 
 _PD_COLD, _ONE_COLD = View("pd", COLD), View("single", COLD)
@@ -88,7 +93,16 @@ TRIALS: tuple[Trial, ...] = (
     Trial("M7", "eagle3", _both("shared-block"), _both("shared-block"), "target-kv", (*_TOKENS, "state-occurred")),
     Trial("M8", "eagle3", (_PD_COLD, _ONE_COLD), (_ONE_COLD,), "sampler", _STEPS),
     Trial("M9", "eagle3", (_PD_COLD,), (_PD_COLD,), "nothing-tested", ("transfer",), unknown=True),
-    Trial("M10", "eagle3", (_PD_COLD,), (_PD_COLD,), "infrastructure", ("complete",), unknown=True, starts=False),
+    Trial(
+        "M10",
+        "eagle3",
+        (_PD_COLD,),
+        (_PD_COLD,),
+        "infrastructure",
+        ("complete",),
+        unknown=True,
+        refusal="NIXL compatibility hash mismatch",
+    ),
     Trial("M11", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "sampler", _TOKENS, prompts="some"),
     Trial("N1", "eagle3", (View("pd", "late-pull"),), (View("pd", "late-pull"),), "target-kv", (*_TOKENS, "transfer")),
     Trial("N2", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "target-kv", _TOKENS, clean=(_ONE_COLD,)),

@@ -50,7 +50,12 @@ def test_every_stratum_is_hit_exactly_and_words_have_one_source(folder, tmp_path
         assert len(prompt.ids) == prompt.tokens
         assert prompt.expected is None
     longest = max(prompts.prompts, key=lambda p: p.tokens)
+    listed = longest.text.partition(INSTRUCTION)[2].split()
+    words = [w for w in listed if w in set(listed[:-2])][: longest.tokens - 40]
+    assert len(words) > 40 and len(set(words)) == len(words)
+    # A word said twice would leave open which position an output token was read from.
     answer = longest.ids[-60:-6]
+    assert len(set(answer)) == len(answer)
     assert is_copy(sources(longest.ids, answer))
     write_prompts(prompts, tmp_path / "echo.jsonl")
     assert load_prompts(tmp_path / "echo.jsonl") == prompts

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,11 +19,13 @@ from harness.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judge
 from harness.mutants import hooks
 from harness.mutants.catalogue import HISTORIC, MUTANTS
 from harness.operations import prepare
+from harness.progress import Reporter
 from harness.prompts import load_prompts
 from harness.report.selftest import render_markdown, write_selftest
 from harness.selftest.outcome import Control, Kill, Outcome, SelfTest, classify_kill
 from harness.selftest.trials import TRIALS, make_setups, select_trials
 from tests.unit.builders import changed_profile
+from tests.unit.test_engine import ENVIRONMENT
 
 PROFILE = load_profile("cpu")
 PROMPTS = load_prompts(PROFILE.workload.prompts)
@@ -174,8 +177,14 @@ def test_a_variable_of_the_shell_cannot_arm_an_engine(monkeypatch):
 
 def test_mutant_that_found_no_target_is_named(tmp_path):
     arming = Arming(["M1", "M4"], pair=True, folder=tmp_path)
-    log = "(EngineCore) [kv-harness mutant] bound M1 vllm.x pid=7\n"
-    assert unbound(arming, {"prefill": log}) == ["M4 in the decode engine"]
+    target = "vllm.v1.core.kv_cache_manager.KVCacheManager.get_block_ids_for_computed_tokens"
+    log = f"(EngineCore) [kv-harness mutant] bound M1 {target} pid=7\n"
+    missing = unbound(arming, {"prefill": log})
+    assert {(u.mutant, u.role) for u in missing} == {("M4", "decode")}
+    # Half of a mutant is none: M4 has two targets, and each must be bound.
+    half = f"[kv-harness mutant] bound M4 {missing[0].target} pid=8\n"
+    assert len(missing) == 2
+    assert unbound(arming, {"prefill": log, "decode": half}) == missing[1:]
 
 
 # --- trials ----------------------------------------------------------------------------------------------------------
@@ -234,6 +243,14 @@ def judged(cell="pd-eagle3", check="tokens-baseline", verdict=Verdict.REGRESSION
     return Judgement(run_id="r", verdict=verdict, cells=(bad, *more))
 
 
+def unable():
+    """The class is right, but of the expected checks none could tell."""
+    right = judged(check="transfer")
+    blind = CheckResult(check="tokens-baseline", cell="pd-eagle3", verdict=Verdict.UNKNOWN, judged=0)
+    cell = right.cells[0].model_copy(update={"results": (*right.cells[0].results, blind)})
+    return right.model_copy(update={"cells": (cell,)})
+
+
 def passed(cell="pd-eagle3"):
     result = CheckResult(check="complete", cell=cell, verdict=Verdict.PASS, judged=1)
     return CellVerdict(cell=cell, verdict=Verdict.PASS, results=(result,))
@@ -247,6 +264,12 @@ def passed(cell="pd-eagle3"):
         (M1, judged(check="response-invariants"), Kill.OTHER),
         (M1, judged(law=LAW.model_copy(update={"residues": (0, 10)})), Kill.OTHER),
         (M1, judged(law=None), Kill.OTHER),
+        # The law of another lookahead than EAGLE3's three slots.
+        (M1, judged(law=LAW.model_copy(update={"residues": (0, 31)})), Kill.OTHER),
+        (M1, judged(law=LAW.model_copy(update={"residues": (0, 29, 30, 31)})), Kill.OTHER),
+        # A check that could not tell has caught nothing.
+        (M1, unable(), Kill.OTHER),
+        (M4, judged(check="acceptance-baseline", damage="drafter-kv"), Kill.OTHER),
         (M1, Judgement(run_id="r", verdict=Verdict.UNKNOWN, cells=(passed(),)), Kill.SURVIVED),
         (M1, Judgement(run_id="r", verdict=Verdict.UNKNOWN, cells=()), Kill.UNTESTED),
         (M9, judged(check="transfer", verdict=Verdict.UNKNOWN, damage="nothing-tested"), Kill.KILLED),
@@ -264,12 +287,18 @@ def passed(cell="pd-eagle3"):
     ],
 )
 def test_kills_need_the_right_reason(trial, judgement, kill):
-    assert classify_kill(trial, judgement, {}, fired=True)[0] is kill
+    assert classify_kill(trial, judgement, {}, fired=True, lookahead=3)[0] is kill
+
+
+def test_damage_of_something_else_is_no_kill():
+    kill, reason = classify_kill(M1, judged(), {}, fired=False, lookahead=3)
+    assert kill is Kill.OTHER
+    assert "never ran" in reason
 
 
 def test_survivor_whose_code_never_ran_says_so():
     judgement = Judgement(run_id="r", verdict=Verdict.UNKNOWN, cells=(passed(),))
-    assert "never ran" in classify_kill(M1, judgement, {}, fired=False)[1]
+    assert "never ran" in classify_kill(M1, judgement, {}, fired=False, lookahead=3)[1]
 
 
 def outcome(kill: Kill) -> Outcome:
@@ -293,6 +322,7 @@ def self_test(kills: list[Kill], controls: list[Verdict], **changes) -> SelfTest
         profile="cpu",
         versions={"vllm": "0"},
         hardware={},
+        asked=("M1",) * len(kills),
         outcomes=tuple(outcome(k) for k in kills),
         controls=tuple(Control(id="c", verdict=v, requests=1, folder="control-c", seconds=1.0) for v in controls),
         engine_starts=2,
@@ -316,6 +346,30 @@ def self_test(kills: list[Kill], controls: list[Verdict], **changes) -> SelfTest
 )
 def test_exit_code_of_a_self_test(kills, controls, code):
     assert self_test(kills, controls).exit_code == code
+
+
+def test_mutant_without_an_outcome_never_passes():
+    lost = self_test([Kill.KILLED], [Verdict.PASS], asked=("M1", "M3"))
+    assert lost.exit_code == 2
+    assert "no outcome of M3" in lost.sentence
+
+
+def test_trial_that_breaks_has_an_outcome(tmp_path, monkeypatch):
+    """A hand-off that breaks outside of a request must not lose the trial."""
+    from harness.errors import HandoffError
+    from harness.selftest.run import SelfTester
+
+    def breaks(*_):
+        raise HandoffError("decode engine: expected metrics, found ConnectError")
+
+    monkeypatch.setattr("harness.selftest.run.run_cell", breaks)
+    prepared = prepare("cpu", [])
+    setup = make_setups(select_trials(["M1"], quick=False), prepared.profile, prepared.prompts)[0]
+    session = SimpleNamespace(switch=lambda *_: None, records=lambda: ())
+    tester = SelfTester(prepared, ENVIRONMENT, tmp_path, Reporter(1.0))
+    with pytest.raises(HandoffError):
+        tester._trial(setup.trials[0], setup, session, tmp_path)
+    assert [(o.mutant, o.kill) for o in tester._outcomes] == [("M1", Kill.OTHER)]
 
 
 def test_interrupted_self_test_never_passes():

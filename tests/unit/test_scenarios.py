@@ -186,13 +186,23 @@ PRESSURE = {
 
 
 @pytest.mark.parametrize(
-    ("preemptions", "queued", "verdict"),
-    [(1, 0.5, Verdict.PASS), (0, 0.5, Verdict.UNKNOWN), (1, 0.0, Verdict.UNKNOWN)],
+    ("preemptions", "queued", "usage", "verdict"),
+    [
+        (1, 1.5, 0.9, Verdict.PASS),
+        (0, 1.5, 0.9, Verdict.UNKNOWN),
+        # The load waited 0.4 s each for the release: that is no sign of a full pool.
+        (1, 0.9, 0.9, Verdict.UNKNOWN),
+        (1, 1.5, 0.5, Verdict.UNKNOWN),
+        (1, 1.5, None, Verdict.UNKNOWN),
+    ],
 )
-def test_pressure_needs_a_preemption_and_somebody_who_waited(preemptions, queued, verdict):
+def test_pressure_needs_a_full_pool_a_preemption_and_somebody_who_waited(preemptions, queued, usage, verdict):
     shared = {"single": {"preemptions": float(preemptions), "queue_seconds": queued}}
-    waiting = in_scenario("single-none", "pressure", "waiting", concurrent=3, shared_counters=shared)
-    assert proof([waiting], PRESSURE, "single-none").verdict is verdict
+    same = {"concurrent": 3, "shared_counters": shared, "held_until": 100.4}
+    waiting = in_scenario("single-none", "pressure", "waiting", usage=usage, asked_at=101.0, **same)
+    load = [in_scenario("single-none", "pressure", f"load{i}", asked_at=100.0, **same) for i in range(2)]
+    the_history = history([waiting, *load], scenarios=[PRESSURE], engines=(engine("single-none", "single"),))
+    assert state.state_occurred(view(the_history, "single-none", scenario="pressure")).verdict is verdict
 
 
 CHUNKED = {"id": "chunked", "kind": "chunked-prefill", "prompts": ["p96"]}
