@@ -137,7 +137,7 @@ class RequestCounts(NamedTuple):
     """``counters``: from the growth of the engine's counters over the request, which was alone on the engine. Then
     neither the order of the steps nor a padded first one is known."""
     surplus: int = 0
-    """Tokens that the steps account for beyond the output; a padded first step adds one, an end within a step others."""
+    """Tokens that the steps account for beyond the output: a padded first step adds one, an end within a step more."""
 
     def without_padding(self) -> RequestCounts:
         """The counts less one step that accepted nothing."""
@@ -157,6 +157,33 @@ def request_counts(leg: Leg, k: int) -> RequestCounts | None:
     return RequestCounts(drafts, at, "counters", drafts + sum(at) - (len(leg.output_ids) - 1))
 
 
+def pool_counts(requests: Iterable[RequestCounts], k: int) -> Rates:
+    """Pool the counts of many requests into marginal rates per position."""
+    counted = list(requests)
+    lengths = [1 + sum(c.accepted_at) / c.steps for c in counted if c.steps]
+    return Rates(
+        steps=sum(c.steps for c in counted),
+        accepted_at=tuple(sum(c.accepted_at[p] for c in counted) for p in range(k)),
+        requests=len(counted),
+        length_per_prompt=sum(lengths) / len(lengths) if lengths else None,
+    )
+
+
+def by_step(requests: Iterable[Sequence[int]], single: int = 8) -> list[tuple[str, int, float]]:
+    """Acceptance by step since the hand-off: (step, requests, mean accepted drafts), the first ``single`` steps one by
+    one and the others pooled."""
+    out = []
+    steps = [list(r) for r in requests]
+    for i in range(single):
+        values = [s[i] for s in steps if len(s) > i]
+        if values:
+            out.append((str(i), len(values), sum(values) / len(values)))
+    rest = [a for s in steps for a in s[single:]]
+    if rest:
+        out.append((f"{single}+", sum(len(s) > single for s in steps), sum(rest) / len(rest)))
+    return out
+
+
 _RECOGNISED_FROM = 5
 
 
@@ -167,9 +194,7 @@ def settle_padding(counted: Mapping[str, RequestCounts], handed_off: bool) -> tu
     one only when its output ends within a step. So padding is recognised when all of five requests or more have one.
     """
     from_counters = [c for c in counted.values() if c.source == "counters"]
-    padded = (
-        handed_off and len(from_counters) >= _RECOGNISED_FROM and all(c.surplus >= 1 for c in from_counters)
-    )
+    padded = handed_off and len(from_counters) >= _RECOGNISED_FROM and all(c.surplus >= 1 for c in from_counters)
     if not padded:
         return dict(counted), False
     return {key: c.without_padding() if c.source == "counters" else c for key, c in counted.items()}, True

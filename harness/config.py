@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SHIPPED_PROFILES = Path(__file__).resolve().parent / "profiles"
 
 TopologyName = Literal["single", "pd"]
+Tier = Literal["bitwise", "normal"]
 
 
 class NoSpeculation(Strict):
@@ -136,7 +137,7 @@ class Workload(Strict):
 class Judging(Strict):
     """Bounds that the checks use."""
 
-    tier: Literal["bitwise", "normal"] = "bitwise"
+    tier: Tier = "bitwise"
     """``bitwise``: deterministic arithmetic, greedy, one request at a time; tokens and accepted counts must be equal
     step for step. ``normal``: equal runs differ; every gate is a registered test with a stated error rate."""
     near_tie_nats: float = Field(default=0.02, ge=0)
@@ -189,6 +190,8 @@ class Profile(Strict):
     share_engines: bool = True
     """Let ``single`` cells run on the decode engine of the pair with the same method, without a hand-off."""
     baselines: Path
+    known_defects: Path | None = None
+    """List of findings that are reported already; see ``harness.known``."""
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -218,7 +221,7 @@ def _resolve(value: Any, base: Path) -> Any:
     if isinstance(value, dict):
         return {
             k: str((base / v).resolve())
-            if k in {"target", "tokenizer", "drafter", "prompts", "baselines"} and isinstance(v, str)
+            if k in {"target", "tokenizer", "drafter", "prompts", "baselines", "known_defects"} and isinstance(v, str)
             else _resolve(v, base)
             for k, v in value.items()
         }

@@ -20,8 +20,11 @@ from pydantic import Field, ValidationError
 from harness.config import Strict, describe_validation_error
 from harness.errors import DataError, NotARunError
 from harness.files import write_json
+from harness.migrations import SCHEMA as SCHEMA
+from harness.migrations import migrate
 
-SCHEMA = 1
+SECOND = "second-stage"
+"""Folder inside a run: the tests that failed, again, on held-out prompts and fresh engines."""
 LINES = "observations.jsonl"
 PARQUET = "observations.parquet"
 RUN = "run.json"
@@ -279,9 +282,14 @@ def load_history(folder: Path) -> History:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{run_file}: expected JSON, but it cannot be read ({error})") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if version != SCHEMA:
+    try:
+        raw = migrate(raw) if isinstance(raw, dict) else raw
+    except (TypeError, AttributeError, ValueError, KeyError, IndexError) as error:
+        raise DataError(f"{run_file} is damaged: it says schema {version!r} and has another shape ({error})") from error
+    if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA:
         raise DataError(
-            f"{run_file}: expected history schema {SCHEMA}, found {version!r}; use the harness version that recorded it"
+            f"{run_file}: expected history schema 1 to {SCHEMA}, found {version!r}; use the harness version that "
+            "recorded it"
         )
     try:
         run = RunRecord.model_validate(raw)

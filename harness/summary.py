@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from harness.acceptance import Rates, pool, real_steps
+from harness.acceptance import Rates, pool_counts, real_steps
 from harness.checks.evidence import CellView, Evidence
+from harness.checks.night import cell_counts
 from harness.config import Judging
 from harness.findings import CellVerdict, Finding, Judgement, Verdict, worst
 from harness.history import COLD, History
@@ -128,10 +129,11 @@ def _equal_tokens(judgement: Judgement, cell: str) -> str:
 
 def _acceptance_row(view: CellView, judgement: Judgement) -> AcceptanceRow:
     steps = [s for o in view.answered().values() if o.final and (s := real_steps(o.final)) is not None]
+    counted, _ = cell_counts(view)
     reference = _figures(judgement, view.id, "acceptance-baseline").get("reference") or {}
     return AcceptanceRow(
         cell=view.id,
-        ours=pool([s.accepted for s in steps], view.record.draft_tokens),
+        ours=pool_counts(counted.values(), view.record.draft_tokens),
         baseline_rates=reference.get("rates") or None,
         padded=sum(s.padded for s in steps),
         tokens_equal=_equal_tokens(judgement, view.id),
@@ -142,13 +144,20 @@ def describe(history: History, judgement: Judgement) -> str:
     """What happened, in one sentence."""
     verdicts = judgement.by_cell()
     cells = len(verdicts)
-    bad = [f"{cell} {v}" for cell, v in verdicts.items() if v is not Verdict.PASS]
+    bad = [f"{cell} {v}" for cell, v in verdicts.items() if v.exit_code != 0]
+    known = sorted({f.known for f in judgement.findings if f.known})
     requests = len(history.observations)
     if judgement.verdict is Verdict.PASS:
         who = "The cell passes" if cells == 1 else f"All {cells} cells pass"
         return (
             f"{who}: {requests} requests gave the right tokens, speculation accepted what it should, and every P/D "
             "request moved its KV."
+        )
+    if judgement.verdict is Verdict.KNOWN:
+        count = sum(f.known is not None for f in judgement.findings)
+        return (
+            f"{count} findings of known defects ({', '.join(known)}) and nothing else in {cells} cells, {requests} "
+            "requests."
         )
     names = ", ".join(bad[:6]) + (" …" if len(bad) > 6 else "")
     if not bad:

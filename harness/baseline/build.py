@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from harness.acceptance import request_counts
 from harness.baseline.diff import describe_change
-from harness.baseline.lookup import Limits, look_up, place_for
-from harness.baseline.model import Again, Identity, Provenance, Row
+from harness.baseline.lookup import Limits, Lookup, describe_difference, differing, look_up, place_for
+from harness.baseline.model import FORMAT, Again, Baseline, Header, Identity, Provenance, Row
 from harness.baseline.store import write_baseline
 from harness.config import Method, Profile
 from harness.errors import UsageError
@@ -48,14 +48,20 @@ def identity_in(history: History, method: str) -> Identity:
     """A method's identity in a recorded run, with what its answering engine reported. Raises KeyError or
     ValidationError when the run has none or a damaged one."""
     identity = Identity.model_validate(history.run.identities[method])
-    engine = next(
-        (e for e in history.run.engines if e.group.split("-", 1)[-1] == method and e.role != "prefill"), None
-    )
+    engine = next((e for e in history.run.engines if e.group.split("-", 1)[-1] == method and e.role != "prefill"), None)
     if engine is None:
         return identity
     return identity.model_copy(
         update={"attention_backend": engine.attention_backend, "model_runner": engine.model_runner}
     )
+
+
+def require_unarmed(history: History) -> None:
+    """Raise UsageError when a run says nothing about unchanged engines."""
+    armed = history.run.mutants or tuple(m for e in history.run.engines for m in e.mutants)
+    if armed or history.run.interrupted:
+        found = f"mutant {', '.join(dict.fromkeys(armed))} armed" if armed else "one that was interrupted"
+        raise UsageError(f"{history.folder}: expected a whole run of unchanged engines, found {found}; record anew")
 
 
 class Recorded(NamedTuple):
@@ -66,30 +72,50 @@ class Recorded(NamedTuple):
     """What is different from the record that was replaced, in words; empty when nothing is."""
 
 
-def record_from(history: History, again: History | None, prompts: PromptSet, folder: Path) -> list[Recorded]:
-    """Write a baseline per single cell of a recorded run; ``again`` is a repetition of it.
+def record_from(
+    history: History, again: History | None, prompts: PromptSet, folder: Path, keep_unasked: bool = False
+) -> list[Recorded]:
+    """Write a baseline per single cell of a recorded run; ``again`` is a repetition of it. With ``keep_unasked``,
+    prompts that are not sent cold to every cell may be missing and keep the rows of the record that is replaced.
 
     All rows are collected and checked before the first file is written: known right answers where the prompts have
     them, and the plain engine's tokens for every speculative method. Raises UsageError when anything is missing or
     wrong; then nothing was written.
     """
+    for run in (history, *([again] if again is not None else [])):
+        require_unarmed(run)
     if history.run.prompts_sha256 != prompts.sha256:
         raise UsageError(f"{history.folder}: was recorded with other prompts than the profile has now; record anew")
     singles = [c.cell for c in history.run.cells if c.cell.startswith("single-")]
     if not singles:
         raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
-    collected = {
-        cell.removeprefix("single-"): rows_from(
+    collected = {}
+    kept: dict[str, int] = {}
+    for cell in singles:
+        method = cell.removeprefix("single-")
+        asked = history.of(cell)
+        old = _replaced(history, method, folder)
+        spare = old.by_prompt() if old is not None and keep_unasked else {}
+        keep = {p.id: spare[p.id] for p in prompts.prompts if p.use != "cold" and p.id not in asked and p.id in spare}
+        kept[method] = len(keep)
+        fresh = rows_from(
             history,
             cell,
-            {p.id: p.sha256 for p in prompts.prompts},
+            {p.id: p.sha256 for p in prompts.prompts if p.id not in keep},
             {p.id: p.expected for p in prompts.prompts},
             again,
         )
-        for cell in singles
-    }
+        rows = {**keep, **{r.prompt_id: r for r in fresh}}
+        collected[method] = [rows[p.id] for p in prompts.prompts]
     _require_same_tokens(collected)
-    return [_write(history, method, rows, folder) for method, rows in collected.items()]
+    return [_write(history, method, rows, folder, kept[method]) for method, rows in collected.items()]
+
+
+def _replaced(history: History, method: str, folder: Path) -> Baseline | None:
+    """The record that a new one of this run would replace."""
+    identity = identity_in(history, method)
+    limits = Limits(10**6, 10**6)
+    return look_up(folder, identity, str(history.run.profile["name"]), limits, history.run.started).baseline
 
 
 def _require_same_tokens(collected: Mapping[str, list[Row]]) -> None:
@@ -175,15 +201,39 @@ def _again(leg: Leg, other: Leg | None, k: int) -> Again | None:
     )
 
 
-def _write(history: History, method: str, rows: list[Row], folder: Path) -> Recorded:
-    identity = identity_in(history, method)
+def references_in(history: History, wanted: Mapping[str, Identity]) -> dict[str, Lookup]:
+    """The single cells of another run as references, per method, without writing them.
+
+    A method that the run has no complete single cell of, or whose identity differs, has a reason instead.
+    """
+    out: dict[str, Lookup] = {}
+    for method, identity in wanted.items():
+        cell = f"single-{method}"
+        if history.cell(cell) is None:
+            out[method] = Lookup(None, f"expected a cell {cell} in {history.folder} to compare with, found none")
+            continue
+        theirs = identity_in(history, method)
+        fields = differing(identity, theirs)
+        if fields:
+            words = describe_difference(identity, theirs, fields)
+            out[method] = Lookup(None, f"{history.folder} belongs to something else ({words})")
+            continue
+        prompts = {o.prompt_id: "" for o in history.of(cell).values()}
+        try:
+            require_unarmed(history)
+            rows = rows_from(history, cell, prompts, {})
+        except UsageError as error:
+            out[method] = Lookup(None, str(error))
+            continue
+        header = Header(format=FORMAT, identity=theirs, provenance=_provenance(history), summary={}, rows_sha256="")
+        reason = "" if rows else f"expected answers in {cell} of {history.folder}, found none"
+        out[method] = Lookup(Baseline(header=header, rows=tuple(rows)) if rows else None, reason)
+    return out
+
+
+def _provenance(history: History) -> Provenance:
     run = history.run
-    old = look_up(folder, identity, str(run.profile["name"]), Limits(10**6, 10**6), run.started)
-    kept = {r.prompt_id: r.again for r in old.baseline.rows} if old.baseline else {}
-    if all(r.again is None for r in rows):
-        # Without a repetition the noise that was measured before is the best that is known.
-        rows = [r.model_copy(update={"again": kept.get(r.prompt_id)}) for r in rows]
-    provenance = Provenance(
+    return Provenance(
         recorded=run.started,
         run_id=run.run_id,
         # Paths of the machine stay out of committed data.
@@ -192,7 +242,18 @@ def _write(history: History, method: str, rows: list[Row], folder: Path) -> Reco
         versions=run.versions,
         hardware=run.hardware,
     )
+
+
+def _write(history: History, method: str, rows: list[Row], folder: Path, kept: int) -> Recorded:
+    identity = identity_in(history, method)
+    old = _replaced(history, method, folder)
+    if all(r.again is None for r in rows):
+        # Without a repetition the noise that was measured before is the best that is known.
+        before = {r.prompt_id: r.again for r in old.rows} if old else {}
+        rows = [r.model_copy(update={"again": before.get(r.prompt_id)}) for r in rows]
     path = place_for(folder, identity)
-    change = describe_change(old.baseline, rows, identity)
-    write_baseline(path, identity, provenance, rows)
+    change = describe_change(old, rows, identity)
+    if kept:
+        change.append(f"{kept} prompts that the run did not send cold keep their rows; record anew if these moved too")
+    write_baseline(path, identity, _provenance(history), rows)
     return Recorded(method, path, len(rows), tuple(change))

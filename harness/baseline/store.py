@@ -47,7 +47,9 @@ def load_baseline(path: Path) -> Baseline:
     try:
         text = table.read_bytes()
     except OSError as error:
-        raise DataError(f"baseline {table}: expected the rows of {path.name}, found {error.strerror}; {mend}") from error
+        raise DataError(
+            f"baseline {table}: expected the rows of {path.name}, found {error.strerror}; {mend}"
+        ) from error
     if sha256_bytes(text) != header.rows_sha256:
         raise DataError(
             f"baseline {table}: its rows do not match the hash in {path.name}, so lines were changed or lost; {mend}"

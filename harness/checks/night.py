@@ -101,7 +101,9 @@ def registered(views: Iterable[CellView]) -> list[TestId]:
     return out
 
 
-def run_tests(views: Sequence[CellView], judging: Judging, only: Iterable[TestId] | None = None) -> dict[TestId, Tested]:
+def run_tests(
+    views: Sequence[CellView], judging: Judging, only: Iterable[TestId] | None = None
+) -> dict[TestId, Tested]:
     """Compute and adjust all registered tests, or those of ``only`` (the second stage). A test that crashes is a
     result with a problem and does not hide the others."""
     by_place = {(v.id, v.scenario): v for v in views}
@@ -122,9 +124,7 @@ def run_tests(views: Sequence[CellView], judging: Judging, only: Iterable[TestId
 
 
 def _finish(test: TestId, raw: _Raw, adjusted: float | None, alpha: float, judging: Judging) -> Tested:
-    columns = tuple(
-        Column(d, a) for d, a in zip(raw.found, raw.swap.adjusted if raw.swap else (), strict=False)
-    )
+    columns = tuple(Column(d, a) for d, a in zip(raw.found, raw.swap.adjusted if raw.swap else (), strict=False))
     return Tested(
         test,
         raw.p,
@@ -172,9 +172,8 @@ def _require(n: int, swap: Swap | None, alpha: float, what: str) -> str:
         return f"expected {what} of the same prompts on both sides, found none in common"
     least = swap.least if swap is not None else 2.0 ** (1 - n)
     if least > alpha:
-        return (
-            f"{n} prompts can give no p-value below {least:.2g}, and {alpha:.2g} is needed: send more prompts"
-            + ("" if swap is None or 2.0 ** (1 - n) > alpha else ", or raise judging.permutations")
+        return f"{n} prompts can give no p-value below {least:.2g}, and {alpha:.2g} is needed: send more prompts" + (
+            "" if swap is None or 2.0 ** (1 - n) > alpha else ", or raise judging.permutations"
         )
     return ""
 
@@ -209,7 +208,7 @@ def _acceptance_baseline(view: CellView, judging: Judging, alpha: float) -> _Raw
     }
     if not again:
         return raw._replace(note="no A/A in the baseline: record it with --repeat 2")
-    arms, _ = _arms(view, {p: reference[p] for p in again}, again, {p: "all" for p in again})
+    arms, _ = _arms(view, {p: reference[p] for p in again}, again, dict.fromkeys(again, "all"))
     return raw._replace(aa_p=label_swap(arms, judging.permutations, judging.seed).p)
 
 

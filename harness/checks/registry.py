@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from harness.baseline.build import identity_in
 from harness.baseline.lookup import Limits, Lookup, look_up
 from harness.checks import drafting, exchange, state, tokens, transfer
+from harness.checks.evidence import REFERENCE_CELL, CellView, Evidence
 from harness.checks.night import TestId, TestName, run_tests
 from harness.checks.statistical import check_for, tripped
-from harness.checks.evidence import REFERENCE_CELL, CellView, Evidence
-from harness.config import Judging, describe_validation_error
+from harness.config import Judging, Tier, describe_validation_error
 from harness.errors import DataError
 from harness.findings import CellVerdict, CheckResult, Judgement, Verdict, worst
 from harness.history import History
@@ -53,10 +53,6 @@ def _has_single(cell: CellView) -> bool:
     return cell.handed_off and cell.speculative and cell.cold and _asked(cell, f"single-{cell.method}")
 
 
-def _bitwise(applies: Callable[[CellView], bool]) -> Callable[[CellView], bool]:
-    return lambda cell: cell.evidence.judging.tier == "bitwise" and applies(cell)
-
-
 def _registered(name: TestName) -> Check:
     """The check of a registered test of the normal tier; it applies where the test was announced."""
     return Check(
@@ -76,7 +72,7 @@ QUESTIONS: dict[TestName, str] = {
 }
 
 
-CHECKS: tuple[Check, ...] = (
+_COMMON: tuple[Check, ...] = (
     Check("state-occurred", "did the scenario's state occur?", lambda c: not c.cold, state.state_occurred),
     Check("cold-stays-cold", "did cold prompts stay cold?", lambda c: c.cold, state.cold_stays_cold),
     Check("complete", "was everything asked and answered?", _always, exchange.complete),
@@ -84,34 +80,46 @@ CHECKS: tuple[Check, ...] = (
     Check("response-invariants", "does each response agree with itself?", _always, exchange.response_invariants),
     Check("text-form", "does templated text give what ids give?", _has_text, exchange.text_form),
     Check("transfer", "did KV move, or in a control not?", _always, transfer.transfer),
+)
+_DRAFTS = Check("drafts-happened", "was speculation tested?", lambda c: c.speculative, drafting.drafts_happened)
+
+CHECKS: tuple[Check, ...] = (
+    *_COMMON,
     Check(
         "tokens-reference",
         "tokens of the plain single engine of this run?",
-        _bitwise(_has_reference),
+        _has_reference,
         tokens.tokens_reference,
     ),
-    Check("tokens-baseline", "tokens as recorded?", _bitwise(_always), tokens.tokens_baseline),
-    Check("drafts-happened", "was speculation tested?", lambda c: c.speculative, drafting.drafts_happened),
+    Check("tokens-baseline", "tokens as recorded?", _always, tokens.tokens_baseline),
+    _DRAFTS,
     Check(
         "acceptance-single",
         "acceptance of the single engine of this run?",
-        _bitwise(_has_single),
+        _has_single,
         drafting.acceptance_single,
     ),
     Check(
         "acceptance-baseline",
         "acceptance as recorded?",
-        _bitwise(lambda c: c.speculative),
+        lambda c: c.speculative,
         drafting.acceptance_baseline,
     ),
-    *(_registered(name) for name in QUESTIONS),
 )
+"""Of the bitwise tier."""
+NORMAL_CHECKS: tuple[Check, ...] = (*_COMMON, _DRAFTS, *(_registered(name) for name in QUESTIONS))
+"""Of the normal tier, where the gates are registered tests."""
 
 
-def judge_cell(cell: CellView, checks: tuple[Check, ...] = CHECKS) -> CellVerdict:
+def checks_of(tier: Tier) -> tuple[Check, ...]:
+    """The checks of a tier, in the order of the reports."""
+    return CHECKS if tier == "bitwise" else NORMAL_CHECKS
+
+
+def judge_cell(cell: CellView, checks: tuple[Check, ...] | None = None) -> CellVerdict:
     """All applicable checks on one cell. A check that crashes is UNKNOWN and does not hide the others."""
     results = []
-    for check in checks:
+    for check in checks if checks is not None else checks_of(cell.evidence.judging.tier):
         try:
             if check.applies(cell):
                 results.append(check.judge(cell))

@@ -157,7 +157,8 @@ def _message(cell: CellView, tested: Tested, change: Change, columns: list[Colum
     shown = "; ".join(_describe(c) for c in columns[:3])
     return (
         f"expected no change beyond chance (registered test, adjusted p {tested.adjusted:.2g}, level "
-        f"{judging.stage_alpha:.3g}), found a {change} in {len(columns)} of {len(tested.columns)} columns: {shown}; {why}"
+        f"{judging.stage_alpha:.3g}), found a {change} in {len(columns)} of {len(tested.columns)} columns: {shown}; "
+        f"{why}"
     )
 
 
@@ -172,7 +173,9 @@ def _note(tested: Tested, cell: CellView) -> str:
 
 
 def _figures(tested: Tested, alpha: float) -> dict[str, Any]:
+    pooled = [c.difference.rates for c in tested.columns if c.difference.column.startswith("all@")]
     return {
+        "reference": {"rates": [_finite(r[0]) for r in pooled]},
         "p": tested.p,
         "p_adjusted": tested.adjusted,
         "alpha": alpha,

@@ -77,9 +77,7 @@ class Swap(NamedTuple):
     """All label swaps were enumerated."""
 
 
-def make_arms(
-    columns: Sequence[str], first: tuple[Matrix, Matrix], second: tuple[Matrix, Matrix]
-) -> Arms:
+def make_arms(columns: Sequence[str], first: tuple[Matrix, Matrix], second: tuple[Matrix, Matrix]) -> Arms:
     """Arms from (hits, trials) of each. Raises ValueError when the four shapes differ or are not [N, len(columns)]."""
     shapes = {np.shape(m) for m in (*first, *second)}
     if len(shapes) != 1 or next(iter(shapes))[1:] != (len(columns),):

@@ -11,7 +11,7 @@ import pytest
 
 from harness.acceptance import pool, real_steps
 from harness.findings import Verdict
-from harness.operations import assess
+from harness.operations import References, assess
 from harness.probe import spec
 from harness.strata import blocks, classify
 from tests.engine.conftest import Done, harness, left_over
@@ -61,7 +61,7 @@ def test_acceptance_is_equal_step_for_step_and_within_the_probes_range(eagle3: D
 
 
 def test_every_scenario_occurred(eagle3: Done):
-    judgement = assess(eagle3.history, None).judgement
+    judgement = assess(eagle3.history).judgement
     proven = {
         (c.cell, c.scenario): r.judged
         for c in judgement.cells
@@ -121,7 +121,7 @@ def test_recorded_damage_is_found_offline(eagle3: Done, tmp_path):
 
 
 def test_without_baselines_it_is_unknown(eagle3: Done, tmp_path):
-    summary = assess(eagle3.history, tmp_path)
+    summary = assess(eagle3.history, References(baselines=tmp_path))
     assert summary.verdict is Verdict.UNKNOWN
     assert any("harness baseline record" in f.message for f in summary.judgement.findings)
 

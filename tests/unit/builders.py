@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from harness.baseline import FORMAT, Baseline, Header, Identity, Lookup, Provenance, Row
+from harness.baseline.lookup import Lookup
+from harness.baseline.model import FORMAT, Baseline, Header, Identity, Provenance, Row
 from harness.checks.evidence import CellView, Evidence
 from harness.config import REPOSITORY, SHIPPED_PROFILES, Judging
 from harness.history import SCHEMA, CellRecord, EngineRecord, History, Leg, Observation, RunRecord, Speculation
@@ -171,8 +172,6 @@ def provenance() -> Provenance:
         git_commit=None,
         versions={},
         hardware={},
-        model_runner="V1",
-        attention_backend=None,
     )
 
 
