@@ -132,6 +132,8 @@ class Workload(Strict):
     logprobs: int = Field(default=2, ge=2, le=5)
     text_prompts: int = Field(default=6, ge=0)
     """How many prompts are also sent as templated text, one per stratum first."""
+    rescore: bool = True
+    """Let the plain single engine read every distinct output afresh, where it is part of the run."""
 
 
 class Judging(Strict):

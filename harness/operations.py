@@ -45,6 +45,12 @@ class Prepared(NamedTuple):
     works: tuple[CellWork, ...]
 
     @property
+    def rescores(self) -> bool:
+        """Whether outputs are re-scored: asked for, and the plain single engine answers cold prompts in this run."""
+        asked = any(w.cell.id == REFERENCE_CELL and w.items for w in self.works)
+        return self.profile.workload.rescore and asked
+
+    @property
     def requests(self) -> int:
         return total_requests(self.works)
 
@@ -214,6 +220,7 @@ def prepared_recorder(
         folder,
         folder.name,
         mutants=mutants,
+        rescore=prepared.rescores,
     )
 
 

@@ -28,6 +28,7 @@ from harness.history import (
     write_run,
 )
 from harness.prompts import PromptSet
+from harness.rescore import Outputs
 from harness.workload import CellWork
 
 
@@ -52,7 +53,9 @@ class Recorder:
         run_id: str,
         command: Sequence[str] | None = None,
         mutants: Sequence[str] = (),
+        rescore: bool = False,
     ) -> None:
+        self.outputs = Outputs()
         self.folder = folder
         self._begun = time.monotonic()
         self._stop_seconds = 0.0
@@ -90,6 +93,7 @@ class Recorder:
                 for w in works
             ),
             mutants=tuple(mutants),
+            rescore=rescore,
             lacking={name: WITHOUT[name] for name in WITHOUT if not environment.has(name)},
         )
         self._writer = HistoryWriter(folder)
@@ -97,6 +101,7 @@ class Recorder:
 
     def append(self, observation: Observation) -> None:
         self._writer.append(observation)
+        self.outputs.add(observation)
 
     def engines(self, records: Iterable[EngineRecord]) -> None:
         self._update(engines=(*self.record.engines, *records))

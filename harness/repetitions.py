@@ -14,7 +14,8 @@ from harness.matrix import EngineGroup, start_expected_s
 from harness.operations import Prepared
 from harness.progress import Reporter
 from harness.recorder import Recorder
-from harness.runner import run_cell
+from harness.rescore import REFERENCE
+from harness.runner import rescore, run_cell
 
 
 class Repetitions(NamedTuple):
@@ -40,6 +41,7 @@ def record_repetitions(
             environment,
             folder / f"repetition-{i + 1:02d}",
             f"{folder.name}-{i + 1:02d}",
+            rescore=prepared.rescores,
         )
         for i in range(repetitions)
     ]
@@ -73,6 +75,8 @@ def _repeat(
                 reporter.line(f"{group.id}: repetition {number} of {len(recorders)}")
                 for work in works:
                     run_cell(session, work, recorder, reporter)
+                if recorder.record.rescore and REFERENCE in [c.id for c in group.cells]:
+                    rescore(session, recorder, reporter)
     except InfrastructureError as error:
         reporter.line(f"{group.id}: UNKNOWN: {error}")
         for recorder in recorders:

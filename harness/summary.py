@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from harness.acceptance import Rates, pool_counts, real_steps
+from harness.baseline.published import load_published, matching
 from harness.checks.evidence import CellView, Evidence
 from harness.checks.night import cell_counts
 from harness.config import Judging
+from harness.errors import DataError
 from harness.findings import CellVerdict, Finding, Judgement, Verdict, worst
 from harness.history import COLD, History
 from harness.strata import Stratum
@@ -43,6 +45,8 @@ class RunSummary(NamedTuple):
     """Cell → scenario → verdict."""
     acceptance: list[AcceptanceRow]
     equal_tokens: dict[str, str]
+    published: list[str]
+    """What others published for the models of this run, in words; advisory."""
 
     @property
     def cells(self) -> dict[str, Verdict]:
@@ -98,7 +102,18 @@ def summarise_run(history: History, judgement: Judgement) -> RunSummary:
         scenario_grid=_scenario_grid(judgement),
         acceptance=[_acceptance_row(v, judgement) for v in views.values() if v.speculative],
         equal_tokens={cell: _equal_tokens(judgement, cell) for cell in views},
+        published=_published(history, views),
     )
+
+
+def _published(history: History, views: Mapping[str, CellView]) -> list[str]:
+    try:
+        bands = load_published()
+    except DataError as error:
+        # Advisory figures must not cost the report.
+        return [str(error)]
+    methods = dict.fromkeys(v.method for v in views.values() if v.speculative)
+    return [f"{m}: {b.describe()}" for m in methods for b in matching(bands, history.run.profile, m)]
 
 
 def _scenario_grid(judgement: Judgement) -> dict[str, dict[str, Verdict]]:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from harness.baseline.build import identity_in
 from harness.baseline.lookup import Limits, Lookup, look_up
-from harness.checks import drafting, exchange, state, tokens, transfer
+from harness.checks import drafting, exchange, rescored, state, tokens, transfer
 from harness.checks.evidence import REFERENCE_CELL, CellView, Evidence
 from harness.checks.night import TestId, TestName, run_tests
 from harness.checks.statistical import check_for, tripped
@@ -81,6 +81,7 @@ _COMMON: tuple[Check, ...] = (
     Check("text-form", "does templated text give what ids give?", _has_text, exchange.text_form),
     Check("transfer", "did KV move, or in a control not?", _always, transfer.transfer),
 )
+_RESCORED = Check("rescored", "would the plain engine say the same tokens?", rescored.applies, rescored.rescored)
 _DRAFTS = Check("drafts-happened", "was speculation tested?", lambda c: c.speculative, drafting.drafts_happened)
 
 CHECKS: tuple[Check, ...] = (
@@ -92,6 +93,7 @@ CHECKS: tuple[Check, ...] = (
         tokens.tokens_reference,
     ),
     Check("tokens-baseline", "tokens as recorded?", _always, tokens.tokens_baseline),
+    _RESCORED,
     _DRAFTS,
     Check(
         "acceptance-single",
@@ -107,7 +109,7 @@ CHECKS: tuple[Check, ...] = (
     ),
 )
 """Of the bitwise tier."""
-NORMAL_CHECKS: tuple[Check, ...] = (*_COMMON, _DRAFTS, *(_registered(name) for name in QUESTIONS))
+NORMAL_CHECKS: tuple[Check, ...] = (*_COMMON, _RESCORED, _DRAFTS, *(_registered(name) for name in QUESTIONS))
 """Of the normal tier, where the gates are registered tests."""
 
 

@@ -56,6 +56,8 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     more = len(grouped_findings(summary.judgement)) - _GROUPS
     if more > 0:
         console.print(f"… {more} more groups of findings in the report")
+    for line in summary.published:
+        console.print(f"advisory: {escape(line)}", highlight=False)
     for notice in summary.judgement.notices:
         console.print(f"notice: {escape(notice)}")
     seconds = summary.history.run.seconds

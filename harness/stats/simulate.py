@@ -41,7 +41,7 @@ class Scene(NamedTuple):
     @property
     def correlation(self) -> float:
         """Intra-prompt correlation that gives the design effect: 1 + (steps - 1) ρ."""
-        return max(0.0, self.design_effect - 1) / max(1, self.steps - 1)
+        return min(0.9, max(0.0, self.design_effect - 1) / max(1, self.steps - 1))
 
 
 class Outcomes(NamedTuple):

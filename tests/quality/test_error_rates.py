@@ -63,7 +63,7 @@ def test_drop_of_a_point_is_seen_at_the_stated_numbers_of_prompts(diverging, pro
 
 
 def test_independent_runs_need_the_stated_numbers():
-    seen = power(Scene(4004, shared_prompts=False, drop=0.01), CELLS, 60, seed=5)
+    seen = power(Scene(4004, shared_prompts=False, drop=0.01), CELLS, 30, seed=5)
     print(seen)
     assert seen.high >= 0.9
 
@@ -112,12 +112,12 @@ def test_planned_effect_is_the_one_that_is_seen():
     scene = Scene(200, diverging=0.5)
     generator = np.random.default_rng(2)
     sd = float(np.mean([differences(to_arms(simulate(scene, generator)))[0].error * 200**0.5 for _ in range(40)]))
-    effect = detectable(sd, 200, STAGE / CELLS / 3, 0.9)
-    seen = power(scene._replace(drop=effect), CELLS, 100, seed=6, stages=1, judge=OURS)
+    effect = detectable(sd, 200, STAGE / CELLS / 3, 0.9**0.5)
+    seen = power(scene._replace(drop=effect), CELLS, 100, seed=6)
     assert seen.value >= 0.85
 
 
-# --- faults in the statistics ------------------------------------------------------------------------------------------
+# --- faults in the statistics -----------------------------------------------------------------------------------------
 
 
 def size_holds(judge) -> bool:
