@@ -21,6 +21,7 @@ from harness.acceptance import (
 from harness.baseline.summary import counts
 from harness.checks.evidence import CellView
 from harness.checks.night import cell_counts
+from harness.decision import Change, Facts, decide
 from harness.findings import CheckResult, DamageClass, Finding, Verdict, conclude
 from harness.history import Leg, Observation
 
@@ -294,14 +295,13 @@ def _attribute(name: str, more: bool, together: bool) -> tuple[Verdict, DamageCl
     Against the single engine of the same run any difference is wrong: both ran the same code. Against the baseline,
     more acceptance wants a new baseline, and less in both topologies alike is a change of the engine.
     """
-    if name == "acceptance-single":
-        return Verdict.REGRESSION, "sampler" if more else "drafter-kv"
-    if more:
-        return Verdict.IMPROVED, "engine-changed"
-    if together:
-        # Without a hand-off it is the same: drafting or verification itself, not KV that was handed over.
-        return Verdict.DRIFT, "sampler"
-    return Verdict.REGRESSION, "drafter-kv"
+    tonight = name == "acceptance-single"
+    change: Change = "rise" if more else "drop"
+    verdict, _ = decide(Facts(change=change, against="tonight" if tonight else "baseline", together=together))
+    if verdict is Verdict.IMPROVED:
+        return verdict, "engine-changed"
+    # Both topologies alike: drafting or verification itself, not KV that was handed over.
+    return verdict, "sampler" if more or verdict is Verdict.DRIFT else "drafter-kv"
 
 
 def _mean(values: Sequence[int]) -> float:

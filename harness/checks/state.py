@@ -355,8 +355,8 @@ def _sampled(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
         yield Gap(
             subject,
             f"expected margins that force every token at temperature {subject.temperature:g}, found a smallest one of "
-            f"{row.min_top_gap:.2f} nats, which leaves a chance of up to {min(chance, 1.0):.2g} for another token: lower "
-            "the temperature or choose another prompt",
+            f"{row.min_top_gap:.2f} nats, which leaves a chance of up to {min(chance, 1.0):.2g} for another token: "
+            "lower the temperature or choose another prompt",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from harness.checks.evidence import REFERENCE_CELL, CellView
+from harness.decision import Facts, decide
 from harness.findings import CheckResult, DamageClass, Finding, Verdict, conclude
 from harness.history import Leg, Observation
 from harness.sequences import common_prefix
@@ -94,7 +95,7 @@ def tokens_reference(cell: CellView) -> CheckResult:
         findings.append(
             cell.finding(
                 name,
-                Verdict.REGRESSION,
+                decide(Facts(change="differ", against="tonight"))[0],
                 _damage(cell),
                 _describe(at, leg.output_ids, other.output_ids, f"{REFERENCE_CELL} of this run"),
                 o,
@@ -164,9 +165,6 @@ def _tonight(cell: CellView, o: Observation) -> Observation | None:
 
 def _baseline_verdict(cell: CellView, leg: Leg, reference: Leg | None) -> Verdict:
     """DRIFT when the engine moved for everyone: the no-speculation single engine of tonight gives these tokens too."""
-    if not cell.cold:
-        # In a scenario, two cells may meet the same damage: the cold answers tell a drift from it.
-        return Verdict.REGRESSION
-    if cell.id == REFERENCE_CELL or (reference is not None and reference.output_ids == leg.output_ids):
-        return Verdict.DRIFT
-    return Verdict.REGRESSION
+    same = cell.id == REFERENCE_CELL or (reference is not None and reference.output_ids == leg.output_ids)
+    # In a scenario, two cells may meet the same damage: the cold answers tell a drift from it.
+    return decide(Facts(change="differ", together=cell.cold and same))[0]
