@@ -1,7 +1,7 @@
 """Writes docs/error-rates.md: python benchmarks/error_rates.py [NIGHTS]
 
-Simulates nights of 36 cells without any change, and with one cell a point worse, and judges them by our gate, by ours with
-a fault in it, and by the ±5 % gate in common use.
+Simulates nights of 36 cells without any change, and with one cell a point worse, and judges them by our gate, by ours
+with a fault in it, and by the ±5 % gate in common use.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ def main(nights: int) -> None:
     lines = [
         "# Measured error rates",
         "",
-        "Simulated nights of 36 cells (`harness/stats/simulate.py`: prompts with acceptance of their own, 107 steps on average, the",
-        "second run equal to the first up to where a request diverges). Shares with their 99 % Clopper-Pearson intervals. Written",
-        f"by `python benchmarks/error_rates.py {nights}`; `tests/quality` holds the bounds on every change.",
+        "Simulated nights of 36 cells (`harness/stats/simulate.py`: prompts with acceptance of their own, 107 steps on",
+        "average, the second run equal to the first up to where a request diverges). Shares with their 99 %",
+        f"Clopper-Pearson intervals. Written by `python benchmarks/error_rates.py {nights}`; `tests/quality` holds the",
+        "bounds on every change.",
         "",
         "## Nights without any change",
         "",
-        f"Wanted: at most {100 * stage_alpha(FAMILY_ALPHA, 2):.2g} % of nights with a failure after the first stage, at most "
-        f"{100 * FAMILY_ALPHA:g} % after both.",
+        f"Wanted: at most {100 * stage_alpha(FAMILY_ALPHA, 2):.2g} % of nights with a failure after the first stage, at "
+        f"most {100 * FAMILY_ALPHA:g} % after both.",
         "",
         "| cells | nights | after the first stage | after both | ±5 % gate, 80 prompts, per night of 36 |",
         "|---|---|---|---|---|",
@@ -53,9 +54,8 @@ def main(nights: int) -> None:
             first, both = false_alarms([scene] * CELLS, nights, seed=1)
             one = common_gate(scene._replace(prompts=80), 400, 2)
             night = 1 - (1 - one.value) ** CELLS
-            lines.append(
-                f"| design effect {deff:g}, {100 * share:.0f} % diverging | {nights} | {first} | {both} | {100 * night:.3g} % |"
-            )
+            name = f"design effect {deff:g}, {100 * share:.0f} % diverging"
+            lines.append(f"| {name} | {nights} | {first} | {both} | {100 * night:.3g} % |")
             print(lines[-1], flush=True)
     lines += [
         "",
@@ -77,7 +77,8 @@ def main(nights: int) -> None:
         "",
         "## Faults put into the statistics",
         "",
-        "Nights of 36 noisy cells (60 prompts, design effect 10, runs that share nothing), and one cell a point worse among 362 prompts.",
+        "Nights of 36 noisy cells (60 prompts, design effect 10, runs that share nothing), and one cell a point worse among",
+        "362 prompts.",
         "",
         "| gate | nights that fail without a change (first stage) | point seen |",
         "|---|---|---|",

@@ -6,10 +6,6 @@ python benchmarks/judging.py [CELLS] [PROMPTS]
 from __future__ import annotations
 
 import os
-
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"
-
 import sys
 import time
 
@@ -25,6 +21,7 @@ STRATA = ("aligned", "lookahead", "first", "middle", "sub-block")
 
 
 def main(cells: int, prompts: int) -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     generator = np.random.default_rng(1)
     scene = Scene(prompts, steps=100, strata=STRATA)
     arms = [to_arms(simulate(scene, generator), STRATA) for _ in range(cells)]

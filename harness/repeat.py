@@ -58,8 +58,8 @@ class AgainstItself(Strict):
 
     @property
     def alarms(self) -> int:
-        """Of these, how many did not pass."""
-        return sum(n for c in self.counts for v, n in c.verdicts.items() if v != Verdict.PASS)
+        """Of these, how many did not pass; known defects of the engine are no false alarms."""
+        return sum(n for c in self.counts for v, n in c.verdicts.items() if v not in (Verdict.PASS, Verdict.KNOWN))
 
     @property
     def alarm_bound(self) -> float:
@@ -126,7 +126,7 @@ def count(histories: Sequence[History], judged: Sequence[Judgement]) -> tuple[Co
             key = (item.cell, item.scenario)
             mine = verdicts.setdefault(key, {})
             mine[item.verdict] = mine.get(item.verdict, 0) + 1
-            findings[key] = findings.get(key, 0) + sum(len(r.findings) for r in item.results)
+            findings[key] = findings.get(key, 0) + sum(f.known is None for r in item.results for f in r.findings)
     for number, history in enumerate(histories):
         for o in history.observations:
             row = rows.setdefault((o.cell, o.scenario), dict.fromkeys(("requests", "compared", "tokens", "steps"), 0))

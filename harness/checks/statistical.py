@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from harness.acceptance import by_step
+from harness.checks.drafting import cell_steps
 from harness.checks.evidence import CellView
 from harness.checks.night import Column, Tested, TestId, TestName
 from harness.decision import Change, Facts, SecondStage, decide
@@ -45,12 +47,15 @@ def judge_test(cell: CellView, name: TestName) -> CheckResult:
     figures = _figures(tested, judging.stage_alpha)
     if verdict is Verdict.PASS:
         return conclude(name, cell.id, tested.prompts, [], note=_note(tested, cell), figures=figures)
+    extra: dict[str, Any] = {} if name in _TOKENS else {"by_step": _steps_since(cell, name)}
+    where = _where(figures) if columns and name in ("acceptance-baseline", "acceptance-single") else ""
     finding = cell.finding(
         name,
         verdict,
         _damage(cell, name, change, verdict),
-        _message(cell, tested, change, columns, why),
+        _message(cell, tested, change, columns, why) + where,
         **figures,
+        **extra,
         changed=[c.difference.column for c in columns],
     )
     return conclude(name, cell.id, tested.prompts, [finding], note=tested.note, figures=figures)
@@ -174,8 +179,10 @@ def _note(tested: Tested, cell: CellView) -> str:
 
 def _figures(tested: Tested, alpha: float) -> dict[str, Any]:
     pooled = [c.difference.rates for c in tested.columns if c.difference.column.startswith("all@")]
+    conditional = [_conditional([r[side] for r in pooled]) for side in (0, 1)]
     return {
         "reference": {"rates": [_finite(r[0]) for r in pooled]},
+        "conditional": {"reference": conditional[0], "found": conditional[1]},
         "p": tested.p,
         "p_adjusted": tested.adjusted,
         "alpha": alpha,
@@ -194,6 +201,39 @@ def _figures(tested: Tested, alpha: float) -> dict[str, Any]:
             for c in tested.columns
         ],
     }
+
+
+def _conditional(rates: Sequence[float]) -> list[float | None]:
+    """P(draft p accepted | draft p - 1 accepted): marginal rates inherit every loss before them, these do not."""
+    before = [1.0, *rates]
+    return [_finite(r / b) if b > 0 else None for r, b in zip(rates, before, strict=False)]
+
+
+def _where(figures: dict[str, Any]) -> str:
+    """The position at which conditional acceptance moved most, in words."""
+    sides = figures["conditional"]
+    moved = [
+        (abs(b - a), p, a, b)
+        for p, (a, b) in enumerate(zip(sides["reference"], sides["found"], strict=True))
+        if a is not None and b is not None
+    ]
+    if len(moved) < 2:
+        return ""
+    _, position, a, b = max(moved)
+    return f"; by conditional acceptance the change is at position {position} ({a:.4f} → {b:.4f})"
+
+
+def _steps_since(cell: CellView, name: TestName) -> dict[str, Any]:
+    """Mean accepted drafts by step since the hand-off, of this cell and of what it is compared with."""
+    ours = [s.accepted for s in cell_steps(cell).values()]
+    if name == "acceptance-baseline":
+        lookup = cell.evidence.baselines.get(cell.method)
+        rows = lookup.baseline.by_prompt() if lookup is not None and lookup.baseline is not None else {}
+        theirs = [rows[o.prompt_id].accepted for o in cell.answered().values() if o.prompt_id in rows]
+    else:
+        single = cell.sibling("single")
+        theirs = [s.accepted for s in cell_steps(single).values()] if single is not None else []
+    return {"found": [list(r) for r in by_step(ours)], "reference": [list(r) for r in by_step(theirs)]}
 
 
 def _finite(value: float) -> float | None:

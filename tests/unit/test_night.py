@@ -126,6 +126,9 @@ def test_drop_of_pd_alone_is_a_regression_of_the_drafter():
     assert found[0].damage == "drafter-kv"
     assert "adjusted p" in found[0].message
     assert found[0].evidence["columns"][0]["effect_points"] < -10
+    assert "by conditional acceptance the change is at position 0" in found[0].message
+    by_step = found[0].evidence["by_step"]
+    assert by_step["found"][0][0] == "0" and by_step["found"][0][2] < by_step["reference"][0][2]
 
 
 def test_both_worse_is_drift_and_one_single_engine_worse_is_not():
