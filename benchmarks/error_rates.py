@@ -42,8 +42,8 @@ def main(nights: int) -> None:
         "",
         "## Nights without any change",
         "",
-        f"Wanted: at most {100 * stage_alpha(FAMILY_ALPHA, 2):.2g} % of nights with a failure after the first stage, at "
-        f"most {100 * FAMILY_ALPHA:g} % after both.",
+        f"Wanted: at most {100 * stage_alpha(FAMILY_ALPHA, 2):.2g} % of nights with a failure after the first stage, "
+        f"at most {100 * FAMILY_ALPHA:g} % after both.",
         "",
         "| cells | nights | after the first stage | after both | ±5 % gate, 80 prompts, per night of 36 |",
         "|---|---|---|---|---|",
@@ -77,8 +77,8 @@ def main(nights: int) -> None:
         "",
         "## Faults put into the statistics",
         "",
-        "Nights of 36 noisy cells (60 prompts, design effect 10, runs that share nothing), and one cell a point worse among",
-        "362 prompts.",
+        "Nights of 36 noisy cells (60 prompts, design effect 10, runs that share nothing), and one cell a point worse",
+        "among 362 prompts.",
         "",
         "| gate | nights that fail without a change (first stage) | point seen |",
         "|---|---|---|",

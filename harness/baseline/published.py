@@ -76,7 +76,7 @@ def load_published(path: Path = PUBLISHED) -> tuple[Band, ...]:
 
 def matching(bands: Iterable[Band], profile: dict[str, Any], method: str) -> list[Band]:
     """Bands of the models that a recorded profile names; a local folder counts by its name."""
-    raw = next((m for m in profile.get("methods", ()) if m.get("kind") == method), {})
+    raw: dict[str, Any] = next((m for m in profile.get("methods", ()) if m.get("kind") == method), {})
     target, drafter, k = profile.get("target"), raw.get("drafter"), raw.get("num_speculative_tokens")
     return [
         b

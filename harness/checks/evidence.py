@@ -16,7 +16,7 @@ from harness.scenarios.config import Pressure, Scenario
 from harness.strata import classify
 
 if TYPE_CHECKING:
-    from harness.checks.night import Tested, TestId
+    from harness.checks.night import RegisteredTest, Tested
 
 REFERENCE_CELL = "single-none"
 PRESSURE_SLACK = 0.1
@@ -30,9 +30,9 @@ class Evidence(NamedTuple):
     baselines: Mapping[str, Lookup]
     """By method; a missing key means that the method was not looked up."""
     judging: Judging
-    night: Mapping[TestId, Tested] = {}
+    night: Mapping[RegisteredTest, Tested] = {}
     """Results of the registered tests, in the normal tier."""
-    second: Mapping[TestId, Tested] | None = None
+    second: Mapping[RegisteredTest, Tested] | None = None
     """Of the tests that failed, on prompts and engines of the second stage; None when there was none."""
 
     def selected(self, cell_id: str) -> bool:

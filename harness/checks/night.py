@@ -32,7 +32,7 @@ SURVIVAL_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Output tokens at which survival of identity is looked at."""
 
 
-class TestId(NamedTuple):
+class RegisteredTest(NamedTuple):
     """A registered test."""
 
     cell: str
@@ -54,7 +54,7 @@ class Column(NamedTuple):
 class Tested(NamedTuple):
     """Result of one registered test."""
 
-    id: TestId
+    id: RegisteredTest
     p: float | None
     """None when the test could not be made; ``problem`` says why."""
     adjusted: float | None = None
@@ -91,25 +91,25 @@ def tests_of(topology: str, speculative: bool, has_single: bool) -> tuple[TestNa
     return tuple(out)
 
 
-def registered(views: Iterable[CellView]) -> list[TestId]:
+def registered(views: Iterable[CellView]) -> list[RegisteredTest]:
     """All tests of the views, in order."""
     out = []
     for view in views:
         single = view.evidence.selected(f"single-{view.method}")
         for name in tests_of(view.topology, view.speculative, single):
-            out.append(TestId(view.id, view.scenario, name))
+            out.append(RegisteredTest(view.id, view.scenario, name))
     return out
 
 
 def run_tests(
-    views: Sequence[CellView], judging: Judging, only: Iterable[TestId] | None = None
-) -> dict[TestId, Tested]:
+    views: Sequence[CellView], judging: Judging, only: Iterable[RegisteredTest] | None = None
+) -> dict[RegisteredTest, Tested]:
     """Compute and adjust all registered tests, or those of ``only`` (the second stage). A test that crashes is a
     result with a problem and does not hide the others."""
     by_place = {(v.id, v.scenario): v for v in views}
     ids = list(only) if only is not None else registered(views)
     alpha = judging.stage_alpha / max(1, len(ids))
-    raw: dict[TestId, _Raw] = {}
+    raw: dict[RegisteredTest, _Raw] = {}
     for test in ids:
         view = by_place.get((test.cell, test.scenario))
         if view is None:
@@ -123,7 +123,7 @@ def run_tests(
     return {t: _finish(t, r, adjusted.get(str(t)), alpha, judging) for t, r in raw.items()}
 
 
-def _finish(test: TestId, raw: _Raw, adjusted: float | None, alpha: float, judging: Judging) -> Tested:
+def _finish(test: RegisteredTest, raw: _Raw, adjusted: float | None, alpha: float, judging: Judging) -> Tested:
     columns = tuple(Column(d, a) for d, a in zip(raw.found, raw.swap.adjusted if raw.swap else (), strict=False))
     return Tested(
         test,
@@ -151,7 +151,7 @@ def _detectable(raw: _Raw, alpha: float, judging: Judging) -> float | None:
 # --- the tests -------------------------------------------------------------------------------------------------------
 
 
-def _compute(view: CellView, test: TestId, judging: Judging, alpha: float) -> _Raw:
+def _compute(view: CellView, test: RegisteredTest, judging: Judging, alpha: float) -> _Raw:
     match test.name:
         case "acceptance-baseline":
             return _acceptance_baseline(view, judging, alpha)

@@ -12,7 +12,7 @@ from harness.baseline.build import identity_in
 from harness.baseline.lookup import Limits, Lookup, look_up
 from harness.checks import drafting, exchange, rescored, state, tokens, transfer
 from harness.checks.evidence import REFERENCE_CELL, CellView, Evidence
-from harness.checks.night import TestId, TestName, run_tests
+from harness.checks.night import RegisteredTest, TestName, run_tests
 from harness.checks.statistical import check_for, tripped
 from harness.config import Judging, Tier, describe_validation_error
 from harness.errors import DataError
@@ -58,7 +58,7 @@ def _registered(name: TestName) -> Check:
     return Check(
         name,
         QUESTIONS[name],
-        lambda cell: TestId(cell.id, cell.scenario, name) in cell.evidence.night,
+        lambda cell: RegisteredTest(cell.id, cell.scenario, name) in cell.evidence.night,
         check_for(name),
     )
 
@@ -178,7 +178,7 @@ def with_tests(evidence: Evidence, second: History | None = None) -> Evidence:
     return evidence._replace(second=run_tests(views(fresh), evidence.judging, tripped(views(evidence))))
 
 
-def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[TestId]:
+def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[RegisteredTest]:
     """Registered tests that failed in the first stage, which a second one has to confirm."""
     evidence = with_tests(Evidence(history, baselines, judging_of(history)))
     return tripped(views(evidence)) if evidence.judging.stages > 1 else []

@@ -9,7 +9,7 @@ from typing import Any
 from harness.acceptance import by_step
 from harness.checks.drafting import cell_steps
 from harness.checks.evidence import CellView
-from harness.checks.night import Column, Tested, TestId, TestName
+from harness.checks.night import Column, RegisteredTest, Tested, TestName
 from harness.decision import Change, Facts, SecondStage, decide
 from harness.findings import CheckResult, DamageClass, Finding, Verdict, conclude
 
@@ -27,7 +27,7 @@ def check_for(name: TestName) -> Callable[[CellView], CheckResult]:
 
 def judge_test(cell: CellView, name: TestName) -> CheckResult:
     """What one registered test says of a cell, by the table of ``harness.decision``."""
-    tested = cell.evidence.night.get(TestId(cell.id, cell.scenario, name))
+    tested = cell.evidence.night.get(RegisteredTest(cell.id, cell.scenario, name))
     if tested is None:
         return conclude(name, cell.id, 0, [_unknown(cell, name, "the test was not among the registered ones")])
     if tested.p is None:
@@ -85,7 +85,7 @@ def change_of(cell: CellView, tested: Tested) -> tuple[Change, list[Column]]:
     return ("rise", moved) if moved else ("none", [])
 
 
-def tripped(evidence_views: Iterable[CellView]) -> list[TestId]:
+def tripped(evidence_views: Iterable[CellView]) -> list[RegisteredTest]:
     """Registered tests that found a change: those that a second stage has to confirm."""
     out = []
     for view in evidence_views:
@@ -102,11 +102,11 @@ def _too_blind(tested: Tested, must: float) -> bool:
 def _together(cell: CellView, name: TestName, change: Change) -> bool:
     """The other topology changed alike against the baseline, and P/D does not differ from it tonight."""
     other = "single" if cell.handed_off else "pd"
-    result = cell.evidence.night.get(TestId(f"{other}-{cell.method}", cell.scenario, name))
+    result = cell.evidence.night.get(RegisteredTest(f"{other}-{cell.method}", cell.scenario, name))
     sibling = cell.sibling(other)
     if sibling is None or result is None or change_of(sibling, result)[0] != change:
         return False
-    tonight = cell.evidence.night.get(TestId(f"pd-{cell.method}", cell.scenario, "acceptance-single"))
+    tonight = cell.evidence.night.get(RegisteredTest(f"pd-{cell.method}", cell.scenario, "acceptance-single"))
     view = cell if cell.handed_off else sibling
     return tonight is None or change_of(view, tonight)[0] == "none"
 

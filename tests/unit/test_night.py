@@ -11,7 +11,7 @@ from harness.baseline.lookup import Lookup
 from harness.baseline.model import FORMAT, Again, Baseline, Header, Row
 from harness.baseline.summary import counts
 from harness.checks.evidence import Evidence
-from harness.checks.night import TestId, run_tests
+from harness.checks.night import RegisteredTest, run_tests
 from harness.checks.registry import judge, tripped_tests, views
 from harness.config import Judging
 from harness.findings import Judgement, Verdict
@@ -150,7 +150,7 @@ def test_better_than_recorded_is_improved_and_better_than_single_is_wrong():
 def test_second_stage_decides_between_regression_and_suspect():
     first = night(pd=worse)
     tests = tripped_tests(first, baselines())
-    assert TestId("pd-eagle3", "cold", "acceptance-single") in tests
+    assert RegisteredTest("pd-eagle3", "cold", "acceptance-single") in tests
     assert verdict(judge(first, baselines()), "pd-eagle3", "acceptance-single") is Verdict.UNKNOWN
     confirmed = judge(first, baselines(), night(pd=worse))
     assert verdict(confirmed, "pd-eagle3", "acceptance-single") is Verdict.REGRESSION
@@ -283,7 +283,7 @@ def test_registered_number_does_not_depend_on_results():
     some = run_tests(views(evidence), evidence.judging)
     none = run_tests(views(evidence._replace(baselines={})), evidence.judging)
     assert set(some) == set(none)
-    single = TestId("pd-eagle3", "cold", "acceptance-single")
+    single = RegisteredTest("pd-eagle3", "cold", "acceptance-single")
     assert some[single].adjusted == none[single].adjusted
 
 
