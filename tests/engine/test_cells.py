@@ -37,15 +37,13 @@ def test_run_passes(eagle3: Done):
 def test_every_distinct_output_was_scored_by_the_plain_engine(eagle3: Done):
     history = eagle3.history
     scores = history.of("single-none", scenario=RESCORE)
-    outputs = {
-        (o.prompt_id, o.final.output_ids) for c in ("pd-eagle3", "single-eagle3") for o in history.of(c).values()
-    }
+    cells = ("pd-eagle3", "single-eagle3", "single-none")
+    outputs = {(o.prompt_id, o.final.output_ids) for c in cells for o in history.of(c).values()}
     assert len(scores) >= len(outputs) >= 40
-    right = [
-        s for s in scores.values() if tuple(s.sent_ids) in {(*p, *spec.expected_output(list(p))) for p in sent(history)}
-    ]
-    assert len(right) >= 40
-    assert all(max(s.final.rescored) == 0 for s in right)
+    right = {(*p, *spec.expected_output(list(p))) for p in sent(history)}
+    scored = [s for s in scores.values() if s.sent_ids in right]
+    assert len(scored) >= 40
+    assert all(max(s.final.rescored) == 0 for s in scored)
 
 
 def sent(history) -> set[tuple[int, ...]]:
