@@ -22,6 +22,7 @@ from harness.baseline.model import Baseline, Row
 from harness.baseline.summary import counts
 from harness.checks.evidence import REFERENCE_CELL, CellView
 from harness.config import Judging
+from harness.history import Observation
 from harness.sequences import common_prefix
 from harness.stats.multiplicity import holm
 from harness.stats.paired import Arms, Difference, Swap, differences, label_swap, make_arms, mcnemar
@@ -216,8 +217,9 @@ def _acceptance(
     view: CellView, reference: Mapping[str, RequestCounts], against: str, judging: Judging, alpha: float
 ) -> _Raw:
     ours, padded = cell_counts(view)
-    prompt_of = {key: o.prompt_id for key, o in view.answered().items()}
-    strata = {key: view.stratum(o) for key, o in view.answered().items()}
+    answered = view.answered()
+    prompt_of = {key: o.prompt_id for key, o in answered.items()}
+    strata = {key: view.stratum(o) for key, o in answered.items()}
     matched = {key: reference.get(key, reference.get(prompt_of[key])) for key in ours}
     theirs = {key: value for key, value in matched.items() if value is not None}
     arms, n = _arms(view, theirs, {key: ours[key] for key in theirs}, {key: strata[key] for key in theirs})
@@ -309,6 +311,8 @@ class Parting(NamedTuple):
 
 def _partings(view: CellView, rows: Mapping[str, Row]) -> dict[str, tuple[Parting, Parting]]:
     """Per key: (of equal runs, of this cell) against the recorded tokens; prompts without A/A are left out."""
+    plain = view.evidence.history.of(REFERENCE_CELL, scenario=view.scenario)
+    bound = near_tie_nats(view)
     out = {}
     for key, o in view.answered().items():
         row = rows.get(o.prompt_id)
@@ -317,18 +321,17 @@ def _partings(view: CellView, rows: Mapping[str, Row]) -> dict[str, tuple[Partin
         expected = row.output_ids[: o.max_tokens]
         ours = o.final.output_ids
         at = None if ours == expected else common_prefix(ours, expected)
-        gap = _gap_at(view, key, row, at)
+        gap = _gap_at(plain.get(key), row, at)
         again = row.again.divergence
         out[key] = (
             Parting(again if again is not None and again < len(expected) else None, False),
-            Parting(at, at is not None and (gap is None or gap > near_tie_nats(view))),
+            Parting(at, at is not None and (gap is None or gap > bound)),
         )
     return out
 
 
-def _gap_at(view: CellView, key: str, row: Row, at: int | None) -> float | None:
+def _gap_at(reference: Observation | None, row: Row, at: int | None) -> float | None:
     """Top-2 gap of the reference at a token: of tonight's plain engine while it agrees with the record up to there."""
-    reference = view.evidence.history.of(REFERENCE_CELL, scenario=view.scenario).get(key)
     leg = reference.final if reference is not None and reference.error is None else None
     if at is None or leg is None or leg.output_ids is None or leg.top_gaps is None or at >= len(leg.top_gaps):
         return None
@@ -351,7 +354,8 @@ def _survival(view: CellView, judging: Judging, alpha: float) -> _Raw:
         return _Raw(None, problem=rows)
     partings = _partings(view, rows)
     keys = sorted(partings)
-    longest = max((len(rows[_prompt(view, key)].output_ids) for key in keys), default=0)
+    prompt_of = {key: o.prompt_id for key, o in view.answered().items()}
+    longest = max((len(rows[prompt_of[key]].output_ids) for key in keys), default=0)
     at = [t for t in SURVIVAL_AT if t <= max(1, longest)]
     sides = []
     for side in (0, 1):
@@ -364,10 +368,6 @@ def _survival(view: CellView, judging: Judging, alpha: float) -> _Raw:
     if problem or swap is None:
         return _Raw(None, problem=problem)
     return _Raw(swap.p, swap, differences(arms, judging.confidence), len(keys))
-
-
-def _prompt(view: CellView, key: str) -> str:
-    return view.answered()[key].prompt_id
 
 
 def _hard(view: CellView, judging: Judging, alpha: float) -> _Raw:
