@@ -194,7 +194,12 @@ def settle_padding(counted: Mapping[str, RequestCounts], handed_off: bool) -> tu
     one only when its output ends within a step. So padding is recognised when all of five requests or more have one.
     """
     from_counters = [c for c in counted.values() if c.source == "counters"]
-    padded = handed_off and len(from_counters) >= _RECOGNISED_FROM and all(c.surplus >= 1 for c in from_counters)
+    # A step that accepted something cannot be the padded one: then every request ended within a step.
+    padded = (
+        handed_off
+        and len(from_counters) >= _RECOGNISED_FROM
+        and all(c.surplus >= 1 and max(c.accepted_at, default=0) < c.steps for c in from_counters)
+    )
     if not padded:
         return dict(counted), False
     return {key: c.without_padding() if c.source == "counters" else c for key, c in counted.items()}, True

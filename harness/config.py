@@ -154,6 +154,8 @@ class Judging(Strict):
     """Smallest change of an acceptance rate, in points, that matters in practice; smaller ones never fail a run."""
     must_detect_points: float = Field(default=5.0, gt=0, le=100)
     """A cell whose evidence could not have shown a change of this size is UNKNOWN, not PASS."""
+    must_detect_stratum_points: float = Field(default=20.0, gt=0, le=100)
+    """The same for each stratum: a collapse at one alignment must not hide behind the other prompts."""
     power: float = Field(default=0.9, gt=0.5, lt=1)
     """Probability with which a detectable effect is seen."""
     confidence: float = Field(default=0.99, gt=0.5, lt=1)

@@ -21,8 +21,8 @@ from packaging.version import InvalidVersion, Version
 from pydantic import Field, ValidationError, field_validator
 
 from harness.config import describe_validation_error
-from harness.errors import DataError
-from harness.findings import CellVerdict, CheckResult, DamageClass, Finding, Judgement, Verdict, worst
+from harness.errors import EXIT_REGRESSION, DataError
+from harness.findings import CellVerdict, CheckResult, Finding, Judgement, Verdict, worst
 from harness.history import History
 from harness.strict import Strict
 
@@ -31,8 +31,8 @@ class KnownDefect(Strict):
     """One entry of ``known-defects.yaml``."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    classes: tuple[DamageClass, ...] = Field(min_length=1)
-    """Classes of damage that the defect shows as."""
+    classes: tuple[Literal["input", "target-kv", "drafter-kv", "sampler"], ...] = Field(min_length=1)
+    """Classes of damage that the defect shows as. Missing evidence and broken engines cannot be known defects."""
     cells: tuple[str, ...] = Field(min_length=1)
     """Shell patterns of cells."""
     scenarios: tuple[str, ...] = ("*",)
@@ -65,9 +65,18 @@ class KnownDefect(Strict):
         return (
             _any(finding.cell, self.cells)
             and _any(finding.scenario, self.scenarios)
-            and (finding.stratum is None or _any(finding.stratum, self.strata))
+            and self._covers_strata(finding)
             and _any(finding.check, self.checks)
         )
+
+    def _covers_strata(self, finding: Finding) -> bool:
+        if "*" in self.strata:
+            return True
+        if finding.stratum is not None:
+            return _any(finding.stratum, self.strata)
+        # Findings of registered tests name the columns that changed, as stratum@position; "all" is every stratum.
+        changed = {str(column).partition("@")[0] for column in finding.evidence.get("changed", ())}
+        return bool(changed) and all(_any(name, self.strata) for name in changed)
 
 
 class _File(Strict):
@@ -89,34 +98,40 @@ class KnownDefects(NamedTuple):
 
 
 def load_known(path: Path | None) -> KnownDefects | None:
-    """Load the file. None when there is none. Raises DataError naming the damage: a broken list must not silently
-    let findings through or fail them."""
-    if path is None or not path.is_file():
+    """Load the file; None without a path. Raises DataError naming the damage: a broken or misspelt list must not
+    silently let findings through or fail them."""
+    if path is None:
         return None
     try:
         text = path.read_text(encoding="utf-8")
         raw = yaml.safe_load(text)
         places = _lines(yaml.compose(text))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"known defects {path}: expected YAML, but it cannot be read: {reason}") from error
     try:
-        file = _File.model_validate(raw if raw is not None else {})
+        file = _File.model_validate(raw)
     except ValidationError as error:
         raise DataError(f"known defects {path} is not valid:\n{describe_validation_error(error)}") from error
     ids = [d.id for d in file.defects]
     if len(set(ids)) != len(ids):
         raise DataError(f"known defects {path}: expected distinct ids, found one twice")
-    return KnownDefects(path, tuple(Entry(d, *places[i]) for i, d in enumerate(file.defects)))
+    if len(places) != len(file.defects):
+        raise DataError(f"known defects {path}: expected the key 'defects' once, found it more often")
+    return KnownDefects(path, tuple(Entry(d, *place) for d, place in zip(file.defects, places, strict=True)))
 
 
 def _lines(root: Any) -> list[tuple[int, int]]:
     """First and last line of each entry, counted from 1."""
-    for key, value in getattr(root, "value", ()):
-        if getattr(key, "value", None) == "defects" and isinstance(value, yaml.SequenceNode):
-            starts = [item.start_mark.line + 1 for item in value.value]
-            return [(a, max(a, item.end_mark.line)) for a, item in zip(starts, value.value, strict=True)]
-    return []
+    if not isinstance(root, yaml.MappingNode):
+        return []
+    items = [
+        item
+        for key, value in root.value
+        if getattr(key, "value", None) == "defects" and isinstance(value, yaml.SequenceNode)
+        for item in value.value
+    ]
+    return [(i.start_mark.line + 1, max(i.start_mark.line + 1, i.end_mark.line)) for i in items]
 
 
 def apply_known(judgement: Judgement, known: KnownDefects | None, history: History) -> Judgement:
@@ -132,11 +147,16 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
         if not entry.defect.covers_run(version, device):
             continue
         if _day(history.run.started) > entry.defect.expires:
-            if any(_fits(entry.defect, f) for f in judgement.findings):
-                notices.append(
-                    f"known defect {entry.defect.id} expired on {entry.defect.expires}: its findings fail the run "
-                    f"again; renew it in {known.path.name}, line {entry.first_line}, or have it mended"
+            again = any(_fits(entry.defect, f) for f in judgement.findings)
+            notices.append(
+                f"known defect {entry.defect.id} expired on {entry.defect.expires}: "
+                + (
+                    "its findings fail the run again; renew it in "
+                    if again
+                    else "it matches nothing here; delete it from "
                 )
+                + f"{known.path.name}, line {entry.first_line}"
+            )
             continue
         valid.append(entry)
     cells = tuple(_cell(c, valid) for c in judgement.cells)
@@ -151,7 +171,8 @@ def _day(text: str) -> date:
 
 
 def _fits(defect: KnownDefect, finding: Finding) -> bool:
-    return finding.damage in defect.classes and finding.verdict is not Verdict.PASS and defect.covers_place(finding)
+    certain = finding.verdict not in (Verdict.PASS, Verdict.UNKNOWN)
+    return certain and finding.damage in defect.classes and defect.covers_place(finding)
 
 
 def _cell(cell: CellVerdict, entries: Iterable[Entry]) -> CellVerdict:
@@ -186,7 +207,7 @@ def _entry_notices(entry: Entry, before: Judgement, after: Iterable[CellVerdict]
             {
                 f"{f.cell}" + (f" in {f.scenario}" if f.scenario != "cold" else "")
                 for f in findings
-                if f.known is None and f.damage in defect.classes and f.verdict.exit_code != 0
+                if f.known is None and f.verdict.exit_code == EXIT_REGRESSION and _near(defect, f)
             }
         )
         if wider:
@@ -200,6 +221,12 @@ def _entry_notices(entry: Entry, before: Judgement, after: Iterable[CellVerdict]
             f"known defect {defect.id} matched nothing in {len(looked_at)} cells that it names: fixed? Then delete "
             f"{lines}"
         )
+
+
+def _near(defect: KnownDefect, finding: Finding) -> bool:
+    """Whether an uncovered finding may be the same defect elsewhere: the same class, or the same cell and scenario."""
+    place = _any(finding.cell, defect.cells) and _any(finding.scenario, defect.scenarios)
+    return finding.damage in defect.classes or place
 
 
 def _judged(cell: CellVerdict) -> bool:

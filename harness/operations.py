@@ -91,6 +91,13 @@ def prepare(
             f"profile {source}: expected prompts held out for the second stage (use: held-out) in "
             f"{profile.workload.prompts.name}, found none; add some, or set judging.stages to 1"
         )
+    if profile.judging.tier == "normal" and profile.scenarios:
+        raise UsageError(
+            f"profile {source}: expected no scenarios in the normal tier, found {profile.scenarios[0].id}: a handful "
+            "of requests cannot reach a p-value; judge scenarios with a profile of the bitwise tier"
+        )
+    # A damaged list must be found now, not after the run.
+    load_known(known_path(profile.known_defects))
     require_possible(profile, {p.id: p for p in prompts.prompts})
     works = tuple(w for c in cells if (w := cell_work(profile, prompts, c, choice)).requests)
     if not works:
@@ -236,10 +243,21 @@ class References(NamedTuple):
 PROFILE_OWN = References()
 
 
+def known_path(listed: object) -> Path | None:
+    """The list of known defects that a profile names; it may be absent when none is known."""
+    path = Path(str(listed)) if listed else None
+    return path if path is not None and path.is_file() else None
+
+
 def load_second(history: History) -> History | None:
-    """The second stage of a run, if it had one."""
+    """The second stage of a run, if it had one. One that was interrupted or belongs to something else is none."""
     folder = history.folder / SECOND
-    return load_history(folder) if (folder / "run.json").is_file() else None
+    if not (folder / "run.json").is_file():
+        return None
+    second = load_history(folder)
+    ours, theirs = history.run, second.run
+    same = all(theirs.identities.get(m) == i for m, i in ours.identities.items()) and theirs.mutants == ours.mutants
+    return second if same and not theirs.interrupted else None
 
 
 def lookups_for(history: History, references: References) -> dict[str, Lookup]:
@@ -253,8 +271,7 @@ def lookups_for(history: History, references: References) -> dict[str, Lookup]:
 def assess(history: History, references: References = PROFILE_OWN) -> RunSummary:
     """Judge a history with its second stage, against the baselines and known defects of its profile or others."""
     judgement = judge(history, lookups_for(history, references), load_second(history))
-    listed = history.run.profile.get("known_defects")
-    known = load_known(references.known or (Path(str(listed)) if listed else None))
+    known = load_known(references.known or known_path(history.run.profile.get("known_defects")))
     return summarise_run(history, apply_known(judgement, known, history))
 
 

@@ -88,7 +88,8 @@ def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
     if not profile.workload.text_prompts:
         names.discard("text-form")
     if tier == "normal":
-        registered = tests_of(topology, method != "none", "single" in profile.topologies)
+        rescores = profile.workload.rescore and "single" in profile.topologies
+        registered = tests_of(topology, method, "single" in profile.topologies, rescores)
         return names - (set(QUESTIONS) - set(registered)) - ({"drafts-happened"} if method == "none" else set())
     if scenario != COLD:
         names.discard("acceptance-single")
@@ -116,6 +117,7 @@ def modify_items(config: pytest.Config, items: list[pytest.Item]) -> None:
         i
         for i in ours
         if (i.name == "tokens-reference" and (REFERENCE_CELL, i.scenario) not in places)
+        or (i.name == "rescored" and (REFERENCE_CELL, COLD) not in places)
         or (i.name in ("acceptance-single", "first-step") and i.cell.replace("pd-", "single-", 1) not in cells)
     ]
     items[:] = [i for i in items if i not in dropped]

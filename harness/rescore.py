@@ -14,15 +14,10 @@ from harness.engine.client import Sampling
 from harness.engine.exchange import new_id
 from harness.engine.topology import EngineGroupSession
 from harness.errors import HandoffError
-from harness.files import sha256_json
 from harness.history import COLD, RESCORE, Leg, Observation
+from harness.sequences import output_key
 
 REFERENCE = "single-none"
-
-
-def output_key(output: tuple[int, ...]) -> str:
-    """Names an output; equal outputs of several cells are scored once."""
-    return sha256_json(list(output))[:16]
 
 
 class Outputs:

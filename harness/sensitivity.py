@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -49,6 +50,8 @@ class Sensitivity(NamedTuple):
     stages: int
     family_alpha: float
     power: float
+    floor_points: float
+    """Smaller changes never fail a run."""
     columns: int
     """Positions and strata that one test looks at, at most."""
 
@@ -56,9 +59,12 @@ class Sensitivity(NamedTuple):
         """Smallest change of the rate at position 0, in points, that the row shows; None when it judges none."""
         if row.sd is None:
             return None
-        if self.tier == "bitwise" or row.sd == 0:
+        if self.tier == "bitwise":
             return 100 / row.steps if row.steps else None
-        return 100 * detectable(row.sd, row.prompts, self.alpha / self.columns, self._power)
+        if row.prompts < least_prompts(self.alpha):
+            return math.inf
+        seen = detectable(row.sd, row.prompts, self.alpha / self.columns, self._power)
+        return max(100 * seen, self.floor_points)
 
     def needed(self, row: Row, effect_points: float) -> int | None:
         """Prompts from which on an effect of so many points is seen; None when acceptance is not judged."""
@@ -92,6 +98,7 @@ def sensitivity(prepared: Prepared, environment: EngineEnvironment | None = None
         stages=judging.stages if normal else 1,
         family_alpha=judging.family_alpha if normal else 0.0,
         power=judging.power,
+        floor_points=judging.floor_points,
         columns=max(1, k * (1 + (strata if strata > 1 else 0))),
     )
 
@@ -115,7 +122,7 @@ def _lookups(prepared: Prepared, environment: EngineEnvironment | None) -> dict[
 def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> list[Row]:
     cell = work.cell
     has_single = any(w.cell.topology == "single" and w.cell.method == cell.method for w in prepared.works)
-    names = tests_of(cell.topology, cell.method.draft_tokens > 0, has_single)
+    names = tests_of(cell.topology, cell.method.kind, has_single, prepared.rescores)
     lookup = found.get(cell.method.kind)
     baseline = lookup.baseline if lookup is not None else None
     out = []
@@ -126,7 +133,10 @@ def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> li
     for scenario, prompts in asked.items():
         sd, measured = _spread(baseline, cell.method.draft_tokens)
         steps = sum(len(r.accepted) for r in baseline.rows if r.prompt_id in prompts) if baseline else 0
-        out.append(Row(cell.id, scenario, names, len(prompts), steps, sd, measured))
+        # The second stage has the prompts that were held out, and must see as much.
+        stages = prepared.profile.judging.stages if prepared.profile.judging.tier == "normal" else 1
+        count = min(len(prompts), len(prepared.prompts.held_out)) if stages == 2 else len(prompts)
+        out.append(Row(cell.id, scenario, names, count, steps, sd, measured))
     return out
 
 

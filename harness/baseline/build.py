@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from harness.acceptance import request_counts
 from harness.baseline.diff import describe_change
-from harness.baseline.lookup import Limits, Lookup, describe_difference, differing, look_up, place_for
-from harness.baseline.model import FORMAT, Again, Baseline, Header, Identity, Provenance, Row
+from harness.baseline.lookup import Limits, Lookup, describe_difference, differing, free_place, look_up
+from harness.baseline.model import CLOSE_NATS, FORMAT, Again, Baseline, Header, Identity, Provenance, Row
 from harness.baseline.store import write_baseline
 from harness.config import Method, Profile
 from harness.errors import UsageError
@@ -39,6 +41,8 @@ def identity_of(
         kv_dtype=profile.engine.kv_cache_dtype,
         max_tokens=profile.workload.max_tokens,
         step_tokens=profile.engine.max_num_batched_tokens,
+        extra_args=profile.engine.extra_args,
+        env=profile.engine.env,
         hardware="cpu" if profile.engine.device == "cpu" else gpu,
         vllm=vllm,
     )
@@ -82,8 +86,9 @@ def record_from(
     them, and the plain engine's tokens for every speculative method. Raises UsageError when anything is missing or
     wrong; then nothing was written.
     """
-    for run in (history, *([again] if again is not None else [])):
-        require_unarmed(run)
+    require_unarmed(history)
+    if again is not None:
+        _require_repetition(history, again)
     if history.run.prompts_sha256 != prompts.sha256:
         raise UsageError(f"{history.folder}: was recorded with other prompts than the profile has now; record anew")
     singles = [c.cell for c in history.run.cells if c.cell.startswith("single-")]
@@ -94,7 +99,7 @@ def record_from(
     for cell in singles:
         method = cell.removeprefix("single-")
         asked = history.of(cell)
-        old = _replaced(history, method, folder)
+        old = _replaced(history, method, folder).baseline
         spare = old.by_prompt() if old is not None and keep_unasked else {}
         keep = {p.id: spare[p.id] for p in prompts.prompts if p.use != "cold" and p.id not in asked and p.id in spare}
         kept[method] = len(keep)
@@ -107,32 +112,70 @@ def record_from(
         )
         rows = {**keep, **{r.prompt_id: r for r in fresh}}
         collected[method] = [rows[p.id] for p in prompts.prompts]
-    _require_same_tokens(collected)
+    known = {p.id for p in prompts.prompts if p.expected is not None}
+    near_tie = float((history.run.profile.get("judging") or {}).get("near_tie_nats", 0.02))
+    _require_same_tokens(collected, known, near_tie)
     return [_write(history, method, rows, folder, kept[method]) for method, rows in collected.items()]
 
 
-def _replaced(history: History, method: str, folder: Path) -> Baseline | None:
-    """The record that a new one of this run would replace."""
+def _with_known_noise(row: Row, old: Row | None) -> Row:
+    """Without a repetition, the noise that was measured before still belongs to a row that did not change."""
+    if row.again is not None or old is None or (old.output_ids, old.accepted) != (row.output_ids, row.accepted):
+        return row
+    return row.model_copy(update={"again": old.again})
+
+
+def _replaced(history: History, method: str, folder: Path) -> Lookup:
+    """The record that a new one of this run would replace, if there is one."""
     identity = identity_in(history, method)
     limits = Limits(10**6, 10**6)
-    return look_up(folder, identity, str(history.run.profile["name"]), limits, history.run.started).baseline
+    return look_up(folder, identity, str(history.run.profile["name"]), limits, history.run.started)
 
 
-def _require_same_tokens(collected: Mapping[str, list[Row]]) -> None:
+def _require_repetition(history: History, again: History) -> None:
+    """Raise UsageError when ``again`` is not another run of the very same thing."""
+    require_unarmed(again)
+    if again.run.run_id == history.run.run_id:
+        raise UsageError(f"{again.folder}: expected a repetition, found the run itself")
+    if again.run.prompts_sha256 != history.run.prompts_sha256:
+        raise UsageError(f"{again.folder}: expected a repetition of {history.folder}, found one with other prompts")
+    for method in history.run.identities:
+        if method not in again.run.identities:
+            continue
+        ours, theirs = identity_in(history, method), identity_in(again, method)
+        fields = [*differing(ours, theirs), *(["vllm"] if ours.vllm != theirs.vllm else [])]
+        if fields:
+            raise UsageError(
+                f"{again.folder}: expected a repetition of {history.folder}, found another one "
+                f"({describe_difference(ours, theirs, fields)})"
+            )
+
+
+def _require_same_tokens(collected: Mapping[str, list[Row]], known: Collection[str], near_tie_nats: float) -> None:
+    """Speculation must not change tokens, but at a near tie of the plain engine. Without the plain engine in the run
+    only prompts with a known answer (``known``) can be judged."""
     plain = {r.prompt_id: r for r in collected.get("none", [])}
     for method, rows in collected.items():
         for row in rows:
             reference = plain.get(row.prompt_id)
-            if reference is not None and row.output_ids != reference.output_ids and not _parted(reference):
+            if reference is None and row.prompt_id not in known:
+                raise UsageError(
+                    f"single-{method}: expected single-none in the same run, to see that prompt {row.prompt_id} is "
+                    "answered rightly, found none; nothing was recorded"
+                )
+            if reference is not None and not _agree(reference, row, near_tie_nats):
                 raise UsageError(
                     f"single-{method}: prompt {row.prompt_id} has other tokens than single-none of the same run; a "
                     "reference must be right, so nothing was recorded"
                 )
 
 
-def _parted(row: Row) -> bool:
-    """Whether the plain engine does not even agree with itself, so that others need not either."""
-    return row.again is not None and row.again.divergence is not None
+def _agree(reference: Row, row: Row, near_tie_nats: float) -> bool:
+    """Equal tokens, or a first difference where the plain engine's two best tokens were nearly tied."""
+    if row.output_ids == reference.output_ids:
+        return True
+    at = common_prefix(row.output_ids, reference.output_ids)
+    return any(token == at and gap <= near_tie_nats for token, gap in reference.close)
 
 
 def rows_from(
@@ -181,10 +224,18 @@ def rows_from(
                 output_ids=leg.output_ids,
                 min_top_gap=round(min(gaps), 3) if gaps else None,
                 accepted=leg.speculation.per_step_accepted if leg.speculation else (),
+                close=tuple(
+                    (i, round(g, 4)) for i, g in enumerate(leg.top_gaps or ()) if g is not None and g <= CLOSE_NATS
+                ),
                 again=_again(leg, other.final if other is not None and other.error is None else None, k),
             )
         )
     return rows
+
+
+def _close(leg: Leg) -> tuple[tuple[int, float], ...]:
+    gaps = enumerate(leg.top_gaps or ())
+    return tuple((i, round(g, 4)) for i, g in gaps if g is not None and g <= CLOSE_NATS)
 
 
 def _again(leg: Leg, other: Leg | None, k: int) -> Again | None:
@@ -212,7 +263,11 @@ def references_in(history: History, wanted: Mapping[str, Identity]) -> dict[str,
         if history.cell(cell) is None:
             out[method] = Lookup(None, f"expected a cell {cell} in {history.folder} to compare with, found none")
             continue
-        theirs = identity_in(history, method)
+        try:
+            theirs = identity_in(history, method)
+        except (KeyError, ValidationError) as error:
+            out[method] = Lookup(None, f"{history.folder} has no usable identity of {method}: {error}")
+            continue
         fields = differing(identity, theirs)
         if fields:
             words = describe_difference(identity, theirs, fields)
@@ -246,12 +301,11 @@ def _provenance(history: History) -> Provenance:
 
 def _write(history: History, method: str, rows: list[Row], folder: Path, kept: int) -> Recorded:
     identity = identity_in(history, method)
-    old = _replaced(history, method, folder)
-    if all(r.again is None for r in rows):
-        # Without a repetition the noise that was measured before is the best that is known.
-        before = {r.prompt_id: r.again for r in old.rows} if old else {}
-        rows = [r.model_copy(update={"again": before.get(r.prompt_id)}) for r in rows]
-    path = place_for(folder, identity)
+    found = _replaced(history, method, folder)
+    old = found.baseline
+    before = old.by_prompt() if old is not None else {}
+    rows = [_with_known_noise(r, before.get(r.prompt_id)) for r in rows]
+    path = found.path or free_place(folder, identity)
     change = describe_change(old, rows, identity)
     if kept:
         change.append(f"{kept} prompts that the run did not send cold keep their rows; record anew if these moved too")

@@ -17,6 +17,7 @@ from packaging.version import InvalidVersion, Version
 from harness.baseline.model import Baseline, Identity
 from harness.baseline.store import load_baseline, stored
 from harness.errors import DataError
+from harness.files import sha256_json
 
 _UNREPORTED = {"attention_backend", "model_runner"}
 
@@ -144,17 +145,8 @@ def unused(folder: Path, identities: Iterable[Identity]) -> list[str]:
     return out + [f"baseline rows {name} are orphaned: there is no {Path(name).stem}.json" for name in orphans]
 
 
-def place_for(folder: Path, identity: Identity) -> Path:
-    """Where to write: over the record of the same identity (of whatever vLLM version), or under a free name."""
-    from harness.files import sha256_json
-
-    for path in stored(folder):
-        try:
-            theirs = load_baseline(path).header.identity
-        except DataError:
-            continue
-        if theirs.method == identity.method and not differing(identity, theirs):
-            return path
+def free_place(folder: Path, identity: Identity) -> Path:
+    """Where to write the first record of an identity."""
     plain = folder / f"{identity.method}.json"
     if not plain.exists():
         return plain

@@ -30,6 +30,9 @@ class Identity(Strict):
     step_tokens: int | None
     """Token budget of an engine step: prefill in chunks changes what EAGLE3 and MTP drafters see."""
     temperature: float = 0.0
+    extra_args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    """Settings beyond the named ones that every engine gets."""
     hardware: str = "cpu"
     """``cpu``, or the name of the GPU."""
     attention_backend: str | None = None
@@ -48,6 +51,10 @@ class Provenance(Strict):
     git_commit: str | None
     versions: dict[str, str | None]
     hardware: dict[str, Any]
+
+
+CLOSE_NATS = 1.0
+"""Distances above this are no near ties in any arithmetic in use (0.25 to 0.36 nats were seen with bf16)."""
 
 
 class Again(Strict):
@@ -72,6 +79,8 @@ class Row(Strict):
     """Smallest top-2 log-prob distance over the output, in nats."""
     accepted: tuple[int, ...]
     """Accepted drafts per verify step; empty without speculation."""
+    close: tuple[tuple[int, float], ...] = ()
+    """Output tokens at which the two best were at most ``CLOSE_NATS`` apart, with their distance in nats."""
     again: Again | None = None
 
 
@@ -92,9 +101,10 @@ class Baseline(Strict):
 
     @property
     def noise_floor_nats(self) -> float | None:
-        """Largest top-2 gap at which two equal runs parted; None when the engine was not asked twice, 0 when they
-        never parted."""
+        """Largest top-2 gap, of those up to ``CLOSE_NATS``, at which two equal runs parted; None when the engine was
+        not asked twice, 0 when they never parted at a close call."""
         again = [r.again for r in self.rows if r.again is not None]
         if not again:
             return None
-        return max((a.gap for a in again if a.divergence is not None and a.gap is not None), default=0.0)
+        gaps = (a.gap for a in again if a.divergence is not None and a.gap is not None)
+        return max((g for g in gaps if g <= CLOSE_NATS), default=0.0)

@@ -23,13 +23,15 @@ COLUMNS = (
     "steps",
     "accepted",
     "min_top_gap",
+    "close",
     "again_divergence",
     "again_gap",
     "again_steps",
     "again_accepted_at",
     "output_ids",
 )
-"""``accepted`` holds the accepted drafts of every verify step; lists are numbers separated by spaces."""
+"""``accepted`` holds the accepted drafts of every verify step; lists are numbers separated by spaces, ``close`` of
+``token:gap`` pairs."""
 
 
 def load_baseline(path: Path) -> Baseline:
@@ -89,6 +91,7 @@ def _row(raw: dict[str, str]) -> Row:
         output_ids=_numbers(raw["output_ids"]),
         min_top_gap=float(raw["min_top_gap"]) if raw["min_top_gap"] else None,
         accepted=_numbers(raw["accepted"]),
+        close=tuple((int(a), float(b)) for a, _, b in (pair.partition(":") for pair in raw["close"].split())),
         again=again,
     )
 
@@ -107,6 +110,7 @@ def _text(rows: Sequence[Row]) -> str:
                 len(r.accepted),
                 " ".join(map(str, r.accepted)),
                 "" if r.min_top_gap is None else r.min_top_gap,
+                " ".join(f"{at}:{gap}" for at, gap in r.close),
                 "" if again is None or again.divergence is None else again.divergence,
                 "" if again is None or again.gap is None else again.gap,
                 "" if again is None else again.steps,

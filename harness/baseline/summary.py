@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness.acceptance import pool
-from harness.baseline.model import Row
+from harness.baseline.model import CLOSE_NATS, Row
 from harness.stats.paired import Arms, make_arms, ratio
 
 CONFIDENCE = 0.99
@@ -46,7 +46,7 @@ def _again(rows: Sequence[Row]) -> dict[str, Any] | None:
     return {
         "prompts": len(again),
         "diverged": len(parted),
-        "noise_floor_nats": max((a.gap for a in parted if a.gap is not None), default=0.0),
+        "noise_floor_nats": max((a.gap for a in parted if a.gap is not None and a.gap <= CLOSE_NATS), default=0.0),
         "steps_differ": sum(
             r.again is not None and (r.again.steps, sum(r.again.accepted_at)) != (len(r.accepted), sum(r.accepted))
             for r in rows

@@ -113,7 +113,9 @@ def acceptance_single(cell: CellView) -> CheckResult:
     """Accepted counts of P/D equal, step for step, those of the single engine of the same method in this run."""
     single = cell.sibling("single")
     references = {key: s.accepted for key, s in cell_steps(single).items()} if single else {}
-    return _judge(cell, "acceptance-single", references, f"single-{cell.method} of this run", moved_together=None)
+    spare = cell_counts(single)[0] if single else {}
+    against = f"single-{cell.method} of this run"
+    return _judge(cell, "acceptance-single", references, against, moved_together=None, spare=spare)
 
 
 def acceptance_baseline(cell: CellView) -> CheckResult:
@@ -139,13 +141,17 @@ def _judge(
     references: Mapping[str, Sequence[int]],
     against: str,
     moved_together: Mapping[str, tuple[int, ...]] | None,
+    spare: Mapping[str, RequestCounts] | None = None,
 ) -> CheckResult:
-    """Compare each request with the reference of its key, or of its prompt."""
+    """Compare each request with the reference of its key, or of its prompt; ``spare`` are totals of references whose
+    steps are not known."""
     findings: list[Finding] = []
     ours: list[tuple[int, ...]] = []
     theirs: list[tuple[int, ...]] = []
     by_totals: list[RequestCounts] = []
     totals, recognised = cell_counts(cell)
+    k = cell.record.draft_tokens
+    spare = spare or {}
     for key, o in cell.answered().items():
         leg = o.final
         steps = real_steps(leg) if leg else None
@@ -153,21 +159,15 @@ def _judge(
             continue
         reference = references.get(key, references.get(o.prompt_id))
         if steps is None:
-            counted = totals.get(key)
-            if counted is not None and reference is not None and not _cut_short(cell, o):
+            counted, wanted = totals.get(key), _reference_totals(reference, spare.get(key), k)
+            if wanted is None and counted is not None:
+                findings.append(_no_reference(cell, name, o, against))
+            elif counted is not None and wanted is not None and not _cut_short(cell, o):
                 by_totals.append(counted)
-                findings += _totals(cell, name, o, counted, reference, against)
+                findings += _totals(cell, name, o, counted, wanted, against, recognised)
             continue
         if reference is None:
-            findings.append(
-                cell.finding(
-                    name,
-                    Verdict.UNKNOWN,
-                    "baseline",
-                    f"expected this prompt's accepted counts in {against}, found none",
-                    o,
-                )
-            )
+            findings.append(_no_reference(cell, name, o, against))
             continue
         ours.append(steps.accepted)
         theirs.append(tuple(reference))
@@ -175,7 +175,6 @@ def _judge(
         if not _agrees(cell, compared):
             other = moved_together.get(key) if moved_together is not None else None
             findings.append(_difference(cell, name, o, compared, against, other == steps.accepted))
-    k = cell.record.draft_tokens
     mine, reference_rates = pool(ours, k), pool(theirs, k)
     if by_totals:
         mine = pool_counts(by_totals, k)
@@ -183,6 +182,19 @@ def _judge(
     return conclude(
         name, cell.id, len(ours) + len(by_totals), findings, _totals_note(by_totals, recognised), figures=figures
     )
+
+
+def _no_reference(cell: CellView, name: str, o: Observation, against: str) -> Finding:
+    return cell.finding(
+        name, Verdict.UNKNOWN, "baseline", f"expected this prompt's accepted counts in {against}, found none", o
+    )
+
+
+def _reference_totals(reference: Sequence[int] | None, spare: RequestCounts | None, k: int) -> RequestCounts | None:
+    if reference is not None:
+        at, steps = counts(reference, k)
+        return RequestCounts(steps, at, "per-request")
+    return spare
 
 
 def _cut_short(cell: CellView, o: Observation) -> bool:
@@ -201,14 +213,25 @@ def _totals_note(by_totals: Sequence[RequestCounts], recognised: bool) -> str:
 
 
 def _totals(
-    cell: CellView, name: str, o: Observation, counted: RequestCounts, reference: Sequence[int], against: str
+    cell: CellView,
+    name: str,
+    o: Observation,
+    counted: RequestCounts,
+    wanted: RequestCounts,
+    against: str,
+    recognised: bool,
 ) -> list[Finding]:
     """Compare a request of which only totals are known: steps, and steps that accepted the draft at each position."""
-    at, steps = counts(reference, cell.record.draft_tokens)
+    at, steps = wanted.accepted_at, wanted.steps
     if (counted.steps, counted.accepted_at) == (steps, at):
         return []
     # A hand-off whose padding could not be recognised may have one step more that accepted nothing.
-    if cell.handed_off and counted.surplus >= 1 and (counted.steps - 1, counted.accepted_at) == (steps, at):
+    if (
+        cell.handed_off
+        and not recognised
+        and counted.surplus >= 1
+        and (counted.steps - 1, counted.accepted_at) == (steps, at)
+    ):
         return []
     more = sum(counted.accepted_at) / max(counted.steps, 1) > sum(at) / max(steps, 1)
     verdict, damage = _attribute(name, more, together=False)

@@ -6,29 +6,32 @@ All tests of all cells are announced before anything runs (``registered``), comp
 * ``acceptance-baseline``: this cell against the recorded reference, all positions and strata in one test;
 * ``acceptance-single``: P/D against the single engine of the same night;
 * ``first-step``: was the first draft of the first step after the hand-off accepted, P/D against single (McNemar);
-* ``survival``: share of prompts that still equal the reference at token t, against what equal runs keep (A/A);
-* ``hard-divergence``: first divergences that are no near ties, against A/A.
+* ``survival``: share of prompts that still equal the method's own record at token t, against what equal runs keep;
+* ``hard-divergence``: first divergences from that record that are no near ties, against A/A;
+* ``rescored``: outputs with a token that the plain engine would not have said, against its own outputs (McNemar).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from harness.acceptance import RequestCounts, real_steps, request_counts, settle_padding
 from harness.baseline.model import Baseline, Row
 from harness.baseline.summary import counts
 from harness.checks.evidence import REFERENCE_CELL, CellView
 from harness.config import Judging
-from harness.history import Observation
-from harness.sequences import common_prefix
+from harness.history import RESCORE
+from harness.sequences import common_prefix, output_key
 from harness.stats.multiplicity import holm
 from harness.stats.paired import Arms, Difference, Swap, differences, label_swap, make_arms, mcnemar
-from harness.stats.power import detectable
+from harness.stats.power import detectable, least_prompts
 
-TestName = Literal["acceptance-baseline", "acceptance-single", "first-step", "survival", "hard-divergence"]
+TestName = Literal["acceptance-baseline", "acceptance-single", "first-step", "survival", "hard-divergence", "rescored"]
 SURVIVAL_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Output tokens at which survival of identity is looked at."""
 
@@ -64,7 +67,9 @@ class Tested(NamedTuple):
     prompts: int = 0
     problem: str = ""
     detectable: float | None = None
-    """Smallest change, as a share, that this evidence shows with the profile's power."""
+    """Smallest change over all prompts, as a share, that this evidence shows with the profile's power."""
+    detectable_stratum: float | None = None
+    """The same in the stratum that shows least."""
     quiet: bool = True
     """Two equal runs of the baseline do not reject the same test."""
     note: str = ""
@@ -80,12 +85,16 @@ class _Raw(NamedTuple):
     problem: str = ""
     aa_p: float | None = None
     note: str = ""
+    binary: bool = False
+    """One yes or no per prompt and column."""
 
 
-def tests_of(topology: str, speculative: bool, has_single: bool) -> tuple[TestName, ...]:
+def tests_of(topology: str, method: str, has_single: bool, rescores: bool) -> tuple[TestName, ...]:
     """The tests that a cell registers. One place for ``plan`` and for judging."""
     out: list[TestName] = ["survival", "hard-divergence"]
-    if speculative:
+    if rescores and f"{topology}-{method}" != REFERENCE_CELL:
+        out.append("rescored")
+    if method != "none":
         out.append("acceptance-baseline")
         if topology == "pd" and has_single:
             out += ["acceptance-single", "first-step"]
@@ -93,11 +102,14 @@ def tests_of(topology: str, speculative: bool, has_single: bool) -> tuple[TestNa
 
 
 def registered(views: Iterable[CellView]) -> list[RegisteredTest]:
-    """All tests of the views, in order."""
+    """All tests of the cold views, in order. Scenarios send too few prompts to reach a p-value; profiles of this tier
+    cannot have them."""
     out = []
     for view in views:
+        if not view.cold:
+            continue
         single = view.evidence.selected(f"single-{view.method}")
-        for name in tests_of(view.topology, view.speculative, single):
+        for name in tests_of(view.topology, view.method, single, view.evidence.history.run.rescore):
             out.append(RegisteredTest(view.id, view.scenario, name))
     return out
 
@@ -134,19 +146,36 @@ def _finish(test: RegisteredTest, raw: _Raw, adjusted: float | None, alpha: floa
         raw.prompts,
         raw.problem,
         _detectable(raw, alpha, judging) if raw.p is not None else None,
+        _detectable_stratum(raw, alpha, judging) if raw.p is not None else None,
         raw.aa_p is None or raw.aa_p > alpha,
         raw.note,
     )
 
 
 def _detectable(raw: _Raw, alpha: float, judging: Judging) -> float | None:
-    """Of the best column over all prompts: the pooled position 0 of acceptance, for example."""
-    pooled = [d for d in raw.found if d.column.startswith("all@") and d.prompts > 1]
-    if not pooled:
+    """Over all prompts together: the largest of the columns that count all strata."""
+    return _worst([d for d in raw.found if d.column.startswith("all@")], raw, alpha, judging)
+
+
+def _detectable_stratum(raw: _Raw, alpha: float, judging: Judging) -> float | None:
+    """In the stratum that shows least; None when the test does not look at strata."""
+    return _worst([d for d in raw.found if not d.column.startswith("all@")], raw, alpha, judging)
+
+
+def _worst(found: Sequence[Difference], raw: _Raw, alpha: float, judging: Judging) -> float | None:
+    """Smallest change that every one of the columns would show. Never below the practical floor; for yes-or-no tests
+    never below the share of prompts that a p-value of ``alpha`` takes; infinite where so few prompts can give none."""
+    if not found:
         return None
-    d = pooled[0]
     each = alpha / max(1, len(raw.found))
-    return detectable(d.error * d.prompts**0.5, d.prompts, each, judging.power)
+    out = judging.floor_points / 100
+    for d in found:
+        if d.prompts < least_prompts(alpha):
+            return math.inf
+        out = max(out, detectable(d.error * d.prompts**0.5, d.prompts, each, judging.power))
+        if raw.binary:
+            out = max(out, least_prompts(alpha) / d.prompts)
+    return out
 
 
 # --- the tests -------------------------------------------------------------------------------------------------------
@@ -161,11 +190,13 @@ def _compute(view: CellView, test: RegisteredTest, judging: Judging, alpha: floa
             reference = cell_counts(single)[0] if single else {}
             return _acceptance(view, reference, f"single-{view.method} of this run", judging, alpha)
         case "first-step":
-            return _first_step(view, alpha)
+            return _first_step(view, judging, alpha)
         case "survival":
             return _survival(view, judging, alpha)
         case "hard-divergence":
             return _hard(view, judging, alpha)
+        case "rescored":
+            return _rescored(view, judging, alpha)
 
 
 def _require(n: int, swap: Swap | None, alpha: float, what: str) -> str:
@@ -208,7 +239,7 @@ def _acceptance_baseline(view: CellView, judging: Judging, alpha: float) -> _Raw
         if r.again is not None and r.again.steps
     }
     if not again:
-        return raw._replace(note="no A/A in the baseline: record it with --repeat 2")
+        return _Raw(None, problem="the baseline has no A/A: record it with `harness baseline record --repeat 2`")
     arms, _ = _arms(view, {p: reference[p] for p in again}, again, dict.fromkeys(again, "all"))
     return raw._replace(aa_p=label_swap(arms, judging.permutations, judging.seed).p)
 
@@ -261,7 +292,7 @@ def _arms(
     return make_arms(columns, (sides[0][0], sides[0][1]), (sides[1][0], sides[1][1])), len(keys)
 
 
-def _first_step(view: CellView, alpha: float) -> _Raw:
+def _first_step(view: CellView, judging: Judging, alpha: float) -> _Raw:
     single = view.sibling("single")
     sides = [_first_accepted(v) if v is not None else {} for v in (single, view)]
     keys = sorted(set(sides[0]) & set(sides[1]))
@@ -269,14 +300,7 @@ def _first_step(view: CellView, alpha: float) -> _Raw:
     if problem:
         return _Raw(None, problem=problem)
     first, second = (np.array([side[key] for key in keys]) for side in sides)
-    arms = make_arms(
-        ["all@first step"],
-        (first[:, None].astype(float), np.ones((len(keys), 1))),
-        (second[:, None].astype(float), np.ones((len(keys), 1))),
-    )
-    p = mcnemar(first, second)
-    swap = Swap(p, (p,), 2.0 ** (1 - len(keys)), 0, True)
-    return _Raw(p, swap, differences(arms), len(keys))
+    return _yes_or_no("all@first step", first, second, judging)
 
 
 def _first_accepted(view: CellView) -> dict[str, bool]:
@@ -296,10 +320,13 @@ def _baseline(view: CellView, method: str) -> Baseline | str:
 
 
 def near_tie_nats(view: CellView) -> float:
-    """Top-2 gap up to which a difference is a near tie: measured by A/A where the baseline has it, else configured."""
-    lookup = view.evidence.baselines.get("none")
-    measured = lookup.baseline.noise_floor_nats if lookup is not None and lookup.baseline is not None else None
-    return max(view.evidence.judging.near_tie_nats, measured or 0.0)
+    """Top-2 gap up to which a difference is a near tie: as configured in the bitwise tier; else at least what equal
+    runs of the method showed."""
+    bound = view.evidence.judging.near_tie_nats
+    lookup = view.evidence.baselines.get(view.method)
+    if view.evidence.judging.tier == "bitwise" or lookup is None or lookup.baseline is None:
+        return bound
+    return max(bound, lookup.baseline.noise_floor_nats or 0.0)
 
 
 class Parting(NamedTuple):
@@ -310,8 +337,8 @@ class Parting(NamedTuple):
 
 
 def _partings(view: CellView, rows: Mapping[str, Row]) -> dict[str, tuple[Parting, Parting]]:
-    """Per key: (of equal runs, of this cell) against the recorded tokens; prompts without A/A are left out."""
-    plain = view.evidence.history.of(REFERENCE_CELL, scenario=view.scenario)
+    """Per key: (of equal runs, of this cell) against the method's recorded tokens, both by the same rule; prompts
+    without A/A are left out."""
     bound = near_tie_nats(view)
     out = {}
     for key, o in view.answered().items():
@@ -320,31 +347,26 @@ def _partings(view: CellView, rows: Mapping[str, Row]) -> dict[str, tuple[Partin
             continue
         expected = row.output_ids[: o.max_tokens]
         ours = o.final.output_ids
-        at = None if ours == expected else common_prefix(ours, expected)
-        gap = _gap_at(plain.get(key), row, at)
         again = row.again.divergence
         out[key] = (
-            Parting(again if again is not None and again < len(expected) else None, False),
-            Parting(at, at is not None and (gap is None or gap > bound)),
+            _parting(again if again is not None and again < len(expected) else None, row, bound),
+            _parting(None if ours == expected else common_prefix(ours, expected), row, bound),
         )
     return out
 
 
-def _gap_at(reference: Observation | None, row: Row, at: int | None) -> float | None:
-    """Top-2 gap of the reference at a token: of tonight's plain engine while it agrees with the record up to there."""
-    leg = reference.final if reference is not None and reference.error is None else None
-    if at is None or leg is None or leg.output_ids is None or leg.top_gaps is None or at >= len(leg.top_gaps):
-        return None
-    same = leg.output_ids[:at] == row.output_ids[:at]
-    return leg.top_gaps[at] if same else None
+def _parting(at: int | None, row: Row, bound: float) -> Parting:
+    if at is None:
+        return Parting(None, False)
+    return Parting(at, not any(token == at and gap <= bound for token, gap in row.close))
 
 
 def _recorded_tokens(view: CellView) -> dict[str, Row] | str:
-    baseline = _baseline(view, "none")
+    baseline = _baseline(view, view.method)
     if isinstance(baseline, str):
         return baseline
     if baseline.noise_floor_nats is None:
-        return "the no-speculation baseline has no A/A: record it with `harness baseline record --repeat 2`"
+        return f"the baseline of {view.method} has no A/A: record it with `harness baseline record --repeat 2`"
     return baseline.by_prompt()
 
 
@@ -356,7 +378,7 @@ def _survival(view: CellView, judging: Judging, alpha: float) -> _Raw:
     keys = sorted(partings)
     prompt_of = {key: o.prompt_id for key, o in view.answered().items()}
     longest = max((len(rows[prompt_of[key]].output_ids) for key in keys), default=0)
-    at = [t for t in SURVIVAL_AT if t <= max(1, longest)]
+    at = sorted({*(t for t in SURVIVAL_AT if t < longest), max(1, longest)})
     sides = []
     for side in (0, 1):
         left = [partings[key][side].at for key in keys]
@@ -367,7 +389,48 @@ def _survival(view: CellView, judging: Judging, alpha: float) -> _Raw:
     problem = _require(len(keys), swap, alpha, "tokens with A/A")
     if problem or swap is None:
         return _Raw(None, problem=problem)
-    return _Raw(swap.p, swap, differences(arms, judging.confidence), len(keys))
+    return _Raw(swap.p, swap, differences(arms, judging.confidence), len(keys), binary=True)
+
+
+def _rescored(view: CellView, judging: Judging, alpha: float) -> _Raw:
+    """Per prompt: has the output a token that the plain engine would not have said, beyond a near tie? Against the
+    plain engine's own outputs of the same prompts, which differ from its prefill by rounding alone."""
+    plain = CellView(view.evidence, view.evidence.history.cell(REFERENCE_CELL) or view.record)
+    sides = [_wrong_when_rescored(v) for v in (plain, view)]
+    keys = sorted(set(sides[0]) & set(sides[1]))
+    problem = _require(len(keys), None, alpha, "re-scored outputs")
+    if problem:
+        return _Raw(None, problem=problem)
+    missing = len(view.answered()) - len(sides[1])
+    note = f"{missing} outputs were not re-scored" if missing else ""
+    first, second = (np.array([side[key] for key in keys]) for side in sides)
+    return _yes_or_no("all@re-scored", first, second, judging, note)
+
+
+def _wrong_when_rescored(view: CellView) -> dict[str, bool]:
+    scores = view.evidence.history.of(REFERENCE_CELL, scenario=RESCORE)
+    bound = near_tie_nats(view)
+    out = {}
+    for key, o in view.answered().items():
+        leg = o.final
+        if leg is None or not leg.output_ids:
+            continue
+        score = scores.get(f"{o.prompt_id}#0.{output_key(leg.output_ids)}")
+        gaps = score.final.rescored if score is not None and score.error is None and score.final else None
+        if gaps is not None:
+            out[key] = any(gap > bound for gap in gaps)
+    return out
+
+
+def _yes_or_no(
+    column: str, first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], judging: Judging, note: str = ""
+) -> _Raw:
+    """McNemar's exact test of one answer per prompt in each arm."""
+    ones = np.ones((len(first), 1))
+    arms = make_arms([column], (first[:, None].astype(float), ones), (second[:, None].astype(float), ones))
+    p = mcnemar(first, second)
+    swap = Swap(p, (p,), 2.0 ** (1 - len(first)), 0, True)
+    return _Raw(p, swap, differences(arms, judging.confidence), len(first), note=note, binary=True)
 
 
 def _hard(view: CellView, judging: Judging, alpha: float) -> _Raw:
@@ -381,9 +444,5 @@ def _hard(view: CellView, judging: Judging, alpha: float) -> _Raw:
         return _Raw(None, problem=problem)
     equal = np.array([partings[key][0].hard for key in keys])
     ours = np.array([partings[key][1].hard for key in keys])
-    p = mcnemar(equal, ours)
-    ones = np.ones((len(keys), 1))
-    arms = make_arms(["all@hard"], (equal[:, None].astype(float), ones), (ours[:, None].astype(float), ones))
-    swap = Swap(p, (p,), 2.0 ** (1 - len(keys)), 0, True)
     note = f"{int(ours.sum())} hard divergences in {len(keys)} requests, {int(equal.sum())} between equal runs"
-    return _Raw(p, swap, differences(arms, judging.confidence), len(keys), note=note)
+    return _yes_or_no("all@hard", equal, ours, judging, note)

@@ -6,7 +6,7 @@ from harness.checks.evidence import REFERENCE_CELL, CellView
 from harness.checks.night import near_tie_nats
 from harness.findings import CheckResult, Finding, Verdict, conclude
 from harness.history import RESCORE
-from harness.rescore import output_key
+from harness.sequences import output_key
 
 NAME = "rescored"
 

@@ -10,10 +10,12 @@ from harness.acceptance import by_step
 from harness.checks.drafting import cell_steps
 from harness.checks.evidence import CellView
 from harness.checks.night import Column, RegisteredTest, Tested, TestName
+from harness.config import Judging
 from harness.decision import Change, Facts, SecondStage, decide
 from harness.findings import CheckResult, DamageClass, Finding, Verdict, conclude
 
-_TOKENS: tuple[TestName, ...] = ("survival", "hard-divergence")
+_TOKENS: tuple[TestName, ...] = ("survival", "hard-divergence", "rescored")
+_YES_OR_NO: tuple[TestName, ...] = ("first-step", "hard-divergence", "rescored")
 
 
 def check_for(name: TestName) -> Callable[[CellView], CheckResult]:
@@ -34,12 +36,12 @@ def judge_test(cell: CellView, name: TestName) -> CheckResult:
         return conclude(name, cell.id, 0, [_unknown(cell, name, tested.problem)], note=tested.note)
     judging = cell.evidence.judging
     change, columns = change_of(cell, tested)
-    blind = change == "none" and _too_blind(tested, judging.must_detect_points / 100)
+    blind = change == "none" and _too_blind(tested, judging)
     facts = Facts(
         evidence=not blind,
         quiet=tested.quiet,
         change=change,
-        against="tonight" if name in ("acceptance-single", "first-step") else "baseline",
+        against="tonight" if name in ("acceptance-single", "first-step", "rescored") else "baseline",
         together=change != "none" and _together(cell, name, change),
         second_stage=_second_stage(cell, tested, change),
     )
@@ -68,7 +70,7 @@ def change_of(cell: CellView, tested: Tested) -> tuple[Change, list[Column]]:
     if tested.adjusted is None or tested.adjusted > judging.stage_alpha:
         return "none", []
     floor = judging.floor_points / 100
-    exact = tested.id.name in ("first-step", "hard-divergence")
+    exact = tested.id.name in _YES_OR_NO
     moved = [
         c
         for c in tested.columns
@@ -95,8 +97,13 @@ def tripped(evidence_views: Iterable[CellView]) -> list[RegisteredTest]:
     return out
 
 
-def _too_blind(tested: Tested, must: float) -> bool:
-    return tested.detectable is not None and not tested.detectable <= must
+def _too_blind(tested: Tested, judging: Judging) -> bool:
+    """Whether the evidence could have missed a change that must be seen, over all prompts or within one stratum."""
+    limits = (
+        (tested.detectable, judging.must_detect_points),
+        (tested.detectable_stratum, judging.must_detect_stratum_points),
+    )
+    return any(seen is not None and not seen <= limit / 100 for seen, limit in limits)
 
 
 def _together(cell: CellView, name: TestName, change: Change) -> bool:
@@ -119,7 +126,10 @@ def _second_stage(cell: CellView, tested: Tested, change: Change) -> SecondStage
     again = cell.evidence.second.get(tested.id)
     if again is None or again.p is None:
         return "missing"
-    return "confirmed" if change_of(cell, again)[0] == change else "not confirmed"
+    if change_of(cell, again)[0] == change:
+        return "confirmed"
+    # A second stage that could not have seen it says nothing.
+    return "missing" if _too_blind(again, cell.evidence.judging) else "not confirmed"
 
 
 def _damage(cell: CellView, name: TestName, change: Change, verdict: Verdict) -> DamageClass:
@@ -151,11 +161,10 @@ def _describe(column: Column) -> str:
 def _message(cell: CellView, tested: Tested, change: Change, columns: list[Column], why: str) -> str:
     judging = cell.evidence.judging
     if not columns:
-        seen = tested.detectable
-        size = "unknown" if seen is None else f"{100 * seen:.1f} points"
         return (
-            f"expected evidence that could show a change of {judging.must_detect_points:g} points, found one that "
-            f"shows {size} at best with {tested.prompts} prompts: {why}; send more prompts"
+            f"expected evidence that could show a change of {judging.must_detect_points:g} points over all prompts and "
+            f"of {judging.must_detect_stratum_points:g} in each stratum, found one that shows "
+            f"{_size(tested.detectable)} and {_size(tested.detectable_stratum)} with {tested.prompts} prompts: {why}; send more prompts"
             if tested.quiet
             else f"expected two equal runs to agree, found that they do not: {why}"
         )
@@ -167,6 +176,12 @@ def _message(cell: CellView, tested: Tested, change: Change, columns: list[Colum
     )
 
 
+def _size(seen: float | None) -> str:
+    if seen is None:
+        return "(no strata)"
+    return f"{100 * seen:.1f} points" if math.isfinite(seen) else "nothing, with so few prompts,"
+
+
 def _note(tested: Tested, cell: CellView) -> str:
     parts = [tested.note] if tested.note else []
     floor = cell.evidence.judging.stage_alpha
@@ -174,6 +189,8 @@ def _note(tested: Tested, cell: CellView) -> str:
         parts.append("a change beyond chance, but below the practical floor")
     if tested.detectable is not None:
         parts.append(f"could have seen {100 * tested.detectable:.2f} points")
+    if tested.detectable_stratum is not None:
+        parts.append(f"{100 * tested.detectable_stratum:.2f} in the weakest stratum")
     return "; ".join(parts)
 
 
@@ -188,6 +205,9 @@ def _figures(tested: Tested, alpha: float) -> dict[str, Any]:
         "alpha": alpha,
         "prompts": tested.prompts,
         "detectable_points": None if tested.detectable is None else _finite(100 * tested.detectable),
+        "detectable_stratum_points": None
+        if tested.detectable_stratum is None
+        else _finite(100 * tested.detectable_stratum),
         "columns": [
             {
                 "column": c.difference.column,

@@ -122,6 +122,7 @@ def tokens_baseline(cell: CellView) -> CheckResult:
         reason = lookup.reason if lookup else "the no-speculation baseline was not looked up"
         return conclude(name, cell.id, 0, [cell.finding(name, Verdict.UNKNOWN, "baseline", reason)])
     rows = lookup.baseline.by_prompt()
+    tonight = cell.evidence.history.of(REFERENCE_CELL, scenario=cell.scenario)
     findings: list[Finding] = []
     judged = ties = 0
     for o in cell.answered().values():
@@ -135,7 +136,7 @@ def tokens_baseline(cell: CellView) -> CheckResult:
             continue
         judged += 1
         wanted = row.output_ids[: o.max_tokens]
-        reference = _final(_tonight(cell, o))
+        reference = _final(tonight.get(o.key))
         gaps = reference.top_gaps if reference and reference.output_ids == wanted else None
         at = compare(leg.output_ids, wanted, gaps, cell.evidence.judging.near_tie_nats)
         if at is None:
@@ -156,11 +157,6 @@ def tokens_baseline(cell: CellView) -> CheckResult:
             )
         )
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
-
-
-def _tonight(cell: CellView, o: Observation) -> Observation | None:
-    """The same request to the no-speculation single engine of this run."""
-    return cell.evidence.history.of(REFERENCE_CELL, scenario=cell.scenario).get(o.key)
 
 
 def _baseline_verdict(cell: CellView, leg: Leg, reference: Leg | None) -> Verdict:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console
 from rich.table import Table
 
@@ -86,6 +88,8 @@ def _size(row: Row, smallest: float | None, found: Sensitivity) -> str:
         return "no baseline"
     if found.tier == "bitwise":
         return f"one draft of {row.steps} steps ({smallest:.3f} points)"
+    if not math.isfinite(smallest):
+        return "too few prompts"
     return f"{smallest:.2f} points" + ("" if row.measured else " (assumed noise)")
 
 
@@ -102,5 +106,5 @@ def _words(found: Sensitivity, prepared: Prepared) -> list[str]:
         f"at most {found.family_alpha:g}; each test at {found.alpha:.2g} in each stage (Holm), power {found.power:g}.",
         f"A change fails its cell only when it is beyond chance, its {100 * judging.confidence:g} % interval excludes "
         f"zero and it is at least {judging.floor_points:g} points; a cell that could not see "
-        f"{judging.must_detect_points:g} points is UNKNOWN.",
+        f"{judging.must_detect_points:g} points, or {judging.must_detect_stratum_points:g} in a stratum, is UNKNOWN.",
     ]

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from harness.baseline.build import record_from, references_in, rows_from
 from harness.baseline.diff import diff
-from harness.baseline.lookup import Limits, differing, look_up, minor_distance, place_for, unused
+from harness.baseline.lookup import Limits, differing, free_place, look_up, minor_distance, unused
 from harness.baseline.model import Again, Baseline
 from harness.baseline.store import load_baseline, write_baseline
 from harness.cli import app
@@ -77,6 +77,7 @@ def test_files_are_stable_so_that_a_diff_is_short(tmp_path):
         {"kv_dtype": "fp8"},
         {"hardware": "NVIDIA H200"},
         {"temperature": 1.0},
+        {"extra_args": ["--quantization", "fp8"]},
     ],
 )
 def test_other_identity_refuses_and_names_the_field_and_the_cure(tmp_path, changes):
@@ -201,7 +202,7 @@ def run_of(lengths: list[int] = LENGTHS, methods: tuple[str, ...] = ("none", "ea
 
 
 def test_record_writes_every_single_cell_and_says_what_is_new(tmp_path):
-    recorded = record_from(run_of(), run_of(), prompts(), tmp_path)
+    recorded = record_from(run_of(), run_of(run_id="again"), prompts(), tmp_path)
     assert [r.method for r in recorded] == ["none", "eagle3"]
     assert recorded[0].change == ("new: 3 prompts",)
     assert load_baseline(recorded[1].path).noise_floor_nats == 0.0
@@ -238,6 +239,41 @@ def test_nothing_is_recorded_from_a_run_that_is_no_reference(tmp_path, run, sent
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("again", "sentence"),
+    [
+        (run_of(), "found the run itself"),
+        (run_of(run_id="again", prompts_sha256="x"), "with other prompts"),
+        (run_of(run_id="again", mutants=("M1",)), "M1 armed"),
+        (
+            run_of(run_id="again", identities={"none": identity("none", dtype="bfloat16").model_dump(mode="json")}),
+            "found another one .dtype",
+        ),
+    ],
+)
+def test_repetition_must_be_one(tmp_path, again, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        record_from(run_of(), again, prompts(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_speculation_alone_needs_a_known_answer(tmp_path):
+    with pytest.raises(UsageError, match="expected single-none in the same run"):
+        record_from(run_of(methods=("eagle3",)), None, prompts(), tmp_path)
+
+
+def test_changed_rows_do_not_keep_the_old_noise(tmp_path):
+    record_from(run_of(), run_of(run_id="again"), prompts(), tmp_path)
+    changed = [
+        change_final(o, speculation=speculation((0,) * (len(o.final.output_ids) - 1)))
+        if (o.cell, o.prompt_id) == ("single-eagle3", "p32")
+        else o
+        for o in run_of().observations
+    ]
+    path = record_from(run_of().model_copy(update={"observations": tuple(changed)}), None, prompts(), tmp_path)[1].path
+    assert [r.again is None for r in load_baseline(path).rows] == [False, True, False]
+
+
 def test_wrong_answers_and_missing_metrics_are_never_recorded():
     good = history([observation("single-none", 32)])
     output = observation("single-none", 32).final.output_ids
@@ -272,8 +308,8 @@ def test_another_run_is_a_reference_without_files():
 
 def test_other_settings_get_a_file_of_their_own(tmp_path):
     write(tmp_path)
-    assert place_for(tmp_path, identity("eagle3", vllm="9.9")).name == "eagle3.json"
-    assert place_for(tmp_path, identity("eagle3", block_size=16)).name.startswith("eagle3-")
+    assert free_place(tmp_path, identity("mtp")).name == "mtp.json"
+    assert free_place(tmp_path, identity("eagle3", block_size=16)).name.startswith("eagle3-")
     assert differing(identity("eagle3"), identity("eagle3", vllm="9.9")) == []
 
 
@@ -323,7 +359,7 @@ def test_diff_command(tmp_path):
 
 
 def test_again_of_a_run_that_parts(tmp_path):
-    again = run_of()
+    again = run_of(run_id="again")
     parted = [
         change_final(
             o, output_ids=(*o.final.output_ids[:5], 9), speculation=speculation((1, 1)) if "eagle" in o.cell else None

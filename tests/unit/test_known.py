@@ -71,7 +71,7 @@ def test_finding_that_fits_is_known_and_does_not_fail_the_run(tmp_path):
 def test_nothing_known_changes_nothing(tmp_path):
     plain = judge(made(), lookups(LENGTHS))
     assert apply_known(plain, None, made()) is plain
-    assert load_known(tmp_path / "absent.yaml") is None
+    assert load_known(None) is None
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,28 @@ def test_entry_without_a_match_is_reported_as_fixed_with_its_lines(tmp_path):
     assert f"lines {first} to {len(text)} of known-defects.yaml" in notice
 
 
+def test_missing_evidence_is_never_known(tmp_path):
+    """An UNKNOWN finding of a covered place stays UNKNOWN."""
+    h = made(wrong=())
+    judgement = judge(h, {})
+    listed = known(tmp_path, {**ENTRY, "checks": ["*"], "cells": ["*"]})
+    assert apply_known(judgement, listed, h).verdict is Verdict.UNKNOWN
+
+
+def test_entry_for_one_stratum_does_not_cover_a_change_of_all(tmp_path):
+    from harness.findings import Finding
+
+    defect = known(tmp_path, {**ENTRY, "strata": ["aligned"]}).entries[0].defect
+    base = {"check": "tokens-x", "cell": "pd-none", "verdict": "REGRESSION", "damage": "target-kv", "message": ""}
+    for changed, covered in ((["aligned@0", "aligned@1"], True), (["all@0", "aligned@0"], False), ([], False)):
+        assert defect.covers_place(Finding.model_validate({**base, "evidence": {"changed": changed}})) is covered
+
+
+def test_misspelt_list_is_refused(tmp_path):
+    with pytest.raises(DataError, match="known defects"):
+        load_known(tmp_path / "typo.yaml")
+
+
 def test_other_findings_of_the_same_cell_still_fail(tmp_path):
     h = made()
     broken = h.observations[0].model_copy(update={"error": "engine answered 500"})
@@ -148,6 +170,11 @@ def test_armed_run_never_becomes_known(tmp_path):
         yaml.safe_dump({"format": 1, "defects": [{**ENTRY, "vllm": "newest"}]}),
         yaml.safe_dump({"format": 1, "defects": [{**ENTRY, "link": "javascript:alert(1)"}]}),
         yaml.safe_dump({"format": 1, "defects": [{**ENTRY, "surprise": 1}]}),
+        yaml.safe_dump({"format": 1, "defects": [{**ENTRY, "classes": ["infrastructure"]}]}),
+        "format: 1\ndefects: [{id: x, expires: 2027-02-30}]\n",
+        "format: 1\ndefects: []\ndefects: []\nmore: 1\n",
+        "[]\n",
+        "",
     ],
 )
 def test_damaged_list_is_refused(tmp_path, text):

@@ -20,7 +20,7 @@ from tests.unit.builders import change_final, history, identity, observation, pr
 
 LENGTHS = list(range(32, 32 + 96))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3")
-JUDGING = {"tier": "normal", "permutations": 20_000, "must_detect_points": 60}
+JUDGING = {"tier": "normal", "permutations": 20_000, "must_detect_points": 60, "must_detect_stratum_points": 100}
 
 
 def steps(outputs: int, seed: str, worse: float = 0.0) -> tuple[int, ...]:
@@ -73,7 +73,9 @@ def better(n: int) -> tuple[int, ...]:
     return (3,) * (outputs(n) // 4)
 
 
-def baselines(lengths: list[int] = LENGTHS, quiet: bool = True) -> dict[str, Lookup]:
+def baselines(
+    lengths: list[int] = LENGTHS, quiet: bool = True, close: tuple[tuple[int, float], ...] = ()
+) -> dict[str, Lookup]:
     out = {}
     for method in ("none", "eagle3"):
         rows = []
@@ -88,6 +90,7 @@ def baselines(lengths: list[int] = LENGTHS, quiet: bool = True) -> dict[str, Loo
                     output_ids=o.final.output_ids,
                     min_top_gap=9.0,
                     accepted=accepted,
+                    close=close,
                     again=Again(divergence=None, gap=None, steps=count, accepted_at=at),
                 )
             )
@@ -107,7 +110,7 @@ def test_equal_night_passes_and_says_what_it_could_have_seen():
     cell = next(c for c in judgement.cells if c.cell == "pd-eagle3")
     assert {r.check for r in cell.results} >= {"acceptance-baseline", "acceptance-single", "first-step", "survival"}
     figures = next(r.figures for r in cell.results if r.check == "acceptance-baseline")
-    assert figures["detectable_points"] == 0
+    assert figures["detectable_points"] == 0.5
     assert figures["p"] == 1.0
 
 
@@ -181,6 +184,55 @@ def test_evidence_that_could_not_see_enough_is_unknown():
     assert "could show a change of 0.5 points" in finding.message
 
 
+def test_collapse_of_a_small_stratum_does_not_hide_behind_the_others():
+    """Three aligned prompts of 96 whose drafts are never accepted: seen, or UNKNOWN, never PASS."""
+
+    def aligned_collapse(n: int) -> tuple[int, ...]:
+        return (0,) * (outputs(n) - 1) if n % 32 == 0 else again(n)
+
+    judgement = judge(night(pd=aligned_collapse, stages=1, must_detect_stratum_points=30), baselines())
+    assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is not Verdict.PASS
+
+
+def test_near_ties_between_equal_runs_are_counted_by_the_same_rule():
+    """Half of all requests part at ties, in both arms: no hard divergence anywhere."""
+    recorded_ties = baselines(close=((5, 0.01),))
+    for method in ("none", "eagle3"):
+        rows = tuple(
+            r.model_copy(update={"again": r.again.model_copy(update={"divergence": 5, "gap": 0.01})}) if i % 2 else r
+            for i, r in enumerate(recorded_ties[method].baseline.rows)
+        )
+        recorded_ties[method] = Lookup(recorded_ties[method].baseline.model_copy(update={"rows": rows}), "")
+    judgement = judge(night(change=parted(5, 0.01), stages=1), recorded_ties)
+    assert verdict(judgement, "pd-eagle3", "hard-divergence") is Verdict.PASS
+
+
+def test_holm_is_what_keeps_a_lone_small_p_from_failing(monkeypatch):
+    """A p-value between alpha and alpha / m fails only when the adjustment is taken out."""
+    import harness.checks.night as night_module
+
+    calls = []
+
+    def spy(p_values, registered):
+        calls.append((dict(p_values), registered))
+        return night_module_holm(p_values, registered)
+
+    night_module_holm = night_module.holm
+    monkeypatch.setattr(night_module, "holm", spy)
+    judge(night(stages=1), baselines())
+    ((p_values, registered),) = calls
+    assert registered == len(p_values) == 10
+    adjusted = night_module_holm({**p_values, next(iter(p_values)): 0.5e-3}, registered)
+    assert min(adjusted.values()) == pytest.approx(0.5e-2)
+
+
+def test_second_stage_that_could_not_see_it_confirms_nothing():
+    first = night(pd=worse, must_detect_points=60)
+    blind = judge(night(pd=worse, must_detect_points=0.5), baselines(), night(pd=again))
+    assert verdict(blind, "pd-eagle3", "acceptance-single") is Verdict.UNKNOWN
+    assert verdict(judge(first, baselines(), night()), "pd-eagle3", "acceptance-single") is Verdict.SUSPECT
+
+
 def test_change_below_the_floor_is_no_failure():
     judgement = judge(night(pd=worse, stages=1, floor_points=100), baselines())
     assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is Verdict.PASS
@@ -194,7 +246,7 @@ def test_missing_baseline_and_missing_repetition_are_unknown():
     rows = tuple(r.model_copy(update={"again": None}) for r in once["none"].baseline.rows)
     once["none"] = Lookup(once["none"].baseline.model_copy(update={"rows": rows}), "")
     judgement = judge(night(stages=1), once)
-    assert verdict(judgement, "pd-eagle3", "survival") is Verdict.UNKNOWN
+    assert verdict(judgement, "single-none", "survival") is Verdict.UNKNOWN
     assert any("--repeat 2" in f.message for f in judgement.findings)
 
 
@@ -221,8 +273,11 @@ def test_tokens_that_part_at_once_are_a_cliff_and_hard():
 
 
 def test_near_ties_are_not_hard():
-    judgement = judge(night(change=parted(20, 0.01), stages=1), baselines())
+    made = night(change=parted(20, 0.01), stages=1)
+    judgement = judge(made, baselines(close=((20, 0.01),)))
     assert verdict(judgement, "pd-eagle3", "hard-divergence") is Verdict.PASS
+    assert verdict(judge(made, baselines()), "pd-eagle3", "hard-divergence") is Verdict.REGRESSION
+    assert verdict(judge(made, baselines(close=((20, 0.5),))), "pd-eagle3", "hard-divergence") is Verdict.REGRESSION
 
 
 def test_crashed_test_is_unknown_and_hides_nothing(monkeypatch):

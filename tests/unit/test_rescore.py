@@ -13,7 +13,8 @@ from harness.errors import DataError, HandoffError
 from harness.findings import Verdict
 from harness.history import RESCORE, HistoryWriter, Observation, load_history, write_run
 from harness.migrations import SCHEMA, migrate
-from harness.rescore import Outputs, output_key
+from harness.rescore import Outputs
+from harness.sequences import output_key
 from tests.unit.builders import change_final, history, leg, lookup, lookups, observation, view
 
 LENGTHS = [31, 40, 65]

@@ -32,8 +32,9 @@ def test_bitwise_leaves_nothing_to_chance():
 
 def test_normal_tier_announces_its_tests(tmp_path):
     found = sensitivity(prepare(normal(tmp_path), []))
-    # Two tests of tokens for each of eight cells, one of acceptance for six, two more for three P/D cells.
-    assert found.registered == 8 * 2 + 6 + 3 * 2
+    # Two tests of tokens for each of eight cells, re-scoring for all but the plain one, one of acceptance for six, two
+    # more for three P/D cells.
+    assert found.registered == 8 * 2 + 7 + 6 + 3 * 2
     assert found.alpha == pytest.approx(1e-3 / found.registered)
     alone = sensitivity(prepare(normal(tmp_path), ["pd-eagle3"]))
     assert alone.registered == 3
@@ -41,7 +42,7 @@ def test_normal_tier_announces_its_tests(tmp_path):
 
 def test_more_prompts_see_smaller_effects():
     few, many = (Row("pd-eagle3", "cold", (), n, 1000, 0.04, True) for n in (60, 600))
-    found = Sensitivity("normal", (few, many), 36, 1e-3, 2, 1e-3, 0.9, 3)
+    found = Sensitivity("normal", (few, many), 36, 1e-3, 2, 1e-3, 0.9, 0.5, 3)
     assert found.smallest(few) > found.smallest(many)
     assert found.needed(few, 1.0) > found.needed(few, 2.0)
     none = Row("pd-none", "cold", (), 60, 0, None, False)
@@ -55,7 +56,7 @@ def test_plan_command_prints_levels_and_effects(tmp_path):
     assert "0 tests left to chance" in bitwise.output
     printed = run.invoke(app, ["plan", "--profile", normal(tmp_path), "--effect", "2"])
     assert printed.exit_code == 0
-    assert "28 registered tests" in printed.output
+    assert "35 registered tests" in printed.output
     assert "prompts for 2" in printed.output
     assert run.invoke(app, ["plan", "--effect", "0"]).exit_code != 0
 
