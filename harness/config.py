@@ -154,8 +154,9 @@ class Judging(Strict):
     """Smallest change of an acceptance rate, in points, that matters in practice; smaller ones never fail a run."""
     must_detect_points: float = Field(default=5.0, gt=0, le=100)
     """A cell whose evidence could not have shown a change of this size is UNKNOWN, not PASS."""
-    must_detect_stratum_points: float = Field(default=20.0, gt=0, le=100)
-    """The same for each stratum: a collapse at one alignment must not hide behind the other prompts."""
+    must_detect_stratum_points: float | None = Field(default=20.0, gt=0, le=100)
+    """The same for each stratum: a collapse at one alignment must not hide behind the other prompts. None leaves
+    strata to chance."""
     power: float = Field(default=0.9, gt=0.5, lt=1)
     """Probability with which a detectable effect is seen."""
     confidence: float = Field(default=0.99, gt=0.5, lt=1)
@@ -167,6 +168,15 @@ class Judging(Strict):
     """Age from which on a baseline is reported as expired."""
     baseline_minors: int = Field(default=2, ge=0)
     """Distance in minor vLLM releases from which on a baseline is reported as expired."""
+
+    @model_validator(mode="after")
+    def _floor_can_be_seen(self) -> Judging:
+        if self.floor_points > self.must_detect_points:
+            raise ValueError(
+                f"expected floor_points ({self.floor_points:g}) of at most must_detect_points "
+                f"({self.must_detect_points:g}): a change that must be seen cannot be too small to matter"
+            )
+        return self
 
     @property
     def stage_alpha(self) -> float:

@@ -103,7 +103,7 @@ def _too_blind(tested: Tested, judging: Judging) -> bool:
         (tested.detectable, judging.must_detect_points),
         (tested.detectable_stratum, judging.must_detect_stratum_points),
     )
-    return any(seen is not None and not seen <= limit / 100 for seen, limit in limits)
+    return any(seen is not None and limit is not None and not seen <= limit / 100 for seen, limit in limits)
 
 
 def _together(cell: CellView, name: TestName, change: Change) -> bool:
@@ -163,8 +163,9 @@ def _message(cell: CellView, tested: Tested, change: Change, columns: list[Colum
     if not columns:
         return (
             f"expected evidence that could show a change of {judging.must_detect_points:g} points over all prompts and "
-            f"of {judging.must_detect_stratum_points:g} in each stratum, found one that shows "
-            f"{_size(tested.detectable)} and {_size(tested.detectable_stratum)} with {tested.prompts} prompts: {why}; send more prompts"
+            f"of {judging.must_detect_stratum_points or 100:g} in each stratum, found one that shows "
+            f"{_size(tested.detectable)} and {_size(tested.detectable_stratum)} with {tested.prompts} prompts: {why}; "
+            "send more prompts"
             if tested.quiet
             else f"expected two equal runs to agree, found that they do not: {why}"
         )

@@ -106,5 +106,7 @@ def _words(found: Sensitivity, prepared: Prepared) -> list[str]:
         f"at most {found.family_alpha:g}; each test at {found.alpha:.2g} in each stage (Holm), power {found.power:g}.",
         f"A change fails its cell only when it is beyond chance, its {100 * judging.confidence:g} % interval excludes "
         f"zero and it is at least {judging.floor_points:g} points; a cell that could not see "
-        f"{judging.must_detect_points:g} points, or {judging.must_detect_stratum_points:g} in a stratum, is UNKNOWN.",
+        f"{judging.must_detect_points:g} points"
+        + (f", or {judging.must_detect_stratum_points:g} in a stratum" if judging.must_detect_stratum_points else "")
+        + ", is UNKNOWN.",
     ]

@@ -20,7 +20,7 @@ from tests.unit.builders import change_final, history, identity, observation, pr
 
 LENGTHS = list(range(32, 32 + 96))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3")
-JUDGING = {"tier": "normal", "permutations": 20_000, "must_detect_points": 60, "must_detect_stratum_points": 100}
+JUDGING = {"tier": "normal", "permutations": 20_000, "must_detect_points": 60, "must_detect_stratum_points": None}
 
 
 def steps(outputs: int, seed: str, worse: float = 0.0) -> tuple[int, ...]:
@@ -234,7 +234,7 @@ def test_second_stage_that_could_not_see_it_confirms_nothing():
 
 
 def test_change_below_the_floor_is_no_failure():
-    judgement = judge(night(pd=worse, stages=1, floor_points=100), baselines())
+    judgement = judge(night(pd=worse, stages=1, floor_points=100, must_detect_points=100), baselines())
     assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is Verdict.PASS
     notes = [r.note for c in judgement.cells for r in c.results if c.cell == "pd-eagle3"]
     assert any("below the practical floor" in n for n in notes)

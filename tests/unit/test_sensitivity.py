@@ -93,6 +93,7 @@ def test_two_stages_need_prompts_that_were_held_out(tmp_path):
         {"family_alpha": 0},
         {"family_alpha": 0.5},
         {"floor_points": -1},
+        {"floor_points": 9},
         {"stages": 3},
         {"permutations": 10},
         {"tier": "loose"},
