@@ -213,17 +213,26 @@ def aa(
     ] = None,
     out: OutOption = None,
     engine_python: PythonOption = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="AA_DIR", help="Judge a recorded A/A run again instead of starting engines."),
+    ] = None,
 ) -> None:
     """Run the same cells again and again and judge them against each other: every finding is a false alarm.
 
     Exit code 0 only if no cell in any scenario had a finding in any repetition.
     """
     from harness.operations import DEFAULT_OUT, repeat_cells
-    from harness.report.repeat import print_repeat
+    from harness.repeat import judge_again
+    from harness.report.repeat import print_repeat, write_repeat
 
-    result, folder = repeat_cells(
-        profile, cell or [], scenario or [], prompts, repeat, out or DEFAULT_OUT, engine_python
-    )
+    if recorded is not None:
+        result, folder = judge_again(recorded), recorded
+        write_repeat(result, folder)
+    else:
+        result, folder = repeat_cells(
+            profile, cell or [], scenario or [], prompts, repeat, out or DEFAULT_OUT, engine_python
+        )
     console = _out()
     print_repeat(result, console)
     console.print(f"counts: {folder / 'aa.json'}", soft_wrap=True, highlight=False)

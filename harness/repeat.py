@@ -5,6 +5,7 @@ Nothing was changed between repetitions, so every finding is a false alarm of th
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,9 @@ from pathlib import Path
 from harness import provenance
 from harness.acceptance import real_steps
 from harness.engine.environment import EngineEnvironment
-from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
+from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
 from harness.findings import Judgement, Verdict
-from harness.history import COLD, History, Observation
+from harness.history import COLD, History, Observation, load_history
 from harness.operations import Prepared, assess
 from harness.progress import Reporter
 from harness.repetitions import record_repetitions
@@ -113,6 +114,25 @@ def against_itself(
         seconds=round(time.monotonic() - begun, 1),
         interrupted=done.interrupted,
     )
+
+
+def judge_again(folder: Path) -> AgainstItself:
+    """Judge the repetitions of a recorded A/A run by today's checks, and count anew. Raises UsageError when the folder
+    is none."""
+    try:
+        raw = json.loads((folder / "aa.json").read_text(encoding="utf-8"))
+        before = AgainstItself.model_validate({k: v for k, v in raw.items() if k in AgainstItself.model_fields})
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"{folder}: expected the folder of an A/A run with aa.json, found none ({error})") from error
+    histories = [load_history(p) for p in sorted(folder.glob("repetition-*"))]
+    if len(histories) != before.repetitions:
+        raise UsageError(f"{folder}: expected {before.repetitions} repetitions, found {len(histories)}")
+    judged = []
+    for history in histories:
+        summary = assess(history)
+        write_reports(summary, history.folder)
+        judged.append(summary.judgement)
+    return before.model_copy(update={"counts": count(histories, judged)})
 
 
 def count(histories: Sequence[History], judged: Sequence[Judgement]) -> tuple[Count, ...]:

@@ -28,9 +28,6 @@ from harness.sequences import common_prefix
 from harness.strata import blocks
 
 NAME = "state-occurred"
-_QUEUED_S = 0.2
-"""A request that waited for room waits for whole requests to end or to be preempted, 0.7 s or more; one that does not
-is scheduled within a step of about 0.01 s, after a NIXL transfer of about 0.03 s in a pair."""
 
 
 class Gap(NamedTuple):
@@ -255,23 +252,20 @@ def _pressure(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     counters = waiting.shared_counters.get(_shared(cell, cell.answering), {})
     if counters.get("preemptions", 0) < 1:
         yield Gap(waiting, "expected at least one preemption while the KV pool was over-committed, found none")
-    config = cell.config
-    assert isinstance(config, Pressure)
-    if waiting.usage is None or waiting.usage < config.usage:
-        found = "nothing known of it" if waiting.usage is None else f"{100 * waiting.usage:.0f} %"
-        yield Gap(
-            waiting, f"expected {100 * config.usage:.0f} % of the KV pool in use when the request came, found {found}"
-        )
-    # The load waited too, for the release of the engine: that much of the waiting is known and taken off.
-    others = [o for part, o in parts.items() if part.startswith("load")]
-    held = sum(max(0.0, o.held_until - o.asked_at) for o in others if o.held_until and o.asked_at)
-    if any(o.held_until is None or o.asked_at is None for o in others):
-        yield Gap(waiting, "expected to know when the load was asked and the engine released, found it not recorded")
-    elif counters.get("queue_seconds", 0.0) - held < _QUEUED_S:
+    engine = cell.engine(cell.answering)
+    pool = engine.kv_blocks if engine else None
+    if waiting.usage is None or pool is None:
+        what = "how full the KV pool was when the request came" if waiting.usage is None else "the size of the KV pool"
+        yield Gap(waiting, f"expected to know {what}, found it not recorded")
+        return
+    # One block of the pool is the null block. Cached blocks that nobody uses count as free, and as needed.
+    free = (1 - waiting.usage) * (pool - 1)
+    needed = blocks(len(waiting.sent_ids), cell.record.block_size)
+    if free >= needed:
         yield Gap(
             waiting,
-            f"expected a request to wait for room for at least {_QUEUED_S} s, found "
-            f"{max(0.0, counters.get('queue_seconds', 0.0) - held):.3f} s of waiting in all",
+            f"expected no room for the {needed} blocks of the waiting request when it came, found {free:.0f} of "
+            f"{pool - 1} blocks free: it did not have to wait",
         )
 
 

@@ -68,3 +68,29 @@ def test_nothing_repeated_is_unknown():
     empty = AgainstItself(run_id="r", started="", profile="cpu", versions={}, repetitions=2, counts=(), seconds=0.0)
     assert empty.exit_code == 2
     assert empty.alarm_bound == 1.0
+
+
+def test_recorded_repetitions_are_judged_again(tmp_path):
+    from harness.errors import UsageError
+    from harness.history import HistoryWriter, write_run
+    from harness.repeat import judge_again
+    from harness.report.repeat import write_repeat
+
+    with pytest.raises(UsageError, match=r"aa\.json"):
+        judge_again(tmp_path)
+    result = AgainstItself(
+        run_id="r", started="2026-01-01", profile="cpu", versions={}, repetitions=2, counts=(), seconds=1.0
+    )
+    write_repeat(result, tmp_path)
+    with pytest.raises(UsageError, match="expected 2 repetitions, found 0"):
+        judge_again(tmp_path)
+    for number in (1, 2):
+        folder = tmp_path / f"repetition-0{number}"
+        made = history([observation("single-none", 40)], folder=folder)
+        write_run(folder, made.run)
+        with HistoryWriter(folder) as writer:
+            for o in made.observations:
+                writer.append(o)
+    again = judge_again(tmp_path)
+    assert again.run_id == "r"
+    assert [(c.cell, c.requests, c.compared) for c in again.counts] == [("single-none", 2, 1)]

@@ -186,23 +186,23 @@ PRESSURE = {
 
 
 @pytest.mark.parametrize(
-    ("preemptions", "queued", "usage", "verdict"),
+    ("preemptions", "usage", "pool", "verdict"),
     [
-        (1, 1.5, 0.9, Verdict.PASS),
-        (0, 1.5, 0.9, Verdict.UNKNOWN),
-        # The load waited 0.4 s each for the release: that is no sign of a full pool.
-        (1, 0.9, 0.9, Verdict.UNKNOWN),
-        (1, 1.5, 0.5, Verdict.UNKNOWN),
-        (1, 1.5, None, Verdict.UNKNOWN),
+        # The request fills three blocks; two of 31 are free.
+        (1, 29 / 31, 32, Verdict.PASS),
+        (0, 29 / 31, 32, Verdict.UNKNOWN),
+        (1, 28 / 31, 32, Verdict.UNKNOWN),
+        (1, None, 32, Verdict.UNKNOWN),
+        (1, 29 / 31, None, Verdict.UNKNOWN),
     ],
 )
-def test_pressure_needs_a_full_pool_a_preemption_and_somebody_who_waited(preemptions, queued, usage, verdict):
-    shared = {"single": {"preemptions": float(preemptions), "queue_seconds": queued}}
-    same = {"concurrent": 3, "shared_counters": shared, "held_until": 100.4}
-    waiting = in_scenario("single-none", "pressure", "waiting", usage=usage, asked_at=101.0, **same)
-    load = [in_scenario("single-none", "pressure", f"load{i}", asked_at=100.0, **same) for i in range(2)]
-    the_history = history([waiting, *load], scenarios=[PRESSURE], engines=(engine("single-none", "single"),))
-    assert state.state_occurred(view(the_history, "single-none", scenario="pressure")).verdict is verdict
+def test_pressure_needs_a_preemption_and_a_pool_without_room(preemptions, usage, pool, verdict):
+    shared = {"single": {"preemptions": float(preemptions)}}
+    waiting = in_scenario("single-none", "pressure", "waiting", concurrent=3, shared_counters=shared, usage=usage)
+    assert len(waiting.sent_ids) == 96
+    assert (
+        proof([waiting], PRESSURE, "single-none", (engine("single-none", "single", kv_blocks=pool),)).verdict is verdict
+    )
 
 
 CHUNKED = {"id": "chunked", "kind": "chunked-prefill", "prompts": ["p96"]}
