@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from harness.strict import Strict
 
 FORMAT = "kv-acceptance-harness/baseline/2"
@@ -31,7 +33,7 @@ class Identity(Strict):
     """Token budget of an engine step: prefill in chunks changes what EAGLE3 and MTP drafters see."""
     temperature: float = 0.0
     extra_args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default_factory=dict)
     """Settings beyond the named ones that every engine gets."""
     hardware: str = "cpu"
     """``cpu``, or the name of the GPU."""
