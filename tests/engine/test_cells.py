@@ -138,6 +138,7 @@ def test_run_judged_against_itself_and_without_the_list(eagle3: Done, tmp_path):
     # The run sends the prompts of scenarios only in their scenarios: of these it is no reference.
     cold = {c.cell: c.verdict for c in summary.judgement.cells if c.scenario == "cold"}
     assert set(cold.values()) == {Verdict.PASS}
+    (tmp_path / "none.yaml").write_text("format: 1\ndefects: []\n")
     bare = assess(eagle3.history, References(known=tmp_path / "none.yaml"))
     assert bare.verdict is Verdict.REGRESSION
 
