@@ -9,8 +9,8 @@ prompts (= 1 + Σ_p rate(p)); ``per prompt`` is the mean over prompts of the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from harness.history import Leg
 
@@ -125,3 +125,81 @@ def pool(requests: Iterable[Sequence[int]], k: int) -> Rates:
         if accepted:
             lengths.append(1 + sum(accepted) / len(accepted))
     return Rates(steps, tuple(at), count, sum(lengths) / len(lengths) if lengths else None)
+
+
+class RequestCounts(NamedTuple):
+    """Acceptance of one request, as far as its source goes."""
+
+    steps: int
+    accepted_at: tuple[int, ...]
+    """Steps that accepted the draft at position p, for p = 0 … k-1."""
+    source: Literal["per-request", "counters"]
+    """``counters``: from the growth of the engine's counters over the request, which was alone on the engine. Then
+    neither the order of the steps nor a padded first one is known."""
+    surplus: int = 0
+    """Tokens that the steps account for beyond the output: a padded first step adds one, an end within a step more."""
+
+    def without_padding(self) -> RequestCounts:
+        """The counts less one step that accepted nothing."""
+        return self._replace(steps=self.steps - 1, surplus=self.surplus - 1)
+
+
+def request_counts(leg: Leg, k: int) -> RequestCounts | None:
+    """Counts of a request from its own metrics, or else from the engine's counters; None when neither is there."""
+    steps = real_steps(leg)
+    if steps is not None:
+        at = tuple(sum(a > p for a in steps.accepted) for p in range(k))
+        return RequestCounts(len(steps.accepted), at, "per-request")
+    if not leg.counters.get("drafts") or leg.output_ids is None:
+        return None
+    drafts = int(leg.counters["drafts"])
+    at = tuple(int(leg.counters.get(f"accepted_at_{p}", 0)) for p in range(k))
+    return RequestCounts(drafts, at, "counters", drafts + sum(at) - (len(leg.output_ids) - 1))
+
+
+def pool_counts(requests: Iterable[RequestCounts], k: int) -> Rates:
+    """Pool the counts of many requests into marginal rates per position."""
+    counted = list(requests)
+    lengths = [1 + sum(c.accepted_at) / c.steps for c in counted if c.steps]
+    return Rates(
+        steps=sum(c.steps for c in counted),
+        accepted_at=tuple(sum(c.accepted_at[p] for c in counted) for p in range(k)),
+        requests=len(counted),
+        length_per_prompt=sum(lengths) / len(lengths) if lengths else None,
+    )
+
+
+def by_step(requests: Iterable[Sequence[int]], single: int = 8) -> list[tuple[str, int, float]]:
+    """Acceptance by step since the hand-off: (step, requests, mean accepted drafts), the first ``single`` steps one by
+    one and the others pooled."""
+    out = []
+    steps = [list(r) for r in requests]
+    for i in range(single):
+        values = [s[i] for s in steps if len(s) > i]
+        if values:
+            out.append((str(i), len(values), sum(values) / len(values)))
+    rest = [a for s in steps for a in s[single:]]
+    if rest:
+        out.append((f"{single}+", sum(len(s) > single for s in steps), sum(rest) / len(rest)))
+    return out
+
+
+_RECOGNISED_FROM = 5
+
+
+def settle_padding(counted: Mapping[str, RequestCounts], handed_off: bool) -> tuple[dict[str, RequestCounts], bool]:
+    """Counts of a cell with padded first steps taken out, and whether there were any, where only counters are known.
+
+    A padded step leaves a surplus of at least one in every request that was handed off; without padding a request has
+    one only when its output ends within a step. So padding is recognised when all of five requests or more have one.
+    """
+    from_counters = [c for c in counted.values() if c.source == "counters"]
+    # A step that accepted something cannot be the padded one: then every request ended within a step.
+    padded = (
+        handed_off
+        and len(from_counters) >= _RECOGNISED_FROM
+        and all(c.surplus >= 1 and max(c.accepted_at, default=0) < c.steps for c in from_counters)
+    )
+    if not padded:
+        return dict(counted), False
+    return {key: c.without_padding() if c.source == "counters" else c for key, c in counted.items()}, True

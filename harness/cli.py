@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from harness import __version__
-from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, HarnessError
+from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, UsageError
+
+if TYPE_CHECKING:
+    from harness.baseline.build import Recorded
 
 app = typer.Typer(
     name="harness",
@@ -63,6 +67,13 @@ BasePortOption = Annotated[
 BaselinesOption = Annotated[
     Path | None,
     typer.Option("--baselines", help="Compare with this folder instead of the profile's baselines."),
+]
+KnownOption = Annotated[
+    Path | None, typer.Option("--known", help="Known defects from this file instead of the profile's.")
+]
+AgainstOption = Annotated[
+    Path | None,
+    typer.Option("--against", metavar="RUN_DIR", help="Compare with the single cells of this run instead."),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A recorded run, e.g. reports/latest.")]
 
@@ -122,67 +133,45 @@ def run(
 
 
 @app.command()
-def plan(profile: ProfileOption = "cpu", cell: CellOption = None, scenario: ScenarioOption = None) -> None:
-    """Show cells, engines, prompts and expected time without starting anything."""
+def plan(
+    profile: ProfileOption = "cpu",
+    cell: CellOption = None,
+    scenario: ScenarioOption = None,
+    effect: Annotated[
+        float,
+        typer.Option("--effect", min=0.01, max=100, help="Change, in points, to say the needed prompts for."),
+    ] = 1.0,
+) -> None:
+    """Show cells, engines, prompts, expected time, and what the run could see, without starting anything."""
     from harness.operations import prepare
-    from harness.runner import group_expected_s
+    from harness.report.plan import print_plan
 
-    prepared = prepare(profile, cell or [], scenario or [])
-    the_plan, prof = prepared.plan, prepared.profile
-    console = _out()
-    table = Table(title=f"profile {prof.name}: {prof.description}", title_justify="left")
-    for column in ("engines started", "cells that share them", "requests", "lookahead", "expected"):
-        table.add_column(column)
-    for group in the_plan.groups:
-        table.add_row(
-            "prefill + decode" if group.topology == "pd" else "single",
-            ", ".join(c.id for c in group.cells),
-            str(sum(w.requests for w in prepared.works if w.cell in group.cells)),
-            str(group.method.lookahead),
-            f"{group_expected_s(group, prepared.works):.0f} s",
-        )
-    console.print(table)
-    strata = Table(
-        title=f"prompts ({prof.workload.prompts.name}, block size {prof.engine.block_size})", title_justify="left"
-    )
-    strata.add_column("stratum")
-    for method in prof.methods:
-        strata.add_column(method.kind, justify="right")
-    from harness.strata import Stratum
-
-    for stratum in Stratum:
-        counts = [
-            sum(p.stratum_for(prof.engine.block_size, m.lookahead) is stratum for p in prepared.prompts.cold)
-            for m in prof.methods
-        ]
-        strata.add_row(stratum.value, *map(str, counts))
-    console.print(strata)
-    lengths = [p.tokens for p in prepared.prompts.cold]
-    console.print(
-        f"{len(lengths)} cold prompts of {min(lengths)} to {max(lengths)} tokens, "
-        f"{min(prof.workload.text_prompts, len(lengths))} of them also as text; {len(the_plan.cells)} cells, "
-        f"{the_plan.engines} engine starts, about {prepared.expected_s / 60:.1f} minutes on two cores",
-        highlight=False,
-    )
+    print_plan(prepare(profile, cell or [], scenario or []), effect, _out())
 
 
 @app.command()
-def check(run_dir: RunDir, baselines: BaselinesOption = None) -> None:
-    """Judge a recorded run again. Starts no engine."""
+def check(
+    run_dir: RunDir, baselines: BaselinesOption = None, known: KnownOption = None, against: AgainstOption = None
+) -> None:
+    """Judge a recorded run again, the same way every time. Starts no engine."""
+    from harness.operations import References
     from harness.operations import check as judge_again
     from harness.report.terminal import print_summary
 
-    outcome = judge_again(run_dir, baselines)
+    if baselines is not None and against is not None:
+        raise UsageError("expected --baselines or --against, found both")
+    outcome = judge_again(run_dir, References(baselines, known, against))
     print_summary(outcome.summary, _out())
     raise typer.Exit(outcome.summary.verdict.exit_code)
 
 
 @app.command()
-def report(run_dir: RunDir, baselines: BaselinesOption = None) -> None:
+def report(run_dir: RunDir, baselines: BaselinesOption = None, known: KnownOption = None) -> None:
     """Write the reports of a recorded run anew. The exit code is 0 whatever the verdict."""
+    from harness.operations import References
     from harness.operations import check as judge_again
 
-    outcome = judge_again(run_dir, baselines)
+    outcome = judge_again(run_dir, References(baselines, known))
     for name in ("report.html", "summary.md", "junit.xml", "judgement.json"):
         typer.echo(str(outcome.folder / name))
     typer.echo(f"verdict: {outcome.summary.verdict}")
@@ -276,27 +265,117 @@ def baseline_record(
     cell: CellOption = None,
     out: OutOption = None,
     engine_python: PythonOption = None,
+    repeat: Annotated[
+        int,
+        typer.Option("--repeat", "-n", min=1, max=2, help="2 asks everything twice: what equal runs differ by (A/A)."),
+    ] = 2,
     from_run: Annotated[
         Path | None,
         typer.Option("--from", metavar="RUN_DIR", help="Take a recorded run instead of starting engines."),
+    ] = None,
+    again: Annotated[
+        Path | None, typer.Option("--again", metavar="RUN_DIR", help="With --from: a repetition of that run.")
     ] = None,
     baselines: Annotated[
         Path | None, typer.Option("--baselines", help="Folder to write to. Default: the profile's.")
     ] = None,
 ) -> None:
     """Record baselines from single engines (never from P/D) and write them to the profile's folder."""
+    from harness.baseline.build import record_from
     from harness.history import load_history
-    from harness.operations import DEFAULT_OUT, prepare, record, record_baselines
+    from harness.operations import DEFAULT_OUT, prepare
     from harness.progress import Reporter
+    from harness.references import record_references
 
     prepared = prepare(profile, cell or ["single-*"], record=True)
+    folder = baselines or prepared.profile.baselines
+    if again is not None and from_run is None:
+        raise UsageError("--again: expected --from RUN_DIR with it, found none")
     if from_run is not None:
-        history = load_history(from_run)
+        repetition = load_history(again) if again is not None else None
+        recorded = record_from(load_history(from_run), repetition, prepared.prompts, folder)
     else:
-        with Reporter(prepared.expected_s) as reporter:
-            history = record(prepared, out or DEFAULT_OUT, engine_python, reporter)
-    for item in record_baselines(history, prepared, baselines or prepared.profile.baselines):
-        typer.echo(f"{item.method}: {item.rows} prompts, {item.replaced}: {item.path}")
+        with Reporter(repeat * prepared.expected_s) as reporter:
+            recorded = record_references(prepared, out or DEFAULT_OUT, engine_python, reporter, repeat, folder)
+    _tell(recorded)
+
+
+def _tell(recorded: Sequence[Recorded]) -> None:
+    for item in recorded:
+        typer.echo(f"{item.method}: {item.rows} prompts: {item.path}" + ("" if item.change else ": unchanged"))
+        for line in item.change:
+            typer.echo(f"  {line}")
+
+
+@baseline_app.command("accept")
+def baseline_accept(
+    run_dir: RunDir,
+    again: Annotated[
+        Path | None, typer.Option("--again", metavar="RUN_DIR", help="A repetition of that run, for A/A.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option("--profile", "-p", help="Default: the run's own.")] = None,
+    baselines: Annotated[
+        Path | None, typer.Option("--baselines", help="Folder to write to. Default: the profile's.")
+    ] = None,
+) -> None:
+    """Make a recorded run the new reference: DRIFT and IMPROVED end this way.
+
+    Says what changed, and exits with 1 even when all went well: an accepted change must never look like a pass.
+    """
+    from harness.references import accept
+
+    _tell(accept(run_dir, again, profile, baselines))
+    typer.echo("accepted: review and commit the files; the exit code is 1, because an accepted change is no pass")
+    raise typer.Exit(EXIT_REGRESSION)
+
+
+@baseline_app.command("diff")
+def baseline_diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A baseline (.json) or a folder of them.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The one to compare with it.")],
+) -> None:
+    """Say in words what changed between two baselines. Exit code 0 when nothing did, else 1."""
+    from harness.references import compare
+
+    changes = compare(old, new)
+    for change in changes:
+        typer.echo(change.name)
+        for line in change.lines:
+            typer.echo(f"  {line}")
+    if not changes:
+        typer.echo("no difference")
+    raise typer.Exit(EXIT_REGRESSION if changes else 0)
+
+
+@baseline_app.command("list")
+def baseline_list(
+    profile: ProfileOption = "cpu",
+    baselines: Annotated[Path | None, typer.Option("--baselines", help="Default: the profile's folder.")] = None,
+) -> None:
+    """Show the stored baselines. Exit code 1 when one is damaged, orphaned, or used by no cell."""
+    from harness.references import overview
+
+    rows, problems = overview(profile, baselines)
+    table = Table(title="baselines", title_justify="left")
+    for column in ("file", "prompts", "rates", "length", "equal runs", "vLLM", "recorded"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        header = row["header"]
+        s = header.summary
+        again = s.get("again")
+        table.add_row(
+            row["name"],
+            str(s.get("prompts")),
+            " ".join(f"{r:.3f}" for r in s.get("rates", [])) or "–",
+            f"{s['acceptance_length_pooled']:.3f}" if "acceptance_length_pooled" in s else "–",
+            f"{again['diverged']} of {again['prompts']} part" if again else "not measured",
+            header.identity.vllm or "?",
+            header.provenance.recorded[:10],
+        )
+    _out().print(table)
+    for problem in problems:
+        typer.echo(problem)
+    raise typer.Exit(EXIT_REGRESSION if problems else 0)
 
 
 @probe_app.command("build")

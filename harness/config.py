@@ -11,12 +11,14 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harness.errors import ProfileError
 from harness.scenarios.config import Scenario
+from harness.stats.multiplicity import stage_alpha
 from harness.strict import Strict as Strict
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHIPPED_PROFILES = Path(__file__).resolve().parent / "profiles"
 
 TopologyName = Literal["single", "pd"]
+Tier = Literal["bitwise", "normal"]
 
 
 class NoSpeculation(Strict):
@@ -99,6 +101,8 @@ class EngineConfig(Strict):
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=0.95)
     nixl_threads: int | None = Field(default=None, ge=0)
     """Threads of the NIXL agent (``num_threads`` of the connector's extra config); None keeps vLLM's default of 4."""
+    kv_cache_dtype: str = "auto"
+    """``--kv-cache-dtype``; ``auto`` keeps the model's."""
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
 
@@ -128,16 +132,56 @@ class Workload(Strict):
     logprobs: int = Field(default=2, ge=2, le=5)
     text_prompts: int = Field(default=6, ge=0)
     """How many prompts are also sent as templated text, one per stratum first."""
+    rescore: bool = True
+    """Let the plain single engine read every distinct output afresh, where it is part of the run."""
 
 
 class Judging(Strict):
     """Bounds that the checks use."""
 
+    tier: Tier = "bitwise"
+    """``bitwise``: deterministic arithmetic, greedy, one request at a time; tokens and accepted counts must be equal
+    step for step. ``normal``: equal runs differ; every gate is a registered test with a stated error rate."""
     near_tie_nats: float = Field(default=0.02, ge=0)
-    """Top-2 log-prob gap of the reference below which a differing token counts as a near tie. The float32 probes have
-    a minimum gap of several nats; bf16 engines need 0.25–0.36 (published)."""
-    acceptance: Literal["exact"] = "exact"
-    """``exact``: deterministic arithmetic, one request at a time; accepted counts must be equal step for step."""
+    """Top-2 log-prob gap of the reference up to which a differing token counts as a near tie, where the baseline does
+    not say at which gaps equal runs part. The float32 probes have a minimum gap of several nats; bf16 engines need
+    0.25–0.36 (published)."""
+    family_alpha: float = Field(default=1e-3, gt=0, le=0.1)
+    """Chance that a whole night of unchanged engines fails, over all registered tests and both stages."""
+    stages: Literal[1, 2] = 2
+    """2: what fails is run again, with prompts held out for that and on fresh engines, before it counts."""
+    floor_points: float = Field(default=0.5, ge=0, le=100)
+    """Smallest change of an acceptance rate, in points, that matters in practice; smaller ones never fail a run."""
+    must_detect_points: float = Field(default=5.0, gt=0, le=100)
+    """A cell whose evidence could not have shown a change of this size is UNKNOWN, not PASS."""
+    must_detect_stratum_points: float | None = Field(default=20.0, gt=0, le=100)
+    """The same for each stratum: a collapse at one alignment must not hide behind the other prompts. None leaves
+    strata to chance."""
+    power: float = Field(default=0.9, gt=0.5, lt=1)
+    """Probability with which a detectable effect is seen."""
+    confidence: float = Field(default=0.99, gt=0.5, lt=1)
+    """Level of the intervals."""
+    permutations: int = Field(default=20_000, ge=100, le=1_000_000)
+    seed: int = 1
+    """Of the permutations: the same seed gives the same verdict."""
+    baseline_days: int = Field(default=90, ge=1)
+    """Age from which on a baseline is reported as expired."""
+    baseline_minors: int = Field(default=2, ge=0)
+    """Distance in minor vLLM releases from which on a baseline is reported as expired."""
+
+    @model_validator(mode="after")
+    def _floor_can_be_seen(self) -> Judging:
+        if self.floor_points > self.must_detect_points:
+            raise ValueError(
+                f"expected floor_points ({self.floor_points:g}) of at most must_detect_points "
+                f"({self.must_detect_points:g}): a change that must be seen cannot be too small to matter"
+            )
+        return self
+
+    @property
+    def stage_alpha(self) -> float:
+        """Family level of one stage: a false alarm has to pass all of them, on independent prompts."""
+        return stage_alpha(self.family_alpha, self.stages)
 
 
 class Profile(Strict):
@@ -160,6 +204,8 @@ class Profile(Strict):
     share_engines: bool = True
     """Let ``single`` cells run on the decode engine of the pair with the same method, without a hand-off."""
     baselines: Path
+    known_defects: Path | None = None
+    """List of findings that are reported already; see ``harness.known``."""
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -189,7 +235,7 @@ def _resolve(value: Any, base: Path) -> Any:
     if isinstance(value, dict):
         return {
             k: str((base / v).resolve())
-            if k in {"target", "tokenizer", "drafter", "prompts", "baselines"} and isinstance(v, str)
+            if k in {"target", "tokenizer", "drafter", "prompts", "baselines", "known_defects"} and isinstance(v, str)
             else _resolve(v, base)
             for k, v in value.items()
         }

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import psutil
 
 from harness import provenance
-from harness.baseline import identity_of, look_up
+from harness.baseline.build import identity_of
+from harness.baseline.lookup import Limits, look_up
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.environment import WITHOUT, EngineEnvironment, inspect_environment, need_nixl
 from harness.engine.ports import free_ports
@@ -169,7 +170,9 @@ def _data_items(profile: Profile, source: str) -> list[Item]:
         return items
     digest = load_prompts(path).sha256
     for method in profile.methods:
-        lookup = look_up(profile.baselines, identity_of(profile, method, digest), source)
+        identity = identity_of(profile, method, digest, None, tuple(provenance.gpus()))
+        limits = Limits(profile.judging.baseline_days, profile.judging.baseline_minors)
+        lookup = look_up(profile.baselines, identity, source, limits, provenance.now())
         found = f"{len(lookup.baseline.rows)} prompts" if lookup.baseline else lookup.reason
         items.append(
             Item(

@@ -16,6 +16,8 @@ class Verdict(StrEnum):
     """Outcome of a check, a cell or a run."""
 
     PASS = "PASS"
+    KNOWN = "KNOWN"
+    """Nothing but findings that ``known-defects.yaml`` covers."""
     IMPROVED = "IMPROVED"
     SUSPECT = "SUSPECT"
     UNKNOWN = "UNKNOWN"
@@ -26,6 +28,7 @@ class Verdict(StrEnum):
     def symbol(self) -> str:
         return {
             "PASS": "✔",
+            "KNOWN": "◆",
             "IMPROVED": "▲",
             "SUSPECT": "≈",
             "UNKNOWN": "?",
@@ -35,8 +38,9 @@ class Verdict(StrEnum):
 
     @property
     def exit_code(self) -> int:
-        """0 only for PASS. An improvement fails until the baseline is updated, as a drift does."""
-        if self is Verdict.PASS:
+        """0 for PASS, and for KNOWN, which says in every report what is known. An improvement fails until the baseline
+        is updated, as a drift does."""
+        if self in (Verdict.PASS, Verdict.KNOWN):
             return EXIT_PASS
         return EXIT_UNKNOWN if self in (Verdict.UNKNOWN, Verdict.SUSPECT) else EXIT_REGRESSION
 
@@ -124,6 +128,10 @@ class Finding(Strict):
     """Where in the prompt's KV the damage is, as far as the evidence goes."""
     law: str | None = None
     """Which prompt lengths fail in this cell, when the finding is one of those that show it."""
+    known: str | None = None
+    """Id of the known defect that covers it."""
+    link: str | None = None
+    """Where that defect is reported."""
     evidence: dict[str, Any] = Field(default_factory=dict)
 
     @property

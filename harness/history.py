@@ -20,13 +20,18 @@ from pydantic import Field, ValidationError
 from harness.config import Strict, describe_validation_error
 from harness.errors import DataError, NotARunError
 from harness.files import write_json
+from harness.migrations import SCHEMA as SCHEMA
+from harness.migrations import migrate
 
-SCHEMA = 1
+SECOND = "second-stage"
+"""Folder inside a run: the tests that failed, again, on held-out prompts and fresh engines."""
 LINES = "observations.jsonl"
 PARQUET = "observations.parquet"
 RUN = "run.json"
 
 Form = Literal["ids", "text"]
+RESCORE = "rescore"
+"""Pseudo-scenario of requests to the plain engine that re-score what cells gave."""
 COLD = "cold"
 """The scenario of prompts that no engine has seen before."""
 
@@ -57,6 +62,9 @@ class Leg(Strict):
     top_gaps: tuple[float | None, ...] | None = None
     """Log-prob distance in nats between the best and the second-best token, per output token."""
     speculation: Speculation | None = None
+    rescored: tuple[float, ...] | None = None
+    """Of a re-scoring request, per token of the output that it judges: by how many nats the plain engine, given all
+    tokens before, would have preferred another token; 0 when it says the same."""
     kv_transfer_params: dict[str, Any] | None = None
     counters: dict[str, float] = Field(default_factory=dict)
     """Growth of the engine's counters over this request (concurrency 1)."""
@@ -77,6 +85,7 @@ class Observation(Strict):
     stage: int = 0
     route: Literal["cell", "prefill", "local"] = "cell"
     """Whether the request went the way of the cell, or to P alone, or to the answering engine alone."""
+    temperature: float = 0.0
     max_tokens: int | None = None
     """Output tokens that were asked for; None in records of earlier versions: the workload's."""
     asked_at: float | None = None
@@ -179,6 +188,8 @@ class RunRecord(Strict):
     interrupted: bool = False
     mutants: tuple[str, ...] = ()
     """Defects that were put in on purpose: such a run says nothing about the engine."""
+    rescore: bool = False
+    """Outputs were to be re-scored by the plain single engine."""
     lacking: dict[str, str] = Field(default_factory=dict)
     """Surfaces that this vLLM version lacks, and what that costs."""
 
@@ -279,9 +290,14 @@ def load_history(folder: Path) -> History:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{run_file}: expected JSON, but it cannot be read ({error})") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if version != SCHEMA:
+    try:
+        raw = migrate(raw) if isinstance(raw, dict) else raw
+    except (TypeError, AttributeError, ValueError, KeyError, IndexError) as error:
+        raise DataError(f"{run_file} is damaged: it says schema {version!r} and has another shape ({error})") from error
+    if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA:
         raise DataError(
-            f"{run_file}: expected history schema {SCHEMA}, found {version!r}; use the harness version that recorded it"
+            f"{run_file}: expected history schema 1 to {SCHEMA}, found {version!r}; use the harness version that "
+            "recorded it"
         )
     try:
         run = RunRecord.model_validate(raw)

@@ -87,9 +87,9 @@ def select_cells(profile: Profile, patterns: Sequence[str]) -> list[Cell]:
 
 
 def make_plan(profile: Profile, cells: Sequence[Cell]) -> Plan:
-    """Group cells by the engines that they share."""
+    """Group cells by the engines that they share; the plain ones last, because they re-score what the others gave."""
     groups: list[EngineGroup] = []
-    for method in profile.methods:
+    for method in sorted(profile.methods, key=lambda m: m.kind == "none"):
         mine = [c for c in cells if c.method.kind == method.kind]
         pair = [c for c in mine if c.topology == "pd"]
         single = [c for c in mine if c.topology == "single"]

@@ -7,21 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.baseline import (
-    Identity,
-    Provenance,
-    Row,
-    look_up,
-    rows_from,
-    write_baseline,
-)
-from harness.checks.registry import baselines_for, judge
+from harness.baseline.build import identity_in, references_in, require_unarmed
+from harness.baseline.lookup import Lookup
+from harness.checks.evidence import REFERENCE_CELL
+from harness.checks.registry import baselines_for, judge, tripped_tests
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.arming import require_alone, require_known
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
 from harness.errors import UsageError
 from harness.files import write_json
-from harness.history import History, load_history
+from harness.history import COLD, SECOND, History, load_history
+from harness.known import apply_known, load_known
 from harness.matrix import Plan, make_plan, select_cells, start_expected_s
 from harness.progress import Reporter
 from harness.prompts import PromptSet, load_prompts
@@ -31,7 +27,7 @@ from harness.runner import Runner, expected_s, point_latest
 from harness.scenarios.script import require_possible
 from harness.selftest.outcome import SelfTest
 from harness.summary import RunSummary, summarise_run
-from harness.workload import RECORDING, CellWork, cell_work, choose_scenarios, spread, total_requests
+from harness.workload import RECORDING, SECOND_STAGE, CellWork, cell_work, choose_scenarios, spread, total_requests
 
 if TYPE_CHECKING:
     from harness.repeat import AgainstItself
@@ -47,6 +43,12 @@ class Prepared(NamedTuple):
     prompts: PromptSet
     plan: Plan
     works: tuple[CellWork, ...]
+
+    @property
+    def rescores(self) -> bool:
+        """Whether outputs are re-scored: asked for, and the plain single engine answers cold prompts in this run."""
+        asked = any(w.cell.id == REFERENCE_CELL and w.items for w in self.works)
+        return self.profile.workload.rescore and asked
 
     @property
     def requests(self) -> int:
@@ -84,6 +86,18 @@ def prepare(
         strata = {p.stratum for p in prompts.cold}
         kept = spread(prompts.cold, prompts_per_stratum * len(strata))
         choice = choice._replace(prompts=frozenset(p.id for p in kept), texts=prompts_per_stratum)
+    if profile.judging.tier == "normal" and profile.judging.stages == 2 and not prompts.held_out and not record:
+        raise UsageError(
+            f"profile {source}: expected prompts held out for the second stage (use: held-out) in "
+            f"{profile.workload.prompts.name}, found none; add some, or set judging.stages to 1"
+        )
+    if profile.judging.tier == "normal" and profile.scenarios:
+        raise UsageError(
+            f"profile {source}: expected no scenarios in the normal tier, found {profile.scenarios[0].id}: a handful "
+            "of requests cannot reach a p-value; judge scenarios with a profile of the bitwise tier"
+        )
+    # A damaged list must be found now, not after the run.
+    load_known(known_path(profile.known_defects))
     require_possible(profile, {p.id: p for p in prompts.prompts})
     works = tuple(w for c in cells if (w := cell_work(profile, prompts, c, choice)).requests)
     if not works:
@@ -111,9 +125,36 @@ def execute(
     """Run, judge and report. The run folder is complete even when cells are UNKNOWN."""
     history = record(prepared, out, engine_python, reporter, base_port, mutants, together)
     folder = history.folder
-    summary = assess(history, None)
+    _second_stage(prepared, history, engine_python, reporter, base_port, mutants, together)
+    summary = assess(history)
     write_reports(summary, folder)
     return Outcome(folder, summary)
+
+
+def _second_stage(
+    prepared: Prepared,
+    history: History,
+    engine_python: str | None,
+    reporter: Reporter,
+    base_port: int | None,
+    mutants: Sequence[str],
+    together: bool,
+) -> None:
+    """Run again what failed a registered test: fresh engines, prompts held out for this, in a folder of its own."""
+    if history.run.interrupted or prepared.profile.judging.tier != "normal":
+        return
+    tests = tripped_tests(history, baselines_for(history))
+    if not tests:
+        return
+    failed = {t.cell for t in tests}
+    # P/D is compared with the single engine of the same stage, and tokens need the plain one's margins.
+    wanted = failed | {c.replace("pd-", "single-", 1) for c in failed} | {REFERENCE_CELL}
+    reporter.line(f"second stage: {', '.join(map(str, tests))}")
+    choice = SECOND_STAGE._replace(scenarios=frozenset({COLD, *(t.scenario for t in tests)}))
+    cells = [c for c in prepared.plan.cells if c.id in wanted]
+    works = tuple(cell_work(prepared.profile, prepared.prompts, c, choice) for c in cells)
+    again = prepared._replace(plan=make_plan(prepared.profile, cells), works=works)
+    _record_into(history.folder / SECOND, again, engine_python, reporter, base_port, mutants, together)
 
 
 def record(
@@ -128,12 +169,26 @@ def record(
     """Run the plan on real engines, with mutants in them if any are named, and return what was recorded."""
     require_known(mutants)
     require_alone(mutants, together)
+    folder = new_folder(out, prepared.profile)
+    history = _record_into(folder, prepared, engine_python, reporter, base_port, mutants, together)
+    point_latest(folder)
+    return history
+
+
+def _record_into(
+    folder: Path,
+    prepared: Prepared,
+    engine_python: str | None,
+    reporter: Reporter,
+    base_port: int | None,
+    mutants: Sequence[str],
+    together: bool,
+) -> History:
     environment = inspect_environment(engine_python or sys.executable)
     if any(g.topology == "pd" for g in prepared.plan.groups):
         need_nixl(environment)
-    folder = new_folder(out, prepared.profile)
     recorder = prepared_recorder(prepared, environment, folder, mutants)
-    history = Runner(
+    return Runner(
         prepared.profile,
         prepared.plan,
         prepared.works,
@@ -144,8 +199,6 @@ def record(
         mutants,
         together,
     ).run()
-    point_latest(folder)
-    return history
 
 
 def new_folder(out: Path, profile: Profile, kind: str = "") -> Path:
@@ -174,90 +227,60 @@ def prepared_recorder(
         folder,
         folder.name,
         mutants=mutants,
+        rescore=prepared.rescores,
     )
 
 
-def assess(history: History, baselines: Path | None) -> RunSummary:
-    """Judge a history against the baselines of its profile, or of another folder."""
-    return summarise_run(history, judge(history, baselines_for(history, baselines)))
+class References(NamedTuple):
+    """What a run is judged against instead of its profile's: None takes the profile's."""
+
+    baselines: Path | None = None
+    known: Path | None = None
+    against: Path | None = None
+    """Another recorded run, whose single cells are the reference."""
 
 
-def check(run_dir: Path, baselines: Path | None) -> Outcome:
+PROFILE_OWN = References()
+
+
+def known_path(listed: object) -> Path | None:
+    """The list of known defects that a profile names; it may be absent when none is known."""
+    path = Path(str(listed)) if listed else None
+    return path if path is not None and path.is_file() else None
+
+
+def load_second(history: History) -> History | None:
+    """The second stage of a run, if it had one. One that was interrupted or belongs to something else is none."""
+    folder = history.folder / SECOND
+    if not (folder / "run.json").is_file():
+        return None
+    second = load_history(folder)
+    ours, theirs = history.run, second.run
+    same = all(theirs.identities.get(m) == i for m, i in ours.identities.items()) and theirs.mutants == ours.mutants
+    return second if same and not theirs.interrupted else None
+
+
+def lookups_for(history: History, references: References) -> dict[str, Lookup]:
+    """The references that judging the run needs, by method."""
+    if references.against is None:
+        return baselines_for(history, references.baselines)
+    other = load_history(references.against)
+    return references_in(other, {m: identity_in(history, m) for m in history.run.identities})
+
+
+def assess(history: History, references: References = PROFILE_OWN) -> RunSummary:
+    """Judge a history with its second stage, against the baselines and known defects of its profile or others."""
+    judgement = judge(history, lookups_for(history, references), load_second(history))
+    known = load_known(references.known or known_path(history.run.profile.get("known_defects")))
+    return summarise_run(history, apply_known(judgement, known, history))
+
+
+def check(run_dir: Path, references: References = PROFILE_OWN) -> Outcome:
     """Judge a recorded run again; no engine is needed."""
     history = load_history(run_dir)
-    summary = assess(history, baselines)
+    summary = assess(history, references)
     write_reports(summary, run_dir)
     return Outcome(run_dir, summary)
-
-
-class Recorded(NamedTuple):
-    method: str
-    path: Path
-    rows: int
-    replaced: str
-
-
-def record_baselines(history: History, prepared: Prepared, folder: Path) -> list[Recorded]:
-    """Write a baseline per single cell of a recorded run.
-
-    All rows are collected and checked before the first file is written: known right answers where the prompts have
-    them, and the plain engine's tokens for every speculative method.
-    """
-    require_unarmed(history)
-    if history.run.prompts_sha256 != prepared.prompts.sha256:
-        raise UsageError(
-            f"{history.folder}: was recorded with other prompts than profile {prepared.source} has now; record anew"
-        )
-    digests = {p.id: p.sha256 for p in prepared.prompts.prompts}
-    expected = {p.id: p.expected for p in prepared.prompts.prompts}
-    singles = [c for c in history.run.cells if c.cell.startswith("single-")]
-    if not singles:
-        raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
-    collected: dict[str, list[Row]] = {}
-    for record in singles:
-        collected[record.cell.removeprefix("single-")] = rows_from(history, record.cell, digests, expected)
-    plain = {r.prompt_id: r.output_ids for r in collected.get("none", [])}
-    for method, rows in collected.items():
-        for row in rows:
-            if plain and row.output_ids != plain[row.prompt_id]:
-                raise UsageError(
-                    f"single-{method}: prompt {row.prompt_id} has other tokens than single-none of the same run; a "
-                    "reference must be right, so nothing was recorded"
-                )
-    return [_write(history, method, rows, folder) for method, rows in collected.items()]
-
-
-def _write(history: History, method: str, rows: list[Row], folder: Path) -> Recorded:
-    identity = Identity.model_validate(history.run.identities[method])
-    old = look_up(folder, identity, history.run.profile["name"])
-    if old.baseline is None:
-        replaced = "new"
-    else:
-        changed = sum(a != b for a, b in zip(old.baseline.rows, rows, strict=True))
-        replaced = f"{changed} of {len(rows)} rows changed" if changed else "unchanged"
-    engine = next(e for e in history.run.engines if e.group.endswith(f"-{method}") and e.role != "prefill")
-    run = history.run
-    provenance = Provenance(
-        recorded=run.started,
-        run_id=run.run_id,
-        # Paths of the machine stay out of committed data.
-        command=tuple(Path(run.command[0]).name if i == 0 else a for i, a in enumerate(run.command)),
-        git_commit=run.git_commit,
-        versions=run.versions,
-        hardware=run.hardware,
-        model_runner=engine.model_runner,
-        attention_backend=engine.attention_backend,
-    )
-    path = write_baseline(folder, identity, provenance, rows)
-    return Recorded(method, path, len(rows), replaced)
-
-
-def require_unarmed(history: History) -> None:
-    """Raise UsageError when a run says nothing about unchanged engines."""
-    armed = history.run.mutants or tuple(m for e in history.run.engines for m in e.mutants)
-    if armed or history.run.interrupted:
-        found = f"mutant {', '.join(dict.fromkeys(armed))} armed" if armed else "one that was interrupted"
-        raise UsageError(f"{history.folder}: expected a whole run of unchanged engines, found {found}; record anew")
 
 
 def write_quality(history: History, target: Path) -> dict[str, object]:

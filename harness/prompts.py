@@ -49,8 +49,8 @@ class Prompt(Strict):
     """Known right answer under greedy decoding, where the model's task defines one (probe models)."""
     sha256: str
     origin: str
-    use: Literal["cold", "scenario"] = "cold"
-    """Whether every cell is sent this prompt, or only the scenarios that name it."""
+    use: Literal["cold", "scenario", "held-out"] = "cold"
+    """Whether every cell is sent this prompt, or only the scenarios that name it, or only a second stage."""
 
     def stratum_for(self, block_size: int, lookahead: int) -> Stratum:
         return classify(self.tokens, block_size, lookahead)
@@ -67,6 +67,11 @@ class PromptSet(Strict):
     @property
     def cold(self) -> tuple[Prompt, ...]:
         return tuple(p for p in self.prompts if p.use == "cold")
+
+    @property
+    def held_out(self) -> tuple[Prompt, ...]:
+        """Prompts that only a second stage sends."""
+        return tuple(p for p in self.prompts if p.use == "held-out")
 
     def check_tokenizer(self, folder: Path, source: Path) -> None:
         """Raise DataError when the prompts were rendered with another tokenizer or template."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import __version__, provenance
-from harness.baseline import identity_of
+from harness.baseline.build import identity_of
 from harness.config import Profile
 from harness.engine.environment import WITHOUT, EngineEnvironment
 from harness.history import (
@@ -28,6 +28,7 @@ from harness.history import (
     write_run,
 )
 from harness.prompts import PromptSet
+from harness.rescore import Outputs
 from harness.workload import CellWork
 
 
@@ -52,7 +53,9 @@ class Recorder:
         run_id: str,
         command: Sequence[str] | None = None,
         mutants: Sequence[str] = (),
+        rescore: bool = False,
     ) -> None:
+        self.outputs = Outputs()
         self.folder = folder
         self._begun = time.monotonic()
         self._stop_seconds = 0.0
@@ -71,7 +74,12 @@ class Recorder:
             prompts_sha256=prompts.sha256,
             hardware=provenance.hardware(),
             versions=provenance.versions(environment),
-            identities={k: identity_of(profile, m, prompts.sha256).model_dump(mode="json") for k, m in methods.items()},
+            identities={
+                kind: identity_of(
+                    profile, method, prompts.sha256, environment.vllm, tuple(provenance.gpus())
+                ).model_dump(mode="json")
+                for kind, method in methods.items()
+            },
             cells=tuple(
                 CellRecord(
                     cell=w.cell.id,
@@ -85,6 +93,7 @@ class Recorder:
                 for w in works
             ),
             mutants=tuple(mutants),
+            rescore=rescore,
             lacking={name: WITHOUT[name] for name in WITHOUT if not environment.has(name)},
         )
         self._writer = HistoryWriter(folder)
@@ -92,6 +101,7 @@ class Recorder:
 
     def append(self, observation: Observation) -> None:
         self._writer.append(observation)
+        self.outputs.add(observation)
 
     def engines(self, records: Iterable[EngineRecord]) -> None:
         self._update(engines=(*self.record.engines, *records))

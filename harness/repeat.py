@@ -13,16 +13,13 @@ from pathlib import Path
 from harness import provenance
 from harness.acceptance import real_steps
 from harness.engine.environment import EngineEnvironment
-from harness.engine.topology import EngineGroupSession
-from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, InfrastructureError, UsageError
+from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
 from harness.findings import Judgement, Verdict
 from harness.history import COLD, History, Observation, load_history
-from harness.matrix import EngineGroup, start_expected_s
 from harness.operations import Prepared, assess
 from harness.progress import Reporter
-from harness.recorder import Recorder
+from harness.repetitions import record_repetitions
 from harness.report import write_reports
-from harness.runner import run_cell
 from harness.strict import Strict
 
 
@@ -62,8 +59,8 @@ class AgainstItself(Strict):
 
     @property
     def alarms(self) -> int:
-        """Of these, how many did not pass."""
-        return sum(n for c in self.counts for v, n in c.verdicts.items() if v != Verdict.PASS)
+        """Of these, how many did not pass; known defects of the engine are no false alarms."""
+        return sum(n for c in self.counts for v, n in c.verdicts.items() if v not in (Verdict.PASS, Verdict.KNOWN))
 
     @property
     def alarm_bound(self) -> float:
@@ -99,36 +96,12 @@ class AgainstItself(Strict):
 def against_itself(
     prepared: Prepared, environment: EngineEnvironment, folder: Path, repetitions: int, reporter: Reporter
 ) -> AgainstItself:
-    """Start each group of engines once and repeat its cells; every repetition is a run folder of its own.
-
-    KeyboardInterrupt ends the engines; the cells that are not complete are UNKNOWN then.
-    """
-    begun, started, interrupted = time.monotonic(), provenance.now(), False
-    groups = {c.id: g.id for g in prepared.plan.groups for c in g.cells}
-    recorders = [
-        Recorder(
-            prepared.profile,
-            prepared.source,
-            prepared.works,
-            groups,
-            prepared.prompts,
-            environment,
-            folder / f"repetition-{i + 1:02d}",
-            f"{folder.name}-{i + 1:02d}",
-        )
-        for i in range(repetitions)
-    ]
-    try:
-        for group in prepared.plan.groups:
-            _repeat(group, prepared, environment, folder, recorders, reporter)
-    except KeyboardInterrupt:
-        interrupted = True
-        for recorder in recorders:
-            recorder.interrupted()
-    histories = [r.finish() for r in recorders]
+    """Repeat the cells, judge every repetition and count."""
+    begun, started = time.monotonic(), provenance.now()
+    done = record_repetitions(prepared, environment, folder, repetitions, reporter)
     judged = []
-    for history in histories:
-        summary = assess(history, None)
+    for history in done.histories:
+        summary = assess(history)
         write_reports(summary, history.folder)
         judged.append(summary.judgement)
     return AgainstItself(
@@ -137,9 +110,9 @@ def against_itself(
         profile=prepared.profile.name,
         versions=provenance.versions(environment),
         repetitions=repetitions,
-        counts=count(histories, judged),
+        counts=count(done.histories, judged),
         seconds=round(time.monotonic() - begun, 1),
-        interrupted=interrupted,
+        interrupted=done.interrupted,
     )
 
 
@@ -156,35 +129,10 @@ def judge_again(folder: Path) -> AgainstItself:
         raise UsageError(f"{folder}: expected {before.repetitions} repetitions, found {len(histories)}")
     judged = []
     for history in histories:
-        summary = assess(history, None)
+        summary = assess(history)
         write_reports(summary, history.folder)
         judged.append(summary.judgement)
     return before.model_copy(update={"counts": count(histories, judged)})
-
-
-def _repeat(
-    group: EngineGroup,
-    prepared: Prepared,
-    environment: EngineEnvironment,
-    folder: Path,
-    recorders: Sequence[Recorder],
-    reporter: Reporter,
-) -> None:
-    works = [w for w in prepared.works if w.cell in group.cells]
-    try:
-        with EngineGroupSession(
-            group, prepared.profile, environment, folder / "logs", progress=reporter.line
-        ) as session:
-            reporter.step(group.id, start_expected_s(group))
-            for number, recorder in enumerate(recorders, 1):
-                recorder.engines(session.records())
-                reporter.line(f"{group.id}: repetition {number} of {len(recorders)}")
-                for work in works:
-                    run_cell(session, work, recorder, reporter)
-    except InfrastructureError as error:
-        reporter.line(f"{group.id}: UNKNOWN: {error}")
-        for recorder in recorders:
-            recorder.fail_pending([c.id for c in group.cells], "failed", str(error))
 
 
 def count(histories: Sequence[History], judged: Sequence[Judgement]) -> tuple[Count, ...]:
@@ -198,7 +146,7 @@ def count(histories: Sequence[History], judged: Sequence[Judgement]) -> tuple[Co
             key = (item.cell, item.scenario)
             mine = verdicts.setdefault(key, {})
             mine[item.verdict] = mine.get(item.verdict, 0) + 1
-            findings[key] = findings.get(key, 0) + sum(len(r.findings) for r in item.results)
+            findings[key] = findings.get(key, 0) + sum(f.known is None for r in item.results for f in r.findings)
     for number, history in enumerate(histories):
         for o in history.observations:
             row = rows.setdefault((o.cell, o.scenario), dict.fromkeys(("requests", "compared", "tokens", "steps"), 0))

@@ -16,6 +16,7 @@ from harness.history import History
 from harness.matrix import REQUEST_S, EngineGroup, Plan, start_expected_s
 from harness.progress import Reporter
 from harness.recorder import Recorder
+from harness.rescore import REFERENCE
 from harness.workload import CellWork, perform
 
 
@@ -76,6 +77,8 @@ class Runner:
                 self._reporter.step(group.id, start_expected_s(group))
                 for cell in group.cells:
                     run_cell(session, self._works[cell.id], recorder, self._reporter)
+                if recorder.record.rescore and REFERENCE in [c.id for c in group.cells]:
+                    rescore(session, recorder, self._reporter)
                 stopping = time.monotonic()
             recorder.stopped(time.monotonic() - stopping)
         except InfrastructureError as error:
@@ -115,6 +118,15 @@ def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, re
         work.cell.id, state="complete", request_seconds=round(min(waited, spent), 3), seconds=round(spent, 3)
     )
     reporter.line(f"{work.cell.id}: {done} requests in {spent:.1f} s" + (f", {errors} broke" if errors else ""))
+
+
+def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter) -> None:
+    """Let the plain engine read what the cells gave. Raises EngineDiedError when it is gone."""
+    begun = time.monotonic()
+    count = len(recorder.outputs)
+    for observation in list(recorder.outputs.requests(session)):
+        recorder.append(observation)
+    reporter.line(f"{count} distinct outputs re-scored in {time.monotonic() - begun:.1f} s")
 
 
 def expected_s(plan: Plan, works: Sequence[CellWork]) -> float:

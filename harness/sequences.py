@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.files import sha256_json
+
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Number of leading elements that are equal: the index of the first difference, or the shorter length."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def output_key(output: tuple[int, ...]) -> str:
+    """Names an output; equal outputs of several cells are scored once."""
+    return sha256_json(list(output))[:16]

@@ -6,9 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from harness.acceptance import Rates, pool, real_steps
+from harness.acceptance import Rates, pool_counts, real_steps
+from harness.baseline.published import load_published, matching
 from harness.checks.evidence import CellView, Evidence
+from harness.checks.night import cell_counts
 from harness.config import Judging
+from harness.errors import DataError
 from harness.findings import CellVerdict, Finding, Judgement, Verdict, worst
 from harness.history import COLD, History
 from harness.strata import Stratum
@@ -42,6 +45,8 @@ class RunSummary(NamedTuple):
     """Cell → scenario → verdict."""
     acceptance: list[AcceptanceRow]
     equal_tokens: dict[str, str]
+    published: list[str]
+    """What others published for the models of this run, in words; advisory."""
 
     @property
     def cells(self) -> dict[str, Verdict]:
@@ -97,7 +102,18 @@ def summarise_run(history: History, judgement: Judgement) -> RunSummary:
         scenario_grid=_scenario_grid(judgement),
         acceptance=[_acceptance_row(v, judgement) for v in views.values() if v.speculative],
         equal_tokens={cell: _equal_tokens(judgement, cell) for cell in views},
+        published=_published(history, views),
     )
+
+
+def _published(history: History, views: Mapping[str, CellView]) -> list[str]:
+    try:
+        bands = load_published()
+    except DataError as error:
+        # Advisory figures must not cost the report.
+        return [str(error)]
+    methods = dict.fromkeys(v.method for v in views.values() if v.speculative)
+    return [f"{m}: {b.describe()}" for m in methods for b in matching(bands, history.run.profile, m)]
 
 
 def _scenario_grid(judgement: Judgement) -> dict[str, dict[str, Verdict]]:
@@ -128,10 +144,11 @@ def _equal_tokens(judgement: Judgement, cell: str) -> str:
 
 def _acceptance_row(view: CellView, judgement: Judgement) -> AcceptanceRow:
     steps = [s for o in view.answered().values() if o.final and (s := real_steps(o.final)) is not None]
+    counted, _ = cell_counts(view)
     reference = _figures(judgement, view.id, "acceptance-baseline").get("reference") or {}
     return AcceptanceRow(
         cell=view.id,
-        ours=pool([s.accepted for s in steps], view.record.draft_tokens),
+        ours=pool_counts(counted.values(), view.record.draft_tokens),
         baseline_rates=reference.get("rates") or None,
         padded=sum(s.padded for s in steps),
         tokens_equal=_equal_tokens(judgement, view.id),
@@ -142,13 +159,20 @@ def describe(history: History, judgement: Judgement) -> str:
     """What happened, in one sentence."""
     verdicts = judgement.by_cell()
     cells = len(verdicts)
-    bad = [f"{cell} {v}" for cell, v in verdicts.items() if v is not Verdict.PASS]
+    bad = [f"{cell} {v}" for cell, v in verdicts.items() if v.exit_code != 0]
+    known = sorted({f.known for f in judgement.findings if f.known})
     requests = len(history.observations)
     if judgement.verdict is Verdict.PASS:
         who = "The cell passes" if cells == 1 else f"All {cells} cells pass"
         return (
             f"{who}: {requests} requests gave the right tokens, speculation accepted what it should, and every P/D "
             "request moved its KV."
+        )
+    if judgement.verdict is Verdict.KNOWN:
+        count = sum(f.known is not None for f in judgement.findings)
+        return (
+            f"{count} findings of known defects ({', '.join(known)}) and nothing else in {cells} cells, {requests} "
+            "requests."
         )
     names = ", ".join(bad[:6]) + (" …" if len(bad) > 6 else "")
     if not bad:

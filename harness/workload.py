@@ -43,7 +43,8 @@ class Choice(NamedTuple):
 
 _IDS: tuple[Form, ...] = ("ids",)
 EVERYTHING = Choice()
-RECORDING = Choice(scenarios=(COLD,), forms=_IDS, uses=("cold", "scenario"))
+RECORDING = Choice(scenarios=(COLD,), forms=_IDS, uses=("cold", "scenario", "held-out"))
+SECOND_STAGE = Choice(scenarios=(COLD,), forms=_IDS, uses=("held-out",))
 
 
 class CellWork(NamedTuple):

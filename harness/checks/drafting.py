@@ -5,8 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from harness.acceptance import Aligned, Rates, Steps, align, pool, real_steps, same_steps
+from harness.acceptance import (
+    Aligned,
+    Rates,
+    RequestCounts,
+    Steps,
+    align,
+    by_step,
+    pool,
+    pool_counts,
+    real_steps,
+    request_counts,
+    same_steps,
+)
+from harness.baseline.summary import counts
 from harness.checks.evidence import CellView
+from harness.checks.night import cell_counts
+from harness.decision import Change, Facts, decide
 from harness.findings import CheckResult, DamageClass, Finding, Verdict, conclude
 from harness.history import Leg, Observation
 
@@ -17,7 +32,7 @@ def drafts_happened(cell: CellView) -> CheckResult:
     """Every request that could draft did, with the configured number of drafts; otherwise nothing was tested."""
     name = "drafts-happened"
     findings: list[Finding] = []
-    judged = 0
+    judged = from_counters = 0
     for o in cell.answered().values():
         leg = o.final
         if leg is None or leg.output_ids is None or len(leg.output_ids) < 2:
@@ -25,13 +40,16 @@ def drafts_happened(cell: CellView) -> CheckResult:
         judged += 1
         spec = leg.speculation
         if spec is None:
+            if request_counts(leg, cell.record.draft_tokens) is not None:
+                from_counters += 1
+                continue
             findings.append(
                 cell.finding(
                     name,
                     Verdict.UNKNOWN,
                     "nothing-tested",
-                    "expected per-request acceptance metrics in the response, found none; this "
-                    "engine version may lack --per-request-spec-decode-metrics",
+                    "expected per-request acceptance metrics in the response, or growth of the engine's draft counters "
+                    "while the request was alone on it, found neither: speculation was not tested",
                     o,
                 )
             )
@@ -55,14 +73,19 @@ def drafts_happened(cell: CellView) -> CheckResult:
                     o,
                 )
             )
-    return conclude(name, cell.id, judged, findings, figures=_figures(cell))
+    note = (
+        f"{from_counters} requests by the engine's counters, steps since the hand-off unknown" if from_counters else ""
+    )
+    return conclude(name, cell.id, judged, findings, note=note, figures=_figures(cell))
 
 
 def _figures(cell: CellView) -> dict[str, Any]:
     steps = cell_steps(cell)
+    counted, _ = cell_counts(cell)
     return {
-        **rates_dict(pool([s.accepted for s in steps.values()], cell.record.draft_tokens)),
+        **rates_dict(pool_counts(counted.values(), cell.record.draft_tokens)),
         "padded_first_steps": sum(s.padded for s in steps.values()),
+        "by_step": [list(row) for row in by_step(s.accepted for s in steps.values())],
     }
 
 
@@ -90,7 +113,9 @@ def acceptance_single(cell: CellView) -> CheckResult:
     """Accepted counts of P/D equal, step for step, those of the single engine of the same method in this run."""
     single = cell.sibling("single")
     references = {key: s.accepted for key, s in cell_steps(single).items()} if single else {}
-    return _judge(cell, "acceptance-single", references, f"single-{cell.method} of this run", moved_together=None)
+    spare = cell_counts(single)[0] if single else {}
+    against = f"single-{cell.method} of this run"
+    return _judge(cell, "acceptance-single", references, against, moved_together=None, spare=spare)
 
 
 def acceptance_baseline(cell: CellView) -> CheckResult:
@@ -116,27 +141,33 @@ def _judge(
     references: Mapping[str, Sequence[int]],
     against: str,
     moved_together: Mapping[str, tuple[int, ...]] | None,
+    spare: Mapping[str, RequestCounts] | None = None,
 ) -> CheckResult:
-    """Compare each request with the reference of its key, or of its prompt."""
+    """Compare each request with the reference of its key, or of its prompt; ``spare`` are totals of references whose
+    steps are not known."""
     findings: list[Finding] = []
     ours: list[tuple[int, ...]] = []
     theirs: list[tuple[int, ...]] = []
+    by_totals: list[RequestCounts] = []
+    totals, recognised = cell_counts(cell)
+    k = cell.record.draft_tokens
+    spare = spare or {}
     for key, o in cell.answered().items():
         leg = o.final
         steps = real_steps(leg) if leg else None
-        if leg is None or steps is None or leg.output_ids is None or len(leg.output_ids) < 2:
+        if leg is None or leg.output_ids is None or len(leg.output_ids) < 2:
             continue
         reference = references.get(key, references.get(o.prompt_id))
+        if steps is None:
+            counted, wanted = totals.get(key), _reference_totals(reference, spare.get(key), k)
+            if wanted is None and counted is not None:
+                findings.append(_no_reference(cell, name, o, against))
+            elif counted is not None and wanted is not None and not _cut_short(cell, o):
+                by_totals.append(counted)
+                findings += _totals(cell, name, o, counted, wanted, against, recognised)
+            continue
         if reference is None:
-            findings.append(
-                cell.finding(
-                    name,
-                    Verdict.UNKNOWN,
-                    "baseline",
-                    f"expected this prompt's accepted counts in {against}, found none",
-                    o,
-                )
-            )
+            findings.append(_no_reference(cell, name, o, against))
             continue
         ours.append(steps.accepted)
         theirs.append(tuple(reference))
@@ -144,10 +175,78 @@ def _judge(
         if not _agrees(cell, compared):
             other = moved_together.get(key) if moved_together is not None else None
             findings.append(_difference(cell, name, o, compared, against, other == steps.accepted))
-    k = cell.record.draft_tokens
     mine, reference_rates = pool(ours, k), pool(theirs, k)
+    if by_totals:
+        mine = pool_counts(by_totals, k)
     figures = {"ours": rates_dict(mine), "reference": rates_dict(reference_rates), "against": against}
-    return conclude(name, cell.id, len(ours), findings, figures=figures)
+    return conclude(
+        name, cell.id, len(ours) + len(by_totals), findings, _totals_note(by_totals, recognised), figures=figures
+    )
+
+
+def _no_reference(cell: CellView, name: str, o: Observation, against: str) -> Finding:
+    return cell.finding(
+        name, Verdict.UNKNOWN, "baseline", f"expected this prompt's accepted counts in {against}, found none", o
+    )
+
+
+def _reference_totals(reference: Sequence[int] | None, spare: RequestCounts | None, k: int) -> RequestCounts | None:
+    if reference is not None:
+        at, steps = counts(reference, k)
+        return RequestCounts(steps, at, "per-request")
+    return spare
+
+
+def _cut_short(cell: CellView, o: Observation) -> bool:
+    """Whether the request asked for fewer tokens than the reference has, so that totals cannot be equal."""
+    most = cell.evidence.history.run.profile.get("workload", {}).get("max_tokens")
+    return o.max_tokens is not None and most is not None and o.max_tokens < int(most)
+
+
+def _totals_note(by_totals: Sequence[RequestCounts], recognised: bool) -> str:
+    if not by_totals:
+        return ""
+    return (
+        f"{len(by_totals)} requests by totals from the engine's counters at concurrency 1, because this version "
+        "reports no acceptance per request: which step differs is not known"
+    ) + ("; a padded first step was recognised in all of them" if recognised else "")
+
+
+def _totals(
+    cell: CellView,
+    name: str,
+    o: Observation,
+    counted: RequestCounts,
+    wanted: RequestCounts,
+    against: str,
+    recognised: bool,
+) -> list[Finding]:
+    """Compare a request of which only totals are known: steps, and steps that accepted the draft at each position."""
+    at, steps = wanted.accepted_at, wanted.steps
+    if (counted.steps, counted.accepted_at) == (steps, at):
+        return []
+    # A hand-off whose padding could not be recognised may have one step more that accepted nothing.
+    if (
+        cell.handed_off
+        and not recognised
+        and counted.surplus >= 1
+        and (counted.steps - 1, counted.accepted_at) == (steps, at)
+    ):
+        return []
+    more = sum(counted.accepted_at) / max(counted.steps, 1) > sum(at) / max(steps, 1)
+    verdict, damage = _attribute(name, more, together=False)
+    return [
+        cell.finding(
+            name,
+            verdict,
+            damage,
+            f"expected {steps} steps accepting {list(at)} drafts per position as {against}, found {counted.steps} "
+            f"accepting {list(counted.accepted_at)}; from the engine's counters, so which step differs is not known",
+            o,
+            found_totals=[counted.steps, *counted.accepted_at],
+            expected_totals=[steps, *at],
+        )
+    ]
 
 
 class Compared(NamedTuple):
@@ -219,14 +318,13 @@ def _attribute(name: str, more: bool, together: bool) -> tuple[Verdict, DamageCl
     Against the single engine of the same run any difference is wrong: both ran the same code. Against the baseline,
     more acceptance wants a new baseline, and less in both topologies alike is a change of the engine.
     """
-    if name == "acceptance-single":
-        return Verdict.REGRESSION, "sampler" if more else "drafter-kv"
-    if more:
-        return Verdict.IMPROVED, "engine-changed"
-    if together:
-        # Without a hand-off it is the same: drafting or verification itself, not KV that was handed over.
-        return Verdict.DRIFT, "sampler"
-    return Verdict.REGRESSION, "drafter-kv"
+    tonight = name == "acceptance-single"
+    change: Change = "rise" if more else "drop"
+    verdict, _ = decide(Facts(change=change, against="tonight" if tonight else "baseline", together=together))
+    if verdict is Verdict.IMPROVED:
+        return verdict, "engine-changed"
+    # Both topologies alike: drafting or verification itself, not KV that was handed over.
+    return verdict, "sampler" if more or verdict is Verdict.DRIFT else "drafter-kv"
 
 
 def _mean(values: Sequence[int]) -> float:

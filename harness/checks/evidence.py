@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from harness.baseline import Lookup
+from harness.baseline.lookup import Lookup
 from harness.config import Judging
 from harness.errors import DataError
 from harness.findings import DamageClass, Finding, Verdict
 from harness.history import COLD, CellRecord, EngineRecord, Form, History, Observation
 from harness.scenarios.config import Pressure, Scenario
 from harness.strata import classify
+
+if TYPE_CHECKING:
+    from harness.checks.night import RegisteredTest, Tested
 
 REFERENCE_CELL = "single-none"
 PRESSURE_SLACK = 0.1
@@ -27,6 +30,10 @@ class Evidence(NamedTuple):
     baselines: Mapping[str, Lookup]
     """By method; a missing key means that the method was not looked up."""
     judging: Judging
+    night: Mapping[RegisteredTest, Tested] = {}
+    """Results of the registered tests, in the normal tier."""
+    second: Mapping[RegisteredTest, Tested] | None = None
+    """Of the tests that failed, on prompts and engines of the second stage; None when there was none."""
 
     def selected(self, cell_id: str) -> bool:
         """Whether the run was asked to observe this cell."""

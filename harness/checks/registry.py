@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from harness.baseline import Identity, Lookup, look_up
-from harness.checks import drafting, exchange, state, tokens, transfer
+from harness.baseline.build import identity_in
+from harness.baseline.lookup import Limits, Lookup, look_up
+from harness.checks import drafting, exchange, rescored, state, tokens, transfer
 from harness.checks.evidence import REFERENCE_CELL, CellView, Evidence
-from harness.config import Judging, describe_validation_error
+from harness.checks.night import RegisteredTest, TestName, run_tests
+from harness.checks.statistical import check_for, tripped
+from harness.config import Judging, Tier, describe_validation_error
 from harness.errors import DataError
 from harness.findings import CellVerdict, CheckResult, Judgement, Verdict, worst
 from harness.history import History
@@ -50,14 +53,40 @@ def _has_single(cell: CellView) -> bool:
     return cell.handed_off and cell.speculative and cell.cold and _asked(cell, f"single-{cell.method}")
 
 
-CHECKS: tuple[Check, ...] = (
+def _registered(name: TestName) -> Check:
+    """The check of a registered test of the normal tier; it applies where the test was announced."""
+    return Check(
+        name,
+        QUESTIONS[name],
+        lambda cell: RegisteredTest(cell.id, cell.scenario, name) in cell.evidence.night,
+        check_for(name),
+    )
+
+
+QUESTIONS: dict[TestName, str] = {
+    "survival": "do tokens stay as recorded for as long as those of equal runs?",
+    "hard-divergence": "do tokens part only at near ties?",
+    "rescored": "would the plain engine say the same tokens, as often as it says its own?",
+    "acceptance-baseline": "acceptance as recorded, beyond chance?",
+    "acceptance-single": "acceptance of the single engine of this run, beyond chance?",
+    "first-step": "is the first step after the hand-off as good as without one?",
+}
+
+
+_COMMON: tuple[Check, ...] = (
     Check("state-occurred", "did the scenario's state occur?", lambda c: not c.cold, state.state_occurred),
     Check("cold-stays-cold", "did cold prompts stay cold?", lambda c: c.cold, state.cold_stays_cold),
     Check("complete", "was everything asked and answered?", _always, exchange.complete),
     Check("echoed-prompt", "did the server see our prompt?", _always, exchange.echoed_prompt),
     Check("response-invariants", "does each response agree with itself?", _always, exchange.response_invariants),
-    Check("text-form", "does templated text give what ids give?", _has_text, exchange.text_form),
     Check("transfer", "did KV move, or in a control not?", _always, transfer.transfer),
+)
+_RESCORED = Check("rescored", "would the plain engine say the same tokens?", rescored.applies, rescored.rescored)
+_DRAFTS = Check("drafts-happened", "was speculation tested?", lambda c: c.speculative, drafting.drafts_happened)
+
+CHECKS: tuple[Check, ...] = (
+    *_COMMON,
+    Check("text-form", "does templated text give what ids give?", _has_text, exchange.text_form),
     Check(
         "tokens-reference",
         "tokens of the plain single engine of this run?",
@@ -65,7 +94,8 @@ CHECKS: tuple[Check, ...] = (
         tokens.tokens_reference,
     ),
     Check("tokens-baseline", "tokens as recorded?", _always, tokens.tokens_baseline),
-    Check("drafts-happened", "was speculation tested?", lambda c: c.speculative, drafting.drafts_happened),
+    _RESCORED,
+    _DRAFTS,
     Check(
         "acceptance-single",
         "acceptance of the single engine of this run?",
@@ -79,12 +109,20 @@ CHECKS: tuple[Check, ...] = (
         drafting.acceptance_baseline,
     ),
 )
+"""Of the bitwise tier."""
+NORMAL_CHECKS: tuple[Check, ...] = (*_COMMON, _DRAFTS, *(_registered(name) for name in QUESTIONS))
+"""Of the normal tier, where the gates are registered tests."""
 
 
-def judge_cell(cell: CellView, checks: tuple[Check, ...] = CHECKS) -> CellVerdict:
+def checks_of(tier: Tier) -> tuple[Check, ...]:
+    """The checks of a tier, in the order of the reports."""
+    return CHECKS if tier == "bitwise" else NORMAL_CHECKS
+
+
+def judge_cell(cell: CellView, checks: tuple[Check, ...] | None = None) -> CellVerdict:
     """All applicable checks on one cell. A check that crashes is UNKNOWN and does not hide the others."""
     results = []
-    for check in checks:
+    for check in checks if checks is not None else checks_of(cell.evidence.judging.tier):
         try:
             if check.applies(cell):
                 results.append(check.judge(cell))
@@ -130,18 +168,40 @@ def views(evidence: Evidence) -> list[CellView]:
     return out
 
 
-def judge(history: History, baselines: Mapping[str, Lookup]) -> Judgement:
-    """Judge a recorded run. Reads nothing but its arguments."""
+def with_tests(evidence: Evidence, second: History | None = None) -> Evidence:
+    """The evidence with the registered tests of the normal tier computed, and those of the second stage."""
+    if evidence.judging.tier == "bitwise":
+        return evidence
+    evidence = evidence._replace(night=run_tests(views(evidence), evidence.judging))
+    if second is None:
+        return evidence
+    fresh = Evidence(second, evidence.baselines, evidence.judging)
+    return evidence._replace(second=run_tests(views(fresh), evidence.judging, tripped(views(evidence))))
+
+
+def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[RegisteredTest]:
+    """Registered tests that failed in the first stage, which a second one has to confirm."""
+    evidence = with_tests(Evidence(history, baselines, judging_of(history)))
+    return tripped(views(evidence)) if evidence.judging.stages > 1 else []
+
+
+def judging_of(history: History) -> Judging:
+    """The bounds that the run was planned with. Raises DataError when they are damaged."""
     try:
-        judging = Judging.model_validate(history.run.profile.get("judging", {}))
+        return Judging.model_validate(history.run.profile.get("judging", {}))
     except ValidationError as error:
         raise DataError(
             f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
         ) from error
-    evidence = Evidence(history, baselines, judging)
+
+
+def judge(history: History, baselines: Mapping[str, Lookup], second: History | None = None) -> Judgement:
+    """Judge a recorded run and its second stage, if it has one. Reads nothing but its arguments."""
+    judging = judging_of(history)
+    evidence = with_tests(Evidence(history, baselines, judging), second)
     cells = tuple(judge_cell(view) for view in views(evidence))
     verdict = worst(c.verdict for c in cells)
-    notices = []
+    notices = [n for lookup in baselines.values() for n in lookup.notices]
     if history.torn_line:
         notices.append("the last observation was cut off while being written and was left out")
     if history.run.interrupted:
@@ -164,9 +224,13 @@ def baselines_for(history: History, folder: Path | None = None) -> dict[str, Loo
     profile = history.run.profile
     where = folder or Path(str(profile.get("baselines", "baselines")))
     out: dict[str, Lookup] = {}
-    for method, raw in history.run.identities.items():
+    judging = judging_of(history)
+    limits = Limits(judging.baseline_days, judging.baseline_minors)
+    for method in history.run.identities:
         try:
-            out[method] = look_up(where, Identity.model_validate(raw), str(profile.get("source", profile["name"])))
+            identity = identity_in(history, method)
+            source = str(profile.get("source", profile["name"]))
+            out[method] = look_up(where, identity, source, limits, history.run.started)
         except (ValidationError, KeyError) as error:
             out[method] = Lookup(None, f"the run's identity of {method} is damaged: {error}")
     return out

@@ -6,6 +6,7 @@ belong to another prompt. Those are no missing evidence but a defect.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from harness.scenarios.config import (
     PrefixHit,
     Pressure,
     Refill,
+    Sampled,
     SharedBlock,
 )
 from harness.sequences import common_prefix
@@ -108,6 +110,8 @@ def _proof(cell: CellView) -> _Proof:
             return _refill
         case LatePull():
             return _late_pull
+        case Sampled():
+            return _sampled
         case SharedBlock():
             return _shared_block
     raise ValueError(f"scenario {cell.scenario} is not part of the recorded profile")
@@ -317,6 +321,36 @@ def _shared_block(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap
         wanted = _expected_hit(cell, bridge, subject)
         yield from _judge_hit(
             cell, subject, _leg(cell, subject, role), wanted, f"it has only the start of {bridge.prompt_id} in common"
+        )
+
+
+_CHANCE = 1e-4
+"""Largest chance, over a whole request, that sampling takes another token than the likeliest one by itself."""
+_VOCABULARY = 300_000
+"""More tokens than any model has (262,144 is the largest vocabulary in use)."""
+
+
+def _sampled(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    """The temperature is above zero, and the recorded margins force every token all the same: each other token has at
+    most the chance exp(-gap / T), for at most ``_VOCABULARY`` tokens and the length of the output."""
+    subject = parts.get("subject")
+    if subject is None:
+        return
+    if subject.temperature <= 0:
+        yield Gap(subject, "expected a temperature above zero, found greedy decoding: nothing was sampled")
+        return
+    lookup = cell.evidence.baselines.get("none")
+    row = lookup.baseline.by_prompt().get(subject.prompt_id) if lookup is not None and lookup.baseline else None
+    if row is None or row.min_top_gap is None:
+        yield Gap(subject, "expected this prompt's margins in the no-speculation baseline, found none: record it anew")
+        return
+    chance = len(row.output_ids) * _VOCABULARY * math.exp(-row.min_top_gap / subject.temperature)
+    if chance > _CHANCE:
+        yield Gap(
+            subject,
+            f"expected margins that force every token at temperature {subject.temperature:g}, found a smallest one of "
+            f"{row.min_top_gap:.2f} nats, which leaves a chance of up to {min(chance, 1.0):.2g} for another token: "
+            "lower the temperature or choose another prompt",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from harness.checks.evidence import REFERENCE_CELL, CellView
+from harness.decision import Facts, decide
 from harness.findings import CheckResult, DamageClass, Finding, Verdict, conclude
 from harness.history import Leg, Observation
 from harness.sequences import common_prefix
@@ -94,7 +95,7 @@ def tokens_reference(cell: CellView) -> CheckResult:
         findings.append(
             cell.finding(
                 name,
-                Verdict.REGRESSION,
+                decide(Facts(change="differ", against="tonight"))[0],
                 _damage(cell),
                 _describe(at, leg.output_ids, other.output_ids, f"{REFERENCE_CELL} of this run"),
                 o,
@@ -121,6 +122,7 @@ def tokens_baseline(cell: CellView) -> CheckResult:
         reason = lookup.reason if lookup else "the no-speculation baseline was not looked up"
         return conclude(name, cell.id, 0, [cell.finding(name, Verdict.UNKNOWN, "baseline", reason)])
     rows = lookup.baseline.by_prompt()
+    tonight = cell.evidence.history.of(REFERENCE_CELL, scenario=cell.scenario)
     findings: list[Finding] = []
     judged = ties = 0
     for o in cell.answered().values():
@@ -134,7 +136,7 @@ def tokens_baseline(cell: CellView) -> CheckResult:
             continue
         judged += 1
         wanted = row.output_ids[: o.max_tokens]
-        reference = _final(_tonight(cell, o))
+        reference = _final(tonight.get(o.key))
         gaps = reference.top_gaps if reference and reference.output_ids == wanted else None
         at = compare(leg.output_ids, wanted, gaps, cell.evidence.judging.near_tie_nats)
         if at is None:
@@ -157,16 +159,8 @@ def tokens_baseline(cell: CellView) -> CheckResult:
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
 
 
-def _tonight(cell: CellView, o: Observation) -> Observation | None:
-    """The same request to the no-speculation single engine of this run."""
-    return cell.evidence.history.of(REFERENCE_CELL, scenario=cell.scenario).get(o.key)
-
-
 def _baseline_verdict(cell: CellView, leg: Leg, reference: Leg | None) -> Verdict:
     """DRIFT when the engine moved for everyone: the no-speculation single engine of tonight gives these tokens too."""
-    if not cell.cold:
-        # In a scenario, two cells may meet the same damage: the cold answers tell a drift from it.
-        return Verdict.REGRESSION
-    if cell.id == REFERENCE_CELL or (reference is not None and reference.output_ids == leg.output_ids):
-        return Verdict.DRIFT
-    return Verdict.REGRESSION
+    same = cell.id == REFERENCE_CELL or (reference is not None and reference.output_ids == leg.output_ids)
+    # In a scenario, two cells may meet the same damage: the cold answers tell a drift from it.
+    return decide(Facts(change="differ", together=cell.cold and same))[0]

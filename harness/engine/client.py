@@ -29,10 +29,11 @@ _COUNTER_POLL_S = 0.01
 
 
 class Sampling(NamedTuple):
-    """Greedy decoding; ``logprobs`` is how many top log-probs each position returns."""
+    """``logprobs`` is how many top log-probs each position returns; a temperature of 0 is greedy decoding."""
 
     max_tokens: int
     logprobs: int
+    temperature: float = 0.0
 
 
 class Client:
@@ -97,12 +98,14 @@ class Client:
         role: Role | None = None,
         await_counters: Sequence[str] = (),
         count: bool = True,
+        rescore_from: int | None = None,
     ) -> Leg:
         """Send one completion request and return what came back, counters included.
 
         ``await_counters`` names counters that must grow before the snapshot is taken: engines publish them with
         the step after the request, so the scrape is repeated for up to 3 s. ``count=False`` leaves counters alone,
-        for requests that are not alone on the engine.
+        for requests that are not alone on the engine. ``rescore_from`` asks how likely the prompt's own tokens are
+        from that position on; vLLM computes such a prompt afresh, without its prefix cache.
         Raises HandoffError on a status other than 200 or an answer of another shape.
         """
         role = role or self.role
@@ -111,7 +114,7 @@ class Client:
             "model": MODEL_NAME,
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
             "max_tokens": sampling.max_tokens,
-            "temperature": 0.0,
+            "temperature": sampling.temperature,
             "seed": 0,
             "stream": False,
             "add_special_tokens": False,
@@ -120,6 +123,8 @@ class Client:
             "return_tokens_as_token_ids": True,
             "cache_salt": cache_salt,
         }
+        if rescore_from is not None:
+            body["prompt_logprobs"] = 1
         if kv_transfer_params is not None:
             body["kv_transfer_params"] = dict(kv_transfer_params)
         start = time.monotonic()
@@ -130,7 +135,7 @@ class Client:
                 f"{role} engine: expected an answer to request {request_id}, found {type(error).__name__}: {error}"
             ) from error
         seconds = time.monotonic() - start
-        leg = parse_completion(role, request_id, response.status_code, response.text, seconds)
+        leg = parse_completion(role, request_id, response.status_code, response.text, seconds, rescore_from)
         if not count:
             return leg
         return leg.model_copy(update={"counters": self.counters_after(before, dict.fromkeys(await_counters, 1))})
@@ -145,7 +150,9 @@ class Client:
             time.sleep(_COUNTER_POLL_S)
 
 
-def parse_completion(role: Role, request_id: str, status: int, text: str, seconds: float) -> Leg:
+def parse_completion(
+    role: Role, request_id: str, status: int, text: str, seconds: float, rescore_from: int | None = None
+) -> Leg:
     """Turn a completion response into a Leg. Raises HandoffError when it has another shape."""
     if status != 200:
         raise HandoffError(
@@ -171,6 +178,7 @@ def parse_completion(role: Role, request_id: str, status: int, text: str, second
             top_gaps=_gaps(logprobs.get("top_logprobs")),
             speculation=_speculation((body.get("metrics") or {}).get("speculative_decoding")),
             kv_transfer_params=body.get("kv_transfer_params"),
+            rescored=None if rescore_from is None else _rescored(choice, rescore_from),
             seconds=seconds,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -196,6 +204,18 @@ def _gaps(value: Any) -> tuple[float | None, ...] | None:
         best = sorted((float(v) for v in (position or {}).values()), reverse=True)[:2]
         gaps.append(round(best[0] - best[1], 6) if len(best) == 2 else None)
     return tuple(gaps)
+
+
+def _rescored(choice: Mapping[str, Any], start: int) -> tuple[float, ...]:
+    """Per prompt token from ``start`` on, by how many nats another token would have been likelier; 0 when none."""
+    ids, tables = choice["prompt_token_ids"], choice["prompt_logprobs"]
+    if len(tables) != len(ids):
+        raise ValueError(f"{len(tables)} prompt log-probs for {len(ids)} prompt tokens")
+    out = []
+    for token, table in zip(ids[start:], tables[start:], strict=True):
+        best = max(float(entry["logprob"]) for entry in table.values())
+        out.append(round(best - float(table[str(token)]["logprob"]), 6))
+    return tuple(out)
 
 
 def _speculation(value: Any) -> Speculation | None:

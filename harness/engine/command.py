@@ -65,6 +65,8 @@ def build_command(
     argv += ["--dtype", engine.dtype, "--block-size", str(engine.block_size)]
     argv += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]
     argv += ["--seed", "0", "--enforce-eager", "--no-enable-log-requests"]
+    if engine.kv_cache_dtype != "auto":
+        argv += ["--kv-cache-dtype", engine.kv_cache_dtype]
     if engine.kv_blocks is not None:
         argv += ["--num-gpu-blocks-override", str(engine.kv_blocks)]
     if engine.max_num_batched_tokens is not None:

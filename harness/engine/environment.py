@@ -14,7 +14,7 @@ from harness.errors import EnvironmentFault
 
 PER_REQUEST = "per-request acceptance metrics"
 WITHOUT = {
-    PER_REQUEST: "accepted drafts are not known per request, so that acceptance is UNKNOWN",
+    PER_REQUEST: "acceptance is judged by counters where a request is alone on the engine, and is UNKNOWN elsewhere",
     "POST /pause": "requests cannot be queued together, so that `concurrent` and `pressure` are UNKNOWN",
     "POST /reset_prefix_cache": "caches cannot be emptied between mutants",
     "prompt tokens by source": "chunked prefill and evictions cannot be proven from counters",

@@ -25,6 +25,7 @@ class Ask(NamedTuple):
     salt: str | None = None
     """Requests with the same salt may share cached blocks; None gives the request a cache of its own."""
     max_tokens: int | None = None
+    temperature: float = 0.0
     alone: Role = "single"
     """Which engine is asked when there is no hand-off."""
     counted: bool = True
@@ -62,14 +63,14 @@ class Exchange:
         """The client of an engine; asking for ``single`` in a pair gives the decode engine."""
         return self._clients[role if role in self._clients else "decode"]
 
-    def _sampling(self, max_tokens: int | None) -> Sampling:
-        return Sampling(max_tokens or self._workload.max_tokens, self._workload.logprobs)
+    def _sampling(self, ask: Ask) -> Sampling:
+        return Sampling(ask.max_tokens or self._workload.max_tokens, self._workload.logprobs, ask.temperature)
 
     def _ask_alone(self, ask: Ask) -> Leg:
         """A request without hand-off: to the single engine, to the pair's decode engine, or to P."""
         return self.client(ask.alone).complete(
             ask.payload,
-            self._sampling(ask.max_tokens),
+            self._sampling(ask),
             new_id(),
             ask.salt or new_id(),
             role=ask.alone,
@@ -85,7 +86,7 @@ class Exchange:
         request_id, salt = new_id(), ask.salt or new_id()
         prefill = self._clients["prefill"].complete(
             ask.payload,
-            Sampling(1, self._workload.logprobs),
+            Sampling(1, self._workload.logprobs, ask.temperature),
             request_id,
             salt,
             REMOTE_DECODE,
@@ -104,7 +105,7 @@ class Exchange:
         legs.append(
             self._clients["decode"].complete(
                 ask.payload,
-                self._sampling(ask.max_tokens),
+                self._sampling(ask),
                 request_id,
                 salt,
                 parameters,

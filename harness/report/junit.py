@@ -47,7 +47,7 @@ def render_junit(summary: RunSummary) -> str:
             tests=str(len(cell.results)),
             failures=str(failures),
             errors=str(errors),
-            skipped="0",
+            skipped=str(sum(r.verdict is Verdict.KNOWN for r in cell.results)),
             time=f"{seconds:.3f}",
             timestamp=summary.history.run.started.removesuffix("+00:00"),
         )
@@ -57,6 +57,10 @@ def render_junit(summary: RunSummary) -> str:
         for result in cell.results:
             case = ET.SubElement(suite, "testcase", classname=name, name=result.check, time="0")
             if result.verdict is Verdict.PASS:
+                continue
+            if result.verdict is Verdict.KNOWN:
+                known = ", ".join(sorted({f.known or "" for f in result.findings}))
+                ET.SubElement(case, "skipped", message=xml_safe(f"KNOWN defect {known}: {_detail(result)}")[:300])
                 continue
             kind = "error" if result.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT) else "failure"
             detail = _detail(result)

@@ -26,6 +26,7 @@ def render_markdown(summary: RunSummary) -> str:
         plain_cell(summary.sentence),
         "",
         *(f"**{plain_cell(n)}**\n" for n in summary.judgement.notices if summary.judgement.mutants),
+        *(f"{plain_cell(n)}\n" for n in summary.judgement.notices[:6] if not summary.judgement.mutants),
         f"Run `{run.run_id}`, vLLM {run.versions.get('vllm')}, profile {run.profile.get('name')}, "
         f"{run.seconds.get('total', 0):.0f} s.",
         "",

@@ -13,6 +13,7 @@ from harness.summary import RunSummary, grouped_findings
 
 STYLE = {
     Verdict.PASS: "green",
+    Verdict.KNOWN: "blue",
     Verdict.IMPROVED: "cyan",
     Verdict.SUSPECT: "yellow",
     Verdict.UNKNOWN: "yellow",
@@ -47,7 +48,7 @@ def print_summary(summary: RunSummary, console: Console) -> None:
             Text.assemble(
                 (f"{finding.verdict.symbol} {finding.verdict} ", STYLE[finding.verdict]),
                 f"{place(finding.cell, finding.scenario)} {finding.check} ({finding.damage}), {count} "
-                f"finding{'s' if count > 1 else ''}{where}",
+                f"finding{'s' if count > 1 else ''}{where}" + (f": {finding.link}" if finding.link else ""),
             )
         )
         first = f"{finding.prompt_id}: " if finding.prompt_id else ""
@@ -55,6 +56,8 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     more = len(grouped_findings(summary.judgement)) - _GROUPS
     if more > 0:
         console.print(f"… {more} more groups of findings in the report")
+    for line in summary.published:
+        console.print(f"advisory: {escape(line)}", highlight=False)
     for notice in summary.judgement.notices:
         console.print(f"notice: {escape(notice)}")
     seconds = summary.history.run.seconds

@@ -104,6 +104,16 @@ class SharedBlock(_Scenario):
     second: str
 
 
+class Sampled(_Scenario):
+    """Sampling at a temperature above zero, so low that margins of several nats still force every token: then P/D and
+    speculation must give the greedy tokens, whatever the random numbers are."""
+
+    kind: Literal["sampled"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    temperature: float = Field(gt=0, le=2)
+
+
 Scenario = Annotated[
-    PrefixHit | ChunkedPrefill | Concurrent | Pressure | Refill | LatePull | SharedBlock, Field(discriminator="kind")
+    PrefixHit | ChunkedPrefill | Concurrent | Pressure | Refill | LatePull | SharedBlock | Sampled,
+    Field(discriminator="kind"),
 ]

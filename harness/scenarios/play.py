@@ -81,6 +81,7 @@ class Player:
                 stage=number,
                 route=send.route,
                 max_tokens=send.max_tokens or self._session.profile.workload.max_tokens,
+                temperature=send.temperature,
                 asked_at=answer.asked,
                 held_until=released,
                 usage=answer.usage,
@@ -102,6 +103,7 @@ class Player:
             payload=payload(send.prompt, send.form),
             salt=salts[send.group],
             max_tokens=send.max_tokens,
+            temperature=send.temperature,
             alone="prefill" if send.route == "prefill" else "single",
             counted=counted,
         )

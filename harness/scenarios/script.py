@@ -17,6 +17,7 @@ from harness.scenarios.config import (
     PrefixHit,
     Pressure,
     Refill,
+    Sampled,
     Scenario,
     SharedBlock,
 )
@@ -40,6 +41,7 @@ class Send(NamedTuple):
     route: Route = "cell"
     form: Form = "ids"
     max_tokens: int | None = None
+    temperature: float = 0.0
     judged: bool = True
     after_s: float = 0.0
     """Delay after the start of the stage; in a stage that is held, of a late request: after it was released."""
@@ -103,6 +105,11 @@ def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stag
             )
             return [
                 [Stage((Send(prompts[p], "subject", "a", max_tokens=limit, between=between),))]
+                for p in scenario.prompts
+            ]
+        case Sampled():
+            return [
+                [Stage((Send(prompts[p], "subject", "a", max_tokens=limit, temperature=scenario.temperature),))]
                 for p in scenario.prompts
             ]
         case SharedBlock():
@@ -187,7 +194,7 @@ def named_prompts(scenario: Scenario) -> list[str]:
     match scenario:
         case PrefixHit():
             return [p for pair in scenario.pairs for p in (pair.donor, pair.subject)]
-        case ChunkedPrefill():
+        case ChunkedPrefill() | Sampled():
             return list(scenario.prompts)
         case Concurrent():
             return [scenario.holder, *scenario.together, *scenario.late]

@@ -188,7 +188,7 @@ class SelfTester:
         return summary
 
     def _conclude(self, history: History) -> RunSummary:
-        summary = assess(history, None)
+        summary = assess(history)
         write_reports(summary, history.folder)
         return summary
 
@@ -203,7 +203,7 @@ class SelfTester:
             judgement = self._perform(session, works, recorder).judgement
         except InfrastructureError as error:
             died = error
-            judgement = assess(recorder.finish(), None).judgement
+            judgement = assess(recorder.finish()).judgement
         finally:
             session.switch()
         fired = _fired(trial, setup, engines)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import yaml
 
-from harness.baseline import FORMAT, Baseline, Header, Identity, Lookup, Provenance, Row
+from harness.baseline.lookup import Lookup
+from harness.baseline.model import FORMAT, Baseline, Header, Identity, Provenance, Row
 from harness.checks.evidence import CellView, Evidence
 from harness.config import REPOSITORY, SHIPPED_PROFILES, Judging
-from harness.history import SCHEMA, CellRecord, EngineRecord, History, Leg, Observation, RunRecord, Speculation
+from harness.history import RESCORE, SCHEMA, CellRecord, EngineRecord, History, Leg, Observation, RunRecord, Speculation
 from harness.probe import spec
 
 BLOCK = 32
@@ -120,7 +121,9 @@ def history(
             lookahead=LOOKAHEAD[name.split("-")[1]],
             draft_tokens=0 if name.endswith("none") else 3,
             planned=sum(o.cell == name and o.scenario == "cold" for o in observations),
-            scenarios=dict(Counter(o.scenario for o in observations if o.cell == name and o.scenario != "cold")),
+            scenarios=dict(
+                Counter(o.scenario for o in observations if o.cell == name and o.scenario not in ("cold", RESCORE))
+            ),
             state="complete",
         )
         for name in names
@@ -171,8 +174,6 @@ def provenance() -> Provenance:
         git_commit=None,
         versions={},
         hardware={},
-        model_runner="V1",
-        attention_backend=None,
     )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from harness import baseline as bl
 from harness.config import REPOSITORY, load_profile
 from harness.errors import DataError, NotARunError, ProfileError, UsageError
 from harness.history import HistoryWriter, load_history, write_parquet, write_run
@@ -17,7 +16,7 @@ from harness.probe import spec
 from harness.probe.build import WEIGHTS
 from harness.prompts import build_probe_prompts, load_prompts, write_prompts
 from harness.workload import cell_work
-from tests.unit.builders import changed_profile, history, identity, observation, provenance, rows
+from tests.unit.builders import changed_profile, history, observation
 
 PROMPTS = REPOSITORY / "prompts" / "probe.jsonl"
 
@@ -101,65 +100,6 @@ def test_workload_sends_text_of_every_stratum():
     assert len({p.id for p in text}) == 6
     assert len({p.stratum for p in text}) == 5
     assert len(items) == len(load_prompts(PROMPTS).cold) + 6
-
-
-# --- baselines ------------------------------------------------------------------------------------------------------
-
-
-def test_baseline_round_trip_and_identity(tmp_path):
-    path = bl.write_baseline(tmp_path, identity("eagle3"), provenance(), rows([32, 40], "eagle3"))
-    loaded = bl.load_baseline(path)
-    assert loaded.rows == tuple(rows([32, 40], "eagle3"))
-    assert bl.look_up(tmp_path, identity("eagle3"), "cpu").baseline == loaded
-    assert "topology" not in loaded.header.identity.model_dump()
-
-
-@pytest.mark.parametrize(
-    "changes", [{"prompts_sha256": "x"}, {"target_sha256": "x"}, {"drafter_sha256": "x"}, {"block_size": 16}]
-)
-def test_other_identity_is_no_baseline_and_names_the_field_and_the_cure(tmp_path, changes):
-    bl.write_baseline(tmp_path, identity("eagle3"), provenance(), rows([32], "eagle3"))
-    found = bl.look_up(tmp_path, identity("eagle3", **changes), "cpu")
-    assert found.baseline is None
-    assert next(iter(changes)) in found.reason
-    assert "harness baseline record --profile cpu" in found.reason
-
-
-def test_missing_baseline_names_the_cure(tmp_path):
-    found = bl.look_up(tmp_path, identity("none"), "cpu")
-    assert found.baseline is None
-    assert "harness baseline record" in found.reason
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda ls: ls.pop(),
-        lambda ls: ls[1]["output_ids"].__setitem__(0, 3),
-        lambda ls: ls[1].pop("accepted"),
-        lambda ls: ls[0].update(rows_sha256=1),
-        lambda ls: ls[0].update(format="x"),
-        lambda ls: ls.clear(),
-    ],
-)
-def test_damaged_baseline_is_no_baseline(tmp_path, damage):
-    path = bl.write_baseline(tmp_path, identity("none"), provenance(), rows([32, 40]))
-    edit(path, damage)
-    with pytest.raises(DataError):
-        bl.load_baseline(path)
-    found = bl.look_up(tmp_path, identity("none"), "cpu")
-    assert found.baseline is None
-    assert str(path) in found.reason
-
-
-def test_wrong_outputs_are_never_recorded():
-    good = history([observation("single-none", 32)])
-    known = {"p32": tuple(observation("single-none", 32).final.output_ids)}
-    assert len(bl.rows_from(good, "single-none", {"p32": "h"}, known)) == 1
-    with pytest.raises(UsageError, match="answered wrongly"):
-        bl.rows_from(good, "single-none", {"p32": "h"}, {"p32": (5, 6)})
-    with pytest.raises(UsageError, match="it was not asked"):
-        bl.rows_from(good, "single-none", {"p33": "h"}, {})
 
 
 # --- history --------------------------------------------------------------------------------------------------------
@@ -266,7 +206,7 @@ def test_plan_shares_engines_and_starts_none_twice():
     prepared = prepare("cpu", [])
     assert len(prepared.plan.cells) == 8
     assert prepared.plan.engines == 8
-    assert [g.id for g in prepared.plan.groups] == ["pd-none", "pd-eagle3", "pd-dflash", "pd-mtp"]
+    assert [g.id for g in prepared.plan.groups] == ["pd-eagle3", "pd-dflash", "pd-mtp", "pd-none"]
     alone = make_plan(prepared.profile.model_copy(update={"share_engines": False}), prepared.plan.cells)
     assert alone.engines == 12
 

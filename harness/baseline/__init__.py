@@ -1,0 +1,1 @@
+"""Baselines: recorded references of single engines, per prompt, with identity and provenance."""

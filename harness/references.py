@@ -1,0 +1,89 @@
+"""What ``harness baseline`` does: record, accept, compare and list references."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.baseline.build import Recorded, identity_of, record_from
+from harness.baseline.diff import diff
+from harness.baseline.lookup import unused
+from harness.baseline.model import Baseline
+from harness.baseline.store import load_baseline, stored
+from harness.engine.environment import inspect_environment
+from harness.errors import DataError, UsageError
+from harness.history import load_history
+from harness.operations import Prepared, new_folder, prepare
+from harness.progress import Reporter
+from harness.provenance import gpus
+from harness.repetitions import record_repetitions
+from harness.runner import point_latest
+
+
+def record_references(
+    prepared: Prepared, out: Path, engine_python: str | None, reporter: Reporter, repeat: int, folder: Path
+) -> list[Recorded]:
+    """Ask single engines every prompt ``repeat`` times and write what they said; the second time shows what equal runs
+    differ by. Raises UsageError when anything is missing or wrong; then nothing was written."""
+    environment = inspect_environment(engine_python or sys.executable)
+    runs = new_folder(out, prepared.profile, "baseline")
+    done = record_repetitions(prepared, environment, runs, repeat, reporter)
+    point_latest(runs / "repetition-01", "latest")
+    again = done.histories[1] if repeat > 1 else None
+    return record_from(done.histories[0], again, prepared.prompts, folder)
+
+
+def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Path | None) -> list[Recorded]:
+    """Make a recorded run's single cells the new references. Prompts that a matrix run does not send cold (those of
+    scenarios and of the second stage) keep their old rows, and the change says so."""
+    history = load_history(run_dir)
+    again = load_history(again_dir) if again_dir is not None else None
+    prepared = prepare(source or str(history.run.profile.get("source", history.run.profile["name"])), ["single-*"])
+    return record_from(history, again, prepared.prompts, folder or prepared.profile.baselines, keep_unasked=True)
+
+
+class Change(NamedTuple):
+    name: str
+    lines: tuple[str, ...]
+
+
+def compare(old: Path, new: Path) -> list[Change]:
+    """What changed between two baselines (``.json`` files) or two folders of them; empty when nothing did."""
+    if old.is_dir() != new.is_dir():
+        raise UsageError("expected two baseline files or two folders of them, found one of each")
+    if not old.is_dir():
+        lines = diff(_load(old), _load(new))
+        return [Change(new.name, tuple(lines))] if lines else []
+    before, after = ({p.name: p for p in stored(folder)} for folder in (old, new))
+    if not before and not after:
+        raise UsageError(f"expected baselines in {old} and {new}, found none")
+    out = [Change(name, ("only in the old folder",)) for name in before if name not in after]
+    out += [Change(name, ("only in the new folder",)) for name in after if name not in before]
+    for name in sorted(set(before) & set(after)):
+        lines = diff(_load(before[name]), _load(after[name]))
+        out += [Change(name, tuple(lines))] if lines else []
+    return out
+
+
+def _load(path: Path) -> Baseline:
+    if not path.is_file():
+        raise UsageError(f"expected a baseline file or a folder of them at {path}, found none")
+    return load_baseline(path.with_suffix(".json"))
+
+
+def overview(source: str, folder: Path | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Figures of each stored baseline, and a sentence for each that is damaged, unused or orphaned."""
+    prepared = prepare(source, ["single-*"])
+    where = folder or prepared.profile.baselines
+    rows = []
+    for path in stored(where):
+        try:
+            header = load_baseline(path).header
+        except DataError:
+            continue
+        rows.append({"name": path.name, "header": header})
+    known = [
+        identity_of(prepared.profile, m, prepared.prompts.sha256, None, tuple(gpus())) for m in prepared.profile.methods
+    ]
+    return rows, unused(where, known)

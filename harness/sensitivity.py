@@ -1,0 +1,150 @@
+"""What a run will be able to see, before anything runs: registered tests, their levels, detectable effects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from harness.baseline.build import identity_of
+from harness.baseline.lookup import Limits, Lookup, look_up
+from harness.baseline.model import Baseline
+from harness.baseline.summary import baseline_arms
+from harness.checks.night import TestName, tests_of
+from harness.engine.environment import EngineEnvironment
+from harness.history import COLD
+from harness.operations import Prepared
+from harness.provenance import gpus, now
+from harness.stats.paired import differences
+from harness.stats.power import detectable, least_prompts, prompts_needed
+from harness.workload import CellWork
+
+ASSUMED_SD = 0.043
+"""Standard deviation of one prompt's difference at position 0 where no A/A was measured: 107 steps, rate 0.73, every
+request diverging somewhere (``harness.stats.simulate``, default scene)."""
+
+
+class Row(NamedTuple):
+    """One cell in one scenario."""
+
+    cell: str
+    scenario: str
+    tests: tuple[TestName, ...]
+    prompts: int
+    steps: int
+    """Verify steps that the baseline has for these prompts; 0 when unknown."""
+    sd: float | None
+    """Of one prompt's difference at position 0, as a share; None where acceptance is not judged."""
+    measured: bool
+    """The standard deviation is that of the baseline's A/A, not assumed."""
+
+
+class Sensitivity(NamedTuple):
+    """The whole run."""
+
+    tier: str
+    rows: tuple[Row, ...]
+    registered: int
+    alpha: float
+    """Of each test at the first step of Holm; 0 in the bitwise tier, where nothing is left to chance."""
+    stages: int
+    family_alpha: float
+    power: float
+    floor_points: float
+    """Smaller changes never fail a run."""
+    columns: int
+    """Positions and strata that one test looks at, at most."""
+
+    def smallest(self, row: Row) -> float | None:
+        """Smallest change of the rate at position 0, in points, that the row shows; None when it judges none."""
+        if row.sd is None:
+            return None
+        if self.tier == "bitwise":
+            return 100 / row.steps if row.steps else None
+        if row.prompts < least_prompts(self.alpha):
+            return math.inf
+        seen = detectable(row.sd, row.prompts, self.alpha / self.columns, self._power)
+        return max(100 * seen, self.floor_points)
+
+    def needed(self, row: Row, effect_points: float) -> int | None:
+        """Prompts from which on an effect of so many points is seen; None when acceptance is not judged."""
+        if row.sd is None:
+            return None
+        if self.tier == "bitwise":
+            return 1
+        enough = prompts_needed(row.sd, effect_points / 100, self.alpha / self.columns, self._power)
+        return max(enough, least_prompts(self.alpha))
+
+    @property
+    def _power(self) -> float:
+        """Of each stage, so that all of them together have the wanted one."""
+        return float(self.power ** (1 / self.stages))
+
+
+def sensitivity(prepared: Prepared, environment: EngineEnvironment | None = None) -> Sensitivity:
+    """What the prepared run registers and could see, by the profile's baselines as far as there are any."""
+    judging = prepared.profile.judging
+    found = _lookups(prepared, environment)
+    rows = tuple(row for work in prepared.works for row in _rows(prepared, work, found))
+    count = sum(len(r.tests) for r in rows)
+    normal = judging.tier == "normal"
+    k = max((w.cell.method.draft_tokens for w in prepared.works), default=0)
+    strata = len({p.stratum for p in prepared.prompts.cold})
+    return Sensitivity(
+        tier=judging.tier,
+        rows=rows,
+        registered=count if normal else 0,
+        alpha=judging.stage_alpha / max(1, count) if normal else 0.0,
+        stages=judging.stages if normal else 1,
+        family_alpha=judging.family_alpha if normal else 0.0,
+        power=judging.power,
+        floor_points=judging.floor_points,
+        columns=max(1, k * (1 + (strata if strata > 1 else 0))),
+    )
+
+
+def _lookups(prepared: Prepared, environment: EngineEnvironment | None) -> dict[str, Lookup]:
+    profile, judging = prepared.profile, prepared.profile.judging
+    limits = Limits(judging.baseline_days, judging.baseline_minors)
+    version = environment.vllm if environment else None
+    return {
+        m.kind: look_up(
+            profile.baselines,
+            identity_of(profile, m, prepared.prompts.sha256, version, tuple(gpus())),
+            prepared.source,
+            limits,
+            now(),
+        )
+        for m in profile.methods
+    }
+
+
+def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> list[Row]:
+    cell = work.cell
+    has_single = any(w.cell.topology == "single" and w.cell.method == cell.method for w in prepared.works)
+    names = tests_of(cell.topology, cell.method.kind, has_single, prepared.rescores)
+    lookup = found.get(cell.method.kind)
+    baseline = lookup.baseline if lookup is not None else None
+    out = []
+    asked = {COLD: {i.prompt.id for i in work.items if i.form == "ids"}} if work.items else {}
+    for script in work.scripts:
+        sent = {s.prompt.id for stage in script.stages for s in stage.sends if s.judged}
+        asked.setdefault(script.scenario, set()).update(sent)
+    for scenario, prompts in asked.items():
+        sd, measured = _spread(baseline, cell.method.draft_tokens)
+        steps = sum(len(r.accepted) for r in baseline.rows if r.prompt_id in prompts) if baseline else 0
+        # The second stage has the prompts that were held out, and must see as much.
+        stages = prepared.profile.judging.stages if prepared.profile.judging.tier == "normal" else 1
+        count = min(len(prompts), len(prepared.prompts.held_out)) if stages == 2 else len(prompts)
+        out.append(Row(cell.id, scenario, names, count, steps, sd, measured))
+    return out
+
+
+def _spread(baseline: Baseline | None, k: int) -> tuple[float | None, bool]:
+    if not k:
+        return None, False
+    if baseline is not None and any(r.again is not None for r in baseline.rows):
+        d = differences(baseline_arms(baseline.rows, k))[0]
+        if d.prompts > 1:
+            return d.error * d.prompts**0.5, True
+    return ASSUMED_SD, False

@@ -1,0 +1,1 @@
+"""Statistics of paired runs: pure functions of counts, with no knowledge of engines, cells or files."""
