@@ -101,6 +101,8 @@ class EngineConfig(Strict):
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=0.95)
     nixl_threads: int | None = Field(default=None, ge=0)
     """Threads of the NIXL agent (``num_threads`` of the connector's extra config); None keeps vLLM's default of 4."""
+    kv_lease_s: int = Field(default=30, ge=6)
+    """Seconds that P keeps the blocks of an answered request for D (``kv_lease_duration``; vLLM's default is 30)."""
     kv_cache_dtype: str = "auto"
     """``--kv-cache-dtype``; ``auto`` keeps the model's."""
     extra_args: tuple[str, ...] = ()

@@ -92,12 +92,11 @@ class Observation(Strict):
     """When the answering engine was asked (epoch seconds), in stages of several requests."""
     held_until: float | None = None
     """When that engine was released, in stages that hold it until all requests are queued."""
-    usage: float | None = None
-    """Share of the answering engine's KV pool in use when it was asked, for requests that wait for that."""
     concurrent: int = 1
     """Requests that were under way at the same time. Above 1, counters are known for all of them together only."""
     shared_counters: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """Growth of each engine's counters over the requests that were under way together."""
+    """Growth of each engine's counters over the requests that were under way together, or on P over a request and
+    those that were sent between its legs."""
     sequence: int
     sent_ids: tuple[int, ...]
     """The ids that the prompt has; sent as such, or as the text that must tokenise to them."""
@@ -138,6 +137,9 @@ class EngineRecord(Strict):
     """Size of the KV pool in blocks, as the engine reports it."""
     step_tokens: int | None = None
     """Most tokens that the engine schedules in one step, as it reports it."""
+    kept_blocks: int = 0
+    """Hand-offs before the first recorded request that P answered and D did not finish, as when the first handshake
+    times out: their leases end later."""
     mutants: tuple[str, ...] = ()
     """Mutants whose patches are installed in this engine."""
 
@@ -272,6 +274,17 @@ class History(Strict):
         for o in self.observations:
             index.setdefault((o.cell, o.form, o.scenario), []).append(o)
         return index
+
+    def in_order(self, cell: str) -> list[Observation]:
+        """All observations of a cell, of every form and scenario, as they were made."""
+        return self._by_cell.get(cell, [])
+
+    @cached_property
+    def _by_cell(self) -> dict[str, list[Observation]]:
+        by_cell: dict[str, list[Observation]] = {}
+        for o in sorted(self.observations, key=lambda o: o.sequence):
+            by_cell.setdefault(o.cell, []).append(o)
+        return by_cell
 
     def cell(self, cell_id: str) -> CellRecord | None:
         return next((c for c in self.run.cells if c.cell == cell_id), None)

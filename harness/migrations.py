@@ -19,6 +19,11 @@ def _to_2(raw: dict[str, Any]) -> dict[str, Any]:
     if judging.pop("acceptance", None) == "exact":
         judging["tier"] = "bitwise"
     profile["judging"] = judging
+    # Pressure once waited until so much of the pool was in use; now all its requests are queued together.
+    profile["scenarios"] = [
+        {k: v for k, v in s.items() if (s.get("kind"), k) != ("pressure", "usage")}
+        for s in profile.get("scenarios", ())
+    ]
     engine = profile.get("engine") or {}
     gpus = (raw.get("hardware") or {}).get("gpus") or []
     on_gpu = engine.get("device") == "gpu"

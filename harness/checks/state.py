@@ -249,24 +249,37 @@ def _pressure(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     waiting = parts.get("waiting")
     if waiting is None:
         return
+    load = [o for part, o in parts.items() if part.startswith(("load", "local"))]
     counters = waiting.shared_counters.get(_shared(cell, cell.answering), {})
     if counters.get("preemptions", 0) < 1:
         yield Gap(waiting, "expected at least one preemption while the KV pool was over-committed, found none")
     engine = cell.engine(cell.answering)
     pool = engine.kv_blocks if engine else None
-    if waiting.usage is None or pool is None:
-        what = "how full the KV pool was when the request came" if waiting.usage is None else "the size of the KV pool"
-        yield Gap(waiting, f"expected to know {what}, found it not recorded")
+    if pool is None:
+        yield Gap(waiting, "expected to know the size of the KV pool, found it not recorded")
         return
-    # One block of the pool is the null block. Cached blocks that nobody uses count as free, and as needed.
-    free = (1 - waiting.usage) * (pool - 1)
-    needed = blocks(len(waiting.sent_ids), cell.record.block_size)
-    if free >= needed:
+    before = [o for o in load if _queued_before(o, waiting)]
+    if len(before) < len(load):
         yield Gap(
             waiting,
-            f"expected no room for the {needed} blocks of the waiting request when it came, found {free:.0f} of "
-            f"{pool - 1} blocks free: it did not have to wait",
+            f"expected all {len(load)} other requests to be queued before the waiting one and before the engine was "
+            f"released, found {len(before)}: it may not have had to wait",
         )
+        return
+    # One block of the pool is the null block. Cached blocks that nobody uses count as free, and as needed.
+    needed, taken = (sum(blocks(len(o.sent_ids), cell.record.block_size) for o in os) for os in ([waiting], before))
+    if needed + taken <= pool - 1:
+        yield Gap(
+            waiting,
+            f"expected no room for the {needed} blocks of the waiting request beside the others' {taken}, found a pool "
+            f"of {pool - 1}: it did not have to wait",
+        )
+
+
+def _queued_before(o: Observation, waiting: Observation) -> bool:
+    """An engine admits requests in the order in which they came; a held one admits nobody."""
+    asked, last, released = o.asked_at, waiting.asked_at, waiting.held_until
+    return asked is not None and last is not None and released is not None and asked < last < released
 
 
 def _fill(cell: CellView, parts: dict[str, Observation], role: str) -> Iterator[Gap]:
@@ -275,6 +288,10 @@ def _fill(cell: CellView, parts: dict[str, Observation], role: str) -> Iterator[
     engine = cell.engine(role)
     pool = engine.kv_blocks if engine else None
     taken = sum(blocks(_computed(leg), cell.record.block_size) for o in fill if (leg := _leg(cell, o, role)))
+    if shared := parts["subject"].shared_counters.get(role):
+        # Counted together with the subject; the fill's prompts one by one take at least as many blocks.
+        computed = int(shared.get("prompt_tokens_local_compute", 0)) - len(parts["subject"].sent_ids)
+        taken = blocks(max(computed, 0), cell.record.block_size)
     if pool is None:
         yield Gap(parts["subject"], f"expected the {role} engine to say how many KV blocks it has, found no answer")
     elif taken < pool - 1:

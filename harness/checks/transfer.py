@@ -57,15 +57,25 @@ def _control(cell: CellView, o: Observation) -> list[Finding]:
 
 
 def _leases(cell: CellView) -> list[Finding]:
-    """P must keep its blocks until D has read them. An ended lease is counted with whatever P serves then."""
+    """P must keep its blocks until D has read them. An ended lease is counted with whatever P serves then.
+
+    The lease of a hand-off that D never took over has to end: those before it in the same cell, and those before the
+    first recorded request, are no findings.
+    """
     findings = []
-    seen: set[tuple[int, int]] = set()
-    for o in cell.every():
-        expired = sum(leg.counters.get("nixl_expired", 0) for leg in o.legs)
-        if o.concurrent > 1 and (o.instance, o.stage) not in seen:
-            seen.add((o.instance, o.stage))
+    seen: set[tuple[str, int, int]] = set()
+    prefill = cell.engine("prefill")
+    due = prefill.kept_blocks if prefill else 0
+    for o in cell.evidence.history.in_order(cell.id):
+        expired = sum(leg.counters.get("nixl_expired", 0.0) for leg in o.legs)
+        if o.shared_counters and (o.scenario, o.instance, o.stage) not in seen:
+            seen.add((o.scenario, o.instance, o.stage))
             expired += sum(c.get("nixl_expired", 0) for c in o.shared_counters.values())
-        if expired:
+        due += _never_pulled(o)
+        explained = min(expired, float(due))
+        due -= int(explained)
+        expired -= explained
+        if expired and o.scenario == cell.scenario:
             findings.append(
                 cell.finding(
                     NAME,
@@ -79,13 +89,21 @@ def _leases(cell: CellView) -> list[Finding]:
     return findings
 
 
+def _never_pulled(o: Observation) -> bool:
+    """Whether P answered a hand-off and D read nothing, so that the lease has to end."""
+    prefill, decode = o.leg("prefill"), o.leg("decode")
+    if prefill is None or not prefill.kv_transfer_params:
+        return False
+    return decode is None or bool(decode.counters and not decode.counters.get("nixl_bytes"))
+
+
 def _stages(cell: CellView) -> list[Finding]:
     """Requests that were under way together are proven together: as many transfers and tokens as they need."""
     if not cell.handed_off:
         return []
     stages: dict[tuple[int, int], list[Observation]] = {}
     for o in cell.every():
-        if o.concurrent > 1 and o.error is None:
+        if o.concurrent > 1 and o.error is None and o.route == "cell":
             stages.setdefault((o.instance, o.stage), []).append(o)
     findings = []
     for members in stages.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from harness.engine.command import MODEL_NAME, Role
-from harness.engine.counters import delta, parse_counters, parse_gauges
+from harness.engine.counters import delta, parse_counters, parse_kv_blocks
 from harness.errors import HandoffError
 from harness.history import Leg, Speculation
 
@@ -23,7 +22,6 @@ REMOTE_DECODE: dict[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }
-_KV_USAGE = re.compile(r"^vllm:kv_cache_usage_perc(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 _COUNTER_WAIT_S = 3.0
 _COUNTER_POLL_S = 0.01
 
@@ -70,13 +68,9 @@ class Client:
         self._snapshot = parse_counters(self._metrics())
         return self._snapshot
 
-    def gauges(self) -> dict[str, float]:
-        """Levels of the engine right now (``harness.engine.counters.parse_gauges``)."""
-        return parse_gauges(self._metrics())
-
-    def kv_usage(self) -> float:
-        """Share of the KV pool that is in use, from one line of the metrics: cheap enough to be asked repeatedly."""
-        return max((float(value) for value in _KV_USAGE.findall(self._metrics())), default=0.0)
+    def kv_blocks(self) -> int | None:
+        """Size of the KV pool in blocks, if the engine says it."""
+        return parse_kv_blocks(self._metrics())
 
     def _metrics(self) -> str:
         try:

@@ -82,8 +82,10 @@ def build_command(
             "kv_role": "kv_both",
             "kv_buffer_device": engine.kv_buffer_device,
         }
+        extra = {"kv_lease_duration": engine.kv_lease_s}
         if engine.nixl_threads is not None:
-            transfer["kv_connector_extra_config"] = {"num_threads": engine.nixl_threads}
+            extra["num_threads"] = engine.nixl_threads
+        transfer["kv_connector_extra_config"] = extra
         argv += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
     if engine.device == "gpu":
         argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]

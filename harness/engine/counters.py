@@ -64,18 +64,10 @@ def delta(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
     return {name: value - before.get(name, 0.0) for name, value in after.items() if value != before.get(name, 0.0)}
 
 
-def parse_gauges(text: str) -> dict[str, float]:
-    """Levels rather than totals: ``kv_usage`` (0 to 1, the largest of all engine labels), ``waiting`` and ``running``
-    requests (summed), and ``kv_blocks``, the size of the KV pool in blocks."""
-    out: dict[str, float] = {}
+def parse_kv_blocks(text: str) -> int | None:
+    """Size of the KV pool in blocks; None when the engine does not say it."""
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name == "vllm:kv_cache_usage_perc":
-                out["kv_usage"] = max(out.get("kv_usage", 0.0), sample.value)
-            elif sample.name == "vllm:num_requests_waiting":
-                out["waiting"] = out.get("waiting", 0.0) + sample.value
-            elif sample.name == "vllm:num_requests_running":
-                out["running"] = out.get("running", 0.0) + sample.value
-            elif sample.name == "vllm:cache_config_info" and sample.labels.get("num_gpu_blocks", "").isdigit():
-                out["kv_blocks"] = float(sample.labels["num_gpu_blocks"])
-    return out
+            if sample.name == "vllm:cache_config_info" and sample.labels.get("num_gpu_blocks", "").isdigit():
+                return int(sample.labels["num_gpu_blocks"]) or None
+    return None

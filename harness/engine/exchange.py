@@ -5,11 +5,12 @@ There is no fallback: a hand-off that breaks is recorded as broken.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from harness.config import Workload
+from harness.config import Profile
 from harness.engine.client import REMOTE_DECODE, Client, Sampling
 from harness.engine.command import Role
 from harness.errors import HandoffError
@@ -43,12 +44,19 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
+_IN_TIME = 0.5
+"""Share of P's lease within which D must be asked, so that it has read the blocks before the lease ends."""
+
+
 class Exchange:
     """Sends requests to the engines of a group by their roles."""
 
-    def __init__(self, clients: Mapping[Role, Client], workload: Workload) -> None:
+    def __init__(self, clients: Mapping[Role, Client], profile: Profile) -> None:
         self._clients = clients
-        self._workload = workload
+        self._workload = profile.workload
+        self._lease_s = profile.engine.kv_lease_s
+        self.kept_by_p = 0
+        """Hand-offs that P answered and D did not finish: P keeps their blocks until the lease ends."""
         self.drops_parameters = False
         """M9, the mutant of the client: D is asked without P's parameters, as by a router that loses them."""
 
@@ -81,35 +89,58 @@ class Exchange:
     def _hand_off(self, ask: Ask, legs: list[Leg]) -> None:
         """Prefill on P, then decode on D with P's parameters, verbatim. Appends each leg as soon as it is there.
 
-        Raises HandoffError when a leg fails or P returns no parameters.
+        P's counters are read when D has answered: between the legs P keeps stepping for its lease, and on two cores
+        its /metrics was seen to stay unanswered until the lease had ended.
+        Raises HandoffError when a leg fails, P returns no parameters, or D could not be asked in time.
         """
         request_id, salt = new_id(), ask.salt or new_id()
-        prefill = self._clients["prefill"].complete(
+        client = self._clients["prefill"]
+        before = client.last_snapshot
+        prefill = client.complete(
             ask.payload,
             Sampling(1, self._workload.logprobs, ask.temperature),
             request_id,
             salt,
             REMOTE_DECODE,
-            await_counters=("finished_requests",),
-            count=ask.counted,
+            count=False,
         )
+        answered = time.monotonic()
         legs.append(prefill)
+        try:
+            legs.append(self._decode(ask, prefill, answered, salt))
+        finally:
+            # With requests in between, P's counters are not this one's alone.
+            if ask.counted and ask.between is None:
+                counters = client.counters_after(before, {"finished_requests": 1})
+                legs[0] = prefill.model_copy(update={"counters": counters})
+
+    def _decode(self, ask: Ask, prefill: Leg, answered: float, salt: str) -> Leg:
+        """D's part of a hand-off; ``answered`` is when P answered."""
         if not prefill.kv_transfer_params:
             raise HandoffError(
-                f"prefill engine: expected kv_transfer_params in the answer to request {request_id}, found none: "
-                "P keeps no blocks for D, so the decode request was not sent"
+                f"prefill engine: expected kv_transfer_params in the answer to request {prefill.request_id}, found "
+                "none: P keeps no blocks for D, so the decode request was not sent"
             )
+        self.kept_by_p += 1
         if ask.between is not None:
             ask.between()
-        parameters = None if self.drops_parameters else prefill.kv_transfer_params
-        legs.append(
-            self._clients["decode"].complete(
-                ask.payload,
-                self._sampling(ask),
-                request_id,
-                salt,
-                parameters,
-                await_counters=("finished_requests", "nixl_bytes") if parameters else ("finished_requests",),
-                count=ask.counted,
+        waited = time.monotonic() - answered
+        if waited > _IN_TIME * self._lease_s:
+            raise HandoffError(
+                f"expected to ask D within {_IN_TIME * self._lease_s:.0f} s of P's answer to request "
+                f"{prefill.request_id}, found {waited:.1f} s gone of the {self._lease_s} s for which P keeps the "
+                "blocks, so D was not asked; the machine is too busy, run it again"
             )
+        parameters = None if self.drops_parameters else prefill.kv_transfer_params
+        leg = self._clients["decode"].complete(
+            ask.payload,
+            self._sampling(ask),
+            prefill.request_id,
+            salt,
+            parameters,
+            await_counters=("finished_requests", "nixl_bytes") if parameters else ("finished_requests",),
+            count=ask.counted,
         )
+        if parameters:
+            self.kept_by_p -= 1
+        return leg

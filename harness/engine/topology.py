@@ -63,7 +63,7 @@ class EngineGroupSession:
         self._progress = progress
         self._processes: dict[Role, EngineProcess] = {}
         self._clients: dict[Role, Client] = {}
-        self._exchange = Exchange(self._clients, profile.workload)
+        self._exchange = Exchange(self._clients, profile)
         self.ready_seconds: float = 0.0
         self._ready_by_role: dict[Role, float] = {}
 
@@ -261,6 +261,7 @@ class EngineGroupSession:
                     attention_backend=next(g for g in backend.groups() if g) if backend else None,
                     kv_blocks=self._kv_blocks(role),
                     step_tokens=_step_tokens(log),
+                    kept_blocks=self._exchange.kept_by_p if role == "prefill" else 0,
                     mutants=mutants,
                 )
             )
@@ -268,7 +269,7 @@ class EngineGroupSession:
 
     def _kv_blocks(self, role: Role) -> int | None:
         with contextlib.suppress(HandoffError):
-            return int(self._clients[role].gauges().get("kv_blocks", 0)) or None
+            return self._clients[role].kv_blocks()
         return None
 
     # --- requests -----------------------------------------------------------------------------------------------
@@ -324,12 +325,14 @@ class EngineGroupSession:
 
         Raises HandoffError when an engine does not do it.
         """
+        # What D never took over keeps P's blocks until the lease ends.
+        patience = _RESET_S + (self.profile.engine.kv_lease_s if self._exchange.kept_by_p else 0)
         for role in self._clients:
-            deadline = time.monotonic() + _RESET_S
+            deadline = time.monotonic() + patience
             while not self._reset(role):
                 if time.monotonic() > deadline:
                     raise HandoffError(
-                        f"{role} engine: expected POST /reset_prefix_cache to succeed within {_RESET_S:.0f} s, found "
+                        f"{role} engine: expected POST /reset_prefix_cache to succeed within {patience:.0f} s, found "
                         "it refused; a request or a hand-off is still holding blocks"
                     )
                 time.sleep(_POLL_S)

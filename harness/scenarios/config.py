@@ -66,13 +66,18 @@ class Concurrent(_Scenario):
 
 
 class Pressure(_Scenario):
-    """More requests than the KV pool can hold, so that some are preempted, while one waits whose prefix is cached."""
+    """More requests than the KV pool can hold, so that some are preempted, while one waits whose prefix is cached.
+
+    All are queued while the answering engine is held, the waiting one last: the others' prompts leave no room for its
+    own, and their outputs outgrow the pool.
+    """
 
     kind: Literal["pressure"]
-    load: tuple[str, ...] = Field(min_length=2)
+    load: tuple[str, ...] = Field(min_length=1)
+    local: tuple[str, ...] = ()
+    """Load that the answering engine of a pair prefills itself: P keeps the blocks of all the others until D, which
+    is held, has pulled them, so they must fit into P's pool together."""
     waiting: Pair
-    usage: float = Field(default=0.8, gt=0, lt=1)
-    """Share of the pool that is in use when the waiting request is sent."""
 
 
 class Refill(_Scenario):

@@ -15,14 +15,12 @@ from harness.engine.topology import EngineGroupSession
 from harness.errors import HandoffError
 from harness.history import Leg, Observation
 from harness.matrix import Cell
-from harness.scenarios.script import Script, Send, Stage
+from harness.scenarios.script import ORDER_S, Script, Send, Stage
 
 _HOLD_S = 0.25
 """How long an engine is held after requests were sent, so that all of them are queued: the API server needs about
 10 ms for each on a busy core."""
 _ARRIVE_S = 30.0
-_USAGE_POLL_S = 0.02
-_USAGE_WAIT_S = 5.0
 
 
 class Answer:
@@ -32,7 +30,6 @@ class Answer:
         self.legs: list[Leg] = []
         self.started = time.time()
         self.asked: float | None = None
-        self.usage: float | None = None
         self.error: str | None = None
 
 
@@ -64,8 +61,8 @@ class Player:
         inner: list[tuple[Send, Answer]] = []
         if alone:
             send = stage.sends[0]
-            answers = [self._one(send, salts, inner)]
-            shared: dict[str, dict[str, float]] = {}
+            answer, shared = self._one(send, salts, inner)
+            answers = [answer]
             released = None
         else:
             answers, shared, released = self._several(stage, salts)
@@ -84,7 +81,6 @@ class Player:
                 temperature=send.temperature,
                 asked_at=answer.asked,
                 held_until=released,
-                usage=answer.usage,
                 concurrent=len(stage.sends),
                 shared_counters=shared,
                 sequence=sequence + i,
@@ -108,19 +104,28 @@ class Player:
             counted=counted,
         )
 
-    def _one(self, send: Send, salts: dict[str, str], inner: list[tuple[Send, Answer]]) -> Answer:
-        """A request that has the engines for itself, with what is sent between its legs."""
+    def _one(
+        self, send: Send, salts: dict[str, str], inner: list[tuple[Send, Answer]]
+    ) -> tuple[Answer, dict[str, dict[str, float]]]:
+        """A request that has the engines for itself, with what is sent between its legs; P's counters then grow over
+        all of them."""
         answer = Answer()
+        ask = self._ask(send, salts, counted=True)
+        if not send.between:
+            answer.error = self._session.ask(ask, answer.legs)
+            return answer, {}
+        prefill = self._session.client("prefill")
+        before = prefill.last_snapshot
 
         def between() -> None:
             for other in send.between:
                 row = Answer()
                 inner.append((other, row))
-                row.error = self._session.ask(self._ask(other, salts, counted=True), row.legs)
+                row.error = self._session.ask(self._ask(other, salts, counted=False), row.legs)
 
-        ask = self._ask(send, salts, counted=True)
-        answer.error = self._session.ask(ask._replace(between=between) if send.between else ask, answer.legs)
-        return answer
+        answer.error = self._session.ask(ask._replace(between=between), answer.legs)
+        answered = sum(len(row.legs) for _, row in inner) + len(answer.legs[:1])
+        return answer, {"prefill": prefill.counters_after(before, {"finished_requests": answered})}
 
     def _several(
         self, stage: Stage, salts: dict[str, str]
@@ -131,7 +136,7 @@ class Player:
         last = {role: session.client(role).last_snapshot for role in session.roles}
         before = {role: session.client(role).snapshot() for role in session.roles}
         answers = [Answer() for _ in stage.sends]
-        gate = Gate(sum(self._prefills_first(stage) or not _after_release(send) for send in stage.sends))
+        gate = Gate(sum(not send.late for send in stage.sends))
         held = self._held(stage)
         with ThreadPoolExecutor(len(stage.sends)) as pool:
             problem = self._hold(held)
@@ -178,9 +183,7 @@ class Player:
         return "prefill" if self._pair and stage.hold == "first" else "single"
 
     def _timed(self, send: Send, salts: dict[str, str], answer: Answer, stage: Stage, gate: Gate) -> None:
-        late = _after_release(send)
-        between = self._prefills_first(stage)
-        if late and not between:
+        if send.late:
             gate.wait_until_open()
         if send.after_s:
             time.sleep(send.after_s)
@@ -188,22 +191,19 @@ class Player:
         arrived = False
 
         def ready() -> None:
+            """The answering engine is asked now."""
             nonlocal arrived
-            if not late:
-                answer.asked = time.time()
-            if not late or between:
+            if send.last:
+                gate.wait_for_all(but=1)
+                time.sleep(ORDER_S)
+            answer.asked = time.time()
+            if not send.late:
                 arrived = True
                 gate.arrived()
-            if late:
-                if between:
-                    gate.wait_until_open()
-                if send.at_usage is not None:
-                    answer.usage = self._wait_for_usage(send.at_usage)
-                answer.asked = time.time()
 
         ask = self._ask(send, salts, counted=False)
         try:
-            if between:
+            if self._prefills_first(stage) and ask.hand_off:
                 answer.started = time.time()
                 answer.error = self._session.ask(ask._replace(between=ready), answer.legs)
             else:
@@ -212,21 +212,12 @@ class Player:
                 answer.error = self._session.ask(ask, answer.legs)
         finally:
             # A request that broke before must not keep the others waiting.
-            if not arrived and (between or not late):
+            if not arrived and not send.late:
                 gate.arrived()
 
     def _prefills_first(self, stage: Stage) -> bool:
-        """In a pair whose D is held, P answers everybody before the release: prefilling beside a busy D takes a second,
-        and only D has to be asked at the right moment."""
+        """In a pair whose D is held, P answers everybody before the release."""
         return self._pair and stage.hold == "answering"
-
-    def _wait_for_usage(self, share: float) -> float:
-        """Wait until the answering engine's KV pool is that full, or for 5 s; returns how full it is."""
-        client = self._session.client("single")
-        deadline = time.monotonic() + _USAGE_WAIT_S
-        while (usage := client.kv_usage()) < share and time.monotonic() < deadline:
-            time.sleep(_USAGE_POLL_S)
-        return usage
 
     def _hold(self, role: Role | None) -> str | None:
         """Stop the engine's scheduler, keeping what it runs. Returns why that was not possible, if it was not."""
@@ -257,21 +248,17 @@ class Gate:
             self._left -= 1
             self._changed.notify_all()
 
-    def wait_for_all(self) -> None:
-        """Until every request has arrived, or for 30 s: a request that broke must not hold the others for ever."""
+    def wait_for_all(self, but: int = 0) -> None:
+        """Until every request but so many has arrived, or for 30 s: one that broke must not hold the others for
+        ever."""
         with self._changed:
-            self._changed.wait_for(lambda: self._left <= 0, _ARRIVE_S)
+            self._changed.wait_for(lambda: self._left <= but, _ARRIVE_S)
 
     def open(self) -> None:
         self._opened.set()
 
     def wait_until_open(self) -> None:
         self._opened.wait(_ARRIVE_S)
-
-
-def _after_release(send: Send) -> bool:
-    """Whether a request is sent only after the held engine was released."""
-    return send.late or send.at_usage is not None
 
 
 def _flat(stage: Stage) -> Iterator[Send]:

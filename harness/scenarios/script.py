@@ -47,8 +47,8 @@ class Send(NamedTuple):
     """Delay after the start of the stage; in a stage that is held, of a late request: after it was released."""
     late: bool = False
     """Sent after the engine was released."""
-    at_usage: float | None = None
-    """Wait until this share of the answering engine's KV pool is in use."""
+    last: bool = False
+    """Queued at the held engine after all the others."""
     between: tuple[Send, ...] = ()
     """Requests sent one after the other after P answered and before D is asked."""
 
@@ -158,11 +158,13 @@ LATE_S = 0.1
 def _pressure(scenario: Pressure, prompts: Mapping[str, Prompt]) -> list[Stage]:
     limit = scenario.max_tokens
     load = [Send(prompts[p], f"load{i}", f"p{i}", max_tokens=limit) for i, p in enumerate(scenario.load)]
-    waiting = Send(prompts[scenario.waiting.subject], "waiting", "a", max_tokens=limit, at_usage=scenario.usage)
+    local = [Send(prompts[p], f"local{i}", f"q{i}", "local", max_tokens=limit) for i, p in enumerate(scenario.local)]
+    waiting = Send(prompts[scenario.waiting.subject], "waiting", "a", max_tokens=limit, last=True)
     return [
         _one(prompts[scenario.waiting.donor], "donor", "a", SHORT),
-        # Held until all are queued: sent freely on two busy cores, one could end before the next began.
-        Stage((*load, waiting), hold="answering"),
+        # Held until all are queued. Sent freely on two busy cores, one could end before the next began, and an engine
+        # that computes was seen to leave /metrics unanswered for seconds, so that how full it is cannot be waited for.
+        Stage((*load, *local, waiting), hold="answering"),
     ]
 
 
@@ -199,7 +201,7 @@ def named_prompts(scenario: Scenario) -> list[str]:
         case Concurrent():
             return [scenario.holder, *scenario.together, *scenario.late]
         case Pressure():
-            return [*scenario.load, scenario.waiting.donor, scenario.waiting.subject]
+            return [*scenario.load, *scenario.local, scenario.waiting.donor, scenario.waiting.subject]
         case Refill() | LatePull():
             return [*scenario.prompts, *scenario.fill]
         case SharedBlock():
@@ -237,16 +239,9 @@ def _impossible(scenario: Scenario, profile: Profile, prompts: Mapping[str, Prom
             wanted = _demand(names, profile, prompts, scenario.max_tokens)
             if pool is not None and wanted > pool - 1:
                 return _pool(f"at least {wanted + 1} blocks, so that nobody is preempted", pool)
-            if len(scenario.together) + 1 > profile.engine.max_num_seqs:
-                return (
-                    f"expected engine.max_num_seqs of at least {len(scenario.together) + 1}, found "
-                    f"{profile.engine.max_num_seqs}; raise it or send fewer prompts together"
-                )
+            return _too_many(len(scenario.together) + 1, profile)
         case Pressure():
-            wanted = _demand(scenario.load, profile, prompts, scenario.max_tokens)
-            if pool is not None and wanted <= pool - 1:
-                return _pool(f"fewer than the {wanted} blocks that its load needs", pool)
-            return _no_sharing((scenario.waiting,), prompts, size)
+            return _no_pressure(scenario, profile, prompts)
         case Refill() | LatePull():
             wanted = sum(blocks(prompts[n].tokens, size) for n in scenario.fill)
             if pool is not None and wanted < pool - 1:
@@ -254,6 +249,34 @@ def _impossible(scenario: Scenario, profile: Profile, prompts: Mapping[str, Prom
         case SharedBlock():
             return _not_shared(scenario, prompts, size)
     return None
+
+
+def _no_pressure(scenario: Pressure, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+    """The prompts leave no room for the waiting one, and P can keep all that is handed over while D is held."""
+    size, pool = profile.engine.block_size, profile.engine.kv_blocks
+    waiting = blocks(prompts[scenario.waiting.subject].tokens, size)
+    kept = sum(blocks(prompts[p].tokens, size) for p in scenario.load)
+    before = kept + sum(blocks(prompts[p].tokens, size) for p in scenario.local)
+    if pool is not None and before + waiting <= pool - 1:
+        return _pool(f"fewer than the {before + waiting + 1} blocks that its prompts need together", pool)
+    if pool is not None and kept + waiting > pool - 1 and "pd" in scenario.topologies:
+        return _pool(
+            f"at least {kept + waiting + 1} blocks, so that P can keep `load` and `waiting` for D, or load moved to "
+            "`local`",
+            pool,
+        )
+    return _too_many(len(scenario.load) + len(scenario.local) + 1, profile) or _no_sharing(
+        (scenario.waiting,), prompts, size
+    )
+
+
+def _too_many(together: int, profile: Profile) -> str | None:
+    if together <= profile.engine.max_num_seqs:
+        return None
+    return (
+        f"expected engine.max_num_seqs of at least {together}, found {profile.engine.max_num_seqs}; raise it or send "
+        "fewer prompts together"
+    )
 
 
 def _pool(wanted: str, pool: int) -> str:

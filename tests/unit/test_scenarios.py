@@ -86,7 +86,16 @@ def change_scenario(kind: str, /, **changes):
         (lambda r: r["engine"].update(kv_blocks=64), "scenario pressure cannot occur"),
         (lambda r: r["engine"].update(kv_blocks=16), "scenario concurrent cannot occur"),
         (lambda r: r["engine"].update(max_num_batched_tokens=256), "scenario chunked-prefill cannot occur"),
-        (lambda r: r["engine"].update(max_num_seqs=3), "max_num_seqs"),
+        (
+            lambda r: r["engine"].update(max_num_seqs=3),
+            "scenario concurrent cannot occur: expected engine.max_num_seqs",
+        ),
+        (lambda r: r["engine"].update(max_num_seqs=4), "pressure cannot occur: expected engine.max_num_seqs"),
+        (change_scenario("pressure", local=[]), "fewer than the 29 blocks"),
+        (
+            change_scenario("pressure", load=["long-222", "long-223", "long-224", "copy-181-36"], local=[]),
+            "load moved to `local`",
+        ),
         (change_scenario("refill", fill=["copy-117-22"]), "scenario refill cannot occur"),
         (change_scenario("late-pull", fill=["copy-117-22"]), "scenario late-pull cannot occur"),
         (
@@ -109,7 +118,7 @@ def test_impossible_scenarios_are_refused_before_anything_starts(tmp_path, chang
         change_scenario("refill", id="pressure"),
         change_scenario("refill", kind="refil"),
         change_scenario("refill", unknown=1),
-        change_scenario("pressure", usage=1.5),
+        change_scenario("pressure", load=[]),
     ],
 )
 def test_damaged_scenarios_are_refused(tmp_path, change):
@@ -186,23 +195,29 @@ PRESSURE = {
 
 
 @pytest.mark.parametrize(
-    ("preemptions", "usage", "pool", "verdict"),
+    ("preemptions", "load_asked", "waiting_asked", "pool", "verdict"),
     [
-        # The request fills three blocks; two of 31 are free.
-        (1, 29 / 31, 32, Verdict.PASS),
-        (0, 29 / 31, 32, Verdict.UNKNOWN),
-        (1, 28 / 31, 32, Verdict.UNKNOWN),
-        (1, None, 32, Verdict.UNKNOWN),
-        (1, 29 / 31, None, Verdict.UNKNOWN),
+        # Two requests of three blocks each, and one of three that waits: eight usable blocks are too few, nine are not.
+        (1, 1.0, 2.0, 9, Verdict.PASS),
+        (0, 1.0, 2.0, 9, Verdict.UNKNOWN),
+        (1, 1.0, 2.0, 10, Verdict.UNKNOWN),
+        (1, 1.0, 2.0, None, Verdict.UNKNOWN),
+        # Queued in the other order, after the release, or at an unknown time: it may have been admitted first.
+        (1, 2.5, 2.0, 9, Verdict.UNKNOWN),
+        (1, 1.0, 4.0, 9, Verdict.UNKNOWN),
+        (1, None, 2.0, 9, Verdict.UNKNOWN),
     ],
 )
-def test_pressure_needs_a_preemption_and_a_pool_without_room(preemptions, usage, pool, verdict):
+def test_pressure_needs_a_preemption_and_a_queue_without_room(preemptions, load_asked, waiting_asked, pool, verdict):
     shared = {"single": {"preemptions": float(preemptions)}}
-    waiting = in_scenario("single-none", "pressure", "waiting", concurrent=3, shared_counters=shared, usage=usage)
-    assert len(waiting.sent_ids) == 96
-    assert (
-        proof([waiting], PRESSURE, "single-none", (engine("single-none", "single", kv_blocks=pool),)).verdict is verdict
-    )
+    common = {"concurrent": 3, "shared_counters": shared, "held_until": 3.0}
+    made = [
+        in_scenario("single-none", "pressure", "load0", asked_at=load_asked, **common),
+        in_scenario("single-none", "pressure", "local0", asked_at=1.5, **common),
+        in_scenario("single-none", "pressure", "waiting", asked_at=waiting_asked, **common),
+    ]
+    engines = (engine("single-none", "single", kv_blocks=pool),)
+    assert proof(made, PRESSURE, "single-none", engines).verdict is verdict
 
 
 CHUNKED = {"id": "chunked", "kind": "chunked-prefill", "prompts": ["p96"]}
@@ -250,6 +265,23 @@ def test_requests_sent_together_need_as_many_transfers():
     made = [o.model_copy(update={"shared_counters": fewer}) for o in made]
     the_history = history(made, scenarios=[PRESSURE])
     assert transfer.transfer(view(the_history, "pd-none", scenario="pressure")).verdict is Verdict.UNKNOWN
+
+
+def test_lease_of_a_hand_off_that_d_never_took_over_has_to_end():
+    broken = in_scenario("pd-none", "late-pull", "subject", sequence=0, error="D was not asked")
+    broken = broken.model_copy(update={"legs": broken.legs[:1]})
+    after = observation("pd-none", scenario="late-pull", part="later", sequence=1)
+    leg = after.legs[0].model_copy(update={"counters": {"nixl_expired": 1.0}})
+    after = after.model_copy(update={"legs": (leg, *after.legs[1:])})
+
+    def ended(*made, kept=0):
+        engines = (engine("pd-none", "prefill").model_copy(update={"kept_blocks": kept}), engine("pd-none", "decode"))
+        result = transfer.transfer(view(history(list(made), engines=engines), "pd-none", scenario="late-pull"))
+        return [f for f in result.findings if "leases that ended" in f.message]
+
+    assert not ended(broken, after)
+    assert not ended(after, kept=1)
+    assert ended(after)
 
 
 def test_ended_lease_is_a_regression_whoever_was_served_then():
