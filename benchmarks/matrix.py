@@ -6,14 +6,12 @@ nor waiting for an answer: reading counters, parsing, writing records.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+from recorded import show_recorded
 from rich.console import Console
 from rich.table import Table
 
-from harness.config import REPOSITORY
 from harness.history import load_history
 
 
@@ -40,14 +38,5 @@ def show(folder: Path, console: Console) -> None:
     console.print(f"{parts}; own share {100 * run.seconds.get('own', 0.0) / max(total, 1e-9):.1f} %")
 
 
-def main() -> None:
-    folders = [Path(a) for a in sys.argv[1:]]
-    if not folders:
-        subprocess.run([sys.executable, "-m", "harness", "run"], cwd=REPOSITORY, check=False)
-        folders = [REPOSITORY / "reports" / "latest"]
-    for folder in folders:
-        show(folder, Console(width=120))
-
-
 if __name__ == "__main__":
-    main()
+    show_recorded("run", "latest", show)

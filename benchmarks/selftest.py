@@ -6,14 +6,11 @@ Without arguments it runs the whole self-test first and prints that one.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+from recorded import show_recorded
 from rich.console import Console
 from rich.table import Table
-
-from harness.config import REPOSITORY
 
 
 def show(folder: Path, console: Console) -> None:
@@ -33,14 +30,5 @@ def show(folder: Path, console: Console) -> None:
     )
 
 
-def main() -> None:
-    folders = [Path(a) for a in sys.argv[1:]]
-    if not folders:
-        subprocess.run([sys.executable, "-m", "harness", "selftest"], cwd=REPOSITORY, check=False)
-        folders = [REPOSITORY / "reports" / "latest-selftest"]
-    for folder in folders:
-        show(folder, Console(width=120))
-
-
 if __name__ == "__main__":
-    main()
+    show_recorded("selftest", "latest-selftest", show)

@@ -126,9 +126,7 @@ def execute(
     history = record(prepared, out, engine_python, reporter, base_port, mutants, together)
     folder = history.folder
     _second_stage(prepared, history, engine_python, reporter, base_port, mutants, together)
-    summary = assess(history)
-    write_reports(summary, folder)
-    return Outcome(folder, summary)
+    return Outcome(folder, judge_and_report(history))
 
 
 def _second_stage(
@@ -214,9 +212,13 @@ def new_folder(out: Path, profile: Profile, kind: str = "") -> Path:
 
 
 def prepared_recorder(
-    prepared: Prepared, environment: EngineEnvironment, folder: Path, mutants: Sequence[str] = ()
+    prepared: Prepared,
+    environment: EngineEnvironment,
+    folder: Path,
+    mutants: Sequence[str] = (),
+    run_id: str | None = None,
 ) -> Recorder:
-    """A recorder for everything that was prepared."""
+    """A recorder for everything that was prepared; the run is called like its folder unless said otherwise."""
     return Recorder(
         prepared.profile,
         prepared.source,
@@ -225,7 +227,7 @@ def prepared_recorder(
         prepared.prompts,
         environment,
         folder,
-        folder.name,
+        run_id or folder.name,
         mutants=mutants,
         rescore=prepared.rescores,
     )
@@ -275,12 +277,16 @@ def assess(history: History, references: References = PROFILE_OWN) -> RunSummary
     return summarise_run(history, apply_known(judgement, known, history))
 
 
+def judge_and_report(history: History, references: References = PROFILE_OWN) -> RunSummary:
+    """Judge a history and write its reports into its folder."""
+    summary = assess(history, references)
+    write_reports(summary, history.folder)
+    return summary
+
+
 def check(run_dir: Path, references: References = PROFILE_OWN) -> Outcome:
     """Judge a recorded run again; no engine is needed."""
-    history = load_history(run_dir)
-    summary = assess(history, references)
-    write_reports(summary, run_dir)
-    return Outcome(run_dir, summary)
+    return Outcome(run_dir, judge_and_report(load_history(run_dir), references))
 
 
 def write_quality(history: History, target: Path) -> dict[str, object]:

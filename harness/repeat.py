@@ -16,10 +16,9 @@ from harness.engine.environment import EngineEnvironment
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
 from harness.findings import Judgement, Verdict
 from harness.history import COLD, History, Observation, load_history
-from harness.operations import Prepared, assess
+from harness.operations import Prepared, judge_and_report
 from harness.progress import Reporter
 from harness.repetitions import record_repetitions
-from harness.report import write_reports
 from harness.strict import Strict
 
 
@@ -99,11 +98,7 @@ def against_itself(
     """Repeat the cells, judge every repetition and count."""
     begun, started = time.monotonic(), provenance.now()
     done = record_repetitions(prepared, environment, folder, repetitions, reporter)
-    judged = []
-    for history in done.histories:
-        summary = assess(history)
-        write_reports(summary, history.folder)
-        judged.append(summary.judgement)
+    judged = [judge_and_report(history).judgement for history in done.histories]
     return AgainstItself(
         run_id=folder.name,
         started=started,
@@ -127,11 +122,7 @@ def judge_again(folder: Path) -> AgainstItself:
     histories = [load_history(p) for p in sorted(folder.glob("repetition-*"))]
     if len(histories) != before.repetitions:
         raise UsageError(f"{folder}: expected {before.repetitions} repetitions, found {len(histories)}")
-    judged = []
-    for history in histories:
-        summary = assess(history)
-        write_reports(summary, history.folder)
-        judged.append(summary.judgement)
+    judged = [judge_and_report(history).judgement for history in histories]
     return before.model_copy(update={"counts": count(histories, judged)})
 
 

@@ -11,7 +11,7 @@ from harness.engine.topology import EngineGroupSession
 from harness.errors import InfrastructureError
 from harness.history import History
 from harness.matrix import EngineGroup, start_expected_s
-from harness.operations import Prepared
+from harness.operations import Prepared, prepared_recorder
 from harness.progress import Reporter
 from harness.recorder import Recorder
 from harness.rescore import REFERENCE
@@ -30,20 +30,9 @@ def record_repetitions(
 
     KeyboardInterrupt ends the engines; the cells that are not complete are UNKNOWN then.
     """
-    groups = {c.id: g.id for g in prepared.plan.groups for c in g.cells}
     recorders = [
-        Recorder(
-            prepared.profile,
-            prepared.source,
-            prepared.works,
-            groups,
-            prepared.prompts,
-            environment,
-            folder / f"repetition-{i + 1:02d}",
-            f"{folder.name}-{i + 1:02d}",
-            rescore=prepared.rescores,
-        )
-        for i in range(repetitions)
+        prepared_recorder(prepared, environment, folder / f"repetition-{i:02d}", run_id=f"{folder.name}-{i:02d}")
+        for i in range(1, repetitions + 1)
     ]
     interrupted = False
     try:

@@ -98,6 +98,11 @@ def response_invariants(cell: CellView) -> CheckResult:
     return conclude(name, cell.id, judged, findings)
 
 
+def _process(o: Observation, leg: Leg) -> str:
+    """The engine that answered a leg, by the role of its process: a pair's decode engine may answer alone."""
+    return leg.role if leg.role in o.engine_roles else "decode"
+
+
 def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, dict[str, object]]]:
     if leg.output_ids is None:
         return [("expected output token ids (return_token_ids), found none", {})]
@@ -134,7 +139,9 @@ def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, dict[str, object]
             out.append(("expected the per-step counts to add up to the request's totals, found another sum", {}))
         if any(a > d for a, d in zip(spec.per_step_accepted, spec.per_step_drafted, strict=False)):
             out.append(("expected no step to accept more than it drafted, found one", {}))
-        if sum(a + 1 for a in spec.per_step_accepted) < produced - 1:
+        # The first token comes from the prefill, and so does one more each time that a preempted request is resumed.
+        prefilled = 1 + int(o.shared_counters.get(_process(o, leg), {}).get("preemptions", 0))
+        if sum(a + 1 for a in spec.per_step_accepted) < produced - prefilled:
             out.append((f"expected the verify steps to account for {produced} output tokens, found fewer", {}))
     return out
 

@@ -45,11 +45,14 @@ def state_occurred(cell: CellView) -> CheckResult:
     instances: dict[int, dict[str, Observation]] = {}
     for o in observations:
         instances.setdefault(o.instance, {})[o.part] = o
-    findings = []
-    for parts in instances.values():
-        for gap in _proof(cell)(cell, parts):
-            findings.append(_finding(cell, gap))
-    return conclude(NAME, cell.id, len(instances), findings)
+    gaps = [list(_proof(cell)(cell, parts)) for parts in instances.values()]
+    proven = sum(not found for found in gaps)
+    note = ""
+    if isinstance(cell.config, Concurrent) and 0 < proven < len(gaps):
+        # Its rounds are the same requests again; on a busy machine some come too late, and one proof is enough.
+        note = f"the state is proven for {proven} of {len(gaps)} rounds"
+        gaps = [[g for g in found if g.impossible] for found in gaps]
+    return conclude(NAME, cell.id, len(instances), [_finding(cell, g) for found in gaps for g in found], note)
 
 
 def _finding(cell: CellView, gap: Gap) -> Finding:

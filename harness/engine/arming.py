@@ -51,8 +51,6 @@ class Arming:
     def __init__(self, mutants: Sequence[str], pair: bool, folder: Path, together: bool = False) -> None:
         require_known(mutants)
         self._together = together
-        self.mutants = tuple(mutants)
-        self._pair = pair
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.by_role: dict[Role, tuple[str, ...]] = {}

@@ -19,12 +19,10 @@ from harness.errors import (
     MutantRefusedError,
 )
 from harness.findings import Judgement, Verdict
-from harness.history import History
 from harness.matrix import REQUEST_S, start_expected_s
-from harness.operations import Prepared, assess
+from harness.operations import Prepared, judge_and_report
 from harness.progress import Reporter
 from harness.recorder import Recorder
-from harness.report import write_reports
 from harness.runner import run_cell
 from harness.selftest.outcome import Control, Kill, Outcome, SelfTest, check_verdicts, classify_kill, diagnoses
 from harness.selftest.trials import Setup, Trial, trial_works
@@ -157,7 +155,9 @@ class SelfTester:
         folder = self._folder / f"control-{setup.id}"
         begun = time.monotonic()
         recorder = self._recorder(setup.control, setup, folder, ())
-        summary = self._perform(session, setup.control, recorder)
+        summary, died = self._perform(session, setup.control, recorder)
+        if died is not None:
+            raise died
         self._controls.append(
             Control(
                 id=setup.id,
@@ -170,9 +170,11 @@ class SelfTester:
         )
         self._reporter.line(f"control {setup.id}: {summary.verdict}")
 
-    def _perform(self, session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder) -> RunSummary:
-        """Send the requests, then judge and report. What breaks on the way leaves its cells incomplete, and is raised
-        after that."""
+    def _perform(
+        self, session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder
+    ) -> tuple[RunSummary, InfrastructureError | None]:
+        """Send the requests, then judge and report. What breaks on the way leaves its cells incomplete, and is
+        returned too."""
         recorder.engines(session.records())
         died: InfrastructureError | None = None
         for work in works:
@@ -182,15 +184,7 @@ class SelfTester:
             except InfrastructureError as error:
                 died = error
                 recorder.fail_pending([w.cell.id for w in works], "failed", str(error))
-        summary = self._conclude(recorder.finish())
-        if died is not None:
-            raise died
-        return summary
-
-    def _conclude(self, history: History) -> RunSummary:
-        summary = assess(history)
-        write_reports(summary, history.folder)
-        return summary
+        return judge_and_report(recorder.finish()), died
 
     def _trial(self, trial: Trial, setup: Setup, session: EngineGroupSession, engines: Path) -> None:
         folder = self._folder / trial.mutant
@@ -198,14 +192,11 @@ class SelfTester:
         recorder = self._recorder(works, setup, folder, (trial.mutant,))
         begun = time.monotonic()
         session.switch(trial.mutant)
-        died: InfrastructureError | None = None
         try:
-            judgement = self._perform(session, works, recorder).judgement
-        except InfrastructureError as error:
-            died = error
-            judgement = assess(recorder.finish()).judgement
+            summary, died = self._perform(session, works, recorder)
         finally:
             session.switch()
+        judgement = summary.judgement
         fired = _fired(trial, setup, engines)
         kill, reason = self._classify(trial, setup, judgement, fired)
         self._add(trial, kill, reason, judgement, folder.name, time.monotonic() - begun, fired)
@@ -246,7 +237,7 @@ class SelfTester:
         works = trial_works(trial, self._prepared.profile, self._prepared.prompts, setup.group.cells)
         recorder = self._recorder(works, setup, self._folder / trial.mutant, (trial.mutant,))
         recorder.fail_pending([w.cell.id for w in works], "failed", str(error))
-        judgement = self._conclude(recorder.finish()).judgement
+        judgement = judge_and_report(recorder.finish()).judgement
         expected = trial.refusal is not None and re.search(trial.refusal, str(error)) is not None
         if not expected or not isinstance(error, EngineStartError):
             kill, reason = Kill.UNTESTED, " ".join(str(error).split())[:400]

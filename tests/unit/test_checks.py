@@ -339,3 +339,15 @@ def test_run_with_an_armed_mutant_never_passes_and_says_so():
     assert any("ARMED MUTANT M1" in n for n in judgement.notices)
     broken = judge(history(replaced("pd-eagle3", 32, garbled), mutants=("M1",)), lookups(LENGTHS))
     assert broken.verdict is Verdict.REGRESSION
+
+
+def test_resumed_requests_take_a_token_from_a_prefill():
+    """Steps that leave output tokens unexplained: right for a request that was preempted, wrong otherwise."""
+    whole = observation("single-eagle3", 96)
+    steps = whole.final.speculation.per_step_accepted[:-1]
+    fewer = observation("single-eagle3", 96, accepted=steps)
+    unexplained = len(whole.final.output_ids) - 1 - sum(a + 1 for a in steps)
+    assert exchange.response_invariants(view(history([fewer]), "single-eagle3")).verdict is Verdict.REGRESSION
+    for preemptions, verdict in ((unexplained, Verdict.PASS), (unexplained - 1, Verdict.REGRESSION)):
+        o = fewer.model_copy(update={"shared_counters": {"single": {"preemptions": float(preemptions)}}})
+        assert exchange.response_invariants(view(history([o]), "single-eagle3")).verdict is verdict

@@ -13,13 +13,15 @@ import psutil
 import pytest
 
 from harness.config import load_profile
-from harness.engine.client import parse_completion
+from harness.engine.client import REMOTE_DECODE, parse_completion
 from harness.engine.command import EngineCommand, build_command
 from harness.engine.counters import delta, parse_counters
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
+from harness.engine.exchange import Ask, Exchange
 from harness.engine.ports import allot, free_ports, require_free
 from harness.engine.process import EngineProcess
 from harness.errors import EngineDiedError, EngineStartError, EnvironmentFault, HandoffError
+from harness.history import Leg
 
 ENVIRONMENT = EngineEnvironment(
     executable="/env/bin/python", python="3.11", prefix="/env", vllm="0.32.0", vllm_build="cpu", torch="2", nixl="1",
@@ -231,3 +233,74 @@ def test_orphans_of_a_killed_engine_are_ended(tmp_path):
         time.sleep(0.01)
     started.stop(0.2)
     assert not psutil.pid_exists(orphan.pid) or orphan.status() == psutil.STATUS_ZOMBIE
+
+
+# --- hand-offs -------------------------------------------------------------------------------------------------------
+
+
+class FakeClient:
+    """Answers at once and notes in which order it was asked."""
+
+    def __init__(self, role: str, calls: list[str]) -> None:
+        self.role = role
+        self.calls = calls
+        self.last_snapshot: dict[str, float] = {}
+        self.fails = False
+
+    def complete(self, prompt, sampling, request_id, salt, parameters=None, count=True, **_):
+        self.calls.append(f"{self.role} asked")
+        if self.fails:
+            raise HandoffError("expected an answer, found none")
+        given = {"remote_block_ids": [[1]]} if parameters is REMOTE_DECODE else None
+        counters = {"own": 1.0} if count else {}
+        return Leg(role=self.role, request_id=request_id, kv_transfer_params=given, counters=counters)
+
+    def counters_after(self, before, awaited):
+        self.calls.append(f"{self.role} counted")
+        return {"finished_requests": 1.0}
+
+
+def fake_pair() -> tuple[Exchange, dict[str, FakeClient], list[str]]:
+    calls: list[str] = []
+    clients = {role: FakeClient(role, calls) for role in ("prefill", "decode")}
+    return Exchange(clients, load_profile("cpu")), clients, calls
+
+
+def test_nothing_is_asked_of_p_before_d_has_answered():
+    exchange, _, calls = fake_pair()
+    legs: list[Leg] = []
+    exchange.send(Ask(True, [1, 2]), legs)
+    assert calls == ["prefill asked", "decode asked", "prefill counted"]
+    assert [leg.counters for leg in legs] == [{"finished_requests": 1.0}, {"own": 1.0}]
+    assert exchange.kept_by_p == 0
+
+
+def test_counters_of_p_are_kept_when_d_fails():
+    exchange, clients, _ = fake_pair()
+    clients["decode"].fails = True
+    legs: list[Leg] = []
+    with pytest.raises(HandoffError):
+        exchange.send(Ask(True, [1, 2]), legs)
+    assert [leg.counters for leg in legs] == [{"finished_requests": 1.0}]
+    assert exchange.kept_by_p == 1
+
+
+def test_d_is_not_asked_when_half_of_the_lease_is_over(monkeypatch):
+    exchange, _, calls = fake_pair()
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def slow() -> None:
+        now[0] += 15.1
+
+    with pytest.raises(HandoffError, match=r"within 15 s of P's answer .* found 15.1 s gone of the 30 s"):
+        exchange.send(Ask(True, [1, 2], between=slow), [])
+    assert calls == ["prefill asked"]
+    assert exchange.kept_by_p == 1
+
+
+def test_router_that_loses_the_parameters_leaves_blocks_on_p():
+    exchange, _, _ = fake_pair()
+    exchange.drops_parameters = True
+    exchange.send(Ask(True, [1, 2]), [])
+    assert exchange.kept_by_p == 1

@@ -220,6 +220,39 @@ def test_pressure_needs_a_preemption_and_a_queue_without_room(preemptions, load_
     assert proof(made, PRESSURE, "single-none", engines).verdict is verdict
 
 
+ROUNDS = {
+    "id": "together",
+    "kind": "concurrent",
+    "holder": "p96",
+    "together": ["p30", "p31"],
+    "late": ["p64"],
+    "rounds": 2,
+}
+
+
+def concurrent_round(instance: int, late_at: float) -> list:
+    """The long request runs from 0 to 1 s, a short one ends before it, and a late one begins at ``late_at``."""
+    counters = {"engine_steps": 20.0, "engine_steps_le_128": 19.0}
+    common = {"instance": instance, "concurrent": 3, "shared_counters": {"single": counters}}
+    parts = {"holder": (96, 0.0, 1.0), "together0": (30, 0.0, 0.5), "late0": (64, late_at, 0.1)}
+    made = []
+    for part, (tokens, start, seconds) in parts.items():
+        o = in_scenario("single-none", "together", part, tokens, started_at=start, **common)
+        made.append(change_final(o, seconds=seconds, output_ids=tuple(range(40))))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("late_at", "verdict"),
+    [((0.3, 0.3), Verdict.PASS), ((0.3, 1.5), Verdict.PASS), ((1.5, 1.5), Verdict.UNKNOWN)],
+)
+def test_one_proven_round_of_concurrency_is_enough(late_at, verdict):
+    made = [o for i, at in enumerate(late_at) for o in concurrent_round(i, at)]
+    result = proof(made, ROUNDS, "single-none", (engine("single-none", "single"),))
+    assert result.verdict is verdict, result.findings
+    assert ("1 of 2 rounds" in result.note) == (late_at == (0.3, 1.5))
+
+
 CHUNKED = {"id": "chunked", "kind": "chunked-prefill", "prompts": ["p96"]}
 
 
