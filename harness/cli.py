@@ -29,8 +29,9 @@ app = typer.Typer(
         "Tells whether speculative decoding and prefill/decode disaggregation still give the right tokens and the "
         "right acceptance, on real vLLM engines and real NIXL transfers.\n\n"
         "Start with [bold]harness doctor[/bold], then [bold]harness plan[/bold], then [bold]harness run[/bold].\n\n"
-        "Exit codes: 0 PASS; 1 REGRESSION or DRIFT (or an improvement that wants a new baseline); 2 UNKNOWN "
-        "(infrastructure or missing evidence); 64 wrong usage or configuration."
+        "Exit codes: 0 PASS (known defects alone included); 1 REGRESSION or DRIFT (or an improvement that wants a new "
+        "baseline); 2 UNKNOWN (infrastructure or missing evidence) or SUSPECT (failed once, not confirmed); 64 wrong "
+        "usage or configuration."
     ),
 )
 baseline_app = typer.Typer(no_args_is_help=True, help="Recorded references that runs are compared with.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from harness.baseline.build import identity_in, references_in, require_unarmed
 from harness.baseline.lookup import Lookup
 from harness.checks.evidence import REFERENCE_CELL
-from harness.checks.registry import baselines_for, judge, tripped_tests
+from harness.checks.registry import baselines_for, judge, tripped_tests, unused_baselines
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.arming import require_alone, require_known
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
@@ -273,6 +273,9 @@ def lookups_for(history: History, references: References) -> dict[str, Lookup]:
 def assess(history: History, references: References = PROFILE_OWN) -> RunSummary:
     """Judge a history with its second stage, against the baselines and known defects of its profile or others."""
     judgement = judge(history, lookups_for(history, references), load_second(history))
+    if references.against is None:
+        idle = unused_baselines(history, references.baselines)
+        judgement = judgement.model_copy(update={"notices": (*judgement.notices, *idle)})
     known = load_known(references.known or known_path(history.run.profile.get("known_defects")))
     return summarise_run(history, apply_known(judgement, known, history))
 

@@ -292,7 +292,7 @@ def _provenance(history: History) -> Provenance:
         recorded=run.started,
         run_id=run.run_id,
         # Paths of the machine stay out of committed data.
-        command=tuple(Path(run.command[0]).name if i == 0 else a for i, a in enumerate(run.command)),
+        command=("harness", *(Path(a).name if Path(a).is_absolute() else a for a in run.command[1:])),
         git_commit=run.git_commit,
         versions=run.versions,
         hardware=run.hardware,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from harness.baseline.build import identity_in
-from harness.baseline.lookup import Limits, Lookup, look_up
+from harness.baseline.lookup import Limits, Lookup, look_up, unused
 from harness.checks import drafting, exchange, rescored, state, tokens, transfer
 from harness.checks.evidence import REFERENCE_CELL, CellView, Evidence
 from harness.checks.night import RegisteredTest, TestName, run_tests
@@ -219,10 +219,24 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=tuple(notices), mutants=mutants)
 
 
+def _folder(history: History) -> Path:
+    return Path(str(history.run.profile.get("baselines", "baselines")))
+
+
+def unused_baselines(history: History, folder: Path | None = None) -> list[str]:
+    """A sentence for each baseline beside those of the run that none of its methods could be compared with."""
+    try:
+        identities = [identity_in(history, method) for method in history.run.identities]
+    except (ValidationError, KeyError):
+        # Looking them up says which is damaged.
+        return []
+    return unused(folder or _folder(history), identities)
+
+
 def baselines_for(history: History, folder: Path | None = None) -> dict[str, Lookup]:
     """Look up the baselines that judging the run needs: of its methods, and of plain decoding for the tokens."""
     profile = history.run.profile
-    where = folder or Path(str(profile.get("baselines", "baselines")))
+    where = folder or _folder(history)
     out: dict[str, Lookup] = {}
     judging = judging_of(history)
     limits = Limits(judging.baseline_days, judging.baseline_minors)
