@@ -421,14 +421,22 @@ def prompts_build(
     lookahead: Annotated[int, typer.Option(min=0, help="Largest lookahead of the methods (DFlash: k + 1).")] = 4,
     max_blocks: Annotated[int, typer.Option(min=1, max=6, help="Most whole blocks of a prompt.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of the word choice.")] = 7,
+    per_length: Annotated[
+        int,
+        typer.Option(min=1, max=200, help="Prompts per length; `harness plan` says how many a wanted effect needs."),
+    ] = 1,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Add as many again for the second stage of the normal tier.")
+    ] = False,
 ) -> None:
     """Write a prompt set on and around block boundaries: copy prompts for the probes, echo prompts for real models."""
     from harness.config import REPOSITORY
     from harness.errors import UsageError
-    from harness.prompts import write_prompts
+    from harness.prompts import Layout, write_prompts
 
     if lookahead >= block_size:
         raise UsageError(f"--lookahead: expected less than --block-size {block_size}, found {lookahead}")
+    layout = Layout(block_size, lookahead, max_blocks, seed, per_length, held_out)
     if kind == "echo":
         if tokenizer is None or out is None:
             raise UsageError("--kind echo: expected --tokenizer DIR and --out FILE, found one of them missing")
@@ -436,13 +444,13 @@ def prompts_build(
             raise UsageError(f"--tokenizer {tokenizer}: expected a folder with tokenizer_config.json, found none")
         from harness.echo import build_echo_prompts
 
-        path, prompts = out, build_echo_prompts(tokenizer, block_size, lookahead, max_blocks, seed)
+        path, prompts = out, build_echo_prompts(tokenizer, layout)
     elif kind == "copy":
         from harness.probe.build import WEIGHTS
         from harness.prompts import build_probe_prompts
 
         path = out or REPOSITORY / "prompts" / "probe.jsonl"
-        prompts = build_probe_prompts(tokenizer or WEIGHTS / "tokenizer", block_size, lookahead, max_blocks, seed)
+        prompts = build_probe_prompts(tokenizer or WEIGHTS / "tokenizer", layout)
     else:
         raise UsageError(f"--kind {kind!r}: expected copy or echo")
     write_prompts(prompts, path)

@@ -89,7 +89,8 @@ def prepare(
     if profile.judging.tier == "normal" and profile.judging.stages == 2 and not prompts.held_out and not record:
         raise UsageError(
             f"profile {source}: expected prompts held out for the second stage (use: held-out) in "
-            f"{profile.workload.prompts.name}, found none; add some, or set judging.stages to 1"
+            f"{profile.workload.prompts.name}, found none; build a set with "
+            "`harness prompts build --held-out`, or set judging.stages to 1"
         )
     if profile.judging.tier == "normal" and profile.scenarios:
         raise UsageError(

@@ -11,6 +11,7 @@ from harness.checks.tokens import compare
 from harness.findings import CheckResult, DamageClass, Diagnosis, Finding, Law, Verdict
 from harness.locate.law import law_of_lengths
 from harness.locate.location import request_of
+from harness.scenarios.config import Sampled
 
 _TOKEN_CHECKS = ("tokens-reference", "tokens-baseline")
 _STEP_CHECKS = ("acceptance-single", "acceptance-baseline")
@@ -80,18 +81,29 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
         return "input"
     wrong_tokens = [f for f in certain if f.check in _TOKEN_CHECKS and f.verdict is Verdict.REGRESSION]
     if wrong_tokens or any(f.damage == "target-kv" for f in certain):
-        return "sampler" if _same_without(cell, _TOKEN_CHECKS) else "target-kv"
+        return "sampler" if _same_without(cell, _TOKEN_CHECKS) or _only_when_sampled(cell) else "target-kv"
     fewer = [f for f in certain if f.check in _STEP_CHECKS]
     if fewer:
         if all(f.verdict is Verdict.IMPROVED for f in fewer):
             return "engine-changed"
-        return "sampler" if _same_without(cell, _STEP_CHECKS) else "drafter-kv"
+        return "sampler" if _same_without(cell, _STEP_CHECKS) or _only_when_sampled(cell) else "drafter-kv"
     if certain:
         return Counter(f.damage for f in certain).most_common(1)[0][0]
     for damage in ("nothing-tested", "infrastructure", "baseline"):
         if any(f.damage == damage for f in findings):
             return damage
     return findings[0].damage
+
+
+def _only_when_sampled(cell: CellView) -> bool:
+    """Whether the prompts of a ``sampled`` scenario are answered rightly at temperature zero, by the same way through
+    the same engines: their KV is right then."""
+    cold = cell.sibling(cell.topology, "cold")
+    if cold is None or not isinstance(cell.config, Sampled):
+        return False
+    asked = {o.prompt_id for o in cell.answered().values()}
+    known = [r for o in cold.answered().values() if o.prompt_id in asked and (r := request_of(cold, o)) and r.expected]
+    return bool(known) and all((r.leg.output_ids or ()) == tuple(r.expected) for r in known)
 
 
 def _same_without(cell: CellView, checks: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from harness.echo import INSTRUCTION, build_echo_prompts
 from harness.errors import DataError
 from harness.locate.sources import is_copy, sources
 from harness.probe import spec
-from harness.prompts import load_prompts, write_prompts
+from harness.prompts import Layout, load_prompts, write_prompts
 from harness.strata import Stratum
 
 TEMPLATE = (
@@ -43,7 +43,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_every_stratum_is_hit_exactly_and_words_have_one_source(folder, tmp_path):
-    prompts = build_echo_prompts(folder, 32, 4, 5, 7)
+    prompts = build_echo_prompts(folder, Layout())
     strata = {p.stratum for p in prompts.prompts}
     assert strata >= {Stratum.ALIGNED, Stratum.LOOKAHEAD, Stratum.FIRST, Stratum.MIDDLE}
     for prompt in prompts.prompts:
@@ -59,7 +59,7 @@ def test_every_stratum_is_hit_exactly_and_words_have_one_source(folder, tmp_path
     assert is_copy(sources(longest.ids, answer))
     write_prompts(prompts, tmp_path / "echo.jsonl")
     assert load_prompts(tmp_path / "echo.jsonl") == prompts
-    assert build_echo_prompts(folder, 32, 4, 5, 7) == prompts
+    assert build_echo_prompts(folder, Layout()) == prompts
 
 
 def test_tokenizer_without_a_template_or_without_words_is_refused(folder, tmp_path):
@@ -67,6 +67,6 @@ def test_tokenizer_without_a_template_or_without_words_is_refused(folder, tmp_pa
     fast.chat_template = None
     fast.save_pretrained(str(tmp_path / "plain"))
     with pytest.raises(DataError, match="chat template"):
-        build_echo_prompts(tmp_path / "plain", 32, 4, 5, 7)
+        build_echo_prompts(tmp_path / "plain", Layout())
     with pytest.raises(DataError, match="words of one token"):
-        build_echo_prompts(folder, 256, 4, 5, 7)
+        build_echo_prompts(folder, Layout(block_size=256))

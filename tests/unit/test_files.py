@@ -14,7 +14,7 @@ from harness.matrix import Cell, make_plan, select_cells
 from harness.operations import prepare
 from harness.probe import spec
 from harness.probe.build import WEIGHTS
-from harness.prompts import build_probe_prompts, load_prompts, write_prompts
+from harness.prompts import Layout, build_probe_prompts, load_prompts, write_prompts
 from harness.workload import cell_work
 from tests.unit.builders import changed_profile, history, observation
 
@@ -37,8 +37,17 @@ def test_shipped_prompts_hit_every_stratum_for_every_method():
 
 
 def test_shipped_prompts_are_what_the_recipe_renders():
-    built = build_probe_prompts(WEIGHTS / "tokenizer", 32, 4, 5, 7)
+    built = build_probe_prompts(WEIGHTS / "tokenizer", Layout())
     assert built == load_prompts(PROMPTS)
+
+
+def test_set_with_prompts_for_a_second_stage(tmp_path):
+    built = build_probe_prompts(WEIGHTS / "tokenizer", Layout(per_length=2, held_out=True))
+    assert {p.ids for p in built.held_out}.isdisjoint(p.ids for p in built.cold)
+    assert [p.tokens for p in built.held_out] == [p.tokens for p in built.cold]
+    assert len(built.cold) == 2 * len(load_prompts(PROMPTS).cold)
+    write_prompts(built, tmp_path / "twice.jsonl")
+    assert load_prompts(tmp_path / "twice.jsonl") == built
 
 
 def test_every_output_token_has_one_source_position():

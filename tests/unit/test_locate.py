@@ -226,3 +226,18 @@ def test_free_text_fills_what_the_evidence_gives_and_says_so():
     text = " ".join(f.location.text for f in judgement.findings if f.location)
     assert "does not repeat the prompt" in text
     assert "shifted by 1 block" in text
+
+
+SAMPLED = {"id": "sampled", "kind": "sampled", "prompts": ["p96"], "temperature": 0.2}
+
+
+@pytest.mark.parametrize(("cold_is_right", "damage"), [(True, "sampler"), (False, "target-kv")])
+def test_wrong_only_at_a_temperature_is_the_sampler(cold_is_right, damage):
+    def wrong(o):
+        return change_final(o, output_ids=(9, *o.final.output_ids[1:]))
+
+    made = cold("pd-none", lambda o: o if cold_is_right else wrong(o))
+    made.append(wrong(observation("pd-none", 96, scenario="sampled", temperature=0.2)))
+    judgement = judge(history(made, scenarios=[SAMPLED]), lookups(LENGTHS))
+    found = next(c for c in judgement.cells if c.scenario == "sampled")
+    assert found.diagnosis.damage == damage
