@@ -128,7 +128,7 @@ class Share(NamedTuple):
         return float(sp.beta.ppf(0.995, self.count + 1, self.of - self.count)) if self.count < self.of else 1.0
 
     def __str__(self) -> str:
-        return f"{100 * self.value:.3g} % ({100 * self.low:.2g}–{100 * self.high:.2g})"
+        return f"{100 * self.value:.1f} % ({100 * self.low:.2f}–{100 * self.high:.1f})"
 
 
 def false_alarms(
