@@ -90,12 +90,12 @@ def change_scenario(kind: str, /, **changes):
             lambda r: r["engine"].update(max_num_seqs=3),
             "scenario concurrent cannot occur: expected engine.max_num_seqs",
         ),
-        (lambda r: r["engine"].update(max_num_seqs=4), "pressure cannot occur: expected engine.max_num_seqs"),
-        (change_scenario("pressure", local=[]), "fewer than the 29 blocks"),
         (
-            change_scenario("pressure", load=["long-222", "long-223", "long-224", "copy-181-36"], local=[]),
-            "load moved to `local`",
+            change_scenario("pressure", local=["long-224", "copy-181-36"]),
+            "pressure cannot occur: expected engine.max_num_seqs of at least 5",
         ),
+        (change_scenario("pressure", local=[]), "fewer than the 22 blocks"),
+        (change_scenario("pressure", load=["long-222", "long-223", "long-224"], local=[]), "load moved to `local`"),
         (change_scenario("refill", fill=["copy-117-22"]), "scenario refill cannot occur"),
         (change_scenario("late-pull", fill=["copy-117-22"]), "scenario late-pull cannot occur"),
         (
