@@ -19,23 +19,21 @@
 
   const draw = (box) => {
     const chart = byId.get(box.dataset.chart);
-    if (!chart || !window.vegaEmbed) return;
+    if (!chart || !window.vegaEmbed) return Promise.resolve();
     box.dataset.drawn = "yes";
     // The interpreter evaluates expressions without eval, which the page's policy forbids.
-    vegaEmbed(box, chart.spec, { actions: false, renderer: "svg", ast: true, config: config() })
+    return vegaEmbed(box, chart.spec, { actions: false, renderer: "svg", ast: true, config: config() })
       .then(() => box.classList.add("drawn"))
       .catch((error) => { box.textContent = "This chart could not be drawn: " + error; });
   };
   const boxes = [...document.querySelectorAll("[data-chart]")];
-  const seen = "IntersectionObserver" in window
-    ? new IntersectionObserver((entries) => entries.forEach((e) => {
-        if (e.isIntersecting) { seen.unobserve(e.target); draw(e.target); }
-      }), { rootMargin: "300px" })
-    : null;
-  boxes.forEach((box) => (seen ? seen.observe(box) : draw(box)));
-  const redraw = () => boxes.filter((b) => b.dataset.drawn).forEach(draw);
+  // One after the other, each in a task of its own: filters and links work from the start.
+  const drawAll = (left) => {
+    if (left.length) setTimeout(() => draw(left[0]).then(() => drawAll(left.slice(1))));
+    else document.documentElement.dataset.drawn = "yes";
+  };
+  const redraw = () => drawAll(boxes);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  window.addEventListener("beforeprint", () => boxes.filter((b) => !b.dataset.drawn).forEach(draw));
 
   const form = document.getElementById("filter");
   const fields = form ? [...form.querySelectorAll("select")] : [];
@@ -93,4 +91,5 @@
     });
   });
   document.documentElement.dataset.ready = "yes";
+  drawAll(boxes);
 })();
