@@ -315,29 +315,32 @@ def expected_s(prepared: Prepared, repeat: int) -> float:
 # --- for a person ----------------------------------------------------------------------------------------------------
 
 
-def _first_prompt(work: CellWork) -> Prompt | None:
+def _subject(work: CellWork) -> tuple[Prompt, float] | None:
+    """The prompt that the cell is about, and its temperature."""
     if work.items:
-        return work.items[0].prompt
-    sends = [s for script in work.scripts for stage in script.stages for s in stage.sends if s.part == "subject"]
-    return sends[0].prompt if sends else None
+        return work.items[0].prompt, 0.0
+    sends = [s for script in work.scripts for stage in script.stages for s in stage.sends]
+    chosen = next((s for s in sends if s.part == "subject"), sends[0] if sends else None)
+    return (chosen.prompt, chosen.temperature) if chosen is not None else None
 
 
 def _requests(session: EngineGroupSession, prepared: Prepared, group: EngineGroup, folder: Path) -> list[str]:
     """URLs of the engines, and the two requests of a hand-off (or the one of a single engine) as curl lines."""
     lines = [f"{role} engine: {session.url(role)}" for role in session.roles]
     (work,) = prepared.works
-    prompt = _first_prompt(work)
-    if prompt is None:
+    subject = _subject(work)
+    if subject is None:
         return lines
+    prompt, temperature = subject
     workload = prepared.profile.workload
-    full = request_body(payload(prompt, "ids"), Sampling(workload.max_tokens, workload.logprobs))
+    full = request_body(payload(prompt, "ids"), Sampling(workload.max_tokens, workload.logprobs, temperature))
     header = "-H 'Content-Type: application/json'"
     if work.cell.topology == "single":
         role = session.roles[0] if group.topology == "single" else "decode"
         write_json(folder / "request.json", full)
         body = shlex.quote(str(folder / "request.json"))
         return [*lines, f"curl -s {session.url(role)}/v1/completions {header} -d @{body}"]
-    first = request_body(payload(prompt, "ids"), Sampling(1, workload.logprobs))
+    first = request_body(payload(prompt, "ids"), Sampling(1, workload.logprobs, temperature))
     write_json(folder / "prefill.json", {**first, "kv_transfer_params": REMOTE_DECODE})
     write_json(folder / "decode.json", full)
     first_body, second_body = (shlex.quote(str(folder / f"{name}.json")) for name in ("prefill", "decode"))
