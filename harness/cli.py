@@ -179,6 +179,72 @@ def report(run_dir: RunDir, baselines: BaselinesOption = None, known: KnownOptio
 
 
 @app.command()
+def repro(
+    run_dir: Annotated[
+        Path | None, typer.Argument(metavar="[RUN_DIR", help="The run that had the finding.", show_default=False)
+    ] = None,
+    finding: Annotated[
+        str | None, typer.Argument(metavar="FINDING]", help="Its id, or a beginning that only one has.")
+    ] = None,
+    cell: Annotated[str | None, typer.Option("--cell", "-c", help="Without a run: the cell, e.g. pd-eagle3.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Without a run: the id of a prompt.")] = None,
+    scenario: Annotated[str, typer.Option("--scenario", "-s", help="Without a run: the scenario.")] = "cold",
+    profile: ProfileOption = "cpu",
+    repeat: Annotated[
+        int,
+        typer.Option(
+            "--repeat", "-n", min=1, max=1000, help="Try at most so often, on the same engines; stops when decided."
+        ),
+    ] = 1,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the engines until Ctrl-C; print their URLs and the requests as curl.")
+    ] = False,
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+) -> None:
+    """Try a finding again: that cell's engines with the same flags, that prompt in its scenario.
+
+    Exit code 1 when it shows again, 0 when it does not, 2 when no try says anything.
+    """
+    from harness.operations import DEFAULT_OUT
+    from harness.progress import Reporter
+    from harness.report.terminal import print_summary
+    from harness.repro import expected_s, from_names, from_run, reproduce
+
+    if (run_dir is None) == (cell is None) or (run_dir is None) != (finding is None):
+        raise UsageError("expected RUN_DIR and FINDING, or --cell and --prompt, found something else; see --help")
+    if run_dir is not None and finding is not None:
+        prepared, target, mutants = from_run(run_dir, finding)
+    else:
+        if prompt is None and scenario == "cold":
+            raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
+        prepared, target, mutants = from_names(profile, cell or "", prompt or "", scenario)
+    console = _out()
+
+    def wait(lines: list[str]) -> None:
+        console.print("engines stay up until Ctrl-C:", highlight=False)
+        for line in lines:
+            print(f"  {line}", flush=True)
+        signal.pause()
+
+    with Reporter(expected_s(prepared, repeat)) as reporter:
+        result = reproduce(
+            prepared,
+            target,
+            mutants,
+            out or DEFAULT_OUT,
+            engine_python or sys.executable,
+            reporter,
+            repeat,
+            wait if keep else None,
+        )
+    if result.summary is not None:
+        print_summary(result.summary, console)
+    console.print(f"{result.sentence}; {result.seconds:.0f} s", highlight=False)
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
 def selftest(
     mutant: Annotated[
         list[str] | None,

@@ -273,12 +273,13 @@ def lookups_for(history: History, references: References) -> dict[str, Lookup]:
 
 def assess(history: History, references: References = PROFILE_OWN) -> RunSummary:
     """Judge a history with its second stage, against the baselines and known defects of its profile or others."""
-    judgement = judge(history, lookups_for(history, references), load_second(history))
+    baselines = lookups_for(history, references)
+    judgement = judge(history, baselines, load_second(history))
     if references.against is None:
         idle = unused_baselines(history, references.baselines)
         judgement = judgement.model_copy(update={"notices": (*judgement.notices, *idle)})
     known = load_known(references.known or known_path(history.run.profile.get("known_defects")))
-    return summarise_run(history, apply_known(judgement, known, history))
+    return summarise_run(history, apply_known(judgement, known, history), baselines)
 
 
 def judge_and_report(history: History, references: References = PROFILE_OWN) -> RunSummary:

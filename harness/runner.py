@@ -60,7 +60,8 @@ class Runner:
         begun = time.monotonic()
         recorder = self._recorder
         first = group.cells[0].id
-        group, arming = self._armed(group)
+        folder = self._recorder.folder / "arming" / group.id
+        group, arming = armed(group, self._profile, self._mutants, folder, self._together)
         try:
             with EngineGroupSession(
                 group,
@@ -87,15 +88,17 @@ class Runner:
             if recorder.cell(first).start_seconds == 0.0:
                 recorder.set_cell(first, start_seconds=round(time.monotonic() - begun, 3))
 
-    def _armed(self, group: EngineGroup) -> tuple[EngineGroup, Arming | None]:
-        """The group with the run's mutants in it; M10 is a change of the command line."""
-        if not self._mutants:
-            return group, None
-        if "M10" in self._mutants and group.topology == "pd":
-            plain = next((m for m in self._profile.methods if m.kind == "none"), NoSpeculation(kind="none"))
-            group = group._replace(prefill_method=plain)
-        folder = self._recorder.folder / "arming" / group.id
-        return group, Arming(self._mutants, group.topology == "pd", folder, self._together)
+
+def armed(
+    group: EngineGroup, profile: Profile, mutants: Sequence[str], folder: Path, together: bool
+) -> tuple[EngineGroup, Arming | None]:
+    """The group with mutants in it; M10 is a change of the command line."""
+    if not mutants:
+        return group, None
+    if "M10" in mutants and group.topology == "pd":
+        plain = next((m for m in profile.methods if m.kind == "none"), NoSpeculation(kind="none"))
+        group = group._replace(prefill_method=plain)
+    return group, Arming(mutants, group.topology == "pd", folder, together)
 
 
 def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, reporter: Reporter) -> None:

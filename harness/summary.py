@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from harness.acceptance import Rates, pool_counts, real_steps
+from harness.baseline.lookup import Lookup
 from harness.baseline.published import load_published, matching
 from harness.checks.evidence import CellView, Evidence
 from harness.checks.night import cell_counts
 from harness.config import Judging
 from harness.errors import DataError
+from harness.figures import Figures, figures_of
 from harness.findings import CellVerdict, Finding, Judgement, Verdict, worst
 from harness.history import COLD, History
 from harness.strata import Stratum
@@ -45,6 +47,8 @@ class RunSummary(NamedTuple):
     """Cell → scenario → verdict."""
     acceptance: list[AcceptanceRow]
     equal_tokens: dict[str, str]
+    figures: Figures
+    """What the charts draw."""
     published: list[str]
     """What others published for the models of this run, in words; advisory."""
 
@@ -69,7 +73,8 @@ class RunSummary(NamedTuple):
         return describe(self.history, self.judgement)
 
 
-def summarise_run(history: History, judgement: Judgement) -> RunSummary:
+def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str, Lookup] | None = None) -> RunSummary:
+    """Everything that the reports show; without baselines, figures of this run alone."""
     evidence = Evidence(history, {}, Judging())
     views = {r.cell: CellView(evidence, r) for r in history.run.cells if r.planned or not r.scenarios}
     by_place: dict[tuple[str, str], list[Finding]] = defaultdict(list)
@@ -102,6 +107,7 @@ def summarise_run(history: History, judgement: Judgement) -> RunSummary:
         scenario_grid=_scenario_grid(judgement),
         acceptance=[_acceptance_row(v, judgement) for v in views.values() if v.speculative],
         equal_tokens={cell: _equal_tokens(judgement, cell) for cell in views},
+        figures=figures_of(history, judgement, baselines or {}),
         published=_published(history, views),
     )
 

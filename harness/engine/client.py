@@ -34,6 +34,22 @@ class Sampling(NamedTuple):
     temperature: float = 0.0
 
 
+def request_body(prompt: Sequence[int] | str, sampling: Sampling) -> dict[str, Any]:
+    """What every completion request says."""
+    return {
+        "model": MODEL_NAME,
+        "prompt": prompt if isinstance(prompt, str) else list(prompt),
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "seed": 0,
+        "stream": False,
+        "add_special_tokens": False,
+        "return_token_ids": True,
+        "logprobs": sampling.logprobs,
+        "return_tokens_as_token_ids": True,
+    }
+
+
 class Client:
     """Talks to one engine. Keeps the last counter snapshot, so that each request costs one scrape."""
 
@@ -104,19 +120,7 @@ class Client:
         """
         role = role or self.role
         before = self._snapshot
-        body: dict[str, Any] = {
-            "model": MODEL_NAME,
-            "prompt": prompt if isinstance(prompt, str) else list(prompt),
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "seed": 0,
-            "stream": False,
-            "add_special_tokens": False,
-            "return_token_ids": True,
-            "logprobs": sampling.logprobs,
-            "return_tokens_as_token_ids": True,
-            "cache_salt": cache_salt,
-        }
+        body = {**request_body(prompt, sampling), "cache_salt": cache_salt}
         if rescore_from is not None:
             body["prompt_logprobs"] = 1
         if kv_transfer_params is not None:

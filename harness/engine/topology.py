@@ -316,6 +316,10 @@ class EngineGroupSession:
     def roles(self) -> tuple[Role, ...]:
         return tuple(self._processes)
 
+    def url(self, role: Role) -> str:
+        """Where an engine of the group listens."""
+        return self._processes[role].url
+
     def client(self, role: Role) -> Client:
         """The client of an engine; asking for ``single`` in a pair gives the decode engine."""
         return self._exchange.client(role)

@@ -1,17 +1,55 @@
-"""report.html: one self-contained file. All run data is escaped by the template engine; nothing in it can run."""
+"""report.html: one self-contained file that works from a file URL and fetches nothing.
+
+All run data is escaped by the template engine; chart data is JSON in which nothing can end its element; and the page's
+policy lets only the two scripts run that are known by their hashes.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import re
+import shlex
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
-from harness.findings import Finding
+from harness.config import REPOSITORY
+from harness.findings import Finding, Verdict
 from harness.history import COLD, Observation
 from harness.locate.diagnose import damage_name
+from harness.mutants.catalogue import MUTANTS
+from harness.report.beside import newest_aa, newest_selftest
+from harness.report.charts import charts_of, library
+from harness.selftest.outcome import matrix_columns
 from harness.summary import RunSummary, grouped_findings
 
-_DIVERGENCES = 24
+_TAIL_LINES = 12
+_SECTIONS = (
+    (
+        "acceptance",
+        "Acceptance per position",
+        "Share of steps that accepted the draft at each position, with 99 % intervals over prompts: the baseline, and "
+        "each cell of this run. Two acceptance lengths are in use: pooled over all steps, and the mean over prompts.",
+    ),
+    (
+        "steps",
+        "Acceptance by step since the hand-off",
+        "Mean accepted drafts at each step, for prompts that end on a block boundary and for others. A hand-off that "
+        "shifts blocks or loses the drafter's KV shows at the first steps of P/D.",
+    ),
+    (
+        "survival",
+        "Survival of identity",
+        "Share of prompts whose output is still the recorded one after so many tokens, against what two equal runs "
+        "keep. A wrong hand-off is a cliff at the start; rounding is a slope.",
+    ),
+)
+_MOVED = ("prompt_tokens_external_kv_transfer", "prefix_hits", "nixl_bytes", "nixl_descriptors", "nixl_transfers")
 
 
 def environment() -> Environment:
@@ -26,52 +64,31 @@ def environment() -> Environment:
     env.filters["pct"] = lambda v: "–" if v is None else f"{100 * v:.2f} %"
     env.filters["damage"] = damage_name
     env.filters["num"] = lambda v, digits=3: "–" if v is None else f"{v:.{digits}f}"
+    env.filters["method"] = lambda cell: str(cell).split("-", 1)[-1]
+    env.filters["anchor"] = anchor
     return env
 
 
-def _token_rows(finding: Finding) -> dict[str, Any]:
-    """Expected and found tokens around a first divergence, side by side."""
-    evidence = finding.evidence
-    start = int(evidence.get("window_start", evidence.get("position", 0)))
-    expected, found = list(evidence.get("expected", [])), list(evidence.get("found", []))
-    width = max(len(expected), len(found))
-    pad = [None] * width
-    pairs = zip((expected + pad)[:width], (found + pad)[:width], strict=True)
-    return {
-        "finding": finding,
-        "columns": [
-            {
-                "index": start + i,
-                "expected": e,
-                "found": f,
-                "differs": e != f,
-            }
-            for i, (e, f) in enumerate(pairs)
-        ],
-    }
+def anchor(finding: Finding) -> str:
+    """The finding's place on the page, for links to it."""
+    return "finding-" + re.sub(r"[^A-Za-z0-9.]+", "-", finding.id)
 
 
-def _divergences(summary: RunSummary) -> list[dict[str, Any]]:
-    tokens = [f for f in summary.judgement.findings if f.check in ("tokens-reference", "tokens-baseline")]
-    seen: set[tuple[str, str | None]] = set()
-    out = []
-    for f in tokens:
-        if "expected" in f.evidence and (f.cell, f.prompt_id) not in seen:
-            seen.add((f.cell, f.prompt_id))
-            out.append(_token_rows(f))
-    return out[:_DIVERGENCES]
+def repro_line(folder: Path, finding: Finding) -> str:
+    """The command that tries the finding again."""
+    shown = folder.relative_to(REPOSITORY) if folder.is_relative_to(REPOSITORY) else folder
+    return f"harness repro {shlex.quote(str(shown))} {shlex.quote(finding.id)}"
 
 
-def _bars(summary: RunSummary) -> list[dict[str, Any]]:
-    """Acceptance per position as bars: this run, and the baseline's rate as a mark."""
-    out = []
-    for row in summary.acceptance:
-        positions = []
-        for p, rate in enumerate(row.ours.rates):
-            reference = row.baseline_rates[p] if row.baseline_rates and p < len(row.baseline_rates) else None
-            positions.append({"position": p, "rate": rate, "accepted": row.ours.accepted_at[p], "reference": reference})
-        out.append({"row": row, "positions": positions})
-    return out
+def script_json(value: Any) -> Markup:
+    """JSON for a script element: no text in it can end the element or open another."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def _hash(script: str) -> str:
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _slowest(observations: tuple[Observation, ...]) -> dict[str, float]:
@@ -81,16 +98,42 @@ def _slowest(observations: tuple[Observation, ...]) -> dict[str, float]:
     return worst
 
 
+def _tails(summary: RunSummary) -> dict[str, dict[str, str]]:
+    """Last lines of the engines' logs, for cells that could not be judged."""
+    out: dict[str, dict[str, str]] = {}
+    for cell, verdict in summary.cells.items():
+        record = summary.history.cell(cell)
+        if verdict is not Verdict.UNKNOWN or record is None:
+            continue
+        for path in sorted((summary.history.folder / "logs").glob(f"{record.group}.*.log")):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+            out.setdefault(cell, {})[path.name] = "\n".join(line[:400] for line in lines)
+    return out
+
+
 def render_html(summary: RunSummary) -> str:
-    template = environment().get_template("report.html.j2")
-    run = summary.history.run
-    return template.render(
+    """The whole page. Raises nothing for odd data: it is shown as it is, escaped."""
+    env = environment()
+    env.filters["repro"] = lambda f: repro_line(summary.history.folder, f)
+    charts = charts_of(summary.figures)
+    script = (files("harness.report") / "assets" / "report.js").read_text(encoding="utf-8")
+    selftest = newest_selftest(summary.history.folder)
+    return env.get_template("report.html.j2").render(
         summary=summary,
-        run=run,
+        run=summary.history.run,
+        figures=summary.figures,
         strata=[s for s in summary.strata if any(s in r for r in summary.grid.values())],
+        methods=list(dict.fromkeys(cell.split("-", 1)[-1] for cell in summary.cells)),
+        verdicts=list(dict.fromkeys(c.verdict for c in summary.judgement.cells)),
         groups=grouped_findings(summary.judgement),
-        bars=_bars(summary),
-        divergences=_divergences(summary),
+        sections=_SECTIONS,
+        charts=charts,
+        moved=_MOVED,
+        selftest=selftest,
+        kill_columns=matrix_columns(selftest.outcomes) if selftest else [],
+        mutants=MUTANTS,
+        aa=newest_aa(summary.history.folder),
+        tails=_tails(summary),
         slowest=_slowest(summary.history.observations),
         transfers={
             c.cell: r.figures
@@ -98,4 +141,8 @@ def render_html(summary: RunSummary) -> str:
             for r in c.results
             if c.scenario == COLD and r.check == "transfer" and r.figures
         },
+        chart_data=script_json([{"id": c.id, "spec": c.spec} for c in charts]),
+        library=Markup(library()),
+        script=Markup(script),
+        policy=Markup(f"{_hash(library())} {_hash(script)}"),
     )

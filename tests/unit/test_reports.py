@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ET
 
 import pytest
 from rich.console import Console
 
 from harness.checks.registry import judge
+from harness.files import write_json
 from harness.findings import Verdict
 from harness.report.html import render_html
 from harness.report.junit import render_junit
@@ -16,14 +16,16 @@ from harness.report.markdown import render_markdown
 from harness.report.terminal import print_summary
 from harness.summary import RunSummary, grouped_findings, summarise_run
 from tests.unit.builders import change_final, history, lookups, observation
+from tests.unit.pages import Page
 from tests.unit.test_checks import CELLS, LENGTHS, flawless, garbled
+from tests.unit.test_mutants import Kill, self_test
 
 HOSTILE = "</pre><script>alert(1)</script>\"'&\x00\x1b[31m‮ | `x` " + "y" * 500
 
 
 def summarise(observations: list) -> RunSummary:
     h = history(observations, CELLS)
-    return summarise_run(h, judge(h, lookups(LENGTHS)))
+    return summarise_run(h, judge(h, lookups(LENGTHS)), lookups(LENGTHS))
 
 
 @pytest.fixture
@@ -75,13 +77,14 @@ def test_passing_report_names_every_cell_and_needs_no_network():
     html = render_html(summarise(flawless()))
     assert all(cell in html for cell in CELLS)
     assert "PASS" in html
-    assert not re.search(r"https?://", html)
-    assert "<script" not in html
+    page = Page(html)
+    page.require_inert()
+    assert not [a for t, a in page.elements if t == "a" and (a["href"] or "").startswith("http")]
 
 
 def test_hostile_text_is_inert_everywhere(bad):
     html = render_html(bad)
-    assert "<script" not in html
+    Page(html).require_inert()
     assert "&lt;script&gt;" in html
     root = ET.fromstring(render_junit(bad))
     assert "<script>" in "".join(root.itertext())
@@ -104,6 +107,58 @@ def test_divergence_is_shown_side_by_side(bad):
     assert "tokens side by side" in html
     assert 'class="n diff"' in html
     assert "p32" in html
+    assert "The prompt, block by block" in html
+    assert "harness repro" in html
+
+
+def test_charts_have_data_words_and_a_table():
+    summary = summarise(flawless())
+    page = Page(render_html(summary))
+    charts = {c["id"]: c["spec"] for c in page.charts}
+    assert {i.split("-")[0] for i in charts} == {"acceptance", "steps", "survival"}
+    boxes = {a["data-chart"]: a for _, a in page.elements if "data-chart" in a}
+    assert set(boxes) == set(charts)
+    assert all(a["aria-label"] for a in boxes.values())
+    rows = charts["acceptance-eagle3"]["data"]["values"]
+    assert {r["series"] for r in rows} == {"baseline", "pd-eagle3", "single-eagle3"} & {r["series"] for r in rows}
+    assert all(0 <= r["rate"] <= 1 for r in rows)
+    survival = charts["survival-none"]["data"]["values"]
+    assert all(r["share"] == 1.0 for r in survival)
+
+
+def test_survival_falls_where_the_output_leaves_the_record(bad):
+    shares = {s.token: s.share for s in bad.figures.survival if s.cell == "pd-eagle3"}
+    assert shares[0] == 1.0
+    assert min(shares.values()) == 0.75
+
+
+def test_anchors_are_unique_and_every_link_has_its_place(bad):
+    page = Page(render_html(bad))
+    assert len(set(page.ids)) == len(page.ids)
+    inside = [(a["href"] or "")[1:] for t, a in page.elements if t == "a" and (a["href"] or "").startswith("#")]
+    sections = {"acceptance", "steps", "survival", "divergences"}
+    assert {i for i in inside if i not in sections} <= set(page.ids)
+
+
+def test_run_beside_a_self_test_shows_its_kill_matrix(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "test").mkdir()
+    (tmp_path / "broken").mkdir()
+    write_json(tmp_path / "test" / "selftest.json", self_test([Kill.KILLED], [Verdict.PASS]).model_dump(mode="json"))
+    (tmp_path / "broken" / "selftest.json").write_text("{")
+    summary = summarise(flawless())
+    summary = summary._replace(history=summary.history.model_copy(update={"folder": tmp_path / "run"}))
+    assert "Newest self-test" in render_html(summary)
+
+
+def test_logs_of_cells_that_could_not_be_judged_are_quoted(bad, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "pd-mtp.decode.log").write_text("one\n" + HOSTILE)
+    summary = bad._replace(history=bad.history.model_copy(update={"folder": tmp_path}))
+    html = render_html(summary)
+    Page(html).require_inert()
+    assert "last lines of pd-mtp.decode.log" in html
 
 
 def test_grid_marks_the_stratum_of_the_damage(bad):

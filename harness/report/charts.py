@@ -1,0 +1,189 @@
+"""Charts of a run in Vega-Lite, with their data in them: https://vega.github.io/vega-lite/docs/ (version 6).
+
+Colours, symbols and dashes say the same, so that a chart can be read without colour. The library is embedded in the
+report; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from harness.figures import Figures
+
+Spec = dict[str, Any]
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+_EQUAL_RUNS = "two equal runs"
+
+
+class Chart(NamedTuple):
+    """A chart and what it says in words, for those who do not see it."""
+
+    id: str
+    section: str
+    method: str
+    description: str
+    spec: Spec
+
+
+@cache
+def library() -> str:
+    """The charting library as one script that defines ``vegaEmbed``; nothing in it ends a script element.
+
+    Bundling takes 1.5 s, once per process.
+    """
+    import vl_convert
+
+    script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def charts_of(figures: Figures) -> list[Chart]:
+    """Acceptance per position, acceptance by step, and survival, one of each per method."""
+    out: list[Chart] = []
+    for method in dict.fromkeys(p.method for p in figures.positions):
+        out.append(_acceptance(method, figures))
+    for method in dict.fromkeys(_method(s.cell) for s in figures.steps):
+        out.append(_by_step(method, figures))
+    for method in dict.fromkeys(_method(s.cell) for s in figures.survival):
+        out.append(_survival(method, figures))
+    return out
+
+
+def _method(cell: str) -> str:
+    return cell.split("-", 1)[-1]
+
+
+def _chart(section: str, method: str, words: str, rows: Iterable[Spec], parts: Spec) -> Chart:
+    spec = {
+        "$schema": _SCHEMA,
+        "description": words,
+        "data": {"values": list(rows)},
+        "width": "container",
+        "height": 220,
+        **parts,
+    }
+    return Chart(f"{section}-{method}", section, method, words, spec)
+
+
+def _series(names: Sequence[str], title: str) -> Spec:
+    """Colour and symbol of each series, in a fixed order."""
+    scale = {"domain": list(names)}
+    return {
+        "color": {"field": "series", "type": "nominal", "title": title, "scale": scale},
+        "shape": {"field": "series", "type": "nominal", "title": title, "scale": scale},
+    }
+
+
+def _acceptance(method: str, figures: Figures) -> Chart:
+    mine = [p for p in figures.positions if p.method == method]
+    rows = [
+        {
+            "position": p.position,
+            "series": p.side,
+            "rate": p.rate,
+            "low": p.low,
+            "high": p.high,
+            "counts": "" if p.accepted is None else f"{p.accepted} of {p.steps} steps",
+        }
+        for p in mine
+    ]
+    sides = list(dict.fromkeys(p.side for p in mine))
+    x = {"field": "position", "type": "ordinal", "title": "draft position", "axis": {"labelAngle": 0}}
+    offset = {"field": "series", "scale": {"domain": sides}}
+    y = {"type": "quantitative", "title": "accepted", "axis": {"format": ".0%"}, "scale": {"domain": [0, 1]}}
+    words = f"{method}: share of steps that accepted the draft at each position, with 99 % intervals, of " + ", ".join(
+        f"{s} ({', '.join(f'{100 * p.rate:.1f} %' for p in mine if p.side == s)})" for s in sides
+    )
+    tooltip = [
+        {"field": "series", "title": "side"},
+        {"field": "position"},
+        {"field": "rate", "format": ".2%"},
+        {"field": "low", "format": ".2%"},
+        {"field": "high", "format": ".2%"},
+        {"field": "counts"},
+    ]
+    encoding = {"x": x, "xOffset": offset, **_series(sides, "side"), "tooltip": tooltip}
+    interval = {
+        "mark": {"type": "rule", "strokeWidth": 2},
+        "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
+        "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+    }
+    points = {"mark": {"type": "point", "filled": True, "size": 70}, "encoding": {"y": {**y, "field": "rate"}}}
+    # A rule has no shape.
+    interval["encoding"]["shape"] = None  # type: ignore[index]
+    return _chart("acceptance", method, words, rows, {"encoding": encoding, "layer": [interval, points]})
+
+
+def _by_step(method: str, figures: Figures) -> Chart:
+    mine = [s for s in figures.steps if _method(s.cell) == method]
+    rows = [
+        {
+            "step": s.step,
+            "order": s.order,
+            "series": s.cell,
+            "prompts": s.aligned,
+            "accepted": s.accepted,
+            "of": s.requests,
+        }
+        for s in mine
+    ]
+    cells = list(dict.fromkeys(s.cell for s in mine))
+    words = (
+        f"{method}: mean accepted drafts by step since the hand-off (or since the prefill), aligned against unaligned "
+        f"prompts, of {', '.join(cells)}; padded first steps are left out"
+    )
+    series = _series(cells, "cell")
+    encoding = {
+        "x": {
+            "field": "step",
+            "type": "ordinal",
+            "title": "step since the hand-off",
+            "sort": {"field": "order"},
+            "axis": {"labelAngle": 0},
+        },
+        "y": {"field": "accepted", "type": "quantitative", "title": "accepted drafts, mean", "scale": {"zero": True}},
+        "color": series["color"],
+        "strokeDash": {
+            "field": "prompts",
+            "type": "nominal",
+            "title": "prompts",
+            "scale": {"domain": ["aligned", "unaligned"], "range": [[1, 0], [5, 4]]},
+        },
+        "tooltip": [{"field": f} for f in ("series", "prompts", "step", "accepted", "of")],
+    }
+    layer = [
+        {"mark": {"type": "line"}},
+        {"mark": {"type": "point", "filled": True}, "encoding": {"shape": series["shape"]}},
+    ]
+    return _chart("steps", method, words, rows, {"encoding": encoding, "layer": layer})
+
+
+def _survival(method: str, figures: Figures) -> Chart:
+    mine = [s for s in figures.survival if _method(s.cell) == method]
+    rows = [{"token": s.token, "series": s.cell, "share": s.share} for s in mine]
+    rows += [
+        {"token": s.token, "series": _EQUAL_RUNS, "share": s.share} for s in figures.equal_runs if s.cell == method
+    ]
+    names = list(dict.fromkeys(str(r["series"]) for r in rows))
+    last = {s.cell: s.share for s in mine}
+    words = f"{method}: share of prompts whose output is still the recorded one after so many tokens; at the end " + (
+        ", ".join(f"{cell} {100 * share:.0f} %" for cell, share in last.items())
+    )
+    colour = _series(names, "run")["color"]
+    encoding = {
+        "x": {"field": "token", "type": "quantitative", "title": "output token"},
+        "y": {
+            "field": "share",
+            "type": "quantitative",
+            "title": "still identical",
+            "axis": {"format": ".0%"},
+            "scale": {"domain": [0, 1]},
+        },
+        "color": colour,
+        "strokeDash": {"field": "series", "type": "nominal", "title": "run", "scale": {"domain": names}},
+        "tooltip": [{"field": "series"}, {"field": "token"}, {"field": "share", "format": ".1%"}],
+    }
+    mark = {"type": "line", "interpolate": "step-after", "strokeWidth": 2}
+    return _chart("survival", method, words, rows, {"encoding": encoding, "mark": mark})

@@ -1,0 +1,41 @@
+"""A rate that may be looked at after every try: Robbins' mixture interval, valid for all looks together.
+
+Under any rate p, the mixture likelihood ratio B(k + 1/2, n - k + 1/2) / (B(1/2, 1/2) p^k (1 - p)^(n - k)) is a
+nonnegative martingale with mean 1, so it ever exceeds 1 / alpha with a chance of at most alpha (Ville's inequality).
+The interval holds the rates at which it does not. Robbins, "Statistical methods related to the law of the iterated
+logarithm", Ann. Math. Statist. 41 (1970).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from scipy.optimize import brentq
+from scipy.special import betaln
+
+_EDGE = 1e-12
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+def interval_of(shown: int, tries: int, confidence: float = 0.95) -> Interval:
+    """Rates that ``shown`` of ``tries`` do not exclude; everything when nothing was tried. Raises ValueError when more
+    were shown than tried."""
+    if not 0 <= shown <= tries:
+        raise ValueError(f"expected between 0 and {tries} of {tries} tries, found {shown}")
+    if tries == 0:
+        return Interval(0.0, 1.0)
+    limit = math.log(1 / (1 - confidence))
+    mixture = float(betaln(shown + 0.5, tries - shown + 0.5) - betaln(0.5, 0.5))
+
+    def excess(p: float) -> float:
+        return mixture - shown * math.log(p) - (tries - shown) * math.log1p(-p) - limit
+
+    best = min(max(shown / tries, _EDGE), 1 - _EDGE)
+    low = 0.0 if shown == 0 or excess(_EDGE) <= 0 else float(brentq(excess, _EDGE, best))
+    high = 1.0 if shown == tries or excess(1 - _EDGE) <= 0 else float(brentq(excess, best, 1 - _EDGE))
+    return Interval(low, high)
