@@ -167,11 +167,30 @@ def check(
 
 
 @app.command()
-def report(run_dir: RunDir, baselines: BaselinesOption = None, known: KnownOption = None) -> None:
-    """Write the reports of a recorded run anew. The exit code is 0 whatever the verdict."""
+def report(
+    run_dir: RunDir,
+    compare: Annotated[
+        Path | None,
+        typer.Option("--compare", metavar="FIRST", help="Put this run beside RUN_DIR: report --compare FIRST SECOND."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="With --compare: the file to write.")] = None,
+    baselines: BaselinesOption = None,
+    known: KnownOption = None,
+) -> None:
+    """Write the reports of a recorded run anew, or compare two runs. The exit code is 0 whatever the verdict."""
     from harness.operations import References
     from harness.operations import check as judge_again
 
+    if compare is not None:
+        from harness.compare import compare_runs
+        from harness.report.beyond import print_comparison, write_comparison
+
+        if baselines is not None or known is not None:
+            raise UsageError("--compare: expected no --baselines or --known, found one; each run keeps its own")
+        found = compare_runs(compare, run_dir)
+        print_comparison(found, _out())
+        typer.echo(f"report: {write_comparison(found, out or run_dir / 'compare.html')}")
+        return
     outcome = judge_again(run_dir, References(baselines, known))
     for name in ("report.html", "summary.md", "junit.xml", "judgement.json"):
         typer.echo(str(outcome.folder / name))
@@ -179,12 +198,32 @@ def report(run_dir: RunDir, baselines: BaselinesOption = None, known: KnownOptio
 
 
 @app.command()
+def trend(
+    runs_dir: Annotated[Path, typer.Argument(metavar="RUNS_DIR", help="A folder of recorded runs, e.g. reports.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: RUNS_DIR/trend.html.")] = None,
+    nights: Annotated[
+        int, typer.Option("--nights", min=2, help="Nights of unchanged engines per false notice of a slow drift.")
+    ] = 365,
+) -> None:
+    """Verdicts and acceptance over many nights, and drifts too small for one night to see.
+
+    Exit code 0; the nights have their own verdicts.
+    """
+    from harness.report.beyond import print_trend, write_trend
+    from harness.trend import load_trend
+
+    found = load_trend(runs_dir, nights)
+    print_trend(found, _out())
+    typer.echo(f"report: {write_trend(found, out or runs_dir / 'trend.html')}")
+
+
+@app.command()
 def repro(
     run_dir: Annotated[
-        Path | None, typer.Argument(metavar="[RUN_DIR", help="The run that had the finding.", show_default=False)
+        Path | None, typer.Argument(metavar="RUN_DIR", help="The run that had the finding.", show_default=False)
     ] = None,
     finding: Annotated[
-        str | None, typer.Argument(metavar="FINDING]", help="Its id, or a beginning that only one has.")
+        str | None, typer.Argument(metavar="FINDING", help="Its id, or a beginning that only one has.")
     ] = None,
     cell: Annotated[str | None, typer.Option("--cell", "-c", help="Without a run: the cell, e.g. pd-eagle3.")] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Without a run: the id of a prompt.")] = None,

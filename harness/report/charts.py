@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.figures import Figures
+
+if TYPE_CHECKING:
+    from harness.trend import Trend
 
 Spec = dict[str, Any]
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -187,3 +190,38 @@ def _survival(method: str, figures: Figures) -> Chart:
     }
     mark = {"type": "line", "interpolate": "step-after", "strokeWidth": 2}
     return _chart("survival", method, words, rows, {"encoding": encoding, "mark": mark})
+
+
+def over_nights(method: str, trend: Trend) -> Chart:
+    """Acceptance of each cell and position of a method over the nights."""
+    mine = [p for p in trend.points if _method(p.cell) == method]
+    rows = [
+        {
+            "night": p.night,
+            "run": trend.nights[p.night].run_id,
+            "started": trend.nights[p.night].started,
+            "series": p.cell,
+            "position": str(p.position),
+            "rate": round(p.rate, 5),
+        }
+        for p in mine
+    ]
+    cells = list(dict.fromkeys(p.cell for p in mine))
+    words = (
+        f"{method}: share of accepted drafts at each position over {len(trend.nights)} nights, of {', '.join(cells)}"
+    )
+    encoding = {
+        "x": {"field": "night", "type": "ordinal", "title": "night", "axis": {"labelAngle": 0, "labelOverlap": True}},
+        "y": {
+            "field": "rate",
+            "type": "quantitative",
+            "title": "accepted",
+            "axis": {"format": ".1%"},
+            "scale": {"zero": False},
+        },
+        "color": _series(cells, "cell")["color"],
+        "strokeDash": {"field": "position", "type": "nominal", "title": "draft position"},
+        "tooltip": [{"field": f} for f in ("run", "started", "series", "position", "rate")],
+    }
+    layer: list[Spec] = [{"mark": {"type": "line"}}, {"mark": {"type": "point", "filled": True}}]
+    return _chart("trend", method, words, rows, {"encoding": encoding, "layer": layer})

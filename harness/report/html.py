@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from harness.history import COLD, Observation
 from harness.locate.diagnose import damage_name
 from harness.mutants.catalogue import MUTANTS
 from harness.report.beside import newest_aa, newest_selftest
-from harness.report.charts import charts_of, library
+from harness.report.charts import Chart, charts_of, library
 from harness.selftest.outcome import matrix_columns
 from harness.summary import RunSummary, grouped_findings
 
@@ -111,14 +112,28 @@ def _tails(summary: RunSummary) -> dict[str, dict[str, str]]:
     return out
 
 
+def render_page(template: str, env: Environment, charts: Sequence[Chart], **values: Any) -> str:
+    """A page with its charts, the charting library and our script in it."""
+    script = (files("harness.report") / "assets" / "report.js").read_text(encoding="utf-8")
+    return env.get_template(template).render(
+        charts=charts,
+        chart_data=script_json([{"id": c.id, "spec": c.spec} for c in charts]),
+        library=Markup(library()),
+        script=Markup(script),
+        policy=Markup(f"{_hash(library())} {_hash(script)}"),
+        **values,
+    )
+
+
 def render_html(summary: RunSummary) -> str:
-    """The whole page. Raises nothing for odd data: it is shown as it is, escaped."""
+    """The whole report. Raises nothing for odd data: it is shown as it is, escaped."""
     env = environment()
     env.filters["repro"] = lambda f: repro_line(summary.history.folder, f)
-    charts = charts_of(summary.figures)
-    script = (files("harness.report") / "assets" / "report.js").read_text(encoding="utf-8")
     selftest = newest_selftest(summary.history.folder)
-    return env.get_template("report.html.j2").render(
+    return render_page(
+        "report.html.j2",
+        env,
+        charts_of(summary.figures),
         summary=summary,
         run=summary.history.run,
         figures=summary.figures,
@@ -127,7 +142,6 @@ def render_html(summary: RunSummary) -> str:
         verdicts=list(dict.fromkeys(c.verdict for c in summary.judgement.cells)),
         groups=grouped_findings(summary.judgement),
         sections=_SECTIONS,
-        charts=charts,
         moved=_MOVED,
         selftest=selftest,
         kill_columns=matrix_columns(selftest.outcomes) if selftest else [],
@@ -141,8 +155,4 @@ def render_html(summary: RunSummary) -> str:
             for r in c.results
             if c.scenario == COLD and r.check == "transfer" and r.figures
         },
-        chart_data=script_json([{"id": c.id, "spec": c.spec} for c in charts]),
-        library=Markup(library()),
-        script=Markup(script),
-        policy=Markup(f"{_hash(library())} {_hash(script)}"),
     )

@@ -1,0 +1,120 @@
+"""Reports about more than one run: two side by side, and many nights."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from harness.compare import Comparison
+from harness.files import write_atomic
+from harness.findings import Finding, Verdict
+from harness.report.charts import Chart, over_nights
+from harness.report.html import environment, render_page, repro_line
+from harness.report.terminal import STYLE, verdict_text
+from harness.stats.paired import Difference
+from harness.summary import RunSummary
+from harness.trend import Trend
+
+
+def points(d: Difference) -> str:
+    """A difference in points with its interval."""
+    if math.isnan(d.effect):
+        return "not comparable"
+    if math.isnan(d.low):
+        return f"{100 * d.effect:+.2f} points"
+    return f"{100 * d.effect:+.2f} points ({100 * d.low:+.2f} to {100 * d.high:+.2f})"
+
+
+# --- two runs --------------------------------------------------------------------------------------------------------
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """compare.html: one self-contained file."""
+    env = environment()
+    env.filters["points"] = points
+
+    def repro_of(run: RunSummary, finding: Finding) -> str:
+        return repro_line(run.history.folder, finding)
+
+    env.filters["repro_of"] = repro_of
+    a, b = (r.history.run for r in comparison.runs)
+    return render_page("compare.html.j2", env, (), comparison=comparison, a=a, b=b)
+
+
+def write_comparison(comparison: Comparison, target: Path) -> Path:
+    write_atomic(target, render_comparison(comparison))
+    return target
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    table = Table(title="first and second run", title_justify="left")
+    table.add_column("cell", no_wrap=True)
+    for name in ("first", "second", "same tokens", "acceptance, second minus first"):
+        table.add_column(name)
+    for c in comparison.cells:
+        verdicts = [verdict_text(v) if v is not None else Text("not run") for v in c.verdicts]
+        moved = [f"{p}: {points(d)}" for p, d in enumerate(c.positions) if d.effect]
+        table.add_row(
+            c.cell, *verdicts, f"{c.equal} of {c.common}", "\n".join(moved) or ("equal" if c.positions else "–")
+        )
+    console.print(table)
+    for name, x, y in comparison.differing:
+        console.print(f"{escape(name)}: {escape(x)} → {escape(y)}", highlight=False)
+    for word, found in (("new", comparison.new), ("gone", comparison.gone)):
+        for f, count in found[:6]:
+            console.print(
+                Text.assemble(
+                    f"{word}: ",
+                    (f"{f.verdict.symbol} {f.verdict} ", STYLE[f.verdict]),
+                    f"{f.cell}{'' if f.scenario == 'cold' else ' in ' + f.scenario} {f.check} ×{count}",
+                )
+            )
+    console.print(comparison.sentence, highlight=False)
+
+
+# --- many nights -----------------------------------------------------------------------------------------------------
+
+
+def render_trend(trend: Trend) -> str:
+    """trend.html: one self-contained file."""
+    cells = list(dict.fromkeys(c for n in trend.nights for c in n.cells))
+    return render_page("trend.html.j2", environment(), _charts(trend), trend=trend, cells=cells)
+
+
+def _charts(trend: Trend) -> list[Chart]:
+    methods = dict.fromkeys(p.cell.split("-", 1)[-1] for p in trend.points)
+    return [over_nights(m, trend) for m in methods]
+
+
+def write_trend(trend: Trend, target: Path) -> Path:
+    write_atomic(target, render_trend(trend))
+    return target
+
+
+def print_trend(trend: Trend, console: Console) -> None:
+    table = Table(title="nights", title_justify="left")
+    table.add_column("run", no_wrap=True)
+    table.add_column("verdict")
+    table.add_column("not green")
+    for n in trend.nights[-20:]:
+        bad = [f"{c} {v}" for c, v in n.cells.items() if v.exit_code != 0]
+        table.add_row(n.run_id, verdict_text(n.verdict), ", ".join(bad[:4]) + (" …" if len(bad) > 4 else ""))
+    console.print(table)
+    for d in trend.drifts:
+        style = STYLE[Verdict.DRIFT if d.falls else Verdict.IMPROVED]
+        what = "falls" if d.falls else "rises"
+        console.print(
+            Text(
+                f"slow drift: {d.cell} position {d.position} {what} since {trend.nights[d.since].run_id}, "
+                f"{100 * d.effect:+.2f} points against the first night",
+                style=style,
+            )
+        )
+    for line in trend.left_out[:6]:
+        console.print(f"left out: {escape(line[:300])}", highlight=False)
+    console.print(trend.sentence, highlight=False)
