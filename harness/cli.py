@@ -218,6 +218,47 @@ def trend(
 
 
 @app.command()
+def up(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="E.g. pd-eagle3.")],
+    port: Annotated[
+        int | None, typer.Option("--port", min=1024, max=65535, help="Port of the address. Default: a free one.")
+    ] = None,
+    profile: ProfileOption = "cpu",
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+) -> None:
+    """Keep a cell's engines up behind one OpenAI-compatible address, until Ctrl-C.
+
+    The router is vllm-router, without retries. One request is sent through it first, and D's counters say whether KV
+    moved. Exit code 2 when that is not proven.
+    """
+    from harness.operations import DEFAULT_OUT
+    from harness.progress import Reporter
+    from harness.up import Address, bring_up, prepare_cell
+
+    prepared = prepare_cell(profile, cell)
+    proven: list[bool] = []
+
+    def serve(address: Address) -> None:
+        proof = address.proof
+        proven.append(proof.good)
+        for role, url in address.engines.items():
+            print(f"{role} engine: {url}")
+        print(f"example: {address.example}")
+        print(proof.sentence)
+        print(f"address: {address.url}/v1 (until Ctrl-C)", flush=True)
+        if proof.answered:
+            signal.pause()
+
+    with Reporter(prepared.expected_s) as reporter:
+        try:
+            bring_up(prepared, out or DEFAULT_OUT, engine_python or sys.executable, port, reporter, serve)
+        except KeyboardInterrupt:
+            reporter.line("engines and router are gone")
+    raise typer.Exit(0 if proven and all(proven) else EXIT_UNKNOWN)
+
+
+@app.command()
 def repro(
     run_dir: Annotated[
         Path | None, typer.Argument(metavar="RUN_DIR", help="The run that had the finding.", show_default=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from harness.config import EngineConfig, Method, NoSpeculation, Profile
 from harness.engine.environment import PER_REQUEST, EngineEnvironment
@@ -19,6 +19,25 @@ MODEL_NAME = "target"
 _SCRUBBED_PREFIXES = ("VLLM_", "OMP_", "KMP_", "UCX_", "NIXL_", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE", "KV_HARNESS_")
 
 
+def full_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """What a started process gets: the inherited variables that cannot change what is tested, and its own."""
+    base = {k: v for k, v in os.environ.items() if not k.startswith(_SCRUBBED_PREFIXES)}
+    return {**base, **env}
+
+
+class ServerCommand(Protocol):
+    """How to start a server: an engine or a router."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def argv(self) -> list[str]: ...
+    @property
+    def env(self) -> dict[str, str]: ...
+
+
 class EngineCommand(NamedTuple):
     """How to start one engine."""
 
@@ -29,9 +48,12 @@ class EngineCommand(NamedTuple):
     env: dict[str, str]
     """The variables set on top of the scrubbed environment; recorded in run.json."""
 
+    @property
+    def name(self) -> str:
+        return f"{self.role} engine"
+
     def full_env(self) -> dict[str, str]:
-        base = {k: v for k, v in os.environ.items() if not k.startswith(_SCRUBBED_PREFIXES)}
-        return {**base, **self.env}
+        return full_environment(self.env)
 
 
 def speculative_config(method: Method) -> dict[str, object] | None:

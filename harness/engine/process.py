@@ -13,7 +13,7 @@ from typing import IO
 
 import psutil
 
-from harness.engine.command import LOOPBACK, EngineCommand
+from harness.engine.command import LOOPBACK, ServerCommand, full_environment
 from harness.errors import EngineDiedError
 
 LOG_TAIL_LINES = 8
@@ -27,7 +27,7 @@ _EXCEPTION = re.compile(
 class EngineProcess:
     """A started engine and its log file."""
 
-    def __init__(self, command: EngineCommand, log_path: Path) -> None:
+    def __init__(self, command: ServerCommand, log_path: Path) -> None:
         self.command = command
         self.log_path = log_path
         self.started = time.monotonic()
@@ -38,7 +38,7 @@ class EngineProcess:
     def _spawn(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             self.command.argv,
-            env=self.command.full_env(),
+            env=full_environment(self.command.env),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -48,10 +48,6 @@ class EngineProcess:
     @property
     def pid(self) -> int:
         return self._popen.pid
-
-    @property
-    def role(self) -> str:
-        return self.command.role
 
     @property
     def url(self) -> str:
@@ -86,8 +82,8 @@ class EngineProcess:
         if code is not None:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
             raise EngineDiedError(
-                f"the {self.role} engine (pid {self.pid}) ended by itself with {how}{self.root_error()}; last lines of "
-                f"{self.log_path}:\n{self.log_tail()}"
+                f"the {self.command.name} (pid {self.pid}) ended by itself with {how}{self.root_error()}; last lines "
+                f"of {self.log_path}:\n{self.log_tail()}"
             )
 
     def family(self) -> list[psutil.Process]:

@@ -63,6 +63,7 @@ class EngineGroupSession:
         self._progress = progress
         self._processes: dict[Role, EngineProcess] = {}
         self._clients: dict[Role, Client] = {}
+        self._side_channels: dict[Role, int | None] = {}
         self._exchange = Exchange(self._clients, profile)
         self.ready_seconds: float = 0.0
         self._ready_by_role: dict[Role, float] = {}
@@ -106,6 +107,7 @@ class EngineGroupSession:
             log = self._logs / f"{self.group.id}.{command.role}.log"
             process = EngineProcess(command, log)
             self._processes[command.role] = process
+            self._side_channels[command.role] = command.side_channel_port
             self._clients[command.role] = Client(command.role, process.url, self.profile.timeouts.request)
             self._progress(f"{self.group.id}: started {command.role} engine, pid {process.pid}, {process.url}")
         self._wait_ready(begun + self.profile.timeouts.start)
@@ -177,7 +179,7 @@ class EngineGroupSession:
             raise EngineStartError(
                 f"expected the model {MODEL_NAME!r} behind {process.url}, found {models}; another server took the port"
             )
-        side_channel = process.command.side_channel_port
+        side_channel = self._side_channels.get(role)
         if side_channel is None:
             return True
         with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, side_channel), timeout=1):

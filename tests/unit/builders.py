@@ -118,7 +118,7 @@ def history(
             cell=name,
             group=name,
             block_size=BLOCK,
-            lookahead=LOOKAHEAD[name.split("-")[1]],
+            lookahead=LOOKAHEAD[name.split("-")[1].split(".")[0]],
             draft_tokens=0 if name.endswith("none") else 3,
             planned=sum(o.cell == name and o.scenario == "cold" for o in observations),
             scenarios=dict(

@@ -30,7 +30,7 @@
   // One after the other, each in a task of its own: filters and links work from the start.
   const drawAll = (left) => {
     if (left.length) setTimeout(() => draw(left[0]).then(() => drawAll(left.slice(1))));
-    else document.documentElement.dataset.drawn = "yes";
+    else document.documentElement.dataset.drawn = Math.round(performance.now());
   };
   const redraw = () => drawAll(boxes);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
@@ -90,6 +90,6 @@
       setTimeout(() => { button.textContent = "copy"; }, 1500);
     });
   });
-  document.documentElement.dataset.ready = "yes";
+  document.documentElement.dataset.ready = Math.round(performance.now());
   drawAll(boxes);
 })();

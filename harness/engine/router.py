@@ -1,0 +1,101 @@
+"""An existing router in front of a cell's engines: ``vllm-router`` from the registry, which speaks NIXL P/D.
+
+It is started like an engine: a process in a session of its own, ended by the id that was recorded.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from harness.engine.command import LOOPBACK, Role
+from harness.engine.process import EngineProcess
+from harness.errors import EngineStartError, EnvironmentFault
+
+PROGRAM = "vllm-router"
+_READY_S = 60.0
+_POLL_S = 0.25
+
+
+class RouterCommand(NamedTuple):
+    """How to start the router."""
+
+    port: int
+    argv: list[str]
+    env: dict[str, str]
+    name: str = "router"
+
+
+def program() -> Path:
+    """The router's program in this environment. Raises EnvironmentFault when it is not installed."""
+    path = Path(sysconfig.get_path("scripts")) / PROGRAM
+    if not path.is_file():
+        raise EnvironmentFault(
+            f"expected {PROGRAM} at {path}, found none; install it: pip install 'kv-acceptance-harness[router]'"
+        )
+    return path
+
+
+def router_command(urls: Mapping[Role, str], port: int, metrics_port: int) -> RouterCommand:
+    """How to start the router in front of these engines. It must not retry: a hand-off that fails has to be seen."""
+    argv = [str(program()), "--host", LOOPBACK, "--port", str(port), "--policy", "round_robin", "--disable-retries"]
+    argv += ["--disable-circuit-breaker", "--prometheus-host", LOOPBACK, "--prometheus-port", str(metrics_port)]
+    if "prefill" in urls:
+        argv += ["--vllm-pd-disaggregation", "--kv-connector", "nixl"]
+        argv += ["--prefill", urls["prefill"], "--decode", urls["decode"]]
+    else:
+        argv += ["--worker-urls", *urls.values()]
+    return RouterCommand(port, argv, {})
+
+
+class Router:
+    """A running router. Use as a context manager; leaving it ends its process."""
+
+    def __init__(self, urls: Mapping[Role, str], port: int, metrics_port: int, log: Path) -> None:
+        self._command = router_command(urls, port, metrics_port)
+        self._log = log
+        self._process: EngineProcess | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self._command.port}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def __enter__(self) -> Router:
+        self._process = EngineProcess(self._command, self._log)
+        try:
+            self._wait()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.stop(5.0)
+            self._process = None
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _READY_S
+        while True:
+            self._process.require_alive()
+            try:
+                if httpx.get(f"{self.url}/v1/models", timeout=5).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            if time.monotonic() > deadline:
+                raise EngineStartError(
+                    f"expected {PROGRAM} to serve {self.url}/v1/models within {_READY_S:.0f} s, found it does not; "
+                    f"last lines of {self._log}:\n{self._process.log_tail()}"
+                )
+            time.sleep(_POLL_S)
