@@ -183,13 +183,16 @@ def report(
 
     if compare is not None:
         from harness.compare import compare_runs
-        from harness.report.beyond import print_comparison, write_comparison
+        from harness.files import write_atomic
+        from harness.report.beyond import print_comparison, render_comparison
 
         if baselines is not None or known is not None:
             raise UsageError("--compare: expected no --baselines or --known, found one; each run keeps its own")
         found = compare_runs(compare, run_dir)
         print_comparison(found, _out())
-        typer.echo(f"report: {write_comparison(found, out or run_dir / 'compare.html')}")
+        target = out or run_dir / "compare.html"
+        write_atomic(target, render_comparison(found))
+        typer.echo(f"report: {target}")
         return
     outcome = judge_again(run_dir, References(baselines, known))
     for name in ("report.html", "summary.md", "junit.xml", "judgement.json"):
@@ -209,12 +212,15 @@ def trend(
 
     Exit code 0; the nights have their own verdicts.
     """
-    from harness.report.beyond import print_trend, write_trend
+    from harness.files import write_atomic
+    from harness.report.beyond import print_trend, render_trend
     from harness.trend import load_trend
 
     found = load_trend(runs_dir, nights)
     print_trend(found, _out())
-    typer.echo(f"report: {write_trend(found, out or runs_dir / 'trend.html')}")
+    target = out or runs_dir / "trend.html"
+    write_atomic(target, render_trend(found))
+    typer.echo(f"report: {target}")
 
 
 @app.command()

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from harness.acceptance import RequestCounts
 from harness.checks.evidence import CellView, Evidence
 from harness.checks.night import cell_counts
@@ -16,7 +14,7 @@ from harness.errors import UsageError
 from harness.findings import Finding, Verdict
 from harness.history import History, load_history
 from harness.operations import assess
-from harness.stats.paired import Difference, differences, make_arms
+from harness.stats.paired import Difference, count_arms, differences
 from harness.summary import RunSummary, grouped_findings
 
 
@@ -108,12 +106,8 @@ def paired_by_prompt(
     keys = sorted(set(first) & set(second))
     if not keys:
         return ()
-    sides = []
-    for side in (first, second):
-        at = np.array([side[key].accepted_at for key in keys], float).reshape(len(keys), k)
-        steps = np.array([[side[key].steps] * k for key in keys], float).reshape(len(keys), k)
-        sides.append((at, steps))
-    return differences(make_arms([f"all@{p}" for p in range(k)], sides[0], sides[1]))
+    sides = [[(side[key].accepted_at, side[key].steps) for key in keys] for side in (first, second)]
+    return differences(count_arms(sides, k))
 
 
 def _differing(first: History, second: History) -> list[tuple[str, str, str]]:

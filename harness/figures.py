@@ -20,7 +20,7 @@ from harness.checks.night import cell_counts
 from harness.checks.registry import judging_of
 from harness.findings import Finding, Judgement
 from harness.history import COLD, Form, History, Observation
-from harness.sequences import common_prefix
+from harness.sequences import parted_at
 from harness.stats.paired import ratio
 from harness.strata import blocks
 
@@ -213,9 +213,7 @@ def _survival(view: CellView, baselines: Mapping[str, Baseline]) -> Iterable[Sur
         if row is None or o.final is None or o.final.output_ids is None:
             continue
         expected = row.output_ids[: o.max_tokens]
-        same = common_prefix(o.final.output_ids, expected)
-        equal = same == len(expected) == len(o.final.output_ids)
-        partings.append(None if equal else same)
+        partings.append(parted_at(o.final.output_ids, expected))
         longest = max(longest, len(expected))
     yield from _shares(view.id, partings, longest)
 

@@ -12,6 +12,12 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
+def parted_at(ours: Sequence[int], expected: Sequence[int]) -> int | None:
+    """Index at which one leaves the other, by another element or by ending; None when they are equal."""
+    at = common_prefix(ours, expected)
+    return None if at == len(ours) == len(expected) else at
+
+
 def output_key(output: tuple[int, ...]) -> str:
     """Names an output; equal outputs of several cells are scored once."""
     return sha256_json(list(output))[:16]

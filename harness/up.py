@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,6 @@ import httpx
 
 from harness.engine.client import Sampling, request_body
 from harness.engine.command import MODEL_NAME, Role
-from harness.engine.counters import delta
 from harness.engine.environment import inspect_environment, need_nixl
 from harness.engine.exchange import new_id, payload
 from harness.engine.ports import free_ports, require_free
@@ -24,8 +23,6 @@ from harness.matrix import start_expected_s
 from harness.operations import Prepared, new_folder, prepare
 from harness.progress import Reporter
 from harness.prompts import Prompt
-
-_SETTLE_S = 3.0
 
 
 class Proof(NamedTuple):
@@ -127,13 +124,6 @@ def _prove(session: EngineGroupSession, url: str, prompt: Prompt, prepared: Prep
 
 
 def _moved(session: EngineGroupSession, before: dict[str, float]) -> int:
-    client = session.client("decode")
-    deadline = time.monotonic() + _SETTLE_S
-    while True:
-        try:
-            moved = int(delta(before, client.snapshot()).get("nixl_bytes", 0))
-        except HandoffError:
-            moved = 0
-        if moved or time.monotonic() > deadline:
-            return moved
-        time.sleep(0.05)
+    with contextlib.suppress(HandoffError):
+        return int(session.client("decode").counters_after(before, {"nixl_bytes": 1}).get("nixl_bytes", 0))
+    return 0

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from harness.acceptance import pool
 from harness.baseline.model import Baseline, Identity, Row
 from harness.baseline.summary import counts
 from harness.sequences import common_prefix
-from harness.stats.paired import differences, make_arms
+from harness.stats.paired import count_arms, differences
 
 _NAMED = 5
 
@@ -63,11 +61,7 @@ def describe_change(old: Baseline | None, rows: Sequence[Row], identity: Identit
 def _acceptance(old: Sequence[Row], new: Sequence[Row], k: int) -> Iterator[str]:
     if not k:
         return
-    sides = []
-    for rows in (old, new):
-        both = [counts(r.accepted, k) for r in rows]
-        sides.append((np.array([at for at, _ in both], float), np.array([[s] * k for _, s in both], float)))
-    arms = make_arms([f"position {p}" for p in range(k)], sides[0], sides[1])
+    arms = count_arms([[counts(r.accepted, k) for r in rows] for rows in (old, new)], k, "position ")
     for d in differences(arms):
         yield (
             f"{d.column}: {d.rates[0]:.4f} → {d.rates[1]:.4f} ({100 * d.effect:+.2f} points, 99 % interval "

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from harness.acceptance import pool
 from harness.baseline.model import CLOSE_NATS, Row
-from harness.stats.paired import Arms, make_arms, ratio
+from harness.stats.paired import Arms, count_arms, ratio
 
 CONFIDENCE = 0.99
 
@@ -59,13 +57,7 @@ def baseline_arms(rows: Sequence[Row], k: int) -> Arms:
     rows that were not repeated have no trials in the second arm."""
     first = [counts(r.accepted, k) for r in rows]
     second = [(r.again.accepted_at, r.again.steps) if r.again else ((0,) * k, 0) for r in rows]
-    columns = [f"all@{p}" for p in range(k)]
-    sides = []
-    for side in (first, second):
-        hits = np.array([at for at, _ in side], float).reshape(len(rows), k)
-        trials = np.array([[steps] * k for _, steps in side], float).reshape(len(rows), k)
-        sides.append((hits, trials))
-    return make_arms(columns, sides[0], sides[1])
+    return count_arms([first, second], k)
 
 
 def counts(accepted: Sequence[int], k: int) -> tuple[tuple[int, ...], int]:

@@ -26,9 +26,9 @@ from harness.baseline.summary import counts
 from harness.checks.evidence import REFERENCE_CELL, CellView
 from harness.config import Judging
 from harness.history import RESCORE
-from harness.sequences import common_prefix, output_key
+from harness.sequences import output_key, parted_at
 from harness.stats.multiplicity import holm
-from harness.stats.paired import Arms, Difference, Swap, differences, label_swap, make_arms, mcnemar
+from harness.stats.paired import Arms, Difference, Swap, count_arms, differences, label_swap, make_arms, mcnemar
 from harness.stats.power import detectable, least_prompts
 
 TestName = Literal["acceptance-baseline", "acceptance-single", "first-step", "survival", "hard-divergence", "rescored"]
@@ -282,13 +282,11 @@ def _arms(
     if len(names) > 1:
         masks |= {name: np.array([strata[key] == name for key in keys]) for name in names}
     columns = [f"{name}@{p}" for name in masks for p in range(k)]
-    sides = []
-    for side in (first, second):
-        at = np.array([side[key].accepted_at for key in keys], float).reshape(len(keys), k)
-        steps = np.array([[side[key].steps] * k for key in keys], float).reshape(len(keys), k)
-        sides.append(
-            tuple(np.concatenate([part * mask[:, None] for mask in masks.values()], axis=1) for part in (at, steps))
-        )
+    whole = count_arms([[(side[key].accepted_at, side[key].steps) for key in keys] for side in (first, second)], k)
+    sides = [
+        tuple(np.concatenate([part * mask[:, None] for mask in masks.values()], axis=1) for part in side)
+        for side in zip(whole.hits, whole.trials, strict=True)
+    ]
     return make_arms(columns, (sides[0][0], sides[0][1]), (sides[1][0], sides[1][1])), len(keys)
 
 
@@ -350,7 +348,7 @@ def _partings(view: CellView, rows: Mapping[str, Row]) -> dict[str, tuple[Partin
         again = row.again.divergence
         out[key] = (
             _parting(again if again is not None and again < len(expected) else None, row, bound),
-            _parting(None if ours == expected else common_prefix(ours, expected), row, bound),
+            _parting(parted_at(ours, expected), row, bound),
         )
     return out
 

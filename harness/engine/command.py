@@ -52,9 +52,6 @@ class EngineCommand(NamedTuple):
     def name(self) -> str:
         return f"{self.role} engine"
 
-    def full_env(self) -> dict[str, str]:
-        return full_environment(self.env)
-
 
 def speculative_config(method: Method) -> dict[str, object] | None:
     """vLLM's ``--speculative-config`` for a method."""

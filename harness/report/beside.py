@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from harness.selftest.outcome import SelfTest
 
 if TYPE_CHECKING:
     from harness.repeat import AgainstItself
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def _newest(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -29,22 +32,21 @@ def _newest(folder: Path, name: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda raw: str(raw.get("started")), reverse=True)
 
 
-def newest_selftest(folder: Path) -> SelfTest | None:
-    for raw in _newest(folder, "selftest.json"):
-        try:
-            return SelfTest.model_validate({k: v for k, v in raw.items() if k in SelfTest.model_fields})
-        except ValidationError:
-            continue
+def _newest_valid(folder: Path, name: str, kind: type[_Model]) -> _Model | None:
+    for raw in _newest(folder, name):
+        with contextlib.suppress(ValidationError):
+            return kind.model_validate({k: v for k, v in raw.items() if k in kind.model_fields})
     return None
+
+
+def newest_selftest(folder: Path) -> SelfTest | None:
+    """The newest self-test beside a run."""
+    return _newest_valid(folder, "selftest.json", SelfTest)
 
 
 def newest_aa(folder: Path) -> AgainstItself | None:
+    """The newest A/A beside a run."""
     # Judging repetitions writes reports, so its module imports this one.
     from harness.repeat import AgainstItself
 
-    for raw in _newest(folder, "aa.json"):
-        try:
-            return AgainstItself.model_validate({k: v for k, v in raw.items() if k in AgainstItself.model_fields})
-        except ValidationError:
-            continue
-    return None
+    return _newest_valid(folder, "aa.json", AgainstItself)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.compare import Comparison
-from harness.files import write_atomic
 from harness.findings import Finding, Verdict
 from harness.report.charts import Chart, over_nights
 from harness.report.html import environment, render_page, repro_line
@@ -44,11 +42,6 @@ def render_comparison(comparison: Comparison) -> str:
     env.filters["repro_of"] = repro_of
     a, b = (r.history.run for r in comparison.runs)
     return render_page("compare.html.j2", env, (), comparison=comparison, a=a, b=b)
-
-
-def write_comparison(comparison: Comparison, target: Path) -> Path:
-    write_atomic(target, render_comparison(comparison))
-    return target
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -89,11 +82,6 @@ def render_trend(trend: Trend) -> str:
 def _charts(trend: Trend) -> list[Chart]:
     methods = dict.fromkeys(p.cell.split("-", 1)[-1] for p in trend.points)
     return [over_nights(m, trend) for m in methods]
-
-
-def write_trend(trend: Trend, target: Path) -> Path:
-    write_atomic(target, render_trend(trend))
-    return target
 
 
 def print_trend(trend: Trend, console: Console) -> None:

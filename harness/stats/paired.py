@@ -86,6 +86,17 @@ def make_arms(columns: Sequence[str], first: tuple[Matrix, Matrix], second: tupl
     return Arms(tuple(columns), (a[0], b[0]), (a[1], b[1]))
 
 
+def count_arms(counted: Sequence[Sequence[tuple[Sequence[int], int]]], k: int, prefix: str = "all@") -> Arms:
+    """Arms with a column per draft position, from (steps that accepted at each of ``k`` positions, steps) of the same
+    prompts in the same order, for the first and the second arm."""
+    sides = []
+    for side in counted:
+        hits = np.array([at for at, _ in side], float).reshape(len(side), k)
+        trials = np.array([[steps] * k for _, steps in side], float).reshape(len(side), k)
+        sides.append((hits, trials))
+    return make_arms([f"{prefix}{p}" for p in range(k)], sides[0], sides[1])
+
+
 def differences(arms: Arms, confidence: float = 0.99) -> tuple[Difference, ...]:
     """Each column's rates, difference and interval."""
     out = []

@@ -14,7 +14,7 @@ import pytest
 
 from harness.config import load_profile
 from harness.engine.client import REMOTE_DECODE, parse_completion
-from harness.engine.command import EngineCommand, build_command
+from harness.engine.command import EngineCommand, build_command, full_environment
 from harness.engine.counters import delta, parse_counters
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
 from harness.engine.exchange import Ask, Exchange
@@ -61,7 +61,7 @@ def test_inherited_engine_settings_are_scrubbed(monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     monkeypatch.setenv("UCX_TLS", "rc")
     monkeypatch.setenv("KEPT", "yes")
-    env = commands("none")["decode"].full_env()
+    env = full_environment(commands("none")["decode"].env)
     assert "VLLM_USE_V2_MODEL_RUNNER" not in env
     assert env["UCX_TLS"] == "tcp,sm,self"
     assert env["KEPT"] == "yes"

@@ -13,7 +13,7 @@ import pytest
 
 from harness.config import load_profile
 from harness.engine.arming import Arming, Marks, roles_of, unbound
-from harness.engine.command import EngineCommand
+from harness.engine.command import EngineCommand, full_environment
 from harness.errors import UsageError
 from harness.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement, Law, Verdict
 from harness.mutants import hooks
@@ -172,7 +172,7 @@ def test_arming_gives_each_engine_its_own(tmp_path):
 
 def test_a_variable_of_the_shell_cannot_arm_an_engine(monkeypatch):
     monkeypatch.setenv("KV_HARNESS_MUTANTS", "M1")
-    assert "KV_HARNESS_MUTANTS" not in EngineCommand("single", 1, None, [], {}).full_env()
+    assert "KV_HARNESS_MUTANTS" not in full_environment(EngineCommand("single", 1, None, [], {}).env)
 
 
 def test_mutant_that_found_no_target_is_named(tmp_path):
