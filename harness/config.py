@@ -18,6 +18,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SHIPPED_PROFILES = Path(__file__).resolve().parent / "profiles"
 
 TopologyName = Literal["single", "pd"]
+Route = Literal["client", "router"]
+ROUTES: tuple[Route, ...] = ("client", "router")
 Tier = Literal["bitwise", "normal"]
 
 
@@ -186,6 +188,14 @@ class Judging(Strict):
         return stage_alpha(self.family_alpha, self.stages)
 
 
+class Exclude(Strict):
+    """Cells that are left out of the matrix."""
+
+    cells: str
+    """A shell pattern over cell ids."""
+    reason: str = Field(min_length=1)
+
+
 class Profile(Strict):
     """One matrix: targets × topologies × methods, and how they are run and judged."""
 
@@ -197,6 +207,9 @@ class Profile(Strict):
     """Folder of tokenizer and chat template, when not the target's."""
     topologies: tuple[TopologyName, ...] = Field(min_length=1)
     methods: tuple[Method, ...] = Field(min_length=1)
+    routes: tuple[Route, ...] = Field(default=("client",), min_length=1)
+    """``client``: the harness asks each engine itself. ``router``: it asks a router in front of the same engines."""
+    exclude: tuple[Exclude, ...] = ()
     engine: EngineConfig
     workload: Workload
     scenarios: tuple[Scenario, ...] = ()
@@ -213,7 +226,7 @@ class Profile(Strict):
     def tokenizer_folder(self) -> Path:
         return self.tokenizer or self.target
 
-    @field_validator("topologies", "methods")
+    @field_validator("topologies", "methods", "routes")
     @classmethod
     def _no_repeats(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
         names = [v if isinstance(v, str) else v.kind for v in value]

@@ -62,6 +62,7 @@ DamageClass = Literal[
     "nothing-tested",
     "engine-changed",
     "infrastructure",
+    "routing",
     "baseline",
 ]
 

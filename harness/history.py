@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 import pandas as pd
 from pydantic import Field, ValidationError
 
-from harness.config import Strict, describe_validation_error
+from harness.config import Route, Strict, describe_validation_error
 from harness.errors import DataError, NotARunError
 from harness.files import write_json
 from harness.migrations import SCHEMA as SCHEMA
@@ -96,7 +96,7 @@ class Observation(Strict):
     """Requests that were under way at the same time. Above 1, counters are known for all of them together only."""
     shared_counters: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Growth of each engine's counters over the requests that were under way together, or on P over a request and
-    those that were sent between its legs."""
+    those that were sent between its legs, or over one that a router handed off."""
     sequence: int
     sent_ids: tuple[int, ...]
     """The ids that the prompt has; sent as such, or as the text that must tokenise to them."""
@@ -152,6 +152,8 @@ class CellRecord(Strict):
     block_size: int
     lookahead: int
     draft_tokens: int
+    route: Route = "client"
+    """Who performed the hand-off: the harness, or a router."""
     planned: int
     """Cold observations that the plan asks for."""
     scenarios: dict[str, int] = Field(default_factory=dict)

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.config import Method, Profile, TopologyName
+from harness.config import ROUTES, Method, Profile, Route, TopologyName
 from harness.errors import UsageError
 
 # Seconds, measured on two cores; estimates for `plan` and the progress line only.
@@ -15,15 +15,51 @@ SINGLE_START_S = 30.0
 REQUEST_S = {"single": 0.45, "pd": 0.65}
 
 
+_ROUTER_MARK = "-router"
+
+
+class CellName(NamedTuple):
+    """What the id of a cell says: ``pd-eagle3``, or ``pd-eagle3-router`` for the same engines behind a router."""
+
+    topology: str
+    method: str
+    route: Route = "client"
+
+    @classmethod
+    def of(cls, cell_id: str) -> CellName:
+        topology, _, method = cell_id.partition("-")
+        routed = method.endswith(_ROUTER_MARK)
+        return cls(topology, method.removesuffix(_ROUTER_MARK), "router" if routed else "client")
+
+    @property
+    def id(self) -> str:
+        return f"{self.topology}-{self.method}" + (_ROUTER_MARK if self.route == "router" else "")
+
+    @property
+    def single(self) -> str:
+        """Id of the single engine of the same method, asked directly: what P/D is compared with."""
+        return CellName("single", self.method).id
+
+
 class Cell(NamedTuple):
     """One point of the matrix."""
 
     topology: TopologyName
     method: Method
+    route: Route = "client"
+    """Who performs the hand-off: the harness, or a router that is sent one request."""
+
+    @property
+    def name(self) -> CellName:
+        return CellName(self.topology, self.method.kind, self.route)
 
     @property
     def id(self) -> str:
-        return f"{self.topology}-{self.method.kind}"
+        return self.name.id
+
+    @property
+    def routed(self) -> bool:
+        return self.route == "router"
 
 
 class EngineGroup(NamedTuple):
@@ -66,14 +102,20 @@ def start_expected_s(group: EngineGroup) -> float:
 
 
 def all_cells(profile: Profile) -> list[Cell]:
-    """Cells in running order: by method, the pair before the single engine that shares it."""
+    """Cells in running order: by method, the pair before the single engine that shares it, the client's way before
+    the router's."""
     order = sorted(profile.topologies, key=lambda t: t != "pd")
-    return [Cell(t, m) for m in profile.methods for t in order]
+    routes = [r for r in ROUTES if r in profile.routes]
+    cells = [Cell(t, m, r) for m in profile.methods for t in order for r in routes]
+    return [c for c in cells if not any(fnmatch.fnmatchcase(c.id, e.cells) for e in profile.exclude)]
 
 
 def select_cells(profile: Profile, patterns: Sequence[str]) -> list[Cell]:
     """Cells whose id matches any of the shell patterns. Raises UsageError when a pattern matches nothing."""
     cells = all_cells(profile)
+    _check_excludes(profile)
+    if not cells:
+        raise UsageError(f"expected profile {profile.name} to leave cells to run, found all of them excluded")
     if not patterns:
         return cells
     known = [c.id for c in cells]
@@ -84,6 +126,28 @@ def select_cells(profile: Profile, patterns: Sequence[str]) -> list[Cell]:
                 f"({', '.join(known)}), found no match"
             )
     return [c for c in cells if any(fnmatch.fnmatchcase(c.id, p) for p in patterns)]
+
+
+def excluded_cells(profile: Profile) -> dict[str, str]:
+    """Ids of the cells that the profile leaves out, with its reason."""
+    left = {c.id for c in all_cells(profile)}
+    whole = all_cells(profile.model_copy(update={"exclude": ()}))
+    return {
+        c.id: next(e.reason for e in profile.exclude if fnmatch.fnmatchcase(c.id, e.cells))
+        for c in whole
+        if c.id not in left
+    }
+
+
+def _check_excludes(profile: Profile) -> None:
+    """Raise UsageError when an exclusion matches no cell: it was misspelt, or the axis it speaks of is gone."""
+    known = [c.id for c in all_cells(profile.model_copy(update={"exclude": ()}))]
+    for entry in profile.exclude:
+        if not fnmatch.filter(known, entry.cells):
+            raise UsageError(
+                f"profile {profile.name}: exclude {entry.cells!r}: expected a pattern that matches a cell "
+                f"({', '.join(known)}), found no match"
+            )
 
 
 def make_plan(profile: Profile, cells: Sequence[Cell]) -> Plan:

@@ -14,11 +14,12 @@ from harness.checks.registry import baselines_for, judge, tripped_tests, unused_
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.arming import require_alone, require_known
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
+from harness.engine.router import program
 from harness.errors import UsageError
 from harness.files import write_json
 from harness.history import COLD, SECOND, History, load_history
 from harness.known import apply_known, load_known
-from harness.matrix import Plan, make_plan, select_cells, start_expected_s
+from harness.matrix import CellName, Plan, make_plan, select_cells, start_expected_s
 from harness.progress import Reporter
 from harness.prompts import PromptSet, load_prompts
 from harness.recorder import Recorder, new_run_id
@@ -73,6 +74,9 @@ def prepare(
     """
     profile = load_profile(source)
     cells = select_cells(profile, patterns)
+    if record:
+        # A baseline is of the engines alone.
+        cells = [c for c in cells if not c.routed]
     choice = RECORDING if record else choose_scenarios(profile, scenarios)
     prompts = load_prompts(profile.workload.prompts)
     prompts.check_tokenizer(profile.tokenizer_folder, profile.workload.prompts)
@@ -147,7 +151,7 @@ def _second_stage(
         return
     failed = {t.cell for t in tests}
     # P/D is compared with the single engine of the same stage, and tokens need the plain one's margins.
-    wanted = failed | {c.replace("pd-", "single-", 1) for c in failed} | {REFERENCE_CELL}
+    wanted = failed | {CellName.of(c).single for c in failed} | {REFERENCE_CELL}
     reporter.line(f"second stage: {', '.join(map(str, tests))}")
     choice = SECOND_STAGE._replace(scenarios=frozenset({COLD, *(t.scenario for t in tests)}))
     cells = [c for c in prepared.plan.cells if c.id in wanted]
@@ -183,9 +187,7 @@ def _record_into(
     mutants: Sequence[str],
     together: bool,
 ) -> History:
-    environment = inspect_environment(engine_python or sys.executable)
-    if any(g.topology == "pd" for g in prepared.plan.groups):
-        need_nixl(environment)
+    environment = engines_for(prepared.plan, engine_python)
     recorder = prepared_recorder(prepared, environment, folder, mutants)
     return Runner(
         prepared.profile,
@@ -198,6 +200,16 @@ def _record_into(
         mutants,
         together,
     ).run()
+
+
+def engines_for(plan: Plan, engine_python: str | None) -> EngineEnvironment:
+    """The environment of the engines. Raises EnvironmentFault when it lacks what the plan needs."""
+    environment = inspect_environment(engine_python or sys.executable)
+    if any(g.topology == "pd" for g in plan.groups):
+        need_nixl(environment)
+    if any(c.routed for g in plan.groups for c in g.cells):
+        program()
+    return environment
 
 
 def new_folder(out: Path, profile: Profile, kind: str = "") -> Path:
@@ -318,8 +330,7 @@ def self_test(
     trials = select_trials(mutants, quick)
     prepared = prepare(source, ())
     setups = make_setups(trials, prepared.profile, prepared.prompts)
-    environment = inspect_environment(engine_python or sys.executable)
-    need_nixl(environment)
+    environment = engines_for(Plan((), tuple(s.group for s in setups)), engine_python)
     folder = new_folder(out, prepared.profile, "selftest")
     seconds = forecast_s(setups, prepared)
     with Reporter(seconds) as reporter:
@@ -346,9 +357,7 @@ def repeat_cells(
     from harness.report.repeat import write_repeat
 
     prepared = prepare(source, patterns, scenarios, prompts_per_stratum=prompts_per_stratum)
-    environment = inspect_environment(engine_python or sys.executable)
-    if any(g.topology == "pd" for g in prepared.plan.groups):
-        need_nixl(environment)
+    environment = engines_for(prepared.plan, engine_python)
     folder = new_folder(out, prepared.profile, "aa")
     starts = sum(start_expected_s(g) for g in prepared.plan.groups)
     seconds = starts + repetitions * (prepared.expected_s - starts)

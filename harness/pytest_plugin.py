@@ -18,6 +18,7 @@ from harness.config import SHIPPED_PROFILES, Profile, shipped_profile_names
 from harness.errors import HarnessError
 from harness.findings import CheckResult, Verdict
 from harness.history import COLD
+from harness.matrix import CellName
 from harness.operations import DEFAULT_OUT, Outcome, Prepared, execute, prepare
 from harness.progress import Reporter
 
@@ -81,7 +82,7 @@ class CellCollector(pytest.Collector):
 
 def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
     """Checks that can apply to a cell in a scenario when all cells are selected."""
-    topology, method = cell.split("-", 1)
+    name = CellName.of(cell)
     tier = profile.judging.tier
     names = {c.name for c in checks_of(tier)}
     names -= {"state-occurred"} if scenario == COLD else {"cold-stays-cold", "text-form"}
@@ -89,13 +90,13 @@ def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
         names.discard("text-form")
     if tier == "normal":
         rescores = profile.workload.rescore and "single" in profile.topologies
-        registered = tests_of(topology, method, "single" in profile.topologies, rescores)
-        return names - (set(QUESTIONS) - set(registered)) - ({"drafts-happened"} if method == "none" else set())
+        registered = tests_of(name, "single" in profile.topologies, rescores)
+        return names - (set(QUESTIONS) - set(registered)) - ({"drafts-happened"} if name.method == "none" else set())
     if scenario != COLD:
         names.discard("acceptance-single")
-    if method == "none":
+    if name.method == "none":
         names -= {"drafts-happened", "acceptance-single", "acceptance-baseline"}
-    if topology == "single":
+    if name.topology == "single":
         names.discard("acceptance-single")
     if cell == REFERENCE_CELL:
         names.discard("tokens-reference")
@@ -118,7 +119,7 @@ def modify_items(config: pytest.Config, items: list[pytest.Item]) -> None:
         for i in ours
         if (i.name == "tokens-reference" and (REFERENCE_CELL, i.scenario) not in places)
         or (i.name == "rescored" and (REFERENCE_CELL, COLD) not in places)
-        or (i.name in ("acceptance-single", "first-step") and i.cell.replace("pd-", "single-", 1) not in cells)
+        or (i.name in ("acceptance-single", "first-step") and CellName.of(i.cell).single not in cells)
     ]
     items[:] = [i for i in items if i not in dropped]
     if dropped:

@@ -87,6 +87,7 @@ class Recorder:
                     block_size=profile.engine.block_size,
                     lookahead=w.cell.method.lookahead,
                     draft_tokens=w.cell.method.draft_tokens,
+                    route=w.cell.route,
                     planned=len(w.items),
                     scenarios=w.planned,
                 )

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from harness.config import Profile, describe_validation_error
 from harness.engine.client import REMOTE_DECODE, Sampling, request_body
-from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
+from harness.engine.environment import EngineEnvironment
 from harness.engine.exchange import payload
 from harness.engine.topology import EngineGroupSession
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, DataError, InfrastructureError, UsageError
@@ -20,7 +20,7 @@ from harness.files import write_json
 from harness.findings import Finding, Judgement, Verdict
 from harness.history import COLD, Form, History, load_history
 from harness.matrix import EngineGroup, all_cells, make_plan, start_expected_s
-from harness.operations import Prepared, assess, judge_and_report, new_folder, prepare, prepared_recorder
+from harness.operations import Prepared, assess, engines_for, judge_and_report, new_folder, prepare, prepared_recorder
 from harness.progress import Reporter
 from harness.prompts import Prompt, load_prompts
 from harness.runner import armed, run_cell
@@ -229,10 +229,8 @@ def reproduce(
     was tried counts.
     """
     begun = time.monotonic()
-    environment = inspect_environment(engine_python)
+    environment = engines_for(prepared.plan, engine_python)
     (group,) = prepared.plan.groups
-    if group.topology == "pd":
-        need_nixl(environment)
     folder = new_folder(out, prepared.profile, "repro")
     changed, arming = armed(group, prepared.profile, mutants, folder / "arming" / group.id, False)
     attempts: list[Attempt] = []
@@ -335,6 +333,11 @@ def _requests(session: EngineGroupSession, prepared: Prepared, group: EngineGrou
     workload = prepared.profile.workload
     full = request_body(payload(prompt, "ids"), Sampling(workload.max_tokens, workload.logprobs, temperature))
     header = "-H 'Content-Type: application/json'"
+    if work.cell.routed:
+        write_json(folder / "request.json", full)
+        body = shlex.quote(str(folder / "request.json"))
+        url = session.router_url(work.cell)
+        return [*lines, f"router: {url}", f"curl -s {url}/v1/completions {header} -d @{body}"]
     if work.cell.topology == "single":
         role = session.roles[0] if group.topology == "single" else "decode"
         write_json(folder / "request.json", full)

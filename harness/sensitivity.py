@@ -121,8 +121,8 @@ def _lookups(prepared: Prepared, environment: EngineEnvironment | None) -> dict[
 
 def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> list[Row]:
     cell = work.cell
-    has_single = any(w.cell.topology == "single" and w.cell.method == cell.method for w in prepared.works)
-    names = tests_of(cell.topology, cell.method.kind, has_single, prepared.rescores)
+    has_single = any(w.cell.id == cell.name.single for w in prepared.works)
+    names = tests_of(cell.name, has_single, prepared.rescores)
     lookup = found.get(cell.method.kind)
     baseline = lookup.baseline if lookup is not None else None
     out = []

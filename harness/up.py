@@ -13,14 +13,13 @@ import httpx
 
 from harness.engine.client import Sampling, request_body
 from harness.engine.command import MODEL_NAME, Role
-from harness.engine.environment import inspect_environment, need_nixl
 from harness.engine.exchange import new_id, payload
 from harness.engine.ports import free_ports, require_free
 from harness.engine.router import Router, program
 from harness.engine.topology import EngineGroupSession
 from harness.errors import HandoffError, UsageError
 from harness.matrix import start_expected_s
-from harness.operations import Prepared, new_folder, prepare
+from harness.operations import Prepared, engines_for, new_folder, prepare
 from harness.progress import Reporter
 from harness.prompts import Prompt
 
@@ -79,10 +78,8 @@ def bring_up(
     serve: Callable[[Address], None],
 ) -> None:
     """Start the engines and the router, prove one request, and call ``serve`` while all of it is up."""
-    environment = inspect_environment(engine_python)
+    environment = engines_for(prepared.plan, engine_python)
     (group,) = prepared.plan.groups
-    if group.topology == "pd":
-        need_nixl(environment)
     program()
     if port is not None:
         require_free([port])

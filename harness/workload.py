@@ -74,7 +74,7 @@ def cell_work(profile: Profile, prompts: PromptSet, cell: Cell, choice: Choice =
     played = [
         script
         for scenario in profile.scenarios
-        if choice.wants(scenario.id)
+        if choice.wants(scenario.id) and (scenario.routed or not cell.routed)
         for script in scripts(scenario, known, cell.topology)
     ]
     return CellWork(cell, tuple(items), tuple(played))

@@ -17,6 +17,7 @@ from harness.config import Method, Profile
 from harness.errors import UsageError
 from harness.files import model_hash, template_hash, tokenizer_hash
 from harness.history import History, Leg
+from harness.matrix import CellName
 from harness.prompts import PromptSet
 from harness.sequences import common_prefix
 
@@ -52,7 +53,8 @@ def identity_in(history: History, method: str) -> Identity:
     """A method's identity in a recorded run, with what its answering engine reported. Raises KeyError or
     ValidationError when the run has none or a damaged one."""
     identity = Identity.model_validate(history.run.identities[method])
-    engine = next((e for e in history.run.engines if e.group.split("-", 1)[-1] == method and e.role != "prefill"), None)
+    answering = [e for e in history.run.engines if e.role in ("single", "decode")]
+    engine = next((e for e in answering if CellName.of(e.group).method == method), None)
     if engine is None:
         return identity
     return identity.model_copy(
@@ -91,7 +93,7 @@ def record_from(
         _require_repetition(history, again)
     if history.run.prompts_sha256 != prompts.sha256:
         raise UsageError(f"{history.folder}: was recorded with other prompts than the profile has now; record anew")
-    singles = [c.cell for c in history.run.cells if c.cell.startswith("single-")]
+    singles = [c.cell for c in history.run.cells if c.cell.startswith("single-") and c.route == "client"]
     if not singles:
         raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
     collected = {}

@@ -114,7 +114,7 @@ def acceptance_single(cell: CellView) -> CheckResult:
     single = cell.sibling("single")
     references = {key: s.accepted for key, s in cell_steps(single).items()} if single else {}
     spare = cell_counts(single)[0] if single else {}
-    against = f"single-{cell.method} of this run"
+    against = f"{cell.name.single} of this run"
     return _judge(cell, "acceptance-single", references, against, moved_together=None, spare=spare)
 
 

@@ -12,6 +12,7 @@ from harness.config import Judging
 from harness.errors import DataError
 from harness.findings import DamageClass, Finding, Verdict
 from harness.history import COLD, CellRecord, EngineRecord, Form, History, Observation
+from harness.matrix import CellName
 from harness.scenarios.config import Pressure, Scenario
 from harness.strata import classify
 
@@ -57,8 +58,8 @@ class CellView(NamedTuple):
         return self.record.planned if self.cold else self.record.scenarios.get(self.scenario, 0)
 
     def sibling(self, topology: str, scenario: str | None = None) -> CellView | None:
-        """The view of the same method in another topology or scenario of this run."""
-        record = self.evidence.history.cell(f"{topology}-{self.method}")
+        """The view of the same method in another topology or scenario of this run, asked without a router."""
+        record = self.evidence.history.cell(CellName(topology, self.method).id)
         return CellView(self.evidence, record, scenario or self.scenario) if record is not None else None
 
     @property
@@ -95,12 +96,21 @@ class CellView(NamedTuple):
         return self.record.cell
 
     @property
+    def name(self) -> CellName:
+        return CellName.of(self.id)
+
+    @property
     def topology(self) -> str:
-        return self.id.split("-", 1)[0]
+        return self.name.topology
 
     @property
     def method(self) -> str:
-        return self.id.split("-", 1)[1]
+        return self.name.method
+
+    @property
+    def routed(self) -> bool:
+        """Whether a router stands between the harness and the engines."""
+        return self.record.route == "router"
 
     @property
     def speculative(self) -> bool:

@@ -26,6 +26,7 @@ from harness.baseline.summary import counts
 from harness.checks.evidence import REFERENCE_CELL, CellView
 from harness.config import Judging
 from harness.history import RESCORE
+from harness.matrix import CellName
 from harness.sequences import output_key, parted_at
 from harness.stats.multiplicity import holm
 from harness.stats.paired import Arms, Difference, Swap, count_arms, differences, label_swap, make_arms, mcnemar
@@ -89,14 +90,14 @@ class _Raw(NamedTuple):
     """One yes or no per prompt and column."""
 
 
-def tests_of(topology: str, method: str, has_single: bool, rescores: bool) -> tuple[TestName, ...]:
+def tests_of(cell: CellName, has_single: bool, rescores: bool) -> tuple[TestName, ...]:
     """The tests that a cell registers. One place for ``plan`` and for judging."""
     out: list[TestName] = ["survival", "hard-divergence"]
-    if rescores and f"{topology}-{method}" != REFERENCE_CELL:
+    if rescores and cell.id != REFERENCE_CELL:
         out.append("rescored")
-    if method != "none":
+    if cell.method != "none":
         out.append("acceptance-baseline")
-        if topology == "pd" and has_single:
+        if cell.topology == "pd" and has_single:
             out += ["acceptance-single", "first-step"]
     return tuple(out)
 
@@ -108,8 +109,8 @@ def registered(views: Iterable[CellView]) -> list[RegisteredTest]:
     for view in views:
         if not view.cold:
             continue
-        single = view.evidence.selected(f"single-{view.method}")
-        for name in tests_of(view.topology, view.method, single, view.evidence.history.run.rescore):
+        single = view.evidence.selected(view.name.single)
+        for name in tests_of(view.name, single, view.evidence.history.run.rescore):
             out.append(RegisteredTest(view.id, view.scenario, name))
     return out
 
@@ -188,7 +189,7 @@ def _compute(view: CellView, test: RegisteredTest, judging: Judging, alpha: floa
         case "acceptance-single":
             single = view.sibling("single")
             reference = cell_counts(single)[0] if single else {}
-            return _acceptance(view, reference, f"single-{view.method} of this run", judging, alpha)
+            return _acceptance(view, reference, f"{view.name.single} of this run", judging, alpha)
         case "first-step":
             return _first_step(view, judging, alpha)
         case "survival":

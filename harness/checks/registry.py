@@ -50,7 +50,7 @@ def _has_reference(cell: CellView) -> bool:
 
 
 def _has_single(cell: CellView) -> bool:
-    return cell.handed_off and cell.speculative and cell.cold and _asked(cell, f"single-{cell.method}")
+    return cell.handed_off and cell.speculative and cell.cold and _asked(cell, cell.name.single)
 
 
 def _registered(name: TestName) -> Check:

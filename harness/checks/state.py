@@ -72,18 +72,17 @@ def cold_stays_cold(cell: CellView) -> CheckResult:
     findings = []
     judged = 0
     for o in cell.every():
-        for leg in o.legs:
-            if not leg.counters:
-                continue
+        counted: dict[str, dict[str, float]] = {leg.role: leg.counters for leg in o.legs if leg.counters}
+        for role, counters in (o.shared_counters | counted).items():
             judged += 1
-            hits = _hits(leg)
+            hits = int(counters.get("prefix_hits", 0))
             if hits:
                 findings.append(
                     cell.finding(
                         name,
                         Verdict.REGRESSION,
                         "target-kv",
-                        f"expected the {leg.role} engine to find nothing of a prompt with a salt of its own in its "
+                        f"expected the {role} engine to find nothing of a prompt with a salt of its own in its "
                         f"prefix cache, found a hit of {hits} tokens: these blocks are another prompt's",
                         o,
                         hit_blocks=hits // cell.record.block_size,

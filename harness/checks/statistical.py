@@ -13,6 +13,7 @@ from harness.checks.night import Column, RegisteredTest, Tested, TestName
 from harness.config import Judging
 from harness.decision import Change, Facts, SecondStage, decide
 from harness.findings import CheckResult, DamageClass, Finding, Verdict, conclude
+from harness.matrix import CellName
 
 _TOKENS: tuple[TestName, ...] = ("survival", "hard-divergence", "rescored")
 _YES_OR_NO: tuple[TestName, ...] = ("first-step", "hard-divergence", "rescored")
@@ -109,12 +110,12 @@ def _too_blind(tested: Tested, judging: Judging) -> bool:
 def _together(cell: CellView, name: TestName, change: Change) -> bool:
     """The other topology changed alike against the baseline, and P/D does not differ from it tonight."""
     other = "single" if cell.handed_off else "pd"
-    result = cell.evidence.night.get(RegisteredTest(f"{other}-{cell.method}", cell.scenario, name))
+    result = cell.evidence.night.get(RegisteredTest(CellName(other, cell.method).id, cell.scenario, name))
     sibling = cell.sibling(other)
     if sibling is None or result is None or change_of(sibling, result)[0] != change:
         return False
-    tonight = cell.evidence.night.get(RegisteredTest(f"pd-{cell.method}", cell.scenario, "acceptance-single"))
     view = cell if cell.handed_off else sibling
+    tonight = cell.evidence.night.get(RegisteredTest(view.id, cell.scenario, "acceptance-single"))
     return tonight is None or change_of(view, tonight)[0] == "none"
 
 

@@ -12,7 +12,7 @@ NAME = "transfer"
 
 def transfer(cell: CellView) -> CheckResult:
     """Hand-offs: parameters, block counts, external tokens, bytes and descriptors. Controls: nothing external."""
-    judge = _hand_off if cell.handed_off else _control
+    judge = (_routed if cell.routed else _hand_off) if cell.handed_off else _control
     findings: list[Finding] = []
     judged = 0
     for o in cell.every():
@@ -68,8 +68,10 @@ def _leases(cell: CellView) -> list[Finding]:
     due = prefill.kept_blocks if prefill else 0
     for o in cell.evidence.history.in_order(cell.id):
         expired = sum(leg.counters.get("nixl_expired", 0.0) for leg in o.legs)
-        if o.shared_counters and (o.scenario, o.instance, o.stage) not in seen:
-            seen.add((o.scenario, o.instance, o.stage))
+        # Requests that were under way together share one count.
+        place = (o.scenario, o.instance, o.stage) if o.concurrent > 1 else (o.scenario, o.sequence, -1)
+        if o.shared_counters and place not in seen:
+            seen.add(place)
             expired += sum(c.get("nixl_expired", 0) for c in o.shared_counters.values())
         due += _never_pulled(o)
         explained = min(expired, float(due))
@@ -160,6 +162,42 @@ def _hand_off(cell: CellView, o: Observation) -> list[Finding]:
         *_parameters(cell, o, prefill),
         *(_movement(cell, o, decode) if o.concurrent == 1 else ()),
     ]
+
+
+def _routed(cell: CellView, o: Observation) -> list[Finding]:
+    """What a router does is seen in the engines' counters alone: P answered, and D took the prompt from outside."""
+    decode = o.leg("decode")
+    if o.concurrent > 1 or decode is None:
+        return []
+    hidden = _hidden(o, decode)
+    return [_not_handed_off(cell, o, decode, hidden)] if hidden else _movement(cell, o, decode)
+
+
+def _hidden(o: Observation, decode: Leg) -> str:
+    """What shows that D computed the prompt itself, although the router answered as if nothing were wrong; empty when
+    nothing does. Counters that are missing are no such evidence."""
+    if decode.counters.get("nixl_bytes", 0) or external_tokens(decode):
+        return ""
+    computed = decode.counters.get("prompt_tokens_local_compute", 0)
+    if computed < len(o.sent_ids) - decode.counters.get("prefix_hits", 0):
+        return ""
+    asked = o.shared_counters.get("prefill", {}).get("finished_requests", 0)
+    return f"D computed {computed:.0f} prompt tokens itself, took none from outside, and P " + (
+        "answered for nothing" if asked else "was never asked"
+    )
+
+
+def _not_handed_off(cell: CellView, o: Observation, decode: Leg, why: str) -> Finding:
+    return cell.finding(
+        NAME,
+        Verdict.REGRESSION,
+        "routing",
+        f"expected the router to hand {len(o.sent_ids)} prompt tokens from P to D, or to fail, found an answer with "
+        f"status {decode.status} and no hand-off: {why}; see the router's log and its command line",
+        o,
+        counters=decode.counters,
+        prefill_counters=o.shared_counters.get("prefill", {}),
+    )
 
 
 def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:

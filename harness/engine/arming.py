@@ -50,6 +50,7 @@ class Arming:
 
     def __init__(self, mutants: Sequence[str], pair: bool, folder: Path, together: bool = False) -> None:
         require_known(mutants)
+        self._mutants = tuple(mutants)
         self._together = together
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,6 +59,11 @@ class Arming:
             for role in roles_of(mutant, pair):
                 self.by_role[role] = (*self.by_role.get(role, ()), mutant)
         self.switch(())
+
+    @property
+    def forgets_prefill(self) -> bool:
+        """Whether a router is needed that knows of D alone (N6)."""
+        return "N6" in self._mutants
 
     def _file(self, role: Role) -> Path:
         return self._folder / f"switch.{role}"

@@ -33,6 +33,8 @@ class Ask(NamedTuple):
     """Whether the engine's counters are read around the request; it must be the only one then."""
     between: Callable[[], None] | None = None
     """Done after P answered and before D is asked."""
+    routed: bool = False
+    """One request to the router, which performs the hand-off."""
 
 
 def payload(prompt: Prompt, form: Form) -> list[int] | str:
@@ -53,16 +55,22 @@ class Exchange:
 
     def __init__(self, clients: Mapping[Role, Client], profile: Profile) -> None:
         self._clients = clients
+        self.routers: dict[bool, Client] = {}
+        """By whether they hand off."""
         self._workload = profile.workload
         self._lease_s = profile.engine.kv_lease_s
         self.kept_by_p = 0
         """Hand-offs that P answered and D did not finish: P keeps their blocks until the lease ends."""
+        self.forgets_prefill = False
+        """N6, the mutant of the router: one that knows of no P and sends everything to D."""
         self.drops_parameters = False
         """M9, the mutant of the client: D is asked without P's parameters, as by a router that loses them."""
 
     def send(self, ask: Ask, legs: list[Leg]) -> None:
         """Send a request; each leg is appended as soon as it is answered. Raises HandoffError when one breaks."""
-        if ask.hand_off:
+        if ask.routed:
+            legs.append(self._ask_router(ask))
+        elif ask.hand_off:
             self._hand_off(ask, legs)
         else:
             legs.append(self._ask_alone(ask))
@@ -85,6 +93,25 @@ class Exchange:
             await_counters=("finished_requests",),
             count=ask.counted,
         )
+
+    def _ask_router(self, ask: Ask) -> Leg:
+        """One request to the router: the answer, with the growth of the answering engine's counters. Of P's part
+        nothing is seen but its counters."""
+        client = self.client("single")
+        before = client.last_snapshot
+        router = self.routers[ask.hand_off and not self.forgets_prefill]
+        leg = router.complete(
+            ask.payload,
+            self._sampling(ask),
+            new_id(),
+            ask.salt or new_id(),
+            role="decode" if ask.hand_off else "single",
+            count=False,
+        )
+        if not ask.counted:
+            return leg
+        awaited = {"finished_requests": 1, **({"nixl_bytes": 1} if ask.hand_off else {})}
+        return leg.model_copy(update={"counters": client.counters_after(before, awaited)})
 
     def _hand_off(self, ask: Ask, legs: list[Leg]) -> None:
         """Prefill on P, then decode on D with P's parameters, verbatim. Appends each leg as soon as it is there.

@@ -16,6 +16,7 @@ import httpx
 from harness.engine.command import LOOPBACK, Role
 from harness.engine.process import EngineProcess
 from harness.errors import EngineStartError, EnvironmentFault
+from harness.history import EngineRecord
 
 PROGRAM = "vllm-router"
 _READY_S = 60.0
@@ -36,7 +37,8 @@ def program() -> Path:
     path = Path(sysconfig.get_path("scripts")) / PROGRAM
     if not path.is_file():
         raise EnvironmentFault(
-            f"expected {PROGRAM} at {path}, found none; install it: pip install 'kv-acceptance-harness[router]'"
+            f"expected {PROGRAM} at {path} for cells behind a router, found none; install it with "
+            "pip install 'kv-acceptance-harness[router]', or leave those cells out (routes: [client])"
         )
     return path
 
@@ -60,6 +62,7 @@ class Router:
         self._command = router_command(urls, port, metrics_port)
         self._log = log
         self._process: EngineProcess | None = None
+        self.ready_seconds = 0.0
 
     @property
     def url(self) -> str:
@@ -83,6 +86,25 @@ class Router:
             self._process.stop(5.0)
             self._process = None
 
+    def require_alive(self) -> None:
+        """Raise EngineDiedError when the router is gone."""
+        if self._process is not None:
+            self._process.require_alive()
+
+    def record(self, group: str) -> EngineRecord:
+        """The router as it was started, for the provenance of a run."""
+        return EngineRecord(
+            role="router",
+            group=group,
+            pid=self.pid or 0,
+            argv=tuple(self._command.argv),
+            env=self._command.env,
+            log=self._log.name,
+            ready_seconds=round(self.ready_seconds, 2),
+            model_runner=None,
+            attention_backend=None,
+        )
+
     def _wait(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + _READY_S
@@ -90,6 +112,7 @@ class Router:
             self._process.require_alive()
             try:
                 if httpx.get(f"{self.url}/v1/models", timeout=5).status_code == 200:
+                    self.ready_seconds = time.monotonic() - self._process.started
                     return
             except httpx.HTTPError:
                 pass

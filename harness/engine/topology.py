@@ -19,8 +19,9 @@ from harness.engine.client import Client, Sampling
 from harness.engine.command import LOOPBACK, MODEL_NAME, EngineCommand, Role, build_command
 from harness.engine.environment import EngineEnvironment
 from harness.engine.exchange import Ask, Exchange, new_id, payload
-from harness.engine.ports import allot
+from harness.engine.ports import allot, free_ports
 from harness.engine.process import EngineProcess
+from harness.engine.router import Router
 from harness.errors import EngineStartError, HandoffError, MutantRefusedError
 from harness.history import EngineRecord, Form, Leg, Observation
 from harness.matrix import Cell, EngineGroup
@@ -65,6 +66,7 @@ class EngineGroupSession:
         self._clients: dict[Role, Client] = {}
         self._side_channels: dict[Role, int | None] = {}
         self._exchange = Exchange(self._clients, profile)
+        self._routers: list[Router] = []
         self.ready_seconds: float = 0.0
         self._ready_by_role: dict[Role, float] = {}
 
@@ -116,10 +118,30 @@ class EngineGroupSession:
             for process in self._processes.values():
                 process.gather_threads()
         self._warm_up_hand_off()
+        self._start_routers()
         self._require_armed()
         for client in self._clients.values():
             client.snapshot()
         self.ready_seconds = time.monotonic() - begun
+
+    def _start_routers(self) -> None:
+        """A router in front of the engines for each topology that a cell asks one for."""
+        routed = [c.topology == "pd" for c in self.group.cells if c.routed]
+        if True in routed and self.arming is not None and self.arming.forgets_prefill:
+            routed.append(False)
+        for pair in sorted(set(routed), reverse=True):
+            answering = "decode" if "decode" in self._processes else "single"
+            roles = ("prefill", answering) if pair else (answering,)
+            urls = {role: p.url for role, p in self._processes.items() if role in roles}
+            name = f"{self.group.id}.router" + ("" if pair else "-single")
+            port, metrics = free_ports(2)
+            router = Router(urls, port, metrics, self._logs / f"{name}.log")
+            self._routers.append(router)
+            router.__enter__()
+            self._exchange.routers[pair] = Client(
+                "decode" if pair else "single", router.url, self.profile.timeouts.request
+            )
+            self._progress(f"{self.group.id}: started router, pid {router.pid}, {router.url}")
 
     def _wait_ready(self, deadline: float) -> None:
         waiting = list(self._processes)
@@ -231,8 +253,11 @@ class EngineGroupSession:
 
     def stop(self) -> None:
         """End the engines. They are told at the same time; one that ignores TERM is killed after the grace time."""
-        for client in self._clients.values():
+        for client in (*self._clients.values(), *self._exchange.routers.values()):
             client.close()
+        for router in self._routers:
+            router.__exit__()
+        self._routers.clear()
         if not self._processes:
             return
         with ThreadPoolExecutor(len(self._processes)) as pool:
@@ -267,7 +292,7 @@ class EngineGroupSession:
                     mutants=mutants,
                 )
             )
-        return out
+        return [*out, *(r.record(self.group.id) for r in self._routers)]
 
     def _kv_blocks(self, role: Role) -> int | None:
         with contextlib.suppress(HandoffError):
@@ -283,7 +308,7 @@ class EngineGroupSession:
         """
         legs: list[Leg] = []
         started = time.time()
-        error = self.ask(Ask(cell.topology == "pd", payload(prompt, form)), legs)
+        error, shared = self.ask_counted(Ask(cell.topology == "pd", payload(prompt, form), routed=cell.routed), legs)
         return Observation(
             cell=cell.id,
             prompt_id=prompt.id,
@@ -293,9 +318,23 @@ class EngineGroupSession:
             engine_roles=tuple(self._processes),
             legs=tuple(legs),
             max_tokens=self.profile.workload.max_tokens,
+            shared_counters=shared,
             error=error,
             started_at=started,
         )
+
+    def ask_counted(self, ask: Ask, legs: list[Leg]) -> tuple[str | None, dict[str, dict[str, float]]]:
+        """Send a request that has the engines for itself; also returns what P counted, where its leg is not seen."""
+        if not (ask.routed and ask.hand_off):
+            return self.ask(ask, legs), {}
+        prefill = self._clients["prefill"]
+        before = prefill.last_snapshot
+        error = self.ask(ask, legs)
+        try:
+            return error, {"prefill": prefill.counters_after(before, {"finished_requests": 1})}
+        except HandoffError as failure:
+            self.require_alive()
+            return error or str(failure), {}
 
     def ask(self, ask: Ask, legs: list[Leg]) -> str | None:
         """Send a request; each leg is appended as soon as it is answered. Returns what broke, if anything did.
@@ -310,9 +349,11 @@ class EngineGroupSession:
         return None
 
     def require_alive(self) -> None:
-        """Raise EngineDiedError when an engine of the group is gone."""
+        """Raise EngineDiedError when an engine or a router of the group is gone."""
         for process in self._processes.values():
             process.require_alive()
+        for router in self._routers:
+            router.require_alive()
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -321,6 +362,10 @@ class EngineGroupSession:
     def url(self, role: Role) -> str:
         """Where an engine of the group listens."""
         return self._processes[role].url
+
+    def router_url(self, cell: Cell) -> str:
+        """Where the router listens that a routed cell is sent through."""
+        return self._exchange.routers[cell.topology == "pd"].url
 
     def client(self, role: Role) -> Client:
         """The client of an engine; asking for ``single`` in a pair gives the decode engine."""
@@ -356,6 +401,7 @@ class EngineGroupSession:
             self.arming.switch(mutants)
         self.mutants = frozenset(mutants)
         self._exchange.drops_parameters = "M9" in self.mutants
+        self._exchange.forgets_prefill = "N6" in self.mutants
 
 
 def _step_tokens(log: str) -> int | None:

@@ -9,6 +9,7 @@ from harness.acceptance import real_steps
 from harness.checks.evidence import CellView
 from harness.checks.tokens import compare
 from harness.findings import CheckResult, DamageClass, Diagnosis, Finding, Law, Verdict
+from harness.history import COLD
 from harness.locate.law import law_of_lengths
 from harness.locate.location import request_of
 from harness.scenarios.config import Sampled
@@ -67,7 +68,7 @@ def _most_telling(cell: CellView, findings: Sequence[Finding]) -> Finding:
 
 def _supports(finding: Finding, damage: DamageClass) -> bool:
     """Whether a finding is evidence of the class that the cell's findings were given."""
-    if damage in ("input", "nothing-tested"):
+    if damage in ("input", "nothing-tested", "routing"):
         return finding.damage == damage
     if damage == "drafter-kv":
         return finding.check in _STEP_CHECKS and finding.verdict is not Verdict.UNKNOWN
@@ -98,9 +99,9 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
 def _only_when_sampled(cell: CellView) -> bool:
     """Whether the prompts of a ``sampled`` scenario are answered rightly at temperature zero, by the same way through
     the same engines: their KV is right then."""
-    cold = cell.sibling(cell.topology, "cold")
-    if cold is None or not isinstance(cell.config, Sampled):
+    if not isinstance(cell.config, Sampled):
         return False
+    cold = cell._replace(scenario=COLD)
     asked = {o.prompt_id for o in cell.answered().values()}
     known = [r for o in cold.answered().values() if o.prompt_id in asked and (r := request_of(cold, o)) and r.expected]
     return bool(known) and all((r.leg.output_ids or ()) == tuple(r.expected) for r in known)
@@ -137,6 +138,7 @@ _NAMES: dict[str, str] = {
     "nothing-tested": "nothing tested",
     "engine-changed": "the engine changed",
     "infrastructure": "infrastructure",
+    "routing": "the router hands nothing off",
     "baseline": "no baseline",
 }
 
@@ -160,7 +162,7 @@ def _words(
     if chosen.location is not None:
         name = chosen.part or chosen.prompt_id
         parts.append(f"{name} ({_tokens(cell, chosen)} tokens): {chosen.location.text}")
-    elif not cell.cold or damage in ("nothing-tested", "infrastructure", "baseline"):
+    elif not cell.cold or damage in ("routing", "nothing-tested", "infrastructure", "baseline"):
         parts.append(" ".join(chosen.message.split())[:240])
     return "; ".join(parts)
 

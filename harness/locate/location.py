@@ -63,7 +63,8 @@ def locate(cell: CellView, results: Sequence[CheckResult]) -> list[CheckResult]:
         for finding in result.findings:
             key = finding.part or finding.prompt_id
             o = observations.get(key) if key else None
-            if o is not None and finding.verdict is not Verdict.UNKNOWN:
+            # Where no KV was handed over, none can be damaged.
+            if o is not None and finding.verdict is not Verdict.UNKNOWN and finding.damage != "routing":
                 if o.key not in cache:
                     cache[o.key] = location(cell, o)
                 finding = finding.model_copy(update={"location": cache[o.key]})

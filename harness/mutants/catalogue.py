@@ -1,6 +1,6 @@
 """What each mutant stands for. Plain data: the harness reads it without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N5 are neighbours of them.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N6 are neighbours of them.
 """
 
 from __future__ import annotations
@@ -174,6 +174,13 @@ MUTANTS: dict[str, Mutant] = {
             "vllm #56734, #44409",
             "decode",
             "the second block of a prefix hit is overwritten in the target's layers by the first one",
+        ),
+        Mutant(
+            "N6",
+            "the router hands nothing off",
+            "a deployment error, or a router that falls back to D",
+            "client",
+            "the router is started without P and sends every request to D, which prefills by itself",
         ),
     )
 }

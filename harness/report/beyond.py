@@ -11,6 +11,7 @@ from rich.text import Text
 
 from harness.compare import Comparison
 from harness.findings import Finding, Verdict
+from harness.matrix import CellName
 from harness.report.charts import Chart, over_nights
 from harness.report.html import environment, render_page, repro_line
 from harness.report.terminal import STYLE, verdict_text
@@ -80,7 +81,7 @@ def render_trend(trend: Trend) -> str:
 
 
 def _charts(trend: Trend) -> list[Chart]:
-    methods = dict.fromkeys(p.cell.split("-", 1)[-1] for p in trend.points)
+    methods = dict.fromkeys(CellName.of(p.cell).method for p in trend.points)
     return [over_nights(m, trend) for m in methods]
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.figures import Figures
+from harness.matrix import CellName
 
 if TYPE_CHECKING:
     from harness.trend import Trend
@@ -55,7 +56,7 @@ def charts_of(figures: Figures) -> list[Chart]:
 
 
 def _method(cell: str) -> str:
-    return cell.split("-", 1)[-1]
+    return CellName.of(cell).method
 
 
 def _chart(section: str, method: str, words: str, rows: Iterable[Spec], parts: Spec) -> Chart:

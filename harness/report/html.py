@@ -23,6 +23,7 @@ from harness.config import REPOSITORY
 from harness.findings import Finding, Verdict
 from harness.history import COLD, Observation
 from harness.locate.diagnose import damage_name
+from harness.matrix import CellName
 from harness.mutants.catalogue import MUTANTS
 from harness.report.beside import newest_aa, newest_selftest
 from harness.report.charts import Chart, charts_of, library
@@ -65,7 +66,7 @@ def environment() -> Environment:
     env.filters["pct"] = lambda v: "–" if v is None else f"{100 * v:.2f} %"
     env.filters["damage"] = damage_name
     env.filters["num"] = lambda v, digits=3: "–" if v is None else f"{v:.{digits}f}"
-    env.filters["method"] = lambda cell: str(cell).split("-", 1)[-1]
+    env.filters["method"] = lambda cell: CellName.of(str(cell)).method
     env.filters["anchor"] = anchor
     return env
 
@@ -138,7 +139,7 @@ def render_html(summary: RunSummary) -> str:
         run=summary.history.run,
         figures=summary.figures,
         strata=[s for s in summary.strata if any(s in r for r in summary.grid.values())],
-        methods=list(dict.fromkeys(cell.split("-", 1)[-1] for cell in summary.cells)),
+        methods=list(dict.fromkeys(CellName.of(cell).method for cell in summary.cells)),
         verdicts=list(dict.fromkeys(c.verdict for c in summary.judgement.cells)),
         groups=grouped_findings(summary.judgement),
         sections=_SECTIONS,

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.history import COLD
+from harness.matrix import excluded_cells
 from harness.operations import Prepared
 from harness.runner import group_expected_s
 from harness.sensitivity import Row, Sensitivity, sensitivity
@@ -25,6 +26,8 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
         f"{prepared.plan.engines} engine starts, about {prepared.expected_s / 60:.1f} minutes on two cores",
         highlight=False,
     )
+    for cell, reason in excluded_cells(profile).items():
+        console.print(f"left out: {cell}: {reason}", highlight=False, soft_wrap=True)
     found = sensitivity(prepared)
     console.print(_seen(found, effect_points))
     for line in _words(found, prepared):

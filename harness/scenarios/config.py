@@ -28,6 +28,13 @@ class _Scenario(Strict):
     def topologies(self) -> tuple[Topology, ...]:
         return BOTH
 
+    @property
+    def routed(self) -> bool:
+        """Whether it is sent through a router too. Scenarios that ask one engine alone, or do something between the
+        legs of a hand-off, cannot be; of the others, those that only change what an engine does are left to the
+        client's way."""
+        return False
+
 
 class PrefixHit(_Scenario):
     """A request finds the first blocks of its prompt in the prefix cache, full (donor = subject) or partial.
@@ -63,6 +70,10 @@ class Concurrent(_Scenario):
     together: tuple[str, ...] = Field(min_length=2)
     late: tuple[str, ...] = Field(min_length=1)
     rounds: int = Field(default=1, ge=1)
+
+    @property
+    def routed(self) -> bool:
+        return True
 
 
 class Pressure(_Scenario):

@@ -40,6 +40,7 @@ class Player:
         self._session = session
         self._cell = cell
         self._pair = cell.topology == "pd"
+        self._routed = cell.routed
 
     def play(self, script: Script, sequence: int) -> Iterator[Observation]:
         """Observations in the order of the script; ``sequence`` numbers the first one.
@@ -102,6 +103,7 @@ class Player:
             temperature=send.temperature,
             alone="prefill" if send.route == "prefill" else "single",
             counted=counted,
+            routed=self._routed and send.route == "cell",
         )
 
     def _one(
@@ -112,8 +114,8 @@ class Player:
         answer = Answer()
         ask = self._ask(send, salts, counted=True)
         if not send.between:
-            answer.error = self._session.ask(ask, answer.legs)
-            return answer, {}
+            answer.error, shared = self._session.ask_counted(ask, answer.legs)
+            return answer, shared
         prefill = self._session.client("prefill")
         before = prefill.last_snapshot
 
@@ -166,15 +168,19 @@ class Player:
                 answer.error = answer.error or problem
         shared: dict[str, dict[str, float]] = {}
         for role in session.roles:
-            wanted = sum(
-                leg.role == role or (leg.role == "single" and role == "decode") for a in answers for leg in a.legs
-            )
+            wanted = sum(self._asked(role, leg.role) for a in answers for leg in a.legs)
             client = session.client(role)
             shared[role] = client.counters_after(before[role], {"finished_requests": wanted})
             # What an engine counts whenever it notices counts from the last look at it.
             late = delta(last[role], client.last_snapshot)
             shared[role] |= {name: late[name] for name in LATE_COUNTERS if name in late}
         return answers, shared, released
+
+    def _asked(self, role: Role, answered: str) -> bool:
+        """Whether an engine was asked for a leg that ``answered`` gave: a router asks P before D."""
+        if role == "prefill" and self._routed:
+            return answered == "decode"
+        return answered == role or (answered == "single" and role == "decode")
 
     def _held(self, stage: Stage) -> Role | None:
         """The engine that is held at the start of a stage."""

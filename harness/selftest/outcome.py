@@ -10,6 +10,7 @@ from pydantic import Field
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
 from harness.findings import CellVerdict, Judgement, Verdict
 from harness.history import COLD
+from harness.matrix import CellName
 from harness.selftest.trials import Trial, View
 from harness.strata import spills
 from harness.strict import Strict
@@ -141,12 +142,12 @@ def classify_kill(
 
 
 def _view(cell: CellVerdict, kinds: Mapping[str, str]) -> View:
-    topology = "pd" if cell.cell.startswith("pd-") else "single"
-    return View("pd" if topology == "pd" else "single", kinds.get(cell.scenario, COLD))
+    name = CellName.of(cell.cell)
+    return View("pd" if name.topology == "pd" else "single", kinds.get(cell.scenario, COLD), name.route)
 
 
 def _name(view: View) -> str:
-    return f"{view.topology} {view.kind}"
+    return f"{view.topology} {view.kind}" + (" through the router" if view.route == "router" else "")
 
 
 _FAILED = (Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from harness.config import Method, Profile, TopologyName
+from harness.config import ROUTES, Method, Profile, Route, TopologyName
 from harness.errors import UsageError
 from harness.findings import DamageClass
 from harness.history import COLD
@@ -22,6 +22,7 @@ class View(NamedTuple):
 
     topology: TopologyName
     kind: str
+    route: Route = "client"
 
 
 class Trial(NamedTuple):
@@ -53,6 +54,7 @@ class Trial(NamedTuple):
 
 
 _PD_COLD, _ONE_COLD = View("pd", COLD), View("single", COLD)
+_ROUTED_COLD = View("pd", COLD, "router")
 _TOKENS = ("tokens-baseline", "tokens-reference")
 _STEPS = ("acceptance-baseline", "acceptance-single")
 
@@ -125,6 +127,7 @@ TRIALS: tuple[Trial, ...] = (
         _TOKENS,
         clean=(_ONE_COLD,),
     ),
+    Trial("N6", "eagle3", (_ROUTED_COLD, _PD_COLD), (_ROUTED_COLD,), "routing", ("transfer",), clean=(_PD_COLD,)),
 )
 
 
@@ -158,10 +161,9 @@ def select_trials(mutants: Sequence[str], quick: bool) -> list[Trial]:
     for mutant in mutants:
         if mutant not in MUTANTS:
             raise UsageError(f"--mutant {mutant!r}: expected one of {', '.join(MUTANTS)}, found no such mutant")
-    if mutants:
-        return [known[m] for m in MUTANTS if m in mutants]
+    chosen = mutants or (HISTORIC if quick else tuple(MUTANTS))
     # M9 leaves blocks on P until their lease ends, 30 s later: last, or the caches could not be emptied after it.
-    order = sorted((m for m in MUTANTS if not quick or m in HISTORIC), key=lambda m: m == "M9")
+    order = sorted((m for m in MUTANTS if m in chosen), key=lambda m: m == "M9")
     return [known[m] for m in order]
 
 
@@ -169,7 +171,7 @@ def trial_works(trial: Trial, profile: Profile, prompts: PromptSet, cells: Seque
     """The requests of a trial per cell. Raises UsageError when the profile lacks a scenario that it needs."""
     out = []
     for cell in cells:
-        kinds = {v.kind for v in trial.views if v.topology == cell.topology}
+        kinds = {v.kind for v in trial.views if (v.topology, v.route) == (cell.topology, cell.route)}
         if kinds:
             out.append(cell_work(profile, prompts, cell, _choice(trial, kinds, profile, prompts, cell)))
     return out
@@ -235,8 +237,8 @@ def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile,
     topology, kind, _ = key
     method = next(m for m in profile.methods if m.kind == kind)
     names: list[TopologyName] = ["pd", "single"] if topology == "pd" else ["single"]
-    wanted = {v.topology for t in trials for v in t.views}
-    cells = tuple(Cell(name, method) for name in names if name in wanted)
+    wanted = {(v.topology, v.route) for t in trials for v in t.views}
+    cells = tuple(Cell(name, method, route) for name in names for route in ROUTES if (name, route) in wanted)
     prefill = next((m for m in profile.methods if m.kind == "none"), None) if trials[0].mutant == "M10" else None
     group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill)
     works = [w for t in trials for w in trial_works(t, profile, prompts, cells)]

@@ -70,6 +70,6 @@ def living(sessions: set[int]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """The pair and the single engine with EAGLE3, and the plain engine that re-scores what they gave: three real vLLM
-    engines and real NIXL transfers."""
-    return harness("run", "--cell", "*-eagle3", "--cell", "single-none", out=tmp_path_factory.mktemp("eagle3"))
+    """The pair with EAGLE3, asked directly and through the router, its single engine, and the plain engine that
+    re-scores what they gave: three real vLLM engines and real NIXL transfers."""
+    return harness("run", "--cell", "*-eagle3*", "--cell", "single-none", out=tmp_path_factory.mktemp("eagle3"))

@@ -28,6 +28,7 @@ def test_run_passes(eagle3: Done):
     judgement = assess(eagle3.history).judgement
     assert judgement.by_cell() == {
         "pd-eagle3": Verdict.KNOWN,
+        "pd-eagle3-router": Verdict.PASS,
         "single-eagle3": Verdict.KNOWN,
         "single-none": Verdict.PASS,
     }
@@ -39,7 +40,7 @@ def test_run_passes(eagle3: Done):
 def test_every_distinct_output_was_scored_by_the_plain_engine(eagle3: Done):
     history = eagle3.history
     scores = history.of("single-none", scenario=RESCORE)
-    cells = ("pd-eagle3", "single-eagle3", "single-none")
+    cells = ("pd-eagle3", "pd-eagle3-router", "single-eagle3", "single-none")
     outputs = {(o.prompt_id, o.final.output_ids) for c in cells for o in history.of(c).values()}
     assert len(scores) >= len(outputs) >= 40
     right = {(*p, *spec.expected_output(list(p))) for p in sent(history)}
@@ -64,7 +65,7 @@ def test_every_output_is_the_known_answer(eagle3: Done):
         expected = spec.expected_output(list(o.sent_ids))[: o.max_tokens]
         assert list(o.final.output_ids) == expected, (o.cell, o.scenario, o.key)
         strata[o.cell, classify(len(o.sent_ids), 32, 3).value] += 1
-    for cell in ("pd-eagle3", "single-eagle3"):
+    for cell in ("pd-eagle3", "pd-eagle3-router", "single-eagle3"):
         for stratum in ("aligned", "lookahead", "first", "middle", "sub-block"):
             assert strata[cell, stratum] >= 5
 
@@ -74,6 +75,17 @@ def test_every_hand_off_moved_its_blocks(eagle3: Done):
         prefill, decode = o.leg("prefill"), o.leg("decode")
         (group,) = prefill.kv_transfer_params["remote_block_ids"]
         assert len(group) == blocks(len(o.sent_ids), 32)
+        assert decode.counters["nixl_bytes"] > 0
+        assert decode.counters["prompt_tokens_external_kv_transfer"] >= len(o.sent_ids) - 1
+
+
+def test_router_handed_every_prompt_over(eagle3: Done):
+    """One request to the router each; both engines' counters are the proof."""
+    asked = eagle3.history.of("pd-eagle3-router")
+    assert len(asked) == len(eagle3.history.of("pd-eagle3"))
+    for o in asked.values():
+        (decode,) = o.legs
+        assert o.shared_counters["prefill"]["prompt_tokens_local_compute"] == len(o.sent_ids)
         assert decode.counters["nixl_bytes"] > 0
         assert decode.counters["prompt_tokens_external_kv_transfer"] >= len(o.sent_ids) - 1
 
@@ -99,13 +111,14 @@ def test_every_scenario_occurred(eagle3: Done):
     }
     everywhere = {"prefix-hit", "chunked-prefill", "concurrent", "pressure", "refill", "shared-block", "sampled"}
     wanted = {(c, s) for c in ("pd-eagle3", "single-eagle3", "single-none") for s in everywhere}
-    assert set(proven) == wanted | {("pd-eagle3", "prefix-hit-on-p"), ("pd-eagle3", "late-pull")}
+    alone = {("pd-eagle3", "prefix-hit-on-p"), ("pd-eagle3", "late-pull"), ("pd-eagle3-router", "concurrent")}
+    assert set(proven) == wanted | alone
     assert all(count > 0 for count in proven.values())
 
 
 def test_text_prompts_were_sent_and_echoed(eagle3: Done):
     text = [o for o in eagle3.history.observations if o.form == "text"]
-    assert len(text) == 18
+    assert len(text) == 24
     assert all(leg.echoed_ids == o.sent_ids for o in text for leg in o.legs)
 
 
@@ -121,8 +134,8 @@ def test_reports_are_written(eagle3: Done):
     assert "KNOWN" in summary[0]
     assert len(summary) <= 60
     run = json.loads((folder / "run.json").read_text())
-    assert {e["role"] for e in run["engines"]} == {"prefill", "decode", "single"}
-    assert all(e["model_runner"] == "V1" for e in run["engines"])
+    assert {e["role"] for e in run["engines"]} == {"prefill", "decode", "single", "router"}
+    assert all(e["model_runner"] == "V1" for e in run["engines"] if e["role"] != "router")
     assert run["versions"]["vllm"] == "0.32.0"
 
 

@@ -213,7 +213,7 @@ def test_unknown_profile_names_the_shipped_ones():
 
 def test_plan_shares_engines_and_starts_none_twice():
     prepared = prepare("cpu", [])
-    assert len(prepared.plan.cells) == 8
+    assert len(prepared.plan.cells) == 12
     assert prepared.plan.engines == 8
     assert [g.id for g in prepared.plan.groups] == ["pd-eagle3", "pd-dflash", "pd-mtp", "pd-none"]
     alone = make_plan(prepared.profile.model_copy(update={"share_engines": False}), prepared.plan.cells)

@@ -32,9 +32,9 @@ def test_bitwise_leaves_nothing_to_chance():
 
 def test_normal_tier_announces_its_tests(tmp_path):
     found = sensitivity(prepare(normal(tmp_path), []))
-    # Two tests of tokens for each of eight cells, re-scoring for all but the plain one, one of acceptance for six, two
-    # more for three P/D cells.
-    assert found.registered == 8 * 2 + 7 + 6 + 3 * 2
+    # Two tests of tokens for each of twelve cells, re-scoring for all but the plain one, one of acceptance for nine,
+    # two more for the six P/D cells among them.
+    assert found.registered == 12 * 2 + 11 + 9 + 6 * 2
     assert found.alpha == pytest.approx(1e-3 / found.registered)
     alone = sensitivity(prepare(normal(tmp_path), ["pd-eagle3"]))
     assert alone.registered == 3
@@ -56,7 +56,7 @@ def test_plan_command_prints_levels_and_effects(tmp_path):
     assert "0 tests left to chance" in bitwise.output
     printed = run.invoke(app, ["plan", "--profile", normal(tmp_path), "--effect", "2"])
     assert printed.exit_code == 0
-    assert "35 registered tests" in printed.output
+    assert "56 registered tests" in printed.output
     assert "prompts for 2" in printed.output
     assert run.invoke(app, ["plan", "--effect", "0"]).exit_code != 0
 

@@ -37,7 +37,7 @@ def test_router_of_a_single_engine(installed):
 
 def test_environment_without_the_router_is_refused_in_words(tmp_path, monkeypatch):
     monkeypatch.setattr(router.sysconfig, "get_path", lambda _: str(tmp_path))
-    with pytest.raises(EnvironmentFault, match=r"expected vllm-router at .* install it: pip install"):
+    with pytest.raises(EnvironmentFault, match=r"expected vllm-router at .* install it with pip install"):
         router.router_command(URLS, 3, 4)
 
 
