@@ -18,6 +18,9 @@ from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, HarnessErr
 
 if TYPE_CHECKING:
     from harness.baseline.build import Recorded
+    from harness.export.finding import Exported
+    from harness.operations import Prepared
+    from harness.repro import Target
 
 app = typer.Typer(
     name="harness",
@@ -264,6 +267,41 @@ def up(
     raise typer.Exit(0 if proven and all(proven) else EXIT_UNKNOWN)
 
 
+def _say_written(written: Exported) -> None:
+    print(f"{written.case}: python {written.case.name} starts the engines and says whether the defect is there")
+    if written.issue is not None:
+        print(f"{written.issue}: the text of an issue")
+
+
+def _shrink(
+    prepared: Prepared,
+    target: Target,
+    mutants: tuple[str, ...],
+    out: Path | None,
+    engine_python: str | None,
+    found: tuple[Path | None, str | None],
+    export: Path | None,
+    issue: bool,
+) -> int:
+    """Shrink, print what it cost and what is left, and export that when asked to; returns the exit code."""
+    from harness.export.finding import export_shrunk
+    from harness.operations import DEFAULT_OUT
+    from harness.progress import Reporter
+    from harness.shrink.run import expected_s, shrink
+
+    with Reporter(expected_s(prepared)) as reporter:
+        result = shrink(prepared, target, mutants, out or DEFAULT_OUT, engine_python or sys.executable, reporter)
+    print(result.sentence)
+    if result.law:
+        print(f"law of lengths: {result.law}")
+    if result.symptom is not None:
+        print(f"prompt: {list(result.variant.subject.prompt.ids)}")
+    print(f"record: {result.folder / 'shrink.json'}")
+    if export is not None and result.symptom is not None:
+        _say_written(export_shrunk(result, prepared, found, export, issue, engine_python))
+    return result.exit_code
+
+
 @app.command()
 def repro(
     run_dir: Annotated[
@@ -284,6 +322,17 @@ def repro(
     ] = 1,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the engines until Ctrl-C; print their URLs and the requests as curl.")
+    ] = False,
+    shrink: Annotated[
+        bool,
+        typer.Option("--shrink", help="Find the smallest case that shows it, and the law of prompt lengths around it."),
+    ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="FILE", help="Write one Python file that shows it without this project."),
+    ] = None,
+    export_issue: Annotated[
+        bool, typer.Option("--export-issue", help="With --export: write the text of an issue beside the file.")
     ] = False,
     out: OutOption = None,
     engine_python: PythonOption = None,
@@ -306,6 +355,20 @@ def repro(
             raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
         prepared, target, mutants = from_names(profile, cell or "", prompt or "", scenario)
     console = _out()
+    if export_issue and export is None:
+        raise UsageError("--export-issue: expected --export FILE with it, found none")
+    if (keep or repeat > 1) and (export is not None or shrink):
+        raise UsageError("--export and --shrink: expected no --keep or --repeat with them, found one; run it by itself")
+    if shrink:
+        raise typer.Exit(
+            _shrink(prepared, target, mutants, out, engine_python, (run_dir, finding), export, export_issue)
+        )
+    if export is not None:
+        from harness.export.finding import export_target
+
+        written = export_target(prepared, target, run_dir, finding, export, export_issue, engine_python)
+        _say_written(written)
+        return
 
     def wait(lines: list[str]) -> None:
         console.print("engines stay up until Ctrl-C:", highlight=False)

@@ -115,7 +115,7 @@ def find(judgement: Judgement, wanted: str) -> Finding:
     begun = list({f.id: f for f in findings if f.id.startswith(wanted)}.values())
     if exact or len(begun) == 1:
         return (exact or begun)[0]
-    known = list(dict.fromkeys(f.id for f in findings))
+    known = [f.id for f in begun] or list(dict.fromkeys(f.id for f in findings))
     shown = "\n".join(f"    {i}" for i in known[:12]) + (f"\n    … {len(known) - 12} more" if len(known) > 12 else "")
     what = f"{len(begun)} of them" if begun else "none"
     raise UsageError(

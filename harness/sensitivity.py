@@ -84,7 +84,7 @@ class Sensitivity(NamedTuple):
 def sensitivity(prepared: Prepared, environment: EngineEnvironment | None = None) -> Sensitivity:
     """What the prepared run registers and could see, by the profile's baselines as far as there are any."""
     judging = prepared.profile.judging
-    found = _lookups(prepared, environment)
+    found = lookups_now(prepared, environment)
     rows = tuple(row for work in prepared.works for row in _rows(prepared, work, found))
     count = sum(len(r.tests) for r in rows)
     normal = judging.tier == "normal"
@@ -103,7 +103,8 @@ def sensitivity(prepared: Prepared, environment: EngineEnvironment | None = None
     )
 
 
-def _lookups(prepared: Prepared, environment: EngineEnvironment | None) -> dict[str, Lookup]:
+def lookups_now(prepared: Prepared, environment: EngineEnvironment | None) -> dict[str, Lookup]:
+    """Baselines by method that a run of the prepared cells would be judged against, were it made now."""
     profile, judging = prepared.profile, prepared.profile.judging
     limits = Limits(judging.baseline_days, judging.baseline_minors)
     version = environment.vllm if environment else None

@@ -1,0 +1,507 @@
+"""Starts vLLM engines, sends them one case and compares what they answer with what is right.
+
+Needs vLLM, NIXL where a prefill and a decode engine are involved, and the standard library:
+
+    python THIS_FILE                      # the Python that vLLM is installed in
+    python THIS_FILE --python /other/env/bin/python --keep-logs logs
+
+Exit code 1 when the defect is there, 0 when the answers are right, 2 when it cannot be told. Nothing is fetched;
+engines listen on loopback only and are ended with this program. Written by kv-acceptance-harness.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+CASE: dict[str, Any] = {}  # the case
+
+HOST = "127.0.0.1"
+KEEP_BLOCKS = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+# Inherited, they would change what is tested; --env sets them for one engine.
+SCRUBBED = ("VLLM_", "OMP_", "KMP_", "UCX_", "NIXL_", "LD_PRELOAD", "KV_HARNESS_")
+HOLD_S = 0.25
+"""How long an engine is held after requests were sent, so that all of them are queued."""
+
+
+class CannotTell(Exception):
+    """The case could not be tried; the message says why."""
+
+
+# --- engines ---------------------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """A vLLM server in a session of its own."""
+
+    def __init__(self, spec: dict[str, Any], python: str, models: dict[str, str], extra: dict[str, str], logs: Path):
+        self.role: str = spec["role"]
+        self.port, side_channel = free_port(), free_port()
+        self.core = core_of(spec.get("slot"))
+        prefix = Path(python).parent.parent
+        words = {
+            "python": python,
+            "port": str(self.port),
+            "side_channel": str(side_channel),
+            "core": str(self.core) if self.core is not None else "nobind",
+            "openmp": str(prefix / "lib" / "libiomp5.so"),
+            **models,
+        }
+        argv = [filled(a, words) for a in spec["argv"]]
+        env = {k: v for k, v in os.environ.items() if not k.startswith(SCRUBBED)}
+        env |= {k: filled(v, words) for k, v in spec["env"].items()}
+        if not Path(env.get("LD_PRELOAD", "")).is_file():
+            env.pop("LD_PRELOAD", None)
+        self.log = logs / f"{self.role}.log"
+        with self.log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                argv, env=env | extra, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def ready(self) -> bool:
+        if not self.alive():
+            raise CannotTell(
+                f"expected the {self.role} engine to start, found that it ended with {self.process.returncode}; its "
+                f"log ends with:\n{self.tail()}"
+            )
+        with contextlib.suppress(OSError, ValueError):
+            status: int = self.ask("/health", timeout=5)[0]
+            return status == 200
+        return False
+
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, post: bool = False, timeout: float = 120) -> Any:
+        """(status, answer as text)."""
+        data = json.dumps(body).encode() if body is not None else b"" if post else None
+        request = urllib.request.Request(f"http://{HOST}:{self.port}{path}", data=data)
+        request.add_header("Content-Type", "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode(errors="replace")
+
+    def complete(self, send: dict[str, Any], salt: str, **changes: Any) -> dict[str, Any]:
+        """The answer's JSON. Raises CannotTell when there is none."""
+        body = {
+            "model": CASE["model_name"],
+            "prompt": send["prompt"],
+            "max_tokens": send["max_tokens"],
+            "temperature": send["temperature"],
+            "seed": 0,
+            "add_special_tokens": False,
+            "return_token_ids": True,
+            "logprobs": 2,
+            "return_tokens_as_token_ids": True,
+            "cache_salt": salt,
+            **changes,
+        }
+        try:
+            status, text = self.ask("/v1/completions", body)
+        except OSError as error:
+            raise CannotTell(f"expected an answer of the {self.role} engine, found {error}") from error
+        if status != 200:
+            raise CannotTell(f"expected status 200 of the {self.role} engine, found {status}: {text[:300]}")
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def bytes_moved(self) -> float:
+        """Bytes that NIXL brought to this engine so far."""
+        _, text = self.ask("/metrics", timeout=30)
+        lines = [line for line in text.splitlines() if line.startswith("vllm:nixl_bytes_transferred_sum")]
+        return sum(float(line.split()[-1]) for line in lines)
+
+    def gather_threads(self) -> None:
+        """On CPU, keep the worker's threads on its core: NIXL's polling thread stalls the other engine otherwise."""
+        for pid in self.family():
+            with contextlib.suppress(OSError):
+                if self.core is not None and "Worker" in Path(f"/proc/{pid}/comm").read_text():
+                    for task in Path(f"/proc/{pid}/task").iterdir():
+                        os.sched_setaffinity(int(task.name), {self.core})
+
+    def family(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                if os.getsid(int(entry.name)) == self.process.pid:
+                    found.append(int(entry.name))
+        return found
+
+    def stop(self) -> None:
+        if self.alive():
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(15)
+        for pid in self.family():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+
+
+def free_port() -> int:
+    """Below the range from which the kernel takes ports for outgoing connections."""
+    for port in random.SystemRandom().sample(range(20000, 32000), 400):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((HOST, port))
+            return port
+    raise CannotTell("expected a free port between 20000 and 32000, found none")
+
+
+def core_of(slot: int | None) -> int | None:
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[slot] if slot is not None and slot < len(cores) else None
+
+
+def filled(text: str, words: dict[str, str]) -> str:
+    """The text with every ``<<name>>`` replaced."""
+    for name, value in words.items():
+        text = text.replace(f"<<{name}>>", value)
+    return text
+
+
+def started(options: argparse.Namespace, models: dict[str, str], logs: Path) -> Iterator[Engine]:
+    for spec in CASE["engines"]:
+        role = spec["role"]
+        extra = dict(item.partition(":")[2].split("=", 1) for item in options.env if item.startswith(f"{role}:"))
+        yield Engine(spec, options.python, models, extra, logs)
+
+
+def wait_ready(engines: list[Engine], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not all(e.ready() for e in engines):
+        if time.monotonic() > deadline:
+            raise CannotTell(f"expected the engines to be ready within {limit_s:.0f} s, found them still starting")
+        time.sleep(0.5)
+
+
+def warm_up(engines: dict[str, Engine]) -> None:
+    """Compile kernels, and for a pair do one hand-off: the first NIXL handshake may time out."""
+    send = {"prompt": list(range(1, CASE["block_size"] + 2)), "max_tokens": 8, "temperature": 0.0}
+    with ThreadPoolExecutor(len(engines)) as pool:
+        list(pool.map(lambda e: e.complete(send, uuid.uuid4().hex), engines.values()))
+    for engine in engines.values():
+        engine.gather_threads()
+    for attempt in range(1, 6):
+        try:
+            if "prefill" in engines:
+                handed_off(engines, send, uuid.uuid4().hex)
+            return
+        except CannotTell:
+            if attempt == 5:
+                raise
+            time.sleep(2)
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def handed_off(engines: dict[str, Engine], send: dict[str, Any], salt: str, between: Any = None) -> dict[str, Any]:
+    """Prefill on P, then decode on D with P's parameters."""
+    first = engines["prefill"].complete(send, salt, max_tokens=1, kv_transfer_params=KEEP_BLOCKS)
+    parameters = first.get("kv_transfer_params")
+    if not parameters:
+        raise CannotTell("expected kv_transfer_params in the prefill engine's answer, found none")
+    if between is not None:
+        between()
+    return engines["decode"].complete(send, salt, kv_transfer_params=parameters)
+
+
+class Player:
+    """Plays the stages of the case and keeps the answers by part."""
+
+    def __init__(self, engines: dict[str, Engine]) -> None:
+        self.engines = engines
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.salts: dict[str, str] = {}
+
+    def answering(self) -> Engine:
+        return self.engines.get("decode") or self.engines["single"]
+
+    def send(self, send: dict[str, Any], between: Any = None) -> None:
+        salt = self.salts.setdefault(send["group"], uuid.uuid4().hex)
+        if send["route"] == "prefill":
+            answer = self.engines["prefill"].complete(send, salt)
+        elif send["route"] == "local" or "prefill" not in self.engines:
+            if between is not None:
+                between()
+            answer = self.answering().complete(send, salt)
+        else:
+            answer = handed_off(self.engines, send, salt, between)
+        self.answers[send["part"]] = answer
+
+    def play(self, stage: dict[str, Any]) -> None:
+        if len(stage["sends"]) > 1:
+            self.together(stage)
+            return
+        (only,) = stage["sends"]
+
+        def between() -> None:
+            for send in only["between"]:
+                self.send(send)
+
+        self.send(only, between)
+
+    def together(self, stage: dict[str, Any]) -> None:
+        """Requests at the same time; an engine may be held until all of them are queued."""
+        first = stage["hold"] == "first" and "prefill" in self.engines
+        held = (self.engines["prefill"] if first else self.answering()) if stage["hold"] else None
+        early = [s for s in stage["sends"] if not s["late"]]
+        queued, released = threading.Semaphore(0), threading.Event()
+        last = threading.Event()
+
+        def arrived() -> None:
+            queued.release()
+
+        def run(send: dict[str, Any]) -> None:
+            if send["late"]:
+                released.wait(60)
+            time.sleep(send["after_s"])
+            ready = arrived if not send["late"] else (lambda: None)
+
+            def before() -> None:
+                if send["last"]:
+                    last.wait(60)
+                    time.sleep(HOLD_S)
+                ready()
+
+            if stage["hold"] == "answering":
+                self.send(send, before)
+            else:
+                before()
+                self.send(send)
+
+        for send in stage["sends"]:
+            self.salts.setdefault(send["group"], uuid.uuid4().hex)
+        if held is not None:
+            held.ask("/pause?mode=keep&clear_cache=false", post=True)
+        with ThreadPoolExecutor(len(stage["sends"])) as pool:
+            futures = [pool.submit(run, s) for s in stage["sends"]]
+            try:
+                for number, _ in enumerate(early, 1):
+                    if number == len(early):
+                        last.set()
+                    queued.acquire(timeout=60)
+                last.set()
+                time.sleep(HOLD_S)
+            finally:
+                if held is not None:
+                    held.ask("/resume", post=True)
+                released.set()
+            for future in futures:
+                future.result()
+
+
+# --- judging ---------------------------------------------------------------------------------------------------------
+
+
+def compare(part: str, answer: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """What is wrong with an answer, in words; empty when nothing is."""
+    choice = answer["choices"][0]
+    problems = []
+    if choice.get("prompt_token_ids") not in (None, wanted["prompt"]):
+        problems.append(f"{part}: the engine saw other prompt tokens than were sent")
+    tokens = choice.get("token_ids") or []
+    expected = wanted["tokens"]
+    print(f"{part}: prompt of {len(wanted['prompt'])} tokens, {CASE['block_size']} in a block")
+    print(f"  expected {' '.join(map(str, expected))}")
+    print(f"  observed {' '.join(map(str, tokens))}")
+    if tokens != expected:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b),
+            min(len(tokens), len(expected)),
+        )
+        gap = margin(choice, at)
+        if gap is not None and gap <= CASE["near_tie_nats"]:
+            print(f"  first difference at output token {at}, where the two best are {gap:.3f} nats apart: no defect")
+        else:
+            problems.append(f"{part}: the first wrong token is output {at}")
+    elif wanted.get("accepted") is not None:
+        problems += steps(part, answer, wanted["accepted"], len(tokens))
+    return problems
+
+
+def margin(choice: dict[str, Any], at: int) -> float | None:
+    tables = (choice.get("logprobs") or {}).get("top_logprobs") or []
+    if at >= len(tables) or not tables[at]:
+        return None
+    best = sorted(tables[at].values(), reverse=True)
+    return float(best[0] - best[1]) if len(best) > 1 else None
+
+
+def steps(part: str, answer: dict[str, Any], expected: list[int], tokens: int) -> list[str]:
+    """Accepted drafts per verify step, which the decode engine's first, padded step is no part of."""
+    found = ((answer.get("metrics") or {}).get("speculative_decoding") or {}).get("per_step_accepted")
+    if found is None:
+        print("  accepted drafts: this vLLM does not report them per request")
+        return []
+    readings = [found] + ([found[1:]] if found and found[0] == 0 else [])
+    print(f"  accepted drafts per step: expected {expected}, observed {found}")
+    slack = CASE["acceptance_slack"]
+    if slack:
+        wanted = sum(expected) / max(1, len(expected))
+        near = [r for r in readings if r and abs(sum(r) / len(r) - wanted) <= slack * wanted]
+        return [] if near else [f"{part}: other acceptance than expected by more than {100 * slack:.0f} %"]
+    if any(same_as_far_as_asked(r, expected, tokens) for r in readings):
+        return []
+    return [f"{part}: right tokens, other accepted drafts"]
+
+
+def same_as_far_as_asked(found: list[int], expected: list[int], tokens: int) -> bool:
+    """The last step may accept past the end of a shorter output."""
+    if found == expected:
+        return True
+    produced = 1
+    for ours, theirs in zip(found, expected, strict=False):
+        produced += ours + 1
+        if ours != theirs and produced < tokens:
+            return False
+    return produced >= tokens
+
+
+def outcome(engines: dict[str, Engine]) -> int:
+    before = engines["decode"].bytes_moved() if "prefill" in engines else 0.0
+    player = Player(engines)
+    for stage in CASE["stages"]:
+        player.play(stage)
+    problems = [
+        line for part, wanted in CASE["expected"].items() for line in compare(part, player.answers[part], wanted)
+    ]
+    if "prefill" in engines:
+        time.sleep(1.0)
+        moved = engines["decode"].bytes_moved() - before
+        print(f"KV moved from P to D: {moved:,.0f} bytes")
+        if not moved and not problems:
+            raise CannotTell("right answers, but no KV moved: nothing was tested")
+    for line in problems:
+        print(line)
+    print("THE DEFECT IS THERE" if problems else "as expected: the defect is not there")
+    return 1 if problems else 0
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def unpacked(folder: Path, given: list[str]) -> dict[str, str]:
+    """Where each model lies: unpacked from this file, or as given."""
+    models = dict(item.split("=", 1) for item in given if "=" in item)
+    for name, wanted in CASE["models"].items():
+        if name in models:
+            continue
+        if not wanted.get("files"):
+            if wanted.get("source"):
+                models[name] = wanted["source"]
+                continue
+            raise CannotTell(f"expected --model {name}=PATH: {wanted['name']} is not part of this file")
+        for file, digest in wanted["files"].items():
+            target = folder / name / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(carried(digest, f"{file} of {name}"))
+        models[name] = str(folder / name)
+    return models
+
+
+def carried(digest: str, what: str) -> bytes:
+    """A file that this one carries. Raises CannotTell when it is not what it should be."""
+    with contextlib.suppress(KeyError, ValueError, zlib.error):
+        data = zlib.decompress(base64.b85decode("".join(FILES[digest].split())))
+        if hashlib.sha256(data).hexdigest() == digest:
+            return data
+    raise CannotTell(f"expected {what} with SHA-256 {digest}, found another: this file is damaged")
+
+
+# --- command line ----------------------------------------------------------------------------------------------------
+
+
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=CASE.get("title"), epilog="Exit code 1: the defect is there; 0: not.")
+    parser.add_argument("--python", default=sys.executable, help="the Python that vLLM is installed in")
+    parser.add_argument("--model", action="append", default=[], metavar="NAME=PATH", help="use this model instead")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="ROLE:NAME=VALUE", help="set a variable for one engine"
+    )
+    parser.add_argument("--limit", type=float, default=300, help="seconds for the engines to start")
+    parser.add_argument("--keep-logs", metavar="FOLDER", help="keep the engines' logs there")
+    options = parser.parse_args(argv)
+    roles = {e["role"] for e in CASE["engines"]}
+    for item in options.env:
+        role, _, rest = item.partition(":")
+        if role not in roles or "=" not in rest:
+            parser.error(f"--env {item!r}: expected ROLE:NAME=VALUE with a role of {', '.join(sorted(roles))}")
+    for item in options.model:
+        if item.partition("=")[0] not in CASE["models"] or "=" not in item:
+            parser.error(f"--model {item!r}: expected NAME=PATH with a name of {', '.join(CASE['models'])}")
+    return options
+
+
+def terminated(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Try the case once; returns the exit code."""
+    options = parsed(argv)
+    signal.signal(signal.SIGTERM, terminated)
+    print(CASE["title"])
+    print(f"recorded with vllm {CASE['versions'].get('vllm')}, {CASE['cell']}, {CASE['scenario']}")
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="repro-") as scratch:
+        logs = Path(options.keep_logs or scratch)
+        logs.mkdir(parents=True, exist_ok=True)
+        engines: list[Engine] = []
+        try:
+            for engine in started(options, unpacked(Path(scratch), options.model), logs):
+                engines.append(engine)
+            wait_ready(engines, options.limit)
+            by_role = {e.role: e for e in engines}
+            warm_up(by_role)
+            print(f"{len(engines)} engines ready after {time.monotonic() - begun:.0f} s", flush=True)
+            return outcome(by_role)
+        except (CannotTell, OSError) as error:
+            print(f"cannot tell: {error}")
+            return 2
+        except KeyboardInterrupt:
+            print("cannot tell: interrupted")
+            return 2
+        finally:
+            for engine in engines:
+                engine.stop()
+
+
+FILES: dict[str, str] = {}  # the models' files by SHA-256, compressed, as Base85
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The smallest case that still shows a finding, and the law of lengths around it."""

@@ -1,0 +1,223 @@
+"""The exported file: what is in it, and what it says of fake engines. Real ones: tests/engine/test_repro.py."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.config import REPOSITORY, load_profile
+from harness.engine.environment import EngineEnvironment
+from harness.errors import UsageError
+from harness.export.case import Right, case_of, cold_stage, engine_commands, write_case
+from harness.export.finding import case_from, issue_text
+from harness.matrix import select_cells
+from harness.prompts import load_prompts
+from harness.repro import from_names
+
+FAKE = str(Path(__file__).with_name("fake_engine.py"))
+ENVIRONMENT = EngineEnvironment(
+    executable="/somewhere/bin/python",
+    prefix="/somewhere",
+    python="3.11.0",
+    vllm="0.32.0",
+    vllm_build="cpu",
+    torch="2.13.0",
+    transformers="5",
+    nixl="1.5.1",
+)
+
+
+def named(cell: str, prompt: str = "copy-062-10", scenario: str = "cold"):
+    prepared, target, _ = from_names("cpu", cell, prompt if scenario == "cold" else "", scenario)
+    return case_from(prepared, target, ENVIRONMENT)
+
+
+def literal(text: str, name: str) -> dict:
+    """The value that a file gives to a name, without running it."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+            return ast.literal_eval(node.value)
+    raise AssertionError(name)
+
+
+def rewritten(file: Path, engines: dict[str, dict], **changes) -> Path:
+    """The exported file with fake engines, by role, in the place of vLLM's."""
+    text = file.read_text()
+    case = literal(text, "CASE")
+    for engine in case["engines"]:
+        engine["argv"] = ["<<python>>", FAKE, engine["role"], "<<port>>", json.dumps(engines[engine["role"]])]
+        engine["argv"] += ["<<target>>", "<<drafter>>"]
+    case |= changes
+    start = text.index("CASE: dict[str, Any] = ")
+    end = text.index('\nHOST = "127.0.0.1"')
+    file.write_text(f"{text[:start]}CASE: dict[str, Any] = {case!r}\n{text[end:]}")
+    return file
+
+
+def run(file: Path, *arguments: str) -> tuple[int, str]:
+    """In an isolated interpreter, which sees neither this project nor its folder."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(file), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=file.parent,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def exported(tmp_path):
+    file = tmp_path / "repro.py"
+    write_case(named("pd-eagle3"), ENVIRONMENT, file)
+    return file
+
+
+def right() -> dict:
+    expected = named("pd-eagle3").right["subject"]
+    return {"tokens": list(expected.tokens), "accepted": [0, *expected.accepted]}
+
+
+WARM = {"33": {"tokens": [1, 1]}}
+
+
+def test_file_is_plain_python_without_this_machine_or_this_project(exported):
+    text = exported.read_text()
+    assert str(REPOSITORY) not in text
+    assert "/somewhere" not in text
+    imported = {n.module or "" for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
+    imported |= {a.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import) for a in n.names}
+    assert {m.split(".")[0] for m in imported} <= set(sys.stdlib_module_names) | {"__future__"}
+    assert exported.stat().st_size < 8 * 2**20
+    models = literal(text, "CASE")["models"]
+    assert set(models) == {"target", "tokenizer", "drafter"}
+    assert all(d in literal(text, "FILES") for m in models.values() for d in m["files"].values())
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({}, 0, "as expected: the defect is not there"),
+        ({"tokens": [9, 9, 9]}, 1, "the first wrong token is output 0"),
+        ({"accepted": [0, 0, 0, 0]}, 1, "right tokens, other accepted drafts"),
+        ({"echo": [1, 2]}, 1, "the engine saw other prompt tokens"),
+        ({"unmoved": True}, 2, "no KV moved: nothing was tested"),
+        ({"broken": True}, 2, "expected status 200 of the decode engine, found 500"),
+    ],
+)
+def test_verdict_of_the_file(exported, change, code, words):
+    decode = {**WARM, "62": {**right(), **change}}
+    found, output = run(rewritten(exported, {"prefill": {**WARM, "62": right()}, "decode": decode}))
+    assert (found, words in output) == (code, True), output
+
+
+def test_near_tie_is_no_defect(exported):
+    other = right()
+    other["tokens"][5] += 1
+    decode = {**WARM, "62": {**other, "gap": 0.01}}
+    code, output = run(rewritten(exported, {"prefill": WARM, "decode": decode}))
+    assert code == 0, output
+    assert "0.010 nats apart: no defect" in output
+
+
+def test_prefill_without_parameters_tells_nothing(exported):
+    prefill = {**WARM, "62": {**right(), "no_parameters": True}}
+    code, output = run(rewritten(exported, {"prefill": prefill, "decode": {**WARM, "62": right()}}))
+    assert (code, "found none" in output) == (2, True), output
+
+
+def test_engine_that_does_not_start_tells_nothing_and_says_why(exported):
+    code, output = run(rewritten(exported, {"prefill": {"die": True}, "decode": WARM}))
+    assert code == 2
+    assert "expected the prefill engine to start" in output
+    assert "RuntimeError: no such device" in output
+
+
+def test_concurrent_requests_are_queued_and_released_together(tmp_path):
+    file = tmp_path / "together.py"
+    case = named("single-eagle3", scenario="concurrent")
+    write_case(case, ENVIRONMENT, file)
+    answers = {
+        f"{len(s.prompt.ids)}:{s.prompt.ids[2]}": {"tokens": list(right.tokens), "accepted": list(right.accepted)}
+        for stage in case.stages
+        for s in stage.sends
+        for right in [case.right[s.part]]
+    }
+    code, output = run(rewritten(file, {"single": {**WARM, **answers}}))
+    assert code == 0, output
+    assert {line.split(":")[0] for line in output.splitlines() if ": prompt of" in line} == set(case.right)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--env", "single:A=1"], "expected ROLE:NAME=VALUE with a role of decode, prefill"),
+        (["--env", "decode:A"], "expected ROLE:NAME=VALUE"),
+        (["--model", "nothing=/x"], "expected NAME=PATH with a name of target, tokenizer, drafter"),
+    ],
+)
+def test_bad_arguments_are_refused_in_words(exported, arguments, words):
+    code, output = run(exported, *arguments)
+    assert (code, words in output) == (2, True), output
+
+
+def test_damaged_model_in_the_file_is_refused(exported):
+    text = exported.read_text()
+    files = literal(text, "FILES")
+    first, second = list(files)[:2]
+    line = '    "{}": """\n'.format
+    swapped = text.replace(line(first), line("x")).replace(line(second), line(first)).replace(line("x"), line(second))
+    for damaged in (swapped, text.replace(line(first), line("gone"))):
+        exported.write_text(damaged)
+        code, output = run(exported)
+        assert (code, "found another: this file is damaged" in output) == (2, True), output
+
+
+def test_large_models_are_named_and_not_carried(tmp_path, monkeypatch):
+    monkeypatch.setattr("harness.export.case.EMBEDDED_BYTES", 1000)
+    file = tmp_path / "repro.py"
+    write_case(named("pd-eagle3"), ENVIRONMENT, file)
+    assert literal(file.read_text(), "FILES") == {}
+    code, output = run(file)
+    assert code == 2
+    assert "expected --model target=PATH: target is not part of this file" in output
+
+
+def test_cells_behind_a_router_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="asked directly, found pd-eagle3-router"):
+        write_case(named("pd-eagle3-router"), ENVIRONMENT, tmp_path / "x.py")
+
+
+def test_prompt_without_a_right_answer_is_refused():
+    profile = load_profile("cpu")
+    (cell,) = select_cells(profile, ["single-none"])
+    prompt = load_prompts(profile.workload.prompts).prompts[0]
+    with pytest.raises(UsageError, match="expected a right answer to compare with, found none"):
+        case_of("x", profile, cell, "cold", cold_stage(prompt), {})
+    known = case_of("x", profile, cell, "cold", cold_stage(prompt), {"subject": Right((1,), None)})
+    assert known.right["subject"].tokens == (1,)
+
+
+def test_commands_are_those_of_the_cell():
+    commands = engine_commands(named("pd-dflash"), ENVIRONMENT)
+    assert set(commands) == {"decode", "prefill"}
+    for argv in commands.values():
+        assert argv[argv.index("--port") + 1] == "$port"
+        assert json.loads(argv[argv.index("--speculative-config") + 1])["model"] == "$drafter"
+        assert json.loads(argv[argv.index("--kv-transfer-config") + 1])["kv_connector"] == "NixlConnector"
+
+
+def test_issue_names_environment_command_and_tokens():
+    text = issue_text(named("pd-eagle3"), ENVIRONMENT, "repro.py", None, None, "fails if and only if N mod 32 = 0")
+    assert "python repro.py" in text
+    assert "vLLM 0.32.0" in text
+    assert "fails if and only if N mod 32 = 0" in text
+    assert not re.search(r"/(tmp|work|home|root)/", text)
+    assert str(REPOSITORY) not in text
