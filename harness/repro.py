@@ -205,7 +205,9 @@ def _prepared(profile: Profile, source: str, target: Target, history: History | 
     # A single cell ran on the decode engine of the pair: the same engines are started.
     together = history.cell(target.cell) if history is not None else None
     group = [c for c in cells.values() if c.id == target.cell or _shared(history, together, c.id)]
-    return Prepared(profile, source, prompts, make_plan(profile, group), (work,))
+    # Nobody scores the outputs again here; asked for, it would be missing evidence in every try.
+    alone = profile.model_copy(update={"workload": profile.workload.model_copy(update={"rescore": False})})
+    return Prepared(alone, source, prompts, make_plan(alone, group), (work,))
 
 
 def _shared(history: History | None, mine: Any, other: str) -> bool:

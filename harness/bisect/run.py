@@ -116,13 +116,16 @@ class Bisection(Strict):
     def _ends(self) -> str:
         """Which end behaves how."""
         said = {s.version: s for s in self.steps}
+        ends: tuple[tuple[str, str, Said], ...] = (
+            ("--good", self.candidates[0], "not shown"),
+            ("--bad", self.candidates[-1], "shown"),
+        )
         words = []
-        for option, version, wanted in (
-            ("--good", self.candidates[0], "not to show it"),
-            ("--bad", self.candidates[-1], "to show it"),
-        ):
-            found = said[version].brief if version in said else "it was not tried"
-            words.append(f"expected {option} {version} {wanted}, found: {_short(found)}")
+        for option, version, wanted in ends:
+            step = said.get(version)
+            found = _short(step.brief) if step is not None else "it was not tried"
+            held = step is not None and step.verdict == wanted
+            words.append(f"{option} {version}: expected {wanted}, found {'that' if held else found}")
         return "; ".join(words)
 
     @property

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
+from typer.testing import CliRunner
 
 from harness.bisect import environments, run
 from harness.bisect.environments import (
@@ -26,6 +27,7 @@ from harness.bisect.environments import (
 )
 from harness.bisect.run import Bisection, Step, VersionTrier, bisect, judged, shown_once
 from harness.bisect.search import next_index, search
+from harness.cli import app
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, EngineStartError, EnvironmentFault, UsageError
 from harness.findings import Verdict
 from harness.progress import Reporter
@@ -472,11 +474,11 @@ def test_skipped_versions_are_named_and_leave_a_range_where_they_must(tmp_path):
 @pytest.mark.parametrize(
     ("first_bad", "silent", "words"),
     [
-        ("0.1", (), "expected --good 0.28.0 not to show it, found: shown (1 of 1 tries); expected --bad 0.32.0 to show "
-         "it, found: shown"),
-        ("9.0", (), "expected --bad 0.32.0 to show it, found: not shown (0 of 1 tries)"),
-        ("0.30.0", ("0.28.0",), "expected --good 0.28.0 not to show it, found: skipped: the engine does not start"),
-        ("0.30.0", ("0.32.0",), "expected --bad 0.32.0 to show it, found: skipped: the engine does not start"),
+        ("0.1", (), "UNKNOWN: --good 0.28.0: expected not shown, found shown (1 of 1 tries); --bad 0.32.0: expected "
+         "shown, found that; 2 versions tried, 0 s"),
+        ("9.0", (), "expected not shown, found that; --bad 0.32.0: expected shown, found not shown (0 of 1 tries)"),
+        ("0.30.0", ("0.28.0",), "--good 0.28.0: expected not shown, found skipped: the engine does not start"),
+        ("0.30.0", ("0.32.0",), "--bad 0.32.0: expected shown, found skipped: the engine does not start"),
     ],
 )  # fmt: skip
 def test_ends_that_do_not_hold_are_an_error_that_says_which_behaves_how(tmp_path, first_bad, silent, words):
@@ -494,7 +496,7 @@ def test_interrupted_search_says_what_is_known(tmp_path):
     assert (found.exit_code, found.trying) == (EXIT_UNKNOWN, "0.31.0")
     early = bisected(tmp_path, "0.31.0", *RELEASES, interrupt_at="0.32.0")
     assert "interrupted: UNKNOWN: " in early.sentence
-    assert "--bad 0.32.0 to show it, found: it was not tried" in early.sentence
+    assert "--bad 0.32.0: expected shown, found it was not tried" in early.sentence
 
 
 def test_file_is_up_to_date_while_a_version_is_tried(tmp_path):
@@ -546,34 +548,42 @@ def test_too_few_versions_are_a_mistake_of_the_caller():
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
+PROMPT = ["--cell", "single-none", "--prompt", "copy-096-19"]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "code", "sentence"),
+    ("arguments", "sentence"),
     [
-        ([], 64, "--good"),
-        (["--good", "0.30.0"], 64, "--bad"),
-        (["/tmp", "--good", "0.30.0", "--bad", "0.32.0"], 64, "expected --finding ID with RUN_DIR"),
-        (["--good", "0.30.0", "--bad", "0.32.0"], 64, "expected RUN_DIR and FINDING, or --cell and --prompt"),
-        (["/nowhere", "--finding", "x", "--good", "0.30.0", "--bad", "0.32.0"], 64, "expected the folder of a rec"),
-        (["--cell", "pd-none", "--good", "0.30.0", "--bad", "0.32.0"], 64, "expected --prompt ID or --scenario"),
-        (["--cell", "pd-none", "--scenario", "refill", "--good", "/nowhere", "--bad", "0.32.0"], 64,
-         "--good /nowhere: expected a version such as"),
-        (["--cell", "pd-none", "--scenario", "refill", "--good", "0.32.0", "--bad", "0.30.0"], 64, "to be older"),
-        (["--cell", "pd-none", "--scenario", "refill", "--good", "0.1", "--bad", "0.3", "--candidate", "0.9"], 64,
-         "--candidate: expected versions between 0.1 and 0.3, found 0.9"),
+        (["/tmp", "--good", "0.30.0", "--bad", "0.32.0"], "expected --finding ID with RUN_DIR"),
+        (["--good", "0.30.0", "--bad", "0.32.0"], "expected RUN_DIR and FINDING, or --cell and --prompt"),
+        (
+            ["/nowhere", "--finding", "x", "--good", "0.30.0", "--bad", "0.32.0"],
+            "expected the folder of a recorded run",
+        ),
+        (["--cell", "pd-none", "--good", "0.30.0", "--bad", "0.32.0"], "expected --prompt ID or --scenario"),
+        ([*PROMPT, "--good", "/nowhere", "--bad", "0.32.0"], "--good /nowhere: expected a version such as"),
+        ([*PROMPT, "--good", "0.32.0", "--bad", "0.30.0"], "to be older"),
+        ([*PROMPT, "--good", "0.1", "--bad", "0.3", "--candidate", "0.9"], "--candidate: expected versions between"),
     ],
-)  # fmt: skip
-def test_bad_input(arguments, code, sentence):
-    found, output = harness("bisect", *arguments)
-    assert found == code, output
-    assert sentence in output
+)
+def test_bad_input(arguments, sentence):
+    result = CliRunner().invoke(app, ["bisect", *arguments])
+    assert isinstance(result.exception, UsageError), result.output
+    assert sentence in str(result.exception)
+
+
+def test_ends_must_be_named():
+    code, output = harness("bisect", *PROMPT, "--good", "0.30.0")
+    assert code == 64
+    assert "--bad" in output
 
 
 def test_bisect_whose_ends_cannot_start_is_unknown(tmp_path):
     """The whole command with interpreters that have a vllm only by name: nothing starts, nothing is shown."""
     pythons = [str(fake_python(tmp_path / f"fake-{v}", v)) for v in ("0.1", "0.2")]
-    code, output = harness("bisect", "--cell", "single-none", "--prompt", "copy-096-19", "--good", pythons[0], "--bad",
-                           pythons[1], "--out", str(tmp_path / "out"))  # fmt: skip
-    assert code == 2, output
-    assert "UNKNOWN: expected --good 0.1 not to show it, found: skipped: " in output
+    ends = ["--good", pythons[0], "--bad", pythons[1], "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["bisect", *PROMPT, *ends])
+    assert result.exit_code == 2, result.output
+    assert "UNKNOWN: --good 0.1: expected not shown, found skipped: " in " ".join(result.output.split())
     (kept,) = (tmp_path / "out").glob("*-cpu-bisect-*/bisect.json")
     assert [s["verdict"] for s in json.loads(kept.read_text())["steps"]] == ["skipped", "skipped"]
