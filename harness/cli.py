@@ -302,6 +302,21 @@ def _shrink(
     return result.exit_code
 
 
+def _to_try(
+    run_dir: Path | None, finding: str | None, cell: str | None, prompt: str | None, scenario: str, profile: str
+) -> tuple[Prepared, Target, tuple[str, ...]]:
+    """What repro and bisect try: a finding of a run, or a prompt or scenario of a cell."""
+    from harness.repro import from_names, from_run
+
+    if (run_dir is None) == (cell is None) or (run_dir is None) != (finding is None):
+        raise UsageError("expected RUN_DIR and FINDING, or --cell and --prompt, found something else; see --help")
+    if run_dir is not None and finding is not None:
+        return from_run(run_dir, finding)
+    if prompt is None and scenario == "cold":
+        raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
+    return from_names(profile, cell or "", prompt or "", scenario)
+
+
 @app.command()
 def repro(
     run_dir: Annotated[
@@ -344,16 +359,9 @@ def repro(
     from harness.operations import DEFAULT_OUT
     from harness.progress import Reporter
     from harness.report.terminal import print_summary
-    from harness.repro import expected_s, from_names, from_run, reproduce
+    from harness.repro import expected_s, reproduce
 
-    if (run_dir is None) == (cell is None) or (run_dir is None) != (finding is None):
-        raise UsageError("expected RUN_DIR and FINDING, or --cell and --prompt, found something else; see --help")
-    if run_dir is not None and finding is not None:
-        prepared, target, mutants = from_run(run_dir, finding)
-    else:
-        if prompt is None and scenario == "cold":
-            raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
-        prepared, target, mutants = from_names(profile, cell or "", prompt or "", scenario)
+    prepared, target, mutants = _to_try(run_dir, finding, cell, prompt, scenario, profile)
     console = _out()
     if export_issue and export is None:
         raise UsageError("--export-issue: expected --export FILE with it, found none")
@@ -391,6 +399,90 @@ def repro(
         print_summary(result.summary, console)
     console.print(f"{result.sentence}; {result.seconds:.0f} s", highlight=False)
     raise typer.Exit(result.exit_code)
+
+
+@app.command()
+def bisect(
+    good: Annotated[
+        str,
+        typer.Option("--good", metavar="VERSION|PYTHON", help="Older; must not show it: 0.30.0, or an interpreter."),
+    ],
+    bad: Annotated[str, typer.Option("--bad", metavar="VERSION|PYTHON", help="Newer; must show it.")],
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN_DIR", help="The run that had the finding. Default: reports/latest.", show_default=False
+        ),
+    ] = None,
+    finding: Annotated[
+        str | None, typer.Option("--finding", "-f", help="Its id, or a beginning that only one has.")
+    ] = None,
+    cell: Annotated[str | None, typer.Option("--cell", "-c", help="Without a run: the cell, e.g. pd-eagle3.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Without a run: the id of a prompt.")] = None,
+    scenario: Annotated[str, typer.Option("--scenario", "-s", help="Without a run: the scenario.")] = "cold",
+    profile: ProfileOption = "cpu",
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--candidate",
+            metavar="VERSION|PYTHON",
+            help="May be tried between the ends. Repeatable. Default: with two interpreters none, else every release.",
+        ),
+    ] = None,
+    repeat: Annotated[
+        int,
+        typer.Option(
+            "--repeat", "-n", min=1, max=1000, help="Tries per version; one that shows it is enough, all must not."
+        ),
+    ] = 1,
+    out: OutOption = None,
+) -> None:
+    """Find the first vLLM version in which a finding shows, by binary search with repro as the test.
+
+    Versions are installed into a cache; the ends are tried first; a version that cannot start or says nothing is
+    skipped. Exit code 0 when the first version is found (or a few of which one is it), 2 when nothing can be decided.
+    """
+    from harness.bisect.environments import (
+        DISTRIBUTIONS,
+        Cache,
+        UvInstaller,
+        cache_folder,
+        in_order,
+        read_candidate,
+        released_versions,
+    )
+    from harness.bisect.run import VersionTrier, expected_total_s, start
+    from harness.bisect.run import bisect as search_versions
+    from harness.operations import DEFAULT_OUT, new_folder
+    from harness.progress import Reporter
+    from harness.report.bisect import print_bisection
+
+    if finding is None and run_dir is not None:
+        raise UsageError("expected --finding ID with RUN_DIR, found none; `harness check RUN_DIR` says what it found")
+    if finding is not None and run_dir is None and cell is None:
+        run_dir = DEFAULT_OUT / "latest"
+    prepared, target, mutants = _to_try(run_dir, finding, cell, prompt, scenario, profile)
+    device = prepared.profile.engine.device
+    package = DISTRIBUTIONS[device]
+    candidates = in_order(
+        read_candidate("--good", good),
+        read_candidate("--bad", bad),
+        [read_candidate("--candidate", c) for c in candidate or []],
+        lambda: released_versions(package),
+    )
+    folder = new_folder(out or DEFAULT_OUT, prepared.profile, "bisect")
+    with Reporter(expected_total_s(prepared, repeat, len(candidates))) as reporter:
+        reporter.line(f"{len(candidates)} versions from {candidates[0].version} to {candidates[-1].version}")
+        cache = Cache(cache_folder(), UvInstaller(device), reporter.line)
+        trier = VersionTrier(
+            prepared, target, mutants, repeat, lambda version, log: cache.python(package, version, log), reporter
+        )
+        begun = start(prepared, target, mutants, candidates, repeat)
+        found = search_versions(begun, candidates, folder, trier, reporter.line)
+    console = _out()
+    print_bisection(found, console)
+    console.print(f"steps: {folder / 'bisect.json'}", soft_wrap=True, highlight=False)
+    raise typer.Exit(found.exit_code)
 
 
 @app.command()

@@ -17,7 +17,7 @@ from harness.engine.exchange import payload
 from harness.engine.topology import EngineGroupSession
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, DataError, InfrastructureError, UsageError
 from harness.files import write_json
-from harness.findings import Finding, Judgement, Verdict
+from harness.findings import CheckResult, Finding, Judgement, Verdict
 from harness.history import COLD, Form, History, load_history
 from harness.matrix import EngineGroup, all_cells, make_plan, start_expected_s
 from harness.operations import Prepared, assess, engines_for, judge_and_report, new_folder, prepare, prepared_recorder
@@ -71,6 +71,9 @@ class Result(NamedTuple):
     """Of the last try."""
     seconds: float
     decided: bool
+    problem: str = ""
+    """Why trying ended before its time."""
+    interrupted: bool = False
 
     @property
     def told(self) -> int:
@@ -202,7 +205,9 @@ def _prepared(profile: Profile, source: str, target: Target, history: History | 
     # A single cell ran on the decode engine of the pair: the same engines are started.
     together = history.cell(target.cell) if history is not None else None
     group = [c for c in cells.values() if c.id == target.cell or _shared(history, together, c.id)]
-    return Prepared(profile, source, prompts, make_plan(profile, group), (work,))
+    # Nobody scores the outputs again here; asked for, it would be missing evidence in every try.
+    alone = profile.model_copy(update={"workload": profile.workload.model_copy(update={"rescore": False})})
+    return Prepared(alone, source, prompts, make_plan(alone, group), (work,))
 
 
 def _shared(history: History | None, mine: Any, other: str) -> bool:
@@ -222,8 +227,9 @@ def reproduce(
     reporter: Reporter,
     repeat: int,
     keep: Callable[[list[str]], None] | None = None,
+    until: Callable[[list[Attempt]], bool] | None = None,
 ) -> Result:
-    """Start the engines once and try until it is decided, at most ``repeat`` times.
+    """Start the engines once and try until it is decided, or ``until`` says so; at most ``repeat`` times.
 
     ``keep`` is called with lines for a person while the engines are still up. KeyboardInterrupt ends the engines; what
     was tried counts.
@@ -235,13 +241,14 @@ def reproduce(
     changed, arming = armed(group, prepared.profile, mutants, folder / "arming" / group.id, False)
     attempts: list[Attempt] = []
     summary: RunSummary | None = None
+    problem, interrupted = "", False
     try:
         with EngineGroupSession(
             changed, prepared.profile, environment, folder / "logs", None, reporter.line, arming
         ) as session:
             session.switch(*mutants)
             reporter.step(group.id, start_expected_s(group))
-            while len(attempts) < repeat and not _decided(attempts):
+            while len(attempts) < repeat and not (until or _decided)(attempts):
                 summary = _attempt(
                     session, prepared, environment, folder / f"try-{len(attempts) + 1:02d}", mutants, reporter
                 )
@@ -251,10 +258,13 @@ def reproduce(
                 keep(_requests(session, prepared, group, folder))
     except KeyboardInterrupt:
         reporter.line("interrupted: engines are gone")
+        interrupted = True
     except InfrastructureError as error:
         reporter.line(f"{group.id}: UNKNOWN: {error}")
         attempts.append(Attempt(Verdict.UNKNOWN, None))
-    return Result(target, tuple(attempts), folder, summary, time.monotonic() - begun, _decided(attempts))
+        problem = str(error)
+    seconds = time.monotonic() - begun
+    return Result(target, tuple(attempts), folder, summary, seconds, _decided(attempts), problem, interrupted)
 
 
 def _attempt(
@@ -284,16 +294,21 @@ def _decided(attempts: list[Attempt]) -> bool:
     return low > 0.5 or high < 0.5
 
 
-def _again(summary: RunSummary, target: Target) -> bool | None:
-    """Whether the finding is there again; None when its check has no evidence this time."""
+def results_of(summary: RunSummary, target: Target) -> list[CheckResult]:
+    """What the check of the finding, or the one in its place, says of its cell; of all checks if none is named."""
     wanted = {target.check, _INSTEAD.get(target.check or "")} - {None}
-    results = [
+    return [
         r
         for c in summary.judgement.cells
         if (c.cell, c.scenario) == (target.cell, target.scenario)
         for r in c.results
         if not wanted or r.check in wanted
     ]
+
+
+def _again(summary: RunSummary, target: Target) -> bool | None:
+    """Whether the finding is there again; None when its check has no evidence this time."""
+    results = results_of(summary, target)
     found = [
         f for r in results for f in r.findings if target.key is None or (f.part or f.prompt_id) in (target.key, None)
     ]

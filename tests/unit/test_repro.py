@@ -77,6 +77,9 @@ def test_prompt_of_a_cell_is_prepared_with_its_engines_only():
     assert [g.topology for g in prepared.plan.groups] == ["pd"]
     assert (target.words, mutants) == ("pd-eagle3/copy-096-19", ())
     assert repro.expected_s(prepared, 3) > repro.expected_s(prepared, 1) > 0
+    # Nobody scores the plain engine's outputs again in a repro: asked for, no try could ever say anything.
+    prepared, _, _ = from_names("cpu", "single-none", "copy-096-19", "cold")
+    assert not prepared.rescores
     prepared, _, _ = from_names("cpu", "single-none", "", "refill")
     assert prepared.works[0].requests == 7
     for cell, prompt in (("pd-*", "copy-096-19"), ("pd-eagle3", "copy-999"), ("pd-gpt", "copy-096-19")):

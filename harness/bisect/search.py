@@ -1,0 +1,58 @@
+"""Which version to try next, and what the answers so far say. Versions are indexes, oldest first.
+
+An answer is True when the finding shows, False when it does not, None when the version says nothing (skipped).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+Answers = Mapping[int, bool | None]
+
+
+class Bracket(NamedTuple):
+    """Between these two the finding appeared."""
+
+    good: int
+    """Newest version known not to show it."""
+    bad: int
+    """Oldest version known to show it."""
+
+    @property
+    def first_bad(self) -> range:
+        """The versions that can be the first to show it: one, unless versions between were skipped."""
+        return range(self.good + 1, self.bad + 1)
+
+
+def bracket(count: int, answers: Answers) -> Bracket | None:
+    """What is known so far; None unless the oldest does not show it and the newest does."""
+    if answers.get(0) is not False or answers.get(count - 1) is not True:
+        return None
+    # A version outside the bracket is never tried, so that the newest good one is older than the oldest bad one.
+    return Bracket(max(i for i, a in answers.items() if a is False), min(i for i, a in answers.items() if a is True))
+
+
+def next_index(count: int, answers: Answers) -> int | None:
+    """Which version to try next: both ends, then the one nearest to the middle that was not skipped; None at the end.
+
+    Raises ValueError for fewer than two versions.
+    """
+    if count < 2:
+        raise ValueError(f"expected two versions or more, found {count}")
+    for end in (0, count - 1):
+        if end not in answers:
+            return end
+    known = bracket(count, answers)
+    if known is None:
+        return None
+    left = [i for i in range(known.good + 1, known.bad) if i not in answers]
+    return min(left, key=lambda i: (abs(2 * i - known.good - known.bad), i), default=None)
+
+
+def search(count: int, oracle: Callable[[int], bool | None]) -> dict[int, bool | None]:
+    """Ask ``oracle`` until nothing more can be learnt; returns its answers by index, in the order of asking."""
+    answers: dict[int, bool | None] = {}
+    while (index := next_index(count, answers)) is not None:
+        answers[index] = oracle(index)
+    return answers
