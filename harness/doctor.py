@@ -17,8 +17,10 @@ from harness.baseline.lookup import Limits, look_up
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.environment import WITHOUT, EngineEnvironment, inspect_environment, need_nixl
 from harness.engine.ports import free_ports
+from harness.engine.router import program
 from harness.errors import HarnessError
 from harness.files import sha256_file
+from harness.matrix import all_cells
 from harness.probe.build import RECIPE_FILE, WEIGHTS
 from harness.prompts import load_prompts
 
@@ -56,9 +58,7 @@ def examine(executable: str, source: str) -> list[Item]:
     profile: Profile | None = None
     try:
         profile = load_profile(source)
-        items.append(
-            Item("profile", f"{profile.name}, {len(profile.methods) * len(profile.topologies)} cells", True, True)
-        )
+        items.append(Item("profile", f"{profile.name}, {len(all_cells(profile))} cells", True, True))
     except HarnessError as error:
         items.append(Item("profile", str(error), False, True, "correct the profile"))
     if environment is not None:
@@ -79,6 +79,8 @@ def _environment_items(environment: EngineEnvironment, profile: Profile | None) 
 
     nixl_item = _attempt("nixl", "install the extra `cpu` or `gpu`", nixl)
     items = [nixl_item._replace(needed=wants_pair)]
+    if profile is not None and any(c.routed for c in all_cells(profile)):
+        items.append(_attempt("router", "install the extra `router`, or take routes: [client]", lambda: str(program())))
     missing = [name for name in WITHOUT if not environment.has(name)]
     found = ", ".join(f"no {name}" for name in missing) or f"all {len(WITHOUT)} that the harness relies on"
     cost = "; ".join(WITHOUT[name] for name in missing)

@@ -146,6 +146,11 @@ def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, dict[str, object]
     return out
 
 
+def _echoes(o: Observation) -> list[tuple[int, ...] | None]:
+    """The prompt ids that each engine saw."""
+    return [leg.echoed_ids for leg in o.legs]
+
+
 def text_form(cell: CellView) -> CheckResult:
     """Prompts sent as templated text give the same output as the same prompts sent as ids."""
     name = "text-form"
@@ -160,13 +165,16 @@ def text_form(cell: CellView) -> CheckResult:
         ours, theirs = o.final.output_ids or (), twin.final.output_ids or ()
         if ours != theirs:
             at = common_prefix(ours, theirs)
+            # Equal input that gives other output is no matter of how it was sent.
+            same = _echoes(o) == _echoes(twin) and None not in _echoes(o)
             findings.append(
                 cell.finding(
                     name,
                     Verdict.REGRESSION,
-                    "input",
+                    "target-kv" if same else "input",
                     f"expected the same output for the prompt as text and as ids, found a difference at output token "
-                    f"{at}; compare the echoed ids",
+                    f"{at}; "
+                    + ("the engines saw the same prompt ids both times" if same else "compare the echoed ids"),
                     o,
                     position=at,
                     as_text=list(ours[at : at + 6]),

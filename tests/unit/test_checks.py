@@ -135,6 +135,15 @@ def test_two_end_tokens_are_a_regression():
     assert exchange.response_invariants(view(history([o]), "single-none")).verdict is Verdict.REGRESSION
 
 
+@pytest.mark.parametrize(("seen", "damage"), [("same", "target-kv"), ("other", "input"), ("none", "input")])
+def test_text_form_blames_the_input_only_where_that_may_differ(seen, damage):
+    ids = observation("single-none", 40)
+    echo = {"same": ids.sent_ids, "other": (1, *ids.sent_ids), "none": None}[seen]
+    text = change_final(garbled(observation("single-none", 40, form="text", sequence=1)), echoed_ids=echo)
+    (finding,) = exchange.text_form(view(history([ids, text]), "single-none")).findings
+    assert (finding.verdict, finding.damage) == (Verdict.REGRESSION, damage)
+
+
 def test_text_form_differs_from_ids():
     ids = observation("single-none")
     text = change_final(ids.model_copy(update={"form": "text"}), output_ids=(5, 6))
