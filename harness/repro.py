@@ -24,6 +24,7 @@ from harness.operations import Prepared, assess, engines_for, judge_and_report, 
 from harness.progress import Reporter
 from harness.prompts import Prompt, load_prompts
 from harness.runner import armed, run_cell
+from harness.scrub import Scrubber
 from harness.stats.sequential import Interval, interval_of
 from harness.summary import RunSummary
 from harness.workload import CellWork, Choice, cell_work
@@ -248,7 +249,11 @@ def reproduce(
         ) as session:
             session.switch(*mutants)
             reporter.step(group.id, start_expected_s(group))
+            scrubber = Scrubber(session, prepared.prompts.prompts)
             while len(attempts) < repeat and not (until or _decided)(attempts):
+                if attempts:
+                    scrubber.scrub()
+                    session.refresh_counters()
                 summary = _attempt(
                     session, prepared, environment, folder / f"try-{len(attempts) + 1:02d}", mutants, reporter
                 )

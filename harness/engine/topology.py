@@ -120,8 +120,7 @@ class EngineGroupSession:
         self._warm_up_hand_off()
         self._start_routers()
         self._require_armed()
-        for client in self._clients.values():
-            client.snapshot()
+        self.refresh_counters()
         self.ready_seconds = time.monotonic() - begun
 
     def _start_routers(self) -> None:
@@ -370,6 +369,11 @@ class EngineGroupSession:
     def client(self, role: Role) -> Client:
         """The client of an engine; asking for ``single`` in a pair gives the decode engine."""
         return self._exchange.client(role)
+
+    def refresh_counters(self) -> None:
+        """Count from now on: what was sent uncounted before belongs to no request. Raises HandoffError."""
+        for client in self._clients.values():
+            client.snapshot()
 
     def reset_caches(self) -> None:
         """Forget all cached prefixes. P refuses while it still holds blocks for D, so this asks again for a while.

@@ -477,7 +477,7 @@ def main(argv: list[str] | None = None) -> int:
     print(CASE["title"])
     print(f"recorded with vllm {CASE['versions'].get('vllm')}, {CASE['cell']}, {CASE['scenario']}")
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="repro-") as scratch:
+    with tempfile.TemporaryDirectory(prefix=f"repro-{os.getuid()}-") as scratch:
         logs = Path(options.keep_logs or scratch)
         logs.mkdir(parents=True, exist_ok=True)
         engines: list[Engine] = []

@@ -13,6 +13,7 @@ from harness.errors import HandoffError
 from harness.history import Leg, Observation
 from harness.matrix import Cell
 from harness.scenarios.play import Player
+from harness.scrub import Scrubber
 from harness.shrink.variant import Variant
 
 Symptom = Literal["input", "tokens", "acceptance"]
@@ -58,22 +59,31 @@ class Oracle:
         cell: Cell,
         reference: Reference,
         near_tie_nats: float,
+        scrubber: Scrubber,
         record: Callable[[Observation], None] = lambda _: None,
     ) -> None:
         self._player = Player(session, cell)
         self._default = session.profile.workload.max_tokens
         self.reference = reference
         self._near = near_tie_nats
+        self._scrubber = scrubber
         self._record = record
-        self.requests = 0
+        self._played = 0
+
+    @property
+    def requests(self) -> int:
+        """Sent so far, with those that overwrite blocks, without the reference's."""
+        return self._played + self._scrubber.requests
 
     def see(self, variant: Variant) -> Seen:
         """Raises HandoffError when the judged request or its reference broke, EngineDiedError when an engine did."""
         observations = []
-        for observation in self._player.play(variant.script, self.requests):
+        # Variants of one prompt begin alike: what the last one left behind must not help this one.
+        self._scrubber.scrub()
+        for observation in self._player.play(variant.script, self._played):
             self._record(observation)
             observations.append(observation)
-            self.requests += 1
+            self._played += 1
         subject = next(o for o in observations if o.part == variant.part)
         leg = subject.final
         if subject.error is not None or leg is None or leg.output_ids is None:

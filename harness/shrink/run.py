@@ -23,6 +23,7 @@ from harness.progress import Reporter
 from harness.repro import Target
 from harness.runner import armed
 from harness.scenarios.script import Send, Stage
+from harness.scrub import Scrubber
 from harness.shrink.oracle import Oracle, Reference, Seen, Symptom
 from harness.shrink.search import fewest, smallest_length, smallest_number
 from harness.shrink.variant import Frame, Variant
@@ -208,7 +209,9 @@ class _Shrinker:
             yield session
 
     def _oracle(self, session: EngineGroupSession, cell: Cell, reference: Reference) -> Oracle:
-        return Oracle(session, cell, reference, self._prepared.profile.judging.near_tie_nats, self._writer.append)
+        scrubber = Scrubber(session, self._prepared.prompts.prompts)
+        near = self._prepared.profile.judging.near_tie_nats
+        return Oracle(session, cell, reference, near, scrubber, self._writer.append)
 
     def _reference(self, session: EngineGroupSession, stack: contextlib.ExitStack) -> Reference:
         """The answering engine itself, asked alone, where it is right that way; else a plain single engine."""
@@ -342,7 +345,10 @@ class _Shrinker:
         if not any(result.lengths.values()):
             result.lengths = before
         law = law_of_lengths(result.lengths, self._block)
-        result.law = law.text if law is not None else "no swept length shows it: it hangs on this prompt's tokens"
+        method = result.cell.method
+        drafts = f"with k = {method.draft_tokens}: " if method.draft_tokens else ""
+        said = law.text if law is not None else "no swept length shows it: it hangs on this prompt's tokens"
+        result.law = drafts + said
         write_json(result.folder / "shrink.json", result.as_json())
 
     def _fewer_drafts(self, group: EngineGroup) -> None:
