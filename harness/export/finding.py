@@ -32,6 +32,13 @@ class Exported(NamedTuple):
     issue: Path | None
 
 
+class Smallest(NamedTuple):
+    """What shrinking found out."""
+
+    law: str
+    observed: tuple[int, ...]
+
+
 def script_of(prepared: Prepared) -> Script | Stage:
     """What the prepared cell is sent: one cold prompt, or one run through a scenario."""
     (work,) = prepared.works
@@ -96,7 +103,8 @@ def export_shrunk(
     environment = engines_for(prepared.plan, engine_python)
     run_dir, finding = found
     history = load_history(run_dir) if run_dir is not None else None
-    return export(shrunk.case(prepared), environment, file, history, finding, issue, shrunk.law)
+    case = shrunk.case(prepared)
+    return export(case, environment, file, history, finding, issue, Smallest(shrunk.law, shrunk.observed))
 
 
 def _right(prompt: Prompt, recorded: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -110,19 +118,24 @@ def export(
     history: History | None,
     finding: str | None,
     issue: bool,
-    law: str = "",
+    smallest: Smallest | None = None,
 ) -> Exported:
     """Write the file, and beside it the text of an issue when that is asked for."""
     write_case(case, environment, target)
     if not issue:
         return Exported(target, None)
     beside = target.with_suffix(".md")
-    write_atomic(beside, issue_text(case, environment, target.name, history, finding, law))
+    write_atomic(beside, issue_text(case, environment, target.name, history, finding, smallest))
     return Exported(target, beside)
 
 
 def issue_text(
-    case: Case, environment: EngineEnvironment, file: str, history: History | None, wanted: str | None, law: str = ""
+    case: Case,
+    environment: EngineEnvironment,
+    file: str,
+    history: History | None,
+    wanted: str | None,
+    smallest: Smallest | None = None,
 ) -> str:
     """Environment, command, what is wrong where, tokens: what a maintainer needs. No path of this machine."""
     found, diagnosis = _looked_up(history, wanted)
@@ -132,7 +145,7 @@ def issue_text(
     damage = diagnosis.damage if diagnosis is not None else found.damage if found is not None else None
     what = damage_name(damage) if damage is not None else "an answer that is not the recorded one"
     lines = [f"# {what}: {method.kind} on {topology}, {case.scenario} prompt, vLLM {environment.vllm}", ""]
-    lines += ["## What happens", "", *_happens(case, found, diagnosis, law), ""]
+    lines += ["## What happens", "", *_happens(case, found, diagnosis, smallest), ""]
     lines += ["## To reproduce", "", f"`{file}` needs vLLM, NIXL and the standard library:", ""]
     lines += ["```", f"python {file}      # exit code 1: the defect is there; 0: it is not; 2: cannot tell", "```", ""]
     lines += ["It starts:", "", "```"]
@@ -160,8 +173,10 @@ def _looked_up(history: History | None, wanted: str | None) -> tuple[Finding | N
     return found, place.diagnosis if place is not None else None
 
 
-def _happens(case: Case, found: Finding | None, diagnosis: Diagnosis | None, law: str) -> list[str]:
-    lines = [f"Law of lengths, swept around the smallest failing prompt: {law}.", ""] if law else []
+def _happens(case: Case, found: Finding | None, diagnosis: Diagnosis | None, smallest: Smallest | None) -> list[str]:
+    lines = []
+    if smallest is not None and smallest.law:
+        lines += [f"Prompt lengths, swept around the smallest failing one, {_plain(smallest.law)}.", ""]
     if diagnosis is not None:
         lines += [_plain(diagnosis.text), ""]
     if found is not None:
@@ -179,6 +194,8 @@ def _happens(case: Case, found: Finding | None, diagnosis: Diagnosis | None, law
             *_wrapped(right.tokens),
         ]
         lines += ["```", ""]
+    if smallest is not None:
+        return [*lines, "and gave:", "", "```", *_wrapped(smallest.observed), "```"]
     seen = found.evidence.get("found") if found is not None else None
     if found is not None and seen and found.check.startswith("tokens"):
         start = found.evidence.get("window_start", found.evidence.get("position", 0))

@@ -15,7 +15,7 @@ from harness.config import REPOSITORY, load_profile
 from harness.engine.environment import EngineEnvironment
 from harness.errors import UsageError
 from harness.export.case import Right, case_of, cold_stage, engine_commands, write_case
-from harness.export.finding import case_from, issue_text
+from harness.export.finding import Smallest, case_from, issue_text
 from harness.matrix import select_cells
 from harness.prompts import load_prompts
 from harness.repro import from_names
@@ -215,7 +215,9 @@ def test_commands_are_those_of_the_cell():
 
 
 def test_issue_names_environment_command_and_tokens():
-    text = issue_text(named("pd-eagle3"), ENVIRONMENT, "repro.py", None, None, "fails if and only if N mod 32 = 0")
+    smallest = Smallest("fails if and only if N mod 32 = 0", (7, 8, 9))
+    text = issue_text(named("pd-eagle3"), ENVIRONMENT, "repro.py", None, None, smallest)
+    assert "and gave:\n\n```\n7 8 9\n```" in text
     assert "python repro.py" in text
     assert "vLLM 0.32.0" in text
     assert "fails if and only if N mod 32 = 0" in text

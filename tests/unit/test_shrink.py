@@ -12,6 +12,7 @@ from harness.matrix import all_cells
 from harness.prompts import load_prompts
 from harness.repro import from_names
 from harness.scenarios.script import scripts
+from harness.scrub import Scrubber
 from harness.shrink.oracle import symptom_of
 from harness.shrink.run import _smaller, first_variant
 from harness.shrink.search import fewest, smallest_length, smallest_number
@@ -176,3 +177,44 @@ def test_near_tie_is_no_symptom():
     wrong[5] += 1
     gaps = (*(9.0,) * 5, 0.01, *(9.0,) * (len(wrong) - 6))
     assert seen(change_final(o, output_ids=tuple(wrong)), right.model_copy(update={"top_gaps": gaps})) == (None, None)
+
+
+# --- what earlier requests left behind -------------------------------------------------------------------------------
+
+
+class FakeSession:
+    """Takes requests and answers nothing."""
+
+    def __init__(self, pool, roles=("decode", "prefill")):
+        self.roles, self.profile, self.pool = roles, PROFILE, pool
+        self.asked = []
+
+    def client(self, _role):
+        return self
+
+    def kv_blocks(self):
+        return self.pool
+
+    def ask(self, ask, _legs):
+        self.asked.append(ask)
+        return
+
+
+def test_scrubbing_takes_every_block_of_each_pool():
+    session = FakeSession(28)
+    scrubber = Scrubber(session, PROMPTS.prompts)
+    scrubber.scrub()
+    for alone in ("prefill", "single"):
+        taken = sum(-(-len(a.payload) // 32) for a in session.asked if a.alone == alone)
+        assert taken >= 27
+    assert scrubber.requests == len(session.asked)
+    judged = {tuple(p.ids) for p in PROMPTS.prompts}
+    assert not judged & {tuple(a.payload) for a in session.asked}
+    assert not any(a.hand_off or a.counted for a in session.asked)
+
+
+@pytest.mark.parametrize("pool", [None, 0, 5000])
+def test_pools_that_do_not_come_round_are_left_alone(pool):
+    session = FakeSession(pool, roles=("single",))
+    Scrubber(session, PROMPTS.prompts).scrub()
+    assert session.asked == []
