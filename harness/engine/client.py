@@ -109,13 +109,15 @@ class Client:
         await_counters: Sequence[str] = (),
         count: bool = True,
         rescore_from: int | None = None,
+        timeout_s: float | None = None,
     ) -> Leg:
         """Send one completion request and return what came back, counters included.
 
         ``await_counters`` names counters that must grow before the snapshot is taken: engines publish them with
         the step after the request, so the scrape is repeated for up to 3 s. ``count=False`` leaves counters alone,
         for requests that are not alone on the engine. ``rescore_from`` asks how likely the prompt's own tokens are
-        from that position on; vLLM computes such a prompt afresh, without its prefix cache.
+        from that position on; vLLM computes such a prompt afresh, without its prefix cache. ``timeout_s`` replaces the
+        client's limit.
         Raises HandoffError on a status other than 200 or an answer of another shape.
         """
         role = role or self.role
@@ -127,7 +129,10 @@ class Client:
             body["kv_transfer_params"] = dict(kv_transfer_params)
         start = time.monotonic()
         try:
-            response = self._http.post("/v1/completions", json=body, headers={"X-Request-Id": request_id})
+            limit = httpx.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
+            response = self._http.post(
+                "/v1/completions", json=body, headers={"X-Request-Id": request_id}, timeout=limit
+            )
         except httpx.HTTPError as error:
             raise HandoffError(
                 f"{role} engine: expected an answer to request {request_id}, found {type(error).__name__}: {error}"

@@ -112,8 +112,9 @@ class EngineGroupSession:
             self._side_channels[command.role] = command.side_channel_port
             self._clients[command.role] = Client(command.role, process.url, self.profile.timeouts.request)
             self._progress(f"{self.group.id}: started {command.role} engine, pid {process.pid}, {process.url}")
-        self._wait_ready(begun + self.profile.timeouts.start)
-        self._first_requests()
+        deadline = begun + self.profile.timeouts.start
+        self._wait_ready(deadline)
+        self._first_requests(deadline)
         if self.profile.engine.device == "cpu" and self.group.topology == "pd":
             for process in self._processes.values():
                 process.gather_threads()
@@ -212,11 +213,16 @@ class EngineGroupSession:
         ids = list(range(1, self.profile.engine.block_size + 2))
         return ids, Sampling(max_tokens=8, logprobs=self.profile.workload.logprobs)
 
-    def _first_requests(self) -> None:
-        """One plain request to every engine, all at the same time: the first compiles kernels, for 10 s and more."""
+    def _first_requests(self, deadline: float) -> None:
+        """One plain request to every engine, all at the same time: the first compiles kernels, for 10 s and more (for
+        over 90 s on two cores with a load of 7), so that it has what is left of the time for the start."""
+        limit = max(self.profile.timeouts.request, deadline - time.monotonic())
         ids, sampling = self._warm_up_request()
         with ThreadPoolExecutor(len(self._clients)) as pool:
-            asked = [pool.submit(c.complete, ids, sampling, new_id(), new_id()) for c in self._clients.values()]
+            asked = [
+                pool.submit(c.complete, ids, sampling, new_id(), new_id(), timeout_s=limit)
+                for c in self._clients.values()
+            ]
         for process in self._processes.values():
             process.require_alive()
         for process, answer in zip(self._processes.values(), asked, strict=True):
