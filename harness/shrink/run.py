@@ -33,8 +33,8 @@ NAMES: dict[Symptom, str] = {
     "tokens": "wrong tokens",
     "acceptance": "right tokens, other accepted drafts",
 }
-_PERIODS_ABOVE = 2
-"""Blocks above the smallest failing prompt up to which lengths are swept."""
+_PERIODS_ABOVE = 1
+"""Blocks above the smallest failing prompt up to which lengths are swept: each residue at least once, most twice."""
 
 
 @dataclass
@@ -396,6 +396,6 @@ def _smaller(method: Method, symptom: Symptom | None) -> list[Method]:
 
 
 def expected_s(prepared: Prepared) -> float:
-    """Rough wall time in seconds: one start, a sweep of three blocks, and one more start with fewer drafts."""
+    """Rough wall time in seconds: one start, a sweep of two blocks, and one more start with fewer drafts."""
     (group,) = prepared.plan.groups
-    return 2 * start_expected_s(group) + 4 * prepared.profile.engine.block_size * 1.2
+    return 2 * start_expected_s(group) + 3 * prepared.profile.engine.block_size * 1.6
