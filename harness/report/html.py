@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
@@ -26,6 +27,7 @@ from harness.locate.diagnose import damage_name
 from harness.mutants.catalogue import MUTANTS
 from harness.report.beside import newest_aa, newest_selftest
 from harness.report.charts import Chart, charts_of, library
+from harness.report.text import encodable, shortened
 from harness.selftest.outcome import matrix_columns
 from harness.summary import RunSummary, grouped_findings
 
@@ -50,7 +52,8 @@ _SECTIONS = (
         "keep. A wrong hand-off is a cliff at the start; rounding is a slope.",
     ),
 )
-_MOVED = ("prompt_tokens_external_kv_transfer", "prefix_hits", "nixl_bytes", "nixl_descriptors", "nixl_transfers")
+_OPEN = 4
+"""Groups of known findings, and worst prompts, that are shown unfolded."""
 
 
 def environment() -> Environment:
@@ -66,7 +69,10 @@ def environment() -> Environment:
     env.filters["damage"] = damage_name
     env.filters["num"] = lambda v, digits=3: "–" if v is None else f"{v:.{digits}f}"
     env.filters["method"] = lambda cell: str(cell).split("-", 1)[-1]
+    # What a prompt, an engine or a folder is called must not turn the words around it.
+    env.filters["bdi"] = lambda text: Markup("<bdi>{}</bdi>").format(shortened(str(text)))
     env.filters["anchor"] = anchor
+    env.filters["place"] = lambda name: quote(str(name), safe="")
     return env
 
 
@@ -115,7 +121,7 @@ def _tails(summary: RunSummary) -> dict[str, dict[str, str]]:
 def render_page(template: str, env: Environment, charts: Sequence[Chart], **values: Any) -> str:
     """A page with its charts, the charting library and our script in it."""
     script = (files("harness.report") / "assets" / "report.js").read_text(encoding="utf-8")
-    return env.get_template(template).render(
+    page = env.get_template(template).render(
         charts=charts,
         chart_data=script_json([{"id": c.id, "spec": c.spec} for c in charts]),
         library=Markup(library()),
@@ -123,6 +129,7 @@ def render_page(template: str, env: Environment, charts: Sequence[Chart], **valu
         policy=Markup(f"{_hash(library())} {_hash(script)}"),
         **values,
     )
+    return encodable(page)
 
 
 def render_html(summary: RunSummary) -> str:
@@ -130,6 +137,7 @@ def render_html(summary: RunSummary) -> str:
     env = environment()
     env.filters["repro"] = lambda f: repro_line(summary.history.folder, f)
     selftest = newest_selftest(summary.history.folder)
+    groups = grouped_findings(summary.judgement)
     return render_page(
         "report.html.j2",
         env,
@@ -140,11 +148,12 @@ def render_html(summary: RunSummary) -> str:
         strata=[s for s in summary.strata if any(s in r for r in summary.grid.values())],
         methods=list(dict.fromkeys(cell.split("-", 1)[-1] for cell in summary.cells)),
         verdicts=list(dict.fromkeys(c.verdict for c in summary.judgement.cells)),
-        groups=grouped_findings(summary.judgement),
+        groups=[g for g in groups if g[0].known is None],
+        known_groups=[g for g in groups if g[0].known is not None],
+        most_open=_OPEN,
         sections=_SECTIONS,
-        moved=_MOVED,
         selftest=selftest,
-        kill_columns=matrix_columns(selftest.outcomes) if selftest else [],
+        kill_columns=matrix_columns(selftest.found.outcomes) if selftest else [],
         mutants=MUTANTS,
         aa=newest_aa(summary.history.folder),
         tails=_tails(summary),

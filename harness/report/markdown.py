@@ -46,7 +46,7 @@ def render_markdown(summary: RunSummary) -> str:
             rates = " ".join(f"{r:.4f}" for r in row.ours.rates) or "–"
             length = f"{row.ours.length_pooled:.3f}" if row.ours.length_pooled else "–"
             lines.append(f"| {row.cell} | {rates} | {length} | {row.ours.steps} |")
-    lines += [f"\n{plain_cell(line)} (advisory)" for line in summary.published[:4]]
+    lines += [f"\n{plain_cell(line)} (advisory)" for _, line in summary.published[:4]]
     if summary.diagnosed:
         lines += ["", "## Where", ""]
         for item in summary.diagnosed[:5]:
