@@ -258,9 +258,7 @@ def _published(history: History, views: Sequence[CellView]) -> Iterable[Publishe
     for method in dict.fromkeys(v.method for v in views if v.speculative):
         for band in matching(bands, history.run.profile, method):
             for p, rate in enumerate(band.rates):
-                yield Published(
-                    method, p, rate, rate * (1 - band.tolerance), min(1.0, rate * (1 + band.tolerance))
-                )
+                yield Published(method, p, rate, rate * (1 - band.tolerance), min(1.0, rate * (1 + band.tolerance)))
 
 
 def _steps(view: CellView) -> Iterable[Step]:

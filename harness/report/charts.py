@@ -153,6 +153,7 @@ def _unseen(p: Position, recorded: Mapping[int, float]) -> Spec:
 
 def _by_step(method: str, figures: Figures) -> Chart:
     mine = [s for s in figures.steps if _method(s.cell) == method]
+    cells = list(dict.fromkeys(s.cell for s in mine))
     rows = [
         {
             "step": s.step,
@@ -161,10 +162,10 @@ def _by_step(method: str, figures: Figures) -> Chart:
             "prompts": s.aligned,
             "accepted": s.accepted,
             "of": s.requests,
+            "size": _size(cells.index(s.cell)),
         }
         for s in mine
     ]
-    cells = list(dict.fromkeys(s.cell for s in mine))
     words = (
         f"{method}: mean accepted drafts by step since the hand-off (or since the prefill), aligned against unaligned "
         f"prompts, of {', '.join(cells)}; padded first steps are left out"
@@ -185,12 +186,12 @@ def _by_step(method: str, figures: Figures) -> Chart:
     }
     dashes = _dashes("prompts", "prompts", {"domain": ["aligned", "unaligned"], "range": [[1, 0], [5, 4]]})
     # Cells that agree lie on each other: the first ones' symbols are the larger ones, so that all can be seen.
-    sizes = {"field": "series", "scale": {"domain": cells, "range": [_size(i) for i in range(len(cells))]}}
+    sizes = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
     layer = [
         {"mark": {"type": "line"}, "encoding": {"strokeDash": dashes}},
         {
             "mark": {"type": "point", "filled": False, "opacity": 1},
-            "encoding": {"shape": series["shape"], "size": {**sizes, "type": "nominal", "legend": None}},
+            "encoding": {"shape": series["shape"], "size": sizes},
         },
     ]
     return _chart("steps", method, words, rows, {"encoding": encoding, "layer": layer})

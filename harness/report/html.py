@@ -27,7 +27,7 @@ from harness.locate.diagnose import damage_name
 from harness.mutants.catalogue import MUTANTS
 from harness.report.beside import newest_aa, newest_selftest
 from harness.report.charts import Chart, charts_of, library
-from harness.report.text import encodable, shortened
+from harness.report.text import harmless, shortened
 from harness.selftest.outcome import matrix_columns
 from harness.summary import RunSummary, grouped_findings
 
@@ -57,11 +57,12 @@ _OPEN = 4
 
 
 def environment() -> Environment:
-    """The template engine: everything is escaped, and a missing value is an error."""
+    """The template engine: all text is escaped and made harmless, and a missing value is an error."""
     env = Environment(
         loader=PackageLoader("harness.report", "templates"),
         autoescape=select_autoescape(default=True),
         undefined=StrictUndefined,
+        finalize=lambda value: harmless(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -70,9 +71,9 @@ def environment() -> Environment:
     env.filters["num"] = lambda v, digits=3: "–" if v is None else f"{v:.{digits}f}"
     env.filters["method"] = lambda cell: str(cell).split("-", 1)[-1]
     # What a prompt, an engine or a folder is called must not turn the words around it.
-    env.filters["bdi"] = lambda text: Markup("<bdi>{}</bdi>").format(shortened(str(text)))
+    env.filters["bdi"] = lambda text: Markup("<bdi>{}</bdi>").format(shortened(harmless(str(text))))
     env.filters["anchor"] = anchor
-    env.filters["place"] = lambda name: quote(str(name), safe="")
+    env.filters["place"] = lambda name: quote(harmless(str(name)), safe="")
     return env
 
 
@@ -88,9 +89,17 @@ def repro_line(folder: Path, finding: Finding) -> str:
 
 
 def script_json(value: Any) -> Markup:
-    """JSON for a script element: no text in it can end the element or open another."""
-    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    """JSON for a script element: no text in it can end the element or open another, nor break a charting expression."""
+    text = json.dumps(_harmless_values(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def _harmless_values(value: Any) -> Any:
+    if isinstance(value, str):
+        return harmless(value)
+    if isinstance(value, dict):
+        return {k: _harmless_values(v) for k, v in value.items()}
+    return [_harmless_values(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _hash(script: str) -> str:
@@ -121,7 +130,7 @@ def _tails(summary: RunSummary) -> dict[str, dict[str, str]]:
 def render_page(template: str, env: Environment, charts: Sequence[Chart], **values: Any) -> str:
     """A page with its charts, the charting library and our script in it."""
     script = (files("harness.report") / "assets" / "report.js").read_text(encoding="utf-8")
-    page = env.get_template(template).render(
+    return env.get_template(template).render(
         charts=charts,
         chart_data=script_json([{"id": c.id, "spec": c.spec} for c in charts]),
         library=Markup(library()),
@@ -129,7 +138,6 @@ def render_page(template: str, env: Environment, charts: Sequence[Chart], **valu
         policy=Markup(f"{_hash(library())} {_hash(script)}"),
         **values,
     )
-    return encodable(page)
 
 
 def render_html(summary: RunSummary) -> str:

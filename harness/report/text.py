@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 
-# A file name that is not UTF-8 becomes half of a surrogate pair, which no encoding can write.
-_SURROGATES = re.compile("[\ud800-\udfff]")
-# Control characters, which a terminal obeys, and marks that turn the direction of the text around them.
+# What a terminal obeys, what turns the direction of the text around it (also by ending the paragraph, and with it
+# every isolation: UAX #9, X8), and halves of surrogate pairs, which stand for bytes of file names and which UTF-8 has
+# no place for.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def encodable(text: str) -> str:
-    """The text with what UTF-8 has no place for replaced by U+FFFD."""
-    return _SURROGATES.sub("\ufffd", text)
-
-
 def harmless(text: str) -> str:
-    """The text without anything that a terminal would obey; tabs and line ends stay."""
+    """The text with what a terminal or the bidirectional algorithm would obey replaced by U+FFFD; tabs and line ends
+    stay."""
     return _OBEYED.sub("\ufffd", text)
 
 

@@ -67,10 +67,14 @@
     shown.textContent = chosen.length ? `${count} of ${all} groups of findings shown: ${chosen.join(", ")}` : "";
     drawAll(boxes);
   };
+  const showAll = () => {
+    fields.forEach((f) => { f.value = ""; });
+    apply();
+  };
   if (form) {
     form.hidden = false;
     form.addEventListener("change", apply);
-    form.addEventListener("reset", () => setTimeout(apply));
+    form.querySelector("button").addEventListener("click", showAll);
     form.addEventListener("submit", (event) => event.preventDefault());
     apply();
   }
@@ -81,7 +85,7 @@
   const follow = () => {
     const target = location.hash.length > 1 && wanted();
     if (!target) return;
-    if (form && target.closest("[hidden]")) { fields.forEach((f) => { f.value = ""; }); apply(); }
+    if (form && target.closest("[hidden]")) showAll();
     for (let d = target.closest("details"); d; d = d.parentElement.closest("details")) d.open = true;
     target.scrollIntoView();
   };
