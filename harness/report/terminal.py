@@ -23,10 +23,10 @@ STYLE = {
     Verdict.DRIFT: "magenta",
     Verdict.REGRESSION: "bold red",
 }
-_CELLS = 10
+_CELLS = 8
 _NOTICES = 2
 _DIAGNOSES = 4
-_GROUPS = 4
+_GROUPS = 3
 """Together with the lines around them, at most 40 lines however red the run is."""
 
 
@@ -37,15 +37,15 @@ def verdict_text(verdict: Verdict) -> Text:
 def print_summary(summary: RunSummary, console: Console) -> None:
     """Verdict first, then cells, what was found, and where to read on."""
     console.print()
-    _wrapped(console, summary.verdict, "  " + summary.sentence)
+    _lines(console, summary.sentence, summary.verdict)
     for notice in summary.judgement.notices[:_NOTICES]:
-        console.print(harmless(f"notice: {_cut(notice)}"), markup=False, highlight=False)
+        _lines(console, f"notice: {notice}")
     _more(console, len(summary.judgement.notices) - _NOTICES, "notices")
     console.print(_cells(summary))
     _more(console, len(summary.cells) - _CELLS, "cells")
     _findings(summary, console)
-    for _, line in summary.published[:_NOTICES]:
-        _line(console, f"advisory: {line}")
+    for _, line in summary.published[:1]:
+        _lines(console, f"advisory: {line}", most=1)
     _read_on(summary, console)
 
 
@@ -53,23 +53,21 @@ def _findings(summary: RunSummary, console: Console) -> None:
     diagnosed = [c for c in summary.diagnosed if c.verdict is not Verdict.KNOWN]
     for cell in diagnosed[:_DIAGNOSES]:
         assert cell.diagnosis is not None
-        _line(console, f"{place(cell.cell, cell.scenario)}: {cell.diagnosis.text}", cell.verdict)
+        _lines(console, f"{place(cell.cell, cell.scenario)}: {cell.diagnosis.text}", cell.verdict)
     groups = grouped_findings(summary.judgement)
     mine = [g for g in groups if g[0].known is None]
     for finding, count, strata in mine[:_GROUPS]:
         where = f" in {', '.join(strata)}" if strata else ""
-        _line(
-            console,
+        head = (
             f"{place(finding.cell, finding.scenario)} {finding.check} ({damage_name(finding.damage)}), {count} "
-            f"finding{'s' if count > 1 else ''}{where}",
-            finding.verdict,
+            f"finding{'s' if count > 1 else ''}{where}"
         )
-        first = f"{finding.prompt_id}: " if finding.prompt_id else ""
-        _line(console, f"    {first}{finding.message}")
+        _lines(console, head, finding.verdict, most=1)
+        _lines(console, f"    {f'{finding.prompt_id}: ' if finding.prompt_id else ''}{finding.message}", most=1)
     _more(console, max(0, len(diagnosed) - _DIAGNOSES) + max(0, len(mine) - _GROUPS), "groups of findings")
     known = sorted({f"{f.known} {f.link}" for f, _, _ in groups if f.known})
-    for line in known[:_NOTICES]:
-        _line(console, line, Verdict.KNOWN)
+    if known:
+        _lines(console, ", ".join(known), Verdict.KNOWN, most=1)
 
 
 def _read_on(summary: RunSummary, console: Console) -> None:
@@ -88,15 +86,19 @@ def _read_on(summary: RunSummary, console: Console) -> None:
     _whole(console, f"report: {folder / 'report.html'}")
 
 
-def _wrapped(console: Console, verdict: Verdict, text: str) -> None:
-    console.print(Text.assemble(verdict_text(verdict), harmless(_cut(text))))
-
-
-def _line(console: Console, text: str, verdict: Verdict | None = None) -> None:
-    """One line, cut at the width of the terminal."""
-    mark = (f"{verdict.symbol} {verdict} ", STYLE[verdict]) if verdict is not None else ""
-    line = Text.assemble(mark, harmless(" ".join(text.split()) if verdict else text.replace("\n", " ")))
-    console.print(line, no_wrap=True, overflow="ellipsis")
+def _lines(console: Console, text: str, verdict: Verdict | None = None, most: int = 2) -> None:
+    """A text on at most so many lines, cut when it is longer."""
+    mark = (f"{verdict.symbol} {verdict}  ", STYLE[verdict]) if verdict is not None else ""
+    indent = text[: len(text) - len(text.lstrip(" "))]
+    line = Text.assemble(mark, indent + harmless(" ".join(text.split())))
+    # Words that do not fit leave the ends of lines empty.
+    room = most * console.width - (most - 1) * 16
+    if line.cell_len > room:
+        line.truncate(room, overflow="ellipsis")
+    if most == 1:
+        console.print(line, no_wrap=True, overflow="ellipsis")
+    else:
+        console.print(line)
 
 
 def _whole(console: Console, text: str) -> None:
@@ -107,11 +109,6 @@ def _whole(console: Console, text: str) -> None:
 def _more(console: Console, left: int, what: str) -> None:
     if left > 0:
         console.print(f"… {left} more {what} in the report", highlight=False)
-
-
-def _cut(text: str) -> str:
-    flat = " ".join(text.split())
-    return ("  " if text.startswith("  ") else "") + (flat if len(flat) <= 300 else flat[:300] + " …")
 
 
 def place(cell: str, scenario: str) -> str:

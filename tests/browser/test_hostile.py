@@ -26,6 +26,9 @@ _TURNED = """() => {
       });
       if (boxes[0].width && boxes[0].top === boxes[1].top && boxes[0].left > boxes[1].left) out.push(match[0]);
     }
+    const cell = node.parentElement.closest("th");
+    // A name that is too long is cut, and has no end to follow.
+    if (cell && cell.scrollWidth > cell.clientWidth) { before = null; continue; }
     range.selectNodeContents(node);
     const rects = [...range.getClientRects()].filter((r) => r.width > 0);
     if (!rects.length) continue;

@@ -148,7 +148,7 @@ def test_run_beside_a_self_test_shows_its_kill_matrix(tmp_path):
     (tmp_path / "broken" / "selftest.json").write_text("{")
     summary = summarise(flawless())
     summary = summary._replace(history=summary.history.model_copy(update={"folder": tmp_path / "run"}))
-    assert "Newest self-test" in render_html(summary)
+    assert "newest self-test" in render_html(summary)
 
 
 def test_logs_of_cells_that_could_not_be_judged_are_quoted(bad, tmp_path):
@@ -158,7 +158,7 @@ def test_logs_of_cells_that_could_not_be_judged_are_quoted(bad, tmp_path):
     summary = bad._replace(history=bad.history.model_copy(update={"folder": tmp_path}))
     html = render_html(summary)
     Page(html).require_inert()
-    assert "last lines of pd-mtp.decode.log" in html
+    assert "last lines of <bdi>pd-mtp.decode.log</bdi>" in html
 
 
 def test_grid_marks_the_stratum_of_the_damage(bad):
