@@ -70,8 +70,9 @@ def render_junit(summary: RunSummary) -> str:
             errors=str(errors),
             skipped=str(sum(r.verdict is Verdict.KNOWN for r in cell.results)),
             time=_seconds(seconds),
-            **_moment(summary.history.run.started),
         )
+        for key, value in _moment(summary.history.run.started).items():
+            suite.set(key, value)
         totals["tests"] += len(cell.results)
         totals["failures"] += failures
         totals["errors"] += errors

@@ -103,7 +103,7 @@ def _lines(console: Console, text: str, verdict: Verdict | None = None, most: in
 
 def _whole(console: Console, text: str) -> None:
     """One line to copy, never broken."""
-    console.print(harmless(text), soft_wrap=True, highlight=False, markup=False)
+    console.print(harmless(text).replace("\n", "�"), soft_wrap=True, highlight=False, markup=False)
 
 
 def _more(console: Console, left: int, what: str) -> None:

@@ -14,12 +14,12 @@ from harness.files import write_atomic, write_json
 from harness.findings import Judgement, Verdict
 from harness.history import SCHEMA, History, HistoryWriter, write_run
 from harness.known import apply_known, load_known
+from harness.repeat import AgainstItself, Count
 from harness.report import write_reports
 from harness.report.beyond import render_comparison, render_trend
-from harness.repeat import AgainstItself, Count
 from harness.summary import RunSummary, summarise_run
 from harness.trend import load_trend
-from tests.unit.builders import change_final, engine, history, lookup, observation, speculation
+from tests.unit.builders import change_final, engine, history, lookup, speculation
 from tests.unit.test_checks import CELLS, LENGTHS, flawless, garbled
 from tests.unit.test_mutants import Kill, self_test
 

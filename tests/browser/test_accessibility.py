@@ -22,7 +22,7 @@ def test_no_violations(reader: Reader, pages: dict[str, Path], name):
         for scheme in ("light", "dark")
         for size in (DESKTOP, PHONE)
     }
-    assert found == dict.fromkeys(found, [])
+    assert found == {place: [] for place in found}
 
 
 def test_violations_are_noticed(visitor: Visitor, pages: dict[str, Path]):

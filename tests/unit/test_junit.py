@@ -1,4 +1,4 @@
-"""junit.xml is what viewers accept: valid by a schema, with counts that are those of its cases, whatever the run was."""
+"""junit.xml is what viewers accept: valid by a schema, and its counts are those of its cases, whatever the run was."""
 
 from __future__ import annotations
 
