@@ -19,6 +19,8 @@ Spec = dict[str, Any]
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _EQUAL_RUNS = "two equal runs"
 _BASELINE = "baseline"
+# Cells that agree lie on each other: the first ones' symbols are the larger ones, so that all can be seen.
+_SIZE: Spec = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
 
 
 class Chart(NamedTuple):
@@ -185,13 +187,11 @@ def _by_step(method: str, figures: Figures) -> Chart:
         "tooltip": [{"field": f} for f in ("series", "prompts", "step", "accepted", "of")],
     }
     dashes = _dashes("prompts", "prompts", {"domain": ["aligned", "unaligned"], "range": [[1, 0], [5, 4]]})
-    # Cells that agree lie on each other: the first ones' symbols are the larger ones, so that all can be seen.
-    sizes = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
     layer = [
         {"mark": {"type": "line"}, "encoding": {"strokeDash": dashes}},
         {
             "mark": {"type": "point", "filled": False, "opacity": 1},
-            "encoding": {"shape": series["shape"], "size": sizes},
+            "encoding": {"shape": series["shape"], "size": _SIZE},
         },
     ]
     return _chart("steps", method, words, rows, {"encoding": encoding, "layer": layer})
@@ -234,6 +234,7 @@ def _survival(method: str, figures: Figures) -> Chart:
 def over_nights(method: str, trend: Trend, links: Mapping[int, str]) -> Chart:
     """Acceptance of each cell and position of a method over the nights; ``links`` are the nights' reports."""
     mine = [p for p in trend.points if _method(p.cell) == method]
+    cells = list(dict.fromkeys(p.cell for p in mine))
     rows = [
         {
             "night": p.night,
@@ -242,11 +243,11 @@ def over_nights(method: str, trend: Trend, links: Mapping[int, str]) -> Chart:
             "series": p.cell,
             "position": str(p.position),
             "rate": round(p.rate, 5),
+            "size": _size(cells.index(p.cell)),
             **({"report": links[p.night]} if p.night in links else {}),
         }
         for p in mine
     ]
-    cells = list(dict.fromkeys(p.cell for p in mine))
     words = (
         f"{method}: share of accepted drafts at each position over {len(trend.nights)} nights, of {', '.join(cells)}"
     )
@@ -265,6 +266,9 @@ def over_nights(method: str, trend: Trend, links: Mapping[int, str]) -> Chart:
     }
     layer: list[Spec] = [
         {"mark": {"type": "line"}, "encoding": {"strokeDash": _dashes("position", "draft position")}},
-        {"mark": {"type": "point", "filled": True, "opacity": 1, "size": 60, "cursor": "pointer"}},
+        {
+            "mark": {"type": "point", "filled": False, "fill": "var(--card)", "opacity": 1, "cursor": "pointer"},
+            "encoding": {"shape": _series(cells, "cell")["shape"], "size": _SIZE},
+        },
     ]
     return _chart("trend", method, words, rows, {"encoding": encoding, "layer": layer})

@@ -71,8 +71,8 @@ def render_junit(summary: RunSummary) -> str:
             skipped=str(sum(r.verdict is Verdict.KNOWN for r in cell.results)),
             time=_seconds(seconds),
         )
-        for key, value in _moment(summary.history.run.started).items():
-            suite.set(key, value)
+        for attribute, moment in _moment(summary.history.run.started).items():
+            suite.set(attribute, moment)
         totals["tests"] += len(cell.results)
         totals["failures"] += failures
         totals["errors"] += errors

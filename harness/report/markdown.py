@@ -75,7 +75,8 @@ def render_markdown(summary: RunSummary) -> str:
             if finding.scenario != COLD:
                 where = f" in {plain_cell(finding.scenario)}"
             lines.append(
-                f"- **{finding.verdict}** {plain_cell(finding.cell)} {finding.check} ×{count}{where}: {plain_cell(finding.message)}"
+                f"- **{finding.verdict}** {plain_cell(finding.cell)} {finding.check} ×{count}{where}: "
+                f"{plain_cell(finding.message)}"
             )
         if len(groups) > _FINDINGS:
             lines.append(f"- … {len(groups) - _FINDINGS} more groups in report.html")

@@ -28,8 +28,8 @@ def find_chromium() -> str:
         found = shutil.which(named)
         if found is None:
             raise NoBrowser(
-                f"expected CHROMIUM to name a Chromium, found no program {named!r}; correct it, or unset it to have one "
-                "found"
+                f"expected CHROMIUM to name a Chromium, found no program {named!r}; correct it, or unset it to have "
+                "one found"
             )
         return found
     found = next((path for path in map(shutil.which, PLACES) if path), None)
