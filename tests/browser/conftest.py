@@ -22,10 +22,13 @@ document.addEventListener("securitypolicyviolation", (e) => window.violations.pu
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
+    path, missing = "", ""
     try:
         path = find_chromium()
     except NoBrowser as error:
-        pytest.fail(str(error), pytrace=False)
+        missing = str(error)
+    if missing:
+        pytest.fail(missing, pytrace=False)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         yield started
