@@ -130,9 +130,7 @@ def run(
             f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
         )
         outcome = execute(prepared, out or DEFAULT_OUT, engine_python, reporter, base_port, mutant or [], together)
-    console = _out()
-    print_summary(outcome.summary, console)
-    console.print(f"report: {outcome.folder / 'report.html'}", soft_wrap=True, highlight=False)
+    print_summary(outcome.summary, _out())
     raise typer.Exit(outcome.summary.verdict.exit_code)
 
 
@@ -222,7 +220,7 @@ def trend(
     found = load_trend(runs_dir, nights)
     print_trend(found, _out())
     target = out or runs_dir / "trend.html"
-    write_atomic(target, render_trend(found))
+    write_atomic(target, render_trend(found, target))
     typer.echo(f"report: {target}")
 
 

@@ -6,20 +6,23 @@ between 0 and 1; an absent figure is None, never zero.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from harness.acceptance import by_step, real_steps
 from harness.baseline.lookup import Lookup
 from harness.baseline.model import Baseline
+from harness.baseline.published import load_published, matching
 from harness.checks.evidence import CellView, Evidence
 from harness.checks.night import cell_counts
 from harness.checks.registry import judging_of
-from harness.findings import Finding, Judgement
-from harness.history import COLD, Form, History, Observation
+from harness.errors import DataError
+from harness.findings import CheckResult, Finding, Judgement
+from harness.history import COLD, Form, History, Leg, Observation
 from harness.sequences import parted_at
 from harness.stats.paired import ratio
 from harness.strata import blocks
@@ -42,7 +45,25 @@ class Position(NamedTuple):
     accepted: int | None
     steps: int | None
     detectable: float | None
-    """Smallest change that the test of this cell shows, as a share; None where every draft is compared."""
+    """Smallest change that the test of this cell shows, as a share; None where there is no such test."""
+
+
+class Seen(NamedTuple):
+    """The smallest change of acceptance that the comparison of a cell with its baseline shows, in words."""
+
+    method: str
+    cell: str
+    text: str
+
+
+class Published(NamedTuple):
+    """What others published for one draft position of a method, with their tolerance; advisory."""
+
+    method: str
+    position: int
+    rate: float
+    low: float
+    high: float
 
 
 class Step(NamedTuple):
@@ -71,6 +92,13 @@ class Token(NamedTuple):
     found: int | None
 
 
+class Side(NamedTuple):
+    """What one engine said of its part in a hand-off, as names and values for people."""
+
+    name: str
+    facts: tuple[tuple[str, str], ...]
+
+
 class Worst(NamedTuple):
     """A prompt whose output left the reference: the tokens around the first difference, and the prompt's blocks."""
 
@@ -82,14 +110,15 @@ class Worst(NamedTuple):
     """Indices of blocks that the finding names."""
     gap: float | None
     """Distance in nats between the two best tokens at the difference."""
-    prefill: Mapping[str, Any] | None
-    """What P handed over."""
-    counters: Mapping[str, float]
-    """What D counted for the request."""
+    sides: tuple[Side, ...]
+    """What each engine of the request said of its part, in the order in which they were asked."""
 
 
 class Figures(NamedTuple):
     positions: tuple[Position, ...]
+    seen: tuple[Seen, ...]
+    """One of each speculative cell."""
+    published: tuple[Published, ...]
     steps: tuple[Step, ...]
     survival: tuple[Survival, ...]
     equal_runs: tuple[Survival, ...]
@@ -98,6 +127,30 @@ class Figures(NamedTuple):
 
 
 MOST_WORST = 24
+_LONGEST_FACT = 400
+_COUNTED = {
+    "prompt_tokens_external_kv_transfer": "prompt tokens from P",
+    "prompt_tokens_local_compute": "prompt tokens computed",
+    "prefix_hits": "prompt tokens from its own prefix cache",
+    "nixl_transfers": "NIXL transfers",
+    "nixl_bytes": "NIXL bytes",
+    "nixl_descriptors": "NIXL descriptors",
+    "nixl_failed_transfers": "NIXL transfers that failed",
+    "nixl_expired": "leases that ended",
+    "preemptions": "preemptions",
+}
+_ALWAYS = {
+    "prefill": ("prompt_tokens_local_compute", "prefix_hits"),
+    "decode": (
+        "prompt_tokens_external_kv_transfer",
+        "prompt_tokens_local_compute",
+        "prefix_hits",
+        "nixl_bytes",
+        "nixl_descriptors",
+    ),
+    "single": ("prompt_tokens_local_compute", "prefix_hits"),
+}
+"""Counters that say something also when they did not grow."""
 
 
 def figures_of(history: History, judgement: Judgement, baselines: Mapping[str, Lookup]) -> Figures:
@@ -107,6 +160,8 @@ def figures_of(history: History, judgement: Judgement, baselines: Mapping[str, L
     known = {m: lookup.baseline for m, lookup in baselines.items() if lookup.baseline is not None}
     return Figures(
         tuple(_positions(views, known, judgement)),
+        tuple(_seen(v, known, judgement) for v in views if v.speculative),
+        tuple(_published(history, views)),
         tuple(s for v in views if v.speculative for s in _steps(v)),
         tuple(s for v in views for s in _survival(v, known)),
         tuple(s for m, b in known.items() for s in _equal_runs(m, b)),
@@ -164,14 +219,46 @@ def _bound(value: float) -> float | None:
     return None if math.isnan(value) else round(min(1.0, max(0.0, value)), 5)
 
 
+def _comparison(judgement: Judgement, cell: str) -> CheckResult | None:
+    """What the comparison of a cell's acceptance with its baseline says."""
+    cold = (c for c in judgement.cells if c.cell == cell and c.scenario == COLD)
+    return next((r for c in cold for r in c.results if r.check == "acceptance-baseline"), None)
+
+
 def _detectable(judgement: Judgement, cell: str) -> float | None:
-    for c in judgement.cells:
-        if c.cell == cell and c.scenario == COLD:
-            for r in c.results:
-                points = r.figures.get("detectable_points") if r.check == "acceptance-baseline" else None
-                if points is not None:
-                    return float(points) / 100
-    return None
+    result = _comparison(judgement, cell)
+    points = result.figures.get("detectable_points") if result is not None else None
+    return float(points) / 100 if points is not None else None
+
+
+def _seen(view: CellView, baselines: Mapping[str, Baseline], judgement: Judgement) -> Seen:
+    result, change = _comparison(judgement, view.id), _detectable(judgement, view.id)
+    if view.method not in baselines:
+        text = "unknown, as there is no baseline to compare with"
+    elif result is None or not result.judged:
+        text = "unknown, as nothing was compared"
+    elif change is not None:
+        text = f"{100 * change:.2f} points"
+    elif view.evidence.judging.tier == "bitwise":
+        counted, _ = cell_counts(view)
+        steps = sum(c.steps for c in counted.values())
+        share = f" of {steps} steps ({100 / steps:.2f} points)" if steps else ""
+        text = f"one draft{share}, as every prompt is compared draft by draft"
+    else:
+        text = "unknown, as too few prompts were compared"
+    return Seen(view.method, view.id, text)
+
+
+def _published(history: History, views: Sequence[CellView]) -> Iterable[Published]:
+    try:
+        bands = load_published()
+    except DataError:
+        # Advisory figures must not cost the report; the summary says what is wrong with them.
+        return
+    for method in dict.fromkeys(v.method for v in views if v.speculative):
+        for band in matching(bands, history.run.profile, method):
+            for p, rate in enumerate(band.rates):
+                yield Published(method, p, rate, rate * (1 - band.tolerance), min(1.0, rate * (1 + band.tolerance)))
 
 
 def _steps(view: CellView) -> Iterable[Step]:
@@ -252,7 +339,6 @@ def _one(history: History, f: Finding) -> Worst:
     )
     ids = o.sent_ids if o is not None else ()
     prompt = tuple(ids[b * size : (b + 1) * size] for b in range(blocks(len(ids), size))) if size and ids else ()
-    prefill = o.leg("prefill") if o is not None else None
     final = o.final if o is not None else None
     position = f.evidence.get("position")
     gaps = final.top_gaps if final is not None else None
@@ -263,9 +349,28 @@ def _one(history: History, f: Finding) -> Worst:
         prompt,
         f.location.blocks if f.location is not None else (),
         gaps[position] if inside and gaps is not None and isinstance(position, int) else None,
-        prefill.kv_transfer_params if prefill is not None else None,
-        final.counters if final is not None else {},
+        tuple(_side(o, leg) for leg in o.legs) if o is not None else (),
     )
+
+
+def _side(o: Observation, leg: Leg) -> Side:
+    """What an engine handed over and what it counted; a counter that stood still is told from one never read."""
+    handed = [(f"handed over: {name}", _short(value)) for name, value in (leg.kv_transfer_params or {}).items()]
+    counters, alone = leg.counters, ""
+    if not counters and leg.role in o.shared_counters:
+        counters, alone = o.shared_counters[leg.role], f" (of {o.concurrent} requests together)"
+    counted = [
+        (f"counted: {words}{alone}", f"{counters[key]:,.0f}" if key in counters else "did not grow")
+        for key, words in _COUNTED.items()
+        if counters and (key in counters or key in _ALWAYS[leg.role])
+    ]
+    name = {"prefill": "P", "decode": "D", "single": "the engine"}[leg.role]
+    return Side(name, (*handed, *(counted or [("counted", "its counters were not read for this request")])))
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _LONGEST_FACT else text[:_LONGEST_FACT] + " …"
 
 
 def _observation(history: History, f: Finding) -> Observation | None:

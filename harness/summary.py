@@ -49,8 +49,9 @@ class RunSummary(NamedTuple):
     equal_tokens: dict[str, str]
     figures: Figures
     """What the charts draw."""
-    published: list[str]
-    """What others published for the models of this run, in words; advisory."""
+    published: list[tuple[str | None, str]]
+    """Per method, what others published for the models of this run, in words; advisory. Without a method, why nothing
+    can be said."""
 
     @property
     def cells(self) -> dict[str, Verdict]:
@@ -112,14 +113,14 @@ def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str
     )
 
 
-def _published(history: History, views: Mapping[str, CellView]) -> list[str]:
+def _published(history: History, views: Mapping[str, CellView]) -> list[tuple[str | None, str]]:
     try:
         bands = load_published()
     except DataError as error:
         # Advisory figures must not cost the report.
-        return [str(error)]
+        return [(None, str(error))]
     methods = dict.fromkeys(v.method for v in views.values() if v.speculative)
-    return [f"{m}: {b.describe()}" for m in methods for b in matching(bands, history.run.profile, m)]
+    return [(m, f"{m}: {b.describe()}") for m in methods for b in matching(bands, history.run.profile, m)]
 
 
 def _scenario_grid(judgement: Judgement) -> dict[str, dict[str, Verdict]]:

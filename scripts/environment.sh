@@ -1,5 +1,6 @@
 # Sourced by the run scripts: makes or updates .venv from the committed lock and leaves its path in VENV.
-# HARNESS_EXTRA=cpu|gpu chooses the lock (default cpu); PYTHON names the interpreter to build .venv with.
+# HARNESS_EXTRA=cpu|gpu chooses the lock (default cpu); PYTHON names the interpreter to build .venv with;
+# CHROMIUM names the browser that the tests of the report pages drive.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$ROOT/.venv"
@@ -62,4 +63,36 @@ is what is missing, put its CPU wheel into a folder and run again with UV_FIND_L
     "$uv" pip install --no-deps -e "$ROOT" >>"$log" 2>&1 ||
     fail "the project itself could not be installed; see $log"
   printf '%s' "$wanted" >"$stamp"
+}
+
+# The same places in the same order as tests/browser/chromium.py.
+find_chromium() {
+  local candidate
+  for candidate in ${CHROMIUM:+"$CHROMIUM"} chromium chromium-browser google-chrome; do
+    if command -v "$candidate" >/dev/null 2>&1; then command -v "$candidate"; return; fi
+    # A browser that was named and is not there is a mistake, not a wish for another one.
+    [ "$candidate" != "${CHROMIUM:-}" ] || return 1
+  done
+  return 1
+}
+
+# Leaves the browser's path in CHROMIUM; installs Debian's package where that is possible.
+ensure_chromium() {
+  local found log="$VENV/chromium.log"
+  if found="$(find_chromium)"; then export CHROMIUM="$found"; return; fi
+  [ -z "${CHROMIUM:-}" ] ||
+    fail "expected CHROMIUM to name a Chromium, found no program '$CHROMIUM'; correct it, or unset it to have one found"
+  if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+    fail "expected chromium, chromium-browser or google-chrome on the PATH for the tests of the report pages, found none; \
+install one (Debian: apt-get install chromium), or name it: CHROMIUM=/path/to/chromium $0"
+  fi
+  printf 'setup: installing chromium with apt-get\n' >&2
+  if ! { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install --no-install-recommends chromium; } \
+    >"$log" 2>&1; then
+    tail -n 5 "$log" >&2
+    fail "apt-get could not install chromium (lines above; all of it in $log); install one yourself, or name it: \
+CHROMIUM=/path/to/chromium $0"
+  fi
+  found="$(find_chromium)" || fail "expected chromium on the PATH after its installation, found none; see $log"
+  export CHROMIUM="$found"
 }

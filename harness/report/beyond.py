@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.markup import escape
@@ -74,15 +78,27 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 # --- many nights -----------------------------------------------------------------------------------------------------
 
 
-def render_trend(trend: Trend) -> str:
-    """trend.html: one self-contained file."""
+def render_trend(trend: Trend, page: Path) -> str:
+    """trend.html: one self-contained file, to be written to ``page``; it links to the nights' reports, if any."""
     cells = list(dict.fromkeys(c for n in trend.nights for c in n.cells))
-    return render_page("trend.html.j2", environment(), _charts(trend), trend=trend, cells=cells)
+    links = _links(trend, page)
+    return render_page("trend.html.j2", environment(), _charts(trend, links), trend=trend, cells=cells, links=links)
 
 
-def _charts(trend: Trend) -> list[Chart]:
+def _links(trend: Trend, page: Path) -> dict[int, str]:
+    """Path of each night's report relative to the page, fit for a URL whatever the folders are called."""
+    found = {}
+    for index, night in enumerate(trend.nights):
+        report = night.folder.resolve() / "report.html"
+        if report.is_file():
+            # The dot keeps a folder called "https:" from being read as a scheme.
+            found[index] = "./" + quote(os.fsencode(os.path.relpath(report, page.resolve().parent)))
+    return found
+
+
+def _charts(trend: Trend, links: Mapping[int, str]) -> list[Chart]:
     methods = dict.fromkeys(CellName.of(p.cell).method for p in trend.points)
-    return [over_nights(m, trend) for m in methods]
+    return [over_nights(m, trend, links) for m in methods]
 
 
 def print_trend(trend: Trend, console: Console) -> None:

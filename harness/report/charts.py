@@ -6,11 +6,11 @@ report; nothing is fetched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.figures import Figures
+from harness.figures import Figures, Position
 from harness.matrix import CellName
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Spec = dict[str, Any]
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _EQUAL_RUNS = "two equal runs"
+_BASELINE = "baseline"
+# Cells that agree lie on each other: the first ones' symbols are the larger ones, so that all can be seen.
+_SIZE: Spec = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
 
 
 class Chart(NamedTuple):
@@ -72,17 +75,25 @@ def _chart(section: str, method: str, words: str, rows: Iterable[Spec], parts: S
 
 
 def _series(names: Sequence[str], title: str) -> Spec:
-    """Colour and symbol of each series, in a fixed order."""
-    scale = {"domain": list(names)}
+    """Colour and symbol of each series, in a fixed order. Cells come first, so that each looks the same in all charts
+    of its method."""
+    scale = {"domain": sorted(names, key=lambda n: n in (_BASELINE, _EQUAL_RUNS))}
     return {
         "color": {"field": "series", "type": "nominal", "title": title, "scale": scale},
         "shape": {"field": "series", "type": "nominal", "title": title, "scale": scale},
     }
 
 
+def _dashes(field: str, title: str, scale: Spec | None = None) -> Spec:
+    """Dashes of lines with a legend that shows them, in the colour of the text."""
+    legend = {"symbolType": "stroke", "symbolStrokeColor": "var(--ink)", "symbolSize": 400}
+    return {"field": field, "type": "nominal", "title": title, "legend": legend, **({"scale": scale} if scale else {})}
+
+
 def _acceptance(method: str, figures: Figures) -> Chart:
     mine = [p for p in figures.positions if p.method == method]
-    rows = [
+    recorded = {p.position: p.rate for p in mine if p.side == _BASELINE}
+    rows: list[Spec] = [
         {
             "position": p.position,
             "series": p.side,
@@ -90,10 +101,12 @@ def _acceptance(method: str, figures: Figures) -> Chart:
             "low": p.low,
             "high": p.high,
             "counts": "" if p.accepted is None else f"{p.accepted} of {p.steps} steps",
+            **_unseen(p, recorded),
         }
         for p in mine
     ]
     sides = list(dict.fromkeys(p.side for p in mine))
+    bands = [{"position": b.position, "from": b.low, "to": b.high} for b in figures.published if b.method == method]
     x = {"field": "position", "type": "ordinal", "title": "draft position", "axis": {"labelAngle": 0}}
     offset = {"field": "series", "scale": {"domain": sides}}
     y = {"type": "quantitative", "title": "accepted", "axis": {"format": ".0%"}, "scale": {"domain": [0, 1]}}
@@ -108,20 +121,42 @@ def _acceptance(method: str, figures: Figures) -> Chart:
         {"field": "high", "format": ".2%"},
         {"field": "counts"},
     ]
-    encoding = {"x": x, "xOffset": offset, **_series(sides, "side"), "tooltip": tooltip}
+    mine_at = {"x": x, "xOffset": offset, **_series(sides, "side"), "tooltip": tooltip}
+    # A rule has no shape.
+    ranged = {**mine_at, "shape": None, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
     interval = {
         "mark": {"type": "rule", "strokeWidth": 2},
-        "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
+        "encoding": ranged,
         "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
     }
-    points = {"mark": {"type": "point", "filled": True, "size": 70}, "encoding": {"y": {**y, "field": "rate"}}}
-    # A rule has no shape.
-    interval["encoding"]["shape"] = None  # type: ignore[index]
-    return _chart("acceptance", method, words, rows, {"encoding": encoding, "layer": [interval, points]})
+    points = {
+        "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+        "encoding": {**mine_at, "y": {**y, "field": "rate"}},
+    }
+    unseen = {
+        "mark": {"type": "bar", "size": 16, "fillOpacity": 0, "stroke": "var(--soft)", "strokeDash": [3, 2]},
+        "encoding": {"x": x, "xOffset": offset, "y": {**y, "field": "from"}, "y2": {"field": "to"}},
+        "transform": [{"filter": "isValid(datum.from)"}],
+    }
+    band = {
+        "data": {"values": bands},
+        "mark": {"type": "bar", "width": {"band": 0.95}, "color": "var(--band)", "fillOpacity": 0.35},
+        "encoding": {"x": x, "y": {**y, "field": "from"}, "y2": {"field": "to"}},
+    }
+    return _chart("acceptance", method, words, rows, {"layer": [*([band] if bands else []), unseen, interval, points]})
+
+
+def _unseen(p: Position, recorded: Mapping[int, float]) -> Spec:
+    """Rates that the test could not have told from the recorded one: a point outside of them is a change seen."""
+    if p.detectable is None or p.side == _BASELINE or p.position not in recorded:
+        return {}
+    rate = recorded[p.position]
+    return {"from": max(0.0, rate - p.detectable), "to": min(1.0, rate + p.detectable)}
 
 
 def _by_step(method: str, figures: Figures) -> Chart:
     mine = [s for s in figures.steps if _method(s.cell) == method]
+    cells = list(dict.fromkeys(s.cell for s in mine))
     rows = [
         {
             "step": s.step,
@@ -130,10 +165,10 @@ def _by_step(method: str, figures: Figures) -> Chart:
             "prompts": s.aligned,
             "accepted": s.accepted,
             "of": s.requests,
+            "size": _size(cells.index(s.cell)),
         }
         for s in mine
     ]
-    cells = list(dict.fromkeys(s.cell for s in mine))
     words = (
         f"{method}: mean accepted drafts by step since the hand-off (or since the prefill), aligned against unaligned "
         f"prompts, of {', '.join(cells)}; padded first steps are left out"
@@ -149,19 +184,23 @@ def _by_step(method: str, figures: Figures) -> Chart:
         },
         "y": {"field": "accepted", "type": "quantitative", "title": "accepted drafts, mean", "scale": {"zero": True}},
         "color": series["color"],
-        "strokeDash": {
-            "field": "prompts",
-            "type": "nominal",
-            "title": "prompts",
-            "scale": {"domain": ["aligned", "unaligned"], "range": [[1, 0], [5, 4]]},
-        },
+        "detail": {"field": "prompts"},
         "tooltip": [{"field": f} for f in ("series", "prompts", "step", "accepted", "of")],
     }
+    dashes = _dashes("prompts", "prompts", {"domain": ["aligned", "unaligned"], "range": [[1, 0], [5, 4]]})
     layer = [
-        {"mark": {"type": "line"}},
-        {"mark": {"type": "point", "filled": True}, "encoding": {"shape": series["shape"]}},
+        {"mark": {"type": "line"}, "encoding": {"strokeDash": dashes}},
+        {
+            "mark": {"type": "point", "filled": False, "opacity": 1},
+            "encoding": {"shape": series["shape"], "size": _SIZE},
+        },
     ]
     return _chart("steps", method, words, rows, {"encoding": encoding, "layer": layer})
+
+
+def _size(rank: int) -> int:
+    """Area in square pixels of the symbols of the cell of that rank."""
+    return max(20, 160 - 70 * rank)
 
 
 def _survival(method: str, figures: Figures) -> Chart:
@@ -186,16 +225,17 @@ def _survival(method: str, figures: Figures) -> Chart:
             "scale": {"domain": [0, 1]},
         },
         "color": colour,
-        "strokeDash": {"field": "series", "type": "nominal", "title": "run", "scale": {"domain": names}},
+        "strokeDash": {"field": "series", "type": "nominal", "title": "run", "scale": colour["scale"]},
         "tooltip": [{"field": "series"}, {"field": "token"}, {"field": "share", "format": ".1%"}],
     }
     mark = {"type": "line", "interpolate": "step-after", "strokeWidth": 2}
     return _chart("survival", method, words, rows, {"encoding": encoding, "mark": mark})
 
 
-def over_nights(method: str, trend: Trend) -> Chart:
-    """Acceptance of each cell and position of a method over the nights."""
+def over_nights(method: str, trend: Trend, links: Mapping[int, str]) -> Chart:
+    """Acceptance of each cell and position of a method over the nights; ``links`` are the nights' reports."""
     mine = [p for p in trend.points if _method(p.cell) == method]
+    cells = list(dict.fromkeys(p.cell for p in mine))
     rows = [
         {
             "night": p.night,
@@ -204,10 +244,11 @@ def over_nights(method: str, trend: Trend) -> Chart:
             "series": p.cell,
             "position": str(p.position),
             "rate": round(p.rate, 5),
+            "size": _size(cells.index(p.cell)),
+            **({"report": links[p.night]} if p.night in links else {}),
         }
         for p in mine
     ]
-    cells = list(dict.fromkeys(p.cell for p in mine))
     words = (
         f"{method}: share of accepted drafts at each position over {len(trend.nights)} nights, of {', '.join(cells)}"
     )
@@ -221,8 +262,14 @@ def over_nights(method: str, trend: Trend) -> Chart:
             "scale": {"zero": False},
         },
         "color": _series(cells, "cell")["color"],
-        "strokeDash": {"field": "position", "type": "nominal", "title": "draft position"},
+        "detail": {"field": "position"},
         "tooltip": [{"field": f} for f in ("run", "started", "series", "position", "rate")],
     }
-    layer: list[Spec] = [{"mark": {"type": "line"}}, {"mark": {"type": "point", "filled": True}}]
+    layer: list[Spec] = [
+        {"mark": {"type": "line"}, "encoding": {"strokeDash": _dashes("position", "draft position")}},
+        {
+            "mark": {"type": "point", "filled": False, "fill": "var(--card)", "opacity": 1, "cursor": "pointer"},
+            "encoding": {"shape": _series(cells, "cell")["shape"], "size": _SIZE},
+        },
+    ]
     return _chart("trend", method, words, rows, {"encoding": encoding, "layer": layer})

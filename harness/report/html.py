@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
@@ -27,6 +28,7 @@ from harness.matrix import CellName
 from harness.mutants.catalogue import MUTANTS
 from harness.report.beside import newest_aa, newest_selftest
 from harness.report.charts import Chart, charts_of, library
+from harness.report.text import harmless, shortened
 from harness.selftest.outcome import matrix_columns
 from harness.summary import RunSummary, grouped_findings
 
@@ -51,15 +53,17 @@ _SECTIONS = (
         "keep. A wrong hand-off is a cliff at the start; rounding is a slope.",
     ),
 )
-_MOVED = ("prompt_tokens_external_kv_transfer", "prefix_hits", "nixl_bytes", "nixl_descriptors", "nixl_transfers")
+_OPEN = 4
+"""Groups of known findings, and worst prompts, that are shown unfolded."""
 
 
 def environment() -> Environment:
-    """The template engine: everything is escaped, and a missing value is an error."""
+    """The template engine: all text is escaped and made harmless, and a missing value is an error."""
     env = Environment(
         loader=PackageLoader("harness.report", "templates"),
         autoescape=select_autoescape(default=True),
         undefined=StrictUndefined,
+        finalize=lambda value: harmless(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -67,7 +71,10 @@ def environment() -> Environment:
     env.filters["damage"] = damage_name
     env.filters["num"] = lambda v, digits=3: "–" if v is None else f"{v:.{digits}f}"
     env.filters["method"] = lambda cell: CellName.of(str(cell)).method
+    # What a prompt, an engine or a folder is called must not turn the words around it.
+    env.filters["bdi"] = lambda text: Markup("<bdi>{}</bdi>").format(shortened(harmless(str(text))))
     env.filters["anchor"] = anchor
+    env.filters["place"] = lambda name: quote(harmless(str(name)), safe="")
     return env
 
 
@@ -83,9 +90,17 @@ def repro_line(folder: Path, finding: Finding) -> str:
 
 
 def script_json(value: Any) -> Markup:
-    """JSON for a script element: no text in it can end the element or open another."""
-    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    """JSON for a script element: no text in it can end the element or open another, nor break a charting expression."""
+    text = json.dumps(_harmless_values(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def _harmless_values(value: Any) -> Any:
+    if isinstance(value, str):
+        return harmless(value)
+    if isinstance(value, dict):
+        return {k: _harmless_values(v) for k, v in value.items()}
+    return [_harmless_values(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _hash(script: str) -> str:
@@ -131,6 +146,7 @@ def render_html(summary: RunSummary) -> str:
     env = environment()
     env.filters["repro"] = lambda f: repro_line(summary.history.folder, f)
     selftest = newest_selftest(summary.history.folder)
+    groups = grouped_findings(summary.judgement)
     return render_page(
         "report.html.j2",
         env,
@@ -141,11 +157,12 @@ def render_html(summary: RunSummary) -> str:
         strata=[s for s in summary.strata if any(s in r for r in summary.grid.values())],
         methods=list(dict.fromkeys(CellName.of(cell).method for cell in summary.cells)),
         verdicts=list(dict.fromkeys(c.verdict for c in summary.judgement.cells)),
-        groups=grouped_findings(summary.judgement),
+        groups=[g for g in groups if g[0].known is None],
+        known_groups=[g for g in groups if g[0].known is not None],
+        most_open=_OPEN,
         sections=_SECTIONS,
-        moved=_MOVED,
         selftest=selftest,
-        kill_columns=matrix_columns(selftest.outcomes) if selftest else [],
+        kill_columns=matrix_columns(selftest.found.outcomes) if selftest else [],
         mutants=MUTANTS,
         aa=newest_aa(summary.history.folder),
         tails=_tails(summary),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
 
 from harness.findings import CheckResult, Verdict
 from harness.history import COLD
@@ -16,6 +18,25 @@ _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 
 def xml_safe(text: str) -> str:
     return _FORBIDDEN.sub("�", text)
+
+
+def _name(text: str) -> str:
+    """A name: one line, never empty."""
+    return xml_safe(" ".join(text.split())) or "unnamed"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) and value > 0 else "0.000"
+
+
+def _moment(started: str) -> dict[str, str]:
+    """The start as viewers want it, in UTC without a zone; nothing when the record has no time there."""
+    try:
+        moment = datetime.fromisoformat(started)
+    except ValueError:
+        return {}
+    utc = moment.astimezone(UTC) if moment.tzinfo else moment
+    return {"timestamp": utc.strftime("%Y-%m-%dT%H:%M:%S")}
 
 
 def _detail(result: CheckResult) -> str:
@@ -37,7 +58,7 @@ def render_junit(summary: RunSummary) -> str:
         record = summary.history.cell(cell.cell)
         # The time of a cell is known for all its scenarios together: it stands at the cold one.
         seconds = record.seconds + record.start_seconds if record and cell.scenario == COLD else 0.0
-        name = cell.cell if cell.scenario == COLD else f"{cell.cell}.{cell.scenario}"
+        name = _name(cell.cell if cell.scenario == COLD else f"{cell.cell}.{cell.scenario}")
         failures = sum(r.verdict.exit_code == 1 for r in cell.results)
         errors = sum(r.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT) for r in cell.results)
         suite = ET.SubElement(
@@ -48,14 +69,15 @@ def render_junit(summary: RunSummary) -> str:
             failures=str(failures),
             errors=str(errors),
             skipped=str(sum(r.verdict is Verdict.KNOWN for r in cell.results)),
-            time=f"{seconds:.3f}",
-            timestamp=summary.history.run.started.removesuffix("+00:00"),
+            time=_seconds(seconds),
         )
+        for attribute, moment in _moment(summary.history.run.started).items():
+            suite.set(attribute, moment)
         totals["tests"] += len(cell.results)
         totals["failures"] += failures
         totals["errors"] += errors
         for result in cell.results:
-            case = ET.SubElement(suite, "testcase", classname=name, name=result.check, time="0")
+            case = ET.SubElement(suite, "testcase", classname=name, name=_name(result.check), time="0")
             if result.verdict is Verdict.PASS:
                 continue
             if result.verdict is Verdict.KNOWN:

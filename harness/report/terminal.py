@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from harness.findings import Verdict
 from harness.history import COLD
-from harness.summary import RunSummary, grouped_findings
+from harness.locate.diagnose import damage_name
+from harness.report.html import repro_line
+from harness.report.text import harmless
+from harness.summary import AcceptanceRow, RunSummary, grouped_findings
 
 STYLE = {
     Verdict.PASS: "green",
@@ -20,7 +23,11 @@ STYLE = {
     Verdict.DRIFT: "magenta",
     Verdict.REGRESSION: "bold red",
 }
-_GROUPS = 8
+_CELLS = 8
+_NOTICES = 2
+_DIAGNOSES = 4
+_GROUPS = 3
+"""Together with the lines around them, at most 40 lines however red the run is."""
 
 
 def verdict_text(verdict: Verdict) -> Text:
@@ -28,38 +35,42 @@ def verdict_text(verdict: Verdict) -> Text:
 
 
 def print_summary(summary: RunSummary, console: Console) -> None:
+    """Verdict first, then cells, what was found, and where to read on."""
     console.print()
+    _lines(console, summary.sentence, summary.verdict)
+    for notice in summary.judgement.notices[:_NOTICES]:
+        _lines(console, f"notice: {notice}")
+    _more(console, len(summary.judgement.notices) - _NOTICES, "notices")
     console.print(_cells(summary))
-    if summary.scenarios:
-        console.print(_scenarios(summary))
-    if summary.acceptance:
-        console.print(_acceptance(summary))
-    for cell in summary.diagnosed[:_GROUPS]:
+    _more(console, len(summary.cells) - _CELLS, "cells")
+    _findings(summary, console)
+    for _, line in summary.published[:1]:
+        _lines(console, f"advisory: {line}", most=1)
+    _read_on(summary, console)
+
+
+def _findings(summary: RunSummary, console: Console) -> None:
+    diagnosed = [c for c in summary.diagnosed if c.verdict is not Verdict.KNOWN]
+    for cell in diagnosed[:_DIAGNOSES]:
         assert cell.diagnosis is not None
-        console.print(
-            Text.assemble(
-                (f"{cell.verdict.symbol} {cell.verdict} ", STYLE[cell.verdict]),
-                f"{place(cell.cell, cell.scenario)}: {cell.diagnosis.text}",
-            )
-        )
-    for finding, count, strata in grouped_findings(summary.judgement)[:_GROUPS]:
+        _lines(console, f"{place(cell.cell, cell.scenario)}: {cell.diagnosis.text}", cell.verdict)
+    groups = grouped_findings(summary.judgement)
+    mine = [g for g in groups if g[0].known is None]
+    for finding, count, strata in mine[:_GROUPS]:
         where = f" in {', '.join(strata)}" if strata else ""
-        console.print(
-            Text.assemble(
-                (f"{finding.verdict.symbol} {finding.verdict} ", STYLE[finding.verdict]),
-                f"{place(finding.cell, finding.scenario)} {finding.check} ({finding.damage}), {count} "
-                f"finding{'s' if count > 1 else ''}{where}" + (f": {finding.link}" if finding.link else ""),
-            )
+        head = (
+            f"{place(finding.cell, finding.scenario)} {finding.check} ({damage_name(finding.damage)}), {count} "
+            f"finding{'s' if count > 1 else ''}{where}"
         )
-        first = f"{finding.prompt_id}: " if finding.prompt_id else ""
-        console.print(f"    {escape(first + finding.message)}", highlight=False)
-    more = len(grouped_findings(summary.judgement)) - _GROUPS
-    if more > 0:
-        console.print(f"… {more} more groups of findings in the report")
-    for line in summary.published:
-        console.print(f"advisory: {escape(line)}", highlight=False)
-    for notice in summary.judgement.notices:
-        console.print(f"notice: {escape(notice)}")
+        _lines(console, head, finding.verdict, most=1)
+        _lines(console, f"    {f'{finding.prompt_id}: ' if finding.prompt_id else ''}{finding.message}", most=1)
+    _more(console, max(0, len(diagnosed) - _DIAGNOSES) + max(0, len(mine) - _GROUPS), "groups of findings")
+    known = sorted({f"{f.known} {f.link}" for f, _, _ in groups if f.known})
+    if known:
+        _lines(console, ", ".join(known), Verdict.KNOWN, most=1)
+
+
+def _read_on(summary: RunSummary, console: Console) -> None:
     seconds = summary.history.run.seconds
     if seconds:
         console.print(
@@ -68,7 +79,36 @@ def print_summary(summary: RunSummary, console: Console) -> None:
             f"{seconds.get('own', 0):.0f} s",
             highlight=False,
         )
-    console.print(Text.assemble(verdict_text(summary.verdict), "  ", summary.sentence))
+    folder = summary.history.folder
+    tried = [f for f, _, _ in grouped_findings(summary.judgement) if f.cell and f.damage != "infrastructure"]
+    if tried:
+        _whole(console, f"try the first again: {repro_line(folder, tried[0])}")
+    _whole(console, f"report: {folder / 'report.html'}")
+
+
+def _lines(console: Console, text: str, verdict: Verdict | None = None, most: int = 2) -> None:
+    """A text on at most so many lines, cut when it is longer."""
+    mark = (f"{verdict.symbol} {verdict}  ", STYLE[verdict]) if verdict is not None else ""
+    indent = text[: len(text) - len(text.lstrip(" "))]
+    line = Text.assemble(mark, indent + harmless(" ".join(text.split())))
+    # Words that do not fit leave the ends of lines empty.
+    room = most * console.width - (most - 1) * 16
+    if line.cell_len > room:
+        line.truncate(room, overflow="ellipsis")
+    if most == 1:
+        console.print(line, no_wrap=True, overflow="ellipsis")
+    else:
+        console.print(line)
+
+
+def _whole(console: Console, text: str) -> None:
+    """One line to copy, never broken."""
+    console.print(harmless(text).replace("\n", "�"), soft_wrap=True, highlight=False, markup=False)
+
+
+def _more(console: Console, left: int, what: str) -> None:
+    if left > 0:
+        console.print(f"… {left} more {what} in the report", highlight=False)
 
 
 def place(cell: str, scenario: str) -> str:
@@ -76,52 +116,39 @@ def place(cell: str, scenario: str) -> str:
     return cell if scenario == COLD else f"{cell} in {scenario}"
 
 
-def _scenarios(summary: RunSummary) -> Table:
-    table = Table(title="scenarios", title_justify="left")
-    table.add_column("cell", no_wrap=True)
-    for scenario in summary.scenarios:
-        table.add_column(scenario, justify="center")
-    for cell, row in summary.scenario_grid.items():
-        marks = [
-            Text(row[s].symbol, style=STYLE[row[s]]) if s in row else Text("–", style="dim") for s in summary.scenarios
-        ]
-        table.add_row(cell, *marks)
-    return table
-
-
 def _cells(summary: RunSummary) -> Table:
-    table = Table(title=f"run {summary.history.run.run_id}", title_justify="left")
+    """The gravest cells, with where they do not pass and what drafts they accepted."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("cell", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    table.add_column("tokens equal", justify="right")
-    strata = [s for s in summary.strata if any(s in row for row in summary.grid.values())]
-    for stratum in strata:
-        table.add_column(stratum, justify="right")
-    for cell, verdict in summary.cells.items():
-        row = summary.grid.get(cell, {})
-        marks = []
-        for stratum in strata:
-            entry = row.get(stratum)
-            marks.append(
-                Text(f"{entry.verdict.symbol} {entry.prompts}", style=STYLE[entry.verdict]) if entry else Text("–")
-            )
-        table.add_row(cell, verdict_text(verdict), summary.equal_tokens.get(cell, ""), *marks)
+    for name in ("tokens equal", "does not pass in", "accepted per position"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    accepted = {row.cell: row for row in summary.acceptance}
+    order = list(Verdict)
+    gravest = sorted(summary.cells.items(), key=lambda item: -order.index(item[1]))[:_CELLS]
+    for cell, verdict in gravest:
+        table.add_row(
+            Text(harmless(cell)),
+            verdict_text(verdict),
+            summary.equal_tokens.get(cell, ""),
+            Text(harmless(", ".join(_failing(summary, cell)) or "–")),
+            _accepted(accepted.get(cell)),
+        )
     return table
 
 
-def _acceptance(summary: RunSummary) -> Table:
-    table = Table(title="acceptance per position (accepted / steps)", title_justify="left")
-    table.add_column("cell", no_wrap=True)
-    width = max(len(r.ours.accepted_at) for r in summary.acceptance)
-    for position in range(width):
-        table.add_column(str(position), justify="right")
-    table.add_column("steps", justify="right")
-    table.add_column("length", justify="right")
-    table.add_column("baseline", justify="right")
-    table.add_column("padded", justify="right")
-    for row in summary.acceptance:
-        rates = [f"{r:.4f}" for r in row.ours.rates] + ["–"] * (width - len(row.ours.rates))
-        length = f"{row.ours.length_pooled:.3f}" if row.ours.length_pooled else "–"
-        baseline = " ".join(f"{r:.4f}" for r in row.baseline_rates) if row.baseline_rates else "none"
-        table.add_row(row.cell, *rates, str(row.ours.steps), length, baseline, str(row.padded))
-    return table
+def _failing(summary: RunSummary, cell: str) -> list[str]:
+    """Strata of cold prompts and scenarios in which a cell does not pass."""
+    strata = [s for s, e in summary.grid.get(cell, {}).items() if e.verdict is not Verdict.PASS and s != "all"]
+    scenarios = [s for s, v in summary.scenario_grid.get(cell, {}).items() if v is not Verdict.PASS]
+    return [*strata, *(s for s in scenarios if s != COLD or not strata)]
+
+
+def _accepted(row: AcceptanceRow | None) -> str:
+    if row is None or not row.ours.rates:
+        return "–"
+    ours = " ".join(f"{r:.4f}" for r in row.ours.rates)
+    recorded = " ".join(f"{r:.4f}" for r in row.baseline_rates or ())
+    if not recorded:
+        return f"{ours}, no baseline"
+    return f"{ours}, as recorded" if ours == recorded else f"{ours}, recorded {recorded}"

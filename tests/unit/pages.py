@@ -55,4 +55,4 @@ class Page(HTMLParser):
             assert not [a for a in attributes if a.startswith("on")], (tag, attributes)
             assert tag not in ("iframe", "object", "embed", "img", "link", "base"), (tag, attributes)
             link = attributes.get("href") or "#"
-            assert link.startswith(("#", "https://")), link
+            assert link.startswith(("#", "https://", "./", "../")), link

@@ -133,7 +133,7 @@ def test_folder_of_runs_becomes_a_page(tmp_path):
     trend = load_trend(tmp_path)
     assert [n.run_id for n in trend.nights] == ["run0", "run1", "run2"]
     assert len(trend.left_out) == 2
-    page = Page(render_trend(trend))
+    page = Page(render_trend(trend, tmp_path / "trend.html"))
     page.require_inert()
     assert {c["id"] for c in page.charts} == {"trend-eagle3"}
     console = Console(record=True, width=160)

@@ -148,7 +148,7 @@ def test_run_beside_a_self_test_shows_its_kill_matrix(tmp_path):
     (tmp_path / "broken" / "selftest.json").write_text("{")
     summary = summarise(flawless())
     summary = summary._replace(history=summary.history.model_copy(update={"folder": tmp_path / "run"}))
-    assert "Newest self-test" in render_html(summary)
+    assert "newest self-test" in render_html(summary)
 
 
 def test_logs_of_cells_that_could_not_be_judged_are_quoted(bad, tmp_path):
@@ -158,7 +158,7 @@ def test_logs_of_cells_that_could_not_be_judged_are_quoted(bad, tmp_path):
     summary = bad._replace(history=bad.history.model_copy(update={"folder": tmp_path}))
     html = render_html(summary)
     Page(html).require_inert()
-    assert "last lines of pd-mtp.decode.log" in html
+    assert "last lines of <bdi>pd-mtp.decode.log</bdi>" in html
 
 
 def test_grid_marks_the_stratum_of_the_damage(bad):
@@ -179,3 +179,49 @@ def test_summary_is_short_even_for_a_catastrophe():
     text = render_markdown(summarise(everything))
     assert len(text.splitlines()) <= 60
     assert text.startswith("# ✘ REGRESSION")
+
+
+# --- what a run could see, and the hand-off --------------------------------------------------------------------------
+
+
+def test_smallest_change_is_said_for_every_kind_of_comparison():
+    """Exact comparisons, none without a baseline, and none where nothing could be compared."""
+    seen = {s.cell: s.text for s in summarise(flawless()).figures.seen}
+    steps = sum(len(o.final.speculation.per_step_accepted) for o in flawless() if o.cell == "single-mtp")
+    assert seen["single-mtp"].startswith(f"one draft of {steps} steps ({100 / steps:.2f} points)")
+    h = history(flawless(), CELLS)
+    alone = summarise_run(h, judge(h, {}), {})
+    assert {s.text for s in alone.figures.seen} == {"unknown, as there is no baseline to compare with"}
+    profile = {**h.run.profile, "judging": {"tier": "normal"}}
+    normal = h.model_copy(update={"run": h.run.model_copy(update={"profile": profile})})
+    texts = {s.text for s in summarise_run(normal, judge(normal, lookups(LENGTHS)), lookups(LENGTHS)).figures.seen}
+    assert not [t for t in texts if "one draft" in t]
+
+
+def test_counters_that_stood_still_are_told_from_those_never_read(bad):
+    """D's prefix cache gave nothing, which is not the same as not knowing."""
+    worst = next(w for w in bad.figures.worst if w.finding.cell == "pd-eagle3")
+    p, d = (dict(side.facts) for side in worst.sides)
+    assert p["handed over: remote_block_ids"] == "[[1]]"
+    assert d["counted: NIXL bytes"] == "98,304"
+    assert d["counted: prompt tokens from P"] == "32"
+    assert d["counted: prompt tokens from its own prefix cache"] == "did not grow"
+    unread = [
+        change_final(garbled(o), counters={}) if o.cell == "pd-eagle3" and len(o.sent_ids) == 32 else o
+        for o in flawless()
+    ]
+    worst = next(w for w in summarise(unread).figures.worst if w.finding.cell == "pd-eagle3")
+    assert dict(worst.sides[1].facts) == {"counted": "its counters were not read for this request"}
+
+
+def test_counters_of_requests_that_ran_together_say_so():
+    together = [
+        change_final(garbled(o), counters={}).model_copy(
+            update={"concurrent": 6, "shared_counters": {"decode": {"nixl_bytes": 500.0}}}
+        )
+        if o.cell == "pd-eagle3" and len(o.sent_ids) == 32
+        else o
+        for o in flawless()
+    ]
+    worst = next(w for w in summarise(together).figures.worst if w.finding.cell == "pd-eagle3")
+    assert dict(worst.sides[1].facts)["counted: NIXL bytes (of 6 requests together)"] == "500"

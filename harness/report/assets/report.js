@@ -3,27 +3,37 @@
 (() => {
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const byId = new Map(charts.map((c) => [c.id, c]));
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  const config = () => {
-    const ink = css("--ink"), soft = css("--soft"), line = css("--line");
-    const text = { labelColor: soft, titleColor: ink, labelFont: "system-ui, sans-serif", titleFont: "system-ui, sans-serif" };
+  // Colours are the page's own variables, so that charts follow dark mode and print without being drawn again.
+  const config = (width) => {
+    const font = "system-ui, sans-serif";
+    const text = { labelColor: "var(--soft)", titleColor: "var(--ink)", labelFont: font, titleFont: font,
+      labelFontSize: 12, titleFontSize: 12 };
+    const columns = Math.max(1, Math.floor(width / 170));
     return {
       background: "transparent",
-      view: { stroke: line },
-      axis: { ...text, gridColor: line, domainColor: soft, tickColor: soft },
-      legend: { ...text, orient: "bottom", columns: window.innerWidth < 600 ? 1 : 3, labelLimit: 260 },
-      range: { category: ["--s1", "--s2", "--s3", "--s4", "--s5", "--s6"].map(css) },
+      view: { stroke: "var(--line)" },
+      axis: { ...text, gridColor: "var(--line)", domainColor: "var(--soft)", tickColor: "var(--soft)" },
+      legend: { ...text, orient: "bottom", columns, labelLimit: width / columns - 40,
+        layout: { bottom: { direction: "vertical", anchor: "start" } } },
+      range: { category: [1, 2, 3, 4, 5, 6].map((n) => `var(--s${n})`) },
     };
   };
 
   const draw = (box) => {
     const chart = byId.get(box.dataset.chart);
-    if (!chart || !window.vegaEmbed) return Promise.resolve();
-    box.dataset.drawn = "yes";
+    // What is filtered away has no width; it is drawn when it is shown.
+    if (!chart || !box.clientWidth || box.dataset.drawing) return Promise.resolve();
+    box.dataset.drawing = "yes";
     // The interpreter evaluates expressions without eval, which the page's policy forbids.
-    return vegaEmbed(box, chart.spec, { actions: false, renderer: "svg", ast: true, config: config() })
-      .then(() => box.classList.add("drawn"))
+    const options = { actions: false, renderer: "svg", ast: true, config: config(box.clientWidth) };
+    return vegaEmbed(box, chart.spec, options)
+      .then(({ view }) => {
+        // The words stand at the box; the parts of the drawing have nothing to add to them.
+        box.querySelector("svg").setAttribute("aria-hidden", "true");
+        box.classList.add("drawn");
+        view.addEventListener("click", (_, item) => { if (item?.datum?.report) location.href = item.datum.report; });
+      })
       .catch((error) => { box.textContent = "This chart could not be drawn: " + error; });
   };
   const boxes = [...document.querySelectorAll("[data-chart]")];
@@ -32,8 +42,6 @@
     if (left.length) setTimeout(() => draw(left[0]).then(() => drawAll(left.slice(1))));
     else document.documentElement.dataset.drawn = Math.round(performance.now());
   };
-  const redraw = () => drawAll(boxes);
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
   const form = document.getElementById("filter");
   const fields = form ? [...form.querySelectorAll("select")] : [];
@@ -41,32 +49,43 @@
   const items = [...document.querySelectorAll("[data-cell], [data-method]")];
   const fits = (item, name, wanted) => {
     const has = item.dataset[name];
-    return !wanted || has === undefined || has.split(" ").includes(wanted);
+    if (!wanted || has === undefined) return true;
+    return name === "stratum" ? has.split(" ").includes(wanted) : has === wanted;
   };
   const apply = () => {
     const cell = fields.find((f) => f.name === "cell");
     const wanted = Object.fromEntries(fields.map((f) => [f.name, f.value]));
     if (cell && wanted.cell && !wanted.method) wanted.method = cell.selectedOptions[0].dataset.method || "";
-    let count = 0;
+    const chosen = fields.filter((f) => f.value).map((f) => `${f.name} ${f.value}`);
+    let count = 0, all = 0;
     items.forEach((item) => {
       const fit = Object.entries(wanted).every(([name, value]) => fits(item, name, value));
       item.hidden = !fit;
-      if (fit && item.classList.contains("finding")) count += 1;
+      if (item.classList.contains("finding")) { all += 1; count += fit; }
     });
-    if (shown) shown.textContent = count + (count === 1 ? " finding shown" : " findings shown");
+    form.classList.toggle("narrowed", chosen.length > 0);
+    shown.textContent = chosen.length ? `${count} of ${all} groups of findings shown: ${chosen.join(", ")}` : "";
+    drawAll(boxes);
+  };
+  const showAll = () => {
+    fields.forEach((f) => { f.value = ""; });
+    apply();
   };
   if (form) {
     form.hidden = false;
     form.addEventListener("change", apply);
-    form.addEventListener("reset", () => setTimeout(apply));
+    form.querySelector("button").addEventListener("click", showAll);
     form.addEventListener("submit", (event) => event.preventDefault());
     apply();
   }
 
+  const wanted = () => {
+    try { return document.getElementById(decodeURIComponent(location.hash.slice(1))); } catch { return null; }
+  };
   const follow = () => {
-    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const target = location.hash.length > 1 && wanted();
     if (!target) return;
-    if (target.closest("[hidden]") && form) { form.reset(); items.forEach((i) => { i.hidden = false; }); }
+    if (form && target.closest("[hidden]")) showAll();
     for (let d = target.closest("details"); d; d = d.parentElement.closest("details")) d.open = true;
     target.scrollIntoView();
   };
@@ -91,5 +110,5 @@
     });
   });
   document.documentElement.dataset.ready = Math.round(performance.now());
-  drawAll(boxes);
+  if (!form) drawAll(boxes);
 })();

@@ -1,0 +1,38 @@
+"""axe-core finds nothing on any page, in light and dark, on a desktop and on a phone."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from tests.browser.conftest import DESKTOP, PHONE, Reader, Visitor
+
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+_RUN = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations
+  .map((v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 120)).join(" | ")}`)"""
+
+
+@pytest.mark.parametrize("name", ["green", "red", "known", "hostile", "compare", "trend"])
+def test_no_violations(reader: Reader, pages: dict[str, Path], name):
+    reader.page(pages[name]).evaluate(AXE)
+    found = {
+        (scheme, size["width"]): reader.page(pages[name], size, scheme).evaluate(_RUN)
+        for scheme in ("light", "dark")
+        for size in (DESKTOP, PHONE)
+    }
+    assert found == {place: [] for place in found}
+
+
+def test_violations_are_noticed(visitor: Visitor, pages: dict[str, Path]):
+    """The check above can fail: on a colour, a name and a scrolling region."""
+    page = visitor.open(pages["green"])
+    page.evaluate(
+        """() => {
+          document.querySelector(".lead").style.color = "#e0e0e0";
+          document.querySelector("select[name=cell]").closest("label").replaceWith(document.createElement("select"));
+        }"""
+    )
+    page.evaluate(AXE)
+    assert {found.partition(":")[0] for found in page.evaluate(_RUN)} == {"color-contrast", "select-name"}

@@ -1,0 +1,316 @@
+"""The pages in a real browser: charts, filters, links, copying, without scripts, and on paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.conftest import DESKTOP, PHONE, Reader, Visitor
+
+Pages = dict[str, Path]
+MARKS = "svg .mark-symbol path, svg .mark-line path, svg .mark-rule line, svg .mark-rect path"
+
+
+def shown(page: Page) -> list[str]:
+    """Ids of the findings that can be seen."""
+    return page.evaluate("[...document.querySelectorAll('.finding')].filter((f) => !f.hidden).map((f) => f.id)")
+
+
+def in_view(target: Locator) -> bool:
+    return target.evaluate(
+        "(e) => { const r = e.getBoundingClientRect(); return r.top >= -1 && r.top < innerHeight && r.height > 0; }"
+    )
+
+
+# --- charts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["green", "red", "known", "trend", "hostile", "hostile-trend"])
+def test_every_chart_has_marks_that_can_be_told_from_the_page(reader: Reader, pages: Pages, name):
+    page = reader.page(pages[name])
+    boxes = page.locator("[data-chart]")
+    assert boxes.count() >= (3 if "trend" in name else 7)
+    for box in boxes.all():
+        sizes = box.evaluate(
+            "(box, marks) => [...box.querySelectorAll(marks)].map((m) => m.getBoundingClientRect())"
+            ".map((r) => r.width + r.height)",
+            MARKS,
+        )
+        # An interval of no width has no size.
+        assert sum(size > 0 for size in sizes) >= 2, box.get_attribute("data-chart")
+    # Text of axes and legends is as readable as the page's own (4.5:1 on its card, WCAG 2.2 1.4.3).
+    for scheme in ("light", "dark"):
+        assert reader.page(pages[name], scheme=scheme).evaluate(_CONTRAST) >= 4.5
+
+
+_CONTRAST = """() => {
+  const luminance = (rgb) => rgb.match(/[\\d.]+/g).slice(0, 3).map(Number).map((v) => v / 255)
+    .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  return Math.min(...[...document.querySelectorAll("[data-chart] svg text")].filter((t) => t.textContent).map((t) => {
+    const ink = luminance(getComputedStyle(t).fill);
+    const card = luminance(getComputedStyle(t.closest("figure")).backgroundColor);
+    return (Math.max(ink, card) + 0.05) / (Math.min(ink, card) + 0.05);
+  }));
+}"""
+
+
+def test_charts_follow_the_colour_scheme(reader: Reader, pages: Pages):
+    text = "getComputedStyle(document.querySelector('[data-chart] svg text')).fill"
+    light = reader.page(pages["red"]).evaluate(text)
+    assert reader.page(pages["red"], scheme="dark").evaluate(text) != light
+
+
+def test_detectable_effect_and_published_figures_stand_at_the_chart(reader: Reader, pages: Pages):
+    page = reader.page(pages["green"])
+    figure = page.locator("figure", has=page.locator("[data-chart='acceptance-eagle3']"))
+    expect(figure).to_contain_text("Smallest change seen (detectable effect)")
+    expect(figure).to_contain_text("pd-eagle3: one draft of")
+    expect(figure).to_contain_text("published for the same models, with its tolerance (advisory)")
+    expect(figure).to_contain_text("rates 0.7296 0.5208 0.3545")
+    assert figure.locator(".mark-rect path").count() >= 3
+
+
+# --- filters ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "attribute"),
+    [
+        ("cell", "pd-eagle3", "data-cell"),
+        ("method", "mtp", "data-method"),
+        ("verdict", "UNKNOWN", "data-verdict"),
+        ("stratum", "aligned", "data-stratum"),
+    ],
+)
+def test_filter_leaves_what_it_names(visitor: Visitor, pages: Pages, field, value, attribute):
+    page = visitor.open(pages["red"])
+    everything = shown(page)
+    page.locator(f"select[name={field}]").select_option(value)
+    left = shown(page)
+    assert 0 < len(left) < len(everything)
+    for found in page.locator(".finding:not([hidden])").all():
+        assert value in (found.get_attribute(attribute) or value).split(" ")
+    expect(page.locator("#shown")).to_contain_text(f"{len(left)} of {len(everything)} groups of findings shown")
+    page.get_by_role("button", name="show all").click()
+    assert shown(page) == everything
+    expect(page.locator("#shown")).to_have_text("")
+
+
+def test_filters_narrow_each_other(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"])
+    page.locator("select[name=cell]").select_option("pd-eagle3")
+    page.locator("select[name=verdict]").select_option("UNKNOWN")
+    assert shown(page) == []
+    rows = page.locator("[aria-labelledby=cells] tbody tr:not([hidden])")
+    assert rows.count() == 0
+    page.locator("select[name=verdict]").select_option("REGRESSION")
+    assert rows.count() == 1
+    assert len(shown(page)) > 0
+
+
+def test_filter_works_by_keyboard(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"])
+    everything = shown(page)
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.name") == "cell":
+            break
+    assert page.evaluate("document.activeElement.name") == "cell"
+    page.keyboard.type("pd-d")
+    page.keyboard.press("Tab")
+    assert page.locator("select[name=cell]").input_value() == "pd-dflash"
+    assert 0 < len(shown(page)) < len(everything)
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert shown(page) == everything
+
+
+def test_charts_that_were_filtered_away_are_drawn_when_shown(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"])
+    page.locator("select[name=method]").select_option("mtp")
+    assert page.locator("[data-chart=acceptance-eagle3]").is_visible() is False
+    page.get_by_role("button", name="show all").click()
+    box = page.locator("[data-chart=acceptance-eagle3] svg").bounding_box()
+    assert box is not None
+    assert box["width"] > 200
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_finding_has_a_link_that_opens_at_it(visitor: Visitor, pages: Pages):
+    ids = shown(visitor.open(pages["red"]))
+    assert len(ids) >= 5
+    for found in (ids[0], ids[-1]):
+        page = visitor.open(pages["red"], f"#{found}")
+        assert in_view(page.locator(f"[id='{found}']"))
+
+
+def test_link_reveals_what_is_filtered_away(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"])
+    hidden = page.locator(".finding[data-cell=pd-eagle3]").first.get_attribute("id")
+    page.locator("select[name=cell]").select_option("pd-none")
+    assert hidden not in shown(page)
+    page.evaluate("(id) => { location.hash = id; }", hidden)
+    expect(page.locator(f"[id='{hidden}']")).to_be_visible()
+    assert in_view(page.locator(f"[id='{hidden}']"))
+    assert page.locator("select[name=cell]").input_value() == ""
+
+
+def test_link_opens_closed_details(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["green"])
+    details = page.locator("[id='cell-pd-none']")
+    assert details.evaluate("(e) => e.open") is False
+    page.get_by_role("link", name="pd-none").click()
+    expect(details).to_have_attribute("open", "")
+    assert in_view(details)
+
+
+def test_finding_inside_closed_details_is_revealed(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["known"])
+    folded = page.locator("details:not([open]) .finding").last
+    target = folded.get_attribute("id")
+    page = visitor.open(pages["known"], f"#{target}")
+    expect(page.locator(f"[id='{target}']")).to_be_visible()
+    assert in_view(page.locator(f"[id='{target}']"))
+
+
+@pytest.mark.parametrize("fragment", ["#finding-of-another-run", "#%E0%A4%A", "#", "#%00"])
+def test_odd_fragment_breaks_nothing(visitor: Visitor, pages: Pages, fragment):
+    page = visitor.open(pages["red"], fragment)
+    assert page.locator("[data-chart] svg").count() > 3
+
+
+def test_links_inside_the_page_have_their_place(reader: Reader, pages: Pages):
+    for name in ("green", "red", "known", "hostile", "trend", "hostile-trend"):
+        page = reader.page(pages[name])
+        lost = page.evaluate(
+            "[...document.querySelectorAll('a[href^=\"#\"]')].map((a) => decodeURIComponent(a.hash.slice(1)))"
+            ".filter((id) => !document.getElementById(id))"
+        )
+        assert lost == [], name
+
+
+def test_copy_button_copies_the_line(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"], permissions=["clipboard-read", "clipboard-write"])
+    line = page.locator(".repro").first
+    line.get_by_role("button").click()
+    expect(line.get_by_role("button")).to_have_text("copied")
+    assert page.evaluate("navigator.clipboard.readText()") == line.locator("code").text_content()
+    assert "harness repro" in (line.locator("code").text_content() or "")
+
+
+def test_copy_button_works_where_the_clipboard_is_refused(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"])
+    page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('refused')); }")
+    copied = page.evaluate_handle(
+        "() => { const seen = []; document.addEventListener('copy', () => seen.push(String(getSelection()) || "
+        "document.activeElement.value)); return seen; }"
+    )
+    line = page.locator(".repro").first
+    line.get_by_role("button").click()
+    expect(line.get_by_role("button")).to_have_text("copied")
+    assert copied.json_value() == [line.locator("code").text_content()]
+
+
+def test_nights_link_to_their_reports(visitor: Visitor, pages: Pages):
+    for name in ("trend", "hostile-trend"):
+        page = visitor.open(pages[name])
+        links = page.evaluate("[...document.querySelectorAll('tbody td a')].map((a) => a.href)")
+        # The first night has no report.
+        assert len(links) == page.locator("tbody tr").count() - 1
+        titles = []
+        for link in links:
+            opened = page.context.new_page()
+            opened.goto(link)
+            titles.append(opened.title())
+        assert titles == [f"night {i}" for i in range(1, len(links) + 1)]
+
+
+def test_point_of_a_night_opens_its_report(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["trend"])
+    points = page.locator("[data-chart=trend-eagle3] .mark-symbol.role-mark path")
+    last = points.nth(points.count() - 1)
+    last.scroll_into_view_if_needed()
+    box = last.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_url("**/report.html")
+    assert page.title().startswith("night ")
+    visitor.problems.clear()
+
+
+def test_self_test_and_aa_beside_the_run_are_panels(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["green"])
+    panel = page.locator("#selftest")
+    expect(panel).to_contain_text("not every mutant killed")
+    panel.get_by_text("Kill matrix").click()
+    expect(panel.get_by_role("row").nth(1)).to_be_visible()
+    assert panel.get_by_role("link").first.evaluate("(a) => a.href").endswith("/selftest/report.html")
+    expect(page.locator("#aa")).to_contain_text("1 false alarms")
+    page.locator("#aa summary").click()
+    expect(page.locator("#aa")).to_contain_text("1 REGRESSION")
+
+
+def test_worst_prompt_shows_both_sides_of_the_hand_off(reader: Reader, pages: Pages):
+    page = reader.page(pages["red"])
+    worst = page.locator("details.card[data-cell=pd-eagle3]").first
+    for text in ("Top-2 gap at the difference: 9.000 nats", "remote_num_tokens", "NIXL bytes", "NIXL descriptors"):
+        expect(worst).to_contain_text(text)
+    expect(worst).to_contain_text("prompt tokens from P")
+    expect(worst).to_contain_text("prompt tokens from its own prefix cache")
+
+
+# --- without scripts, on a phone, on paper ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["green", "red", "hostile", "compare", "trend"])
+def test_page_can_be_read_without_scripts(visitor: Visitor, pages: Pages, name):
+    page = visitor.open(pages[name], java_script_enabled=False)
+    for heading in page.locator("h1, h2").all():
+        expect(heading).to_be_visible()
+    # A control that does nothing is not shown; a chart says in words what it shows.
+    assert page.locator("select:visible, button:visible").count() == 0
+    for box in page.locator("[data-chart]").all():
+        expect(box).to_be_visible()
+        assert (box.inner_text() or "").strip() == (box.get_attribute("aria-label") or "?").strip() or name == "hostile"
+    if name == "red":
+        expect(page.locator(".finding").first).to_be_visible()
+        page.locator("#checks ~ details summary").first.click()
+
+
+@pytest.mark.parametrize(
+    "name", ["green", "red", "known", "hostile", "compare", "hostile-compare", "trend", "hostile-trend"]
+)
+def test_page_is_no_wider_than_the_window(reader: Reader, pages: Pages, name):
+    for size in (DESKTOP, PHONE):
+        page = reader.page(pages[name], size)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+def test_paper_shows_everything_but_controls(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"], color_scheme="dark")
+    page.emulate_media(media="print")
+    assert page.locator("nav:visible, button:visible, select:visible").count() == 0
+    assert page.locator(".finding:visible").count() == page.locator(".finding").count()
+    # What is folded on the screen is unfolded on paper.
+    heights = page.evaluate(
+        "[...document.querySelectorAll('details:not([open]) table')].map((t) => t.getBoundingClientRect().height)"
+    )
+    assert len(heights) > 3
+    assert min(heights) > 0
+    # Dark schemes are for screens: on paper, ink is dark, in charts too.
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 253)"
+    assert page.evaluate(_CONTRAST) >= 4.5
+
+
+def test_paper_says_what_was_filtered_away(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"])
+    page.locator("select[name=cell]").select_option("pd-eagle3")
+    page.emulate_media(media="print")
+    expect(page.locator("#shown")).to_be_visible()
+    expect(page.locator("#shown")).to_contain_text("cell pd-eagle3")
