@@ -45,7 +45,7 @@ KEEP_BLOCKS = {
     "remote_host": None,
     "remote_port": None,
 }
-# Inherited, they would change what is tested, or (the last one) double the time of a start; --env sets them for one engine.
+# Inherited, they would change what is tested; the last one doubles the time of a start. --env sets them for one engine.
 SCRUBBED = ("VLLM_", "OMP_", "KMP_", "UCX_", "NIXL_", "LD_PRELOAD", "KV_HARNESS_", "PYTHONDONTWRITEBYTECODE")
 HOLD_S = 0.25
 """How long an engine is held after requests were sent, so that all of them are queued."""
