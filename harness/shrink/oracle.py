@@ -75,11 +75,15 @@ class Oracle:
         """Sent so far, with those that overwrite blocks, without the reference's."""
         return self._played + self._scrubber.requests
 
-    def see(self, variant: Variant) -> Seen:
-        """Raises HandoffError when the judged request or its reference broke, EngineDiedError when an engine did."""
+    def see(self, variant: Variant, scrub: bool = True) -> Seen:
+        """Raises HandoffError when the judged request or its reference broke, EngineDiedError when an engine did.
+
+        Variants of one prompt begin alike, and what one left behind must not help the next; ``scrub=False`` is for
+        prompts that no recent one begins like.
+        """
         observations = []
-        # Variants of one prompt begin alike: what the last one left behind must not help this one.
-        self._scrubber.scrub()
+        if scrub:
+            self._scrubber.scrub()
         for observation in self._player.play(variant.script, self._played):
             self._record(observation)
             observations.append(observation)

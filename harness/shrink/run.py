@@ -33,6 +33,8 @@ NAMES: dict[Symptom, str] = {
     "tokens": "wrong tokens",
     "acceptance": "right tokens, other accepted drafts",
 }
+_FRESH = 12
+"""Prompts that begin otherwise, from which on taking them in turn needs no scrubbing."""
 _PERIODS_ABOVE = 1
 """Blocks above the smallest failing prompt up to which lengths are swept: each residue at least once, most twice."""
 
@@ -241,10 +243,10 @@ class _Shrinker:
 
     # --- phases -----------------------------------------------------------------------------------------------------
 
-    def _seen(self, oracle: Oracle, variant: Variant) -> Seen | None:
+    def _seen(self, oracle: Oracle, variant: Variant, scrub: bool = True) -> Seen | None:
         """None when the requests broke: such a case says nothing."""
         try:
-            return oracle.see(variant)
+            return oracle.see(variant, scrub)
         except HandoffError as error:
             self._reporter.line(f"a case broke and is left out: {error}")
             return None
@@ -327,19 +329,20 @@ class _Shrinker:
         smallest_number(known, 1, (at + 1, at + 2, at + 5), fails)
 
     def _sweep(self, oracle: Oracle) -> None:
-        """Lengths around the smallest failing one, cut from the longest prompt, with all output tokens."""
+        """Lengths around the smallest failing one, cut from other prompts in turn, with all output tokens."""
         result = self._result
-        whole = max(self._prepared.prompts.prompts, key=lambda p: p.tokens).ids
         limit = self._prepared.profile.engine.max_model_len - self._prepared.profile.workload.max_tokens
         smallest = len(result.variant.subject.prompt.ids)
-        most = min(len(whole), limit, smallest + _PERIODS_ABOVE * self._block)
+        longest = max(p.tokens for p in self._prepared.prompts.prompts)
+        most = min(longest, limit, smallest + _PERIODS_ABOVE * self._block)
         start = result.variant.asking(result.variant.subject.max_tokens or self._prepared.profile.workload.max_tokens)
         start = start.asking(self._prepared.profile.workload.max_tokens)
         before = dict(result.lengths)
         result.lengths.clear()
         for tokens in range(max(self._frame.least, smallest - self._block), most + 1):
             self._reporter.step(f"prompt of {tokens} tokens", 1.0)
-            seen = self._seen(oracle, start.with_ids(self._frame.cut(whole, tokens)))
+            ids, fresh = self._other_prompt(tokens)
+            seen = self._seen(oracle, start.with_ids(ids), scrub=not fresh)
             if seen is not None:
                 result.lengths[tokens] = seen.symptom == result.symptom
         if not any(result.lengths.values()):
@@ -350,6 +353,13 @@ class _Shrinker:
         said = law.text if law is not None else "no swept length shows it: it hangs on this prompt's tokens"
         result.law = drafts + said
         write_json(result.folder / "shrink.json", result.as_json())
+
+    def _other_prompt(self, tokens: int) -> tuple[tuple[int, ...], bool]:
+        """A prompt of so many tokens, and whether none of the last ones began like it."""
+        long_enough = [p.ids for p in self._prepared.prompts.prompts if p.tokens >= tokens]
+        starts = {ids[self._frame.head : self._frame.least + 1]: ids for ids in long_enough}
+        chosen = list(starts.values())
+        return self._frame.cut(chosen[tokens % len(chosen)], tokens), len(chosen) >= _FRESH
 
     def _fewer_drafts(self, group: EngineGroup) -> None:
         """The fewest draft tokens with which it shows, at the smallest prompt or one up to a lookahead away from it."""
@@ -369,15 +379,15 @@ class _Shrinker:
 
     def _shows_nearby(self, oracle: Oracle, cell: Cell) -> bool:
         result = self._result
-        whole = max(self._prepared.prompts.prompts, key=lambda p: p.tokens).ids
         smallest = len(result.variant.subject.prompt.ids)
         near = result.cell.method.lookahead + 1
         start = result.variant
-        variants = [start]
+        variants = [(start, True)]
         for tokens in range(max(self._frame.least, smallest - near), smallest + near + 1):
-            variants.append(start.with_ids(self._frame.cut(whole, tokens)))
-        for variant in variants:
-            seen = self._seen(oracle, variant)
+            ids, fresh = self._other_prompt(tokens)
+            variants.append((start.with_ids(ids), not fresh))
+        for variant, scrub in variants:
+            seen = self._seen(oracle, variant, scrub)
             if seen is not None and seen.symptom == result.symptom:
                 result.cell = cell
                 self._take(variant, seen, f"k = {cell.method.draft_tokens}")
