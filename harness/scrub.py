@@ -23,15 +23,21 @@ MOST_BLOCKS = 256
 until blocks come round."""
 
 
+_JOINED = 16
+"""Prompts that are joined into fills."""
+
+
 class Scrubber:
     """Fills the pools of a group's engines with other KV than any prompt of the set has."""
 
     def __init__(self, session: EngineGroupSession, prompts: Sequence[Prompt]) -> None:
         self._session = session
         self._size = session.profile.engine.block_size
-        longest = sorted(prompts, key=lambda p: -p.tokens)[:8]
-        # Read backwards, so that no token stands where it does in a prompt that is judged.
-        self._fill = [list(reversed(p.ids)) for p in longest]
+        # Read backwards, so that no token stands where it does in a prompt that is judged; as long as a prompt may be,
+        # because each request costs more than its tokens.
+        tokens = [i for p in sorted(prompts, key=lambda p: -p.tokens)[:_JOINED] for i in reversed(p.ids)]
+        most = session.profile.engine.max_model_len - 2
+        self._fill = [tokens[i : i + most] for i in range(0, len(tokens), most)]
         self._pools: dict[Role, int] = {}
         self.requests = 0
 

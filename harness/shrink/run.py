@@ -335,22 +335,24 @@ class _Shrinker:
         smallest = len(result.variant.subject.prompt.ids)
         longest = max(p.tokens for p in self._prepared.prompts.prompts)
         most = min(longest, limit, smallest + _PERIODS_ABOVE * self._block)
-        start = result.variant.asking(result.variant.subject.max_tokens or self._prepared.profile.workload.max_tokens)
-        start = start.asking(self._prepared.profile.workload.max_tokens)
-        before = dict(result.lengths)
-        result.lengths.clear()
+        start = result.variant.asking(self._prepared.profile.workload.max_tokens)
+        # Below the smallest failing length, cuts of the prompt itself have been tried.
+        result.lengths = {n: f for n, f in result.lengths.items() if n <= smallest}
         for tokens in range(max(self._frame.least, smallest - self._block), most + 1):
+            if tokens in result.lengths:
+                continue
             self._reporter.step(f"prompt of {tokens} tokens", 1.0)
             ids, fresh = self._other_prompt(tokens)
             seen = self._seen(oracle, start.with_ids(ids), scrub=not fresh)
             if seen is not None:
                 result.lengths[tokens] = seen.symptom == result.symptom
-        if not any(result.lengths.values()):
-            result.lengths = before
         law = law_of_lengths(result.lengths, self._block)
         method = result.cell.method
         drafts = f"with k = {method.draft_tokens}: " if method.draft_tokens else ""
-        said = law.text if law is not None else "no swept length shows it: it hangs on this prompt's tokens"
+        swept = [f for n, f in result.lengths.items() if n > smallest]
+        said = (
+            law.text if law is not None and any(swept) else "no longer prompt shows it: it hangs on this one's tokens"
+        )
         result.law = drafts + said
         write_json(result.folder / "shrink.json", result.as_json())
 

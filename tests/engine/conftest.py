@@ -34,7 +34,7 @@ def newest(out: Path) -> Path | None:
     return link.resolve() if link.exists() else next((p for p in out.glob("*-*") if p.is_dir()), None)
 
 
-def harness(*arguments: str, out: Path | None = None, timeout: float = 900) -> Done:
+def harness(*arguments: str, out: Path | None = None, timeout: float = 1800) -> Done:
     command = [sys.executable, "-m", "harness", *arguments]
     if out is not None:
         command += ["--out", str(out)]

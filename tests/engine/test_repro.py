@@ -43,9 +43,8 @@ class Small(NamedTuple):
 def small(armed: Done, tmp_path_factory: pytest.TempPathFactory) -> Small:
     out = tmp_path_factory.mktemp("small")
     file = out / "repro.py"
-    done = harness(
-        "repro", str(armed.folder), FINDING, "--shrink", "--export", str(file), "--export-issue", "--out", str(out)
-    )
+    shrink = ("repro", str(armed.folder), FINDING, "--shrink", "--export", str(file), "--export-issue")
+    done = harness(*shrink, "--out", str(out), timeout=1800)
     records = list(out.glob("*/shrink.json"))
     assert records, done.output
     return Small(done, json.loads(records[0].read_text()), file)
@@ -94,7 +93,7 @@ def alone(file: Path, folder: Path, *arguments: str) -> tuple[int, str]:
         stderr=subprocess.STDOUT,
         text=True,
         cwd=folder,
-        timeout=400,
+        timeout=900,
         check=False,
     )
     return done.returncode, done.stdout

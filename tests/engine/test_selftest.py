@@ -24,7 +24,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, Path]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=900,
+        timeout=1800,
         cwd=REPOSITORY,
         check=False,
     )
