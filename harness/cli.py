@@ -280,6 +280,7 @@ def _shrink(
     found: tuple[Path | None, str | None],
     export: Path | None,
     issue: bool,
+    starts: int,
 ) -> int:
     """Shrink, print what it cost and what is left, and export that when asked to; returns the exit code."""
     from harness.export.finding import export_shrunk
@@ -288,7 +289,8 @@ def _shrink(
     from harness.shrink.run import expected_s, shrink
 
     with Reporter(expected_s(prepared)) as reporter:
-        result = shrink(prepared, target, mutants, out or DEFAULT_OUT, engine_python or sys.executable, reporter)
+        python = engine_python or sys.executable
+        result = shrink(prepared, target, mutants, out or DEFAULT_OUT, python, reporter, starts)
     print(result.sentence)
     if result.law:
         print(f"law of lengths: {result.law}")
@@ -340,6 +342,13 @@ def repro(
         bool,
         typer.Option("--shrink", help="Find the smallest case that shows it, and the law of prompt lengths around it."),
     ] = False,
+    starts: Annotated[
+        int,
+        typer.Option("--starts", min=0, help="With --shrink: start engines at most so often again, for fewer drafts."),
+    ] = 4,
+    mutant: Annotated[
+        list[str] | None, typer.Option("--mutant", "-m", help="Without a run: put this known defect in.")
+    ] = None,
     export: Annotated[
         Path | None,
         typer.Option("--export", metavar="FILE", help="Write one Python file that shows it without this project."),
@@ -354,12 +363,19 @@ def repro(
 
     Exit code 1 when it shows again, 0 when it does not, 2 when no try says anything.
     """
+    from harness.engine.arming import require_alone, require_known
     from harness.operations import DEFAULT_OUT
     from harness.progress import Reporter
     from harness.report.terminal import print_summary
     from harness.repro import expected_s, reproduce
 
     prepared, target, mutants = _to_try(run_dir, finding, cell, prompt, scenario, profile)
+    if mutant:
+        if run_dir is not None:
+            raise UsageError("--mutant: expected none with RUN_DIR, found one; the mutants of the run are put in again")
+        require_known(mutant)
+        require_alone(mutant, together=False)
+        mutants = tuple(mutant)
     console = _out()
     if export_issue and export is None:
         raise UsageError("--export-issue: expected --export FILE with it, found none")
@@ -367,12 +383,12 @@ def repro(
         raise UsageError("--export and --shrink: expected no --keep or --repeat with them, found one; run it by itself")
     if shrink:
         raise typer.Exit(
-            _shrink(prepared, target, mutants, out, engine_python, (run_dir, finding), export, export_issue)
+            _shrink(prepared, target, mutants, out, engine_python, (run_dir, finding), export, export_issue, starts)
         )
     if export is not None:
         from harness.export.finding import export_target
 
-        written = export_target(prepared, target, run_dir, finding, export, export_issue, engine_python)
+        written = export_target(prepared, target, run_dir, finding, export, export_issue, engine_python, mutants)
         _say_written(written)
         return
 

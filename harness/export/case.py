@@ -47,6 +47,8 @@ class Case(NamedTuple):
     """By part, of the requests that are judged."""
     slack: float = 0.0
     """Share by which the mean of accepted drafts may differ."""
+    mutants: tuple[str, ...] = ()
+    """Defects that were put in where the case was found; the file does not put them in."""
 
 
 def cold_stage(prompt: Prompt, max_tokens: int | None = None) -> Stage:

@@ -84,11 +84,13 @@ def export_target(
     file: Path,
     issue: bool,
     engine_python: str | None,
+    mutants: tuple[str, ...],
 ) -> Exported:
     """Export what ``harness repro`` would try; no engine is started."""
     environment = engines_for(prepared.plan, engine_python)
     history = load_history(run_dir) if run_dir is not None else None
-    return export(case_from(prepared, target, environment), environment, file, history, finding, issue)
+    case = case_from(prepared, target, environment)._replace(mutants=mutants)
+    return export(case, environment, file, history, finding, issue)
 
 
 def export_shrunk(
@@ -159,8 +161,8 @@ def issue_text(
         f"- {machine.get('processor')}, {machine.get('cores')} cores, GPUs: {gpus or 'none'}",
         f"- {draft}; block size {case.profile.engine.block_size}; {case.profile.engine.dtype}",
     ]
-    if history is not None and history.run.mutants:
-        lines += ["", f"**Armed with {', '.join(history.run.mutants)}: a defect put in on purpose; not for upstream.**"]
+    if case.mutants:
+        lines += ["", f"**Armed with {', '.join(case.mutants)}: a defect put in on purpose; not for upstream.**"]
     return "\n".join(lines) + "\n"
 
 

@@ -48,6 +48,7 @@ class Shrunk:
     before: Variant
     variant: Variant
     cell: Cell
+    mutants: tuple[str, ...] = ()
     symptom: Symptom | None = None
     position: int | None = None
     right: Right | None = None
@@ -93,7 +94,13 @@ class Shrunk:
         profile = prepared.profile
         title = f"{self.target.words}, shrunk: {NAMES[self.symptom]}"
         return Case(
-            title, profile, self.cell, self.variant.scenario, self.variant.stages, {self.variant.part: self.right}
+            title,
+            profile,
+            self.cell,
+            self.variant.scenario,
+            self.variant.stages,
+            {self.variant.part: self.right},
+            mutants=self.mutants,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -120,10 +127,21 @@ class Shrunk:
         }
 
 
+MOST_STARTS = 4
+"""Times that engines are started again at most, to try fewer draft tokens."""
+
+
 def shrink(
-    prepared: Prepared, target: Target, mutants: tuple[str, ...], out: Path, engine_python: str, reporter: Reporter
+    prepared: Prepared,
+    target: Target,
+    mutants: tuple[str, ...],
+    out: Path,
+    engine_python: str,
+    reporter: Reporter,
+    starts: int = MOST_STARTS,
 ) -> Shrunk:
-    """Make the case of a finding as small as it gets. KeyboardInterrupt and broken engines keep what was found.
+    """Make the case of a finding as small as it gets; engines are started again at most ``starts`` times, for fewer
+    draft tokens. KeyboardInterrupt and broken engines keep what was found.
 
     Raises UsageError for cells behind a router and for what no request shows.
     """
@@ -133,11 +151,11 @@ def shrink(
     environment = engines_for(prepared.plan, engine_python)
     folder = new_folder(out, prepared.profile, "shrink")
     before = first_variant(prepared, target)
-    result = Shrunk(target, folder, before, before, work.cell)
+    result = Shrunk(target, folder, before, before, work.cell, mutants)
     begun = time.monotonic()
     try:
         with HistoryWriter(folder) as writer:
-            _Shrinker(prepared, mutants, environment, reporter, result, writer).run()
+            _Shrinker(prepared, mutants, environment, reporter, result, writer, starts).run()
     except KeyboardInterrupt:
         result.problem = "interrupted"
     except InfrastructureError as error:
@@ -174,7 +192,9 @@ class _Shrinker:
         reporter: Reporter,
         result: Shrunk,
         writer: HistoryWriter,
+        starts: int,
     ) -> None:
+        self._starts = starts
         self._prepared = prepared
         self._mutants = mutants
         self._environment = environment
@@ -366,7 +386,9 @@ class _Shrinker:
     def _fewer_drafts(self, group: EngineGroup) -> None:
         """The fewest draft tokens with which it shows, at the smallest prompt or one up to a lookahead away from it."""
         result = self._result
-        for method in _smaller(result.cell.method, result.symptom):
+        if result.symptom is None:
+            return
+        for method in _smaller(result.cell.method, result.symptom)[: self._starts]:
             cell = result.cell._replace(method=method)
             fewer = group._replace(method=method, cells=(cell,))
             try:

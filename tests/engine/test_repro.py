@@ -12,22 +12,14 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from harness.findings import Verdict
 from harness.mutants import ARM_VARIABLE, SWITCH_VARIABLE
-from harness.operations import assess
 from harness.strata import spills
 from tests.engine.conftest import Done, harness
 
 pytestmark = pytest.mark.engine
 
-FINDING = "pd-eagle3/tokens-baseline/copy-096-19"
-
-
-@pytest.fixture(scope="module")
-def armed(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """A pair whose P publishes the blocks of its lookahead too (M1)."""
-    out = tmp_path_factory.mktemp("armed")
-    return harness("run", "--mutant", "M1", "--cell", "pd-eagle3", "--scenario", "cold", out=out)
+CASE = ("repro", "--cell", "pd-eagle3", "--prompt", "copy-062-10", "--mutant", "M1")
+"""A pair whose P publishes the blocks of its lookahead too."""
 
 
 class Small(NamedTuple):
@@ -39,28 +31,21 @@ class Small(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def small(armed: Done, tmp_path_factory: pytest.TempPathFactory) -> Small:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     out = tmp_path_factory.mktemp("small")
     file = out / "repro.py"
-    shrink = ("repro", str(armed.folder), FINDING, "--shrink", "--export", str(file), "--export-issue")
-    done = harness(*shrink, "--out", str(out), timeout=1800)
+    shrink = ("--shrink", "--starts", "0", "--export", str(file), "--export-issue", "--out", str(out))
+    done = harness(*CASE, *shrink, timeout=1800)
     records = list(out.glob("*/shrink.json"))
     assert records, done.output
     return Small(done, json.loads(records[0].read_text()), file)
 
 
-def test_all_findings_of_the_armed_run_have_one_law(armed: Done):
-    assert armed.code == 1, armed.output
-    (cell,) = assess(armed.history).judgement.cells
-    assert cell.verdict is Verdict.REGRESSION
-    assert cell.diagnosis.damage == "target-kv"
-    assert cell.diagnosis.law.residues == (0, 30, 31)
-
-
-def test_one_finding_is_tried_again(armed: Done, tmp_path):
-    done = harness("repro", str(armed.folder), FINDING, "--out", str(tmp_path))
+def test_one_prompt_is_tried_again_and_again(tmp_path):
+    """What one try leaves in the blocks must not heal the next."""
+    done = harness(*CASE, "--repeat", "3", "--out", str(tmp_path))
     assert done.code == 1, done.output
-    assert f"reproduced: {FINDING}" in done.output
+    assert "reproduced: pd-eagle3/copy-062-10 in 3 of 3 tries" in done.output
 
 
 def test_the_smallest_case_and_its_law(small: Small):
@@ -68,17 +53,16 @@ def test_the_smallest_case_and_its_law(small: Small):
     record = small.record
     assert record["problem"] == ""
     assert record["symptom"] == "tokens"
-    # With one draft token, one slot past a full block is the first that takes another one.
-    assert (record["draft_tokens"], len(record["prompt"])) == (1, 32)
+    # One block of 32 tokens less two: the shortest prompt whose lookahead of three slots takes a second block.
+    assert len(record["prompt"]) == 30
     assert record["max_tokens"] == 1
-    assert any(step["prompt_tokens"] == 30 for step in record["steps"] if "prompt_tokens" in step)
     assert record["expected"] != record["observed"]
     failing = {int(n) for n, failed in record["lengths"].items() if failed}
     assert len(record["lengths"]) >= 56
     assert failing == {int(n) for n in record["lengths"] if spills(int(n), 32, 3)}
     assert "N mod 32 is one of {0, 30, 31}" in record["law"]
     assert record["law"] in small.done.output
-    assert f"{record['engine_starts']} engine starts, {record['requests']} requests" in small.done.output
+    assert f"2 engine starts, {record['requests']} requests" in small.done.output
 
 
 def alone(file: Path, folder: Path, *arguments: str) -> tuple[int, str]:

@@ -221,5 +221,8 @@ def test_issue_names_environment_command_and_tokens():
     assert "python repro.py" in text
     assert "vLLM 0.32.0" in text
     assert "fails if and only if N mod 32 = 0" in text
+    assert "Armed" not in text
+    armed = issue_text(named("pd-eagle3")._replace(mutants=("M1",)), ENVIRONMENT, "repro.py", None, None)
+    assert "**Armed with M1: a defect put in on purpose; not for upstream.**" in armed
     assert not re.search(r"/(tmp|work|home|root)/", text)
     assert str(REPOSITORY) not in text
