@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import pprint
-import textwrap
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from harness.scenarios.script import Script, Send, Stage
 EMBEDDED_BYTES = 8 * 2**20
 """Models up to this size, all of a cell together, travel inside the file."""
 _PORT, _SIDE_CHANNEL = 1, 2
+_WIDTH = 116
 
 
 class Right(NamedTuple):
@@ -187,7 +187,7 @@ def _source(described: dict[str, Any], files: Mapping[str, bytes]) -> str:
     source = Path(standalone.__file__).read_text(encoding="utf-8")
     # Through JSON, so that only plain values are written.
     plain = json.loads(json.dumps(described))
-    case = pprint.pformat(plain, width=116, compact=True, sort_dicts=False)
+    case = pprint.pformat(plain, width=_WIDTH, compact=True, sort_dicts=False)
     return _replaced(
         _replaced(source, "CASE: dict[str, Any] = {}", f"CASE: dict[str, Any] = {case}"),
         "FILES: dict[str, str] = {}",
@@ -203,7 +203,8 @@ def _replaced(source: str, marker: str, text: str) -> str:
 def _embedded(files: Iterable[tuple[str, bytes]]) -> Iterable[str]:
     """Base85 has no quote and no backslash, so that no text of a file can end its literal."""
     for digest, data in files:
-        lines = textwrap.wrap(base64.b85encode(zlib.compress(data, 9)).decode(), 116)
+        text = base64.b85encode(zlib.compress(data)).decode()
+        lines = [text[i : i + _WIDTH] for i in range(0, len(text), _WIDTH)]
         yield f'    "{digest}": """\n' + "\n".join(lines) + '\n""",\n'
 
 
