@@ -120,9 +120,10 @@ class EngineConfig(Strict):
 
 
 class Timeouts(Strict):
-    """Limits in seconds. Starts take 28–55 s on two cores; the limit leaves room for a busy machine."""
+    """Limits in seconds. Starts take 28–55 s on two cores. On a slow day of such a machine a pair was ready after 97 s
+    and had not compiled its first kernels 150 s later, which is why the limit leaves so much room."""
 
-    start: float = Field(default=240.0, gt=0)
+    start: float = Field(default=480.0, gt=0)
     request: float = Field(default=90.0, gt=0)
     handshake_attempts: int = Field(default=5, ge=1)
     stop: float = Field(default=15.0, gt=0)
