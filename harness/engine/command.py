@@ -16,12 +16,12 @@ MODEL_NAME = "target"
 
 # Inherited variables that would change what is tested, and the one that forbids bytecode files: without them each of an
 # engine's three processes compiles vLLM and torch anew, and a pair took 65 to 68 s to be ready instead of 30 to 55.
-_SCRUBBED_PREFIXES = ("VLLM_", "OMP_", "KMP_", "UCX_", "NIXL_", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE", "KV_HARNESS_")
+SCRUBBED_PREFIXES = ("VLLM_", "OMP_", "KMP_", "UCX_", "NIXL_", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE", "KV_HARNESS_")
 
 
 def full_environment(env: Mapping[str, str]) -> dict[str, str]:
     """What a started process gets: the inherited variables that cannot change what is tested, and its own."""
-    base = {k: v for k, v in os.environ.items() if not k.startswith(_SCRUBBED_PREFIXES)}
+    base = {k: v for k, v in os.environ.items() if not k.startswith(SCRUBBED_PREFIXES)}
     return {**base, **env}
 
 

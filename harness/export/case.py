@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.config import Profile
-from harness.engine.command import LOOPBACK, MODEL_NAME, Role, build_command
+from harness.engine.client import REMOTE_DECODE
+from harness.engine.command import LOOPBACK, MODEL_NAME, SCRUBBED_PREFIXES, Role, build_command
 from harness.engine.environment import EngineEnvironment
 from harness.errors import UsageError
 from harness.export import standalone
@@ -121,6 +122,8 @@ def _described(case: Case, environment: EngineEnvironment, models: dict[str, dic
         "scenario": case.scenario,
         "versions": {"vllm": environment.vllm, "torch": environment.torch, "nixl": environment.nixl},
         "model_name": MODEL_NAME,
+        "keep_blocks": REMOTE_DECODE,
+        "scrubbed": SCRUBBED_PREFIXES,
         "block_size": profile.engine.block_size,
         "near_tie_nats": profile.judging.near_tie_nats,
         "acceptance_slack": case.slack,

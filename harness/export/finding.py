@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from harness.checks.evidence import PRESSURE_SLACK
 from harness.engine.environment import EngineEnvironment
-from harness.export.case import Case, case_of, engine_commands, right_answers, write_case
+from harness.export.case import Case, case_of, cold_stage, engine_commands, right_answers, write_case
 from harness.files import write_atomic
 from harness.findings import Diagnosis, Finding
 from harness.history import History, load_history
@@ -44,7 +44,7 @@ def script_of(prepared: Prepared) -> Script | Stage:
     (work,) = prepared.works
     if work.scripts:
         return work.scripts[0]
-    return Stage((Send(work.items[0].prompt, "subject", "a"),))
+    return cold_stage(work.items[0].prompt)
 
 
 def sends_of(script: Script | Stage) -> list[Send]:

@@ -37,16 +37,6 @@ from typing import Any, NoReturn
 CASE: dict[str, Any] = {}  # the case
 
 HOST = "127.0.0.1"
-KEEP_BLOCKS = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
-# Inherited, they would change what is tested; the last one doubles the time of a start. --env sets them for one engine.
-SCRUBBED = ("VLLM_", "OMP_", "KMP_", "UCX_", "NIXL_", "LD_PRELOAD", "KV_HARNESS_", "PYTHONDONTWRITEBYTECODE")
 HOLD_S = 0.25
 """How long an engine is held after requests were sent, so that all of them are queued."""
 
@@ -75,7 +65,8 @@ class Engine:
             **models,
         }
         argv = [filled(a, words) for a in spec["argv"]]
-        env = {k: v for k, v in os.environ.items() if not k.startswith(SCRUBBED)}
+        # Inherited, these would change what is tested; --env sets them for one engine.
+        env = {k: v for k, v in os.environ.items() if not k.startswith(tuple(CASE["scrubbed"]))}
         env |= {k: filled(v, words) for k, v in spec["env"].items()}
         if not Path(env.get("LD_PRELOAD", "")).is_file():
             env.pop("LD_PRELOAD", None)
@@ -230,7 +221,7 @@ def warm_up(engines: dict[str, Engine]) -> None:
 
 def handed_off(engines: dict[str, Engine], send: dict[str, Any], salt: str, between: Any = None) -> dict[str, Any]:
     """Prefill on P, then decode on D with P's parameters."""
-    first = engines["prefill"].complete(send, salt, max_tokens=1, kv_transfer_params=KEEP_BLOCKS)
+    first = engines["prefill"].complete(send, salt, max_tokens=1, kv_transfer_params=CASE["keep_blocks"])
     parameters = first.get("kv_transfer_params")
     if not parameters:
         raise CannotTell("expected kv_transfer_params in the prefill engine's answer, found none")
@@ -421,9 +412,6 @@ def unpacked(folder: Path, given: list[str]) -> dict[str, str]:
         if name in models:
             continue
         if not wanted.get("files"):
-            if wanted.get("source"):
-                models[name] = wanted["source"]
-                continue
             raise CannotTell(f"expected --model {name}=PATH: {wanted['name']} is not part of this file")
         for file, digest in wanted["files"].items():
             target = folder / name / file

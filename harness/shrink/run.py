@@ -13,7 +13,7 @@ from harness.config import Method, NoSpeculation
 from harness.engine.environment import EngineEnvironment
 from harness.engine.topology import EngineGroupSession
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, HandoffError, InfrastructureError, UsageError
-from harness.export.case import Case, Right
+from harness.export.case import Case, Right, cold_stage
 from harness.files import write_json
 from harness.history import COLD, HistoryWriter
 from harness.locate.law import law_of_lengths
@@ -22,7 +22,6 @@ from harness.operations import Prepared, engines_for, new_folder
 from harness.progress import Reporter
 from harness.repro import Target
 from harness.runner import armed
-from harness.scenarios.script import Send, Stage
 from harness.scrub import Scrubber
 from harness.shrink.oracle import Oracle, Reference, Seen, Symptom
 from harness.shrink.search import fewest, smallest_length, smallest_number
@@ -127,10 +126,6 @@ class Shrunk:
         }
 
 
-MOST_STARTS = 4
-"""Times that engines are started again at most, to try fewer draft tokens."""
-
-
 def shrink(
     prepared: Prepared,
     target: Target,
@@ -138,7 +133,7 @@ def shrink(
     out: Path,
     engine_python: str,
     reporter: Reporter,
-    starts: int = MOST_STARTS,
+    starts: int,
 ) -> Shrunk:
     """Make the case of a finding as small as it gets; engines are started again at most ``starts`` times, for fewer
     draft tokens. KeyboardInterrupt and broken engines keep what was found.
@@ -173,7 +168,7 @@ def first_variant(prepared: Prepared, target: Target) -> Variant:
         if len(work.items) > 1:
             raise UsageError("--shrink: expected one prompt, found a finding about a whole cell; name one (--prompt)")
 
-        return Variant(COLD, (Stage((Send(item.prompt, "subject", "a"),)),), "subject")
+        return Variant(COLD, (cold_stage(item.prompt),), "subject")
     script = work.scripts[0]
     parts = [s.part for stage in script.stages for s in stage.sends if s.judged]
     named = (target.key or "").rpartition(".")[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from harness.history import COLD
@@ -61,7 +61,7 @@ class Variant(NamedTuple):
         """The judged request with so many output tokens."""
         return self._changed(lambda s: s._replace(max_tokens=max_tokens) if s.part == self.part else s)
 
-    def _changed(self, change) -> Variant:  # type: ignore[no-untyped-def]
+    def _changed(self, change: Callable[[Send], Send]) -> Variant:
         stages = tuple(stage._replace(sends=tuple(change(s) for s in stage.sends)) for stage in self.stages)
         return self._replace(stages=stages)
 
