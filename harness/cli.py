@@ -615,7 +615,7 @@ def baseline_record(
         raise UsageError("--again: expected --from RUN_DIR with it, found none")
     if from_run is not None:
         repetition = load_history(again) if again is not None else None
-        recorded = record_from(load_history(from_run), repetition, prepared.prompts, folder)
+        recorded = record_from(load_history(from_run), repetition, prepared.sets, folder)
     else:
         with Reporter(repeat * prepared.expected_s) as reporter:
             recorded = record_references(prepared, out or DEFAULT_OUT, engine_python, reporter, repeat, folder)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from harness.errors import ProfileError
+from harness.errors import ProfileError, UsageError
 from harness.scenarios.config import Scenario
 from harness.stats.multiplicity import stage_alpha
 from harness.strict import Strict as Strict
@@ -21,6 +25,7 @@ TopologyName = Literal["single", "pd"]
 Route = Literal["client", "router"]
 ROUTES: tuple[Route, ...] = ("client", "router")
 Tier = Literal["bitwise", "normal"]
+_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class NoSpeculation(Strict):
@@ -85,6 +90,17 @@ class DFlash(_Speculative):
 Method = Annotated[NoSpeculation | Eagle3 | DFlash | Mtp, Field(discriminator="kind")]
 
 
+class TensorParallel(Strict):
+    """Devices that each engine is spread over."""
+
+    prefill: int = Field(default=1, ge=1, le=64)
+    decode: int = Field(default=1, ge=1, le=64)
+    """Of the decode engine, and of single engines, so that both have the same arithmetic."""
+
+    def of(self, role: str) -> int:
+        return self.prefill if role == "prefill" else self.decode
+
+
 class EngineConfig(Strict):
     """Settings that every engine of the profile gets."""
 
@@ -101,6 +117,12 @@ class EngineConfig(Strict):
     """Most tokens of one engine step; a longer prompt is prefilled in chunks. None keeps vLLM's default."""
     kv_buffer_device: Literal["cpu", "cuda"] = "cpu"
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=0.95)
+    """Share of a GPU's memory that one engine takes; two engines of 0.45 fit on one GPU."""
+    tensor_parallel: TensorParallel = TensorParallel()
+    attention_backend: str | None = Field(default=None, pattern=r"^[A-Z0-9_]+$")
+    """``--attention-backend``; None lets vLLM choose."""
+    model_runner: Literal["V1", "V2"] | None = None
+    """``VLLM_USE_V2_MODEL_RUNNER``; None lets vLLM choose."""
     nixl_threads: int | None = Field(default=None, ge=0)
     """Threads of the NIXL agent (``num_threads`` of the connector's extra config); None keeps vLLM's default of 4."""
     kv_lease_s: int = Field(default=30, ge=6)
@@ -189,6 +211,12 @@ class Judging(Strict):
         return stage_alpha(self.family_alpha, self.stages)
 
 
+Overrides = dict[str, Any]
+"""Part of a profile, as far as it differs."""
+VARIABLE = frozenset({"target", "tokenizer", "topologies", "methods", "routes", "engine", "workload", "scenarios"})
+"""Keys of a profile that the values of an axis may set."""
+
+
 class Exclude(Strict):
     """Cells that are left out of the matrix."""
 
@@ -210,6 +238,14 @@ class Profile(Strict):
     methods: tuple[Method, ...] = Field(min_length=1)
     routes: tuple[Route, ...] = Field(default=("client",), min_length=1)
     """``client``: the harness asks each engine itself. ``router``: it asks a router in front of the same engines."""
+    axes: dict[str, dict[str, Overrides]] = Field(default_factory=dict)
+    """Settings that are varied: per axis its values, each with what it changes; the first value is the default."""
+    combine: Literal["each", "product"] = "each"
+    """``each``: every value of the first axis with the defaults of the others, and with one of them changed at a time.
+    ``product``: every combination."""
+    variant: str = ""
+    """Which combination this is, in a part of a profile with axes: the value of the first axis and every other value
+    that is not its axis's default."""
     exclude: tuple[Exclude, ...] = ()
     engine: EngineConfig
     workload: Workload
@@ -226,6 +262,33 @@ class Profile(Strict):
     @property
     def tokenizer_folder(self) -> Path:
         return self.tokenizer or self.target
+
+    @cached_property
+    def parts(self) -> tuple[Profile, ...]:
+        """One plain profile per variant; a profile without axes is its own part."""
+        if not self.axes:
+            return (self,)
+        raw = self.model_dump(mode="json")
+        return tuple(Profile.model_validate(part_of(raw, v)) for v in variants(self.axes, self.combine))
+
+    def part(self, variant: str) -> Profile:
+        """The plain profile of a variant. Raises UsageError when there is none of that name."""
+        found = {p.variant: p for p in self.parts}
+        if variant not in found:
+            raise UsageError(
+                f"profile {self.name}: expected a variant ({', '.join(found) or 'it has no axes'}), found {variant!r}"
+            )
+        return found[variant]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults(cls, raw: Any) -> Any:
+        """Settings that only axes name get the value of each axis's default."""
+        if isinstance(raw, dict) and isinstance(raw.get("axes"), dict) and raw["axes"]:
+            check_axes(raw["axes"])
+            for values in raw["axes"].values():
+                raw = merged(raw, next(iter(values.values())))
+        return raw
 
     @field_validator("topologies", "methods", "routes")
     @classmethod
@@ -244,6 +307,75 @@ class Profile(Strict):
         if worst >= self.engine.block_size:
             raise ValueError(f"lookahead {worst} must be smaller than block_size {self.engine.block_size}")
         return self
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes``: mappings are merged key by key, everything else is replaced."""
+    out = dict(base)
+    for key, value in changes.items():
+        old = out.get(key)
+        out[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def _leaves(value: Mapping[str, Any], above: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    """Paths of the settings that a mapping makes."""
+    out: set[tuple[str, ...]] = set()
+    for key, inner in value.items():
+        out |= _leaves(inner, (*above, str(key))) if isinstance(inner, Mapping) else {(*above, str(key))}
+    return out
+
+
+def check_axes(axes: Mapping[str, Any]) -> None:
+    """Raise ValueError, in words, when axes cannot be expanded."""
+    seen: dict[str, str] = {}
+    for axis, values in axes.items():
+        if not isinstance(values, Mapping) or not values:
+            raise ValueError(f"axis {axis}: expected values by name, each with what it changes, found {values!r}")
+        for name, changes in values.items():
+            if not isinstance(name, str) or not _VALUE.fullmatch(name):
+                raise ValueError(
+                    f"axis {axis}: expected names of letters, digits, '-' and '_', in quotes where YAML would read a "
+                    f"number, found {name!r}"
+                )
+            if not isinstance(changes, Mapping) or set(changes) - VARIABLE:
+                raise ValueError(
+                    f"axis {axis}, value {name}: expected settings among {', '.join(sorted(VARIABLE))}, found "
+                    f"{changes!r}"
+                )
+            if name in seen:
+                raise ValueError(f"axis {axis}: expected names of its own, found {name}, which {seen[name]} has too")
+            seen[name] = axis
+        first = next(iter(values))
+        for name, changes in values.items():
+            missing = _leaves(values[first]) - _leaves(changes)
+            if missing:
+                what = ", ".join(".".join(path) for path in sorted(missing))
+                raise ValueError(f"axis {axis}, value {name}: expected it to set {what}, as the default {first} does")
+
+
+def variants(axes: Mapping[str, Mapping[str, Any]], combine: str) -> list[str]:
+    """Names of all combinations, the defaults of each value of the first axis first."""
+    first, *others = [list(values) for values in axes.values()]
+    out = []
+    for lead in first:
+        for chosen in product(*others):
+            changed = [v for v, values in zip(chosen, others, strict=True) if v != values[0]]
+            if combine == "product" or len(changed) <= 1:
+                out.append(".".join([lead, *changed]))
+    return sorted(out, key=lambda v: (first.index(v.split(".")[0]), v.count(".")))
+
+
+def part_of(profile: Mapping[str, Any], variant: str) -> dict[str, Any]:
+    """A profile as data with the settings of one variant, without axes; of a plain profile, itself."""
+    axes: Mapping[str, Mapping[str, Any]] = profile.get("axes") or {}
+    if not variant or not axes:
+        return dict(profile)
+    named = variant.split(".")
+    out: dict[str, Any] = {**profile, "axes": {}, "variant": variant}
+    for values in axes.values():
+        out = merged(out, next((values[n] for n in named if n in values), {}))
+    return out
 
 
 def _resolve(value: Any, base: Path) -> Any:
@@ -282,17 +414,40 @@ def shipped_profile_names() -> list[str]:
 def load_profile(name_or_path: str) -> Profile:
     """Load a shipped profile by name or any profile by path.
 
-    Paths inside a profile are relative to the profile's folder; those of shipped profiles to the repository.
-    Raises ProfileError with one sentence per problem.
+    Paths inside a profile are relative to the profile's folder; those of shipped profiles to the repository. A profile
+    may name another one that it ``extends``: its own keys are laid over that one's, mappings key by key, everything
+    else as a whole. Raises ProfileError with one sentence per problem.
     """
-    shipped = SHIPPED_PROFILES / f"{name_or_path}.yaml"
-    is_shipped = name_or_path in shipped_profile_names()
-    path = shipped if is_shipped else Path(name_or_path)
+    path = _profile_path(name_or_path, Path())
+    raw = _with_parents(path, ())
+    try:
+        profile = Profile.model_validate(raw)
+        # Every part is validated before anything runs.
+        parts = profile.parts
+    except ValidationError as error:
+        raise ProfileError(f"profile {path} is not valid:\n{describe_validation_error(error)}") from error
+    for part in parts:
+        check_paths(part, path)
+    return profile
+
+
+def _profile_path(name_or_path: str, base: Path, source: str = "") -> Path:
+    """The file of a shipped profile, or a path relative to ``base``."""
+    if name_or_path in shipped_profile_names():
+        return SHIPPED_PROFILES / f"{name_or_path}.yaml"
+    path = base / name_or_path
     if not path.is_file():
         raise ProfileError(
-            f"expected a shipped profile ({', '.join(shipped_profile_names())}) or the path of a YAML file, "
+            f"{source}expected a shipped profile ({', '.join(shipped_profile_names())}) or the path of a YAML file, "
             f"found {name_or_path!r}, which is neither"
         )
+    return path
+
+
+def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+    """A profile as data, laid over those that it extends, with absolute paths."""
+    if path.resolve() in children:
+        raise ProfileError(f"profile {path}: expected profiles to extend others, found one that extends itself")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
@@ -300,13 +455,15 @@ def load_profile(name_or_path: str) -> Profile:
         raise ProfileError(f"profile {path}: expected YAML, but it cannot be read: {reason}") from error
     if not isinstance(raw, dict):
         raise ProfileError(f"profile {path}: expected a mapping at the top level, found {type(raw).__name__}")
-    base = REPOSITORY if is_shipped else path.resolve().parent
-    try:
-        profile = Profile.model_validate(_resolve(raw, base))
-    except ValidationError as error:
-        raise ProfileError(f"profile {path} is not valid:\n{describe_validation_error(error)}") from error
-    check_paths(profile, path)
-    return profile
+    parent = raw.pop("extends", None)
+    is_shipped = path.resolve().parent == SHIPPED_PROFILES
+    raw = _resolve(raw, REPOSITORY if is_shipped else path.resolve().parent)
+    if parent is None:
+        return dict(raw)
+    if not isinstance(parent, str):
+        raise ProfileError(f"profile {path}: extends: expected the name or path of a profile, found {parent!r}")
+    above = _profile_path(parent, path.resolve().parent, f"profile {path}: extends: ")
+    return merged(_with_parents(above, (*children, path.resolve())), raw)
 
 
 def check_paths(profile: Profile, source: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from harness.acceptance import by_step, real_steps
 from harness.baseline.lookup import Lookup
 from harness.baseline.model import Baseline
-from harness.baseline.published import load_published, matching
+from harness.baseline.published import load_published, published_for
 from harness.checks.evidence import CellView, Evidence
 from harness.checks.night import cell_counts
 from harness.checks.registry import judging_of
@@ -176,7 +176,7 @@ def _positions(
     views: Sequence[CellView], baselines: Mapping[str, Baseline], judgement: Judgement
 ) -> Iterable[Position]:
     speculative = [v for v in views if v.speculative]
-    for method in dict.fromkeys(v.method for v in speculative):
+    for method in dict.fromkeys(v.lineup for v in speculative):
         baseline = baselines.get(method)
         if baseline is not None:
             summary = baseline.header.summary
@@ -185,7 +185,7 @@ def _positions(
                 low, high = intervals[p] if p < len(intervals) else (None, None)
                 yield Position(method, p, "baseline", rate, low, high, None, summary.get("steps"), None)
         for view in speculative:
-            if view.method == method:
+            if view.lineup == method:
                 yield from _tonight(view, judgement)
 
 
@@ -202,7 +202,7 @@ def _tonight(view: CellView, judgement: Judgement) -> Iterable[Position]:
     for p in range(k):
         found = ratio(at[:, p], steps, CONFIDENCE)
         yield Position(
-            view.method,
+            view.lineup,
             p,
             view.id,
             round(found.rate, 5),
@@ -233,7 +233,7 @@ def _detectable(judgement: Judgement, cell: str) -> float | None:
 
 def _seen(view: CellView, baselines: Mapping[str, Baseline], judgement: Judgement) -> Seen:
     result, change = _comparison(judgement, view.id), _detectable(judgement, view.id)
-    if view.method not in baselines:
+    if view.lineup not in baselines:
         text = "unknown, as there is no baseline to compare with"
     elif result is None or not result.judged:
         text = "unknown, as nothing was compared"
@@ -246,7 +246,7 @@ def _seen(view: CellView, baselines: Mapping[str, Baseline], judgement: Judgemen
         text = f"one draft{share}, as every prompt is compared draft by draft"
     else:
         text = "unknown, as too few prompts were compared"
-    return Seen(view.method, view.id, text)
+    return Seen(view.lineup, view.id, text)
 
 
 def _published(history: History, views: Sequence[CellView]) -> Iterable[Published]:
@@ -255,8 +255,8 @@ def _published(history: History, views: Sequence[CellView]) -> Iterable[Publishe
     except DataError:
         # Advisory figures must not cost the report; the summary says what is wrong with them.
         return
-    for method in dict.fromkeys(v.method for v in views if v.speculative):
-        for band in matching(bands, history.run.profile, method):
+    for method in dict.fromkeys(v.lineup for v in views if v.speculative):
+        for band in published_for(bands, history.run.profile, method):
             for p, rate in enumerate(band.rates):
                 yield Published(method, p, rate, rate * (1 - band.tolerance), min(1.0, rate * (1 + band.tolerance)))
 
@@ -289,7 +289,7 @@ def _shares(name: str, partings: Sequence[int | None], longest: int) -> Iterable
 
 
 def _survival(view: CellView, baselines: Mapping[str, Baseline]) -> Iterable[Survival]:
-    baseline = baselines.get(view.method)
+    baseline = baselines.get(view.lineup)
     if baseline is None:
         return
     rows = baseline.by_prompt()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from harness.config import ROUTES, Method, Profile, Route, TopologyName
@@ -16,29 +16,64 @@ REQUEST_S = {"single": 0.45, "pd": 0.65}
 
 
 _ROUTER_MARK = "-router"
+_VARIANT_MARK = "+"
 
 
 class CellName(NamedTuple):
-    """What the id of a cell says: ``pd-eagle3``, or ``pd-eagle3-router`` for the same engines behind a router."""
+    """What the id of a cell says: ``pd-eagle3``, ``pd-eagle3-router`` for the same engines behind a router, and
+    ``pd-eagle3+qwen3-8b.b16`` for a variant of a profile with axes."""
 
     topology: str
     method: str
     route: Route = "client"
+    variant: str = ""
 
     @classmethod
     def of(cls, cell_id: str) -> CellName:
-        topology, _, method = cell_id.partition("-")
+        """Read the id of a cell, or that of a group of engines."""
+        cell, _, variant = cell_id.partition(_VARIANT_MARK)
+        topology, _, method = cell.partition("-")
         routed = method.endswith(_ROUTER_MARK)
-        return cls(topology, method.removesuffix(_ROUTER_MARK), "router" if routed else "client")
+        return cls(topology, method.removesuffix(_ROUTER_MARK), "router" if routed else "client", variant)
+
+    @classmethod
+    def of_lineup(cls, lineup: str) -> CellName:
+        """The single engine that runs a lineup."""
+        return cls.of(f"single-{lineup}")
 
     @property
     def id(self) -> str:
-        return f"{self.topology}-{self.method}" + (_ROUTER_MARK if self.route == "router" else "")
+        return _marked(
+            f"{self.topology}-{self.method}" + (_ROUTER_MARK if self.route == "router" else ""), self.variant
+        )
+
+    def beside(self, topology: str, method: str | None = None) -> CellName:
+        """The same method, or another one, in another topology of the same variant, asked directly."""
+        return CellName(topology, method or self.method, "client", self.variant)
 
     @property
     def single(self) -> str:
         """Id of the single engine of the same method, asked directly: what P/D is compared with."""
-        return CellName("single", self.method).id
+        return self.beside("single").id
+
+    @property
+    def reference(self) -> str:
+        """Id of the plain single engine, whose tokens are the right ones."""
+        return self.beside("single", "none").id
+
+    @property
+    def lineup(self) -> str:
+        """What a baseline is of, whatever the topology: the method, in its variant."""
+        return _marked(self.method, self.variant)
+
+    @property
+    def plain(self) -> str:
+        """The lineup without speculation."""
+        return _marked("none", self.variant)
+
+
+def _marked(name: str, variant: str) -> str:
+    return f"{name}{_VARIANT_MARK}{variant}" if variant else name
 
 
 class Cell(NamedTuple):
@@ -48,10 +83,12 @@ class Cell(NamedTuple):
     method: Method
     route: Route = "client"
     """Who performs the hand-off: the harness, or a router that is sent one request."""
+    variant: str = ""
+    """The part of a profile with axes that it belongs to."""
 
     @property
     def name(self) -> CellName:
-        return CellName(self.topology, self.method.kind, self.route)
+        return CellName(self.topology, self.method.kind, self.route, self.variant)
 
     @property
     def id(self) -> str:
@@ -74,10 +111,20 @@ class EngineGroup(NamedTuple):
     cells: tuple[Cell, ...]
     prefill_method: Method | None = None
     """What P speculates with, when that is not what D does."""
+    variant: str = ""
+
+    @property
+    def name(self) -> CellName:
+        return CellName(self.topology, self.method.kind, variant=self.variant)
 
     @property
     def id(self) -> str:
-        return f"{self.topology}-{self.method.kind}"
+        return self.name.id
+
+    @property
+    def rescores(self) -> bool:
+        """Whether the plain single engine is among its cells: it re-scores what the variant's others gave."""
+        return any(c.id == self.name.reference for c in self.cells)
 
     def method_of(self, role: str) -> Method:
         return self.prefill_method if role == "prefill" and self.prefill_method is not None else self.method
@@ -102,12 +149,16 @@ def start_expected_s(group: EngineGroup) -> float:
 
 
 def all_cells(profile: Profile) -> list[Cell]:
-    """Cells in running order: by method, the pair before the single engine that shares it, the client's way before
-    the router's."""
-    order = sorted(profile.topologies, key=lambda t: t != "pd")
-    routes = [r for r in ROUTES if r in profile.routes]
-    cells = [Cell(t, m, r) for m in profile.methods for t in order for r in routes]
+    """Cells in running order: by variant and method, the pair before the single engine that shares it, the client's
+    way before the router's."""
+    cells = [c for part in profile.parts for c in _cells_of(part)]
     return [c for c in cells if not any(fnmatch.fnmatchcase(c.id, e.cells) for e in profile.exclude)]
+
+
+def _cells_of(part: Profile) -> list[Cell]:
+    order = sorted(part.topologies, key=lambda t: t != "pd")
+    routes = [r for r in ROUTES if r in part.routes]
+    return [Cell(t, m, r, part.variant) for m in part.methods for t in order for r in routes]
 
 
 def select_cells(profile: Profile, patterns: Sequence[str]) -> list[Cell]:
@@ -151,17 +202,20 @@ def _check_excludes(profile: Profile) -> None:
 
 
 def make_plan(profile: Profile, cells: Sequence[Cell]) -> Plan:
-    """Group cells by the engines that they share; the plain ones last, because they re-score what the others gave."""
-    groups: list[EngineGroup] = []
-    for method in sorted(profile.methods, key=lambda m: m.kind == "none"):
-        mine = [c for c in cells if c.method.kind == method.kind]
-        pair = [c for c in mine if c.topology == "pd"]
-        single = [c for c in mine if c.topology == "single"]
-        if pair and single and profile.share_engines:
-            groups.append(EngineGroup("pd", method, (*pair, *single)))
+    """Group cells by the engines that they share; of a variant, the plain ones last, because they re-score what the
+    others gave."""
+    return Plan(tuple(cells), tuple(g for part in profile.parts for g in _groups_of(part, cells)))
+
+
+def _groups_of(part: Profile, cells: Sequence[Cell]) -> Iterator[EngineGroup]:
+    for method in sorted(part.methods, key=lambda m: m.kind == "none"):
+        mine = [c for c in cells if c.method.kind == method.kind and c.variant == part.variant]
+        pair = tuple(c for c in mine if c.topology == "pd")
+        single = tuple(c for c in mine if c.topology == "single")
+        if pair and single and part.share_engines:
+            yield EngineGroup("pd", method, (*pair, *single), variant=part.variant)
             continue
         if pair:
-            groups.append(EngineGroup("pd", method, tuple(pair)))
+            yield EngineGroup("pd", method, pair, variant=part.variant)
         if single:
-            groups.append(EngineGroup("single", method, tuple(single)))
-    return Plan(tuple(cells), tuple(groups))
+            yield EngineGroup("single", method, single, variant=part.variant)

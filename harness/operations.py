@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.baseline.build import identity_in, references_in, require_unarmed
 from harness.baseline.lookup import Lookup
-from harness.checks.evidence import REFERENCE_CELL
 from harness.checks.registry import baselines_for, judge, tripped_tests, unused_baselines
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.arming import require_alone, require_known
@@ -28,7 +27,16 @@ from harness.runner import Runner, expected_s, point_latest
 from harness.scenarios.script import require_possible
 from harness.selftest.outcome import SelfTest
 from harness.summary import RunSummary, summarise_run
-from harness.workload import RECORDING, SECOND_STAGE, CellWork, cell_work, choose_scenarios, spread, total_requests
+from harness.workload import (
+    RECORDING,
+    SECOND_STAGE,
+    CellWork,
+    Choice,
+    cell_work,
+    choose_scenarios,
+    spread,
+    total_requests,
+)
 
 if TYPE_CHECKING:
     from harness.repeat import AgainstItself
@@ -41,14 +49,25 @@ class Prepared(NamedTuple):
 
     profile: Profile
     source: str
-    prompts: PromptSet
+    sets: Mapping[str, PromptSet]
+    """Prompts by variant; a profile without axes has one, of the variant ``""``."""
     plan: Plan
     works: tuple[CellWork, ...]
 
     @property
+    def prompts(self) -> PromptSet:
+        """Of the first variant, which is the only one of a plain profile."""
+        return next(iter(self.sets.values()))
+
+    @property
+    def parts(self) -> tuple[Profile, ...]:
+        """The parts of the profile that have cells in the plan."""
+        return tuple(p for p in self.profile.parts if p.variant in self.sets)
+
+    @property
     def rescores(self) -> bool:
         """Whether outputs are re-scored: asked for, and the plain single engine answers cold prompts in this run."""
-        asked = any(w.cell.id == REFERENCE_CELL and w.items for w in self.works)
+        asked = any(w.cell.id == w.cell.name.reference and w.items for w in self.works)
         return self.profile.workload.rescore and asked
 
     @property
@@ -78,39 +97,66 @@ def prepare(
         # A baseline is of the engines alone.
         cells = [c for c in cells if not c.routed]
     choice = RECORDING if record else choose_scenarios(profile, scenarios)
-    prompts = load_prompts(profile.workload.prompts)
-    prompts.check_tokenizer(profile.tokenizer_folder, profile.workload.prompts)
-    longest = max(p.tokens for p in prompts.prompts) + profile.workload.max_tokens
-    if longest > profile.engine.max_model_len:
-        raise UsageError(
-            f"profile {source}: expected prompts and outputs to fit engine.max_model_len = "
-            f"{profile.engine.max_model_len}, found up to {longest} tokens; raise it or lower workload.max_tokens"
-        )
-    if prompts_per_stratum is not None:
-        strata = {p.stratum for p in prompts.cold}
-        kept = spread(prompts.cold, prompts_per_stratum * len(strata))
-        choice = choice._replace(prompts=frozenset(p.id for p in kept), texts=prompts_per_stratum)
-    if profile.judging.tier == "normal" and profile.judging.stages == 2 and not prompts.held_out and not record:
-        raise UsageError(
-            f"profile {source}: expected prompts held out for the second stage (use: held-out) in "
-            f"{profile.workload.prompts.name}, found none; build a set with "
-            "`harness prompts build --held-out`, or set judging.stages to 1"
-        )
-    if profile.judging.tier == "normal" and profile.scenarios:
-        raise UsageError(
-            f"profile {source}: expected no scenarios in the normal tier, found {profile.scenarios[0].id}: a handful "
-            "of requests cannot reach a p-value; judge scenarios with a profile of the bitwise tier"
-        )
     # A damaged list must be found now, not after the run.
     load_known(known_path(profile.known_defects))
-    require_possible(profile, {p.id: p for p in prompts.prompts})
-    works = tuple(w for c in cells if (w := cell_work(profile, prompts, c, choice)).requests)
+    sets: dict[str, PromptSet] = {}
+    works: list[CellWork] = []
+    for part in profile.parts:
+        mine = [c for c in cells if c.variant == part.variant]
+        if mine:
+            sets[part.variant] = prompts = _fitting_prompts(part, source, record)
+            chosen = _thinned(choice, prompts, prompts_per_stratum)
+            works += [w for c in mine if (w := cell_work(part, prompts, c, chosen)).requests]
     if not works:
         raise UsageError(
             f"expected cells in which {', '.join(scenarios)} makes sense, found none among "
             f"{', '.join(c.id for c in cells)}; scenarios that need a prefill engine run in pd cells only"
         )
-    return Prepared(profile, source, prompts, make_plan(profile, [w.cell for w in works]), works)
+    sets = {v: prompts for v, prompts in sets.items() if any(w.cell.variant == v for w in works)}
+    return Prepared(profile, source, sets, make_plan(profile, [w.cell for w in works]), tuple(works))
+
+
+def _thinned(choice: Choice, prompts: PromptSet, per_stratum: int | None) -> Choice:
+    """The choice with so many cold prompts of each stratum only."""
+    if per_stratum is None:
+        return choice
+    strata = {p.stratum for p in prompts.cold}
+    kept = spread(prompts.cold, per_stratum * len(strata))
+    return choice._replace(prompts=frozenset(p.id for p in kept), texts=per_stratum)
+
+
+def _fitting_prompts(part: Profile, source: str, record: bool) -> PromptSet:
+    """The prompts of one part of a profile. Raises UsageError or DataError when they cannot be used with it."""
+    where = f"profile {source}" + (f", variant {part.variant}" if part.variant else "")
+    prompts = load_prompts(part.workload.prompts)
+    prompts.check_tokenizer(part.tokenizer_folder, part.workload.prompts)
+    longest = max(p.tokens for p in prompts.prompts) + part.workload.max_tokens
+    if longest > part.engine.max_model_len:
+        raise UsageError(
+            f"{where}: expected prompts and outputs to fit engine.max_model_len = "
+            f"{part.engine.max_model_len}, found up to {longest} tokens; raise it or lower workload.max_tokens"
+        )
+    if part.judging.tier == "normal" and part.judging.stages == 2 and not prompts.held_out and not record:
+        raise UsageError(
+            f"{where}: expected prompts held out for the second stage (use: held-out) in "
+            f"{part.workload.prompts.name}, found none; build a set with "
+            "`harness prompts build --held-out`, or set judging.stages to 1"
+        )
+    if part.judging.tier == "normal" and part.scenarios:
+        raise UsageError(
+            f"{where}: expected no scenarios in the normal tier, found {part.scenarios[0].id}: a handful "
+            "of requests cannot reach a p-value; judge scenarios with a profile of the bitwise tier"
+        )
+    require_possible(part, {p.id: p for p in prompts.prompts})
+    return prompts
+
+
+def narrowed(prepared: Prepared, variant: str) -> Prepared:
+    """What was prepared, of one variant alone, as a plain profile."""
+    works = tuple(w for w in prepared.works if w.cell.variant == variant)
+    part = prepared.profile.part(variant)
+    plan = make_plan(part, [w.cell for w in works])
+    return prepared._replace(profile=part, sets={variant: prepared.sets[variant]}, plan=plan, works=works)
 
 
 class Outcome(NamedTuple):
@@ -151,11 +197,12 @@ def _second_stage(
         return
     failed = {t.cell for t in tests}
     # P/D is compared with the single engine of the same stage, and tokens need the plain one's margins.
-    wanted = failed | {CellName.of(c).single for c in failed} | {REFERENCE_CELL}
+    names = [CellName.of(c) for c in failed]
+    wanted = {*failed, *(n.single for n in names), *(n.reference for n in names)}
     reporter.line(f"second stage: {', '.join(map(str, tests))}")
     choice = SECOND_STAGE._replace(scenarios=frozenset({COLD, *(t.scenario for t in tests)}))
     cells = [c for c in prepared.plan.cells if c.id in wanted]
-    works = tuple(cell_work(prepared.profile, prepared.prompts, c, choice) for c in cells)
+    works = tuple(cell_work(prepared.profile.part(c.variant), prepared.sets[c.variant], c, choice) for c in cells)
     again = prepared._replace(plan=make_plan(prepared.profile, cells), works=works)
     _record_into(history.folder / SECOND, again, engine_python, reporter, base_port, mutants, together)
 
@@ -237,7 +284,7 @@ def prepared_recorder(
         prepared.source,
         prepared.works,
         {c.id: g.id for g in prepared.plan.groups for c in g.cells},
-        prepared.prompts,
+        prepared.sets,
         environment,
         folder,
         run_id or folder.name,
@@ -328,7 +375,9 @@ def self_test(
     if quick and mutants:
         raise UsageError("expected --quick or --mutant, found both; --quick tries the historic defects")
     trials = select_trials(mutants, quick)
-    prepared = prepare(source, ())
+    everything = prepare(source, ())
+    # A mutant is put into one set of engines; of a profile with axes, those with the defaults.
+    prepared = narrowed(everything, everything.parts[0].variant)
     setups = make_setups(trials, prepared.profile, prepared.prompts)
     environment = engines_for(Plan((), tuple(s.group for s in setups)), engine_python)
     folder = new_folder(out, prepared.profile, "selftest")

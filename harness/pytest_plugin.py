@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.checks.evidence import REFERENCE_CELL
 from harness.checks.night import tests_of
 from harness.checks.registry import QUESTIONS, checks_of
 from harness.config import SHIPPED_PROFILES, Profile, shipped_profile_names
@@ -76,7 +75,7 @@ class CellCollector(pytest.Collector):
         prepared = self.config.stash[_PREPARED]
         profile = prepared.profile
         for check in checks_of(profile.judging.tier):
-            if check.name in _possible(cell, scenario or COLD, profile):
+            if check.name in _possible(cell, scenario or COLD, profile.part(CellName.of(cell).variant)):
                 yield CheckItem.from_parent(self, name=check.name)
 
 
@@ -98,7 +97,7 @@ def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
         names -= {"drafts-happened", "acceptance-single", "acceptance-baseline"}
     if name.topology == "single":
         names.discard("acceptance-single")
-    if cell == REFERENCE_CELL:
+    if cell == name.reference:
         names.discard("tokens-reference")
     return names
 
@@ -117,8 +116,8 @@ def modify_items(config: pytest.Config, items: list[pytest.Item]) -> None:
     dropped = [
         i
         for i in ours
-        if (i.name == "tokens-reference" and (REFERENCE_CELL, i.scenario) not in places)
-        or (i.name == "rescored" and (REFERENCE_CELL, COLD) not in places)
+        if (i.name == "tokens-reference" and (CellName.of(i.cell).reference, i.scenario) not in places)
+        or (i.name == "rescored" and (CellName.of(i.cell).reference, COLD) not in places)
         or (i.name in ("acceptance-single", "first-step") and CellName.of(i.cell).single not in cells)
     ]
     items[:] = [i for i in items if i not in dropped]

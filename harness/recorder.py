@@ -27,6 +27,7 @@ from harness.history import (
     write_parquet,
     write_run,
 )
+from harness.matrix import CellName
 from harness.prompts import PromptSet
 from harness.rescore import Outputs
 from harness.workload import CellWork
@@ -38,6 +39,22 @@ def new_run_id(profile: Profile, kind: str = "") -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{what}-{secrets.token_hex(2)}"
 
 
+def _identities(
+    profile: Profile, works: Sequence[CellWork], prompts: Mapping[str, PromptSet], environment: EngineEnvironment
+) -> dict[str, dict[str, Any]]:
+    """By lineup, for every method of the parts that the works belong to."""
+    gpus = tuple(provenance.gpus())
+    out = {}
+    for variant in dict.fromkeys(w.cell.variant for w in works):
+        part = profile.part(variant)
+        used = [w.cell.method for w in works if w.cell.variant == variant]
+        for method in {m.kind: m for m in (*used, *part.methods)}.values():
+            lineup = CellName("single", method.kind, variant=variant).lineup
+            identity = identity_of(part, method, prompts[variant].sha256, environment.vllm, gpus)
+            out[lineup] = identity.model_dump(mode="json")
+    return out
+
+
 class Recorder:
     """The record of one run while it grows."""
 
@@ -47,7 +64,7 @@ class Recorder:
         source: str,
         works: Sequence[CellWork],
         group_of: Mapping[str, str],
-        prompts: PromptSet,
+        prompts: Mapping[str, PromptSet],
         environment: EngineEnvironment,
         folder: Path,
         run_id: str,
@@ -60,7 +77,6 @@ class Recorder:
         self._begun = time.monotonic()
         self._stop_seconds = 0.0
         commit, dirty = provenance.git_state()
-        methods = {m.kind: m for m in (*(w.cell.method for w in works), *profile.methods)}
         self.record = RunRecord(
             schema_version=SCHEMA,
             run_id=run_id,
@@ -71,20 +87,15 @@ class Recorder:
             git_commit=commit,
             git_dirty=dirty,
             profile={**profile.model_dump(mode="json"), "source": source},
-            prompts_sha256=prompts.sha256,
+            prompts_sha256=next(iter(prompts.values())).sha256,
             hardware=provenance.hardware(),
             versions=provenance.versions(environment),
-            identities={
-                kind: identity_of(
-                    profile, method, prompts.sha256, environment.vllm, tuple(provenance.gpus())
-                ).model_dump(mode="json")
-                for kind, method in methods.items()
-            },
+            identities=_identities(profile, works, prompts, environment),
             cells=tuple(
                 CellRecord(
                     cell=w.cell.id,
                     group=group_of[w.cell.id],
-                    block_size=profile.engine.block_size,
+                    block_size=profile.part(w.cell.variant).engine.block_size,
                     lookahead=w.cell.method.lookahead,
                     draft_tokens=w.cell.method.draft_tokens,
                     route=w.cell.route,

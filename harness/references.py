@@ -31,7 +31,7 @@ def record_references(
     done = record_repetitions(prepared, environment, runs, repeat, reporter)
     point_latest(runs / "repetition-01", "latest")
     again = done.histories[1] if repeat > 1 else None
-    return record_from(done.histories[0], again, prepared.prompts, folder)
+    return record_from(done.histories[0], again, prepared.sets, folder)
 
 
 def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Path | None) -> list[Recorded]:
@@ -40,7 +40,7 @@ def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Pa
     history = load_history(run_dir)
     again = load_history(again_dir) if again_dir is not None else None
     prepared = prepare(source or str(history.run.profile.get("source", history.run.profile["name"])), ["single-*"])
-    return record_from(history, again, prepared.prompts, folder or prepared.profile.baselines, keep_unasked=True)
+    return record_from(history, again, prepared.sets, folder or prepared.profile.baselines, keep_unasked=True)
 
 
 class Change(NamedTuple):
@@ -84,6 +84,8 @@ def overview(source: str, folder: Path | None) -> tuple[list[dict[str, Any]], li
             continue
         rows.append({"name": path.name, "header": header})
     known = [
-        identity_of(prepared.profile, m, prepared.prompts.sha256, None, tuple(gpus())) for m in prepared.profile.methods
+        identity_of(part, m, prepared.sets[part.variant].sha256, None, tuple(gpus()))
+        for part in prepared.parts
+        for m in part.methods
     ]
     return rows, unused(where, known)

@@ -14,7 +14,6 @@ from harness.matrix import EngineGroup, start_expected_s
 from harness.operations import Prepared, prepared_recorder
 from harness.progress import Reporter
 from harness.recorder import Recorder
-from harness.rescore import REFERENCE
 from harness.runner import rescore, run_cell
 
 
@@ -56,7 +55,7 @@ def _repeat(
     works = [w for w in prepared.works if w.cell in group.cells]
     try:
         with EngineGroupSession(
-            group, prepared.profile, environment, folder / "logs", progress=reporter.line
+            group, prepared.profile.part(group.variant), environment, folder / "logs", progress=reporter.line
         ) as session:
             reporter.step(group.id, start_expected_s(group))
             for number, recorder in enumerate(recorders, 1):
@@ -64,7 +63,7 @@ def _repeat(
                 reporter.line(f"{group.id}: repetition {number} of {len(recorders)}")
                 for work in works:
                     run_cell(session, work, recorder, reporter)
-                if recorder.record.rescore and REFERENCE in [c.id for c in group.cells]:
+                if recorder.record.rescore and group.rescores:
                     rescore(session, recorder, reporter)
     except InfrastructureError as error:
         reporter.line(f"{group.id}: UNKNOWN: {error}")

@@ -19,7 +19,7 @@ from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, DataError, 
 from harness.files import write_json
 from harness.findings import CheckResult, Finding, Judgement, Verdict
 from harness.history import COLD, Form, History, load_history
-from harness.matrix import EngineGroup, all_cells, make_plan, start_expected_s
+from harness.matrix import CellName, EngineGroup, all_cells, make_plan, start_expected_s
 from harness.operations import Prepared, assess, engines_for, judge_and_report, new_folder, prepare, prepared_recorder
 from harness.progress import Reporter
 from harness.prompts import Prompt, load_prompts
@@ -179,12 +179,14 @@ def _profile(history: History) -> Profile:
         ) from error
 
 
-def _prepared(profile: Profile, source: str, target: Target, history: History | None) -> Prepared:
+def _prepared(whole: Profile, source: str, target: Target, history: History | None) -> Prepared:
+    profile = whole.part(CellName.of(target.cell).variant)
     prompts = load_prompts(profile.workload.prompts)
     prompts.check_tokenizer(profile.tokenizer_folder, profile.workload.prompts)
-    if history is not None and prompts.sha256 != history.run.prompts_sha256:
+    recorded = _prompts_of(history, target) if history is not None else None
+    if recorded is not None and prompts.sha256 != recorded:
         raise UsageError(
-            f"{profile.workload.prompts}: expected the prompts of the run ({history.run.prompts_sha256[:12]}…), found "
+            f"{profile.workload.prompts}: expected the prompts of the run ({recorded[:12]}…), found "
             f"others ({prompts.sha256[:12]}…); restore the file that the run used"
         )
     cells = {c.id: c for c in all_cells(profile)}
@@ -208,7 +210,13 @@ def _prepared(profile: Profile, source: str, target: Target, history: History | 
     group = [c for c in cells.values() if c.id == target.cell or _shared(history, together, c.id)]
     # Nobody scores the outputs again here; asked for, it would be missing evidence in every try.
     alone = profile.model_copy(update={"workload": profile.workload.model_copy(update={"rescore": False})})
-    return Prepared(alone, source, prompts, make_plan(alone, group), (work,))
+    return Prepared(alone, source, {profile.variant: prompts}, make_plan(alone, group), (work,))
+
+
+def _prompts_of(history: History, target: Target) -> str:
+    """Hash of the prompts that the target's cell was sent."""
+    identity = history.run.identities.get(CellName.of(target.cell).lineup, {})
+    return str(identity.get("prompts_sha256", history.run.prompts_sha256))
 
 
 def _shared(history: History | None, mine: Any, other: str) -> bool:

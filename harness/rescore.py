@@ -15,16 +15,15 @@ from harness.engine.exchange import new_id
 from harness.engine.topology import EngineGroupSession
 from harness.errors import HandoffError
 from harness.history import COLD, RESCORE, Leg, Observation
+from harness.matrix import CellName
 from harness.sequences import output_key
-
-REFERENCE = "single-none"
 
 
 class Outputs:
-    """Distinct (prompt, output) pairs of a run, in the order in which they came."""
+    """Distinct (prompt, output) pairs of a run, by variant, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._known: dict[str, dict[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...]]]] = {}
 
     def add(self, o: Observation) -> None:
         """Remember the output of a cold request, or of one that was sampled."""
@@ -32,18 +31,20 @@ class Outputs:
         if o.error or leg is None or not leg.output_ids or o.form != "ids":
             return
         if o.scenario == COLD or o.temperature > 0:
-            self._known.setdefault((o.prompt_id, output_key(leg.output_ids)), (o.sent_ids, leg.output_ids))
+            mine = self._known.setdefault(CellName.of(o.cell).variant, {})
+            mine.setdefault((o.prompt_id, output_key(leg.output_ids)), (o.sent_ids, leg.output_ids))
 
-    def __len__(self) -> int:
-        return len(self._known)
+    def count(self, variant: str) -> int:
+        return len(self._known.get(variant, {}))
 
     def requests(self, session: EngineGroupSession) -> Iterator[Observation]:
-        """Score each pair on the engine that answers plain single requests.
+        """Score each pair of the session's variant on the engine that answers plain single requests.
 
         Raises EngineDiedError when it is gone; an exchange that breaks is part of the observation.
         """
         limit = session.profile.engine.max_model_len
-        for number, ((prompt_id, key), (prompt, output)) in enumerate(self._known.items()):
+        known = dict(self._known.get(session.group.variant, {}))
+        for number, ((prompt_id, key), (prompt, output)) in enumerate(known.items()):
             started, legs, error = time.time(), list[Leg](), None
             # The engine has to have room for one token of its own.
             scored = output[: max(0, limit - len(prompt) - 1)]
@@ -63,7 +64,7 @@ class Outputs:
                 session.require_alive()
                 error = str(failure)
             yield Observation(
-                cell=REFERENCE,
+                cell=session.group.name.reference,
                 prompt_id=prompt_id,
                 form="ids",
                 scenario=RESCORE,

@@ -16,7 +16,6 @@ from harness.history import History
 from harness.matrix import REQUEST_S, EngineGroup, Plan, start_expected_s
 from harness.progress import Reporter
 from harness.recorder import Recorder
-from harness.rescore import REFERENCE
 from harness.workload import CellWork, perform
 
 
@@ -61,11 +60,12 @@ class Runner:
         recorder = self._recorder
         first = group.cells[0].id
         folder = self._recorder.folder / "arming" / group.id
-        group, arming = armed(group, self._profile, self._mutants, folder, self._together)
+        profile = self._profile.part(group.variant)
+        group, arming = armed(group, profile, self._mutants, folder, self._together)
         try:
             with EngineGroupSession(
                 group,
-                self._profile,
+                profile,
                 self._environment,
                 recorder.folder / "logs",
                 self._base_port,
@@ -78,7 +78,7 @@ class Runner:
                 self._reporter.step(group.id, start_expected_s(group))
                 for cell in group.cells:
                     run_cell(session, self._works[cell.id], recorder, self._reporter)
-                if recorder.record.rescore and REFERENCE in [c.id for c in group.cells]:
+                if recorder.record.rescore and group.rescores:
                     rescore(session, recorder, self._reporter)
                 stopping = time.monotonic()
             recorder.stopped(time.monotonic() - stopping)
@@ -126,7 +126,7 @@ def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, re
 def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter) -> None:
     """Let the plain engine read what the cells gave. Raises EngineDiedError when it is gone."""
     begun = time.monotonic()
-    count = len(recorder.outputs)
+    count = recorder.outputs.count(session.group.variant)
     for observation in list(recorder.outputs.requests(session)):
         recorder.append(observation)
     reporter.line(f"{count} distinct outputs re-scored in {time.monotonic() - begun:.1f} s")

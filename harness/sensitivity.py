@@ -13,6 +13,7 @@ from harness.baseline.summary import baseline_arms
 from harness.checks.night import TestName, tests_of
 from harness.engine.environment import EngineEnvironment
 from harness.history import COLD
+from harness.matrix import CellName
 from harness.operations import Prepared
 from harness.provenance import gpus, now
 from harness.stats.paired import differences
@@ -89,7 +90,7 @@ def sensitivity(prepared: Prepared, environment: EngineEnvironment | None = None
     count = sum(len(r.tests) for r in rows)
     normal = judging.tier == "normal"
     k = max((w.cell.method.draft_tokens for w in prepared.works), default=0)
-    strata = len({p.stratum for p in prepared.prompts.cold})
+    strata = max(len({p.stratum for p in prompts.cold}) for prompts in prepared.sets.values())
     return Sensitivity(
         tier=judging.tier,
         rows=rows,
@@ -104,19 +105,20 @@ def sensitivity(prepared: Prepared, environment: EngineEnvironment | None = None
 
 
 def lookups_now(prepared: Prepared, environment: EngineEnvironment | None) -> dict[str, Lookup]:
-    """Baselines by method that a run of the prepared cells would be judged against, were it made now."""
+    """Baselines by lineup that a run of the prepared cells would be judged against, were it made now."""
     profile, judging = prepared.profile, prepared.profile.judging
     limits = Limits(judging.baseline_days, judging.baseline_minors)
     version = environment.vllm if environment else None
     return {
-        m.kind: look_up(
+        CellName("single", m.kind, variant=part.variant).lineup: look_up(
             profile.baselines,
-            identity_of(profile, m, prepared.prompts.sha256, version, tuple(gpus())),
+            identity_of(part, m, prepared.sets[part.variant].sha256, version, tuple(gpus())),
             prepared.source,
             limits,
             now(),
         )
-        for m in profile.methods
+        for part in prepared.parts
+        for m in part.methods
     }
 
 
@@ -124,7 +126,7 @@ def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> li
     cell = work.cell
     has_single = any(w.cell.id == cell.name.single for w in prepared.works)
     names = tests_of(cell.name, has_single, prepared.rescores)
-    lookup = found.get(cell.method.kind)
+    lookup = found.get(cell.name.lineup)
     baseline = lookup.baseline if lookup is not None else None
     out = []
     asked = {COLD: {i.prompt.id for i in work.items if i.form == "ids"}} if work.items else {}
@@ -136,7 +138,7 @@ def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> li
         steps = sum(len(r.accepted) for r in baseline.rows if r.prompt_id in prompts) if baseline else 0
         # The second stage has the prompts that were held out, and must see as much.
         stages = prepared.profile.judging.stages if prepared.profile.judging.tier == "normal" else 1
-        count = min(len(prompts), len(prepared.prompts.held_out)) if stages == 2 else len(prompts)
+        count = min(len(prompts), len(prepared.sets[cell.variant].held_out)) if stages == 2 else len(prompts)
         out.append(Row(cell.id, scenario, names, count, steps, sd, measured))
     return out
 

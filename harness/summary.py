@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from harness.acceptance import Rates, pool_counts, real_steps
 from harness.baseline.lookup import Lookup
-from harness.baseline.published import load_published, matching
+from harness.baseline.published import load_published, published_for
 from harness.checks.evidence import CellView, Evidence
 from harness.checks.night import cell_counts
 from harness.config import Judging
@@ -119,8 +119,8 @@ def _published(history: History, views: Mapping[str, CellView]) -> list[tuple[st
     except DataError as error:
         # Advisory figures must not cost the report.
         return [(None, str(error))]
-    methods = dict.fromkeys(v.method for v in views.values() if v.speculative)
-    return [(m, f"{m}: {b.describe()}") for m in methods for b in matching(bands, history.run.profile, m)]
+    methods = dict.fromkeys(v.lineup for v in views.values() if v.speculative)
+    return [(m, f"{m}: {b.describe()}") for m in methods for b in published_for(bands, history.run.profile, m)]
 
 
 def _scenario_grid(judgement: Judgement) -> dict[str, dict[str, Verdict]]:

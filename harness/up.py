@@ -19,7 +19,7 @@ from harness.engine.router import Router, program
 from harness.engine.topology import EngineGroupSession
 from harness.errors import HandoffError, UsageError
 from harness.matrix import start_expected_s
-from harness.operations import Prepared, engines_for, new_folder, prepare
+from harness.operations import Prepared, engines_for, narrowed, new_folder, prepare
 from harness.progress import Reporter
 from harness.prompts import Prompt
 
@@ -66,7 +66,7 @@ def prepare_cell(source: str, cell: str) -> Prepared:
     chosen = [c.id for c in prepared.plan.cells]
     if len(chosen) != 1:
         raise UsageError(f"expected one cell, found {', '.join(chosen)}")
-    return prepared
+    return narrowed(prepared, prepared.plan.cells[0].variant)
 
 
 def bring_up(

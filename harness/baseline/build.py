@@ -42,6 +42,7 @@ def identity_of(
         kv_dtype=profile.engine.kv_cache_dtype,
         max_tokens=profile.workload.max_tokens,
         step_tokens=profile.engine.max_num_batched_tokens,
+        tensor_parallel=profile.engine.tensor_parallel.decode,
         extra_args=profile.engine.extra_args,
         env=profile.engine.env,
         hardware="cpu" if profile.engine.device == "cpu" else gpu,
@@ -49,12 +50,12 @@ def identity_of(
     )
 
 
-def identity_in(history: History, method: str) -> Identity:
-    """A method's identity in a recorded run, with what its answering engine reported. Raises KeyError or
+def identity_in(history: History, lineup: str) -> Identity:
+    """A lineup's identity in a recorded run, with what its answering engine reported. Raises KeyError or
     ValidationError when the run has none or a damaged one."""
-    identity = Identity.model_validate(history.run.identities[method])
+    identity = Identity.model_validate(history.run.identities[lineup])
     answering = [e for e in history.run.engines if e.role in ("single", "decode")]
-    engine = next((e for e in answering if CellName.of(e.group).method == method), None)
+    engine = next((e for e in answering if CellName.of(e.group).lineup == lineup), None)
     if engine is None:
         return identity
     return identity.model_copy(
@@ -79,9 +80,10 @@ class Recorded(NamedTuple):
 
 
 def record_from(
-    history: History, again: History | None, prompts: PromptSet, folder: Path, keep_unasked: bool = False
+    history: History, again: History | None, sets: Mapping[str, PromptSet], folder: Path, keep_unasked: bool = False
 ) -> list[Recorded]:
-    """Write a baseline per single cell of a recorded run; ``again`` is a repetition of it. With ``keep_unasked``,
+    """Write a baseline per single cell of a recorded run; ``again`` is a repetition of it and ``sets`` are the prompts
+    by variant. With ``keep_unasked``,
     prompts that are not sent cold to every cell may be missing and keep the rows of the record that is replaced.
 
     All rows are collected and checked before the first file is written: known right answers where the prompts have
@@ -91,15 +93,19 @@ def record_from(
     require_unarmed(history)
     if again is not None:
         _require_repetition(history, again)
-    if history.run.prompts_sha256 != prompts.sha256:
-        raise UsageError(f"{history.folder}: was recorded with other prompts than the profile has now; record anew")
     singles = [c.cell for c in history.run.cells if c.cell.startswith("single-") and c.route == "client"]
     if not singles:
         raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
     collected = {}
     kept: dict[str, int] = {}
+    known: set[str] = set()
     for cell in singles:
-        method = cell.removeprefix("single-")
+        name = CellName.of(cell)
+        method = name.lineup
+        prompts = sets.get(name.variant)
+        if prompts is None or identity_in(history, method).prompts_sha256 != prompts.sha256:
+            raise UsageError(f"{history.folder}: was recorded with other prompts than the profile has now; record anew")
+        known |= {p.id for p in prompts.prompts if p.expected is not None}
         asked = history.of(cell)
         old = _replaced(history, method, folder).baseline
         spare = old.by_prompt() if old is not None and keep_unasked else {}
@@ -114,7 +120,6 @@ def record_from(
         )
         rows = {**keep, **{r.prompt_id: r for r in fresh}}
         collected[method] = [rows[p.id] for p in prompts.prompts]
-    known = {p.id for p in prompts.prompts if p.expected is not None}
     near_tie = float((history.run.profile.get("judging") or {}).get("near_tie_nats", 0.02))
     _require_same_tokens(collected, known, near_tie)
     return [_write(history, method, rows, folder, kept[method]) for method, rows in collected.items()]
@@ -156,19 +161,19 @@ def _require_repetition(history: History, again: History) -> None:
 def _require_same_tokens(collected: Mapping[str, list[Row]], known: Collection[str], near_tie_nats: float) -> None:
     """Speculation must not change tokens, but at a near tie of the plain engine. Without the plain engine in the run
     only prompts with a known answer (``known``) can be judged."""
-    plain = {r.prompt_id: r for r in collected.get("none", [])}
     for method, rows in collected.items():
+        plain = {r.prompt_id: r for r in collected.get(CellName.of_lineup(method).plain, [])}
         for row in rows:
             reference = plain.get(row.prompt_id)
             if reference is None and row.prompt_id not in known:
                 raise UsageError(
-                    f"single-{method}: expected single-none in the same run, to see that prompt {row.prompt_id} is "
-                    "answered rightly, found none; nothing was recorded"
+                    f"single-{method}: expected {CellName.of_lineup(method).reference} in the same run, to see that "
+                    f"prompt {row.prompt_id} is answered rightly, found none; nothing was recorded"
                 )
             if reference is not None and not _agree(reference, row, near_tie_nats):
                 raise UsageError(
-                    f"single-{method}: prompt {row.prompt_id} has other tokens than single-none of the same run; a "
-                    "reference must be right, so nothing was recorded"
+                    f"single-{method}: prompt {row.prompt_id} has other tokens than the plain engine of the same run; "
+                    "a reference must be right, so nothing was recorded"
                 )
 
 

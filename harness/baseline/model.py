@@ -29,6 +29,8 @@ class Identity(Strict):
     dtype: str
     kv_dtype: str = "auto"
     max_tokens: int
+    tensor_parallel: int = 1
+    """Devices of the answering engine."""
     step_tokens: int | None
     """Token budget of an engine step: prefill in chunks changes what EAGLE3 and MTP drafters see."""
     temperature: float = 0.0

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from harness.config import REPOSITORY, describe_validation_error
+from harness.config import REPOSITORY, describe_validation_error, part_of
 from harness.errors import DataError
+from harness.matrix import CellName
 from harness.strict import Strict
 
 PUBLISHED = REPOSITORY / "baselines" / "published" / "acceptance.yaml"
@@ -72,6 +73,12 @@ def load_published(path: Path = PUBLISHED) -> tuple[Band, ...]:
         raise DataError(f"published figures {path} are not valid:\n{describe_validation_error(error)}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(f"published figures {path}: expected YAML, but it cannot be read: {error}") from error
+
+
+def published_for(bands: Iterable[Band], profile: dict[str, Any], lineup: str) -> list[Band]:
+    """Bands of the models that a recorded profile names for a lineup."""
+    name = CellName.of_lineup(lineup)
+    return matching(bands, part_of(profile, name.variant), name.method)
 
 
 def matching(bands: Iterable[Band], profile: dict[str, Any], method: str) -> list[Band]:

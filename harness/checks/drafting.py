@@ -121,9 +121,9 @@ def acceptance_single(cell: CellView) -> CheckResult:
 def acceptance_baseline(cell: CellView) -> CheckResult:
     """Accepted counts equal the recorded ones of the single engine, step for step."""
     name = "acceptance-baseline"
-    lookup = cell.evidence.baselines.get(cell.method)
+    lookup = cell.evidence.baselines.get(cell.lineup)
     if lookup is None or lookup.baseline is None:
-        reason = lookup.reason if lookup else f"the baseline of {cell.method} was not looked up"
+        reason = lookup.reason if lookup else f"the baseline of {cell.lineup} was not looked up"
         return conclude(name, cell.id, 0, [cell.finding(name, Verdict.UNKNOWN, "baseline", reason)])
     references = {r.prompt_id: r.accepted for r in lookup.baseline.rows}
     return _judge(cell, name, references, "the baseline", moved_together=_other_topology(cell))

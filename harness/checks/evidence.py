@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from harness.baseline.lookup import Lookup
-from harness.config import Judging
+from harness.config import Judging, part_of
 from harness.errors import DataError
 from harness.findings import DamageClass, Finding, Verdict
 from harness.history import COLD, CellRecord, EngineRecord, Form, History, Observation
@@ -19,7 +19,6 @@ from harness.strata import classify
 if TYPE_CHECKING:
     from harness.checks.night import RegisteredTest, Tested
 
-REFERENCE_CELL = "single-none"
 PRESSURE_SLACK = 0.1
 _SCENARIO: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 
@@ -29,7 +28,7 @@ class Evidence(NamedTuple):
 
     history: History
     baselines: Mapping[str, Lookup]
-    """By method; a missing key means that the method was not looked up."""
+    """By lineup; a missing key means that it was not looked up."""
     judging: Judging
     night: Mapping[RegisteredTest, Tested] = {}
     """Results of the registered tests, in the normal tier."""
@@ -59,7 +58,7 @@ class CellView(NamedTuple):
 
     def sibling(self, topology: str, scenario: str | None = None) -> CellView | None:
         """The view of the same method in another topology or scenario of this run, asked without a router."""
-        record = self.evidence.history.cell(CellName(topology, self.method).id)
+        record = self.evidence.history.cell(self.name.beside(topology).id)
         return CellView(self.evidence, record, scenario or self.scenario) if record is not None else None
 
     @property
@@ -67,7 +66,7 @@ class CellView(NamedTuple):
         """The scenario as the profile describes it; None for the cold one. Raises DataError when it is damaged."""
         if self.cold:
             return None
-        for raw in self.evidence.history.run.profile.get("scenarios", ()):
+        for raw in part_of(self.evidence.history.run.profile, self.name.variant).get("scenarios", ()):
             if raw.get("id") == self.scenario:
                 try:
                     return _SCENARIO.validate_python(raw)
@@ -106,6 +105,11 @@ class CellView(NamedTuple):
     @property
     def method(self) -> str:
         return self.name.method
+
+    @property
+    def lineup(self) -> str:
+        """The key of the baseline that it is judged against."""
+        return self.name.lineup
 
     @property
     def routed(self) -> bool:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from harness.acceptance import RequestCounts, real_steps, request_counts, settle_padding
 from harness.baseline.model import Baseline, Row
 from harness.baseline.summary import counts
-from harness.checks.evidence import REFERENCE_CELL, CellView
+from harness.checks.evidence import CellView
 from harness.config import Judging
 from harness.history import RESCORE
 from harness.matrix import CellName
@@ -93,7 +93,7 @@ class _Raw(NamedTuple):
 def tests_of(cell: CellName, has_single: bool, rescores: bool) -> tuple[TestName, ...]:
     """The tests that a cell registers. One place for ``plan`` and for judging."""
     out: list[TestName] = ["survival", "hard-divergence"]
-    if rescores and cell.id != REFERENCE_CELL:
+    if rescores and cell.id != cell.reference:
         out.append("rescored")
     if cell.method != "none":
         out.append("acceptance-baseline")
@@ -225,7 +225,7 @@ def cell_counts(view: CellView) -> tuple[dict[str, RequestCounts], bool]:
 
 
 def _acceptance_baseline(view: CellView, judging: Judging, alpha: float) -> _Raw:
-    baseline = _baseline(view, view.method)
+    baseline = _baseline(view, view.lineup)
     if isinstance(baseline, str):
         return _Raw(None, problem=baseline)
     k = view.record.draft_tokens
@@ -322,7 +322,7 @@ def near_tie_nats(view: CellView) -> float:
     """Top-2 gap up to which a difference is a near tie: as configured in the bitwise tier; else at least what equal
     runs of the method showed."""
     bound = view.evidence.judging.near_tie_nats
-    lookup = view.evidence.baselines.get(view.method)
+    lookup = view.evidence.baselines.get(view.lineup)
     if view.evidence.judging.tier == "bitwise" or lookup is None or lookup.baseline is None:
         return bound
     return max(bound, lookup.baseline.noise_floor_nats or 0.0)
@@ -361,11 +361,11 @@ def _parting(at: int | None, row: Row, bound: float) -> Parting:
 
 
 def _recorded_tokens(view: CellView) -> dict[str, Row] | str:
-    baseline = _baseline(view, view.method)
+    baseline = _baseline(view, view.lineup)
     if isinstance(baseline, str):
         return baseline
     if baseline.noise_floor_nats is None:
-        return f"the baseline of {view.method} has no A/A: record it with `harness baseline record --repeat 2`"
+        return f"the baseline of {view.lineup} has no A/A: record it with `harness baseline record --repeat 2`"
     return baseline.by_prompt()
 
 
@@ -394,7 +394,7 @@ def _survival(view: CellView, judging: Judging, alpha: float) -> _Raw:
 def _rescored(view: CellView, judging: Judging, alpha: float) -> _Raw:
     """Per prompt: has the output a token that the plain engine would not have said, beyond a near tie? Against the
     plain engine's own outputs of the same prompts, which differ from its prefill by rounding alone."""
-    plain = CellView(view.evidence, view.evidence.history.cell(REFERENCE_CELL) or view.record)
+    plain = CellView(view.evidence, view.evidence.history.cell(view.name.reference) or view.record)
     sides = [_wrong_when_rescored(v) for v in (plain, view)]
     keys = sorted(set(sides[0]) & set(sides[1]))
     problem = _require(len(keys), None, alpha, "re-scored outputs")
@@ -407,7 +407,7 @@ def _rescored(view: CellView, judging: Judging, alpha: float) -> _Raw:
 
 
 def _wrong_when_rescored(view: CellView) -> dict[str, bool]:
-    scores = view.evidence.history.of(REFERENCE_CELL, scenario=RESCORE)
+    scores = view.evidence.history.of(view.name.reference, scenario=RESCORE)
     bound = near_tie_nats(view)
     out = {}
     for key, o in view.answered().items():

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from harness.baseline.build import identity_in
 from harness.baseline.lookup import Limits, Lookup, look_up, unused
 from harness.checks import drafting, exchange, rescored, state, tokens, transfer
-from harness.checks.evidence import REFERENCE_CELL, CellView, Evidence
+from harness.checks.evidence import CellView, Evidence
 from harness.checks.night import RegisteredTest, TestName, run_tests
 from harness.checks.statistical import check_for, tripped
 from harness.config import Judging, Tier, describe_validation_error
@@ -46,7 +46,7 @@ def _asked(cell: CellView, other: str) -> bool:
 
 
 def _has_reference(cell: CellView) -> bool:
-    return cell.id != REFERENCE_CELL and _asked(cell, REFERENCE_CELL)
+    return cell.id != cell.name.reference and _asked(cell, cell.name.reference)
 
 
 def _has_single(cell: CellView) -> bool:

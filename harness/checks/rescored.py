@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.checks.evidence import REFERENCE_CELL, CellView
+from harness.checks.evidence import CellView
 from harness.checks.night import near_tie_nats
 from harness.findings import CheckResult, Finding, Verdict, conclude
 from harness.history import RESCORE
@@ -13,7 +13,7 @@ NAME = "rescored"
 
 def rescored(cell: CellView) -> CheckResult:
     """Each output token is what the plain engine prefers after the tokens before it, or ties with that."""
-    scores = cell.evidence.history.of(REFERENCE_CELL, scenario=RESCORE)
+    scores = cell.evidence.history.of(cell.name.reference, scenario=RESCORE)
     bound = near_tie_nats(cell)
     findings: list[Finding] = []
     judged = ties = 0
@@ -30,7 +30,7 @@ def rescored(cell: CellView) -> CheckResult:
                     NAME,
                     Verdict.UNKNOWN,
                     "nothing-tested",
-                    f"expected {REFERENCE_CELL} to re-score this output, found no score ({reason})",
+                    f"expected {cell.name.reference} to re-score this output, found no score ({reason})",
                     o,
                 )
             )
@@ -45,8 +45,8 @@ def rescored(cell: CellView) -> CheckResult:
                     NAME,
                     Verdict.REGRESSION,
                     "target-kv" if cell.handed_off or not cell.cold else "sampler",
-                    f"expected output tokens that {REFERENCE_CELL} prefers when it reads prompt and output afresh, "
-                    f"found {len(wrong)} of {len(found)} that it does not, the first at output token {at}, by "
+                    f"expected output tokens that {cell.name.reference} prefers when it reads prompt and output "
+                    f"afresh, found {len(wrong)} of {len(found)} that it does not, the first at output token {at}, by "
                     f"{found[at]:.2f} nats (a near tie is at most {bound:g})",
                     o,
                     position=at,

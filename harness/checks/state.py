@@ -358,7 +358,7 @@ def _sampled(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     if subject.temperature <= 0:
         yield Gap(subject, "expected a temperature above zero, found greedy decoding: nothing was sampled")
         return
-    lookup = cell.evidence.baselines.get("none")
+    lookup = cell.evidence.baselines.get(cell.name.plain)
     row = lookup.baseline.by_prompt().get(subject.prompt_id) if lookup is not None and lookup.baseline else None
     if row is None or row.min_top_gap is None:
         yield Gap(subject, "expected this prompt's margins in the no-speculation baseline, found none: record it anew")

@@ -13,7 +13,6 @@ from harness.checks.night import Column, RegisteredTest, Tested, TestName
 from harness.config import Judging
 from harness.decision import Change, Facts, SecondStage, decide
 from harness.findings import CheckResult, DamageClass, Finding, Verdict, conclude
-from harness.matrix import CellName
 
 _TOKENS: tuple[TestName, ...] = ("survival", "hard-divergence", "rescored")
 _YES_OR_NO: tuple[TestName, ...] = ("first-step", "hard-divergence", "rescored")
@@ -110,7 +109,7 @@ def _too_blind(tested: Tested, judging: Judging) -> bool:
 def _together(cell: CellView, name: TestName, change: Change) -> bool:
     """The other topology changed alike against the baseline, and P/D does not differ from it tonight."""
     other = "single" if cell.handed_off else "pd"
-    result = cell.evidence.night.get(RegisteredTest(CellName(other, cell.method).id, cell.scenario, name))
+    result = cell.evidence.night.get(RegisteredTest(cell.name.beside(other).id, cell.scenario, name))
     sibling = cell.sibling(other)
     if sibling is None or result is None or change_of(sibling, result)[0] != change:
         return False
@@ -249,7 +248,7 @@ def _steps_since(cell: CellView, name: TestName) -> dict[str, Any]:
     """Mean accepted drafts by step since the hand-off, of this cell and of what it is compared with."""
     ours = [s.accepted for s in cell_steps(cell).values()]
     if name == "acceptance-baseline":
-        lookup = cell.evidence.baselines.get(cell.method)
+        lookup = cell.evidence.baselines.get(cell.lineup)
         rows = lookup.baseline.by_prompt() if lookup is not None and lookup.baseline is not None else {}
         theirs = [rows[o.prompt_id].accepted for o in cell.answered().values() if o.prompt_id in rows]
     else:

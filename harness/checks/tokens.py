@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from harness.checks.evidence import REFERENCE_CELL, CellView
+from harness.checks.evidence import CellView
 from harness.decision import Facts, decide
 from harness.findings import CheckResult, DamageClass, Finding, Verdict, conclude
 from harness.history import Leg, Observation
@@ -66,7 +66,7 @@ def _final(o: Observation | None) -> Leg | None:
 def tokens_reference(cell: CellView) -> CheckResult:
     """Tokens equal those of the no-speculation single engine of the same run, in the same scenario."""
     name = "tokens-reference"
-    reference = cell.evidence.history.of(REFERENCE_CELL, scenario=cell.scenario)
+    reference = cell.evidence.history.of(cell.name.reference, scenario=cell.scenario)
     findings: list[Finding] = []
     judged = ties = 0
     for key, o in cell.answered().items():
@@ -80,7 +80,7 @@ def tokens_reference(cell: CellView) -> CheckResult:
                     name,
                     Verdict.UNKNOWN,
                     "nothing-tested",
-                    f"expected an answer of {REFERENCE_CELL} to compare with, found none",
+                    f"expected an answer of {cell.name.reference} to compare with, found none",
                     o,
                 )
             )
@@ -97,7 +97,7 @@ def tokens_reference(cell: CellView) -> CheckResult:
                 name,
                 decide(Facts(change="differ", against="tonight"))[0],
                 _damage(cell),
-                _describe(at, leg.output_ids, other.output_ids, f"{REFERENCE_CELL} of this run"),
+                _describe(at, leg.output_ids, other.output_ids, f"{cell.name.reference} of this run"),
                 o,
                 **_evidence(at, leg.output_ids, other.output_ids),
             )
@@ -117,12 +117,12 @@ def _tie_note(ties: int) -> str:
 def tokens_baseline(cell: CellView) -> CheckResult:
     """Tokens equal the recorded ones of the no-speculation single engine."""
     name = "tokens-baseline"
-    lookup = cell.evidence.baselines.get("none")
+    lookup = cell.evidence.baselines.get(cell.name.plain)
     if lookup is None or lookup.baseline is None:
         reason = lookup.reason if lookup else "the no-speculation baseline was not looked up"
         return conclude(name, cell.id, 0, [cell.finding(name, Verdict.UNKNOWN, "baseline", reason)])
     rows = lookup.baseline.by_prompt()
-    tonight = cell.evidence.history.of(REFERENCE_CELL, scenario=cell.scenario)
+    tonight = cell.evidence.history.of(cell.name.reference, scenario=cell.scenario)
     findings: list[Finding] = []
     judged = ties = 0
     for o in cell.answered().values():
@@ -161,6 +161,6 @@ def tokens_baseline(cell: CellView) -> CheckResult:
 
 def _baseline_verdict(cell: CellView, leg: Leg, reference: Leg | None) -> Verdict:
     """DRIFT when the engine moved for everyone: the no-speculation single engine of tonight gives these tokens too."""
-    same = cell.id == REFERENCE_CELL or (reference is not None and reference.output_ids == leg.output_ids)
+    same = cell.id == cell.name.reference or (reference is not None and reference.output_ids == leg.output_ids)
     # In a scenario, two cells may meet the same damage: the cold answers tell a drift from it.
     return decide(Facts(change="differ", together=cell.cold and same))[0]

@@ -86,6 +86,8 @@ def build_command(
     argv += ["--seed", "0", "--enforce-eager", "--no-enable-log-requests"]
     if engine.kv_cache_dtype != "auto":
         argv += ["--kv-cache-dtype", engine.kv_cache_dtype]
+    if engine.attention_backend is not None:
+        argv += ["--attention-backend", engine.attention_backend]
     if engine.kv_blocks is not None:
         argv += ["--num-gpu-blocks-override", str(engine.kv_blocks)]
     if engine.max_num_batched_tokens is not None:
@@ -123,6 +125,8 @@ def _variables(
         env |= _cpu_variables(engine, environment, slot)
     elif engine.device == "gpu":
         env["VLLM_BATCH_INVARIANT"] = "1"
+    if engine.model_runner is not None:
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "1" if engine.model_runner == "V2" else "0"
     if side_channel_port is not None:
         env |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,

@@ -61,7 +61,7 @@ def case_from(prepared: Prepared, target: Target, environment: EngineEnvironment
     (work,) = prepared.works
     script = script_of(prepared)
     lookups = lookups_now(prepared, environment)
-    plain, own = (lookups.get(m) for m in ("none", work.cell.method.kind))
+    plain, own = (lookups.get(m) for m in (work.cell.name.plain, work.cell.name.lineup))
     known = plain.baseline.by_prompt() if plain is not None and plain.baseline is not None else {}
     steps = own.baseline.by_prompt() if own is not None and own.baseline is not None else {}
     tokens = {p.id: _right(p, known[p.id].output_ids if p.id in known else None) for p in prepared.prompts.prompts}

@@ -11,7 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from harness.acceptance import align, by_position, real_steps
-from harness.checks.evidence import REFERENCE_CELL, CellView
+from harness.checks.evidence import CellView
 from harness.checks.state import allowed_hit
 from harness.checks.transfer import external_tokens
 from harness.findings import CheckResult, Location, Verdict
@@ -37,19 +37,19 @@ def request_of(cell: CellView, o: Observation) -> Request | None:
     if leg is None or leg.output_ids is None:
         return None
     tokens = _reference_tokens(cell, o)
-    lookup = cell.evidence.baselines.get(cell.method)
+    lookup = cell.evidence.baselines.get(cell.lineup)
     row = lookup.baseline.by_prompt().get(o.prompt_id) if lookup and lookup.baseline else None
     return Request(o, leg, tokens, row.accepted if row else ())
 
 
 def _reference_tokens(cell: CellView, o: Observation) -> tuple[int, ...]:
     """Tokens of the plain single engine of this run, or of the baseline; empty when neither has the prompt."""
-    tonight = cell.evidence.history.of(REFERENCE_CELL, scenario=cell.scenario).get(o.key)
-    lookup = cell.evidence.baselines.get("none")
+    tonight = cell.evidence.history.of(cell.name.reference, scenario=cell.scenario).get(o.key)
+    lookup = cell.evidence.baselines.get(cell.name.plain)
     row = lookup.baseline.by_prompt().get(o.prompt_id) if lookup and lookup.baseline else None
     if row is not None:
         return row.output_ids[: o.max_tokens]
-    leg = tonight.final if tonight and cell.id != REFERENCE_CELL else None
+    leg = tonight.final if tonight and cell.id != cell.name.reference else None
     return leg.output_ids or () if leg else ()
 
 

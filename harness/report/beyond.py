@@ -97,7 +97,7 @@ def _links(trend: Trend, page: Path) -> dict[int, str]:
 
 
 def _charts(trend: Trend, links: Mapping[int, str]) -> list[Chart]:
-    methods = dict.fromkeys(CellName.of(p.cell).method for p in trend.points)
+    methods = dict.fromkeys(CellName.of(p.cell).lineup for p in trend.points)
     return [over_nights(m, trend, links) for m in methods]
 
 

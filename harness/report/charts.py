@@ -59,7 +59,7 @@ def charts_of(figures: Figures) -> list[Chart]:
 
 
 def _method(cell: str) -> str:
-    return CellName.of(cell).method
+    return CellName.of(cell).lineup
 
 
 def _chart(section: str, method: str, words: str, rows: Iterable[Spec], parts: Spec) -> Chart:

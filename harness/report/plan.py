@@ -7,9 +7,11 @@ import math
 from rich.console import Console
 from rich.table import Table
 
+from harness.config import Profile
 from harness.history import COLD
 from harness.matrix import excluded_cells
 from harness.operations import Prepared
+from harness.prompts import PromptSet
 from harness.runner import group_expected_s
 from harness.sensitivity import Row, Sensitivity, sensitivity
 from harness.strata import Stratum
@@ -18,11 +20,14 @@ from harness.strata import Stratum
 def print_plan(prepared: Prepared, effect_points: float, console: Console) -> None:
     """Print the plan of a prepared run."""
     console.print(_engines(prepared))
-    console.print(_strata(prepared))
-    profile, lengths = prepared.profile, [p.tokens for p in prepared.prompts.cold]
+    profile = prepared.profile
+    for part in prepared.parts:
+        console.print(_strata(part, prepared.sets[part.variant]))
+    lengths = [p.tokens for prompts in prepared.sets.values() for p in prompts.cold]
+    texts = sum(min(p.workload.text_prompts, len(prepared.sets[p.variant].cold)) for p in prepared.parts)
     console.print(
         f"{len(lengths)} cold prompts of {min(lengths)} to {max(lengths)} tokens, "
-        f"{min(profile.workload.text_prompts, len(lengths))} of them also as text; {len(prepared.plan.cells)} cells, "
+        f"{texts} of them also as text; {len(prepared.plan.cells)} cells, "
         f"{prepared.plan.engines} engine starts, about {prepared.expected_s / 60:.1f} minutes on two cores",
         highlight=False,
     )
@@ -50,17 +55,15 @@ def _engines(prepared: Prepared) -> Table:
     return table
 
 
-def _strata(prepared: Prepared) -> Table:
-    profile = prepared.profile
+def _strata(profile: Profile, prompts: PromptSet) -> Table:
     size = profile.engine.block_size
-    table = Table(title=f"prompts ({profile.workload.prompts.name}, block size {size})", title_justify="left")
+    variant = f"{profile.variant}: " if profile.variant else ""
+    table = Table(title=f"{variant}prompts ({profile.workload.prompts.name}, block size {size})", title_justify="left")
     table.add_column("stratum")
     for method in profile.methods:
         table.add_column(method.kind, justify="right")
     for stratum in Stratum:
-        counts = [
-            sum(p.stratum_for(size, m.lookahead) is stratum for p in prepared.prompts.cold) for m in profile.methods
-        ]
+        counts = [sum(p.stratum_for(size, m.lookahead) is stratum for p in prompts.cold) for m in profile.methods]
         table.add_row(stratum.value, *map(str, counts))
     return table
 

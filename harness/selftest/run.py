@@ -143,7 +143,7 @@ class SelfTester:
             p.source,
             works,
             {c.id: setup.group.id for c in setup.group.cells},
-            p.prompts,
+            p.sets,
             self._environment,
             folder,
             folder.name,
