@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import cached_property
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -221,7 +221,7 @@ class Exclude(Strict):
     """Cells that are left out of the matrix."""
 
     cells: str
-    """A shell pattern over cell ids."""
+    """A shell pattern over cell ids, with or without their variant."""
     reason: str = Field(min_length=1)
 
 
@@ -263,13 +263,10 @@ class Profile(Strict):
     def tokenizer_folder(self) -> Path:
         return self.tokenizer or self.target
 
-    @cached_property
+    @property
     def parts(self) -> tuple[Profile, ...]:
         """One plain profile per variant; a profile without axes is its own part."""
-        if not self.axes:
-            return (self,)
-        raw = self.model_dump(mode="json")
-        return tuple(Profile.model_validate(part_of(raw, v)) for v in variants(self.axes, self.combine))
+        return _parts(self.model_dump_json()) if self.axes else (self,)
 
     def part(self, variant: str) -> Profile:
         """The plain profile of a variant. Raises UsageError when there is none of that name."""
@@ -405,6 +402,13 @@ def describe_validation_error(error: ValidationError) -> str:
             text += f", found {found!r}"
         lines.append(f"  {where}: {text}")
     return "\n".join(lines)
+
+
+@lru_cache(maxsize=16)
+def _parts(profile: str) -> tuple[Profile, ...]:
+    """Parts of a profile with axes, given as JSON."""
+    raw = json.loads(profile)
+    return tuple(Profile.model_validate(part_of(raw, v)) for v in variants(raw["axes"], raw["combine"]))
 
 
 def shipped_profile_names() -> list[str]:

@@ -69,8 +69,8 @@ def write_atomic(path: Path, text: str) -> None:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_atomic(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+def write_json(path: Path, value: Any, sort_keys: bool = True) -> None:
+    write_atomic(path, json.dumps(value, indent=2, sort_keys=sort_keys) + "\n")
 
 
 def read_json_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:

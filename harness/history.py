@@ -226,7 +226,8 @@ class HistoryWriter:
 
 
 def write_run(folder: Path, record: RunRecord) -> None:
-    write_json(folder / RUN, record.model_dump(mode="json"))
+    # The order of a profile's axes and of their values has a meaning.
+    write_json(folder / RUN, record.model_dump(mode="json"), sort_keys=False)
 
 
 def write_parquet(folder: Path, observations: Sequence[Observation]) -> None:

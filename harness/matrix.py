@@ -152,7 +152,12 @@ def all_cells(profile: Profile) -> list[Cell]:
     """Cells in running order: by variant and method, the pair before the single engine that shares it, the client's
     way before the router's."""
     cells = [c for part in profile.parts for c in _cells_of(part)]
-    return [c for c in cells if not any(fnmatch.fnmatchcase(c.id, e.cells) for e in profile.exclude)]
+    return [c for c in cells if not any(matches(c.id, e.cells) for e in profile.exclude)]
+
+
+def matches(cell_id: str, pattern: str) -> bool:
+    """Whether a shell pattern means a cell: by its whole id, or by the part that all variants share."""
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (cell_id, cell_id.partition(_VARIANT_MARK)[0]))
 
 
 def _cells_of(part: Profile) -> list[Cell]:
@@ -171,30 +176,26 @@ def select_cells(profile: Profile, patterns: Sequence[str]) -> list[Cell]:
         return cells
     known = [c.id for c in cells]
     for pattern in patterns:
-        if not fnmatch.filter(known, pattern):
+        if not any(matches(k, pattern) for k in known):
             raise UsageError(
                 f"--cell {pattern!r}: expected a pattern that matches a cell of profile {profile.name} "
                 f"({', '.join(known)}), found no match"
             )
-    return [c for c in cells if any(fnmatch.fnmatchcase(c.id, p) for p in patterns)]
+    return [c for c in cells if any(matches(c.id, p) for p in patterns)]
 
 
 def excluded_cells(profile: Profile) -> dict[str, str]:
     """Ids of the cells that the profile leaves out, with its reason."""
     left = {c.id for c in all_cells(profile)}
     whole = all_cells(profile.model_copy(update={"exclude": ()}))
-    return {
-        c.id: next(e.reason for e in profile.exclude if fnmatch.fnmatchcase(c.id, e.cells))
-        for c in whole
-        if c.id not in left
-    }
+    return {c.id: next(e.reason for e in profile.exclude if matches(c.id, e.cells)) for c in whole if c.id not in left}
 
 
 def _check_excludes(profile: Profile) -> None:
     """Raise UsageError when an exclusion matches no cell: it was misspelt, or the axis it speaks of is gone."""
     known = [c.id for c in all_cells(profile.model_copy(update={"exclude": ()}))]
     for entry in profile.exclude:
-        if not fnmatch.filter(known, entry.cells):
+        if not any(matches(k, entry.cells) for k in known):
             raise UsageError(
                 f"profile {profile.name}: exclude {entry.cells!r}: expected a pattern that matches a cell "
                 f"({', '.join(known)}), found no match"

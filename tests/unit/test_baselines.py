@@ -197,31 +197,32 @@ def prompts(lengths: list[int] = LENGTHS, use: dict[int, str] | None = None) -> 
 
 def run_of(lengths: list[int] = LENGTHS, methods: tuple[str, ...] = ("none", "eagle3"), **changes) -> History:
     made = history([observation(f"single-{m}", n) for m in methods for n in lengths])
-    ids = {m: identity(m).model_dump(mode="json") for m in methods}
+    sent = changes.get("prompts_sha256", prompts().sha256)
+    ids = {m: identity(m, prompts_sha256=sent).model_dump(mode="json") for m in methods}
     return made.model_copy(update={"run": made.run.model_copy(update={"identities": ids, **changes})})
 
 
 def test_record_writes_every_single_cell_and_says_what_is_new(tmp_path):
-    recorded = record_from(run_of(), run_of(run_id="again"), prompts(), tmp_path)
+    recorded = record_from(run_of(), run_of(run_id="again"), {"": prompts()}, tmp_path)
     assert [r.method for r in recorded] == ["none", "eagle3"]
     assert recorded[0].change == ("new: 3 prompts",)
     assert load_baseline(recorded[1].path).noise_floor_nats == 0.0
-    assert record_from(run_of(), None, prompts(), tmp_path)[1].change == ()
+    assert record_from(run_of(), None, {"": prompts()}, tmp_path)[1].change == ()
     # Without a repetition the measured noise is kept.
     assert load_baseline(recorded[1].path).noise_floor_nats == 0.0
 
 
 def test_accepting_a_matrix_run_keeps_prompts_that_it_did_not_send_cold(tmp_path):
-    record_from(run_of(), None, prompts(), tmp_path)
+    record_from(run_of(), None, {"": prompts()}, tmp_path)
     later = run_of([31, 32])
     the_set = prompts(use={40: "scenario"})
     with pytest.raises(UsageError, match="it was not asked"):
-        record_from(later, None, the_set, tmp_path)
-    recorded = record_from(later, None, the_set, tmp_path, keep_unasked=True)
+        record_from(later, None, {"": the_set}, tmp_path)
+    recorded = record_from(later, None, {"": the_set}, tmp_path, keep_unasked=True)
     assert "1 prompts that the run did not send cold keep their rows" in recorded[0].change[-1]
     assert [r.prompt_id for r in load_baseline(recorded[0].path).rows] == ["p31", "p32", "p40"]
     with pytest.raises(UsageError, match="it was not asked"):
-        record_from(later, None, prompts(), tmp_path, keep_unasked=True)
+        record_from(later, None, {"": prompts()}, tmp_path, keep_unasked=True)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ def test_accepting_a_matrix_run_keeps_prompts_that_it_did_not_send_cold(tmp_path
 )
 def test_nothing_is_recorded_from_a_run_that_is_no_reference(tmp_path, run, sentence):
     with pytest.raises(UsageError, match=sentence):
-        record_from(run, None, prompts(), tmp_path)
+        record_from(run, None, {"": prompts()}, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -246,31 +247,36 @@ def test_nothing_is_recorded_from_a_run_that_is_no_reference(tmp_path, run, sent
         (run_of(run_id="again", prompts_sha256="x"), "with other prompts"),
         (run_of(run_id="again", mutants=("M1",)), "M1 armed"),
         (
-            run_of(run_id="again", identities={"none": identity("none", dtype="bfloat16").model_dump(mode="json")}),
+            run_of(
+                run_id="again",
+                identities={"none": identity("none", dtype="bfloat16", prompts_sha256="0").model_dump(mode="json")},
+            ),
             "found another one .dtype",
         ),
     ],
 )
 def test_repetition_must_be_one(tmp_path, again, sentence):
     with pytest.raises(UsageError, match=sentence):
-        record_from(run_of(), again, prompts(), tmp_path)
+        record_from(run_of(), again, {"": prompts()}, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_speculation_alone_needs_a_known_answer(tmp_path):
     with pytest.raises(UsageError, match="expected single-none in the same run"):
-        record_from(run_of(methods=("eagle3",)), None, prompts(), tmp_path)
+        record_from(run_of(methods=("eagle3",)), None, {"": prompts()}, tmp_path)
 
 
 def test_changed_rows_do_not_keep_the_old_noise(tmp_path):
-    record_from(run_of(), run_of(run_id="again"), prompts(), tmp_path)
+    record_from(run_of(), run_of(run_id="again"), {"": prompts()}, tmp_path)
     changed = [
         change_final(o, speculation=speculation((0,) * (len(o.final.output_ids) - 1)))
         if (o.cell, o.prompt_id) == ("single-eagle3", "p32")
         else o
         for o in run_of().observations
     ]
-    path = record_from(run_of().model_copy(update={"observations": tuple(changed)}), None, prompts(), tmp_path)[1].path
+    path = record_from(run_of().model_copy(update={"observations": tuple(changed)}), None, {"": prompts()}, tmp_path)[
+        1
+    ].path
     assert [r.again is None for r in load_baseline(path).rows] == [False, True, False]
 
 
@@ -291,14 +297,14 @@ def test_speculation_that_changes_tokens_is_never_recorded(tmp_path):
         change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "single-eagle3" else o
         for o in run.observations
     ]
-    with pytest.raises(UsageError, match="other tokens than single-none"):
-        record_from(run.model_copy(update={"observations": tuple(wrong)}), None, prompts(), tmp_path)
+    with pytest.raises(UsageError, match="other tokens than the plain engine"):
+        record_from(run.model_copy(update={"observations": tuple(wrong)}), None, {"": prompts()}, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_run_is_a_reference_without_files():
     other = run_of()
-    wanted = {m: identity(m) for m in ("none", "eagle3", "mtp")}
+    wanted = {m: identity(m, prompts_sha256="0") for m in ("none", "eagle3", "mtp")}
     found_there = references_in(other, wanted)
     assert len(found_there["eagle3"].baseline.rows) == 3
     assert found_there["mtp"].baseline is None
@@ -367,7 +373,7 @@ def test_again_of_a_run_that_parts(tmp_path):
         for o in again.observations
     ]
     again = again.model_copy(update={"observations": tuple(parted)})
-    path = record_from(run_of(), again, prompts(), tmp_path)[0].path
+    path = record_from(run_of(), again, {"": prompts()}, tmp_path)[0].path
     row = load_baseline(path).rows[0]
     assert row.again is not None
     assert (row.again.divergence, row.again.gap) == (5, 9.0)

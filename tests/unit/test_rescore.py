@@ -110,7 +110,7 @@ def test_each_distinct_output_is_scored_once():
     outputs.add(observation("pd-eagle3", 40, error="broke"))
     outputs.add(observation("pd-eagle3", 40, scenario="refill"))
     outputs.add(observation("pd-eagle3", 65, form="text"))
-    assert len(outputs) == 2
+    assert outputs.count("") == 2
 
 
 def body(tables, ids=(1, 2, 3, 4)):

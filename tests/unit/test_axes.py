@@ -1,0 +1,158 @@
+"""Profiles with axes: what varies, how the combinations are called, and that each is judged by its own evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.config import Profile, load_profile, part_of
+from harness.errors import ProfileError, UsageError
+from harness.matrix import CellName, all_cells, excluded_cells, make_plan, select_cells
+from harness.operations import narrowed, prepare
+from harness.rescore import Outputs
+from tests.unit.builders import change_final, observation
+
+AXES = {
+    "runner": {"v1": {"engine": {"model_runner": "V1"}}, "v2": {"engine": {"model_runner": "V2"}}},
+    "lease": {"lease30": {"engine": {"kv_lease_s": 30}}, "lease10": {"engine": {"kv_lease_s": 10}}},
+    "plainest": {"all": {}, "few": {"methods": [{"kind": "none"}], "scenarios": []}},
+}
+
+
+def written(tmp_path: Path, **changes: object) -> str:
+    path = tmp_path / "axes.yaml"
+    path.write_text(yaml.safe_dump({"extends": "cpu", "name": "axes", "axes": AXES, **changes}, sort_keys=False))
+    return str(path)
+
+
+def test_each_varies_one_thing_at_a_time(tmp_path):
+    profile = load_profile(written(tmp_path))
+    assert [p.variant for p in profile.parts] == [
+        "v1",
+        "v1.few",
+        "v1.lease10",
+        "v2",
+        "v2.few",
+        "v2.lease10",
+    ]
+    part = profile.part("v2.lease10")
+    assert (part.engine.model_runner, part.engine.kv_lease_s, part.axes) == ("V2", 10, {})
+    assert profile.part("v1").engine.kv_lease_s == 30
+    assert [m.kind for m in profile.part("v1.few").methods] == ["none"]
+    assert profile.part("v2.few").scenarios == ()
+
+
+def test_product_is_every_combination(tmp_path):
+    profile = load_profile(written(tmp_path, combine="product"))
+    assert len(profile.parts) == 8
+    assert profile.part("v1.lease10.few").engine.kv_lease_s == 10
+
+
+def test_a_profile_that_extends_another_keeps_the_rest(tmp_path):
+    ours, cpu = load_profile(written(tmp_path)), load_profile("cpu")
+    assert ours.target == cpu.target
+    assert ours.engine.block_size == cpu.engine.block_size
+    assert ours.scenarios == cpu.scenarios
+    assert ours.name == "axes"
+
+
+def test_ids_name_the_variant_and_are_read_back(tmp_path):
+    profile = load_profile(written(tmp_path))
+    cells = all_cells(profile)
+    assert len(cells) == len({c.id for c in cells})
+    for cell in cells:
+        assert CellName.of(cell.id) == cell.name
+    name = CellName.of("pd-eagle3-router+v2.lease10")
+    assert name == CellName("pd", "eagle3", "router", "v2.lease10")
+    assert name.single == "single-eagle3+v2.lease10"
+    assert name.reference == "single-none+v2.lease10"
+    assert (name.lineup, name.plain) == ("eagle3+v2.lease10", "none+v2.lease10")
+    assert CellName.of_lineup(name.lineup).id == name.single
+
+
+def test_groups_stay_within_a_variant_and_the_plain_one_is_last(tmp_path):
+    profile = load_profile(written(tmp_path))
+    plan = make_plan(profile, all_cells(profile))
+    for group in plan.groups:
+        assert {c.variant for c in group.cells} == {group.variant}
+    for part in profile.parts:
+        mine = [g for g in plan.groups if g.variant == part.variant]
+        assert [g.rescores for g in mine] == [False] * (len(mine) - 1) + [True]
+    assert {c.id for g in plan.groups for c in g.cells} == {c.id for c in all_cells(profile)}
+
+
+def test_cells_are_chosen_and_left_out_by_variant(tmp_path):
+    reason = "vLLM refuses it"
+    excluded = [{"cells": "*-router+*", "reason": "one route is enough"}, {"cells": "*+v2.lease10", "reason": reason}]
+    profile = load_profile(written(tmp_path, exclude=excluded))
+    assert not [c for c in all_cells(profile) if c.variant == "v2.lease10" or c.routed]
+    assert excluded_cells(profile)["pd-eagle3+v2.lease10"] == reason
+    assert [c.id for c in select_cells(profile, ["*-none+v1"])] == ["pd-none+v1", "single-none+v1"]
+    with pytest.raises(UsageError, match="found no match"):
+        select_cells(profile, ["*+v3"])
+
+
+def test_one_variant_of_what_was_prepared_is_a_plain_profile(tmp_path):
+    prepared = prepare(written(tmp_path), ["*-none+v1", "*-none+v2"], ["cold"])
+    one = narrowed(prepared, "v2")
+    assert one.profile.axes == {}
+    assert one.profile.engine.model_runner == "V2"
+    assert [g.id for g in one.plan.groups] == ["pd-none+v2"]
+    assert one.requests * 2 == prepared.requests
+
+
+def test_recorded_data_of_a_variant_says_what_it_was_run_with(tmp_path):
+    raw = load_profile(written(tmp_path)).model_dump(mode="json")
+    assert part_of(raw, "v2.lease10")["engine"]["model_runner"] == "V2"
+    assert part_of(raw, "v2.lease10")["engine"]["kv_lease_s"] == 10
+    assert part_of({"target": "x"}, "") == {"target": "x"}
+
+
+def test_outputs_are_scored_by_the_plain_engine_of_their_variant():
+    outputs = Outputs()
+    outputs.add(observation("pd-eagle3+v1", 40))
+    outputs.add(observation("pd-eagle3+v2", 40))
+    outputs.add(change_final(observation("single-none+v2", 40), output_ids=(9, 9)))
+    assert (outputs.count("v1"), outputs.count("v2"), outputs.count("")) == (1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("axes", "sentence"),
+    [
+        ({"runner": {}}, "expected values by name"),
+        ({"runner": {"v1": {"judging": {"tier": "normal"}}}}, "expected settings among"),
+        ({"runner": {"a b": {}}}, "expected names of letters"),
+        ({"runner": {16: {}}}, "in quotes where YAML would read a number"),
+        ({"one": {"x": {}}, "two": {"x": {}}}, "expected names of its own"),
+        ({"runner": {"v1": {"engine": {"model_runner": "V1"}}, "v2": {}}}, "expected it to set engine.model_runner"),
+        ({"runner": {"v1": {"engine": {"model_runner": "V9"}}}}, "model_runner"),
+        ({"runner": {"ok": {}, "bad": {"engine": {"block_size": 2}}}}, "block_size"),
+        ({"models": {"here": {}, "gone": {"target": "nowhere"}}}, "expected a model folder"),
+    ],
+)
+def test_axes_that_cannot_be_expanded_are_refused_in_words(tmp_path, axes, sentence):
+    with pytest.raises(ProfileError, match=sentence):
+        load_profile(written(tmp_path, axes=axes))
+
+
+@pytest.mark.parametrize(
+    ("parent", "sentence"),
+    [("nothing", "extends: expected a shipped profile"), (3, "extends: expected the name"), ("loop.yaml", "itself")],
+)
+def test_profiles_that_extend_nothing_are_refused(tmp_path, parent, sentence):
+    path = tmp_path / "loop.yaml"
+    path.write_text(yaml.safe_dump({"extends": parent, "name": "x"}))
+    with pytest.raises(ProfileError, match=sentence):
+        load_profile(str(path))
+
+
+def test_an_unknown_variant_is_refused():
+    with pytest.raises(UsageError, match="it has no axes"):
+        load_profile("cpu").part("v2")
+
+
+def test_a_part_is_a_valid_profile_of_its_own(tmp_path):
+    for part in load_profile(written(tmp_path)).parts:
+        assert Profile.model_validate(part.model_dump(mode="json")) == part
