@@ -1,0 +1,154 @@
+"""What no schedule can beat: lower bounds of the makespan in seconds.
+
+All of them but the longest chain are one argument. Cut the inventory into equal bins (devices, nodes, or all of it) and
+say what share of a bin each item needs (an engine on one device, the engines of a job on a node, a whole job) for how long.
+A dual feasible function maps shares to shares such that whatever fitted into a bin still fits (so two items above one
+half, mapped to 1 each, cannot be in one bin at one time). One function for the share, one for the duration as a share of a
+supposed makespan C: when the sum of the products exceeds the number of bins, C is too short (Fekete and Schepers; for
+jobs that run without a break on any subset of a bin it holds because interval graphs are perfect).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.schedule.model import Device, Job, heads, tails, without
+from harness.schedule.packing import impossible
+
+Floats = NDArray[np.float64]
+_EPSILON = 1e-9
+_STEPS = 18
+"""Halvings in the search for the longest C that is proven too short."""
+_CUTS = 8
+"""Most different waits (before, after) for which jobs are looked at on their own."""
+
+
+class _Items(NamedTuple):
+    """``share`` of a bin (0 to 1] and ``seconds`` of each item, ``count`` of them alike, and how many bins there are."""
+
+    share: Floats
+    seconds: Floats
+    count: Floats
+    bins: int
+
+
+def lower_bound(jobs: Sequence[Job], devices: Sequence[Device]) -> float:
+    """Seconds that every schedule of these jobs takes at least; 0.0 without a job that fits. Raises UsageError when the
+    jobs wait for each other."""
+    left = without(jobs, impossible(jobs, devices))
+    if not left:
+        return 0.0
+    before, after = heads(left), tails(left)
+    best = max(before[j.id] + j.seconds + after[j.id] for j in left)
+    for some in _inventories(left, devices):
+        for head, tail, chosen in _windows(some[0], before, after):
+            for items in _views(chosen, some[1]):
+                best = max(best, head + tail + _too_short(items, best - head - tail))
+    return best
+
+
+def _inventories(jobs: Sequence[Job], devices: Sequence[Device]) -> Iterator[tuple[Sequence[Job], Sequence[Device]]]:
+    """All of it; then, where devices differ, the engines that need the larger ones on those."""
+    sizes = sorted({d.memory_gib for d in devices})
+    yield jobs, devices
+    for small, large in zip(sizes, sizes[1:], strict=False):
+        big = [j._replace(engines=tuple(e for e in j.engines if e.gib > small + 1e-6)) for j in jobs]
+        if any(j.engines for j in big):
+            yield [j for j in big if j.engines], [d for d in devices if d.memory_gib >= large]
+
+
+def _windows(
+    jobs: Sequence[Job], before: dict[str, float], after: dict[str, float]
+) -> Iterator[tuple[float, float, Sequence[Job]]]:
+    """Jobs that none of may start before ``head`` seconds, and after all of which ``tail`` seconds pass."""
+    seen: set[frozenset[str]] = set()
+    for head in _cuts([before[j.id] for j in jobs]):
+        for tail in _cuts([after[j.id] for j in jobs]):
+            chosen = [j for j in jobs if before[j.id] >= head and after[j.id] >= tail]
+            names = frozenset(j.id for j in chosen)
+            if chosen and names not in seen:
+                seen.add(names)
+                yield min(before[j.id] for j in chosen), min(after[j.id] for j in chosen), chosen
+
+
+def _cuts(values: Sequence[float]) -> list[float]:
+    found = sorted(set(values))
+    if len(found) <= _CUTS:
+        return found
+    return [found[round(i * (len(found) - 1) / (_CUTS - 1))] for i in range(_CUTS)]
+
+
+def _views(jobs: Sequence[Job], devices: Sequence[Device]) -> Iterator[_Items]:
+    """The jobs as items of devices, of nodes, and of the whole inventory."""
+    largest = max(d.memory_gib for d in devices)
+    total = sum(d.memory_gib for d in devices)
+    names = [d.node for d in devices]
+    widest = max(names.count(n) for n in set(names))
+    engines = [(e, j) for j in jobs for e in j.engines]
+    shares = np.array([e.gib / largest if j.share else 1.0 for e, j in engines])
+    counts = np.array([float(e.devices) for e, _ in engines])
+    seconds = np.array([j.seconds for j in jobs])
+    of_job = np.repeat(np.arange(len(jobs)), [len(j.engines) for j in jobs])
+    yield _Items(shares, seconds[of_job], counts, len(devices))
+    gib = np.bincount(of_job, weights=counts * np.array([e.gib for e, _ in engines]), minlength=len(jobs))
+    yield _Items(gib / total, seconds, np.ones(len(jobs)), 1)
+    together = np.array([j.placement == "together" for j in jobs])[of_job]
+    # Engines that may be on different nodes are items of their own.
+    key = np.where(together, of_job, len(jobs) + np.arange(len(engines)))
+    _, item = np.unique(key, return_inverse=True)
+    of_item = np.zeros(item.max() + 1)
+    of_item[item] = seconds[of_job]
+    for mapped in _maps(shares):
+        weight = counts * mapped
+        whole = np.bincount(of_job, weights=weight, minlength=len(jobs)) / len(devices)
+        yield _Items(whole, seconds, np.ones(len(jobs)), 1)
+        if len(set(names)) > 1:
+            node = np.bincount(item, weights=weight) / widest
+            yield _Items(node, of_item, np.ones(len(node)), len(set(names)))
+
+
+def _too_short(items: _Items, known: float) -> float:
+    """The longest time in seconds, above ``known``, that is proven too short for the items; ``known`` if none is."""
+    low = max(known, float(items.seconds.max()))
+    mapped = np.array(list(_maps(items.share))) * items.count
+    if not _exceeds(mapped, items, low * (1 + 1e-6) + 1e-6):
+        return known
+    low, high = low, low + 2 * float((items.share * items.count * items.seconds).sum() / items.bins) + low
+    while _exceeds(mapped, items, high):
+        low, high = high, 2 * high
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _exceeds(mapped, items, middle) else (low, middle)
+    return low
+
+
+def _exceeds(mapped: Floats, items: _Items, supposed: float) -> bool:
+    durations = np.array(list(_maps(items.seconds / supposed)))
+    return bool((mapped @ durations.T).max() > items.bins * (1 + 1e-7))
+
+
+def _maps(x: Floats) -> Iterator[Floats]:
+    """Dual feasible functions of shares. All of them rise with x, so x is taken a little smaller: an error of rounding
+    then only weakens the bound."""
+    x = np.clip(x - _EPSILON, 0.0, 1.0)
+    yield x
+    for k in range(1, 9):
+        yield np.floor((k + 1) * x) / k
+    for cut in _thresholds(x):
+        yield np.where(x > 1 - cut, 1.0, np.where(x >= cut, x, 0.0))
+        slots = np.floor(1 / cut + _EPSILON)
+        small = np.where(x >= cut, 1 / slots, 0.0)
+        yield np.where(x > 0.5, 1 - np.floor((1 - x) / cut + _EPSILON) / slots, small)
+
+
+def _thresholds(x: Floats) -> Sequence[float]:
+    """Shares up to one half at which something changes for these items."""
+    near = np.concatenate([x[(x > 0.02) & (x <= 0.5)] - _EPSILON, 1 - x[(x > 0.5) & (x < 0.98)] + 2 * _EPSILON])
+    found = np.unique(np.round(near, 9))
+    if len(found) > 12:
+        found = found[np.linspace(0, len(found) - 1, 12).round().astype(int)]
+    return [float(v) for v in found if 0 < v <= 0.5]

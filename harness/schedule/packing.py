@@ -1,0 +1,233 @@
+"""Where the engines of a job fit. Complete: what fits in any way is placed, what is refused fits in no way.
+
+Memory is counted in whole MiB, so that giving back restores exactly what was taken. An engine that shares no device takes
+all memory of it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from harness.schedule.model import Device, EnginePlace, Job, Placement, PlacementRule
+
+MIB = 1024
+Fill = Literal["first", "tight", "waste"]
+"""Which devices an engine gets where several would do: ``first`` in order, ``tight`` where the least stays free,
+``waste`` where what stays free can be filled best by engines of the same jobs."""
+
+Picks = tuple[tuple[int, ...], ...]
+"""Positions of devices for each engine of a job."""
+
+
+class Shape(NamedTuple):
+    """What placing a job depends on; jobs of one shape fit or do not fit together."""
+
+    engines: tuple[tuple[int, int], ...]
+    """(devices, MiB on each)"""
+    placement: PlacementRule
+    share: bool
+
+
+def shape_of(job: Job) -> Shape:
+    engines = tuple((e.devices, max(1, math.ceil(e.gib * MIB - 1e-6))) for e in job.engines)
+    # One engine alone is placed the same way under any rule.
+    return Shape(engines, job.placement if len(engines) > 1 else "any", job.share)
+
+
+class Packer:
+    """The devices that may be used, and the search for places on them. Holds no state of what runs: callers pass the
+    MiB that are free on each device, in the order of ``devices``."""
+
+    def __init__(self, devices: Sequence[Device], shapes: Sequence[Shape] = ()) -> None:
+        self.devices = tuple(sorted(devices, key=lambda d: (d.node, d.index, d.id)))
+        self.size = [math.floor(d.memory_gib * MIB + 1e-6) for d in self.devices]
+        names = sorted({d.node for d in self.devices})
+        self.nodes = tuple(tuple(i for i, d in enumerate(self.devices) if d.node == n) for n in names)
+        sizes = {mib for s in shapes if s.share for _, mib in s.engines}
+        self._sums = _fillable(sorted(sizes), max(self.size, default=0))
+
+    def takes(self, shape: Shape, picks: Picks) -> Iterator[tuple[int, int]]:
+        """(position, MiB) of everything that a placed shape holds."""
+        for (_, mib), positions in zip(shape.engines, picks, strict=True):
+            for position in positions:
+                yield position, (mib if shape.share else self.size[position])
+
+    def find(self, shape: Shape, free: Sequence[int], fill: Fill) -> Picks | None:
+        """Places for all engines of a shape, or None when there are none."""
+        if not self._enough(shape, free):
+            return None
+        return _Search(self, shape, list(free), fill).run()
+
+    def placement(self, job: Job, picks: Picks) -> Placement:
+        places = (
+            EnginePlace(engine.role, tuple(self.devices[p] for p in positions))
+            for engine, positions in zip(job.engines, picks, strict=True)
+        )
+        return Placement(job, tuple(places))
+
+    def room(self, position: int, free: int, share: bool) -> int:
+        """MiB that one more engine may have on a device: all or nothing for one that shares with none."""
+        return free if share or free == self.size[position] else 0
+
+    def preference(self, left: int, fill: Fill) -> tuple[int, ...]:
+        """Smaller is better, for a device on which ``left`` MiB stay free."""
+        if fill == "waste":
+            return (left - self._sums[bisect_right(self._sums, left) - 1], left)
+        return (left,) if fill == "tight" else ()
+
+    def _enough(self, shape: Shape, free: Sequence[int]) -> bool:
+        """A quick look at the inventory as a whole: necessary, not sufficient."""
+        if not shape.share:
+            left = sum(f == s > 0 for f, s in zip(free, self.size, strict=True))
+            return left >= sum(n for n, _ in shape.engines)
+        return all(sum(f >= mib for f in free) >= n for n, mib in shape.engines)
+
+
+def _fillable(sizes: Sequence[int], limit: int) -> list[int]:
+    """Every amount up to ``limit`` MiB that engines of these sizes fill exactly, ascending, with 0."""
+    sums = {0}
+    edge = {0}
+    while edge and len(sums) < 20_000:
+        edge = {s + size for s in edge for size in sizes if s + size <= limit} - sums
+        sums |= edge
+    return sorted(sums)
+
+
+class _Search:
+    """Depth first over engines (largest first), nodes and kinds of devices; devices with equal room are one kind."""
+
+    def __init__(self, packer: Packer, shape: Shape, free: list[int], fill: Fill) -> None:
+        self._packer = packer
+        self._shape = shape
+        self._free = free
+        self._fill = fill
+        engines = shape.engines
+        self._order = sorted(range(len(engines)), key=lambda i: (-engines[i][1], -engines[i][0], i))
+        self._chosen: dict[int, tuple[int, ...]] = {}
+        self._hopeless: set[tuple[object, ...]] = set()
+
+    def run(self) -> Picks | None:
+        if not self._place(0, ()):
+            return None
+        return tuple(self._chosen[i] for i in range(len(self._order)))
+
+    def _place(self, depth: int, used: tuple[int, ...]) -> bool:
+        if depth == len(self._order):
+            return True
+        state = self._state(depth, used)
+        if state in self._hopeless:
+            return False
+        engine = self._order[depth]
+        count, mib = self._shape.engines[engine]
+        seen: set[tuple[object, ...]] = set()
+        for node in self._nodes(used):
+            positions = self._packer.nodes[node]
+            kind = (node in used, *sorted((self._free[p], self._packer.size[p]) for p in positions))
+            if kind in seen:
+                continue
+            seen.add(kind)
+            for picks in self._picks(positions, count, mib):
+                before = [self._free[p] for p in picks]
+                for p in picks:
+                    self._free[p] -= mib if self._shape.share else self._free[p]
+                self._chosen[engine] = picks
+                if self._place(depth + 1, (*used, node)):
+                    return True
+                for p, value in zip(picks, before, strict=True):
+                    self._free[p] = value
+        self._hopeless.add(state)
+        return False
+
+    def _state(self, depth: int, used: tuple[int, ...]) -> tuple[object, ...]:
+        if depth < 2:
+            return (depth, used, tuple(self._free))
+        nodes = tuple(
+            (n in used, *sorted((self._free[p], self._packer.size[p]) for p in positions))
+            for n, positions in enumerate(self._packer.nodes)
+        )
+        return (depth, *sorted(nodes, key=repr))
+
+    def _nodes(self, used: tuple[int, ...]) -> Sequence[int]:
+        if used and self._shape.placement == "together":
+            return used[:1]
+        nodes = range(len(self._packer.nodes))
+        left = [n for n in nodes if n not in used] if self._shape.placement == "spread" else list(nodes)
+        if self._fill == "first":
+            return left
+        # The fullest node first; engines of one job near each other.
+        return sorted(left, key=lambda n: (n not in used, sum(self._free[p] for p in self._packer.nodes[n]), n))
+
+    def _picks(self, positions: Sequence[int], count: int, mib: int) -> Iterator[tuple[int, ...]]:
+        """Every choice of devices that is not the same as another but for the names, the best first."""
+        kinds: dict[tuple[int, int], list[int]] = {}
+        for p in positions:
+            if self._packer.room(p, self._free[p], self._shape.share) >= mib:
+                kinds.setdefault((self._free[p], self._packer.size[p]), []).append(p)
+        if sum(map(len, kinds.values())) < count:
+            return
+        left = {k: (k[0] - mib if self._shape.share else 0) for k in kinds}
+        ranked = sorted(kinds, key=lambda k: (self._packer.preference(left[k], self._fill), kinds[k][0]))
+        yield from _choices([kinds[k] for k in ranked], count)
+
+
+def _choices(kinds: Sequence[list[int]], count: int) -> Iterator[tuple[int, ...]]:
+    if count == 0:
+        yield ()
+        return
+    if not kinds or sum(map(len, kinds)) < count:
+        return
+    first, rest = kinds[0], kinds[1:]
+    for taken in range(min(count, len(first)), -1, -1):
+        for others in _choices(rest, count - taken):
+            yield (*first[:taken], *others)
+
+
+def impossible(jobs: Sequence[Job], devices: Sequence[Device]) -> dict[str, str]:
+    """Reasons, by job id, of the jobs that do not fit on these devices even when nothing else runs."""
+    packer = Packer(devices)
+    answers: dict[Shape, bool] = {}
+    refused = {}
+    for job in jobs:
+        shape = shape_of(job)
+        if shape not in answers:
+            answers[shape] = packer.find(shape, packer.size, "tight") is not None
+        if not answers[shape]:
+            refused[job.id] = _reason(job, packer)
+    return refused
+
+
+def _reason(job: Job, packer: Packer) -> str:
+    return f"expected {_wanted(job)}, found {_inventory(packer)}; {_advice(job, packer)}"
+
+
+def _wanted(job: Job) -> str:
+    engines = " and ".join(f"{e.devices} × {e.gib:g} GiB for {e.role}" for e in job.engines)
+    if len(job.engines) > 1:
+        engines += {"together": " on one node", "spread": " on different nodes", "any": ""}[job.placement]
+    return engines + ("" if job.share else ", devices shared with no other engine")
+
+
+def _inventory(packer: Packer) -> str:
+    if not packer.devices:
+        return "no device"
+    kinds: dict[str, int] = {}
+    for node in packer.nodes:
+        sizes = [packer.devices[p].memory_gib for p in node]
+        text = " + ".join(f"{sizes.count(s)} × {s:g} GiB" for s in sorted(set(sizes), reverse=True))
+        kinds[text] = kinds.get(text, 0) + 1
+    return ", ".join(f"{count} node{'s' if count > 1 else ''} with {text}" for text, count in kinds.items())
+
+
+def _advice(job: Job, packer: Packer) -> str:
+    """The first thing that stands in the way."""
+    for engine, (count, mib) in zip(job.engines, shape_of(job).engines, strict=True):
+        if mib > max(packer.size, default=0):
+            return f"give {engine.role} less memory (a larger tensor parallel size, a smaller KV pool) or larger devices"
+        if not any(sum(packer.size[p] >= mib for p in node) >= count for node in packer.nodes):
+            return f"lower the tensor parallel size of {engine.role} or use a node with more devices"
+    if job.placement == "spread" and len(packer.nodes) < len(job.engines):
+        return f"use {len(job.engines)} nodes or place the engines together"
+    return "use more devices, less memory for each engine, or run the engines of this job as jobs of their own"
