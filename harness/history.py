@@ -126,6 +126,8 @@ class EngineRecord(Strict):
 
     role: str
     group: str
+    node: str | None = None
+    """The cluster node that it ran on; None for the machine of the harness."""
     pid: int
     argv: tuple[str, ...]
     env: dict[str, str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from harness.config import EngineConfig, Method, NoSpeculation, Profile
@@ -25,11 +25,18 @@ def full_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {**base, **env}
 
 
+def url_of(host: str, port: int) -> str:
+    """The address of a server; IPv6 addresses are put in brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class ServerCommand(Protocol):
     """How to start a server: an engine or a router."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def host(self) -> str: ...
     @property
     def port(self) -> int: ...
     @property
@@ -47,6 +54,8 @@ class EngineCommand(NamedTuple):
     argv: list[str]
     env: dict[str, str]
     """The variables set on top of the scrubbed environment; recorded in run.json."""
+    host: str = LOOPBACK
+    """Where it listens."""
 
     @property
     def name(self) -> str:
@@ -71,14 +80,16 @@ def build_command(
     environment: EngineEnvironment,
     port: int,
     side_channel_port: int | None,
-    slot: int,
+    devices: Sequence[str] = (),
+    host: str = LOOPBACK,
     arming: Mapping[str, str] | None = None,
 ) -> EngineCommand:
-    """Assemble the server command. ``slot`` numbers the engines of a topology: the core or GPU that it gets;
+    """Assemble the server command. ``devices`` are the numbers of the cores, or the ids of the GPUs, that the engine
+    gets, one for each tensor-parallel rank; none leaves the choice to vLLM. ``host`` is the address that it listens on;
     ``arming`` is the environment of a mutant, when one is put in."""
     engine = profile.engine
     argv = [environment.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    argv += ["--host", LOOPBACK, "--port", str(port)]
+    argv += ["--host", host, "--port", str(port)]
     argv += ["--model", str(profile.target), "--served-model-name", MODEL_NAME]
     argv += ["--tokenizer", str(profile.tokenizer_folder)]
     argv += ["--dtype", engine.dtype, "--block-size", str(engine.block_size)]
@@ -110,26 +121,35 @@ def build_command(
         argv += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
     if engine.device == "gpu":
         argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
+    if len(devices) > 1:
+        argv += ["--tensor-parallel-size", str(len(devices))]
     argv += list(engine.extra_args)
-    variables = {**_variables(engine, environment, side_channel_port, slot), **(arming or {})}
-    return EngineCommand(role, port, side_channel_port, argv, variables)
+    variables = {**_variables(engine, environment, side_channel_port, devices, host), **(arming or {})}
+    return EngineCommand(role, port, side_channel_port, argv, variables, host)
 
 
 def _variables(
-    engine: EngineConfig, environment: EngineEnvironment, side_channel_port: int | None, slot: int
+    engine: EngineConfig,
+    environment: EngineEnvironment,
+    side_channel_port: int | None,
+    devices: Sequence[str],
+    host: str,
 ) -> dict[str, str]:
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
-    # Adds /pause, /resume, /reset_prefix_cache and /server_info, which the scenarios need; engines listen on loopback.
+    # Adds /pause, /resume, /reset_prefix_cache and /server_info, which the scenarios need; engines listen on
+    # loopback unless they are placed elsewhere.
     env["VLLM_SERVER_DEV_MODE"] = "1"
     if engine.device == "cpu":
-        env |= _cpu_variables(engine, environment, slot)
+        env |= _cpu_variables(engine, environment, devices)
     elif engine.device == "gpu":
         env["VLLM_BATCH_INVARIANT"] = "1"
+        if devices:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if engine.model_runner is not None:
         env["VLLM_USE_V2_MODEL_RUNNER"] = "1" if engine.model_runner == "V2" else "0"
     if side_channel_port is not None:
         env |= {
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
         }
         if engine.device == "cpu":
@@ -137,12 +157,11 @@ def _variables(
     return {**env, **engine.env}
 
 
-def _cpu_variables(engine: EngineConfig, environment: EngineEnvironment, slot: int) -> dict[str, str]:
-    """One core and one thread per engine: two engines that both bind all cores starve each other, and one thread
+def _cpu_variables(engine: EngineConfig, environment: EngineEnvironment, devices: Sequence[str]) -> dict[str, str]:
+    """One core and one thread per rank: two engines that both bind all cores starve each other, and one thread
     everywhere keeps the order of float additions, hence the tokens, the same in every topology."""
     env = {"VLLM_CPU_KVCACHE_SPACE": str(engine.kv_cache_gib), "OMP_NUM_THREADS": "1"}
-    cores = sorted(os.sched_getaffinity(0))
-    env["VLLM_CPU_OMP_THREADS_BIND"] = str(cores[slot]) if slot < len(cores) else "nobind"
+    env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(devices) or "nobind"
     if environment.openmp is not None:
         env["LD_PRELOAD"] = str(environment.openmp)
     return env

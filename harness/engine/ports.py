@@ -1,4 +1,4 @@
-"""Loopback ports for engines."""
+"""Ports for engines, on loopback unless said otherwise."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from harness.engine.command import LOOPBACK
 from harness.errors import EngineStartError
 
 
-def _bind(port: int) -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def _bind(port: int, host: str) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind((LOOPBACK, port))
+        sock.bind((host, port))
     except OSError:
         sock.close()
         raise
@@ -28,7 +28,7 @@ _LOWEST, _HIGHEST = 20000, 32000
 _TRIES = 400
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
     """Distinct free ports, held together while being picked. Raises EngineStartError when too few are found."""
     held: list[socket.socket] = []
     try:
@@ -36,10 +36,10 @@ def free_ports(count: int) -> list[int]:
             if len(held) == count:
                 break
             with contextlib.suppress(OSError):
-                held.append(_bind(port))
+                held.append(_bind(port, host))
         if len(held) < count:
             raise EngineStartError(
-                f"expected {count} free ports between {_LOWEST} and {_HIGHEST} on {LOOPBACK}, found {len(held)} in "
+                f"expected {count} free ports between {_LOWEST} and {_HIGHEST} on {host}, found {len(held)} in "
                 f"{_TRIES} tries; end what listens there or name --base-port"
             )
         return [s.getsockname()[1] for s in held]
@@ -48,22 +48,22 @@ def free_ports(count: int) -> list[int]:
             sock.close()
 
 
-def require_free(ports: list[int]) -> None:
+def require_free(ports: list[int], host: str = LOOPBACK) -> None:
     """Raise EngineStartError naming the first port of ``ports`` that something else listens on."""
     for port in ports:
         try:
-            _bind(port).close()
+            _bind(port, host).close()
         except OSError as error:
             raise EngineStartError(
-                f"expected port {port} on {LOOPBACK} to be free for an engine, found it in use ({error.strerror}); "
+                f"expected port {port} on {host} to be free for an engine, found it in use ({error.strerror}); "
                 "end what listens there, name another --base-port, or leave it out to take free ports"
             ) from error
 
 
-def allot(count: int, base_port: int | None) -> Iterator[int]:
+def allot(count: int, base_port: int | None, host: str = LOOPBACK) -> Iterator[int]:
     """``count`` ports: consecutive from ``base_port`` when given (each must be free), otherwise any free ones."""
     if base_port is None:
-        return iter(free_ports(count))
+        return iter(free_ports(count, host))
     ports = list(range(base_port, base_port + count))
-    require_free(ports)
+    require_free(ports, host)
     return iter(ports)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -13,23 +11,17 @@ from typing import IO
 
 import psutil
 
-from harness.engine.command import LOOPBACK, ServerCommand, full_environment
+from harness.engine.command import ServerCommand, full_environment, url_of
+from harness.engine.log import EngineLog
 from harness.errors import EngineDiedError
 
-LOG_TAIL_LINES = 8
-# A traceback's last line, behind vLLM's prefix of process and place. EngineDeadError only repeats that there was one.
-_EXCEPTION = re.compile(
-    r"^(?:\(.*?\) )?(?:ERROR [^\]]*\] )?((?!\S*EngineDeadError)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b: .*)$",
-    re.MULTILINE,
-)
 
-
-class EngineProcess:
+class EngineProcess(EngineLog):
     """A started engine and its log file."""
 
     def __init__(self, command: ServerCommand, log_path: Path) -> None:
+        super().__init__(log_path)
         self.command = command
-        self.log_path = log_path
         self.started = time.monotonic()
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log: IO[bytes] = log_path.open("ab")
@@ -51,40 +43,16 @@ class EngineProcess:
 
     @property
     def url(self) -> str:
-        return f"http://{LOOPBACK}:{self.command.port}"
+        return url_of(self.command.host, self.command.port)
 
     def alive(self) -> bool:
         return self._popen.poll() is None
-
-    def log_text(self) -> str:
-        """All that the engine has written so far."""
-        try:
-            return self.log_path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-
-    def root_error(self) -> str:
-        """The first exception that the engine logged, as `` (it logged: …)``; empty when there is none.
-
-        What a client sees of it is "EngineCore encountered an issue"; the reason stands hundreds of lines earlier.
-        """
-        found = _EXCEPTION.search(self.log_text())
-        return f" (it logged: {found.group(1)[:300]})" if found else ""
-
-    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        """Last lines of the log; of a traceback, the lines that name the error."""
-        kept = [line.rstrip() for line in self.log_text().splitlines() if line.strip()]
-        return "\n".join(f"    | {line[:300]}" for line in kept[-lines:]) or "    | (no log, or an empty one)"
 
     def require_alive(self) -> None:
         """Raise EngineDiedError, quoting the log, when the process has ended."""
         code = self._popen.poll()
         if code is not None:
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-            raise EngineDiedError(
-                f"the {self.command.name} (pid {self.pid}) ended by itself with {how}{self.root_error()}; last lines "
-                f"of {self.log_path}:\n{self.log_tail()}"
-            )
+            raise EngineDiedError(self.obituary(f"{self.command.name} (pid {self.pid})", code))
 
     def family(self) -> list[psutil.Process]:
         """The engine's processes: its children by parentage and whatever else lives in its session."""

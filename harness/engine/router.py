@@ -30,6 +30,7 @@ class RouterCommand(NamedTuple):
     argv: list[str]
     env: dict[str, str]
     name: str = "router"
+    host: str = LOOPBACK
 
 
 def program() -> Path:

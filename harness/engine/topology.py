@@ -16,11 +16,11 @@ import httpx
 from harness.config import Profile
 from harness.engine.arming import Arming, Marks, plugin_folder, unbound
 from harness.engine.client import Client, Sampling
-from harness.engine.command import LOOPBACK, MODEL_NAME, EngineCommand, Role, build_command
+from harness.engine.command import MODEL_NAME, EngineCommand, Role, build_command
 from harness.engine.environment import EngineEnvironment
 from harness.engine.exchange import Ask, Exchange, new_id, payload
-from harness.engine.ports import allot, free_ports
-from harness.engine.process import EngineProcess
+from harness.engine.place import EngineHandle, Places, local_places, roles_of
+from harness.engine.ports import free_ports
 from harness.engine.router import Router
 from harness.errors import EngineStartError, HandoffError, MutantRefusedError
 from harness.history import EngineRecord, Form, Leg, Observation
@@ -52,7 +52,9 @@ class EngineGroupSession:
         base_port: int | None = None,
         progress: Progress = lambda _: None,
         arming: Arming | None = None,
+        places: Places | None = None,
     ) -> None:
+        """``places`` says where each engine runs; None: on this machine, on loopback, from ``base_port`` on."""
         self.group = group
         self.arming = arming
         self.mutants: frozenset[str] = frozenset()
@@ -62,7 +64,9 @@ class EngineGroupSession:
         self._logs = log_folder
         self._base_port = base_port
         self._progress = progress
-        self._processes: dict[Role, EngineProcess] = {}
+        self._wanted_places = places
+        self._places: Places = {}
+        self._processes: dict[Role, EngineHandle] = {}
         self._clients: dict[Role, Client] = {}
         self._side_channels: dict[Role, int | None] = {}
         self._exchange = Exchange(self._clients, profile)
@@ -86,28 +90,34 @@ class EngineGroupSession:
         self.stop()
 
     def _commands(self) -> list[EngineCommand]:
-        roles: list[Role] = ["decode", "prefill"] if self.group.topology == "pd" else ["single"]
-        ports = allot(2 * len(roles), self._base_port)
+        """Command lines by role; ports are picked where the engines will run."""
         plugin = plugin_folder(self._environment.prefix, self._logs / "plugin") if self.arming else None
-        return [
-            build_command(
-                self.profile,
-                self.group.method_of(role),
-                role,
-                self._environment,
-                port=next(ports),
-                side_channel_port=next(ports) if role != "single" else None,
-                slot=slot,
-                arming=self.arming.environment(role, plugin) if self.arming else None,
+        commands = []
+        for role, place in self._places.items():
+            port, *side_channel = place.ports(1 if role == "single" else 2)
+            commands.append(
+                build_command(
+                    self.profile,
+                    self.group.method_of(role),
+                    role,
+                    self._environment,
+                    port=port,
+                    side_channel_port=side_channel[0] if side_channel else None,
+                    devices=place.devices,
+                    host=place.host,
+                    arming=self.arming.environment(role, plugin) if self.arming else None,
+                )
             )
-            for slot, role in enumerate(roles)
-        ]
+        return commands
 
     def _start(self) -> None:
         begun = time.monotonic()
+        self._places = self._wanted_places or local_places(
+            roles_of(self.group), self.profile.engine.device, self._base_port
+        )
         for command in self._commands():
             log = self._logs / f"{self.group.id}.{command.role}.log"
-            process = EngineProcess(command, log)
+            process = self._places[command.role].start(command, log)
             self._processes[command.role] = process
             self._side_channels[command.role] = command.side_channel_port
             self._clients[command.role] = Client(command.role, process.url, self.profile.timeouts.request)
@@ -204,7 +214,8 @@ class EngineGroupSession:
         side_channel = self._side_channels.get(role)
         if side_channel is None:
             return True
-        with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, side_channel), timeout=1):
+        address = (process.command.host, side_channel)
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=1):
             return True
         return False
 
@@ -283,6 +294,7 @@ class EngineGroupSession:
                 EngineRecord(
                     role=role,
                     group=self.group.id,
+                    node=self._places[role].node,
                     pid=process.pid,
                     argv=tuple(process.command.argv),
                     env=process.command.env,

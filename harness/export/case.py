@@ -170,7 +170,7 @@ def _engine(case: Case, environment: EngineEnvironment, role: Role, slot: int) -
         method = method.model_copy(update={"drafter": Path("<<drafter>>")})
     pair = case.cell.topology == "pd"
     command = build_command(
-        case.profile.model_copy(update=changes), method, role, environment, _PORT, _SIDE_CHANNEL if pair else None, slot
+        case.profile.model_copy(update=changes), method, role, environment, _PORT, _SIDE_CHANNEL if pair else None
     )
     argv = ["<<python>>", *command.argv[1:]]
     argv[argv.index("--port") + 1] = "<<port>>"

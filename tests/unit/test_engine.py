@@ -33,8 +33,8 @@ def commands(kind: str) -> dict[str, EngineCommand]:
     profile = load_profile("cpu")
     method = next(m for m in profile.methods if m.kind == kind)
     return {
-        role: build_command(profile, method, role, ENVIRONMENT, 1000, None if role == "single" else 1001, slot)
-        for slot, role in enumerate(("single", "prefill", "decode"))
+        role: build_command(profile, method, role, ENVIRONMENT, 1000, None if role == "single" else 1001)
+        for role in ("single", "prefill", "decode")
     }
 
 

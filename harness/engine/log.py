@@ -1,0 +1,49 @@
+"""What an engine wrote, and what of it is quoted when something goes wrong."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+LOG_TAIL_LINES = 8
+# A traceback's last line, behind vLLM's prefix of process and place. EngineDeadError only repeats that there was one.
+_EXCEPTION = re.compile(
+    r"^(?:\(.*?\) )?(?:ERROR [^\]]*\] )?((?!\S*EngineDeadError)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b: .*)$",
+    re.MULTILINE,
+)
+
+
+class EngineLog:
+    """The log file of a server."""
+
+    def __init__(self, path: Path) -> None:
+        self.log_path = path
+
+    def log_text(self) -> str:
+        """All that the engine has written so far."""
+        try:
+            return self.log_path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def root_error(self) -> str:
+        """The first exception that the engine logged, as `` (it logged: …)``; empty when there is none.
+
+        What a client sees of it is "EngineCore encountered an issue"; the reason stands hundreds of lines earlier.
+        """
+        found = _EXCEPTION.search(self.log_text())
+        return f" (it logged: {found.group(1)[:300]})" if found else ""
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+        """Last lines of the log; of a traceback, the lines that name the error."""
+        kept = [line.rstrip() for line in self.log_text().splitlines() if line.strip()]
+        return "\n".join(f"    | {line[:300]}" for line in kept[-lines:]) or "    | (no log, or an empty one)"
+
+    def obituary(self, name: str, code: int) -> str:
+        """Sentence about a server that ended by itself; ``code`` is negative for a signal."""
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return (
+            f"the {name} ended by itself with {how}{self.root_error()}; last lines of {self.log_path}:\n"
+            f"{self.log_tail()}"
+        )

@@ -1,0 +1,103 @@
+"""Where an engine runs: on this machine, or elsewhere behind the same interface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Literal, Protocol
+
+from harness.engine.command import LOOPBACK, EngineCommand, Role, ServerCommand
+from harness.engine.ports import allot
+from harness.engine.process import EngineProcess
+from harness.matrix import EngineGroup
+
+
+class EngineHandle(Protocol):
+    """A started engine, wherever it runs. ``EngineProcess`` is the one on this machine."""
+
+    log_path: Path
+    """On this machine, also when the engine is not."""
+    started: float
+    """``time.monotonic()`` of this machine when it was started."""
+
+    @property
+    def command(self) -> ServerCommand: ...
+    @property
+    def pid(self) -> int:
+        """Process id on the machine that it runs on; also the id of its session."""
+
+    @property
+    def url(self) -> str: ...
+    def alive(self) -> bool: ...
+    def require_alive(self) -> None:
+        """Raise EngineDiedError, quoting the log, when the engine has ended or cannot be reached."""
+
+    def log_text(self) -> str: ...
+    def log_tail(self) -> str: ...
+    def root_error(self) -> str: ...
+    def gather_threads(self) -> int:
+        """See ``EngineProcess.gather_threads``."""
+
+    def stop(self, grace_s: float) -> None:
+        """End the engine with all its processes; raises nothing when it is gone already."""
+
+
+class Place(Protocol):
+    """Where one engine runs."""
+
+    @property
+    def host(self) -> str:
+        """The address that it binds and that others reach it at."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Numbers of CPU cores, or ids of GPUs; empty leaves the choice to vLLM."""
+
+    @property
+    def node(self) -> str | None:
+        """Name for the record; None for this machine."""
+
+    def ports(self, count: int) -> list[int]:
+        """Distinct free ports of ``host``. Raises EngineStartError when there are none."""
+
+    def start(self, command: EngineCommand, log_path: Path) -> EngineHandle:
+        """Start the engine; its log is kept at ``log_path`` on this machine. Raises EngineStartError."""
+
+
+Places = Mapping[Role, Place]
+
+
+def roles_of(group: EngineGroup) -> tuple[Role, ...]:
+    """What each engine of a group is, in the order in which they are started."""
+    return ("decode", "prefill") if group.topology == "pd" else ("single",)
+
+
+class LocalPlace:
+    """This machine. ``ports`` is where ports are taken from, so that places that belong together share it."""
+
+    node = None
+
+    def __init__(self, devices: Sequence[str] = (), host: str = LOOPBACK, ports: Iterator[int] | None = None) -> None:
+        self.host = host
+        self.devices = tuple(devices)
+        self._ports = ports
+
+    def ports(self, count: int) -> list[int]:
+        return list(islice(self._ports if self._ports is not None else allot(count, None, self.host), count))
+
+    def start(self, command: EngineCommand, log_path: Path) -> EngineProcess:
+        return EngineProcess(command, log_path)
+
+
+def local_places(
+    roles: Sequence[Role], device: Literal["cpu", "gpu"], base_port: int | None = None
+) -> dict[Role, Place]:
+    """Places on this machine: on CPU each engine has a core of its own while there are enough, GPUs are shared.
+
+    Raises EngineStartError when ports are not free.
+    """
+    ports = allot(2 * len(roles), base_port)
+    cores = sorted(os.sched_getaffinity(0)) if device == "cpu" else []
+    return {role: LocalPlace([str(c) for c in cores[n : n + 1]], ports=ports) for n, role in enumerate(roles)}

@@ -1,0 +1,100 @@
+"""Where engines run: what a place changes in a command, and what stays as it was without one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+import pytest
+
+from harness.config import Profile, load_profile
+from harness.engine.command import EngineCommand, build_command
+from harness.engine.place import LocalPlace, local_places, roles_of
+from harness.engine.ports import free_ports, require_free
+from harness.engine.process import EngineProcess
+from harness.errors import EngineStartError
+from harness.matrix import make_plan, select_cells
+from tests.unit.test_engine import ENVIRONMENT, option
+
+HOST = "127.0.0.9"
+"""Not where engines listen unless they are told to, and an address of every Linux machine."""
+
+
+def on(profile: Profile, **place) -> EngineCommand:
+    return build_command(profile, profile.methods[0], "decode", ENVIRONMENT, 1000, 1001, **place)
+
+
+def gpu_profile() -> Profile:
+    cpu = load_profile("cpu")
+    return cpu.model_copy(update={"engine": cpu.engine.model_copy(update={"device": "gpu"})})
+
+
+def test_engine_binds_the_host_of_its_place_with_both_ports():
+    command = on(load_profile("cpu"), host=HOST)
+    assert option(command, "--host") == HOST
+    assert command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == HOST
+    assert command.host == HOST
+
+
+def test_loopback_is_the_default():
+    command = on(load_profile("cpu"))
+    assert option(command, "--host") == command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("devices", "bound", "ranks"), [((), "nobind", None), (("3",), "3", None), (("3", "5"), "3|5", "2")]
+)
+def test_cores_are_bound_one_per_rank(devices, bound, ranks):
+    command = on(load_profile("cpu"), devices=devices)
+    assert command.env["VLLM_CPU_OMP_THREADS_BIND"] == bound
+    assert "CUDA_VISIBLE_DEVICES" not in command.env
+    assert ("--tensor-parallel-size" in command.argv) == (ranks is not None)
+    if ranks is not None:
+        assert option(command, "--tensor-parallel-size") == ranks
+
+
+def test_gpus_are_the_only_ones_that_the_engine_sees():
+    command = on(gpu_profile(), devices=("2", "GPU-5e"))
+    assert command.env["CUDA_VISIBLE_DEVICES"] == "2,GPU-5e"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in command.env
+    assert option(command, "--tensor-parallel-size") == "2"
+    assert "CUDA_VISIBLE_DEVICES" not in on(gpu_profile()).env
+
+
+def test_profile_can_still_set_variables():
+    profile = load_profile("cpu")
+    profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"env": {"UCX_NET_DEVICES": "e"}})})
+    assert on(profile, host=HOST).env["UCX_NET_DEVICES"] == "e"
+
+
+def test_local_engines_have_a_core_each_and_consecutive_ports():
+    profile = load_profile("cpu")
+    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
+    base = free_ports(1)[0]
+    places = local_places(roles_of(group), "cpu", base)
+    cores = [str(c) for c in sorted(os.sched_getaffinity(0))]
+    assert list(places) == ["decode", "prefill"]
+    assert [p.ports(2) for p in places.values()] == [[base, base + 1], [base + 2, base + 3]]
+    assert [p.devices for p in places.values()] == [tuple(cores[:1]), tuple(cores[1:2])]
+    assert {p.host for p in places.values()} == {"127.0.0.1"}
+    assert {p.devices for p in local_places(["decode", "prefill"], "gpu").values()} == {()}
+
+
+def test_ports_are_looked_for_on_the_address_of_the_place():
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        require_free([port])
+        with pytest.raises(EngineStartError, match=f"port {port} on {HOST}"):
+            require_free([port], HOST)
+    assert len(set(LocalPlace(host=HOST).ports(3))) == 3
+
+
+def test_process_says_where_it_listens(tmp_path):
+    for host, url in ((HOST, f"http://{HOST}:1"), ("fd00::2", "http://[fd00::2]:1")):
+        command = EngineCommand("single", 1, None, [sys.executable, "-c", ""], {}, host)
+        started = EngineProcess(command, tmp_path / "engine.log")
+        assert started.url == url
+        started.stop(1)
