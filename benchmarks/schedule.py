@@ -53,7 +53,18 @@ def measure(gpus: int, cells: int, seed: int) -> Case:
 
 def main(mixes: int) -> int:
     table = Table(title=f"worst of {mixes} mixes each; ratios to the lower bound")
-    for column in ("GPUs", "cells", "jobs", "bound h", "ours h", "ours", "first fit", "one by one", "planning s", "rule"):
+    for column in (
+        "GPUs",
+        "cells",
+        "jobs",
+        "bound h",
+        "ours h",
+        "ours",
+        "first fit",
+        "one by one",
+        "planning s",
+        "rule",
+    ):
         table.add_column(column, justify="left" if column == "rule" else "right")
     worst = 0.0
     missed = total = 0

@@ -151,6 +151,22 @@ class Timeouts(Strict):
     stop: float = Field(default=15.0, gt=0)
 
 
+class Expected(Strict):
+    """Rough times in seconds, for plans, schedules and CI steps; nothing is judged by them. The defaults were measured
+    with the probe models on two cores."""
+
+    pair_start_s: float = Field(default=45.0, gt=0)
+    single_start_s: float = Field(default=30.0, gt=0)
+    pd_request_s: float = Field(default=0.65, gt=0)
+    single_request_s: float = Field(default=0.45, gt=0)
+
+    def start_s(self, topology: str) -> float:
+        return self.pair_start_s if topology == "pd" else self.single_start_s
+
+    def request_s(self, topology: str) -> float:
+        return self.pd_request_s if topology == "pd" else self.single_request_s
+
+
 class Workload(Strict):
     """What is sent to each cell."""
 
@@ -213,7 +229,9 @@ class Judging(Strict):
 
 Overrides = dict[str, Any]
 """Part of a profile, as far as it differs."""
-VARIABLE = frozenset({"target", "tokenizer", "topologies", "methods", "routes", "engine", "workload", "scenarios"})
+VARIABLE = frozenset(
+    {"target", "tokenizer", "topologies", "methods", "routes", "engine", "workload", "scenarios", "expected"}
+)
 """Keys of a profile that the values of an axis may set."""
 
 
@@ -253,6 +271,7 @@ class Profile(Strict):
     """States beyond cold prompts that every cell of the right topology is brought into."""
     judging: Judging = Judging()
     timeouts: Timeouts = Timeouts()
+    expected: Expected = Expected()
     share_engines: bool = True
     """Let ``single`` cells run on the decode engine of the pair with the same method, without a hand-off."""
     baselines: Path

@@ -6,14 +6,8 @@ import fnmatch
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from harness.config import ROUTES, Method, Profile, Route, TopologyName
+from harness.config import ROUTES, Expected, Method, Profile, Route, TopologyName
 from harness.errors import UsageError
-
-# Seconds, measured on two cores; estimates for `plan` and the progress line only.
-PAIR_START_S = 45.0
-SINGLE_START_S = 30.0
-REQUEST_S = {"single": 0.45, "pd": 0.65}
-
 
 _ROUTER_MARK = "-router"
 _VARIANT_MARK = "+"
@@ -112,6 +106,7 @@ class EngineGroup(NamedTuple):
     prefill_method: Method | None = None
     """What P speculates with, when that is not what D does."""
     variant: str = ""
+    expected: Expected = Expected()
 
     @property
     def name(self) -> CellName:
@@ -145,7 +140,7 @@ class Plan(NamedTuple):
 
 def start_expected_s(group: EngineGroup) -> float:
     """Rough time in seconds until a group's engines answer."""
-    return PAIR_START_S if group.topology == "pd" else SINGLE_START_S
+    return group.expected.start_s(group.topology)
 
 
 def all_cells(profile: Profile) -> list[Cell]:
@@ -214,9 +209,9 @@ def _groups_of(part: Profile, cells: Sequence[Cell]) -> Iterator[EngineGroup]:
         pair = tuple(c for c in mine if c.topology == "pd")
         single = tuple(c for c in mine if c.topology == "single")
         if pair and single and part.share_engines:
-            yield EngineGroup("pd", method, (*pair, *single), variant=part.variant)
+            yield EngineGroup("pd", method, (*pair, *single), variant=part.variant, expected=part.expected)
             continue
         if pair:
-            yield EngineGroup("pd", method, pair, variant=part.variant)
+            yield EngineGroup("pd", method, pair, variant=part.variant, expected=part.expected)
         if single:
-            yield EngineGroup("single", method, single, variant=part.variant)
+            yield EngineGroup("single", method, single, variant=part.variant, expected=part.expected)

@@ -13,6 +13,7 @@ from harness.checks.registry import baselines_for, judge, tripped_tests, unused_
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.arming import require_alone, require_known
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
+from harness.engine.executor import LocalExecutor
 from harness.engine.router import program
 from harness.errors import UsageError
 from harness.files import write_json
@@ -23,7 +24,7 @@ from harness.progress import Reporter
 from harness.prompts import PromptSet, load_prompts
 from harness.recorder import Recorder, new_run_id
 from harness.report import write_reports
-from harness.runner import Runner, expected_s, point_latest
+from harness.runner import Runner, point_latest
 from harness.scenarios.script import require_possible
 from harness.selftest.outcome import SelfTest
 from harness.summary import RunSummary, summarise_run
@@ -34,6 +35,7 @@ from harness.workload import (
     Choice,
     cell_work,
     choose_scenarios,
+    expected_s,
     spread,
     total_requests,
 )
@@ -243,7 +245,7 @@ def _record_into(
         environment,
         recorder,
         reporter,
-        base_port,
+        LocalExecutor(base_port),
         mutants,
         together,
     ).run()

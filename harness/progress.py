@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from types import TracebackType
 
@@ -18,6 +19,7 @@ class Reporter:
         self._live = self._console.is_terminal
         self._expected = expected_s
         self._done_s = 0.0
+        self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._bar = Progress(
             SpinnerColumn(),
@@ -49,7 +51,8 @@ class Reporter:
 
     def step(self, text: str, seconds: float) -> None:
         """Advance by ``seconds`` of the plan's expected time; shown on a terminal only."""
-        self._done_s += seconds
+        with self._lock:
+            self._done_s += seconds
         if self._live:
             elapsed = time.monotonic() - self._begun
             share = min(self._done_s / max(self._expected, 1.0), 1.0)

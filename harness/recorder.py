@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -56,7 +57,7 @@ def _identities(
 
 
 class Recorder:
-    """The record of one run while it grows."""
+    """The record of one run while it grows. Groups of engines that run at the same time share it."""
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class Recorder:
         rescore: bool = False,
     ) -> None:
         self.outputs = Outputs()
+        self._lock = threading.RLock()
         self.folder = folder
         self._begun = time.monotonic()
         self._stop_seconds = 0.0
@@ -112,28 +114,33 @@ class Recorder:
         write_run(folder, self.record)
 
     def append(self, observation: Observation) -> None:
-        self._writer.append(observation)
-        self.outputs.add(observation)
+        with self._lock:
+            self._writer.append(observation)
+            self.outputs.add(observation)
 
     def engines(self, records: Iterable[EngineRecord]) -> None:
-        self._update(engines=(*self.record.engines, *records))
+        with self._lock:
+            self._update(engines=(*self.record.engines, *records))
 
     def stopped(self, seconds: float) -> None:
         """Add time that engines took to end."""
-        self._stop_seconds += seconds
+        with self._lock:
+            self._stop_seconds += seconds
 
     def cell(self, cell_id: str) -> CellRecord:
         return next(c for c in self.record.cells if c.cell == cell_id)
 
     def set_cell(self, cell_id: str, **changes: Any) -> None:
-        cells = tuple(c.model_copy(update=changes) if c.cell == cell_id else c for c in self.record.cells)
-        self._update(cells=cells)
+        with self._lock:
+            cells = tuple(c.model_copy(update=changes) if c.cell == cell_id else c for c in self.record.cells)
+            self._update(cells=cells)
 
     def fail_pending(self, cells: Iterable[str], state: str, reason: str) -> None:
         """Mark the cells that are not complete."""
-        for cell_id in cells:
-            if self.cell(cell_id).state == "pending":
-                self.set_cell(cell_id, state=state, reason=reason)
+        with self._lock:
+            for cell_id in cells:
+                if self.cell(cell_id).state == "pending":
+                    self.set_cell(cell_id, state=state, reason=reason)
 
     def interrupted(self) -> None:
         self._update(interrupted=True)
@@ -152,7 +159,8 @@ class Recorder:
                 "engine_start": round(start, 3),
                 "requests": round(requests, 3),
                 "engine_stop": round(self._stop_seconds, 3),
-                "own": round(total - start - requests - self._stop_seconds, 3),
+                # Groups that ran at the same time have more seconds than the clock.
+                "own": round(max(0.0, total - start - requests - self._stop_seconds), 3),
             },
         )
         history = load_history(self.folder)

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness.config import NoSpeculation, Profile
 from harness.engine.arming import Arming
 from harness.engine.environment import EngineEnvironment
+from harness.engine.executor import Executor, LocalExecutor
 from harness.engine.topology import EngineGroupSession
-from harness.errors import InfrastructureError
+from harness.errors import EngineStartError, InfrastructureError
 from harness.history import History
-from harness.matrix import REQUEST_S, EngineGroup, Plan, start_expected_s
+from harness.matrix import EngineGroup, Plan, start_expected_s
 from harness.progress import Reporter
 from harness.recorder import Recorder
-from harness.workload import CellWork, perform
+from harness.schedule.model import Placement
+from harness.schedule.planning import one_by_one, planned
+from harness.schedule.scheduler import Scheduler
+from harness.slots import Inventory, Memory, describe, jobs_of
+from harness.workload import CellWork, expected_s, group_expected_s, perform
+
+__all__ = ["Runner", "armed", "expected_s", "group_expected_s", "point_latest", "rescore", "run_cell"]
 
 
 class Runner:
-    """Executes the groups of a plan one after the other; a group that fails leaves its cells UNKNOWN."""
+    """Executes the groups of a plan, as many at a time as there are devices for, each in a thread of its own. A group
+    that fails leaves its cells UNKNOWN, and the others go on."""
 
     def __init__(
         self,
@@ -30,32 +42,93 @@ class Runner:
         environment: EngineEnvironment,
         recorder: Recorder,
         reporter: Reporter,
-        base_port: int | None = None,
+        executor: Executor | None = None,
         mutants: Sequence[str] = (),
         together: bool = False,
     ) -> None:
+        self._executor = executor or LocalExecutor()
         self._mutants = tuple(mutants)
         self._together = together
         self._profile = profile
+        self._groups = {g.id: g for g in plan.groups}
         self._plan = plan
         self._works = {w.cell.id: w for w in works}
         self._environment = environment
         self._recorder = recorder
         self._reporter = reporter
-        self._base_port = base_port
+        self._lock = threading.Lock()
+        self._sessions: set[EngineGroupSession] = set()
+        self._on: Counter[str] = Counter()
+        """Groups of engines on each device."""
+        self._ending = False
 
     def run(self) -> History:
         """KeyboardInterrupt ends the engines, keeps what was recorded and returns the history, marked as
         interrupted."""
+        inventory = self._executor.inventory(self._profile)
+        for note in inventory.notes:
+            self._reporter.line(note)
+        works = list(self._works.values())
+        jobs = jobs_of(self._plan, works, self._profile, inventory, self._recorder.record.rescore)
+        policy = one_by_one if self._executor.at_once == 1 else planned
+        scheduler = policy(jobs, inventory.devices)
+        self._give_up(scheduler.refused)
         try:
-            for group in self._plan.groups:
-                self._run_group(group)
+            self._work(scheduler, inventory)
         except KeyboardInterrupt:
             self._reporter.line("interrupted: engines are gone, recorded observations are kept")
             self._recorder.interrupted()
         return self._recorder.finish()
 
-    def _run_group(self, group: EngineGroup) -> None:
+    def _work(self, scheduler: Scheduler, inventory: Inventory) -> None:
+        memory = Memory(inventory)
+        running: dict[Future[dict[str, str]], Placement] = {}
+        with ThreadPoolExecutor(max(1, len(self._groups))) as pool:
+            try:
+                while True:
+                    for placement in scheduler.start_next():
+                        running[pool.submit(self._job, placement, inventory, memory)] = placement
+                    if not running:
+                        return
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        placement = running.pop(future)
+                        for device, reason in future.result().items():
+                            self._reporter.line(f"{device} is not used again: {reason}")
+                            self._give_up(scheduler.quarantine(device, reason).refused)
+                        scheduler.done(placement.job.id)
+            except BaseException:
+                self._end_engines()
+                raise
+
+    def _job(self, placement: Placement, inventory: Inventory, memory: Memory) -> dict[str, str]:
+        """Run a group of engines from start to end; returns devices that cannot be used again, with the reason."""
+        with self._lock:
+            self._on.update(placement.devices)
+        try:
+            if words := describe(placement, inventory):
+                self._reporter.line(words)
+            self._run_group(self._groups[placement.job.id], placement)
+        finally:
+            with self._lock:
+                self._on.subtract(placement.devices)
+                empty = [d for d in placement.devices if not self._on[d]]
+        return {d: reason for d in empty if not self._ending and (reason := memory.kept(d))}
+
+    def _give_up(self, refused: Mapping[str, str]) -> None:
+        """Mark the cells of groups that fit nowhere."""
+        for group_id, reason in refused.items():
+            self._reporter.line(f"{group_id}: UNKNOWN: {reason}")
+            self._recorder.fail_pending([c.id for c in self._groups[group_id].cells], "failed", reason)
+
+    def _end_engines(self) -> None:
+        """End all engines now; the threads that use them find them gone."""
+        with self._lock:
+            self._ending = True
+            sessions = list(self._sessions)
+        for session in sessions:
+            session.end_engines()
+
+    def _run_group(self, group: EngineGroup, placement: Placement) -> None:
         begun = time.monotonic()
         recorder = self._recorder
         first = group.cells[0].id
@@ -63,15 +136,20 @@ class Runner:
         profile = self._profile.part(group.variant)
         group, arming = armed(group, profile, self._mutants, folder, self._together)
         try:
-            with EngineGroupSession(
-                group,
-                profile,
-                self._environment,
-                recorder.folder / "logs",
-                self._base_port,
-                self._reporter.line,
-                arming,
-            ) as session:
+            with (
+                self._executor.places(group, profile, self._environment, placement) as places,
+                self._known(
+                    EngineGroupSession(
+                        group,
+                        profile,
+                        self._environment,
+                        recorder.folder / "logs",
+                        progress=self._reporter.line,
+                        arming=arming,
+                        places=places,
+                    )
+                ) as session,
+            ):
                 session.switch(*self._mutants)
                 recorder.engines(session.records())
                 recorder.set_cell(first, start_seconds=round(session.ready_seconds, 3))
@@ -83,10 +161,26 @@ class Runner:
                 stopping = time.monotonic()
             recorder.stopped(time.monotonic() - stopping)
         except InfrastructureError as error:
+            if self._ending:
+                return
             self._reporter.line(f"{group.id}: UNKNOWN: {error}")
             recorder.fail_pending([c.id for c in group.cells], "failed", str(error))
             if recorder.cell(first).start_seconds == 0.0:
                 recorder.set_cell(first, start_seconds=round(time.monotonic() - begun, 3))
+
+    @contextmanager
+    def _known(self, session: EngineGroupSession) -> Iterator[EngineGroupSession]:
+        """The session, started, and ended with the others when the run is interrupted."""
+        with self._lock:
+            if self._ending:
+                raise EngineStartError(f"{session.group.id}: not started, because the run is ending")
+            self._sessions.add(session)
+        try:
+            with session:
+                yield session
+        finally:
+            with self._lock:
+                self._sessions.discard(session)
 
 
 def armed(
@@ -115,7 +209,8 @@ def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, re
         end = observation.started_at + sum(leg.seconds for leg in observation.legs)
         waited += max(0.0, end - max(observation.started_at, busy_until))
         busy_until = max(busy_until, end)
-        reporter.step(f"{work.cell.id} {observation.scenario} {done}/{work.requests}", REQUEST_S[work.cell.topology])
+        step = session.group.expected.request_s(work.cell.topology)
+        reporter.step(f"{work.cell.id} {observation.scenario} {done}/{work.requests}", step)
     spent = time.monotonic() - begun
     recorder.set_cell(
         work.cell.id, state="complete", request_seconds=round(min(waited, spent), 3), seconds=round(spent, 3)
@@ -130,17 +225,6 @@ def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter)
     for observation in list(recorder.outputs.requests(session)):
         recorder.append(observation)
     reporter.line(f"{count} distinct outputs re-scored in {time.monotonic() - begun:.1f} s")
-
-
-def expected_s(plan: Plan, works: Sequence[CellWork]) -> float:
-    """Rough wall time in seconds."""
-    return sum(group_expected_s(g, works) for g in plan.groups)
-
-
-def group_expected_s(group: EngineGroup, works: Sequence[CellWork]) -> float:
-    """Rough wall time of one group of engines in seconds."""
-    mine = [w for w in works if w.cell in group.cells]
-    return start_expected_s(group) + sum(REQUEST_S[w.cell.topology] * w.requests for w in mine)
 
 
 def point_latest(folder: Path, name: str = "latest") -> None:

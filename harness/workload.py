@@ -11,7 +11,7 @@ from harness.config import Profile
 from harness.engine.topology import EngineGroupSession
 from harness.errors import UsageError
 from harness.history import COLD, Form, Observation
-from harness.matrix import Cell
+from harness.matrix import Cell, EngineGroup, Plan, start_expected_s
 from harness.prompts import Prompt, PromptSet
 from harness.scenarios.play import Player
 from harness.scenarios.script import Script, scripts
@@ -131,6 +131,17 @@ def perform(session: EngineGroupSession, work: CellWork) -> Iterator[Observation
         for observation in player.play(script, sequence):
             yield observation
             sequence += 1
+
+
+def expected_s(plan: Plan, works: Sequence[CellWork]) -> float:
+    """Rough wall time in seconds."""
+    return sum(group_expected_s(g, works) for g in plan.groups)
+
+
+def group_expected_s(group: EngineGroup, works: Sequence[CellWork]) -> float:
+    """Rough wall time of one group of engines in seconds."""
+    mine = [w for w in works if w.cell in group.cells]
+    return start_expected_s(group) + sum(group.expected.request_s(w.cell.topology) * w.requests for w in mine)
 
 
 def total_requests(works: Iterable[CellWork]) -> int:

@@ -267,6 +267,11 @@ class EngineGroupSession:
                 self._progress(f"{self.group.id}: NIXL handshake attempt {attempt} failed, trying again")
                 time.sleep(_HANDSHAKE_PAUSE_S)
 
+    def end_engines(self) -> None:
+        """End the engines from another thread; the one that uses them finds them gone, and leaves the context."""
+        for process in list(self._processes.values()):
+            process.stop(self.profile.timeouts.stop)
+
     def stop(self) -> None:
         """End the engines. They are told at the same time; one that ignores TERM is killed after the grace time."""
         for client in (*self._clients.values(), *self._exchange.routers.values()):

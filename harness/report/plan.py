@@ -12,9 +12,9 @@ from harness.history import COLD
 from harness.matrix import excluded_cells
 from harness.operations import Prepared
 from harness.prompts import PromptSet
-from harness.runner import group_expected_s
 from harness.sensitivity import Row, Sensitivity, sensitivity
 from harness.strata import Stratum
+from harness.workload import group_expected_s
 
 
 def print_plan(prepared: Prepared, effect_points: float, console: Console) -> None:

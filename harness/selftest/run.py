@@ -19,7 +19,7 @@ from harness.errors import (
     MutantRefusedError,
 )
 from harness.findings import Judgement, Verdict
-from harness.matrix import REQUEST_S, start_expected_s
+from harness.matrix import start_expected_s
 from harness.operations import Prepared, judge_and_report
 from harness.progress import Reporter
 from harness.recorder import Recorder
@@ -291,5 +291,7 @@ def forecast_s(setups: Sequence[Setup], prepared: Prepared) -> float:
         works = [w for t in setup.trials for w in trial_works(t, prepared.profile, prepared.prompts, setup.group.cells)]
         if setup.controlled:
             works += setup.control
-        total += start_expected_s(setup.group) + sum(REQUEST_S[w.cell.topology] * w.requests for w in works)
+        total += start_expected_s(setup.group) + sum(
+            setup.group.expected.request_s(w.cell.topology) * w.requests for w in works
+        )
     return total
