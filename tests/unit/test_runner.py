@@ -1,0 +1,211 @@
+"""The runner on slots, with fake engines: what runs at the same time, what waits, and what a failure costs."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import harness.runner
+from harness.engine.environment import EngineEnvironment
+from harness.errors import EngineDiedError
+from harness.history import History
+from harness.operations import Prepared, prepare, prepared_recorder
+from harness.progress import Reporter
+from harness.runner import Runner
+from harness.schedule.model import Device, Placement
+from harness.slots import Inventory, Memory, cpu_inventory, jobs_of
+
+ENVIRONMENT = EngineEnvironment(
+    executable="python", python="3.11", prefix="/", vllm="0.32.0", vllm_build="cpu", torch=None, transformers=None, nixl="1"
+)
+
+
+class FakeSession:
+    """Stands for running engines: it answers nothing and notes when it was up."""
+
+    up: Counter[str] = Counter()
+    most: int = 0
+    order: list[str] = []  # noqa: RUF012
+    broken: frozenset[str] = frozenset()
+    seconds: float = 0.05
+    ready_seconds = 1.0
+    lock = threading.Lock()
+
+    def __init__(self, group, profile, *_args, places, **_kwargs):
+        self.group, self.profile, self.places = group, profile, places
+        self.gone = threading.Event()
+
+    @classmethod
+    def reset(cls, broken: frozenset[str] = frozenset(), seconds: float = 0.05) -> None:
+        cls.up, cls.most, cls.order, cls.broken, cls.seconds = Counter(), 0, [], broken, seconds
+
+    def __enter__(self):
+        with self.lock:
+            for place in self.places.values():
+                for device in place.devices:
+                    self.up[device] += 1
+                    assert self.up[device] == 1, f"two engines on core {device}"
+            FakeSession.order.append(self.group.id)
+            FakeSession.most = max(FakeSession.most, sum(self.up.values()))
+        if self.group.id in self.broken:
+            self.__exit__()
+            raise EngineDiedError(f"{self.group.id} broke on purpose")
+        return self
+
+    def __exit__(self, *_):
+        with self.lock:
+            for place in self.places.values():
+                self.up.subtract(place.devices)
+
+    def end_engines(self):
+        self.gone.set()
+
+    def switch(self, *_):
+        pass
+
+    def records(self):
+        return []
+
+
+def fake_cell(session, work, recorder, _reporter):
+    """Stands for sending a cell's requests."""
+    if session.gone.wait(session.seconds):
+        raise EngineDiedError("the engine is gone")
+    recorder.set_cell(work.cell.id, state="complete")
+
+
+class FakeExecutor:
+    """Cores that this machine may not have."""
+
+    at_once = None
+
+    def __init__(self, cores: int) -> None:
+        self.cores = cores
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def inventory(self, _profile):
+        devices = tuple(Device(f"core-{n}", "localhost", 4.0, n) for n in range(self.cores))
+        self.found = Inventory(devices, {d.id: str(d.index) for d in devices}, shared=False)
+        return self.found
+
+    @contextlib.contextmanager
+    def places(self, _group, _profile, _environment, placement: Placement) -> Iterator[dict]:
+        from harness.slots import local_places
+
+        yield local_places(self.found, placement, None)
+
+
+@pytest.fixture(autouse=True)
+def no_engines(monkeypatch):
+    monkeypatch.setattr(harness.runner, "EngineGroupSession", FakeSession)
+    monkeypatch.setattr(harness.runner, "run_cell", fake_cell)
+    monkeypatch.setattr(harness.runner, "rescore", lambda *_: None)
+    FakeSession.reset()
+
+
+def axes(tmp_path: Path, **changes: object) -> str:
+    path = tmp_path / "axes.yaml"
+    values = {f"v{n}": {"engine": {"kv_lease_s": 10 + n}} for n in range(3)}
+    path.write_text(yaml.safe_dump({"extends": "cpu", "name": "axes", "axes": {"lease": values}, **changes}))
+    return str(path)
+
+
+def run(prepared: Prepared, folder: Path, executor: FakeExecutor) -> History:
+    recorder = prepared_recorder(prepared, ENVIRONMENT, folder)
+    return Runner(
+        prepared.profile, prepared.plan, prepared.works, ENVIRONMENT, recorder, Reporter(1.0), executor
+    ).run()
+
+
+def states(history: History) -> Counter[str]:
+    return Counter(c.state for c in history.run.cells)
+
+
+def test_two_cores_run_one_pair_at_a_time(tmp_path):
+    history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(2))
+    assert states(history) == {"complete": 12}
+    assert FakeSession.most == 2
+    assert FakeSession.order[-1] == "pd-none"
+
+
+def test_many_cores_run_many_pairs_and_the_plain_ones_after_the_others(tmp_path):
+    history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(12))
+    assert states(history) == {"complete": 36}
+    assert FakeSession.most > 2
+    for variant in ("v0", "v1", "v2"):
+        mine = [g for g in FakeSession.order if g.endswith(f"+{variant}")]
+        assert mine[-1] == f"pd-none+{variant}"
+        assert len(mine) == 4
+
+
+def test_single_engines_of_different_methods_run_side_by_side(tmp_path):
+    history = run(prepare("cpu", ["single-*"]), tmp_path / "run", FakeExecutor(2))
+    assert states(history) == {"complete": 4}
+    assert FakeSession.most == 2
+
+
+def test_a_group_that_fails_costs_its_own_cells_only(tmp_path):
+    FakeSession.reset(broken=frozenset({"pd-mtp"}))
+    history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(4))
+    assert states(history) == {"complete": 9, "failed": 3}
+    record = history.cell("pd-mtp")
+    assert record is not None
+    assert record.reason == "pd-mtp broke on purpose"
+
+
+def test_what_fits_nowhere_is_said_before_anything_starts_and_the_rest_runs(tmp_path):
+    wide = {"few": {"engine": {"tensor_parallel": {"prefill": 1}}}, "wide": {"engine": {"tensor_parallel": {"prefill": 4}}}}
+    prepared = prepare(axes(tmp_path, axes={"tp": wide}), ["*-none", "*-eagle3"])
+    history = run(prepared, tmp_path / "run", FakeExecutor(2))
+    assert set(FakeSession.order) == {"pd-none+few", "pd-eagle3+few"}
+    record = history.cell("pd-eagle3+wide")
+    assert record is not None
+    assert record.state == "failed"
+    assert "expected" in str(record.reason)
+    assert states(history)["complete"] == 4
+
+
+def test_interrupt_ends_engines_of_all_threads_and_keeps_what_is_complete(tmp_path):
+    FakeSession.reset(seconds=20.0)
+    timer = threading.Timer(0.5, _thread.interrupt_main)
+    begun = time.monotonic()
+    timer.start()
+    history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(6))
+    assert time.monotonic() - begun < 10
+    assert history.run.interrupted
+    assert states(history) == {"interrupted": 36}
+    assert not +FakeSession.up
+
+
+def test_a_device_that_keeps_its_memory_is_not_used_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(Memory, "kept", lambda _self, device: "12 GiB are still held" if device == "core-0" else "")
+    history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(2))
+    assert len(FakeSession.order) == 1
+    assert states(history) == {"complete": 3, "failed": 9}
+    assert any("12 GiB are still held" in str(c.reason) for c in history.run.cells)
+
+
+def test_jobs_say_what_engines_need():
+    prepared = prepare("cpu", [])
+    inventory = cpu_inventory(prepared.profile)
+    assert len(inventory.devices) >= 2
+    jobs = {j.id: j for j in jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, rescore=True)}
+    assert [e.role for e in jobs["pd-eagle3"].engines] == ["decode", "prefill"]
+    assert set(jobs["pd-none"].after) == {"pd-eagle3", "pd-dflash", "pd-mtp"}
+    assert jobs["pd-eagle3"].after == ()
+    assert not jobs["pd-eagle3"].share
+    alone = jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, rescore=False)
+    assert all(j.after == () for j in alone)
