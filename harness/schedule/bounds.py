@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linprog
 
 from harness.schedule.model import Device, Job, heads, tails, without
 from harness.schedule.packing import impossible
@@ -23,6 +24,8 @@ Floats = NDArray[np.float64]
 _EPSILON = 1e-9
 _STEPS = 18
 """Halvings in the search for the longest C that is proven too short."""
+_WAYS = 2_000
+"""Most ways to fill a device that are looked at."""
 _CUTS = 8
 """Most different waits (before, after) for which jobs are looked at on their own."""
 
@@ -102,13 +105,50 @@ def _views(jobs: Sequence[Job], devices: Sequence[Device]) -> Iterator[_Items]:
     _, item = np.unique(key, return_inverse=True)
     of_item = np.zeros(item.max() + 1)
     of_item[item] = seconds[of_job]
-    for mapped in _maps(shares):
+    priced = _prices(shares, counts * seconds[of_job])
+    if priced is not None:
+        yield _Items(priced, seconds[of_job], counts, len(devices))
+    for mapped in _maps(shares) if priced is None else [priced, *_maps(shares)]:
         weight = counts * mapped
         whole = np.bincount(of_job, weights=weight, minlength=len(jobs)) / len(devices)
         yield _Items(whole, seconds, np.ones(len(jobs)), 1)
         if len(set(names)) > 1:
             node = np.bincount(item, weights=weight) / widest
             yield _Items(node, of_item, np.ones(len(node)), len(set(names)))
+
+
+def _prices(shares: Floats, amounts: Floats) -> Floats | None:
+    """The dual feasible function that is best for these shares in these amounts (device-seconds): prices of the linear
+    programme that covers the amounts with ways to fill a device. None where there are too many ways."""
+    kinds, of_item = np.unique(np.round(shares, 6), return_inverse=True)
+    ways = _ways(tuple(np.maximum(kinds - 1e-6, 1e-6)))
+    if ways is None:
+        return None
+    worth = np.bincount(of_item, weights=amounts)
+    found = linprog(-worth / worth.max(), A_ub=ways, b_ub=np.ones(len(ways)), bounds=(0, 1), method="highs")
+    if found.x is None:
+        return None
+    prices = found.x / max(1.0, float((ways @ found.x).max()))
+    return prices[of_item]
+
+
+def _ways(kinds: Sequence[float]) -> Floats | None:
+    """How many of each kind (ascending shares) are in each full device; None where there are more than ``_WAYS``."""
+    full: list[tuple[int, ...]] = []
+
+    def fill(place: int, left: float, taken: tuple[int, ...]) -> None:
+        if len(full) > _WAYS:
+            return
+        if place < 0:
+            full.append(taken)
+            return
+        most = int(left / kinds[place])
+        # Whatever fits at last is put in: a device with room left says no more.
+        for count in range(most, -1 if place else most - 1, -1):
+            fill(place - 1, left - count * kinds[place], (count, *taken))
+
+    fill(len(kinds) - 1, 1.0, ())
+    return np.array(full, dtype=float) if len(full) <= _WAYS else None
 
 
 def _too_short(items: _Items, known: float) -> float:

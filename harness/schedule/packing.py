@@ -18,6 +18,9 @@ Fill = Literal["first", "tight", "waste"]
 """Which devices an engine gets where several would do: ``first`` in order, ``tight`` where the least stays free,
 ``waste`` where what stays free can be filled best by engines of the same jobs."""
 
+_KEPT = 200_000
+"""Most answers that a packer keeps."""
+
 Picks = tuple[tuple[int, ...], ...]
 """Positions of devices for each engine of a job."""
 
@@ -48,6 +51,7 @@ class Packer:
         self.nodes = tuple(tuple(i for i, d in enumerate(self.devices) if d.node == n) for n in names)
         sizes = {mib for s in shapes if s.share for _, mib in s.engines}
         self._sums = _fillable(sorted(sizes), max(self.size, default=0))
+        self._found: dict[tuple[Shape, Fill, tuple[int, ...]], Picks | None] = {}
 
     def takes(self, shape: Shape, picks: Picks) -> Iterator[tuple[int, int]]:
         """(position, MiB) of everything that a placed shape holds."""
@@ -56,10 +60,16 @@ class Packer:
                 yield position, (mib if shape.share else self.size[position])
 
     def find(self, shape: Shape, free: Sequence[int], fill: Fill) -> Picks | None:
-        """Places for all engines of a shape, or None when there are none."""
+        """Places for all engines of a shape, or None when there are none. Answers are kept: trying rules asks the same
+        question again and again."""
         if not self._enough(shape, free):
             return None
-        return _Search(self, shape, list(free), fill).run()
+        key = (shape, fill, tuple(free))
+        if key not in self._found:
+            if len(self._found) >= _KEPT:
+                self._found.clear()
+            self._found[key] = _Search(self, shape, list(free), fill).run()
+        return self._found[key]
 
     def placement(self, job: Job, picks: Picks) -> Placement:
         places = (
@@ -67,10 +77,6 @@ class Packer:
             for engine, positions in zip(job.engines, picks, strict=True)
         )
         return Placement(job, tuple(places))
-
-    def room(self, position: int, free: int, share: bool) -> int:
-        """MiB that one more engine may have on a device: all or nothing for one that shares with none."""
-        return free if share or free == self.size[position] else 0
 
     def preference(self, left: int, fill: Fill) -> tuple[int, ...]:
         """Smaller is better, for a device on which ``left`` MiB stay free."""
@@ -83,7 +89,8 @@ class Packer:
         if not shape.share:
             left = sum(f == s > 0 for f, s in zip(free, self.size, strict=True))
             return left >= sum(n for n, _ in shape.engines)
-        return all(sum(f >= mib for f in free) >= n for n, mib in shape.engines)
+        ranked = sorted(free, reverse=True)
+        return all(n <= len(ranked) and ranked[n - 1] >= mib for n, mib in shape.engines)
 
 
 def _fillable(sizes: Sequence[int], limit: int) -> list[int]:
@@ -117,18 +124,21 @@ class _Search:
     def _place(self, depth: int, used: tuple[int, ...]) -> bool:
         if depth == len(self._order):
             return True
-        state = self._state(depth, used)
+        # Two engines leave nothing to remember: each state of the second is seen once.
+        state = self._state(depth, used) if depth and len(self._order) > 2 else ()
         if state in self._hopeless:
             return False
         engine = self._order[depth]
         count, mib = self._shape.engines[engine]
         seen: set[tuple[object, ...]] = set()
-        for node in self._nodes(used):
+        nodes = self._nodes(used)
+        for node in nodes:
             positions = self._packer.nodes[node]
-            kind = (node in used, *sorted((self._free[p], self._packer.size[p]) for p in positions))
-            if kind in seen:
-                continue
-            seen.add(kind)
+            if len(nodes) > 1:
+                kind = self._kind(node, used)
+                if kind in seen:
+                    continue
+                seen.add(kind)
             for picks in self._picks(positions, count, mib):
                 before = [self._free[p] for p in picks]
                 for p in picks:
@@ -138,17 +148,16 @@ class _Search:
                     return True
                 for p, value in zip(picks, before, strict=True):
                     self._free[p] = value
-        self._hopeless.add(state)
+        if state:
+            self._hopeless.add(state)
         return False
 
+    def _kind(self, node: int, used: tuple[int, ...]) -> tuple[bool, tuple[tuple[int, int], ...]]:
+        """What the search can see of a node: nodes of one kind are as good as each other."""
+        return node in used, tuple(sorted((self._free[p], self._packer.size[p]) for p in self._packer.nodes[node]))
+
     def _state(self, depth: int, used: tuple[int, ...]) -> tuple[object, ...]:
-        if depth < 2:
-            return (depth, used, tuple(self._free))
-        nodes = tuple(
-            (n in used, *sorted((self._free[p], self._packer.size[p]) for p in positions))
-            for n, positions in enumerate(self._packer.nodes)
-        )
-        return (depth, *sorted(nodes, key=repr))
+        return (depth, *sorted(self._kind(n, used) for n in range(len(self._packer.nodes))))
 
     def _nodes(self, used: tuple[int, ...]) -> Sequence[int]:
         if used and self._shape.placement == "together":
@@ -164,7 +173,7 @@ class _Search:
         """Every choice of devices that is not the same as another but for the names, the best first."""
         kinds: dict[tuple[int, int], list[int]] = {}
         for p in positions:
-            if self._packer.room(p, self._free[p], self._shape.share) >= mib:
+            if self._free[p] >= mib and (self._shape.share or self._free[p] == self._packer.size[p]):
                 kinds.setdefault((self._free[p], self._packer.size[p]), []).append(p)
         if sum(map(len, kinds.values())) < count:
             return
@@ -185,9 +194,13 @@ def _choices(kinds: Sequence[list[int]], count: int) -> Iterator[tuple[int, ...]
             yield (*first[:taken], *others)
 
 
-def impossible(jobs: Sequence[Job], devices: Sequence[Device]) -> dict[str, str]:
+def packer_of(jobs: Sequence[Job], devices: Sequence[Device]) -> Packer:
+    return Packer(devices, tuple(dict.fromkeys(map(shape_of, jobs))))
+
+
+def impossible(jobs: Sequence[Job], devices: Sequence[Device], packer: Packer | None = None) -> dict[str, str]:
     """Reasons, by job id, of the jobs that do not fit on these devices even when nothing else runs."""
-    packer = Packer(devices)
+    packer = packer or Packer(devices)
     answers: dict[Shape, bool] = {}
     refused = {}
     for job in jobs:

@@ -10,15 +10,14 @@ from typing import NamedTuple
 
 from harness.schedule.bounds import lower_bound
 from harness.schedule.model import Device, Job, Placement, check_devices, check_jobs, tails, without
-from harness.schedule.packing import Fill, impossible
+from harness.schedule.packing import Fill, impossible, packer_of
 from harness.schedule.scheduler import Clock, Rule, Scheduler
 
 Policy = Callable[[Sequence[Job], Sequence[Device], Clock], Scheduler]
 
-GOOD_ENOUGH = 1.01
-"""Of the lower bound: no further rule is tried."""
-STARTS = 6_000
-"""Simulated starts of jobs that trying rules may cost: few jobs are tried in many orders, many jobs in few."""
+IMPROVED = ", improved"
+PATIENCE = ((1.01, 0), (1.04, 4_000), (1.07, 10_000), (float("inf"), 30_000))
+"""(makespan as a multiple of the lower bound, simulated starts of jobs after which no further rule is tried)"""
 
 
 class Slot(NamedTuple):
@@ -69,6 +68,15 @@ def planned(jobs: Sequence[Job], devices: Sequence[Device], clock: Clock = time.
     return Scheduler(jobs, devices, best_rule(jobs, devices), clock)
 
 
+class _Jumping:
+    """A clock that is set from event to event."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def simulate(
     jobs: Sequence[Job],
     devices: Sequence[Device],
@@ -77,20 +85,25 @@ def simulate(
 ) -> Schedule:
     """Run a policy against a clock that jumps from end to end. ``seconds`` says, by job id, how long jobs really take
     where that is not what they were expected to take."""
-    now = 0.0
-    scheduler = policy(jobs, devices, lambda: now)
-    slots: list[Slot] = []
+    clock = _Jumping()
+    scheduler = policy(jobs, devices, clock)
+    slots = tuple(_play(scheduler, clock, seconds or {}))
+    return Schedule(slots, scheduler.refused, tuple(devices), scheduler.rule.name)
+
+
+def _play(scheduler: Scheduler, clock: _Jumping, seconds: Mapping[str, float]) -> Iterator[Slot]:
+    """Each job with its times, when it starts."""
     ends: list[tuple[float, str]] = []
     while True:
         for placement in scheduler.start_next():
             job = placement.job
-            end = now + (seconds or {}).get(job.id, job.seconds)
-            slots.append(Slot(placement, now, end))
+            end = clock.now + seconds.get(job.id, job.seconds)
             heapq.heappush(ends, (end, job.id))
+            yield Slot(placement, clock.now, end)
         if not ends:
-            return Schedule(tuple(slots), scheduler.refused, tuple(devices), scheduler.rule.name)
-        now = ends[0][0]
-        while ends and ends[0][0] <= now:
+            return
+        clock.now = ends[0][0]
+        while ends and ends[0][0] <= clock.now:
             scheduler.done(heapq.heappop(ends)[1])
 
 
@@ -100,51 +113,85 @@ def best_rule(jobs: Sequence[Job], devices: Sequence[Device]) -> Rule:
     check_devices(devices)
     check_jobs(jobs)
     refused = impossible(jobs, devices)
-    left = without(jobs, refused)
     # Refused jobs have no say; their place in the order does not matter.
     behind = tuple(sorted(refused))
+    left = without(jobs, refused)
     if not left:
         return Rule("critical path", behind)
-    bound = lower_bound(left, devices)
-    tries = max(2, STARTS // len(left))
-    best: tuple[float, Rule] | None = None
-    for number, rule in enumerate(_rules(left, devices, lambda: best)):
-        makespan = simulate(left, devices, lambda j, d, c, rule=rule: Scheduler(j, d, rule, c)).makespan_s
-        if best is None or makespan < best[0]:
-            best = (makespan, rule)
-        if best[0] <= GOOD_ENOUGH * bound or number + 1 >= tries:
-            break
-    assert best is not None
-    return best[1]._replace(order=best[1].order + behind)
+    rule = _Trials(left, devices).run()
+    return rule._replace(order=rule.order + behind)
 
 
-def _rules(
-    jobs: Sequence[Job], devices: Sequence[Device], best: Callable[[], tuple[float, Rule] | None]
-) -> Iterator[Rule]:
-    """Rules to try, the most promising first; then the best so far with parts of its order changed, without end."""
-    orders = _orders(jobs, devices)
-    fills: tuple[Fill, ...] = ("waste", "tight")
-    for fill in fills:
-        for name, order in orders.items():
-            yield Rule(f"{name}, {fill}", order, fill)
-    for name, order in list(orders.items())[:3]:
-        yield Rule(f"{name}, waste, no reservation", order, "waste", reserve=False)
-    generator = random.Random(len(jobs))
-    while True:
-        found = best()
-        assert found is not None
-        rule = found[1]
-        name = rule.name.removesuffix(", improved")
-        yield rule._replace(name=f"{name}, improved", order=_shaken(rule.order, generator))
+class _Trials:
+    """Rules tried one after the other: the known ones, then the best so far with parts of its order changed."""
 
+    def __init__(self, jobs: Sequence[Job], devices: Sequence[Device]) -> None:
+        self._jobs = jobs
+        self._devices = devices
+        self._packer = packer_of(jobs, devices)
+        after = tails(jobs)
+        self._chain = {j.id: j.seconds + after[j.id] for j in jobs}
+        self._bound = lower_bound(jobs, devices)
+        self._starts = 0
+        self._best: Rule | None = None
+        self._makespan = float("inf")
+        self._late: list[str] = []
+        """Ids of the jobs that the best rule starts last."""
 
-def _shaken(order: Sequence[str], generator: random.Random) -> tuple[str, ...]:
-    """One to three jobs moved to other places."""
-    changed = list(order)
-    for _ in range(generator.randint(1, 3)):
-        job = changed.pop(generator.randrange(len(changed)))
-        changed.insert(generator.randint(0, len(changed)), job)
-    return tuple(changed)
+    def run(self) -> Rule:
+        for rule in self._known():
+            self._try(rule)
+            if self._good_enough():
+                break
+        assert self._best is not None
+        generator = random.Random(len(self._jobs))
+        while not self._good_enough():
+            changed = self._best._replace(order=self._shaken(self._best.order, generator))
+            self._try(changed._replace(name=f"{self._best.name.removesuffix(IMPROVED)}{IMPROVED}"))
+        return self._best
+
+    def _good_enough(self) -> bool:
+        """What is near the bound is found quickly, or further tries hardly help."""
+        ratio = self._makespan / self._bound if self._bound else 1.0
+        return self._best is not None and any(ratio <= r and self._starts >= s for r, s in PATIENCE)
+
+    def _try(self, rule: Rule) -> None:
+        clock = _Jumping()
+        scheduler = Scheduler(self._jobs, self._devices, rule, clock, self._packer)
+        makespan = 0.0
+        started = []
+        for slot in _play(scheduler, clock, {}):
+            job = slot.placement.job.id
+            self._starts += 1
+            started.append(job)
+            makespan = max(makespan, slot.start_s + self._chain[job])
+            if makespan > self._makespan:
+                return
+        # One that is as good replaces the best: a search that only takes better ones is soon stuck.
+        if makespan < self._makespan or rule.name.endswith(IMPROVED):
+            self._best, self._makespan = rule, makespan
+            self._late = started[-max(3, len(started) // 3) :]
+
+    def _known(self) -> Iterator[Rule]:
+        orders = _orders(self._jobs, self._devices)
+        fills: tuple[Fill, ...] = ("waste", "tight")
+        for fill in fills:
+            for name, order in orders.items():
+                yield Rule(f"{name}, {fill}", order, fill)
+        for name, order in list(orders.items())[:3]:
+            yield Rule(f"{name}, waste, no reservation", order, "waste", reserve=False)
+
+    def _shaken(self, order: Sequence[str], generator: random.Random) -> tuple[str, ...]:
+        """One to three jobs moved: any to anywhere, or one that starts late to a place before its own."""
+        changed = list(order)
+        for _ in range(generator.choice((1, 1, 2, 3))):
+            if generator.random() < 0.5:
+                place = changed.index(generator.choice(self._late))
+                changed.insert(generator.randint(0, place), changed.pop(place))
+            else:
+                job = changed.pop(generator.randrange(len(changed)))
+                changed.insert(generator.randint(0, len(changed)), job)
+        return tuple(changed)
 
 
 def _orders(jobs: Sequence[Job], devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:

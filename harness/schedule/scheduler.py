@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from harness.errors import UsageError
 from harness.schedule.model import Device, Job, Placement, check_devices, check_jobs
-from harness.schedule.packing import Fill, Packer, Picks, Shape, impossible, shape_of
+from harness.schedule.packing import Fill, Packer, Picks, Shape, impossible, packer_of, shape_of
 
 Clock = Callable[[], float]
 
@@ -51,12 +51,18 @@ class _Running(NamedTuple):
 class Scheduler:
     """Call from any thread. ``start_next`` says what to start now; report every start's end with ``done``.
 
+    ``packer`` of the same jobs and devices may be handed in to profit from what it remembers.
     Raises UsageError when jobs, devices or the rule make no sense. Jobs that can never fit are in ``refused`` from the
     beginning; those that wait for them do not wait.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], devices: Sequence[Device], rule: Rule, clock: Clock = time.monotonic
+        self,
+        jobs: Sequence[Job],
+        devices: Sequence[Device],
+        rule: Rule,
+        clock: Clock = time.monotonic,
+        packer: Packer | None = None,
     ) -> None:
         check_devices(devices)
         check_jobs(jobs)
@@ -65,7 +71,7 @@ class Scheduler:
         self._rule = rule
         self._clock = clock
         self._shapes = {j.id: shape_of(j) for j in jobs}
-        self._packer = Packer(devices, tuple(dict.fromkeys(self._shapes.values())))
+        self._packer = packer or packer_of(jobs, devices)
         self._position = {d.id: i for i, d in enumerate(self._packer.devices)}
         self._free = list(self._packer.size)
         self._gone: dict[str, str] = {}
@@ -75,7 +81,7 @@ class Scheduler:
         self._over: dict[str, bool] = {}
         self._hit: set[str] = set()
         self._refused: dict[str, str] = {}
-        self._refuse(impossible(jobs, devices))
+        self._refuse(impossible(jobs, devices, self._packer))
 
     # --- what the caller asks ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,233 @@
+"""Which GPUs this run may use, what to write into an engine's CUDA_VISIBLE_DEVICES, and whether memory came back."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from harness.schedule.model import Device
+
+QUERY = "index,uuid,name,memory.total,memory.used,driver_version"
+_GPU_LINE = re.compile(r"GPU (\d+): ")
+_MIG_LINE = re.compile(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)")
+_MIG_SIZE = re.compile(r"\.(\d+)gb")
+
+Ask = Callable[[Sequence[str]], str | None]
+"""Runs a command and returns what it prints, or None when there is no such command or it failed."""
+
+
+class Gpu(NamedTuple):
+    """One GPU as nvidia-smi shows it, or one MIG instance of it."""
+
+    index: int
+    """Of the GPU; instances have that of their GPU."""
+    uuid: str
+    name: str
+    memory_gib: float
+    """Of an instance: what its profile is named after, which is a little less than it has."""
+    used_gib: float | None
+    """None where it is not told: for instances, and on some systems with unified memory."""
+    driver: str
+
+    @property
+    def is_instance(self) -> bool:
+        return self.uuid.startswith("MIG-")
+
+
+class VisibleDevice(NamedTuple):
+    device: Device
+    visible_as: str
+    """What an engine's CUDA_VISIBLE_DEVICES says for this device. Indices are those of nvidia-smi: set
+    CUDA_DEVICE_ORDER=PCI_BUS_ID beside it."""
+    gpu: Gpu
+
+
+class Visible(NamedTuple):
+    devices: tuple[VisibleDevice, ...]
+    notes: tuple[str, ...]
+    """Sentences for the user: entries that CUDA ignores, or that may mean another GPU than thought."""
+
+
+def _ask(command: Sequence[str]) -> str | None:
+    try:
+        done = subprocess.run(list(command), capture_output=True, text=True, errors="replace", timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def query_gpus(ask: Ask = _ask) -> list[Gpu]:
+    """GPUs and MIG instances that the driver shows; [] without nvidia-smi, without a GPU, or when it fails. Lines of
+    which index, UUID or memory cannot be read are left out."""
+    text = ask(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"])
+    gpus = [g for line in (text or "").splitlines() if (g := _gpu(line)) is not None]
+    if not gpus:
+        return []
+    return gpus + _instances(ask(["nvidia-smi", "-L"]) or "", gpus)
+
+
+def _gpu(line: str) -> Gpu | None:
+    fields = [f.strip() for f in line.split(",")]
+    if len(fields) < 6:
+        return None
+    # Only a name can contain a comma.
+    index, uuid, name = fields[0], fields[1], ", ".join(fields[2:-3])
+    total, used = _mib(fields[-3]), _mib(fields[-2])
+    if not index.isdecimal() or not uuid or not total:
+        return None
+    return Gpu(int(index), uuid, name, total / 1024, None if used is None else used / 1024, fields[-1])
+
+
+def _mib(text: str) -> float | None:
+    """Figures may be [N/A], [Not Supported] or [Insufficient Permissions]."""
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+
+
+def _instances(listing: str, gpus: Sequence[Gpu]) -> list[Gpu]:
+    by_index = {g.index: g for g in gpus}
+    found = []
+    parent: Gpu | None = None
+    for line in listing.splitlines():
+        if gpu := _GPU_LINE.match(line):
+            parent = by_index.get(int(gpu[1]))
+        elif (mig := _MIG_LINE.match(line)) and parent is not None and (size := _MIG_SIZE.search(mig[1])):
+            memory = int(size[1]) * 1e9 / 2**30
+            found.append(Gpu(parent.index, mig[2], f"{parent.name} MIG {mig[1]}", memory, None, parent.driver))
+    return found
+
+
+def visible_devices(
+    setting: str | None, found: Sequence[Gpu], node: str = "localhost", device_order: str | None = None
+) -> Visible:
+    """The devices that the caller's CUDA_VISIBLE_DEVICES leaves: None leaves all, an empty one none.
+
+    As in CUDA, the list ends before the first entry that is -1, names no GPU, or is of another kind (index, GPU-, MIG-)
+    than the first; an entry that occurs twice leaves nothing. ``device_order`` is the caller's CUDA_DEVICE_ORDER.
+    """
+    if setting is None:
+        return _named([(_own_name(g), g) for g in _usable(found)], node, ())
+    chosen: list[tuple[str, Gpu]] = []
+    notes: list[str] = []
+    entries = [e.strip() for e in setting.split(",")] if setting.strip() else []
+    for place, entry in enumerate(entries):
+        gpu, trouble = _meant(entry, entries[0], found)
+        if gpu is None:
+            notes.append(_ends(setting, entry, trouble, entries[place + 1 :]))
+            break
+        if any(g.uuid == gpu.uuid for _, g in chosen):
+            notes.append(
+                f"CUDA_VISIBLE_DEVICES={setting}: expected each GPU once, found {entry} a second time, for which CUDA "
+                "shows no GPU at all; remove it"
+            )
+            return Visible((), tuple(notes))
+        chosen.append((_own_name(gpu) if _is_index(entry) else gpu.uuid, gpu))
+    if chosen and _is_index(entries[0]) and device_order != "PCI_BUS_ID" and len({g.name for g in found}) > 1:
+        notes.append(
+            f"CUDA_VISIBLE_DEVICES={setting}: expected GPUs of one kind or CUDA_DEVICE_ORDER=PCI_BUS_ID, found "
+            f"{', '.join(sorted({g.name for g in found}))}: CUDA counts the fastest first, nvidia-smi does not; set "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID"
+        )
+    return _named(chosen, node, notes)
+
+
+def _usable(found: Sequence[Gpu]) -> list[Gpu]:
+    """A GPU that is cut into instances is used through them."""
+    cut = {g.index for g in found if g.is_instance}
+    return [g for g in found if g.is_instance or g.index not in cut]
+
+
+def _own_name(gpu: Gpu) -> str:
+    return gpu.uuid if gpu.is_instance else str(gpu.index)
+
+
+def _is_index(entry: str) -> bool:
+    return re.match(r"[+-]?\d", entry) is not None
+
+
+def _kind(entry: str) -> str:
+    return "index" if _is_index(entry) else entry[:4]
+
+
+def _meant(entry: str, first: str, found: Sequence[Gpu]) -> tuple[Gpu | None, str]:
+    """The GPU that an entry names, or None and why not."""
+    if _kind(entry) != _kind(first):
+        return None, f"an entry of another kind than {first}"
+    if number := re.match(r"[+-]?\d+", entry):
+        # CUDA reads digits as far as they go.
+        index = int(number[0])
+        gpus = [g for g in found if g.index == index and not g.is_instance]
+        indices = [str(g.index) for g in found if not g.is_instance]
+        trouble = "the end of the list" if index < 0 else f"no GPU of that index (there are {', '.join(indices) or 'none'})"
+        return (gpus[0] if gpus else None), trouble
+    gpus = [g for g in found if entry.startswith(("GPU-", "MIG-")) and g.uuid.startswith(entry) and len(entry) > 4]
+    if len(gpus) == 1:
+        return gpus[0], ""
+    return None, f"{len(gpus)} GPUs whose UUID begins so" if gpus else "no GPU of that name"
+
+
+def _ends(setting: str, entry: str, trouble: str, rest: Sequence[str]) -> str:
+    behind = f", and everything behind it ({', '.join(rest)})" if rest else ""
+    return (
+        f"CUDA_VISIBLE_DEVICES={setting}: expected indices or UUIDs of GPUs, found {entry or 'an empty entry'}: {trouble}; "
+        f"CUDA ignores it{behind}: remove or correct it"
+    )
+
+
+def _named(chosen: Sequence[tuple[str, Gpu]], node: str, notes: Sequence[str]) -> Visible:
+    devices = tuple(
+        VisibleDevice(Device(f"{node}/{name}", node, gpu.memory_gib, place), name, gpu)
+        for place, (name, gpu) in enumerate(chosen)
+    )
+    more = list(notes)
+    if any(g.is_instance for _, g in chosen) and len(chosen) > 1:
+        more.append(
+            "expected whole GPUs, found MIG instances: an engine can use one instance only; keep tensor parallel size 1"
+        )
+    return Visible(devices, tuple(more))
+
+
+def used_gib(device: VisibleDevice, ask: Ask = _ask) -> float | None:
+    """GiB in use on a device now, by all processes; None when nvidia-smi does not tell."""
+    return next((g.used_gib for g in query_gpus(ask) if g.uuid == device.gpu.uuid), None)
+
+
+class GivenBack(NamedTuple):
+    ok: bool
+    """False as well when it cannot be told."""
+    used_gib: float | None
+    waited_s: float
+    reason: str
+    """Why not; empty when ok."""
+
+
+def wait_given_back(
+    device: VisibleDevice,
+    before_gib: float,
+    timeout_s: float = 30.0,
+    tolerance_gib: float = 0.5,
+    query: Callable[[VisibleDevice], float | None] = used_gib,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> GivenBack:
+    """Wait until no more than ``before_gib`` + ``tolerance_gib`` GiB are in use on a device. ``before_gib`` is what was in
+    use before the engine started; where engines share a device, the caller adds what the others have taken since."""
+    begun = clock()
+    while True:
+        used = query(device)
+        waited = clock() - begun
+        if used is not None and used <= before_gib + tolerance_gib:
+            return GivenBack(True, used, waited, "")
+        if waited >= timeout_s:
+            return GivenBack(False, used, waited, _kept(device, before_gib + tolerance_gib, used, waited))
+        sleep(min(0.5, timeout_s - waited))
+
+
+def _kept(device: VisibleDevice, limit: float, used: float | None, waited: float) -> str:
+    found = "no figure from nvidia-smi" if used is None else f"{used:.1f} GiB"
+    return (
+        f"expected at most {limit:.1f} GiB in use on {device.device.id} after its engine ended, found {found} for "
+        f"{waited:.0f} s; end the process that holds it (nvidia-smi lists them)"
+    )
