@@ -48,7 +48,7 @@ class NoSpeculation(Strict):
 
 
 class _Speculative(Strict):
-    drafter: Path
+    drafter: Path | None
     num_speculative_tokens: int = Field(default=3, ge=1, le=16)
 
     @property
@@ -69,18 +69,22 @@ class Eagle3(_Speculative):
     """EAGLE3 drafter: one layer that reads three target streams."""
 
     kind: Literal["eagle3"]
+    drafter: Path
 
 
 class Mtp(_Speculative):
-    """Multi-token prediction layer, given as a drafter checkpoint."""
+    """Multi-token prediction layers, of a drafter checkpoint or of the target's own."""
 
     kind: Literal["mtp"]
+    drafter: Path | None = None
+    """None: the target has them."""
 
 
 class DFlash(_Speculative):
     """DFlash drafter: all drafts in one bidirectional pass. It reserves one slot more, for the bonus token."""
 
     kind: Literal["dflash"]
+    drafter: Path
 
     @property
     def lookahead(self) -> int:
@@ -119,6 +123,9 @@ class EngineConfig(Strict):
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=0.95)
     """Share of a GPU's memory that one engine takes; two engines of 0.45 fit on one GPU."""
     tensor_parallel: TensorParallel = TensorParallel()
+    enforce_eager: bool = True
+    """Without compilation and CUDA graphs: starts are several times faster, and arithmetic is the same in every
+    topology. False is what most users run."""
     attention_backend: str | None = Field(default=None, pattern=r"^[A-Z0-9_]+$")
     """``--attention-backend``; None lets vLLM choose."""
     model_runner: Literal["V1", "V2"] | None = None

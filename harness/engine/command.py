@@ -66,11 +66,8 @@ def speculative_config(method: Method) -> dict[str, object] | None:
     """vLLM's ``--speculative-config`` for a method."""
     if isinstance(method, NoSpeculation):
         return None
-    return {
-        "method": method.kind,
-        "model": str(method.drafter),
-        "num_speculative_tokens": method.num_speculative_tokens,
-    }
+    drafter = {"model": str(method.drafter)} if method.drafter is not None else {}
+    return {"method": method.kind, **drafter, "num_speculative_tokens": method.num_speculative_tokens}
 
 
 def build_command(
@@ -94,7 +91,9 @@ def build_command(
     argv += ["--tokenizer", str(profile.tokenizer_folder)]
     argv += ["--dtype", engine.dtype, "--block-size", str(engine.block_size)]
     argv += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]
-    argv += ["--seed", "0", "--enforce-eager", "--no-enable-log-requests"]
+    argv += ["--seed", "0", "--no-enable-log-requests"]
+    if engine.enforce_eager:
+        argv += ["--enforce-eager"]
     if engine.kv_cache_dtype != "auto":
         argv += ["--kv-cache-dtype", engine.kv_cache_dtype]
     if engine.attention_backend is not None:
@@ -124,17 +123,18 @@ def build_command(
     if len(devices) > 1:
         argv += ["--tensor-parallel-size", str(len(devices))]
     argv += list(engine.extra_args)
-    variables = {**_variables(engine, environment, side_channel_port, devices, host), **(arming or {})}
+    variables = {**_variables(profile, environment, side_channel_port, devices, host), **(arming or {})}
     return EngineCommand(role, port, side_channel_port, argv, variables, host)
 
 
 def _variables(
-    engine: EngineConfig,
+    profile: Profile,
     environment: EngineEnvironment,
     side_channel_port: int | None,
     devices: Sequence[str],
     host: str,
 ) -> dict[str, str]:
+    engine = profile.engine
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     # Adds /pause, /resume, /reset_prefix_cache and /server_info, which the scenarios need; engines listen on
     # loopback unless they are placed elsewhere.
@@ -142,8 +142,10 @@ def _variables(
     if engine.device == "cpu":
         env |= _cpu_variables(engine, environment, devices)
     elif engine.device == "gpu":
-        env["VLLM_BATCH_INVARIANT"] = "1"
+        if profile.judging.tier == "bitwise":
+            env["VLLM_BATCH_INVARIANT"] = "1"
         if devices:
+            env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
             env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if engine.model_runner is not None:
         env["VLLM_USE_V2_MODEL_RUNNER"] = "1" if engine.model_runner == "V2" else "0"
