@@ -246,13 +246,15 @@ class Profile(Strict):
         return self
 
 
+PATH_KEYS = frozenset({"target", "tokenizer", "drafter", "prompts", "baselines", "known_defects"})
+"""Keys of a profile whose values are paths."""
+
+
 def _resolve(value: Any, base: Path) -> Any:
     """Make the path-valued keys of a raw profile absolute, relative to ``base``."""
     if isinstance(value, dict):
         return {
-            k: str((base / v).resolve())
-            if k in {"target", "tokenizer", "drafter", "prompts", "baselines", "known_defects"} and isinstance(v, str)
-            else _resolve(v, base)
+            k: str((base / v).resolve()) if k in PATH_KEYS and isinstance(v, str) else _resolve(v, base)
             for k, v in value.items()
         }
     if isinstance(value, list):
@@ -280,11 +282,22 @@ def shipped_profile_names() -> list[str]:
 
 
 def load_profile(name_or_path: str) -> Profile:
-    """Load a shipped profile by name or any profile by path.
+    """Load a shipped profile by name or any profile by path, with models and prompts that exist.
 
     Paths inside a profile are relative to the profile's folder; those of shipped profiles to the repository.
     Raises ProfileError with one sentence per problem.
     """
+    profile, path = _read(name_or_path)
+    check_paths(profile, path)
+    return profile
+
+
+def read_profile(name_or_path: str) -> Profile:
+    """A profile as data alone: its models need not be on this machine. Raises ProfileError."""
+    return _read(name_or_path)[0]
+
+
+def _read(name_or_path: str) -> tuple[Profile, Path]:
     shipped = SHIPPED_PROFILES / f"{name_or_path}.yaml"
     is_shipped = name_or_path in shipped_profile_names()
     path = shipped if is_shipped else Path(name_or_path)
@@ -305,8 +318,7 @@ def load_profile(name_or_path: str) -> Profile:
         profile = Profile.model_validate(_resolve(raw, base))
     except ValidationError as error:
         raise ProfileError(f"profile {path} is not valid:\n{describe_validation_error(error)}") from error
-    check_paths(profile, path)
-    return profile
+    return profile, path
 
 
 def check_paths(profile: Profile, source: Path) -> None:

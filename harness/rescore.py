@@ -37,6 +37,11 @@ class Outputs:
     def __len__(self) -> int:
         return len(self._known)
 
+    @property
+    def scored_by(self) -> list[str]:
+        """The ``Observation.key`` of the request that re-scores each pair."""
+        return [f"{prompt_id}#0.{key}" for prompt_id, key in self._known]
+
     def requests(self, session: EngineGroupSession) -> Iterator[Observation]:
         """Score each pair on the engine that answers plain single requests.
 
