@@ -31,7 +31,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 EXIT_CODES = (
     "Exit codes of a part: 0 everything was recorded, whatever it says; 2 something could not be recorded (UNKNOWN),",
     "the only code that is tried once more; 64 wrong usage. Of the verdict, judged once over all parts: 0 PASS (known",
-    "defects included); 1 REGRESSION, DRIFT or IMPROVED; 2 UNKNOWN or SUSPECT; 64 wrong usage. No step may fail softly.",
+    "defects included); 1 REGRESSION, DRIFT or IMPROVED; 2 UNKNOWN or SUSPECT; 64 wrong usage. No step fails softly.",
     "See docs/ci.md.",
 )
 
