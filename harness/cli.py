@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import __version__
+from harness.cli_ci import ci_app, exit_of_part, merge_command
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ prompts_app = typer.Typer(no_args_is_help=True, help="Prompt sets.")
 app.add_typer(baseline_app, name="baseline")
 app.add_typer(probe_app, name="probe")
 app.add_typer(prompts_app, name="prompts")
+app.add_typer(ci_app, name="ci")
+app.command("merge")(merge_command)
 
 ProfileOption = Annotated[
     str, typer.Option("--profile", "-p", help="A shipped profile ('cpu') or the path of a profile YAML file.")
@@ -117,12 +120,22 @@ def run(
         ),
     ] = None,
     together: Annotated[bool, typer.Option("--together", help="Allow several mutants at once.")] = False,
+    part: Annotated[
+        bool,
+        typer.Option(
+            "--part",
+            help="A part of a night that `harness merge` judges: exit code 0 when everything was recorded, whatever it "
+            "says, and 2 when something is missing and trying again may mend it.",
+        ),
+    ] = False,
 ) -> None:
     """Run the matrix on real engines, judge it, write the reports, print the verdict."""
     from harness.operations import DEFAULT_OUT, execute, prepare
     from harness.progress import Reporter
     from harness.report.terminal import print_summary
 
+    if part and mutant:
+        raise UsageError("--part: expected no --mutant with it, found one; a part says something about vLLM")
     prepared = prepare(profile, cell or [], scenario or [])
     with Reporter(prepared.expected_s) as reporter:
         reporter.line(
@@ -131,7 +144,7 @@ def run(
         )
         outcome = execute(prepared, out or DEFAULT_OUT, engine_python, reporter, base_port, mutant or [], together)
     print_summary(outcome.summary, _out())
-    raise typer.Exit(outcome.summary.verdict.exit_code)
+    raise typer.Exit(exit_of_part(outcome.folder) if part else outcome.summary.verdict.exit_code)
 
 
 @app.command()

@@ -401,13 +401,15 @@ def part_of(profile: Mapping[str, Any], variant: str) -> dict[str, Any]:
     return out
 
 
+PATH_KEYS = frozenset({"target", "tokenizer", "drafter", "prompts", "baselines", "known_defects"})
+"""Keys of a profile whose values are paths."""
+
+
 def _resolve(value: Any, base: Path) -> Any:
     """Make the path-valued keys of a raw profile absolute, relative to ``base``."""
     if isinstance(value, dict):
         return {
-            k: str((base / v).resolve())
-            if k in {"target", "tokenizer", "drafter", "prompts", "baselines", "known_defects"} and isinstance(v, str)
-            else _resolve(v, base)
+            k: str((base / v).resolve()) if k in PATH_KEYS and isinstance(v, str) else _resolve(v, base)
             for k, v in value.items()
         }
     if isinstance(value, list):
@@ -442,23 +444,33 @@ def shipped_profile_names() -> list[str]:
 
 
 def load_profile(name_or_path: str) -> Profile:
-    """Load a shipped profile by name or any profile by path.
+    """Load a shipped profile by name or any profile by path, with models and prompts that exist.
 
     Paths inside a profile are relative to the profile's folder; those of shipped profiles to the repository. A profile
     may name another one that it ``extends``: its own keys are laid over that one's, mappings key by key, everything
     else as a whole. Raises ProfileError with one sentence per problem.
     """
+    profile, path = _read(name_or_path)
+    for part in profile.parts:
+        check_paths(part, path)
+    return profile
+
+
+def read_profile(name_or_path: str) -> Profile:
+    """A profile as data alone: its models need not be on this machine. Raises ProfileError."""
+    return _read(name_or_path)[0]
+
+
+def _read(name_or_path: str) -> tuple[Profile, Path]:
     path = _profile_path(name_or_path, Path())
     raw = _with_parents(path, ())
     try:
         profile = Profile.model_validate(raw)
         # Every part is validated before anything runs.
-        parts = profile.parts
+        len(profile.parts)
     except ValidationError as error:
         raise ProfileError(f"profile {path} is not valid:\n{describe_validation_error(error)}") from error
-    for part in parts:
-        check_paths(part, path)
-    return profile
+    return profile, path
 
 
 def _profile_path(name_or_path: str, base: Path, source: str = "") -> Path:

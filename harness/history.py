@@ -170,6 +170,33 @@ class CellRecord(Strict):
     """Time to readiness of the engines, charged to the first cell of the group."""
 
 
+class Part(Strict):
+    """A recorded run that went into a merged one: where and with what its cells were recorded."""
+
+    run_id: str
+    started: str
+    finished: str | None
+    command: tuple[str, ...]
+    git_commit: str | None
+    git_dirty: bool | None
+    hardware: dict[str, Any]
+    seconds: dict[str, float] = Field(default_factory=dict)
+    cells: dict[str, str]
+    """State of each cell that it recorded."""
+    counted: tuple[str, ...]
+    """Cells of which this part's recording is the one that is judged."""
+    second_stage: bool = False
+
+
+class Merged(Strict):
+    """What a merged run was made of (``harness merge``)."""
+
+    parts: tuple[Part, ...]
+    notices: tuple[str, ...] = ()
+    unsettled: bool = False
+    """Something about the parts keeps the run from passing, whatever its cells say."""
+
+
 class RunRecord(Strict):
     """Provenance of a run (``run.json``)."""
 
@@ -198,6 +225,8 @@ class RunRecord(Strict):
     """Outputs were to be re-scored by the plain single engine."""
     lacking: dict[str, str] = Field(default_factory=dict)
     """Surfaces that this vLLM version lacks, and what that costs."""
+    merged: Merged | None = None
+    """The parts of a merged run; None in one that was recorded in one go."""
 
 
 class HistoryWriter:

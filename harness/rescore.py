@@ -37,6 +37,15 @@ class Outputs:
     def count(self, variant: str) -> int:
         return len(self._known.get(variant, {}))
 
+    @property
+    def scored_by(self) -> list[tuple[str, str]]:
+        """Cell and ``Observation.key`` of the request that re-scores each pair."""
+        return [
+            (CellName("single", "none", variant=variant).id, f"{prompt_id}#0.{key}")
+            for variant, pairs in self._known.items()
+            for prompt_id, key in pairs
+        ]
+
     def requests(self, session: EngineGroupSession) -> Iterator[Observation]:
         """Score each pair of the session's variant on the engine that answers plain single requests.
 

@@ -204,6 +204,10 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     notices = [n for lookup in baselines.values() for n in lookup.notices]
     if history.torn_line:
         notices.append("the last observation was cut off while being written and was left out")
+    merged = history.run.merged
+    if merged is not None:
+        notices = [*merged.notices, *notices]
+        verdict = worst([verdict, Verdict.UNKNOWN]) if merged.unsettled else verdict
     if history.run.interrupted:
         notices.append("the run was interrupted before its end")
         verdict = worst([verdict, Verdict.UNKNOWN])

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# One part of a night: ci/part.sh NAME TRIES [ARGS of harness run]. Records into reports/NAME.
+# Exit codes: 0 everything was recorded, 2 something could not be (only then it is tried again), 64 wrong usage.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source ci/annotate.sh
+name="$1" tries="$2"
+shift 2
+out="reports/$name"
+# What an earlier night left behind is no part of this one.
+rm -rf "${out:?}"
+mkdir -p "$out"
+for ((try = 1; ; try++)); do
+  code=0
+  ci/harness.sh run --part --out "$out" "$@" || code=$?
+  style=info
+  [ "$code" -eq 0 ] || style=warning
+  annotate "$name" "$style" "$out/latest/summary.md"
+  if [ "$code" -ne 2 ] || [ "$try" -ge "$tries" ]; then break; fi
+  printf 'ci: try %s of %s could not record everything; trying again\n' "$try" "$tries" >&2
+done
+# A link would be uploaded as a second copy.
+rm -f "$out/latest"
+exit "$code"

@@ -1,0 +1,1 @@
+"""Pipelines for CI systems, generated from a profile."""

@@ -1,0 +1,549 @@
+"""Parts of a night: merging and judging them gives what judging one recorded run of the same cells gives, and nothing
+that is lost, damaged or foreign can make a night green."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from harness.baseline.lookup import Lookup
+from harness.checks.registry import judge, tripped_tests
+from harness.config import Profile, load_profile
+from harness.errors import HarnessError, InfrastructureError, UsageError
+from harness.findings import Judgement, Verdict
+from harness.history import RESCORE, SECOND, History, HistoryWriter, Observation, load_history, write_run
+from harness.merge import Wanted, merge
+from harness.operations import load_second
+from harness.parts import find_runs, lacks
+from harness.prompts import load_prompts
+from harness.report import write_reports
+from harness.rescore import Outputs
+from harness.summary import summarise_run
+from tests.unit.builders import change_final, engine, history, leg, observation
+from tests.unit.test_cli import run as cli
+from tests.unit.test_night import again, baselines, recorded, worse
+
+LENGTHS = list(range(32, 32 + 30))
+CELLS = ("single-none", "pd-eagle3", "single-eagle3", "pd-mtp", "single-mtp")
+PARTS = (("single-none", "pd-eagle3", "single-eagle3"), ("single-none", "pd-mtp", "single-mtp"))
+PROFILE = load_profile("cpu")
+Accept = Callable[[int], tuple[int, ...]]
+Change = Callable[[Observation], Observation]
+
+
+def same(o: Observation) -> Observation:
+    return o
+
+
+def profile(tier: str, **judging: object) -> Profile:
+    """A profile whose matrix is CELLS."""
+    chosen = {"tier": tier, "permutations": 2000, "family_alpha": 0.05, "must_detect_points": 60}
+    return Profile.model_validate(
+        {
+            **PROFILE.model_dump(mode="json"),
+            "routes": ["client"],
+            "methods": [m.model_dump(mode="json") for m in PROFILE.methods if m.kind in ("none", "eagle3", "mtp")],
+            "exclude": [{"cells": "pd-none", "reason": "to keep it small"}],
+            "scenarios": [],
+            "judging": {**chosen, "must_detect_stratum_points": None, **judging},
+        }
+    )
+
+
+def night(tier: str = "normal", accept: dict[str, Accept] | None = None, change: Change = same, **judging) -> History:
+    """One recorded run of all cells, re-scored by the plain engine."""
+    observations = []
+    for cell in CELLS:
+        for n in LENGTHS:
+            accepted = () if cell == "single-none" else (accept or {}).get(cell, recorded)(n)
+            observations.append(change(observation(cell, n, accepted=accepted)))
+    made = history(observations, engines=tuple(engine(c, r) for c in CELLS for r in ("prefill", "decode")))
+    record = made.run.model_copy(
+        update={
+            "profile": {**profile(tier, **judging).model_dump(mode="json"), "source": "cpu"},
+            "rescore": True,
+            "run_id": "whole",
+            "hardware": {**made.run.hardware, "platform": "Linux x86_64"},
+        }
+    )
+    return made.model_copy(update={"run": record, "observations": (*observations, *scores(observations))})
+
+
+def scores(observations: Iterable[Observation]) -> list[Observation]:
+    """What the plain engine says of each distinct output: it would say the same."""
+    outputs = Outputs()
+    known = {}
+    for o in observations:
+        outputs.add(o)
+        known[o.prompt_id] = o.sent_ids
+    out = []
+    for number, key in enumerate(outputs.scored_by):
+        prompt, _, part = key.partition("#0.")
+        answer = leg("single", known[prompt], (1,), rescored=(0.0,) * 4)
+        out.append(
+            Observation(
+                cell="single-none",
+                prompt_id=prompt,
+                form="ids",
+                scenario=RESCORE,
+                part=part,
+                sequence=number,
+                sent_ids=known[prompt],
+                engine_roles=("single",),
+                legs=(answer,),
+                started_at=0.0,
+            )
+        )
+    return out
+
+
+def write(made: History, folder: Path, **changes: object) -> Path:
+    with HistoryWriter(folder) as writer:
+        for o in made.observations:
+            writer.append(o)
+    write_run(folder, made.run.model_copy(update=changes))
+    (folder / "logs").mkdir(exist_ok=True)
+    for e in made.run.engines:
+        (folder / "logs" / f"{e.group}.{e.role}.log").write_text(f"log of {e.group}\n")
+    return folder
+
+
+def part_of(made: History, own: Iterable[str], name: str, /, **changes: object) -> History:
+    """The run as one part of the night would have recorded it: these cells, and the scores of their own outputs."""
+    mine = [o for o in made.observations if o.cell in own and o.scenario != RESCORE]
+    outputs = Outputs()
+    for o in mine:
+        outputs.add(o)
+    asked = set(outputs.scored_by)
+    kept = [o for o in made.observations if o.scenario == RESCORE and o.key in asked and "single-none" in own]
+    update: dict[str, object] = {
+        "run_id": name,
+        "cells": tuple(c for c in made.run.cells if c.cell in own),
+        "engines": tuple(e for e in made.run.engines if e.group in own),
+        "rescore": "single-none" in own,
+        **changes,
+    }
+    return made.model_copy(update={"run": made.run.model_copy(update=update), "observations": (*mine, *kept)})
+
+
+def split(made: History, tmp_path: Path, second: History | None = None) -> list[Path]:
+    out = []
+    for number, cells in enumerate(PARTS, 1):
+        folder = write(part_of(made, cells, f"part-{number}"), tmp_path / f"part-{number}")
+        if second is not None:
+            write(part_of(second, cells, SECOND), folder / SECOND)
+        out.append(folder)
+    return out
+
+
+def references() -> dict[str, Lookup]:
+    known = baselines(LENGTHS)
+    return {**known, "mtp": known["eagle3"]}
+
+
+def judged(made: History) -> Judgement:
+    return judge(made, references(), load_second(made))
+
+
+def said(judgement: Judgement) -> dict[tuple[str, str], str]:
+    """Everything that is said of each cell: verdicts, findings, p-values."""
+    return {(c.cell, c.scenario): c.model_dump_json() for c in judgement.cells}
+
+
+def drop(n: int) -> tuple[int, ...]:
+    return worse(n)
+
+
+NIGHTS: dict[str, dict[str, object]] = {
+    "as recorded": {},
+    "equal runs": {"accept": {"pd-eagle3": again, "single-mtp": again}},
+    "one pair worse": {"accept": {"pd-mtp": drop}},
+    "one method worse": {"accept": {"pd-mtp": drop, "single-mtp": drop}},
+    "all worse": {"accept": dict.fromkeys(CELLS, drop)},
+}
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("name", NIGHTS)
+def test_merged_parts_are_judged_as_one_run_of_the_same_cells(tmp_path, name, stages):
+    made = night(**NIGHTS[name], stages=stages)
+    second = night(**NIGHTS[name], stages=stages) if stages == 2 else None
+    write(made, tmp_path / "whole")
+    if second is not None:
+        write(second, tmp_path / "whole" / SECOND)
+    one = judged(load_history(tmp_path / "whole"))
+    merged = merge(split(made, tmp_path, second), tmp_path / "merged")
+    several = judged(merged)
+    assert several.verdict is one.verdict
+    assert said(several) == said(one)
+    assert {c.cell for c in one.cells} == set(CELLS)
+    assert (one.verdict is Verdict.PASS) == (name in ("as recorded", "equal runs"))
+
+
+def test_bitwise_night_with_a_wrong_token_is_judged_alike(tmp_path):
+    def change(o: Observation) -> Observation:
+        wrong = o.cell == "pd-mtp" and o.prompt_id == "p40"
+        return change_final(o, output_ids=(9, *o.final.output_ids[1:])) if wrong else o
+
+    made = night("bitwise", change=change)
+    one = judged(load_history(write(made, tmp_path / "whole")))
+    several = judged(merge(split(made, tmp_path), tmp_path / "merged"))
+    assert one.verdict is several.verdict is Verdict.REGRESSION
+    assert said(several) == said(one)
+    assert several.findings
+
+
+def test_parts_trip_whatever_the_whole_family_trips(tmp_path):
+    """A smaller family of Holm's rejects a superset: what a part ran again covers what the night needs."""
+    made = night(accept={"pd-mtp": lambda n: worse(n) if n % 3 else recorded(n), "single-eagle3": again})
+    whole = set(tripped_tests(load_history(write(made, tmp_path / "whole")), references()))
+    parts = [load_history(p) for p in split(made, tmp_path)]
+    assert whole
+    assert whole <= {t for p in parts for t in tripped_tests(p, references())}
+
+
+def test_second_stage_that_no_part_ran_is_missing(tmp_path):
+    made = night(accept={"pd-mtp": drop})
+    folders = split(made, tmp_path, night(accept={"pd-mtp": drop}))
+    assert judged(merge(folders, tmp_path / "with")).verdict is Verdict.REGRESSION
+    shutil.rmtree(folders[1] / SECOND)
+    assert judged(merge(folders, tmp_path / "without")).verdict is Verdict.UNKNOWN
+
+
+def test_cell_that_no_part_ran_is_unknown_with_that_reason(tmp_path):
+    folders = split(night(), tmp_path)
+    merged = merge(folders[:1], tmp_path / "merged")
+    lost = merged.cell("pd-mtp")
+    assert lost.state == "failed" and lost.reason == "no part ran it"
+    assert lost.planned == len(LENGTHS)
+    judgement = judged(merged)
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert judgement.by_cell()["pd-mtp"] is Verdict.UNKNOWN
+    assert judgement.by_cell()["pd-eagle3"] is Verdict.PASS
+    assert "no part ran pd-mtp, single-mtp" in judgement.notices
+    chosen = merge(folders[:1], tmp_path / "chosen", Wanted(cells=("*-eagle3", "single-none")))
+    assert judged(chosen).verdict is Verdict.PASS
+
+
+def test_reports_of_a_merged_run_name_its_parts_and_show_logs(tmp_path):
+    folders = split(night(), tmp_path)
+    merged = merge(folders, tmp_path / "merged")
+    write_reports(summarise_run(merged, judged(merged), references()), merged.folder)
+    page = (merged.folder / "report.html").read_text()
+    assert "part-1" in page and "part-2" in page and "judged from it: pd-mtp, single-mtp" in page
+    assert (merged.folder / "logs" / "pd-mtp.decode.log").is_file()
+    assert "recorded by 2 parts" in (merged.folder / "summary.md").read_text()
+    assert [p.run_id for p in merged.run.merged.parts] == ["part-1", "part-2"]
+    assert merged.run.merged.parts[1].counted == ("pd-mtp", "single-mtp")
+
+
+# --- the same cell twice ---------------------------------------------------------------------------------------------
+
+
+def failed(made: History, cell: str) -> dict[str, object]:
+    cells = tuple(
+        c.model_copy(update={"state": "failed", "reason": "engine died"}) if c.cell == cell else c
+        for c in made.run.cells
+        if c.cell in PARTS[1]
+    )
+    return {"cells": cells}
+
+
+def test_retry_fills_in_what_is_missing(tmp_path):
+    made = night()
+    first, _ = split(made, tmp_path)
+    tried = part_of(made, PARTS[1], "try-1", **failed(made, "pd-mtp"))
+    lacking = tried.model_copy(update={"observations": tuple(o for o in tried.observations if o.cell != "pd-mtp")})
+    later = "2026-01-01T02:00:00+00:00"
+    folders = [
+        first,
+        write(lacking, tmp_path / "try-1"),
+        write(part_of(made, PARTS[1], "try-2", started=later), tmp_path / "try-2"),
+    ]
+    merged = merge(folders, tmp_path / "merged")
+    parts = {p.run_id: p for p in merged.run.merged.parts}
+    assert parts["try-2"].counted == ("pd-mtp",)
+    assert parts["try-1"].counted == ("single-mtp",)
+    assert judged(merged).verdict is Verdict.PASS
+    assert any(n.startswith("pd-mtp: recorded by 2 parts; that of try-2 counts") for n in merged.run.merged.notices)
+
+
+def test_retry_is_no_second_chance(tmp_path):
+    """A whole recording that finds something stays, however well a later one looks."""
+    first, bad = split(night(accept={"pd-mtp": drop}, stages=1), tmp_path)
+    later = "2026-01-01T02:00:00+00:00"
+    good = write(part_of(night(stages=1), PARTS[1], "try-2", started=later), tmp_path / "try-2")
+    for order in ([first, bad, good], [good, bad, first]):
+        merged = merge(order, tmp_path / f"merged-{order[0].name}")
+        assert judged(merged).by_cell()["pd-mtp"] is Verdict.REGRESSION
+
+
+def test_recordings_that_contradict_each_other_cannot_pass(tmp_path):
+    """Where equal runs are equal bit for bit, a cell that answers differently the second time is no PASS."""
+    made = night("bitwise")
+    first, second = split(made, tmp_path)
+
+    def change(o: Observation) -> Observation:
+        return change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "single-none" else o
+
+    other = part_of(night("bitwise", change=change), ("single-none",), "other", started="2026-01-01T02:00:00+00:00")
+    merged = merge([first, second, write(other, tmp_path / "other")], tmp_path / "merged")
+    judgement = judged(merged)
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert any("single-none: 30 of 30 cold prompts gave other tokens" in n for n in judgement.notices)
+    assert judged(merge([first, second], tmp_path / "without")).verdict is Verdict.PASS
+
+
+def test_scores_of_all_parts_are_kept_once_each(tmp_path):
+    made = night("bitwise")
+    merged = merge(split(made, tmp_path), tmp_path / "merged")
+    kept = [o for o in merged.observations if o.scenario == RESCORE]
+    assert [o.sequence for o in kept] == list(range(len(kept)))
+    assert {o.key for o in kept} == {o.key for o in made.observations if o.scenario == RESCORE}
+
+
+def test_engines_of_two_parts_with_the_same_name_stay_apart(tmp_path):
+    made = night()
+    groups = {"pd-mtp": "pd-mtp", "single-mtp": "pd-mtp"}
+    cells = tuple(c.model_copy(update={"group": groups.get(c.cell, c.group)}) for c in made.run.cells)
+    made = made.model_copy(update={"run": made.run.model_copy(update={"cells": cells})})
+    folders = []
+    for name, cell, size in (("a", "pd-mtp", 10), ("b", "single-mtp", 20)):
+        own = part_of(made, (cell,), name, engines=(engine("pd-mtp", "decode", size),))
+        folders.append(write(own, tmp_path / name))
+    merged = merge(folders, tmp_path / "merged")
+    of = {c.cell: c.group for c in merged.run.cells}
+    sizes = {e.group: e.kv_blocks for e in merged.run.engines}
+    assert (sizes[of["pd-mtp"]], sizes[of["single-mtp"]]) == (10, 20)
+    assert (merged.folder / "logs" / f"{of['single-mtp']}.decode.log").is_file()
+
+
+# --- parts that cannot be taken --------------------------------------------------------------------------------------
+
+
+def edited(folder: Path, change: Callable[[dict], object]) -> None:
+    raw = json.loads((folder / "run.json").read_text())
+    change(raw)
+    (folder / "run.json").write_text(json.dumps(raw))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda r: r["profile"]["judging"].update(near_tie_nats=9), "profile.judging.near_tie_nats"),
+        (lambda r: r["profile"].update(name="other"), "profile.name: expected 'cpu', found 'other'"),
+        (lambda r: r.update(prompts_sha256="1"), "prompts: expected '0', found '1'"),
+        (lambda r: r.update(identities={"mtp": {"target_sha256": "x"}}), "identities.mtp"),
+        (lambda r: r["versions"].update(vllm="9"), "versions.vllm: expected '0', found '9'"),
+        (lambda r: r.update(harness_version="9"), "versions.harness"),
+        (lambda r: r["hardware"].update(platform="Linux aarch64"), "platform"),
+        (lambda r: r.update(mutants=["M1"]), "mutant M1 armed"),
+        (lambda r: r.update(interrupted=True), "was interrupted"),
+        (lambda r: r.update(finished=None), "it was killed"),
+        (lambda r: r.update(schema_version=99), "expected history schema"),
+        (lambda r: r.update(cells=r["cells"] * 2), "each cell once"),
+        (lambda r: r.update(merged={"parts": []}), "one that was merged"),
+        (lambda r: r.pop("cells"), "is damaged"),
+        (lambda r: r.update(hardware=7), "is damaged"),
+    ],
+)
+def test_part_that_does_not_fit_is_refused_or_left_out_and_missed(tmp_path, damage, sentence):
+    folders = split(night(), tmp_path)
+    edited(folders[1], damage)
+    with pytest.raises(UsageError) as refused:
+        merge(folders, tmp_path / "merged")
+    assert sentence in str(refused.value)
+    assert not (tmp_path / "merged").exists()
+    merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
+    judgement = judged(merged)
+    assert judgement.verdict is Verdict.UNKNOWN, judgement.notices
+    assert any("part" in n for n in judgement.notices)
+
+
+def test_damaged_observations_are_refused_and_a_torn_line_is_said(tmp_path):
+    folders = split(night(), tmp_path)
+    lines = folders[1] / "observations.jsonl"
+    whole = lines.read_text()
+    lines.write_text('{"cell": 1}\n' + whole)
+    with pytest.raises(UsageError, match="line 1"):
+        merge(folders, tmp_path / "merged")
+    lines.write_text(whole[:-20])
+    edited(folders[1], lambda r: r.update(finished=None))
+    merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
+    assert any("part-2 has no end" in n for n in merged.run.merged.notices)
+    assert judged(merged).verdict is Verdict.UNKNOWN
+
+
+def test_damaged_second_stage_is_refused_or_missing(tmp_path):
+    made = night(accept={"pd-mtp": drop})
+    folders = split(made, tmp_path, made)
+    (folders[1] / SECOND / "run.json").write_text("{")
+    with pytest.raises(UsageError, match="second stage of part-2"):
+        merge(folders, tmp_path / "merged")
+    assert judged(merge(folders, tmp_path / "merged", Wanted(keep_going=True))).verdict is Verdict.UNKNOWN
+
+
+def test_most_parts_say_which_night_it_is(tmp_path):
+    folders = split(night(), tmp_path)
+    third = write(part_of(night(), ("single-none",), "part-3"), tmp_path / "part-3")
+    edited(folders[0], lambda r: r["versions"].update(vllm="9"))
+    merged = merge([*folders, third], tmp_path / "merged", Wanted(keep_going=True))
+    assert merged.run.versions["vllm"] == "0"
+    assert merged.cell("pd-eagle3").reason == "no part ran it"
+
+
+def test_interrupted_part_that_was_retried_wholly_costs_nothing(tmp_path):
+    made = night()
+    folders = split(made, tmp_path)
+    edited(folders[1], lambda r: r.update(interrupted=True))
+    alone = merge(folders, tmp_path / "alone", Wanted(keep_going=True))
+    assert alone.run.interrupted and judged(alone).verdict is Verdict.UNKNOWN
+    again_ = write(part_of(made, PARTS[1], "again", started="2026-01-01T02:00:00+00:00"), tmp_path / "again")
+    mended = merge([*folders, again_], tmp_path / "mended", Wanted(keep_going=True))
+    assert not mended.run.interrupted and judged(mended).verdict is Verdict.PASS
+
+
+def test_armed_parts_merge_when_asked_and_never_pass(tmp_path):
+    folders = split(night(), tmp_path)
+    for folder in folders:
+        edited(folder, lambda r: r.update(mutants=["M1"]))
+    merged = merge(folders, tmp_path / "merged", Wanted(armed=True))
+    assert judged(merged).verdict is Verdict.UNKNOWN
+
+
+def test_other_commits_of_the_harness_are_refused(tmp_path):
+    folders = split(night(), tmp_path)
+    for folder, commit in zip(folders, ("a" * 40, "b" * 40), strict=True):
+        edited(folder, lambda r, commit=commit: r.update(git_commit=commit))
+    with pytest.raises(UsageError, match="from one checkout"):
+        merge(folders, tmp_path / "merged")
+
+
+def test_folders_of_runs_links_and_copies_count_once(tmp_path):
+    folders = split(night(), tmp_path / "night", night())
+    (tmp_path / "night" / "latest").symlink_to(folders[1].name)
+    shutil.copytree(folders[0], tmp_path / "night" / "deep" / "copy")
+    assert len(find_runs(tmp_path / "night")) == 3
+    merged = merge([tmp_path / "night"], tmp_path / "merged")
+    assert [p.run_id for p in merged.run.merged.parts] == ["part-1", "part-2"]
+
+
+def test_nothing_to_merge(tmp_path):
+    with pytest.raises(UsageError, match="no such folder"):
+        merge([tmp_path / "nowhere"], tmp_path / "merged")
+    with pytest.raises(InfrastructureError, match="found none that can be used"):
+        merge([tmp_path / "nowhere"], tmp_path / "merged", Wanted(keep_going=True))
+    folders = split(night(), tmp_path)
+    with pytest.raises(UsageError, match="expected no such folder yet"):
+        merge(folders, folders[0])
+
+
+def test_log_names_lead_nowhere(tmp_path):
+    """Groups and logs are called what a damaged record says; nothing is read or written beside the folders."""
+    folders = split(night(), tmp_path)
+    (tmp_path / "outside.decode.log").write_text("secret")
+
+    def damage(raw: dict) -> None:
+        for item in (*raw["cells"], *raw["engines"]):
+            item["group"] = "../../outside"
+
+    edited(folders[1], damage)
+    (folders[1] / "logs" / "link.decode.log").symlink_to(tmp_path / "outside.decode.log")
+    merged = merge(folders, tmp_path / "merged")
+    assert not any("secret" in p.read_text() for p in merged.folder.rglob("*.log"))
+    write_reports(summarise_run(merged, judged(merged), references()), merged.folder)
+
+
+# --- what should be there --------------------------------------------------------------------------------------------
+
+
+def test_profile_that_was_expected_must_be_the_recorded_one(tmp_path):
+    folders = split(night(), tmp_path)
+    with pytest.raises(UsageError, match="--expect cpu: expected parts of this profile"):
+        merge(folders, tmp_path / "merged", Wanted(expect="cpu"))
+    with pytest.raises(HarnessError, match="expected a shipped profile"):
+        merge(folders, tmp_path / "merged", Wanted(expect="nowhere"))
+
+
+def cold_part_of_cpu(tmp_path: Path, prompts_sha256: str) -> Path:
+    observations = [observation(c, n) for c in ("single-none", "pd-none") for n in (40, 41)]
+    made = history(observations)
+    record = made.run.model_copy(
+        update={
+            "profile": {**PROFILE.model_dump(mode="json"), "source": "cpu", "baselines": "/elsewhere"},
+            "prompts_sha256": prompts_sha256,
+        }
+    )
+    return write(made.model_copy(update={"run": record}), tmp_path / "part")
+
+
+def test_cells_are_expected_with_all_their_requests(tmp_path):
+    """With the profile's prompts at hand, what a part was not asked is missing too, and baselines are local ones."""
+    prompts = load_prompts(PROFILE.workload.prompts)
+    folder = cold_part_of_cpu(tmp_path, prompts.sha256)
+    merged = merge([folder], tmp_path / "merged", Wanted(expect="cpu"))
+    assert len(merged.run.cells) == 12
+    assert merged.cell("pd-none").scenarios["late-pull"] > 0
+    assert merged.cell("pd-mtp").planned == len(prompts.cold) + PROFILE.workload.text_prompts
+    assert merged.run.profile["baselines"] == str(PROFILE.baselines)
+    only = merge([folder], tmp_path / "cold", Wanted(expect="cpu", scenarios=("cold",)))
+    assert only.cell("pd-none").scenarios == {}
+    with pytest.raises(UsageError, match="expected a pattern that matches a scenario"):
+        merge([folder], tmp_path / "odd", Wanted(expect="cpu", scenarios=("warm",)))
+
+
+def test_recorded_profile_that_cannot_be_read_is_said(tmp_path):
+    folder = write(history([observation("single-none", 40)]), tmp_path / "part")
+    with pytest.raises(UsageError, match="name it with --expect PROFILE"):
+        merge([folder], tmp_path / "merged")
+
+
+# --- a part by itself ------------------------------------------------------------------------------------------------
+
+
+def test_part_says_what_trying_again_could_mend(tmp_path):
+    made = night()
+
+    def part(change: Change | None = same, **changes: object) -> History:
+        own = part_of(made, PARTS[1], "part", **changes)
+        kept = [o if change is None else change(o) for o in own.observations if change or o.scenario != RESCORE]
+        return own.model_copy(update={"observations": tuple(kept)})
+
+    assert lacks(part()) == []
+    assert lacks(part(interrupted=True)) == ["the run was interrupted"]
+    assert "requests broke" in lacks(part(lambda o: o.model_copy(update={"error": "timeout"})))[0]
+    assert lacks(part(**failed(made, "pd-mtp"))) == ["pd-mtp is failed: engine died"]
+    assert lacks(part(None)) == [f"{len(LENGTHS)} outputs were not re-scored by single-none"]
+    folder = write(part(), tmp_path / "part")
+    write(part(**failed(made, "pd-mtp")), folder / SECOND)
+    assert lacks(load_history(folder)) == ["second stage: pd-mtp is failed: engine died"]
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_command_judges_once_and_exits_with_the_verdict(tmp_path):
+    folders = [str(f) for f in split(night("bitwise"), tmp_path)]
+    code, output = cli("merge", *folders, "--out", str(tmp_path / "merged"), "--baselines", str(tmp_path))
+    assert code == 2 and "UNKNOWN" in output
+    assert {"report.html", "junit.xml", "summary.md"} <= {p.name for p in (tmp_path / "merged").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["merge", "--help"], 0, "no second chance"),
+        (["merge", "--out", "/nowhere/x"], 64, "DIR"),
+        (["merge", "/nowhere", "--out", "/nowhere/x"], 64, "no such folder"),
+        (["merge", "/nowhere", "--keep-going", "--out", "/nowhere/x"], 2, "none that can be used"),
+        (["run", "--part", "--mutant", "M1"], 64, "--part: expected no --mutant"),
+    ],
+)
+def test_bad_input(arguments, code, sentence):
+    found, output = cli(*arguments)
+    assert found == code, output
+    assert sentence in output
