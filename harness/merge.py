@@ -336,6 +336,11 @@ def _logs(folder: Path, names: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
             yield path, ".".join([names[group], *rest])
 
 
+def _scorers(cells: Iterable[str]) -> bool:
+    """Whether a plain engine that re-scores outputs is among the cells."""
+    return any(c == CellName.of(c).reference for c in cells)
+
+
 def _scores(histories: Sequence[History]) -> list[Observation]:
     """Each distinct output's re-scoring, as one run has it: of several the first that was answered."""
     kept: dict[tuple[str, str], Observation] = {}
@@ -396,7 +401,8 @@ def _write(out: Path, parts: Sequence[_Loaded], night: _Night, notices: list[str
     notices += _halves(parts, chosen) + duplicates + _machines(parts)
     run = _run_record(parts, night, out.resolve().name, cells, whole.engines).model_copy(
         update={
-            "rescore": any(p.run.rescore for p in parts) or (night.profile.workload.rescore and any(c == CellName.of(c).reference for c in lost)),
+            "rescore": any(p.run.rescore for p in parts)
+            or (night.profile.workload.rescore and any(c == CellName.of(c).reference for c in lost)),
             "interrupted": any(_cut_short(parts, i) for i in set(chosen.values())),
             "merged": Merged(
                 parts=tuple(_part(p, i, chosen) for i, p in enumerate(parts)),

@@ -110,7 +110,9 @@ def local_places(inventory: Inventory, placement: Placement, base_port: int | No
     """Places on this machine for the engines of a job. Raises EngineStartError when ports are not free."""
     ports: Iterator[int] = allot(2 * len(placement.engines), base_port)
     return {
-        cast(Role, engine.role): LocalPlace([inventory.names[d.id] for d in engine.devices if d.id in inventory.names], ports=ports)
+        cast(Role, engine.role): LocalPlace(
+            [inventory.names[d.id] for d in engine.devices if d.id in inventory.names], ports=ports
+        )
         for engine in placement.engines
     }
 

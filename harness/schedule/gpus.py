@@ -160,7 +160,9 @@ def _meant(entry: str, first: str, found: Sequence[Gpu]) -> tuple[Gpu | None, st
         index = int(number[0])
         gpus = [g for g in found if g.index == index and not g.is_instance]
         indices = [str(g.index) for g in found if not g.is_instance]
-        trouble = "the end of the list" if index < 0 else f"no GPU of that index (there are {', '.join(indices) or 'none'})"
+        trouble = (
+            "the end of the list" if index < 0 else f"no GPU of that index (there are {', '.join(indices) or 'none'})"
+        )
         return (gpus[0] if gpus else None), trouble
     gpus = [g for g in found if entry.startswith(("GPU-", "MIG-")) and g.uuid.startswith(entry) and len(entry) > 4]
     if len(gpus) == 1:

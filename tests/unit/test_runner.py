@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -23,16 +24,23 @@ from harness.schedule.model import Device, Placement
 from harness.slots import Inventory, Memory, cpu_inventory, jobs_of
 
 ENVIRONMENT = EngineEnvironment(
-    executable="python", python="3.11", prefix="/", vllm="0.32.0", vllm_build="cpu", torch=None, transformers=None, nixl="1"
+    executable="python",
+    python="3.11",
+    prefix="/",
+    vllm="0.32.0",
+    vllm_build="cpu",
+    torch=None,
+    transformers=None,
+    nixl="1",
 )
 
 
 class FakeSession:
     """Stands for running engines: it answers nothing and notes when it was up."""
 
-    up: Counter[str] = Counter()
+    up: ClassVar[Counter[str]] = Counter()
     most: int = 0
-    order: list[str] = []  # noqa: RUF012
+    order: ClassVar[list[str]] = []
     broken: frozenset[str] = frozenset()
     seconds: float = 0.05
     ready_seconds = 1.0
@@ -128,9 +136,7 @@ def axes(tmp_path: Path, **changes: object) -> str:
 
 def run(prepared: Prepared, folder: Path, executor: FakeExecutor) -> History:
     recorder = prepared_recorder(prepared, ENVIRONMENT, folder)
-    return Runner(
-        prepared.profile, prepared.plan, prepared.works, ENVIRONMENT, recorder, Reporter(1.0), executor
-    ).run()
+    return Runner(prepared.profile, prepared.plan, prepared.works, ENVIRONMENT, recorder, Reporter(1.0), executor).run()
 
 
 def states(history: History) -> Counter[str]:
@@ -170,7 +176,10 @@ def test_a_group_that_fails_costs_its_own_cells_only(tmp_path):
 
 
 def test_what_fits_nowhere_is_said_before_anything_starts_and_the_rest_runs(tmp_path):
-    wide = {"few": {"engine": {"tensor_parallel": {"prefill": 1}}}, "wide": {"engine": {"tensor_parallel": {"prefill": 4}}}}
+    wide = {
+        "few": {"engine": {"tensor_parallel": {"prefill": 1}}},
+        "wide": {"engine": {"tensor_parallel": {"prefill": 4}}},
+    }
     prepared = prepare(axes(tmp_path, axes={"tp": wide}), ["*-none", "*-eagle3"])
     history = run(prepared, tmp_path / "run", FakeExecutor(2))
     assert set(FakeSession.order) == {"pd-none+few", "pd-eagle3+few"}
