@@ -10,6 +10,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harness.errors import ProfileError
+from harness.hub import ModelPath, ModelReference, Source, local_folder, localise
 from harness.scenarios.config import Scenario
 from harness.stats.multiplicity import stage_alpha
 from harness.strict import Strict as Strict
@@ -43,7 +44,8 @@ class NoSpeculation(Strict):
 
 
 class _Speculative(Strict):
-    drafter: Path
+    kind: str
+    drafter: ModelPath
     num_speculative_tokens: int = Field(default=3, ge=1, le=16)
 
     @property
@@ -57,7 +59,8 @@ class _Speculative(Strict):
 
     @property
     def drafter_path(self) -> Path | None:
-        return self.drafter
+        """Folder of the drafter. Raises ModelUnavailableError when it was named on the hub and is not here."""
+        return local_folder(self.drafter, f"drafter of {self.kind}")
 
 
 class Eagle3(_Speculative):
@@ -203,9 +206,12 @@ class Profile(Strict):
     format: Literal[1]
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str = ""
-    target: Path
-    tokenizer: Path | None = None
-    """Folder of tokenizer and chat template, when not the target's."""
+    target: ModelPath
+    """A folder, or a name on the hub; what uses it asks for ``target_folder``."""
+    tokenizer: ModelPath | None = None
+    """Tokenizer and chat template, when not the target's."""
+    sources: dict[str, Source] = Field(default_factory=dict)
+    """Where the folders came from that were named on the hub, by role; filled in by ``localise``."""
     topologies: tuple[TopologyName, ...] = Field(min_length=1)
     methods: tuple[Method, ...] = Field(min_length=1)
     routes: tuple[Route, ...] = Field(default=("client",), min_length=1)
@@ -224,8 +230,14 @@ class Profile(Strict):
     """List of findings that are reported already; see ``harness.known``."""
 
     @property
+    def target_folder(self) -> Path:
+        """Raises ModelUnavailableError when the target was named on the hub and is not here."""
+        return local_folder(self.target, "target")
+
+    @property
     def tokenizer_folder(self) -> Path:
-        return self.tokenizer or self.target
+        """Raises ModelUnavailableError when the tokenizer was named on the hub and is not here."""
+        return self.target_folder if self.tokenizer is None else local_folder(self.tokenizer, "tokenizer")
 
     @field_validator("topologies", "methods", "routes")
     @classmethod
@@ -280,11 +292,18 @@ def shipped_profile_names() -> list[str]:
 
 
 def load_profile(name_or_path: str) -> Profile:
-    """Load a shipped profile by name or any profile by path.
+    """Load a shipped profile by name or any profile by path, with models of the hub as folders of the local cache.
 
     Paths inside a profile are relative to the profile's folder; those of shipped profiles to the repository.
-    Raises ProfileError with one sentence per problem.
+    Raises ProfileError with one sentence per problem. A model of the hub that is not here is no such problem: see
+    ``harness.hub.localise``.
     """
+    return localise(read_profile(name_or_path), name_or_path)
+
+
+def read_profile(name_or_path: str, with_prompts: bool = True) -> Profile:
+    """A profile as it was written, references to the hub included. ``with_prompts=False`` lets its prompt set be
+    missing. Raises ProfileError with one sentence per problem."""
     shipped = SHIPPED_PROFILES / f"{name_or_path}.yaml"
     is_shipped = name_or_path in shipped_profile_names()
     path = shipped if is_shipped else Path(name_or_path)
@@ -300,21 +319,26 @@ def load_profile(name_or_path: str) -> Profile:
         raise ProfileError(f"profile {path}: expected YAML, but it cannot be read: {reason}") from error
     if not isinstance(raw, dict):
         raise ProfileError(f"profile {path}: expected a mapping at the top level, found {type(raw).__name__}")
+    if "sources" in raw:
+        raise ProfileError(f"profile {path}: sources: unknown key; runs record it, profiles do not say it")
     base = REPOSITORY if is_shipped else path.resolve().parent
     try:
         profile = Profile.model_validate(_resolve(raw, base))
     except ValidationError as error:
         raise ProfileError(f"profile {path} is not valid:\n{describe_validation_error(error)}") from error
-    check_paths(profile, path)
+    check_paths(profile, path, with_prompts)
     return profile
 
 
-def check_paths(profile: Profile, source: Path) -> None:
-    """Raise ProfileError when a model or prompt path of the profile does not exist or is no model."""
-    folders = {"target": profile.target} | {
-        f"drafter of {m.kind}": m.drafter_path for m in profile.methods if m.drafter_path is not None
+def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> None:
+    """Raise ProfileError when a model or prompt path of the profile does not exist or is no model. What the hub's cache
+    holds is checked where references are looked up."""
+    models = {"target": profile.target} | {
+        f"drafter of {m.kind}": m.drafter for m in profile.methods if not isinstance(m, NoSpeculation)
     }
-    for role, folder in folders.items():
+    for role, folder in models.items():
+        if isinstance(folder, ModelReference):
+            continue
         config = folder / "config.json"
         if not config.is_file():
             raise ProfileError(
@@ -325,12 +349,13 @@ def check_paths(profile: Profile, source: Path) -> None:
             json.loads(config.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ProfileError(f"profile {source}: {role}: {config} is not JSON ({error})") from error
-    if not (profile.tokenizer_folder / "tokenizer_config.json").is_file():
+    tokenizer = profile.tokenizer or profile.target
+    if isinstance(tokenizer, Path) and not (tokenizer / "tokenizer_config.json").is_file():
         raise ProfileError(
             f"profile {source}: tokenizer: expected a folder with tokenizer_config.json at "
-            f"{profile.tokenizer_folder}, found none; correct the path"
+            f"{tokenizer}, found none; correct the path"
         )
-    if not profile.workload.prompts.is_file():
+    if with_prompts and not profile.workload.prompts.is_file():
         raise ProfileError(
             f"profile {source}: workload.prompts: expected a prompt set at {profile.workload.prompts}, found none. "
             "Correct the path, or run `harness prompts build`"

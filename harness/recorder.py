@@ -27,6 +27,7 @@ from harness.history import (
     write_parquet,
     write_run,
 )
+from harness.hub import unavailable
 from harness.prompts import PromptSet
 from harness.rescore import Outputs
 from harness.workload import CellWork
@@ -60,6 +61,7 @@ class Recorder:
         self._begun = time.monotonic()
         self._stop_seconds = 0.0
         commit, dirty = provenance.git_state()
+        missing = unavailable(profile)
         methods = {m.kind: m for m in (*(w.cell.method for w in works), *profile.methods)}
         self.record = RunRecord(
             schema_version=SCHEMA,
@@ -79,6 +81,8 @@ class Recorder:
                     profile, method, prompts.sha256, environment.vllm, tuple(provenance.gpus())
                 ).model_dump(mode="json")
                 for kind, method in methods.items()
+                # Cells of a model that is not here are UNKNOWN for that reason; there is nothing to hash.
+                if kind not in missing
             },
             cells=tuple(
                 CellRecord(

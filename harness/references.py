@@ -14,6 +14,7 @@ from harness.baseline.store import load_baseline, stored
 from harness.engine.environment import inspect_environment
 from harness.errors import DataError, UsageError
 from harness.history import load_history
+from harness.hub import unavailable
 from harness.operations import Prepared, new_folder, prepare
 from harness.progress import Reporter
 from harness.provenance import gpus
@@ -83,7 +84,10 @@ def overview(source: str, folder: Path | None) -> tuple[list[dict[str, Any]], li
         except DataError:
             continue
         rows.append({"name": path.name, "header": header})
+    missing = unavailable(prepared.profile)
     known = [
-        identity_of(prepared.profile, m, prepared.prompts.sha256, None, tuple(gpus())) for m in prepared.profile.methods
+        identity_of(prepared.profile, m, prepared.prompts.sha256, None, tuple(gpus()))
+        for m in prepared.profile.methods
+        if m.kind not in missing
     ]
     return rows, unused(where, known)

@@ -30,7 +30,7 @@ def identity_of(
     drafter = method.drafter_path
     gpu = gpus[0].split(",")[0].strip() if gpus else "unknown GPU"
     return Identity(
-        target_sha256=model_hash(profile.target),
+        target_sha256=model_hash(profile.target_folder),
         drafter_sha256=model_hash(drafter) if drafter else None,
         tokenizer_sha256=tokenizer_hash(profile.tokenizer_folder),
         template_sha256=template_hash(profile.tokenizer_folder),
@@ -100,6 +100,12 @@ def record_from(
     kept: dict[str, int] = {}
     for cell in singles:
         method = cell.removeprefix("single-")
+        if method not in history.run.identities:
+            record = history.cell(cell)
+            raise UsageError(
+                f"{history.folder}: expected the models of {cell}, found none here "
+                f"({record.reason if record else 'no reason recorded'}); fetch them and record anew"
+            )
         asked = history.of(cell)
         old = _replaced(history, method, folder).baseline
         spare = old.by_prompt() if old is not None and keep_unasked else {}

@@ -59,7 +59,7 @@ def speculative_config(method: Method) -> dict[str, object] | None:
         return None
     return {
         "method": method.kind,
-        "model": str(method.drafter),
+        "model": str(method.drafter_path),
         "num_speculative_tokens": method.num_speculative_tokens,
     }
 
@@ -79,7 +79,7 @@ def build_command(
     engine = profile.engine
     argv = [environment.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--host", LOOPBACK, "--port", str(port)]
-    argv += ["--model", str(profile.target), "--served-model-name", MODEL_NAME]
+    argv += ["--model", str(profile.target_folder), "--served-model-name", MODEL_NAME]
     argv += ["--tokenizer", str(profile.tokenizer_folder)]
     argv += ["--dtype", engine.dtype, "--block-size", str(engine.block_size)]
     argv += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]
