@@ -464,6 +464,8 @@ class Model(NamedTuple):
     size: int | None
     gated: bool | None
     cached: bool
+    missing: int | None
+    """Bytes that would have to be fetched."""
     error: HarnessError | None
     """Why it cannot be used or fetched; None when all is well."""
 
@@ -492,7 +494,8 @@ def _survey_one(hub: Hub, role: str, reference: ModelReference, download: bool) 
         error = fault
     commit = snapshot.commit if snapshot is not None else remote.commit if remote is not None else None
     size = remote.size if remote is not None else _size(snapshot.folder) if snapshot is not None else None
-    return Model(role, reference, commit, size, remote.gated if remote else None, snapshot is not None, error)
+    missing = 0 if snapshot is not None else remote.missing if remote is not None else None
+    return Model(role, reference, commit, size, remote.gated if remote else None, snapshot is not None, missing, error)
 
 
 def _size(folder: Path) -> int:

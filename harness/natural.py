@@ -58,7 +58,8 @@ class Chat:
         # Llama 3.1 takes date_string and else says its default or today; others call strftime_now whatever they get.
         self.dated = "date_string" in template or "strftime_now" in template
         self._day = day
-        self._special = [t for t in self._tokenizer.all_special_tokens if t]
+        # Marks of a template need not be declared special to be read as one token.
+        self._marks = sorted({*self._tokenizer.all_special_tokens, *self._tokenizer.get_added_vocab()} - {""})
         self.words = [w for w in _WORDS if self._is_one_token(w)] or single_token_words(self._tokenizer)
         if not self.words:
             raise DataError(
@@ -77,7 +78,7 @@ class Chat:
 
     def accepts(self, text: str) -> bool:
         """Whether every character has a token, and none of the template's own marks is in the text."""
-        return not any(mark in text for mark in self._special) and self._knows(text)
+        return not any(mark in text for mark in self._marks) and self._knows(text)
 
     def render(self, content: str) -> Rendered:
         text = self._tokenizer.apply_chat_template(
