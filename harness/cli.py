@@ -16,6 +16,8 @@ from rich.table import Table
 from harness import __version__
 from harness.cli_ci import ci_app, exit_of_part, merge_command
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, UsageError
+from harness.models_cli import models
+from harness.prompts_cli import prompts_app
 
 if TYPE_CHECKING:
     from harness.baseline.build import Recorded
@@ -40,12 +42,12 @@ app = typer.Typer(
 )
 baseline_app = typer.Typer(no_args_is_help=True, help="Recorded references that runs are compared with.")
 probe_app = typer.Typer(no_args_is_help=True, help="The tiny trained models that the cpu profile runs on.")
-prompts_app = typer.Typer(no_args_is_help=True, help="Prompt sets.")
 app.add_typer(baseline_app, name="baseline")
 app.add_typer(probe_app, name="probe")
 app.add_typer(prompts_app, name="prompts")
 app.add_typer(ci_app, name="ci")
 app.command("merge")(merge_command)
+app.command()(models)
 
 ProfileOption = Annotated[
     str, typer.Option("--profile", "-p", help="A shipped profile ('cpu') or the path of a profile YAML file.")
@@ -740,55 +742,6 @@ def probe_measure(
     from harness.probe.build import WEIGHTS
 
     typer.echo(json.dumps(write_quality(load_history(run_dir), out or WEIGHTS / "quality.json"), indent=2))
-
-
-@prompts_app.command("build")
-def prompts_build(
-    kind: Annotated[
-        str, typer.Option("--kind", help="'copy' for the probe models, 'echo' for real instruct models.")
-    ] = "copy",
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", help="Folder with tokenizer and chat template; needed for 'echo'.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: prompts/probe.jsonl.")] = None,
-    block_size: Annotated[int, typer.Option(min=8, help="KV block size that the strata refer to.")] = 32,
-    lookahead: Annotated[int, typer.Option(min=0, help="Largest lookahead of the methods (DFlash: k + 1).")] = 4,
-    max_blocks: Annotated[int, typer.Option(min=1, max=6, help="Most whole blocks of a prompt.")] = 5,
-    seed: Annotated[int, typer.Option(help="Seed of the word choice.")] = 7,
-    per_length: Annotated[
-        int,
-        typer.Option(min=1, max=200, help="Prompts per length; `harness plan` says how many a wanted effect needs."),
-    ] = 1,
-    held_out: Annotated[
-        bool, typer.Option("--held-out", help="Add as many again for the second stage of the normal tier.")
-    ] = False,
-) -> None:
-    """Write a prompt set on and around block boundaries: copy prompts for the probes, echo prompts for real models."""
-    from harness.config import REPOSITORY
-    from harness.errors import UsageError
-    from harness.prompts import Layout, write_prompts
-
-    if lookahead >= block_size:
-        raise UsageError(f"--lookahead: expected less than --block-size {block_size}, found {lookahead}")
-    layout = Layout(block_size, lookahead, max_blocks, seed, per_length, held_out)
-    if kind == "echo":
-        if tokenizer is None or out is None:
-            raise UsageError("--kind echo: expected --tokenizer DIR and --out FILE, found one of them missing")
-        if not (tokenizer / "tokenizer_config.json").is_file():
-            raise UsageError(f"--tokenizer {tokenizer}: expected a folder with tokenizer_config.json, found none")
-        from harness.echo import build_echo_prompts
-
-        path, prompts = out, build_echo_prompts(tokenizer, layout)
-    elif kind == "copy":
-        from harness.probe.build import WEIGHTS
-        from harness.prompts import build_probe_prompts
-
-        path = out or REPOSITORY / "prompts" / "probe.jsonl"
-        prompts = build_probe_prompts(tokenizer or WEIGHTS / "tokenizer", layout)
-    else:
-        raise UsageError(f"--kind {kind!r}: expected copy or echo")
-    write_prompts(prompts, path)
-    typer.echo(f"{len(prompts.prompts)} prompts: {path}")
 
 
 def _interrupt(number: int, frame: object) -> None:

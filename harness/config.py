@@ -14,6 +14,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harness.errors import ProfileError, UsageError
+from harness.hub import ModelPath, ModelReference, Source, local_folder, localise
 from harness.scenarios.config import Scenario
 from harness.stats.multiplicity import stage_alpha
 from harness.strict import Strict as Strict
@@ -48,7 +49,8 @@ class NoSpeculation(Strict):
 
 
 class _Speculative(Strict):
-    drafter: Path | None
+    kind: str
+    drafter: ModelPath | None
     num_speculative_tokens: int = Field(default=3, ge=1, le=16)
 
     @property
@@ -62,21 +64,22 @@ class _Speculative(Strict):
 
     @property
     def drafter_path(self) -> Path | None:
-        return self.drafter
+        """Folder of the drafter. Raises ModelUnavailableError when it was named on the hub and is not here."""
+        return None if self.drafter is None else local_folder(self.drafter, f"drafter of {self.kind}")
 
 
 class Eagle3(_Speculative):
     """EAGLE3 drafter: one layer that reads three target streams."""
 
     kind: Literal["eagle3"]
-    drafter: Path
+    drafter: ModelPath
 
 
 class Mtp(_Speculative):
     """Multi-token prediction layers, of a drafter checkpoint or of the target's own."""
 
     kind: Literal["mtp"]
-    drafter: Path | None = None
+    drafter: ModelPath | None = None
     """None: the target has them."""
 
 
@@ -84,7 +87,7 @@ class DFlash(_Speculative):
     """DFlash drafter: all drafts in one bidirectional pass. It reserves one slot more, for the bonus token."""
 
     kind: Literal["dflash"]
-    drafter: Path
+    drafter: ModelPath
 
     @property
     def lookahead(self) -> int:
@@ -256,9 +259,12 @@ class Profile(Strict):
     format: Literal[1]
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str = ""
-    target: Path
-    tokenizer: Path | None = None
-    """Folder of tokenizer and chat template, when not the target's."""
+    target: ModelPath
+    """A folder, or a name on the hub; what uses it asks for ``target_folder``."""
+    tokenizer: ModelPath | None = None
+    """Tokenizer and chat template, when not the target's."""
+    sources: dict[str, Source] = Field(default_factory=dict)
+    """Where the folders came from that were named on the hub, by role; filled in by ``localise``."""
     topologies: tuple[TopologyName, ...] = Field(min_length=1)
     methods: tuple[Method, ...] = Field(min_length=1)
     routes: tuple[Route, ...] = Field(default=("client",), min_length=1)
@@ -286,13 +292,25 @@ class Profile(Strict):
     """List of findings that are reported already; see ``harness.known``."""
 
     @property
+    def target_folder(self) -> Path:
+        """Raises ModelUnavailableError when the target was named on the hub and is not here."""
+        return local_folder(self.target, "target")
+
+    @property
     def tokenizer_folder(self) -> Path:
-        return self.tokenizer or self.target
+        """Raises ModelUnavailableError when the tokenizer was named on the hub and is not here."""
+        return self.target_folder if self.tokenizer is None else local_folder(self.tokenizer, "tokenizer")
 
     @property
     def parts(self) -> tuple[Profile, ...]:
-        """One plain profile per variant; a profile without axes is its own part."""
+        """One plain profile per variant, with models of the hub as folders of the local cache; a profile without axes is
+        its own part."""
         return _parts(self.model_dump_json()) if self.axes else (self,)
+
+    @property
+    def written_parts(self) -> tuple[Profile, ...]:
+        """As ``parts``, with models as they are named."""
+        return _written_parts(self.model_dump_json()) if self.axes else (self,)
 
     def part(self, variant: str) -> Profile:
         """The plain profile of a variant. Raises UsageError when there is none of that name."""
@@ -433,10 +451,15 @@ def describe_validation_error(error: ValidationError) -> str:
 
 
 @lru_cache(maxsize=16)
-def _parts(profile: str) -> tuple[Profile, ...]:
+def _written_parts(profile: str) -> tuple[Profile, ...]:
     """Parts of a profile with axes, given as JSON."""
     raw = json.loads(profile)
     return tuple(Profile.model_validate(part_of(raw, v)) for v in variants(raw["axes"], raw["combine"]))
+
+
+@lru_cache(maxsize=16)
+def _parts(profile: str) -> tuple[Profile, ...]:
+    return tuple(localise(p, p.name) for p in _written_parts(profile))
 
 
 def shipped_profile_names() -> list[str]:
@@ -444,21 +467,27 @@ def shipped_profile_names() -> list[str]:
 
 
 def load_profile(name_or_path: str) -> Profile:
-    """Load a shipped profile by name or any profile by path, with models and prompts that exist.
+    """Load a shipped profile by name or any profile by path, with models of the hub as folders of the local cache.
 
     Paths inside a profile are relative to the profile's folder; those of shipped profiles to the repository. A profile
     may name another one that it ``extends``: its own keys are laid over that one's, mappings key by key, everything
-    else as a whole. Raises ProfileError with one sentence per problem.
+    else as a whole. Raises ProfileError with one sentence per problem. A model of the hub that is not here is no such
+    problem: see ``harness.hub.localise``.
     """
     profile, path = _read(name_or_path)
-    for part in profile.parts:
-        check_paths(part, path)
+    for part in profile.written_parts:
+        # A variant without prompts is UNKNOWN, and the others run.
+        check_paths(part, path, with_prompts=not profile.axes)
+    return profile if profile.axes else localise(profile, name_or_path)
+
+
+def read_profile(name_or_path: str, with_prompts: bool = False) -> Profile:
+    """A profile as it was written, references to the hub included: its models need not be on this machine, and its
+    prompts only when ``with_prompts`` says so. Raises ProfileError."""
+    profile, path = _read(name_or_path)
+    for part in profile.written_parts:
+        check_paths(part, path, with_prompts)
     return profile
-
-
-def read_profile(name_or_path: str) -> Profile:
-    """A profile as data alone: its models need not be on this machine. Raises ProfileError."""
-    return _read(name_or_path)[0]
 
 
 def _read(name_or_path: str) -> tuple[Profile, Path]:
@@ -467,7 +496,7 @@ def _read(name_or_path: str) -> tuple[Profile, Path]:
     try:
         profile = Profile.model_validate(raw)
         # Every part is validated before anything runs.
-        len(profile.parts)
+        len(profile.written_parts)
     except ValidationError as error:
         raise ProfileError(f"profile {path} is not valid:\n{describe_validation_error(error)}") from error
     return profile, path
@@ -497,6 +526,8 @@ def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
         raise ProfileError(f"profile {path}: expected YAML, but it cannot be read: {reason}") from error
     if not isinstance(raw, dict):
         raise ProfileError(f"profile {path}: expected a mapping at the top level, found {type(raw).__name__}")
+    if "sources" in raw:
+        raise ProfileError(f"profile {path}: sources: unknown key; runs record it, profiles do not say it")
     parent = raw.pop("extends", None)
     is_shipped = path.resolve().parent == SHIPPED_PROFILES
     raw = _resolve(raw, REPOSITORY if is_shipped else path.resolve().parent)
@@ -508,12 +539,15 @@ def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     return merged(_with_parents(above, (*children, path.resolve())), raw)
 
 
-def check_paths(profile: Profile, source: Path) -> None:
-    """Raise ProfileError when a model or prompt path of the profile does not exist or is no model."""
-    folders = {"target": profile.target} | {
-        f"drafter of {m.kind}": m.drafter_path for m in profile.methods if m.drafter_path is not None
+def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> None:
+    """Raise ProfileError when a model or prompt path of the profile does not exist or is no model. What the hub's cache
+    holds is checked where references are looked up."""
+    models = {"target": profile.target} | {
+        f"drafter of {m.kind}": m.drafter for m in profile.methods if not isinstance(m, NoSpeculation)
     }
-    for role, folder in folders.items():
+    for role, folder in models.items():
+        if isinstance(folder, ModelReference):
+            continue
         config = folder / "config.json"
         if not config.is_file():
             raise ProfileError(
@@ -524,12 +558,13 @@ def check_paths(profile: Profile, source: Path) -> None:
             json.loads(config.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ProfileError(f"profile {source}: {role}: {config} is not JSON ({error})") from error
-    if not (profile.tokenizer_folder / "tokenizer_config.json").is_file():
+    tokenizer = profile.tokenizer or profile.target
+    if isinstance(tokenizer, Path) and not (tokenizer / "tokenizer_config.json").is_file():
         raise ProfileError(
             f"profile {source}: tokenizer: expected a folder with tokenizer_config.json at "
-            f"{profile.tokenizer_folder}, found none; correct the path"
+            f"{tokenizer}, found none; correct the path"
         )
-    if not profile.workload.prompts.is_file():
+    if with_prompts and not profile.workload.prompts.is_file():
         raise ProfileError(
             f"profile {source}: workload.prompts: expected a prompt set at {profile.workload.prompts}, found none. "
             "Correct the path, or run `harness prompts build`"

@@ -20,6 +20,7 @@ from harness.engine.ports import free_ports
 from harness.engine.router import program
 from harness.errors import HarnessError
 from harness.files import sha256_file
+from harness.hub import unavailable
 from harness.matrix import all_cells
 from harness.probe.build import RECIPE_FILE, WEIGHTS
 from harness.prompts import load_prompts
@@ -64,9 +65,21 @@ def examine(executable: str, source: str) -> list[Item]:
     if environment is not None:
         items += _environment_items(environment, profile)
     items += _machine_items(profile)
+    if profile is not None:
+        items += _real_model_items(profile, source, environment)
     items.append(_probe_item())
     if profile is not None:
         items += _data_items(profile, source)
+    return items
+
+
+def _real_model_items(profile: Profile, source: str, environment: EngineEnvironment | None) -> list[Item]:
+    from harness.doctor_gpu import gpu_items, hub_items, read_gpus, transport_items, weights_of
+
+    items = hub_items(source)
+    if profile.engine.device == "gpu":
+        items += transport_items(profile, environment) if environment is not None else []
+        items += gpu_items(profile, environment, read_gpus(), weights_of(profile, source))
     return items
 
 
@@ -171,7 +184,12 @@ def _data_items(profile: Profile, source: str) -> list[Item]:
     if not items[0].ok:
         return items
     digest = load_prompts(path).sha256
+    missing = unavailable(profile)
     for method in profile.methods:
+        if method.kind in missing or "target" in missing:
+            reason = missing.get(method.kind) or missing["target"]
+            items.append(Item(f"baseline {method.kind}", reason, False, True, f"harness models {source} --download"))
+            continue
         identity = identity_of(profile, method, digest, None, tuple(provenance.gpus()))
         limits = Limits(profile.judging.baseline_days, profile.judging.baseline_minors)
         lookup = look_up(profile.baselines, identity, source, limits, provenance.now())

@@ -28,20 +28,8 @@ def build_echo_prompts(tokenizer_folder: Path, layout: Layout) -> PromptSet:
 
     Raises DataError when the tokenizer has no chat template or too few words, or no prompt of a length can be made.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder))
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(
-            f"tokenizer {tokenizer_folder}: expected a tokenizer, but it cannot be loaded ({reason})"
-        ) from error
-    if not tokenizer.chat_template:
-        raise DataError(
-            f"tokenizer {tokenizer_folder}: expected a chat template, found none; echo prompts are chat prompts"
-        )
-    words = _single_token_words(tokenizer)
+    tokenizer = load_chat_tokenizer(tokenizer_folder, "echo prompts")
+    words = single_token_words(tokenizer)
     minimum = len(_render(tokenizer, words[:1])[1]) + 2
     lengths = layout.lengths(minimum)
     if len(words) < max(lengths):
@@ -60,7 +48,21 @@ def build_echo_prompts(tokenizer_folder: Path, layout: Layout) -> PromptSet:
     return make_prompt_set(prompts, tokenizer_folder, origin, layout)
 
 
-def _single_token_words(tokenizer: Any) -> list[str]:
+def load_chat_tokenizer(folder: Path, what: str) -> Any:
+    """The tokenizer of a folder. Raises DataError when it cannot be loaded or has no chat template."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"tokenizer {folder}: expected a tokenizer, but it cannot be loaded ({reason})") from error
+    if not tokenizer.chat_template:
+        raise DataError(f"tokenizer {folder}: expected a chat template, found none; {what} are chat prompts")
+    return tokenizer
+
+
+def single_token_words(tokenizer: Any) -> list[str]:
     """Lower-case words that are one token with a space before them, in alphabetical order."""
     pieces = {tokenizer.convert_tokens_to_string([piece]).strip() for piece in tokenizer.get_vocab()}
     plain = sorted(p for p in pieces if _WORD.fullmatch(p))

@@ -6,7 +6,8 @@
     │   ├── DataError            a prompt, baseline or probe file is damaged or of another format
     │   └── NotARunError         a folder that is not a recorded run
     └── InfrastructureError      the run cannot tell; the affected cells are UNKNOWN → exit 2
-        ├── EnvironmentFault     a package or program that engines need is missing
+        ├── EnvironmentFault     a package, program or model that engines need is missing
+        │   └── ModelUnavailableError  a model that a profile names has no folder here
         ├── EngineStartError     an engine did not become ready
         │   └── MutantRefusedError  because a mutant's target has another shape in this vLLM
         ├── EngineDiedError      an engine ended while it was being used
@@ -50,6 +51,10 @@ class InfrastructureError(HarnessError):
 
 
 class EnvironmentFault(InfrastructureError):
+    pass
+
+
+class ModelUnavailableError(EnvironmentFault):
     pass
 
 

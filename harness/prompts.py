@@ -25,6 +25,18 @@ Use = Literal["cold", "scenario", "held-out"]
 """Sent cold by every run; by scenarios only; by a second stage only."""
 
 
+class TextSource(Strict):
+    """Where texts come from: a data set of the hub at a commit, or a file."""
+
+    dataset: str
+    """Organisation and name on the hub, or the name of the file."""
+    config: str | None = None
+    split: str | None = None
+    column: str
+    revision: str | None = None
+    """The commit of the data set, or the SHA-256 of the file."""
+
+
 class PromptHeader(Strict):
     """First line of a prompt set: what the prompts were rendered with."""
 
@@ -36,6 +48,12 @@ class PromptHeader(Strict):
     lookahead: int = Field(ge=0)
     seed: int
     rows_sha256: str
+    block_sizes: tuple[int, ...] | None = None
+    """Block sizes whose strata the set covers, where they are several; the stored ones refer to ``block_size``."""
+    source: TextSource | None = None
+    """Where the texts of natural prompts come from."""
+    date: str | None = None
+    """The day that a chat template with a date in it was rendered for, as YYYY-MM-DD."""
 
 
 class Prompt(Strict):
@@ -148,12 +166,21 @@ class Layout(NamedTuple):
     """How often all lengths are repeated, with other words each time."""
     held_out: bool = False
     """Whether there are as many prompts again for a second stage."""
+    more_sizes: tuple[int, ...] = ()
+    """Other block sizes whose strata are covered too."""
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        return (self.block_size, *self.more_sizes)
 
     def lengths(self, minimum: int) -> list[int]:
         """Tokens of each cold prompt, none shorter than ``minimum``. Aligned lengths appear twice with different words:
         one prompt is not a sample."""
-        once = [t.tokens for t in target_lengths(self.block_size, self.lookahead, self.max_blocks, minimum)]
-        return self.per_length * (once + [n for n in once if n % self.block_size == 0])
+        wanted = {
+            t.tokens for b in self.block_sizes for t in target_lengths(b, self.lookahead, self.max_blocks, minimum)
+        }
+        once = sorted(wanted)
+        return self.per_length * (once + [n for n in once if any(n % b == 0 for b in self.block_sizes)])
 
 
 def build_probe_prompts(tokenizer_folder: Path, layout: Layout) -> PromptSet:
@@ -174,7 +201,14 @@ def build_probe_prompts(tokenizer_folder: Path, layout: Layout) -> PromptSet:
     return make_prompt_set(prompts, tokenizer_folder, origin, layout)
 
 
-def make_prompt_set(prompts: Sequence[Prompt], tokenizer_folder: Path, origin: str, layout: Layout) -> PromptSet:
+def make_prompt_set(
+    prompts: Sequence[Prompt],
+    tokenizer_folder: Path,
+    origin: str,
+    layout: Layout,
+    source: TextSource | None = None,
+    date: str | None = None,
+) -> PromptSet:
     """A set with the header that its prompts belong to."""
     header = PromptHeader(
         format=FORMAT,
@@ -185,6 +219,9 @@ def make_prompt_set(prompts: Sequence[Prompt], tokenizer_folder: Path, origin: s
         lookahead=layout.lookahead,
         seed=layout.seed,
         rows_sha256=sha256_json([prompt_row(p) for p in prompts]),
+        block_sizes=layout.block_sizes if layout.more_sizes else None,
+        source=source,
+        date=date,
     )
     return PromptSet(header=header, prompts=tuple(prompts))
 
@@ -293,5 +330,5 @@ def prompt_row(prompt: Prompt) -> dict[str, Any]:
 
 
 def write_prompts(prompt_set: PromptSet, path: Path) -> None:
-    rows = [prompt_set.header.model_dump(mode="json"), *map(prompt_row, prompt_set.prompts)]
+    rows = [prompt_set.header.model_dump(mode="json", exclude_none=True), *map(prompt_row, prompt_set.prompts)]
     write_atomic(path, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in rows))

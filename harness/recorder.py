@@ -28,6 +28,7 @@ from harness.history import (
     write_parquet,
     write_run,
 )
+from harness.hub import reason_for
 from harness.matrix import CellName
 from harness.prompts import PromptSet
 from harness.rescore import Outputs
@@ -51,6 +52,9 @@ def _identities(
         used = [w.cell.method for w in works if w.cell.variant == variant]
         for method in {m.kind: m for m in (*used, *part.methods)}.values():
             lineup = CellName("single", method.kind, variant=variant).lineup
+            if variant not in prompts or reason_for(part, method.kind) is not None:
+                # Cells of a model that is not here are UNKNOWN for that reason; there is nothing to hash.
+                continue
             identity = identity_of(part, method, prompts[variant].sha256, environment.vllm, gpus)
             out[lineup] = identity.model_dump(mode="json")
     return out

@@ -14,6 +14,7 @@ from harness.baseline.store import load_baseline, stored
 from harness.engine.environment import inspect_environment
 from harness.errors import DataError, UsageError
 from harness.history import load_history
+from harness.hub import reason_for
 from harness.operations import Prepared, new_folder, prepare
 from harness.progress import Reporter
 from harness.provenance import gpus
@@ -87,5 +88,6 @@ def overview(source: str, folder: Path | None) -> tuple[list[dict[str, Any]], li
         identity_of(part, m, prepared.sets[part.variant].sha256, None, tuple(gpus()))
         for part in prepared.parts
         for m in part.methods
+        if reason_for(part, m.kind) is None
     ]
     return rows, unused(where, known)

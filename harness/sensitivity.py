@@ -13,6 +13,7 @@ from harness.baseline.summary import baseline_arms
 from harness.checks.night import TestName, tests_of
 from harness.engine.environment import EngineEnvironment
 from harness.history import COLD
+from harness.hub import reason_for
 from harness.matrix import CellName
 from harness.operations import Prepared
 from harness.provenance import gpus, now
@@ -104,13 +105,27 @@ def sensitivity(prepared: Prepared, environment: EngineEnvironment | None = None
     )
 
 
+def per_stratum(prepared: Prepared, effect_points: float) -> int:
+    """Cold prompts of each stratum that a change of so many points needs: enough over all strata, and in each one
+    enough for the change that a stratum must show. Held-out prompts are needed in the same number."""
+    found = sensitivity(prepared)
+    cold = [r for r in found.rows if r.scenario == COLD]
+    strata = len({p.stratum for p in prepared.prompts.cold})
+    everywhere = max((found.needed(r, effect_points) or 0 for r in cold), default=0)
+    points = prepared.profile.judging.must_detect_stratum_points
+    each = max((found.needed(r, points) or 0 for r in cold), default=0) if points is not None else 0
+    return max(1, math.ceil(everywhere / max(1, strata)), each)
+
+
 def lookups_now(prepared: Prepared, environment: EngineEnvironment | None) -> dict[str, Lookup]:
     """Baselines by lineup that a run of the prepared cells would be judged against, were it made now."""
     profile, judging = prepared.profile, prepared.profile.judging
     limits = Limits(judging.baseline_days, judging.baseline_minors)
     version = environment.vllm if environment else None
     return {
-        CellName("single", m.kind, variant=part.variant).lineup: look_up(
+        CellName("single", m.kind, variant=part.variant).lineup: Lookup(None, reason)
+        if (reason := reason_for(part, m.kind)) is not None
+        else look_up(
             profile.baselines,
             identity_of(part, m, prepared.sets[part.variant].sha256, version, tuple(gpus())),
             prepared.source,

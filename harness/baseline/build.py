@@ -30,7 +30,7 @@ def identity_of(
     drafter = method.drafter_path
     gpu = gpus[0].split(",")[0].strip() if gpus else "unknown GPU"
     return Identity(
-        target_sha256=model_hash(profile.target),
+        target_sha256=model_hash(profile.target_folder),
         drafter_sha256=model_hash(drafter) if drafter else None,
         tokenizer_sha256=tokenizer_hash(profile.tokenizer_folder),
         template_sha256=template_hash(profile.tokenizer_folder),
@@ -102,6 +102,12 @@ def record_from(
     for cell in singles:
         name = CellName.of(cell)
         method = name.lineup
+        if method not in history.run.identities:
+            record = history.cell(cell)
+            raise UsageError(
+                f"{history.folder}: expected the models of {cell}, found none here "
+                f"({record.reason if record else 'no reason recorded'}); fetch them and record anew"
+            )
         prompts = sets.get(name.variant)
         if prompts is None or identity_in(history, method).prompts_sha256 != prompts.sha256:
             raise UsageError(f"{history.folder}: was recorded with other prompts than the profile has now; record anew")

@@ -82,9 +82,11 @@ def published_for(bands: Iterable[Band], profile: dict[str, Any], lineup: str) -
 
 
 def matching(bands: Iterable[Band], profile: dict[str, Any], method: str) -> list[Band]:
-    """Bands of the models that a recorded profile names; a local folder counts by its name."""
+    """Bands of the models that a recorded profile names, on the hub or as a folder, which counts by its name."""
     raw: dict[str, Any] = next((m for m in profile.get("methods", ()) if m.get("kind") == method), {})
-    target, drafter, k = profile.get("target"), raw.get("drafter"), raw.get("num_speculative_tokens")
+    hub = {role: source.get("repo") for role, source in profile.get("sources", {}).items()}
+    target, drafter = hub.get("target", profile.get("target")), hub.get(method, raw.get("drafter"))
+    k = raw.get("num_speculative_tokens")
     return [
         b
         for b in bands

@@ -66,7 +66,7 @@ def speculative_config(method: Method) -> dict[str, object] | None:
     """vLLM's ``--speculative-config`` for a method."""
     if isinstance(method, NoSpeculation):
         return None
-    drafter = {"model": str(method.drafter)} if method.drafter is not None else {}
+    drafter = {"model": str(method.drafter_path)} if method.drafter is not None else {}
     return {"method": method.kind, **drafter, "num_speculative_tokens": method.num_speculative_tokens}
 
 
@@ -87,7 +87,7 @@ def build_command(
     engine = profile.engine
     argv = [environment.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--host", host, "--port", str(port)]
-    argv += ["--model", str(profile.target), "--served-model-name", MODEL_NAME]
+    argv += ["--model", str(profile.target_folder), "--served-model-name", MODEL_NAME]
     argv += ["--tokenizer", str(profile.tokenizer_folder)]
     argv += ["--dtype", engine.dtype, "--block-size", str(engine.block_size)]
     argv += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]

@@ -97,7 +97,7 @@ def write_case(case: Case, environment: EngineEnvironment, target: Path) -> None
 
 def model_folders(profile: Profile, cell: Cell) -> dict[str, Path]:
     """The models of a cell by the names that commands use for them."""
-    folders = {"target": profile.target, "tokenizer": profile.tokenizer_folder}
+    folders = {"target": profile.target_folder, "tokenizer": profile.tokenizer_folder}
     if cell.method.drafter_path is not None:
         folders["drafter"] = cell.method.drafter_path
     return folders

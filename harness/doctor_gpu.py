@@ -1,0 +1,245 @@
+"""What real models need of a machine: the hub, disk, UCX's CUDA transports, the GPU's driver and memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.config import NoSpeculation, Profile, read_profile
+from harness.doctor import Item
+from harness.engine.environment import EngineEnvironment
+from harness.hub import GIB, Hub, Model, references_of, survey
+
+_CUDA_TRANSPORTS = ("cuda_copy", "cuda_ipc")
+# UCX's own names for several transports at once.
+_UCX_GROUPS = {"all": _CUDA_TRANSPORTS, "cuda": _CUDA_TRANSPORTS}
+# Oldest Linux driver that runs any release of a major CUDA version (minor-version compatibility).
+_DRIVERS = {12: 525.6, 13: 580.0}
+# Activations, CUDA graphs and context beside weights and KV; a bound to warn at, not a measurement.
+_OVERHEAD_GIB = 2.0
+
+
+# --- the hub --------------------------------------------------------------------------------------------------------
+
+
+def hub_items(source: str, hub: Hub | None = None) -> list[Item]:
+    """Hub, token, models and disk of a profile that names models on the hub; none for other profiles. Raises
+    ProfileError when the profile cannot be read."""
+    profile = read_profile(source, with_prompts=False)
+    if not references_of(profile):
+        return []
+    hub = hub or Hub()
+    models = survey(profile, hub)
+    absent = [m for m in models if not m.cached]
+    answers = any(m.gated is not None for m in models)
+    locked = [m.reference.repo for m in absent if m.gated]
+    missing = sum(m.missing or 0 for m in models)
+    return [
+        Item(
+            "hub",
+            f"{hub.endpoint}: {'answers' if answers else 'no answer'}",
+            answers,
+            bool(absent),
+            "see to the network, name another hub with HF_ENDPOINT, or fill HF_HOME elsewhere",
+        ),
+        Item(
+            "hub token",
+            ("found" if hub.has_token else "none") + (f", wanted by {', '.join(locked)}" if locked else ""),
+            hub.has_token,
+            bool(locked),
+            "set HF_TOKEN; only gated and private models need it",
+        ),
+        *(_model_item(m, source) for m in models),
+        Item(
+            "disk for models",
+            f"{missing / GIB:.1f} GiB to fetch, {hub.free() / GIB:.1f} GiB free at {hub.cache}",
+            missing <= hub.free(),
+            bool(absent),
+            "free some disk space, or let HF_HOME name a larger disk",
+        ),
+    ]
+
+
+def _model_item(model: Model, source: str) -> Item:
+    size = "size unknown" if model.size is None else f"{model.size / GIB:.2f} GiB"
+    facts = [f"{model.reference} is {(model.commit or '?')[:12]}", size]
+    facts += ["gated"] if model.gated else []
+    facts.append("in the cache" if model.cached else "not in the cache")
+    found = ", ".join(facts) if model.error is None else str(model.error)
+    ok = model.cached and model.error is None
+    return Item(f"model {model.role}", found, ok, True, f"harness models {source} --download")
+
+
+# --- transports -----------------------------------------------------------------------------------------------------
+
+
+def transport_items(profile: Profile, environment: EngineEnvironment) -> list[Item]:
+    """Whether NIXL can move KV between GPUs; none where no KV moves or engines run on CPUs."""
+    if profile.engine.device != "gpu" or "pd" not in profile.topologies:
+        return []
+    wanted = _CUDA_TRANSPORTS if profile.engine.kv_buffer_device == "cuda" else ()
+    where, found = _transports(environment)
+    lacking = [t for t in wanted if t not in found]
+    names = ", ".join(sorted(found)) or "none"
+    return [
+        Item(
+            "UCX transports",
+            f"{names} ({where})" + (f"; no {', '.join(lacking)}" if lacking else ""),
+            not lacking,
+            bool(wanted),
+            "install nixl's CUDA wheel (extra `gpu`), or set engine.kv_buffer_device to cpu",
+        ),
+        _tls_item(profile.engine.env, wanted),
+    ]
+
+
+def _transports(environment: EngineEnvironment) -> tuple[str, set[str]]:
+    """Where transports were looked for, and those of GPUs that were found."""
+    program = shutil.which("ucx_info")
+    if program is not None:
+        done = _ask([program, "-d"])
+        return "ucx_info -d", set(re.findall(r"Transport:\s*(\S+)", done)) & set(_CUDA_TRANSPORTS)
+    place = _package_folder(environment.executable, "nixl")
+    return "libraries of the nixl wheel; a GPU decides what they can do", shipped_transports(place)
+
+
+def shipped_transports(site_packages: Path | None) -> set[str]:
+    """GPU transports in the UCX that a nixl wheel brings along (``nixl*.libs/ucx``), found without loading it."""
+    if site_packages is None:
+        return set()
+    folders = [f for f in site_packages.iterdir() if f.name.lstrip(".").startswith("nixl") and f.name.endswith(".libs")]
+    libraries = [lib for f in folders for lib in (f / "ucx").glob("libuct_cuda*.so*")]
+    return {t for lib in libraries for t in _CUDA_TRANSPORTS if t.encode() in lib.read_bytes()}
+
+
+def _tls_item(env: Mapping[str, str], wanted: tuple[str, ...]) -> Item:
+    given = env.get("UCX_TLS")
+    ignored = "; UCX_TLS of this shell is not passed on" if "UCX_TLS" in os.environ else ""
+    if given is None:
+        return Item("UCX_TLS", f"not set by the profile: UCX chooses{ignored}", True, False)
+    named = given.removeprefix("^").split(",")
+    named += [t for n in named for t in _UCX_GROUPS.get(n, ())]
+    lacking = [t for t in wanted if (t in named) == given.startswith("^")]
+    return Item(
+        "UCX_TLS",
+        given + (f" leaves out {', '.join(lacking)}" if lacking else "") + ignored,
+        not lacking,
+        bool(wanted),
+        "add cuda_copy and cuda_ipc to UCX_TLS in engine.env, or leave it out",
+    )
+
+
+# --- the GPU --------------------------------------------------------------------------------------------------------
+
+
+class Gpu(NamedTuple):
+    name: str
+    driver: str
+    total_gib: float
+    free_gib: float
+
+
+def read_gpus() -> list[Gpu]:
+    """GPUs that the driver shows, with memory in GiB; empty without one."""
+    fields = "name,driver_version,memory.total,memory.free"
+    return parse_gpus(_ask(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]))
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    out = []
+    for line in text.splitlines():
+        words = [w.strip() for w in line.split(",")]
+        # Memory of a partitioned GPU may read "[N/A]".
+        if len(words) == 4 and words[2].isdigit() and words[3].isdigit():
+            out.append(Gpu(words[0], words[1], int(words[2]) / 1024, int(words[3]) / 1024))
+    return out
+
+
+def gpu_items(
+    profile: Profile, environment: EngineEnvironment | None, gpus: list[Gpu], models: Mapping[str, int]
+) -> list[Item]:
+    """Driver and memory for a GPU profile. ``models`` has the bytes of the weights by role, as far as known."""
+    if profile.engine.device != "gpu" or not gpus:
+        return []
+    items = [_driver_item(gpus[0], _cuda_version(environment))] if environment is not None else []
+    return [*items, _memory_item(profile, gpus[0], models)]
+
+
+def _driver_item(gpu: Gpu, cuda: str | None) -> Item:
+    major = int(cuda.split(".")[0]) if cuda else None
+    oldest = _DRIVERS.get(major) if major is not None else None
+    found = f"{gpu.driver}, torch is built for CUDA {cuda or '?'}"
+    if oldest is None:
+        return Item("GPU driver", f"{found}: not judged", True, False)
+    digits = re.match(r"\d+\.\d+", gpu.driver)
+    ok = digits is not None and float(digits.group()) >= oldest
+    return Item("GPU driver", found, ok, True, f"CUDA {major} needs driver {oldest:g} or newer: update it")
+
+
+def _memory_item(profile: Profile, gpu: Gpu, models: Mapping[str, int]) -> Item:
+    """Each engine takes a share of the whole memory; weights, KV and working space must fit into it."""
+    engines = 2 if "pd" in profile.topologies else 1
+    share = profile.engine.gpu_memory_utilization * gpu.total_gib
+    drafters = [models[m.kind] for m in profile.methods if m.kind in models]
+    weights = (models.get("target", 0) + max(drafters, default=0)) / GIB
+    fits = weights + _OVERHEAD_GIB <= share and engines * share <= gpu.free_gib
+    return Item(
+        "GPU memory",
+        f"{gpu.name}: {gpu.free_gib:.0f} of {gpu.total_gib:.0f} GiB free; {engines} engines of {share:.1f} GiB "
+        f"(gpu_memory_utilization {profile.engine.gpu_memory_utilization:g}), weights {weights:.1f} GiB each",
+        fits,
+        True,
+        "end other programs, change engine.gpu_memory_utilization, or take smaller models",
+    )
+
+
+def weights_of(profile: Profile, source: str, hub: Hub | None = None) -> dict[str, int]:
+    """Bytes of the weights of target and drafters: from their folders, or as the hub has them."""
+    given = {"target": profile.target} | {
+        m.kind: m.drafter for m in profile.methods if not isinstance(m, NoSpeculation)
+    }
+    out = {
+        role: sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+        for role, folder in given.items()
+        if isinstance(folder, Path)
+    }
+    wanted = read_profile(source, with_prompts=False) if len(out) < len(given) else None
+    if wanted is not None:
+        out |= {
+            m.role: m.size for m in survey(wanted, hub or Hub()) if m.role in given and m.role not in out and m.size
+        }
+    return out
+
+
+def _cuda_version(environment: EngineEnvironment | None) -> str | None:
+    """CUDA version that the engines' torch was built for, read from its files: importing it takes seconds."""
+    place = _package_folder(environment.executable, "torch") if environment is not None else None
+    try:
+        text = (place / "torch" / "version.py").read_text(encoding="utf-8") if place is not None else ""
+    except OSError:
+        return None
+    found = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def _package_folder(executable: str, package: str) -> Path | None:
+    """The folder that an interpreter has a package in."""
+    question = f"import importlib.util as u; s = u.find_spec({package!r}); print(s.origin if s else '')"
+    origin = _ask([executable, "-c", question]).strip()
+    return Path(origin).parent.parent if origin else None
+
+
+def _ask(argv: list[str]) -> str:
+    """What a program prints; nothing when it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "PYTHONPATH": ""}
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

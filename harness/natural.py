@@ -1,0 +1,278 @@
+"""Natural prompts: questions that people asked, padded to lengths on and around block boundaries.
+
+A text is rendered with the tokenizer's chat template. Where the count of tokens is not one that a stratum needs, a
+neutral sentence and words of one token each are added to the user's turn until it is. Counts are those of the rendered
+text, so that what is sent is what was counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.echo import load_chat_tokenizer, single_token_words
+from harness.errors import DataError
+from harness.files import sha256_bytes
+from harness.prompts import Layout, Prompt, PromptSet, Use, make_prompt_set, prompt_digest
+from harness.strata import Stratum, classify
+from harness.texts import Texts
+
+DATE = date(2024, 7, 26)
+"""What templates with a date in them are rendered for, unless said otherwise: the default of Llama 3.1's template."""
+
+OPENINGS = (
+    "\n\nPlease answer carefully and pay no attention to these words:",
+    "\n\nPlease answer carefully.",
+    "\n\nThank you.",
+    "\nThanks.",
+    "",
+)
+"""What padding begins with; the longest that fits. The last leaves words alone, for a gap of a token or two."""
+
+# fmt: off
+_WORDS = (
+    "apple", "river", "stone", "garden", "window", "table", "morning", "paper", "music", "water", "house", "summer",
+    "letter", "picture", "bread", "winter", "road", "tree", "light", "night", "cloud", "field", "glass", "horse",
+    "island", "kitchen", "market", "north", "ocean", "party", "queen", "rain", "school", "train", "village",
+)
+# fmt: on
+_TRIES = 12
+
+
+class Rendered(NamedTuple):
+    text: str
+    ids: tuple[int, ...]
+
+
+class Chat:
+    """A tokenizer with its chat template, rendered for one fixed day."""
+
+    def __init__(self, folder: Path, day: date = DATE) -> None:
+        """Raises DataError when there is no tokenizer, no template, or no word of one token."""
+        self._tokenizer = load_chat_tokenizer(folder, "natural prompts")
+        template = str(self._tokenizer.chat_template)
+        # Llama 3.1 takes date_string and else says its default or today; others call strftime_now whatever they get.
+        self.dated = "date_string" in template or "strftime_now" in template
+        self._day = day
+        # Marks of a template need not be declared special to be read as one token.
+        self._marks = sorted({*self._tokenizer.all_special_tokens, *self._tokenizer.get_added_vocab()} - {""})
+        self.words = [w for w in _WORDS if self._is_one_token(w)] or single_token_words(self._tokenizer)
+        if not self.words:
+            raise DataError(
+                f"tokenizer {folder}: expected words of one token to pad with, found none; take another tokenizer"
+            )
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _is_one_token(self, word: str) -> bool:
+        return self._knows(f"a {word}") and self._count(f"a {word}") == self._count("a") + 1
+
+    def _knows(self, text: str) -> bool:
+        unknown = self._tokenizer.unk_token_id
+        return unknown is None or unknown not in self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def accepts(self, text: str) -> bool:
+        """Whether every character has a token, and none of the template's own marks is in the text."""
+        return not any(mark in text for mark in self._marks) and self._knows(text)
+
+    def render(self, content: str) -> Rendered:
+        text = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}],
+            tokenize=False,
+            add_generation_prompt=True,
+            date_string=self._day.strftime("%d %b %Y"),
+            strftime_now=self._day.strftime,
+        )
+        return Rendered(text, tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]))
+
+
+def pad(chat: Chat, text: str, tokens: int, seed: int = 0) -> Rendered | None:
+    """``text`` rendered to exactly ``tokens`` tokens, or None where no padding that is tried gives that count. The same
+    arguments give the same padding."""
+    bare = chat.render(text)
+    if len(bare.ids) >= tokens:
+        return bare if len(bare.ids) == tokens else None
+    rng = random.Random(f"{seed} {tokens} {text}")
+    for opening in OPENINGS:
+        wanted = tokens - len(chat.render(text + opening).ids)
+        if wanted < 0 or (wanted == 0 and opening.endswith(":")):
+            continue
+        for _ in range(_TRIES):
+            words = rng.choices(chat.words, k=wanted)
+            found = chat.render(" ".join([text + opening, *words]))
+            if len(found.ids) == tokens:
+                return found
+            # Beside other tokens a word may count for more or less than alone.
+            wanted = max(1, wanted + tokens - len(found.ids))
+    return None
+
+
+class Built(NamedTuple):
+    prompts: PromptSet
+    dropped: dict[str, int]
+    """Texts that no prompt was made of, by reason."""
+
+
+class _Text(NamedTuple):
+    row: int
+    text: str
+    tokens: int
+    """Of the rendered text without padding."""
+
+
+Key = tuple[int, Stratum]
+"""A block size and a stratum."""
+
+
+def build_natural_prompts(
+    tokenizer_folder: Path, texts: Texts, layout: Layout, per_stratum: int, day: date = DATE
+) -> Built:
+    """``per_stratum`` prompts for every stratum of every block size of the layout, as far as the texts reach.
+
+    With ``held_out`` the texts are halved, alike in length, and no text is in both halves. Within a half each text is
+    used once before any is used twice, at another length. Padding is at most the largest block, so the number of
+    blocks of a prompt is that of its text. Raises DataError when no prompt can be made.
+    """
+    chat = Chat(tokenizer_folder, day)
+    longest = (layout.max_blocks + 1) * max(layout.block_sizes) - 1
+    dropped: Counter[str] = Counter()
+    usable: list[_Text] = []
+    for row, text in texts.rows:
+        if not chat.accepts(text):
+            dropped["holds what the tokenizer has no token for, or a mark of the template"] += 1
+            continue
+        tokens = len(chat.render(text).ids)
+        if tokens > longest:
+            dropped[f"longer than {longest} tokens"] += 1
+        else:
+            usable.append(_Text(row, text, tokens))
+    prompts: list[Prompt] = []
+    for use, half in _halves(usable, layout).items():
+        filler = _Filler(chat, half, layout, longest)
+        made = filler.fill(per_stratum)
+        prompts += [_prompt(t, r, n, use, texts.source.dataset, layout) for n, (t, r) in enumerate(made)]
+        used = {t for t, _ in made}
+        dropped["cannot be padded to a wanted length"] += sum(t not in used and t in filler.failed for t in half)
+        dropped["not needed"] += sum(t not in used and t not in filler.failed for t in half)
+    if not any(p.use == "cold" for p in prompts):
+        raise DataError(
+            f"{texts.source.dataset}: expected texts that fit between the chat template and {longest} tokens, found "
+            "none; give other texts, larger blocks or more of them"
+        )
+    origin = f"first turns of {texts.source.dataset}, padded by `harness prompts build --kind natural`"
+    header_day = day.isoformat() if chat.dated else None
+    prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, header_day)
+    return Built(prompt_set, {reason: n for reason, n in dropped.items() if n})
+
+
+def _halves(texts: Sequence[_Text], layout: Layout) -> dict[Use, list[_Text]]:
+    """Texts by use. Of two texts of like length one goes to each half."""
+    rng = random.Random(layout.seed)
+    order = sorted(texts, key=lambda t: (t.tokens, sha256_bytes(t.text.encode())))
+    if not layout.held_out:
+        return {"cold": order}
+    halves: dict[Use, list[_Text]] = {"cold": [], "held-out": []}
+    for start in range(0, len(order), 2):
+        pair = order[start : start + 2]
+        rng.shuffle(pair)
+        for half, text in zip(halves.values(), pair, strict=False):
+            half.append(text)
+    return halves
+
+
+class _Filler:
+    """Chooses texts and lengths for one half until each stratum has its prompts."""
+
+    def __init__(self, chat: Chat, texts: Sequence[_Text], layout: Layout, longest: int) -> None:
+        self._chat = chat
+        self._layout = layout
+        self.failed: set[_Text] = set()
+        self._uses: Counter[_Text] = Counter()
+        self._blocks: Counter[tuple[Key, int]] = Counter()
+        self._count: Counter[Key] = Counter()
+        self._left: dict[Key, set[tuple[_Text, int]]] = defaultdict(set)
+        most = max(layout.block_sizes)
+        for text in texts:
+            for tokens in range(text.tokens, min(text.tokens + most, longest + 1)):
+                for key in self._keys(tokens):
+                    self._left[key].add((text, tokens))
+
+    def _keys(self, tokens: int) -> list[Key]:
+        return [(b, classify(tokens, b, self._layout.lookahead)) for b in self._layout.block_sizes]
+
+    def fill(self, per_stratum: int) -> list[tuple[_Text, Rendered]]:
+        """One prompt more for each stratum per round, those with the fewest candidates first."""
+        made: list[tuple[_Text, Rendered]] = []
+        order = sorted(self._left, key=lambda k: (len(self._left[k]), -k[0], k[1]))
+        for wanted in range(1, per_stratum + 1):
+            for key in order:
+                if self._count[key] < wanted and (found := self._one(key)) is not None:
+                    made.append(found)
+        return made
+
+    def _one(self, key: Key) -> tuple[_Text, Rendered] | None:
+        """The next prompt of a stratum; None when no candidate is left."""
+        while self._left[key]:
+            text, tokens = min(self._left[key], key=lambda c: self._cost(key, *c))
+            for other in self._keys(tokens):
+                self._left[other].discard((text, tokens))
+            rendered = pad(self._chat, text.text, tokens, self._layout.seed)
+            if rendered is None:
+                self.failed.add(text)
+                continue
+            self._uses[text] += 1
+            for other in self._keys(tokens):
+                self._count[other] += 1
+                self._blocks[other, tokens // other[0]] += 1
+            return text, rendered
+        return None
+
+    def _cost(self, key: Key, text: _Text, tokens: int) -> tuple[int, int, int, int]:
+        """Unused texts first, then block counts that are rare yet, then the least padding."""
+        return self._uses[text], self._blocks[key, tokens // key[0]], tokens - text.tokens, text.row
+
+
+def _prompt(text: _Text, rendered: Rendered, number: int, use: Use, dataset: str, layout: Layout) -> Prompt:
+    tokens = len(rendered.ids)
+    return Prompt(
+        id=f"{'natural' if use == 'cold' else 'held'}-{tokens:03d}-{number:03d}",
+        stratum=classify(tokens, layout.block_size, layout.lookahead),
+        tokens=tokens,
+        ids=rendered.ids,
+        text=rendered.text,
+        sha256=prompt_digest(rendered.ids, rendered.text),
+        origin=f"{dataset}, row {text.row}, padded by {tokens - text.tokens} tokens",
+        use=use,
+    )
+
+
+class Coverage(NamedTuple):
+    """How many prompts of a set lie in one stratum of one block size."""
+
+    block_size: int
+    stratum: Stratum
+    cold: int
+    held_out: int
+    blocks: tuple[int, ...]
+    """Numbers of whole blocks that occur."""
+
+
+def coverage(prompts: PromptSet) -> list[Coverage]:
+    """A row per block size of the set and stratum, those without prompts too."""
+    header = prompts.header
+    out = []
+    for size in header.block_sizes or (header.block_size,):
+        by_use: dict[Stratum, list[Prompt]] = defaultdict(list)
+        for prompt in (*prompts.cold, *prompts.held_out):
+            by_use[prompt.stratum_for(size, header.lookahead)].append(prompt)
+        for stratum in Stratum:
+            mine = by_use[stratum]
+            cold = sum(p.use == "cold" for p in mine)
+            blocks = tuple(sorted({p.tokens // size for p in mine}))
+            out.append(Coverage(size, stratum, cold, len(mine) - cold, blocks))
+    return out
