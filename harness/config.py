@@ -177,10 +177,39 @@ class Expected(Strict):
         return self.pd_request_s if topology == "pd" else self.single_request_s
 
 
+class PromptRecipe(Strict):
+    """What the prompt set of a profile is made of by ``harness prompts build --for-profile``. Until it is made, plans
+    go by the numbers that it says."""
+
+    dataset: str
+    """Of the hub."""
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+    """Its commit."""
+    config: str | None = None
+    split: str = "train"
+    column: str = "prompt"
+    block_sizes: tuple[int, ...] = Field(min_length=1)
+    """Block sizes whose strata the set covers."""
+    lookahead: int = Field(ge=0)
+    """Largest lookahead of the methods."""
+    per_stratum: int = Field(ge=1, le=5000)
+    """Cold prompts for each stratum of each block size, and as many held out."""
+    max_blocks: int = Field(default=5, ge=1, le=64)
+    seed: int = 7
+
+    @field_validator("block_sizes")
+    @classmethod
+    def _room_for_lookahead(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if any(not 8 <= size <= 1024 for size in value):
+            raise ValueError("expected block sizes of 8 to 1024 tokens")
+        return value
+
+
 class Workload(Strict):
     """What is sent to each cell."""
 
     prompts: Path
+    recipe: PromptRecipe | None = None
     max_tokens: int = Field(default=192, ge=2)
     logprobs: int = Field(default=2, ge=2, le=5)
     text_prompts: int = Field(default=6, ge=0)
@@ -303,8 +332,8 @@ class Profile(Strict):
 
     @property
     def parts(self) -> tuple[Profile, ...]:
-        """One plain profile per variant, with models of the hub as folders of the local cache; a profile without axes is
-        its own part."""
+        """One plain profile per variant, with models of the hub as folders of the local cache; a profile without axes
+        is its own part."""
         return _parts(self.model_dump_json()) if self.axes else (self,)
 
     @property
@@ -543,7 +572,9 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
     """Raise ProfileError when a model or prompt path of the profile does not exist or is no model. What the hub's cache
     holds is checked where references are looked up."""
     models = {"target": profile.target} | {
-        f"drafter of {m.kind}": m.drafter for m in profile.methods if not isinstance(m, NoSpeculation)
+        f"drafter of {m.kind}": m.drafter
+        for m in profile.methods
+        if not isinstance(m, NoSpeculation) and m.drafter is not None
     }
     for role, folder in models.items():
         if isinstance(folder, ModelReference):
@@ -558,14 +589,15 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
             json.loads(config.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ProfileError(f"profile {source}: {role}: {config} is not JSON ({error})") from error
-    tokenizer = profile.tokenizer or profile.target
+    tokenizer = profile.tokenizer if profile.tokenizer is not None else profile.target
     if isinstance(tokenizer, Path) and not (tokenizer / "tokenizer_config.json").is_file():
         raise ProfileError(
             f"profile {source}: tokenizer: expected a folder with tokenizer_config.json at "
             f"{tokenizer}, found none; correct the path"
         )
     if with_prompts and not profile.workload.prompts.is_file():
+        how = f" --for-profile {source.stem}" if profile.workload.recipe is not None else ""
         raise ProfileError(
             f"profile {source}: workload.prompts: expected a prompt set at {profile.workload.prompts}, found none. "
-            "Correct the path, or run `harness prompts build`"
+            f"Correct the path, or run `harness prompts build{how}`"
         )

@@ -207,14 +207,15 @@ def _night(run: RunRecord, wanted: Wanted) -> _Night:
     choice = choose_scenarios(profile, wanted.scenarios)
     cells = select_cells(profile, wanted.cells)
     works: dict[str, CellWork] = {}
-    try:
-        prompts = load_prompts(profile.workload.prompts)
-    except DataError:
-        prompts = None
-    if prompts is not None and prompts.sha256 == run.prompts_sha256:
-        works = {c.id: cell_work(profile, prompts, c, choice) for c in cells}
-        # A cell in which none of the chosen scenarios makes sense is not run.
-        cells = [c for c in cells if works[c.id].requests]
+    for part in profile.parts:
+        try:
+            prompts = load_prompts(part.workload.prompts)
+        except DataError:
+            continue
+        if prompts.sha256 == _prompts_of(run, part.variant):
+            works |= {c.id: cell_work(part, prompts, c, choice) for c in cells if c.variant == part.variant}
+    # A cell in which none of the chosen scenarios makes sense is not run.
+    cells = [c for c in cells if c.id not in works or works[c.id].requests]
     return _Night(profile, source, tuple(cells), works)
 
 
@@ -325,6 +326,12 @@ def _assemble(histories: Sequence[History], chosen: Mapping[str, int]) -> _Assem
         o for i, h in enumerate(histories) for o in h.observations if o.scenario != RESCORE and chosen.get(o.cell) == i
     ]
     return _Assembled(cells, tuple(engines), (*observations, *_scores(histories)), tuple(logs))
+
+
+def _prompts_of(run: RunRecord, variant: str) -> str:
+    """Hash of the prompts that the cells of a variant were sent."""
+    mine = (i for lineup, i in run.identities.items() if CellName.of_lineup(lineup).variant == variant)
+    return str(next(mine, {}).get("prompts_sha256", run.prompts_sha256))
 
 
 def _logs(folder: Path, names: Mapping[str, str]) -> Iterable[tuple[Path, str]]:

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from harness.baseline.build import identity_in, references_in, require_unarmed
 from harness.baseline.lookup import Lookup
 from harness.checks.registry import baselines_for, judge, tripped_tests, unused_baselines
-from harness.config import REPOSITORY, Profile, load_profile
+from harness.config import REPOSITORY, Profile, check_paths, load_profile
 from harness.engine.arming import require_alone, require_known
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
 from harness.engine.executor import LocalExecutor
 from harness.engine.router import program
-from harness.errors import UsageError
+from harness.errors import HarnessError, ModelUnavailableError, UsageError
 from harness.files import write_json
 from harness.history import COLD, SECOND, History, load_history
+from harness.hub import reason_for
 from harness.known import apply_known, load_known
 from harness.matrix import CellName, Plan, make_plan, select_cells, start_expected_s
 from harness.progress import Reporter
-from harness.prompts import PromptSet, load_prompts
+from harness.prompts import PromptSet, load_prompts, planned_prompts
 from harness.recorder import Recorder, new_run_id
 from harness.report import write_reports
 from harness.runner import Runner, point_latest
@@ -54,7 +55,10 @@ class Prepared(NamedTuple):
     sets: Mapping[str, PromptSet]
     """Prompts by variant; a profile without axes has one, of the variant ``""``."""
     plan: Plan
+    """Of the cells that can run."""
     works: tuple[CellWork, ...]
+    lacking: Mapping[str, str] = {}
+    """Cells that cannot run, with the reason: a model or prompts that are not here. They are UNKNOWN."""
 
     @property
     def prompts(self) -> PromptSet:
@@ -87,11 +91,13 @@ def prepare(
     scenarios: Sequence[str] = (),
     record: bool = False,
     prompts_per_stratum: int | None = None,
+    planned: bool = False,
 ) -> Prepared:
     """Load and check everything that can be wrong before an engine is started.
 
     ``record`` asks for what a baseline needs: every prompt of the set, cold, as ids. ``prompts_per_stratum`` thins out
-    the cold prompts.
+    the cold prompts. With ``planned``, models need not be here, and prompts that are not are as many as their recipe
+    says: nothing can be run then.
     """
     profile = load_profile(source)
     cells = select_cells(profile, patterns)
@@ -103,19 +109,42 @@ def prepare(
     load_known(known_path(profile.known_defects))
     sets: dict[str, PromptSet] = {}
     works: list[CellWork] = []
+    lacking: dict[str, str] = {}
     for part in profile.parts:
         mine = [c for c in cells if c.variant == part.variant]
-        if mine:
-            sets[part.variant] = prompts = _fitting_prompts(part, source, record)
-            chosen = _thinned(choice, prompts, prompts_per_stratum)
-            works += [w for c in mine if (w := cell_work(part, prompts, c, chosen)).requests]
+        if not mine:
+            continue
+        try:
+            prompts = _planned_prompts(part) if planned else None
+            sets[part.variant] = prompts = prompts or _fitting_prompts(part, source, record)
+        except HarnessError as error:
+            # One variant that lacks something must not cost the others.
+            if not profile.axes:
+                raise
+            lacking |= {c.id: str(error) for c in mine}
+            works += [CellWork(c, (), ()) for c in mine]
+            continue
+        chosen = _thinned(choice, prompts, prompts_per_stratum)
+        works += [w for c in mine if (w := cell_work(part, prompts, c, chosen)).requests]
+        reasons = {} if planned else {c.id: reason_for(part, c.method.kind) for c in mine}
+        lacking |= {cell: reason for cell, reason in reasons.items() if reason is not None}
+    if works and all(w.cell.id in lacking for w in works):
+        words = "\n".join(f"  {reason}" for reason in dict.fromkeys(lacking.values()))
+        raise ModelUnavailableError(f"profile {source}: expected cells that can run, found none:\n{words}")
     if not works:
         raise UsageError(
             f"expected cells in which {', '.join(scenarios)} makes sense, found none among "
             f"{', '.join(c.id for c in cells)}; scenarios that need a prefill engine run in pd cells only"
         )
     sets = {v: prompts for v, prompts in sets.items() if any(w.cell.variant == v for w in works)}
-    return Prepared(profile, source, sets, make_plan(profile, [w.cell for w in works]), tuple(works))
+    plan = make_plan(profile, [w.cell for w in works if w.cell.id not in lacking])
+    return Prepared(profile, source, sets, plan, tuple(works), lacking)
+
+
+def _planned_prompts(part: Profile) -> PromptSet | None:
+    """Stand-ins of prompts that have not been built; None when they have, or when nothing says what they will be."""
+    recipe = part.workload.recipe
+    return planned_prompts(recipe) if recipe is not None and not part.workload.prompts.is_file() else None
 
 
 def _thinned(choice: Choice, prompts: PromptSet, per_stratum: int | None) -> Choice:
@@ -130,6 +159,7 @@ def _thinned(choice: Choice, prompts: PromptSet, per_stratum: int | None) -> Cho
 def _fitting_prompts(part: Profile, source: str, record: bool) -> PromptSet:
     """The prompts of one part of a profile. Raises UsageError or DataError when they cannot be used with it."""
     where = f"profile {source}" + (f", variant {part.variant}" if part.variant else "")
+    check_paths(part, Path(source))
     prompts = load_prompts(part.workload.prompts)
     prompts.check_tokenizer(part.tokenizer_folder, part.workload.prompts)
     longest = max(p.tokens for p in prompts.prompts) + part.workload.max_tokens
@@ -238,6 +268,9 @@ def _record_into(
 ) -> History:
     environment = engines_for(prepared.plan, engine_python)
     recorder = prepared_recorder(prepared, environment, folder, mutants)
+    for cell, reason in prepared.lacking.items():
+        reporter.line(f"{cell}: UNKNOWN: {reason}")
+        recorder.fail_pending([cell], "failed", reason)
     return Runner(
         prepared.profile,
         prepared.plan,
@@ -285,7 +318,7 @@ def prepared_recorder(
         prepared.profile,
         prepared.source,
         prepared.works,
-        {c.id: g.id for g in prepared.plan.groups for c in g.cells},
+        {w.cell.id: w.cell.id for w in prepared.works} | {c.id: g.id for g in prepared.plan.groups for c in g.cells},
         prepared.sets,
         environment,
         folder,

@@ -14,13 +14,15 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from harness.config import Strict, describe_validation_error
+from harness.config import PromptRecipe, Strict, describe_validation_error
 from harness.errors import DataError, UsageError
 from harness.files import read_json_lines, sha256_json, template_hash, tokenizer_hash, write_atomic
 from harness.probe import spec
 from harness.strata import Stratum, classify, target_lengths
 
 FORMAT = "kv-acceptance-harness/prompts/1"
+_SHORTEST = 24
+"""Tokens of the shortest chat prompt that is planned for: a template and a few words."""
 Use = Literal["cold", "scenario", "held-out"]
 """Sent cold by every run; by scenarios only; by a second stage only."""
 
@@ -181,6 +183,47 @@ class Layout(NamedTuple):
         }
         once = sorted(wanted)
         return self.per_length * (once + [n for n in once if any(n % b == 0 for b in self.block_sizes)])
+
+
+def planned_prompts(recipe: PromptRecipe) -> PromptSet:
+    """Stand-ins for prompts that a recipe will make: as many, as long, in the same strata, and nothing in them. For
+    plans only; no engine is ever sent one."""
+    prompts: list[Prompt] = []
+    uses: tuple[Use, ...] = ("cold", "held-out")
+    for use in uses:
+        for size in recipe.block_sizes:
+            by_stratum: dict[Stratum, list[int]] = {}
+            for t in target_lengths(size, recipe.lookahead, recipe.max_blocks, _SHORTEST):
+                by_stratum.setdefault(classify(t.tokens, size, recipe.lookahead), []).append(t.tokens)
+            for stratum, lengths in by_stratum.items():
+                for n in range(recipe.per_stratum):
+                    tokens = lengths[n % len(lengths)]
+                    name = f"planned-{use}-{size}-{stratum}-{n}"
+                    prompts.append(_stand_in(name, tokens, use, recipe))
+    header = PromptHeader(
+        format=FORMAT,
+        origin=f"planned, not built: {recipe.dataset}",
+        tokenizer_sha256="",
+        template_sha256="",
+        block_size=recipe.block_sizes[0],
+        lookahead=recipe.lookahead,
+        seed=recipe.seed,
+        rows_sha256="planned",
+    )
+    return PromptSet(header=header, prompts=tuple(prompts))
+
+
+def _stand_in(name: str, tokens: int, use: Use, recipe: PromptRecipe) -> Prompt:
+    return Prompt(
+        id=name,
+        stratum=classify(tokens, recipe.block_sizes[0], recipe.lookahead),
+        tokens=tokens,
+        ids=(0,) * tokens,
+        text="",
+        sha256="planned",
+        origin="planned, not built",
+        use=use,
+    )
 
 
 def build_probe_prompts(tokenizer_folder: Path, layout: Layout) -> PromptSet:

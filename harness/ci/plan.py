@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from harness.config import Profile, read_profile
+from harness.config import Profile
 from harness.errors import EXIT_UNKNOWN, UsageError
-from harness.matrix import Cell, EngineGroup, make_plan, select_cells
-from harness.prompts import load_prompts
+from harness.matrix import Cell, EngineGroup, make_plan
+from harness.operations import prepare
 from harness.runner import expected_s
-from harness.workload import CellWork, cell_work
+from harness.workload import CellWork
 
 TRIES = 2
 """A part that could not record everything is tried once more."""
@@ -82,11 +82,11 @@ def plan_night(source: str, patterns: Sequence[str] = (), minutes: int | None = 
 
     The models need not be on this machine. Raises ProfileError, DataError or UsageError.
     """
-    profile = read_profile(source)
-    prompts = load_prompts(profile.workload.prompts)
     for what, text in (("--profile", source), *(("--cell", p) for p in patterns)):
         require_plain(what, text)
-    works = {c.id: w for c in select_cells(profile, patterns) if (w := cell_work(profile, prompts, c)).requests}
+    prepared = prepare(source, patterns, planned=True)
+    profile = prepared.profile
+    works = {w.cell.id: w for w in prepared.works}
     units = [_with_reference(u, works) for u in _units(profile, works)]
     limit_s = 60 * minutes if minutes is not None else max(_seconds(profile, u, works) for u in units)
     packed: list[list[Cell]] = []
