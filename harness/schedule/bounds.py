@@ -1,16 +1,17 @@
 """What no schedule can beat: lower bounds of the makespan in seconds.
 
 All of them but the longest chain are one argument. Cut the inventory into equal bins (devices, nodes, or all of it) and
-say what share of a bin each item needs (an engine on one device, the engines of a job on a node, a whole job) for how long.
-A dual feasible function maps shares to shares such that whatever fitted into a bin still fits (so two items above one
-half, mapped to 1 each, cannot be in one bin at one time). One function for the share, one for the duration as a share of a
-supposed makespan C: when the sum of the products exceeds the number of bins, C is too short (Fekete and Schepers; for
-jobs that run without a break on any subset of a bin it holds because interval graphs are perfect).
+say what share of a bin each item needs (an engine on one device, the engines of a job on a node, a whole job) for how
+long. A dual feasible function maps shares to shares such that whatever fitted into a bin still fits (so two items above
+one half, mapped to 1 each, cannot be in one bin at one time). One function for the share, one for the duration as a
+share of a supposed makespan C: when the sum of the products exceeds the number of bins, C is too short (Fekete and
+Schepers; for jobs that run without a break on any subset of a bin it holds because interval graphs are perfect).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ _CUTS = 8
 
 
 class _Items(NamedTuple):
-    """``share`` of a bin (0 to 1] and ``seconds`` of each item, ``count`` of them alike, and how many bins there are."""
+    """``share`` of a bin (0 to 1] and ``seconds`` of each item, ``count`` of them alike, and the number of bins."""
 
     share: Floats
     seconds: Floats
@@ -58,7 +59,7 @@ def _inventories(jobs: Sequence[Job], devices: Sequence[Device]) -> Iterator[tup
     """All of it; then, where devices differ, the engines that need the larger ones on those."""
     sizes = sorted({d.memory_gib for d in devices})
     yield jobs, devices
-    for small, large in zip(sizes, sizes[1:], strict=False):
+    for small, large in pairwise(sizes):
         big = [j._replace(engines=tuple(e for e in j.engines if e.gib > small + 1e-6)) for j in jobs]
         if any(j.engines for j in big):
             yield [j for j in big if j.engines], [d for d in devices if d.memory_gib >= large]

@@ -160,7 +160,9 @@ def _meant(entry: str, first: str, found: Sequence[Gpu]) -> tuple[Gpu | None, st
         index = int(number[0])
         gpus = [g for g in found if g.index == index and not g.is_instance]
         indices = [str(g.index) for g in found if not g.is_instance]
-        trouble = "the end of the list" if index < 0 else f"no GPU of that index (there are {', '.join(indices) or 'none'})"
+        trouble = (
+            "the end of the list" if index < 0 else f"no GPU of that index (there are {', '.join(indices) or 'none'})"
+        )
         return (gpus[0] if gpus else None), trouble
     gpus = [g for g in found if entry.startswith(("GPU-", "MIG-")) and g.uuid.startswith(entry) and len(entry) > 4]
     if len(gpus) == 1:
@@ -170,8 +172,9 @@ def _meant(entry: str, first: str, found: Sequence[Gpu]) -> tuple[Gpu | None, st
 
 def _ends(setting: str, entry: str, trouble: str, rest: Sequence[str]) -> str:
     behind = f", and everything behind it ({', '.join(rest)})" if rest else ""
+    found = entry or "an empty entry"
     return (
-        f"CUDA_VISIBLE_DEVICES={setting}: expected indices or UUIDs of GPUs, found {entry or 'an empty entry'}: {trouble}; "
+        f"CUDA_VISIBLE_DEVICES={setting}: expected indices or UUIDs of GPUs, found {found}: {trouble}; "
         f"CUDA ignores it{behind}: remove or correct it"
     )
 
@@ -212,8 +215,8 @@ def wait_given_back(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> GivenBack:
-    """Wait until no more than ``before_gib`` + ``tolerance_gib`` GiB are in use on a device. ``before_gib`` is what was in
-    use before the engine started; where engines share a device, the caller adds what the others have taken since."""
+    """Wait until no more than ``before_gib`` + ``tolerance_gib`` GiB are in use on a device. ``before_gib`` is what was
+    in use before the engine started; where engines share a device, the caller adds what the others have taken since."""
     begun = clock()
     while True:
         used = query(device)

@@ -19,14 +19,16 @@ CELLS_PER_MODEL = 30
 def inventory(gpus: int) -> list[Device]:
     """GPUs of 80 GiB, eight to a node."""
     return [
-        Device(f"n{i // DEVICES_PER_NODE}g{i % DEVICES_PER_NODE}", f"n{i // DEVICES_PER_NODE}", GIB, i % DEVICES_PER_NODE)
+        Device(
+            f"n{i // DEVICES_PER_NODE}g{i % DEVICES_PER_NODE}", f"n{i // DEVICES_PER_NODE}", GIB, i % DEVICES_PER_NODE
+        )
         for i in range(gpus)
     ]
 
 
 def mix(cells: int, devices: Sequence[Device], seed: int) -> list[Job]:
-    """Jobs with ``cells`` cells in all, each possible on these devices: for each model, pairs and single engines of many
-    sorts, and at last the plain engine, which waits for all others of its model. The same for the same arguments."""
+    """Jobs with ``cells`` cells in all, each possible on these devices: for each model, pairs and single engines of
+    many sorts, and at last the plain engine, which waits for all others of its model. The same for the same arguments."""
     generator = random.Random(f"{cells}/{len(devices)}/{seed}")
     models = max(1, round(cells / CELLS_PER_MODEL))
     jobs: list[Job] = []
@@ -61,15 +63,17 @@ def _possible(
         large = large and generator.random() < 0.5
 
 
-def _sort(
-    fraction: float, large: bool, generator: random.Random
-) -> tuple[tuple[EngineNeed, ...], PlacementRule, bool]:
+def _sort(fraction: float, large: bool, generator: random.Random) -> tuple[tuple[EngineNeed, ...], PlacementRule, bool]:
     """Engines of one job: a single one, a pair that fits on one GPU, a pair with a GPU (or several) for each."""
     small = fraction * GIB
     full = 0.9 * GIB
     kind = generator.choices(("single", "one GPU", "GPU each", "parallel", "nodes"), (15, 40, 25, 15, 5))[0]
     if kind == "single":
-        return (EngineNeed("single", generator.choice((1, 1, 2)) if large else 1, full if large else small),), "any", True
+        return (
+            (EngineNeed("single", generator.choice((1, 1, 2)) if large else 1, full if large else small),),
+            "any",
+            True,
+        )
     if kind == "one GPU":
         # Prefill and decode engines differ in their KV pools.
         decode = min(0.45, fraction + generator.choice((0.0, 0.0, 0.05))) * GIB

@@ -41,8 +41,8 @@ class Job(NamedTuple):
     run_s: float
     """Expected seconds of all cells, and of ending the engines."""
     placement: PlacementRule = "any"
-    """``together``: all engines on one node, on the same devices where memory allows. ``spread``: every engine on a node
-    of its own. ``any``: either."""
+    """``together``: all engines on one node, on the same devices where memory allows. ``spread``: every engine on a
+    node of its own. ``any``: either."""
     after: tuple[str, ...] = ()
     """Ids of jobs that have to be over first, whether they succeeded or not."""
     share: bool = True

@@ -1,7 +1,7 @@
 """Where the engines of a job fit. Complete: what fits in any way is placed, what is refused fits in no way.
 
-Memory is counted in whole MiB, so that giving back restores exactly what was taken. An engine that shares no device takes
-all memory of it.
+Memory is counted in whole MiB, so that giving back restores exactly what was taken. An engine that shares no device
+takes all memory of it.
 """
 
 from __future__ import annotations
@@ -238,7 +238,9 @@ def _advice(job: Job, packer: Packer) -> str:
     """The first thing that stands in the way."""
     for engine, (count, mib) in zip(job.engines, shape_of(job).engines, strict=True):
         if mib > max(packer.size, default=0):
-            return f"give {engine.role} less memory (a larger tensor parallel size, a smaller KV pool) or larger devices"
+            return (
+                f"give {engine.role} less memory (a larger tensor parallel size, a smaller KV pool) or larger devices"
+            )
         if not any(sum(packer.size[p] >= mib for p in node) >= count for node in packer.nodes):
             return f"lower the tensor parallel size of {engine.role} or use a node with more devices"
     if job.placement == "spread" and len(packer.nodes) < len(job.engines):
