@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from harness.schedule.exhaustive import raised
 from harness.schedule.model import Device, Job, heads, tails, without
 from harness.schedule.packing import impossible
 
@@ -40,9 +41,9 @@ class _Items(NamedTuple):
     bins: int
 
 
-def lower_bound(jobs: Sequence[Job], devices: Sequence[Device]) -> float:
-    """Seconds that every schedule of these jobs takes at least; 0.0 without a job that fits. Raises UsageError when the
-    jobs wait for each other."""
+def lower_bound(jobs: Sequence[Job], devices: Sequence[Device], tries: int = 20_000) -> float:
+    """Seconds that every schedule of these jobs takes at least; 0.0 without a job that fits. ``tries`` limits the proof
+    by trying every order, for a few jobs. Raises UsageError when the jobs wait for each other."""
     left = without(jobs, impossible(jobs, devices))
     if not left:
         return 0.0
@@ -52,7 +53,7 @@ def lower_bound(jobs: Sequence[Job], devices: Sequence[Device]) -> float:
         for head, tail, chosen in _windows(some[0], before, after):
             for items in _views(chosen, some[1]):
                 best = max(best, head + tail + _too_short(items, best - head - tail))
-    return best
+    return raised(left, devices, best, tries)
 
 
 def _inventories(jobs: Sequence[Job], devices: Sequence[Device]) -> Iterator[tuple[Sequence[Job], Sequence[Device]]]:

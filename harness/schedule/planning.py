@@ -131,7 +131,7 @@ class _Trials:
         self._packer = packer_of(jobs, devices)
         after = tails(jobs)
         self._chain = {j.id: j.seconds + after[j.id] for j in jobs}
-        self._bound = lower_bound(jobs, devices)
+        self._bound = lower_bound(jobs, devices, tries=2_000)
         self._starts = 0
         self._best: Rule | None = None
         self._makespan = float("inf")
