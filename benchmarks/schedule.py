@@ -76,6 +76,7 @@ def main(mixes: int) -> int:
             total += len(cases)
             missed += sum(c.ratio > ALLOWED for c in cases)
             slowest = max(c.planning_s for c in cases)
+            print(f"{gpus} GPUs, {cells} cells: {case.ratio:.3f}", file=sys.stderr, flush=True)
             row = (case.gpus, case.cells, case.jobs, f"{case.bound_s / 3600:.2f}", f"{case.ours_s / 3600:.2f}")
             ratios = (s / case.bound_s for s in (case.ours_s, case.greedy_s, case.one_by_one_s))
             table.add_row(*map(str, row), *(f"{r:.3f}" for r in ratios), f"{slowest:.2f}", case.rule)

@@ -33,11 +33,11 @@ _CUTS = 8
 
 
 class _Items(NamedTuple):
-    """``share`` of a bin (0 to 1] and ``seconds`` of each item, ``count`` of them alike, and the number of bins."""
+    """``share`` of a bin (0 to 1] and ``seconds`` of each item, ``copies`` of them alike, and the number of bins."""
 
     share: Floats
     seconds: Floats
-    count: Floats
+    copies: Floats
     bins: int
 
 
@@ -131,7 +131,7 @@ def _prices(shares: Floats, amounts: Floats) -> Floats | None:
     if found.x is None:
         return None
     prices = found.x / max(1.0, float((ways @ found.x).max()))
-    return prices[of_item]
+    return np.asarray(prices[of_item], dtype=np.float64)
 
 
 def _ways(kinds: Sequence[float]) -> Floats | None:
@@ -156,10 +156,10 @@ def _ways(kinds: Sequence[float]) -> Floats | None:
 def _too_short(items: _Items, known: float) -> float:
     """The longest time in seconds, above ``known``, that is proven too short for the items; ``known`` if none is."""
     low = max(known, float(items.seconds.max()))
-    mapped = np.array(list(_maps(items.share))) * items.count
+    mapped = np.array(list(_maps(items.share))) * items.copies
     if not _exceeds(mapped, items, low * (1 + 1e-6) + 1e-6):
         return known
-    low, high = low, low + 2 * float((items.share * items.count * items.seconds).sum() / items.bins) + low
+    low, high = low, low + 2 * float((items.share * items.copies * items.seconds).sum() / items.bins) + low
     while _exceeds(mapped, items, high):
         low, high = high, 2 * high
     for _ in range(_STEPS):

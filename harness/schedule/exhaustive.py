@@ -50,8 +50,8 @@ class _Proof:
     def _go(
         self, now: float, running: dict[int, float], left: frozenset[int], passed: frozenset[int], tried: frozenset[int]
     ) -> bool:
-        """``passed``: jobs that fitted at the last moment and were not started; as nothing was started since, they would
-        better have been. ``tried``: jobs whose start at this moment is looked at elsewhere."""
+        """``passed``: jobs that fitted at the last moment and were not started; as nothing was started since, they
+        would better have been. ``tried``: jobs whose start at this moment is looked at elsewhere."""
         if not left:
             return True
         self._tries -= 1

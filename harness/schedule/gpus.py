@@ -6,6 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from harness.schedule.model import Device
@@ -19,7 +20,8 @@ Ask = Callable[[Sequence[str]], str | None]
 """Runs a command and returns what it prints, or None when there is no such command or it failed."""
 
 
-class Gpu(NamedTuple):
+@dataclass(frozen=True)
+class Gpu:
     """One GPU as nvidia-smi shows it, or one MIG instance of it."""
 
     index: int

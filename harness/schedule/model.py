@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from harness.errors import UsageError
@@ -11,7 +12,8 @@ from harness.errors import UsageError
 PlacementRule = Literal["together", "spread", "any"]
 
 
-class Device(NamedTuple):
+@dataclass(frozen=True)
+class Device:
     """One GPU (or MIG instance)."""
 
     id: str

@@ -74,7 +74,9 @@ def test_devices_of_different_memory_are_told_apart():
 
 
 def test_exact_fit_is_a_fit():
-    s = scheduler([single(n, gib) for n, gib in zip("xyz", (20.25, 35.5, 24.25), strict=True)] + [single("w", 1.0)], ONE)
+    s = scheduler(
+        [single(n, gib) for n, gib in zip("xyz", (20.25, 35.5, 24.25), strict=True)] + [single("w", 1.0)], ONE
+    )
     assert list(started(s.start_next())) == ["x", "y", "z"]
     s.done("x")
     assert list(started(s.start_next())) == ["w"]
