@@ -127,6 +127,8 @@ def _prices(shares: Floats, amounts: Floats) -> Floats | None:
     if ways is None:
         return None
     worth = np.bincount(of_item, weights=amounts)
+    if not worth.max():
+        return None
     found = linprog(-worth / worth.max(), A_ub=ways, b_ub=np.ones(len(ways)), bounds=(0, 1), method="highs")
     if found.x is None:
         return None

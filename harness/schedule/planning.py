@@ -16,7 +16,7 @@ from harness.schedule.scheduler import Clock, Rule, Scheduler
 Policy = Callable[[Sequence[Job], Sequence[Device], Clock], Scheduler]
 
 IMPROVED = ", improved"
-PATIENCE = ((1.01, 0), (1.04, 3_000), (1.07, 6_000), (float("inf"), 12_000))
+PATIENCE = ((1.01, 0), (1.04, 3_000), (1.07, 6_000), (1.10, 12_000), (float("inf"), 36_000))
 """(makespan as a multiple of the lower bound, simulated starts of jobs after which no further rule is tried)"""
 
 
