@@ -148,20 +148,20 @@ class _Trials:
                 break
         assert self._best is not None
         generator = random.Random(len(self._jobs))
-        turned: Rule | None = None
         while not self._good_enough():
-            if turned != self._best:
-                turned = self._best
-                self._try(self._there_and_back(turned, self._slots))
+            if generator.random() < 0.5:
+                self._try(self._there_and_back(self._best, self._slots, generator))
                 continue
             changed = self._best._replace(order=self._shaken(self._best.order, generator))
             self._try(changed._replace(name=_improved(self._best.name)))
         return self._best
 
-    def _there_and_back(self, rule: Rule, found: Sequence[Slot]) -> Rule:
+    def _there_and_back(self, rule: Rule, found: Sequence[Slot], generator: random.Random | None = None) -> Rule:
         """The order in which jobs start when a schedule is packed from its end: what may start late then does, and
-        what has to be over early goes first."""
-        last_first = tuple(s.placement.job.id for s in sorted(found, key=lambda s: -s.end_s))
+        what has to be over early goes first. With a generator, jobs that end at about the same time change places."""
+        near = 0.1 * max(s.end_s for s in found)
+        ends = {s.placement.job.id: s.end_s + (generator.uniform(-near, near) if generator else 0.0) for s in found}
+        last_first = tuple(sorted(ends, key=lambda i: -ends[i]))
         clock = _Jumping()
         scheduler = Scheduler(self._backwards, self._devices, rule._replace(order=last_first), clock, self._packer)
         slots = list(_play(scheduler, clock, {}))
