@@ -1,22 +1,24 @@
 """What no schedule can beat: lower bounds of the makespan in seconds.
 
 All of them but the longest chain are one argument. Cut the inventory into equal bins (devices, nodes, or all of it) and
-say what share of a bin each item needs (an engine on one device, the engines of a job on a node, a whole job) for how long.
-A dual feasible function maps shares to shares such that whatever fitted into a bin still fits (so two items above one
-half, mapped to 1 each, cannot be in one bin at one time). One function for the share, one for the duration as a share of a
-supposed makespan C: when the sum of the products exceeds the number of bins, C is too short (Fekete and Schepers; for
-jobs that run without a break on any subset of a bin it holds because interval graphs are perfect).
+say what share of a bin each item needs (an engine on one device, the engines of a job on a node, a whole job) for how
+long. A dual feasible function maps shares to shares such that whatever fitted into a bin still fits (so two items above
+one half, mapped to 1 each, cannot be in one bin at one time). One function for the share, one for the duration as a
+share of a supposed makespan C: when the sum of the products exceeds the number of bins, C is too short (Fekete and
+Schepers; for jobs that run without a break on any subset of a bin it holds because interval graphs are perfect).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from harness.schedule.exhaustive import raised
 from harness.schedule.model import Device, Job, heads, tails, without
 from harness.schedule.packing import impossible
 
@@ -31,17 +33,17 @@ _CUTS = 8
 
 
 class _Items(NamedTuple):
-    """``share`` of a bin (0 to 1] and ``seconds`` of each item, ``count`` of them alike, and how many bins there are."""
+    """``share`` of a bin (0 to 1] and ``seconds`` of each item, ``copies`` of them alike, and the number of bins."""
 
     share: Floats
     seconds: Floats
-    count: Floats
+    copies: Floats
     bins: int
 
 
-def lower_bound(jobs: Sequence[Job], devices: Sequence[Device]) -> float:
-    """Seconds that every schedule of these jobs takes at least; 0.0 without a job that fits. Raises UsageError when the
-    jobs wait for each other."""
+def lower_bound(jobs: Sequence[Job], devices: Sequence[Device], tries: int = 20_000) -> float:
+    """Seconds that every schedule of these jobs takes at least; 0.0 without a job that fits. ``tries`` limits the proof
+    by trying every order, for a few jobs. Raises UsageError when the jobs wait for each other."""
     left = without(jobs, impossible(jobs, devices))
     if not left:
         return 0.0
@@ -51,14 +53,14 @@ def lower_bound(jobs: Sequence[Job], devices: Sequence[Device]) -> float:
         for head, tail, chosen in _windows(some[0], before, after):
             for items in _views(chosen, some[1]):
                 best = max(best, head + tail + _too_short(items, best - head - tail))
-    return best
+    return raised(left, devices, best, tries)
 
 
 def _inventories(jobs: Sequence[Job], devices: Sequence[Device]) -> Iterator[tuple[Sequence[Job], Sequence[Device]]]:
     """All of it; then, where devices differ, the engines that need the larger ones on those."""
     sizes = sorted({d.memory_gib for d in devices})
     yield jobs, devices
-    for small, large in zip(sizes, sizes[1:], strict=False):
+    for small, large in pairwise(sizes):
         big = [j._replace(engines=tuple(e for e in j.engines if e.gib > small + 1e-6)) for j in jobs]
         if any(j.engines for j in big):
             yield [j for j in big if j.engines], [d for d in devices if d.memory_gib >= large]
@@ -125,11 +127,13 @@ def _prices(shares: Floats, amounts: Floats) -> Floats | None:
     if ways is None:
         return None
     worth = np.bincount(of_item, weights=amounts)
+    if not worth.max():
+        return None
     found = linprog(-worth / worth.max(), A_ub=ways, b_ub=np.ones(len(ways)), bounds=(0, 1), method="highs")
     if found.x is None:
         return None
     prices = found.x / max(1.0, float((ways @ found.x).max()))
-    return prices[of_item]
+    return np.asarray(prices[of_item], dtype=np.float64)
 
 
 def _ways(kinds: Sequence[float]) -> Floats | None:
@@ -154,10 +158,10 @@ def _ways(kinds: Sequence[float]) -> Floats | None:
 def _too_short(items: _Items, known: float) -> float:
     """The longest time in seconds, above ``known``, that is proven too short for the items; ``known`` if none is."""
     low = max(known, float(items.seconds.max()))
-    mapped = np.array(list(_maps(items.share))) * items.count
+    mapped = np.array(list(_maps(items.share))) * items.copies
     if not _exceeds(mapped, items, low * (1 + 1e-6) + 1e-6):
         return known
-    low, high = low, low + 2 * float((items.share * items.count * items.seconds).sum() / items.bins) + low
+    low, high = low, low + 2 * float((items.share * items.copies * items.seconds).sum() / items.bins) + low
     while _exceeds(mapped, items, high):
         low, high = high, 2 * high
     for _ in range(_STEPS):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from harness.schedule.model import Device
@@ -19,7 +20,8 @@ Ask = Callable[[Sequence[str]], str | None]
 """Runs a command and returns what it prints, or None when there is no such command or it failed."""
 
 
-class Gpu(NamedTuple):
+@dataclass(frozen=True)
+class Gpu:
     """One GPU as nvidia-smi shows it, or one MIG instance of it."""
 
     index: int
@@ -172,8 +174,9 @@ def _meant(entry: str, first: str, found: Sequence[Gpu]) -> tuple[Gpu | None, st
 
 def _ends(setting: str, entry: str, trouble: str, rest: Sequence[str]) -> str:
     behind = f", and everything behind it ({', '.join(rest)})" if rest else ""
+    found = entry or "an empty entry"
     return (
-        f"CUDA_VISIBLE_DEVICES={setting}: expected indices or UUIDs of GPUs, found {entry or 'an empty entry'}: {trouble}; "
+        f"CUDA_VISIBLE_DEVICES={setting}: expected indices or UUIDs of GPUs, found {found}: {trouble}; "
         f"CUDA ignores it{behind}: remove or correct it"
     )
 
@@ -214,8 +217,8 @@ def wait_given_back(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> GivenBack:
-    """Wait until no more than ``before_gib`` + ``tolerance_gib`` GiB are in use on a device. ``before_gib`` is what was in
-    use before the engine started; where engines share a device, the caller adds what the others have taken since."""
+    """Wait until no more than ``before_gib`` + ``tolerance_gib`` GiB are in use on a device. ``before_gib`` is what was
+    in use before the engine started; where engines share a device, the caller adds what the others have taken since."""
     begun = clock()
     while True:
         used = query(device)

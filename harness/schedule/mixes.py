@@ -27,8 +27,9 @@ def inventory(gpus: int) -> list[Device]:
 
 
 def mix(cells: int, devices: Sequence[Device], seed: int) -> list[Job]:
-    """Jobs with ``cells`` cells in all, each possible on these devices: for each model, pairs and single engines of many
-    sorts, and at last the plain engine, which waits for all others of its model. The same for the same arguments."""
+    """Jobs with ``cells`` cells in all, each possible on these devices: for each model, pairs and single engines of
+    many sorts, and at last the plain engine, which waits for all others of its model. The same for the same
+    arguments."""
     generator = random.Random(f"{cells}/{len(devices)}/{seed}")
     models = max(1, round(cells / CELLS_PER_MODEL))
     jobs: list[Job] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from harness.errors import UsageError
@@ -11,7 +12,8 @@ from harness.errors import UsageError
 PlacementRule = Literal["together", "spread", "any"]
 
 
-class Device(NamedTuple):
+@dataclass(frozen=True)
+class Device:
     """One GPU (or MIG instance)."""
 
     id: str
@@ -41,8 +43,8 @@ class Job(NamedTuple):
     run_s: float
     """Expected seconds of all cells, and of ending the engines."""
     placement: PlacementRule = "any"
-    """``together``: all engines on one node, on the same devices where memory allows. ``spread``: every engine on a node
-    of its own. ``any``: either."""
+    """``together``: all engines on one node, on the same devices where memory allows. ``spread``: every engine on a
+    node of its own. ``any``: either."""
     after: tuple[str, ...] = ()
     """Ids of jobs that have to be over first, whether they succeeded or not."""
     share: bool = True

@@ -1,7 +1,7 @@
 """Where the engines of a job fit. Complete: what fits in any way is placed, what is refused fits in no way.
 
-Memory is counted in whole MiB, so that giving back restores exactly what was taken. An engine that shares no device takes
-all memory of it.
+Memory is counted in whole MiB, so that giving back restores exactly what was taken. An engine that shares no device
+takes all memory of it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from harness.schedule.scheduler import Clock, Rule, Scheduler
 Policy = Callable[[Sequence[Job], Sequence[Device], Clock], Scheduler]
 
 IMPROVED = ", improved"
-PATIENCE = ((1.01, 0), (1.04, 4_000), (1.07, 10_000), (float("inf"), 30_000))
+PATIENCE = ((1.01, 0), (1.04, 3_000), (1.07, 6_000), (1.10, 12_000), (float("inf"), 36_000))
 """(makespan as a multiple of the lower bound, simulated starts of jobs after which no further rule is tried)"""
 
 
@@ -131,46 +131,66 @@ class _Trials:
         self._packer = packer_of(jobs, devices)
         after = tails(jobs)
         self._chain = {j.id: j.seconds + after[j.id] for j in jobs}
-        self._bound = lower_bound(jobs, devices)
+        self._bound = lower_bound(jobs, devices, tries=2_000)
         self._starts = 0
         self._best: Rule | None = None
         self._makespan = float("inf")
-        self._late: list[str] = []
-        """Ids of the jobs that the best rule starts last."""
+        self._slots: list[Slot] = []
+        """What the best rule gives, in order of start."""
+        self._backwards = [j._replace(after=tuple(k.id for k in jobs if j.id in k.after)) for j in jobs]
 
     def run(self) -> Rule:
         for rule in self._known():
-            self._try(rule)
+            slots = self._try(rule, whole=True)
+            if not self._good_enough():
+                self._try(self._there_and_back(rule, slots))
             if self._good_enough():
                 break
         assert self._best is not None
         generator = random.Random(len(self._jobs))
         while not self._good_enough():
+            if generator.random() < 0.5:
+                self._try(self._there_and_back(self._best, self._slots, generator))
+                continue
             changed = self._best._replace(order=self._shaken(self._best.order, generator))
-            self._try(changed._replace(name=f"{self._best.name.removesuffix(IMPROVED)}{IMPROVED}"))
+            self._try(changed._replace(name=_improved(self._best.name)))
         return self._best
+
+    def _there_and_back(self, rule: Rule, found: Sequence[Slot], generator: random.Random | None = None) -> Rule:
+        """The order in which jobs start when a schedule is packed from its end: what may start late then does, and
+        what has to be over early goes first. With a generator, jobs that end at about the same time change places."""
+        near = 0.1 * max(s.end_s for s in found)
+        ends = {s.placement.job.id: s.end_s + (generator.uniform(-near, near) if generator else 0.0) for s in found}
+        last_first = tuple(sorted(ends, key=lambda i: -ends[i]))
+        clock = _Jumping()
+        scheduler = Scheduler(self._backwards, self._devices, rule._replace(order=last_first), clock, self._packer)
+        slots = list(_play(scheduler, clock, {}))
+        self._starts += len(slots)
+        order = tuple(s.placement.job.id for s in sorted(slots, key=lambda s: -s.end_s))
+        return rule._replace(name=_improved(rule.name), order=order)
 
     def _good_enough(self) -> bool:
         """What is near the bound is found quickly, or further tries hardly help."""
         ratio = self._makespan / self._bound if self._bound else 1.0
         return self._best is not None and any(ratio <= r and self._starts >= s for r, s in PATIENCE)
 
-    def _try(self, rule: Rule) -> None:
+    def _try(self, rule: Rule, whole: bool = False) -> list[Slot]:
+        """What the rule gives; unless it is wanted whole, only until it is worse than the best."""
         clock = _Jumping()
         scheduler = Scheduler(self._jobs, self._devices, rule, clock, self._packer)
         makespan = 0.0
-        started = []
+        slots = []
         for slot in _play(scheduler, clock, {}):
             job = slot.placement.job.id
             self._starts += 1
-            started.append(job)
+            slots.append(slot)
             makespan = max(makespan, slot.start_s + self._chain[job])
-            if makespan > self._makespan:
-                return
+            if makespan > self._makespan and not whole:
+                return slots
         # One that is as good replaces the best: a search that only takes better ones is soon stuck.
-        if makespan < self._makespan or rule.name.endswith(IMPROVED):
-            self._best, self._makespan = rule, makespan
-            self._late = started[-max(3, len(started) // 3) :]
+        if makespan < self._makespan or (makespan == self._makespan and rule.name.endswith(IMPROVED)):
+            self._best, self._makespan, self._slots = rule, makespan, slots
+        return slots
 
     def _known(self) -> Iterator[Rule]:
         orders = _orders(self._jobs, self._devices)
@@ -184,14 +204,19 @@ class _Trials:
     def _shaken(self, order: Sequence[str], generator: random.Random) -> tuple[str, ...]:
         """One to three jobs moved: any to anywhere, or one that starts late to a place before its own."""
         changed = list(order)
+        late = [s.placement.job.id for s in self._slots[-max(3, len(self._slots) // 3) :]]
         for _ in range(generator.choice((1, 1, 2, 3))):
             if generator.random() < 0.5:
-                place = changed.index(generator.choice(self._late))
+                place = changed.index(generator.choice(late))
                 changed.insert(generator.randint(0, place), changed.pop(place))
             else:
                 job = changed.pop(generator.randrange(len(changed)))
                 changed.insert(generator.randint(0, len(changed)), job)
         return tuple(changed)
+
+
+def _improved(name: str) -> str:
+    return name.removesuffix(IMPROVED) + IMPROVED
 
 
 def _orders(jobs: Sequence[Job], devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:

@@ -152,7 +152,7 @@ class Scheduler:
             self._over[job_id] = ok and job_id not in self._hit
 
     def lost(self, name: str, reason: str = "") -> Loss:
-        """A device or a node (by id) is gone with all engines on it. Raises UsageError when there is none of that name."""
+        """A device or a node (by id) is gone with all engines on it. Raises UsageError when there is none so called."""
         ids = [d.id for d in self._packer.devices if name in (d.id, d.node)]
         if not ids:
             raise UsageError(f"expected a device or node of this plan, found {name!r}")

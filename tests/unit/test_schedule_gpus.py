@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -128,7 +129,7 @@ def test_lists_end_where_cuda_ends_them_and_that_is_said(setting, expected, said
 
 
 def test_ambiguous_prefix_is_refused():
-    twins = [FOUR[0], FOUR[0]._replace(index=1, uuid="GPU-a1ffffff-0000")]
+    twins = [FOUR[0], replace(FOUR[0], index=1, uuid="GPU-a1ffffff-0000")]
     found = visible_devices("GPU-a1", twins)
     assert found.devices == ()
     assert "2 GPUs whose UUID begins so" in found.notes[0]
@@ -142,7 +143,7 @@ def test_instances_by_name():
 
 
 def test_indices_on_a_mixed_machine_are_questioned():
-    mixed = [FOUR[0], FOUR[1]._replace(name="A10")]
+    mixed = [FOUR[0], replace(FOUR[1], name="A10")]
     assert "PCI_BUS_ID" in visible_devices("0", mixed).notes[0]
     assert visible_devices("0", mixed, device_order="PCI_BUS_ID").notes == ()
     assert visible_devices("GPU-a", mixed).notes == ()
