@@ -18,6 +18,7 @@ from harness.operations import prepare
 from harness.runner import expected_s
 from harness.workload import CellWork
 
+RETRY_ON = EXIT_UNKNOWN
 TRIES = 2
 """A part that could not record everything is tried once more."""
 SETUP_MINUTES = 20
@@ -181,6 +182,3 @@ def head_of(night: Night, system: str) -> list[str]:
         f"{len(night.steps)} parts, about {minutes:.0f} minutes of machine time on two cores.",
         *EXIT_CODES,
     ]
-
-
-RETRY_ON = EXIT_UNKNOWN
