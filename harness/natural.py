@@ -58,8 +58,11 @@ class Chat:
         # Llama 3.1 takes date_string and else says its default or today; others call strftime_now whatever they get.
         self.dated = "date_string" in template or "strftime_now" in template
         self._day = day
-        # Marks of a template need not be declared special to be read as one token.
-        self._marks = sorted({*self._tokenizer.all_special_tokens, *self._tokenizer.get_added_vocab()} - {""})
+        # A tokenizer's own list of special tokens may lack the template's marks. Plain added tokens, such as runs of
+        # line ends, are text.
+        added = {i: str(t) for i, t in self._tokenizer.added_tokens_decoder.items() if t.special}
+        self._marks = {*self._tokenizer.all_special_tokens, *added.values()} - {""}
+        self._mark_ids = {*self._tokenizer.all_special_ids, *added}
         self.words = [w for w in _WORDS if self._is_one_token(w)] or single_token_words(self._tokenizer)
         if not self.words:
             raise DataError(
@@ -73,8 +76,15 @@ class Chat:
         return self._knows(f"a {word}") and self._count(f"a {word}") == self._count("a") + 1
 
     def _knows(self, text: str) -> bool:
-        unknown = self._tokenizer.unk_token_id
-        return unknown is None or unknown not in self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Whether all of a text is in its tokens. A closed vocabulary drops the unknown, or has a mark for it."""
+        fast = self._tokenizer.is_fast
+        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=fast)
+        if not self._mark_ids.isdisjoint(found["input_ids"]):
+            return False
+        if not fast:
+            return True
+        held = {n for start, end in found["offset_mapping"] for n in range(start, end)}
+        return all(n in held or c.isspace() for n, c in enumerate(text))
 
     def accepts(self, text: str) -> bool:
         """Whether every character has a token, and none of the template's own marks is in the text."""

@@ -28,7 +28,7 @@ def run(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "command",
     [[], ["run"], ["plan"], ["check"], ["report"], ["doctor"], ["baseline"], ["baseline", "record"], ["probe"],
-     ["probe", "build"], ["probe", "measure"], ["prompts", "build"], ["selftest"], ["aa"]],
+     ["probe", "build"], ["probe", "measure"], ["prompts", "build"], ["models"], ["selftest"], ["aa"]],
 )  # fmt: skip
 def test_help(command):
     code, output = run(*command, "--help")
@@ -64,7 +64,7 @@ def test_help_states_the_exit_codes():
         (["aa", "--cell", "pd-medusa"], 64, "expected a pattern that matches a cell"),
         (["prompts", "build", "--kind", "echo"], 64, "expected --tokenizer DIR"),
         (["prompts", "build", "--kind", "echo", "--tokenizer", "/nowhere", "--out", "/tmp/x"], 64, "tokenizer_config"),
-        (["prompts", "build", "--kind", "poem"], 64, "expected copy or echo"),
+        (["prompts", "build", "--kind", "poem"], 64, "expected copy, echo, natural"),
     ],
 )
 def test_bad_input(arguments, code, sentence):

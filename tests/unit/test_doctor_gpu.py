@@ -59,9 +59,8 @@ def fake_python(tmp_path: Path, cuda: str = "13.0", transports: bytes = b"cuda_c
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_bytes(content)
     script = tmp_path / "python"
-    script.write_text(
-        f'#!/bin/sh\ncase "$2" in\n*torch*) echo {site}/torch/__init__.py;;\n*nixl*) echo {site}/nixl/__init__.py;;\nesac\n'
-    )
+    answers = "".join(f"*{name}*) echo {site}/{name}/__init__.py;;\n" for name in ("torch", "nixl"))
+    script.write_text(f'#!/bin/sh\ncase "$2" in\n{answers}esac\n')
     script.chmod(0o755)
     return environment(str(script))
 

@@ -116,8 +116,8 @@ def test_one_set_covers_the_strata_of_all_block_sizes(built, folder, tmp_path):
     rows = {(c.block_size, c.stratum): c for c in coverage(built.prompts)}
     assert len(rows) == 15
     for (size, stratum), row in rows.items():
-        # The template alone is longer than 16 tokens, so that no prompt is shorter than such a block.
-        if (size, stratum) == (16, Stratum.SUB_BLOCK):
+        # With the template no question is shorter than 43 tokens, so that none lies within such a block.
+        if size < 43 and stratum is Stratum.SUB_BLOCK:
             assert (row.cold, row.held_out, row.blocks) == (0, 0, ())
         else:
             assert row.cold >= 4 and row.held_out >= 4, row
@@ -196,7 +196,7 @@ def test_padding_is_exact_or_refused(chat, folder, text, more, seed):
     assert found == pad(chat, text, wanted, seed)
     if more == 0:
         assert found == bare
-    if text in QUESTIONS and more != 1:
+    if text in QUESTIONS:
         assert found is not None
     if found is not None:
         assert len(found.ids) == wanted
