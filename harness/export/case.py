@@ -156,7 +156,7 @@ def _send(send: Send, profile: Profile) -> dict[str, Any]:
         "max_tokens": send.max_tokens or profile.workload.max_tokens,
         "temperature": send.temperature,
         "after_s": send.after_s,
-        "late": send.late,
+        "after": list(send.after),
         "last": send.last,
         "between": [_send(s, profile) for s in send.between],
     }

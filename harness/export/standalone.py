@@ -269,18 +269,19 @@ class Player:
         """Requests at the same time; an engine may be held until all of them are queued."""
         first = stage["hold"] == "first" and "prefill" in self.engines
         held = (self.engines["prefill"] if first else self.answering()) if stage["hold"] else None
-        early = [s for s in stage["sends"] if not s["late"]]
-        queued, released = threading.Semaphore(0), threading.Event()
-        last = threading.Event()
+        early = [s for s in stage["sends"] if not s["after"]]
+        answered = {s["part"]: threading.Event() for s in stage["sends"]}
+        queued, last = threading.Semaphore(0), threading.Event()
 
         def arrived() -> None:
             queued.release()
 
         def run(send: dict[str, Any]) -> None:
-            if send["late"]:
-                released.wait(60)
+            for part in send["after"]:
+                if part in answered:
+                    answered[part].wait()
             time.sleep(send["after_s"])
-            ready = arrived if not send["late"] else (lambda: None)
+            ready = arrived if not send["after"] else (lambda: None)
 
             def before() -> None:
                 if send["last"]:
@@ -288,11 +289,14 @@ class Player:
                     time.sleep(HOLD_S)
                 ready()
 
-            if stage["hold"] == "answering":
-                self.send(send, before)
-            else:
-                before()
-                self.send(send)
+            try:
+                if stage["hold"] == "answering":
+                    self.send(send, before)
+                else:
+                    before()
+                    self.send(send)
+            finally:
+                answered[send["part"]].set()
 
         for send in stage["sends"]:
             self.salts.setdefault(send["group"], uuid.uuid4().hex)
@@ -310,7 +314,6 @@ class Player:
             finally:
                 if held is not None:
                     held.ask("/resume", post=True)
-                released.set()
             for future in futures:
                 future.result()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from harness.engine.command import Role
@@ -138,12 +138,10 @@ class Player:
         last = {role: session.client(role).last_snapshot for role in session.roles}
         before = {role: session.client(role).snapshot() for role in session.roles}
         answers = [Answer() for _ in stage.sends]
-        gate = Gate(sum(not send.late for send in stage.sends))
+        gate = Gate([send.part for send in stage.sends], sum(not send.after for send in stage.sends))
         held = self._held(stage)
         with ThreadPoolExecutor(len(stage.sends)) as pool:
             problem = self._hold(held)
-            if problem is not None:
-                gate.open()
             futures = [
                 pool.submit(self._timed, send, salts, answer, stage, gate)
                 for send, answer in zip(stage.sends, answers, strict=True)
@@ -155,12 +153,9 @@ class Player:
                     time.sleep(_HOLD_S)
             finally:
                 # Also when interrupted: threads must not wait for an engine that nobody releases any more.
-                try:
-                    if held is not None and problem is None:
-                        self._release(held)
-                        released = time.time()
-                finally:
-                    gate.open()
+                if held is not None and problem is None:
+                    self._release(held)
+                    released = time.time()
             for future in futures:
                 future.result()
         if problem is not None:
@@ -189,8 +184,7 @@ class Player:
         return "prefill" if self._pair and stage.hold == "first" else "single"
 
     def _timed(self, send: Send, salts: dict[str, str], answer: Answer, stage: Stage, gate: Gate) -> None:
-        if send.late:
-            gate.wait_until_open()
+        gate.wait_for_answers(send.after)
         if send.after_s:
             time.sleep(send.after_s)
 
@@ -203,7 +197,7 @@ class Player:
                 gate.wait_for_all(but=1)
                 time.sleep(ORDER_S)
             answer.asked = time.time()
-            if not send.late:
+            if not send.after:
                 arrived = True
                 gate.arrived()
 
@@ -218,8 +212,9 @@ class Player:
                 answer.error = self._session.ask(ask, answer.legs)
         finally:
             # A request that broke before must not keep the others waiting.
-            if not arrived and not send.late:
+            if not arrived and not send.after:
                 gate.arrived()
+            gate.answered(send.part)
 
     def _prefills_first(self, stage: Stage) -> bool:
         """In a pair whose D is held, P answers everybody before the release."""
@@ -241,12 +236,12 @@ class Player:
 
 
 class Gate:
-    """Lets the player wait until all requests are at the held engine, and late ones until it was released."""
+    """Lets the player wait until all requests are at the held engine, and late ones for the answers of others."""
 
-    def __init__(self, expected: int) -> None:
+    def __init__(self, parts: Collection[str], expected: int) -> None:
         self._left = expected
         self._changed = threading.Condition()
-        self._opened = threading.Event()
+        self._answers = {part: threading.Event() for part in parts}
 
     def arrived(self) -> None:
         """One more request is on its way to the held engine."""
@@ -260,11 +255,15 @@ class Gate:
         with self._changed:
             self._changed.wait_for(lambda: self._left <= but, _ARRIVE_S)
 
-    def open(self) -> None:
-        self._opened.set()
+    def answered(self, part: str) -> None:
+        """A request has its answer, or broke."""
+        self._answers[part].set()
 
-    def wait_until_open(self) -> None:
-        self._opened.wait(_ARRIVE_S)
+    def wait_for_answers(self, parts: Collection[str]) -> None:
+        """Until these requests are answered, as far as they are part of the stage."""
+        for part in parts:
+            if part in self._answers:
+                self._answers[part].wait()
 
 
 def _flat(stage: Stage) -> Iterator[Send]:

@@ -44,9 +44,9 @@ class Send(NamedTuple):
     temperature: float = 0.0
     judged: bool = True
     after_s: float = 0.0
-    """Delay after the start of the stage; in a stage that is held, of a late request: after it was released."""
-    late: bool = False
-    """Sent after the engine was released."""
+    """Delay after the start of the stage, or after the last answer that it waits for."""
+    after: tuple[str, ...] = ()
+    """Parts of the stage that must have been answered before it is sent."""
     last: bool = False
     """Queued at the held engine after all the others."""
     between: tuple[Send, ...] = ()
@@ -134,15 +134,23 @@ def _prefix_hit(scenario: PrefixHit, prompts: Mapping[str, Prompt], pair: Pair) 
 
 
 def _concurrent(scenario: Concurrent, prompts: Mapping[str, Prompt]) -> list[Stage]:
-    """The short ones together with the long one; the late one takes a row that becomes free; then the long one again,
-    from the cache, which shows whether somebody wrote into its blocks."""
+    """The short ones together with the long one, which has the second row. When all short ones have ended, it has moved
+    to the first row, whichever ended first; then the late ones are sent, and the first of them takes the row that it
+    left, beside which its blocks may still be written. Then the long one again, from the cache, which shows whether
+    somebody wrote into its blocks.
+
+    Late ones go by the answers of the short ones, not by the clock: a request that is admitted in the step in which
+    another ends takes that one's row, and nothing moves. Sent 0.1 s after the release, they came that early on some
+    days, and a drafter that writes through a stale row (M3) went unseen.
+    """
     limit = scenario.max_tokens
     short = [Send(prompts[p], f"together{i}", f"t{i}", max_tokens=limit) for i, p in enumerate(scenario.together)]
     holder = Send(prompts[scenario.holder], "holder", "h", max_tokens=limit)
     queue = [short[0], holder, *short[1:]]
     queue = [send._replace(after_s=i * ORDER_S) for i, send in enumerate(queue)]
+    ended = tuple(send.part for send in short)
     late = [
-        Send(prompts[p], f"late{i}", f"l{i}", max_tokens=limit, after_s=(i + 1) * LATE_S, late=True)
+        Send(prompts[p], f"late{i}", f"l{i}", max_tokens=limit, after_s=i * ORDER_S, after=ended)
         for i, p in enumerate(scenario.late)
     ]
     again = Send(holder.prompt, "again", holder.group, max_tokens=limit)
@@ -151,8 +159,6 @@ def _concurrent(scenario: Concurrent, prompts: Mapping[str, Prompt]) -> list[Sta
 
 ORDER_S = 0.03
 """Between requests that are queued one after the other: longer than the API server needs for one (about 10 ms)."""
-LATE_S = 0.1
-"""Between late joiners: the short requests end about 0.1 s after they began, the long one after 0.3 s."""
 
 
 def _pressure(scenario: Pressure, prompts: Mapping[str, Prompt]) -> list[Stage]:

@@ -37,7 +37,7 @@ class Variant(NamedTuple):
 
     def alone(self) -> Variant:
         """The judged request as a prompt that no engine has seen."""
-        send = self.subject._replace(group="a", part="subject", after_s=0.0, late=False, last=False, between=())
+        send = self.subject._replace(group="a", part="subject", after_s=0.0, after=(), last=False, between=())
         return Variant(COLD, (Stage((send,)),), "subject")
 
     def only(self, parts: Collection[str]) -> Variant:
@@ -47,7 +47,7 @@ class Variant(NamedTuple):
             sends = tuple(s for s in stage.sends if s.part == self.part or s.part in parts)
             if sends:
                 hold = stage.hold if len(sends) > 1 else None
-                alone = sends if hold else tuple(s._replace(late=False, last=False, after_s=0.0) for s in sends)
+                alone = sends if hold else tuple(s._replace(after=(), last=False, after_s=0.0) for s in sends)
                 stages.append(Stage(alone if len(sends) == 1 else sends, hold))
         return self._replace(stages=tuple(stages))
 

@@ -110,7 +110,7 @@ def test_requests_are_left_out_one_by_one():
 def test_a_late_request_left_alone_waits_for_nobody():
     variant = script_of("concurrent")._replace(part="late1")
     (stage,) = variant.only([]).stages
-    assert (stage.sends[0].late, stage.sends[0].after_s, stage.hold) == (False, 0.0, None)
+    assert (stage.sends[0].after, stage.sends[0].after_s, stage.hold) == ((), 0.0, None)
 
 
 def test_cold_variant_drops_everything_else():
