@@ -14,6 +14,7 @@ from harness.checks.registry import baselines_for, judge, tripped_tests, unused_
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.arming import require_alone, require_known
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
+from harness.engine.executor import LOCAL, Executor
 from harness.engine.router import program
 from harness.errors import UsageError
 from harness.files import write_json
@@ -126,11 +127,12 @@ def execute(
     base_port: int | None = None,
     mutants: Sequence[str] = (),
     together: bool = False,
+    executor: Executor = LOCAL,
 ) -> Outcome:
     """Run, judge and report. The run folder is complete even when cells are UNKNOWN."""
-    history = record(prepared, out, engine_python, reporter, base_port, mutants, together)
+    history = record(prepared, out, engine_python, reporter, base_port, mutants, together, executor)
     folder = history.folder
-    _second_stage(prepared, history, engine_python, reporter, base_port, mutants, together)
+    _second_stage(prepared, history, engine_python, reporter, base_port, mutants, together, executor)
     return Outcome(folder, judge_and_report(history))
 
 
@@ -142,6 +144,7 @@ def _second_stage(
     base_port: int | None,
     mutants: Sequence[str],
     together: bool,
+    executor: Executor,
 ) -> None:
     """Run again what failed a registered test: fresh engines, prompts held out for this, in a folder of its own."""
     if history.run.interrupted or prepared.profile.judging.tier != "normal":
@@ -157,7 +160,7 @@ def _second_stage(
     cells = [c for c in prepared.plan.cells if c.id in wanted]
     works = tuple(cell_work(prepared.profile, prepared.prompts, c, choice) for c in cells)
     again = prepared._replace(plan=make_plan(prepared.profile, cells), works=works)
-    _record_into(history.folder / SECOND, again, engine_python, reporter, base_port, mutants, together)
+    _record_into(history.folder / SECOND, again, engine_python, reporter, base_port, mutants, together, executor)
 
 
 def record(
@@ -168,12 +171,13 @@ def record(
     base_port: int | None = None,
     mutants: Sequence[str] = (),
     together: bool = False,
+    executor: Executor = LOCAL,
 ) -> History:
     """Run the plan on real engines, with mutants in them if any are named, and return what was recorded."""
     require_known(mutants)
     require_alone(mutants, together)
     folder = new_folder(out, prepared.profile)
-    history = _record_into(folder, prepared, engine_python, reporter, base_port, mutants, together)
+    history = _record_into(folder, prepared, engine_python, reporter, base_port, mutants, together, executor)
     point_latest(folder)
     return history
 
@@ -186,6 +190,7 @@ def _record_into(
     base_port: int | None,
     mutants: Sequence[str],
     together: bool,
+    executor: Executor,
 ) -> History:
     environment = engines_for(prepared.plan, engine_python)
     recorder = prepared_recorder(prepared, environment, folder, mutants)
@@ -199,6 +204,7 @@ def _record_into(
         base_port,
         mutants,
         together,
+        executor,
     ).run()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.config import NoSpeculation, Profile
 from harness.engine.arming import Arming
 from harness.engine.environment import EngineEnvironment
+from harness.engine.executor import LOCAL, Executor
 from harness.engine.topology import EngineGroupSession
 from harness.errors import InfrastructureError
 from harness.history import History
@@ -34,7 +35,9 @@ class Runner:
         base_port: int | None = None,
         mutants: Sequence[str] = (),
         together: bool = False,
+        executor: Executor = LOCAL,
     ) -> None:
+        self._executor = executor
         self._mutants = tuple(mutants)
         self._together = together
         self._profile = profile
@@ -63,15 +66,19 @@ class Runner:
         folder = self._recorder.folder / "arming" / group.id
         group, arming = armed(group, self._profile, self._mutants, folder, self._together)
         try:
-            with EngineGroupSession(
-                group,
-                self._profile,
-                self._environment,
-                recorder.folder / "logs",
-                self._base_port,
-                self._reporter.line,
-                arming,
-            ) as session:
+            with (
+                self._executor.places(group, self._profile, self._environment) as places,
+                EngineGroupSession(
+                    group,
+                    self._profile,
+                    self._environment,
+                    recorder.folder / "logs",
+                    self._base_port,
+                    self._reporter.line,
+                    arming,
+                    places,
+                ) as session,
+            ):
                 session.switch(*self._mutants)
                 recorder.engines(session.records())
                 recorder.set_cell(first, start_seconds=round(session.ready_seconds, 3))
