@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ _PLACE_S = 60.0
 """Longest wait for free places in the cluster."""
 _OFFER_S = 180.0
 """Longest wait until an actor has been started and has looked at its node: its worker imports this package first."""
+_CONNECT_S = 10.0
 _WATCH_S = 2.0
 _STORE_BYTES = 80 * 2**20
 """Of the object store of a cluster that is started here: nothing is put into it."""
@@ -42,12 +44,29 @@ _STORE_BYTES = 80 * 2**20
 
 def import_ray() -> Any:
     """Raises EnvironmentFault when Ray is not installed."""
+    # Of a lost node Ray prints 20 lines of internal state, twice, around the sentence that says what it means for the
+    # run. Read when Ray is imported.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
         return importlib.import_module("ray")
     except ImportError as error:
         raise EnvironmentFault(
             "--executor ray: expected the package ray in this environment, found none; install it with "
             "pip install 'kv-acceptance-harness[ray]'"
+        ) from error
+
+
+def require_listening(address: str) -> None:
+    """Raise EnvironmentFault when nothing listens at HOST:PORT: Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise EnvironmentFault(
+            f"--ray-address {address}: expected the head of a Ray cluster, found that nothing answers there ({error}); "
+            "start one with `ray start --head`, or correct the address"
         ) from error
 
 
@@ -206,6 +225,8 @@ class RayExecutor:
 
     def __enter__(self) -> Self:
         ray = import_ray()
+        if self._address is not None:
+            require_listening(self._address)
         package = Path(harness.__file__).resolve().parent
         options: dict[str, Any] = {"address": self._address}
         if self._address is None:

@@ -190,6 +190,7 @@ def test_pair_on_two_nodes_passes_and_what_a_killed_node_leaves_is_unknown(nodes
     assert f"the {lost.role} engine of pd-eagle3 on node {lost.node} is lost" in str(broken.reason)
     assert str(lost.node) in said()
     assert "Traceback" not in said()
+    assert "state-dump" not in said()
     for engine in history.run.engines:
         assert (folder / "logs" / engine.log).read_text()
     assert left_over(folder) == []

@@ -6,6 +6,7 @@ Ray's own exceptions are used, the cluster is not there; tests/engine/test_ray.p
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -318,10 +319,19 @@ def test_failures_of_living_engines_stay_what_they_are():
         raise HandoffError("expected metrics, found ConnectError")
 
 
+def test_address_without_a_cluster_is_said_at_once():
+    with pytest.raises(EnvironmentFault, match=r"--ray-address 127.0.0.1:1: .* nothing answers there"):
+        RayExecutor("127.0.0.1:1").__enter__()
+
+
 def test_cluster_that_cannot_be_joined_is_said(monkeypatch):
     def refuse(**_):
-        raise ConnectionError("nothing there")
+        raise RuntimeError("Version mismatch")
 
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(EnvironmentFault, match=r"--ray-address 10.0.0.9:1: expected a Ray cluster .* nothing there"):
-        RayExecutor("10.0.0.9:1").__enter__()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(EnvironmentFault, match=rf"--ray-address {address}: expected a Ray cluster .* mismatch"):
+            RayExecutor(address).__enter__()
