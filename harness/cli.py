@@ -130,8 +130,28 @@ def run(
             "says, and 2 when something is missing and trying again may mend it.",
         ),
     ] = False,
+    executor: Annotated[
+        str, typer.Option("--executor", help="local: engines on this machine. ray: on the nodes of a Ray cluster.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            metavar="HOST:PORT",
+            help="With --executor ray: the cluster. Default: RAY_ADDRESS, or a cluster of this machine alone.",
+        ),
+    ] = None,
+    pair_nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--pair-nodes",
+            metavar="same|different|any",
+            help="With --executor ray: whether P and D share a node. Default: any.",
+        ),
+    ] = None,
 ) -> None:
     """Run the matrix on real engines, judge it, write the reports, print the verdict."""
+    from harness.engine.executor import ExecutorChoice, make_executor
     from harness.operations import DEFAULT_OUT, execute, prepare
     from harness.progress import Reporter
     from harness.report.terminal import print_summary
@@ -139,12 +159,15 @@ def run(
     if part and mutant:
         raise UsageError("--part: expected no --mutant with it, found one; a part says something about vLLM")
     prepared = prepare(profile, cell or [], scenario or [])
-    with Reporter(prepared.expected_s) as reporter:
+    chosen = make_executor(ExecutorChoice(executor, ray_address, pair_nodes), mutant or [], base_port)
+    with chosen, Reporter(prepared.expected_s) as reporter:
         reporter.line(
             f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts, "
             f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
         )
-        outcome = execute(prepared, out or DEFAULT_OUT, engine_python, reporter, base_port, mutant or [], together)
+        outcome = execute(
+            prepared, out or DEFAULT_OUT, engine_python, reporter, mutant or [], together, chosen
+        )
     print_summary(outcome.summary, _out())
     raise typer.Exit(exit_of_part(outcome.folder) if part else outcome.summary.verdict.exit_code)
 

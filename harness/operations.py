@@ -13,7 +13,7 @@ from harness.checks.registry import baselines_for, judge, tripped_tests, unused_
 from harness.config import REPOSITORY, Profile, check_paths, load_profile
 from harness.engine.arming import require_alone, require_known
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
-from harness.engine.executor import LocalExecutor
+from harness.engine.executor import Executor
 from harness.engine.router import program
 from harness.errors import HarnessError, ModelUnavailableError, UsageError
 from harness.files import write_json
@@ -201,14 +201,14 @@ def execute(
     out: Path,
     engine_python: str | None,
     reporter: Reporter,
-    base_port: int | None = None,
     mutants: Sequence[str] = (),
     together: bool = False,
+    executor: Executor | None = None,
 ) -> Outcome:
     """Run, judge and report. The run folder is complete even when cells are UNKNOWN."""
-    history = record(prepared, out, engine_python, reporter, base_port, mutants, together)
+    history = record(prepared, out, engine_python, reporter, mutants, together, executor)
     folder = history.folder
-    _second_stage(prepared, history, engine_python, reporter, base_port, mutants, together)
+    _second_stage(prepared, history, engine_python, reporter, mutants, together, executor)
     return Outcome(folder, judge_and_report(history))
 
 
@@ -217,9 +217,9 @@ def _second_stage(
     history: History,
     engine_python: str | None,
     reporter: Reporter,
-    base_port: int | None,
     mutants: Sequence[str],
     together: bool,
+    executor: Executor | None,
 ) -> None:
     """Run again what failed a registered test: fresh engines, prompts held out for this, in a folder of its own."""
     if history.run.interrupted or prepared.profile.judging.tier != "normal":
@@ -236,7 +236,7 @@ def _second_stage(
     cells = [c for c in prepared.plan.cells if c.id in wanted]
     works = tuple(cell_work(prepared.profile.part(c.variant), prepared.sets[c.variant], c, choice) for c in cells)
     again = prepared._replace(plan=make_plan(prepared.profile, cells), works=works)
-    _record_into(history.folder / SECOND, again, engine_python, reporter, base_port, mutants, together)
+    _record_into(history.folder / SECOND, again, engine_python, reporter, mutants, together, executor)
 
 
 def record(
@@ -244,15 +244,15 @@ def record(
     out: Path,
     engine_python: str | None,
     reporter: Reporter,
-    base_port: int | None = None,
     mutants: Sequence[str] = (),
     together: bool = False,
+    executor: Executor | None = None,
 ) -> History:
     """Run the plan on real engines, with mutants in them if any are named, and return what was recorded."""
     require_known(mutants)
     require_alone(mutants, together)
     folder = new_folder(out, prepared.profile)
-    history = _record_into(folder, prepared, engine_python, reporter, base_port, mutants, together)
+    history = _record_into(folder, prepared, engine_python, reporter, mutants, together, executor)
     point_latest(folder)
     return history
 
@@ -262,9 +262,9 @@ def _record_into(
     prepared: Prepared,
     engine_python: str | None,
     reporter: Reporter,
-    base_port: int | None,
     mutants: Sequence[str],
     together: bool,
+    executor: Executor | None,
 ) -> History:
     environment = engines_for(prepared.plan, engine_python)
     recorder = prepared_recorder(prepared, environment, folder, mutants)
@@ -278,7 +278,7 @@ def _record_into(
         environment,
         recorder,
         reporter,
-        LocalExecutor(base_port),
+        executor,
         mutants,
         together,
     ).run()

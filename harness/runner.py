@@ -61,6 +61,8 @@ class Runner:
         self._on: Counter[str] = Counter()
         """Groups of engines on each device."""
         self._ending = False
+        self._gone: set[str] = set()
+        """Nodes."""
 
     def run(self) -> History:
         """KeyboardInterrupt ends the engines, keeps what was recorded and returns the history, marked as
@@ -69,7 +71,8 @@ class Runner:
         for note in inventory.notes:
             self._reporter.line(note)
         works = list(self._works.values())
-        jobs = jobs_of(self._plan, works, self._profile, inventory, self._recorder.record.rescore)
+        rescore = self._recorder.record.rescore
+        jobs = jobs_of(self._plan, works, self._profile, inventory, rescore, self._executor.rule)
         policy = one_by_one if self._executor.at_once == 1 else planned
         scheduler = policy(jobs, inventory.devices)
         self._give_up(scheduler.refused)
@@ -95,6 +98,7 @@ class Runner:
                         for device, reason in future.result().items():
                             self._reporter.line(f"{device} is not used again: {reason}")
                             self._give_up(scheduler.quarantine(device, reason).refused)
+                        self._give_up(self._lost(scheduler))
                         scheduler.done(placement.job.id)
             except BaseException:
                 self._end_engines()
@@ -113,6 +117,16 @@ class Runner:
                 self._on.subtract(placement.devices)
                 empty = [d for d in placement.devices if not self._on[d]]
         return {d: reason for d in empty if not self._ending and (reason := memory.kept(d))}
+
+    def _lost(self, scheduler: Scheduler) -> dict[str, str]:
+        """Groups that fit nowhere any more because nodes are gone, with the reason."""
+        refused: dict[str, str] = {}
+        for node, reason in self._executor.lost().items():
+            if node not in self._gone:
+                self._gone.add(node)
+                self._reporter.line(f"node {node} is not used again: {reason}")
+                refused |= scheduler.lost(node, reason).refused
+        return refused
 
     def _give_up(self, refused: Mapping[str, str]) -> None:
         """Mark the cells of groups that fit nowhere."""

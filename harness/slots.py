@@ -19,7 +19,7 @@ from harness.engine.place import LocalPlace, Places, roles_of
 from harness.engine.ports import allot
 from harness.matrix import Plan, start_expected_s
 from harness.schedule.gpus import VisibleDevice, query_gpus, visible_devices, wait_given_back
-from harness.schedule.model import Device, EngineNeed, Job, Placement
+from harness.schedule.model import Device, EngineNeed, Job, Placement, PlacementRule
 from harness.workload import CellWork, group_expected_s
 
 ENGINE_GIB = 2.9
@@ -84,7 +84,12 @@ def local_inventory(profile: Profile) -> Inventory:
 
 
 def jobs_of(
-    plan: Plan, works: Sequence[CellWork], profile: Profile, inventory: Inventory, rescore: bool
+    plan: Plan,
+    works: Sequence[CellWork],
+    profile: Profile,
+    inventory: Inventory,
+    rescore: bool,
+    rule: PlacementRule = "any",
 ) -> tuple[Job, ...]:
     """One job per group of engines. Where outputs are re-scored, the plain engine of a variant comes after all others
     of that variant."""
@@ -99,6 +104,7 @@ def jobs_of(
                 tuple(inventory.need(part, role) for role in roles_of(group)),
                 start,
                 group_expected_s(group, works) - start,
+                placement=rule,
                 after=tuple(after) if rescore and group.rescores else (),
                 share=inventory.shared,
             )

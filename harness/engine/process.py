@@ -7,13 +7,23 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import psutil
 
 from harness.engine.command import ServerCommand, full_environment, url_of
 from harness.engine.log import EngineLog
 from harness.errors import EngineDiedError
+
+
+class Child(Protocol):
+    """What is used of ``subprocess.Popen``."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float) -> int: ...
+    def terminate(self) -> None: ...
 
 
 class EngineProcess(EngineLog):
@@ -25,9 +35,9 @@ class EngineProcess(EngineLog):
         self.started = time.monotonic()
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log: IO[bytes] = log_path.open("ab")
-        self._popen = self._spawn()
+        self._popen: Child = self._spawn()
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> Child:
         return subprocess.Popen(
             self.command.argv,
             env=full_environment(self.command.env),
@@ -45,12 +55,16 @@ class EngineProcess(EngineLog):
     def url(self) -> str:
         return url_of(self.command.host, self.command.port)
 
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for the signal that ended it."""
+        return self._popen.poll()
+
     def alive(self) -> bool:
-        return self._popen.poll() is None
+        return self.exit_code() is None
 
     def require_alive(self) -> None:
         """Raise EngineDiedError, quoting the log, when the process has ended."""
-        code = self._popen.poll()
+        code = self.exit_code()
         if code is not None:
             raise EngineDiedError(self.obituary(f"{self.command.name} (pid {self.pid})", code))
 

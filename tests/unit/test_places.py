@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from harness.engine.command import EngineCommand, build_command
 from harness.engine.place import LocalPlace, local_places, roles_of
 from harness.engine.ports import free_ports, require_free
 from harness.engine.process import EngineProcess
+from harness.engine.topology import EngineGroupSession
 from harness.errors import EngineStartError
 from harness.matrix import make_plan, select_cells
 from tests.unit.test_engine import ENVIRONMENT, option
@@ -98,3 +101,59 @@ def test_process_says_where_it_listens(tmp_path):
         started = EngineProcess(command, tmp_path / "engine.log")
         assert started.url == url
         started.stop(1)
+
+
+# --- a session with places -------------------------------------------------------------------------------------------
+
+
+class FarPlace:
+    """A place that starts nothing and remembers what it was told to start."""
+
+    host = HOST
+    devices = ("7",)
+    node = "10.0.0.3/ab"
+
+    def __init__(self, *ports: int) -> None:
+        self._ports = list(ports)
+        self.started: list[EngineCommand] = []
+
+    def ports(self, count: int) -> list[int]:
+        return [self._ports.pop(0) for _ in range(count)]
+
+    def start(self, command: EngineCommand, log_path: Path) -> SimpleNamespace:
+        self.started.append(command)
+        return SimpleNamespace(
+            command=command, url=f"http://{command.host}:{command.port}", pid=41, started=0.0, stop=lambda _: None
+        )
+
+
+class ReadyClient:
+    """An engine that says that it is healthy."""
+
+    def get(self, path: str) -> SimpleNamespace:
+        return SimpleNamespace(status_code=200, json=lambda: {"data": [{"id": "target"}]})
+
+    def close(self) -> None:
+        pass
+
+
+def test_session_starts_engines_at_their_places_and_asks_the_side_channel_there(tmp_path, monkeypatch):
+    profile = load_profile("cpu")
+    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
+    with socket.socket() as side_channel:
+        side_channel.bind((HOST, 0))
+        side_channel.listen()
+        open_port, closed_port = side_channel.getsockname()[1], free_ports(1, HOST)[0]
+        places = {"decode": FarPlace(7000, open_port), "prefill": FarPlace(7002, closed_port)}
+        session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path, places=places)
+        monkeypatch.setattr(session, "_wait_ready", lambda _: (_ for _ in ()).throw(EngineStartError("far enough")))
+        with pytest.raises(EngineStartError, match="far enough"), session:
+            pass
+        for role, place in places.items():
+            (command,) = place.started
+            assert (command.role, command.host, command.env["VLLM_CPU_OMP_THREADS_BIND"]) == (role, HOST, "7")
+            session._processes[role] = place.start(command, tmp_path)
+            session._clients[role] = ReadyClient()
+        assert session.url("prefill") == f"http://{HOST}:7002"
+        assert session._is_ready("decode")
+        assert not session._is_ready("prefill")

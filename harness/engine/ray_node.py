@@ -1,0 +1,188 @@
+"""What runs on a node of a Ray cluster: one engine, below a warden, and what the driver asks about it.
+
+Everything here is plain data and plain calls; Ray itself is only asked where the node is and which devices it gave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import harness
+from harness.engine.command import EngineCommand, full_environment
+from harness.engine.environment import EngineEnvironment, inspect_environment
+from harness.engine.ports import free_ports
+from harness.engine.warded import WardedEngine
+from harness.errors import EngineStartError, HarnessError
+
+_CHUNK = 4 * 2**20
+LOG_NAME = "engine.log"
+
+
+class Wanted(NamedTuple):
+    """What a node must offer."""
+
+    device: str
+    devices: int
+    """Devices of the engine."""
+    folders: dict[str, str]
+    """Model folders by what they are."""
+    environment: dict[str, Any]
+    """The engine environment as the driver found it; the node must have the same."""
+
+
+class Offered(NamedTuple):
+    """What a node offers, or why it cannot be used."""
+
+    node: str
+    host: str
+    devices: tuple[str, ...]
+    problem: str = ""
+
+
+class Look(NamedTuple):
+    """How an engine is doing."""
+
+    exit_code: int | None
+    log: bytes
+    """What it has written since the offset that was asked for."""
+    more: bool
+    """Whether there is more than fits into one answer."""
+
+
+class Cores:
+    """Cores of this machine, claimed by locks on files, so that engines do not share one: Ray counts cores and does not
+    say which, and several nodes of a cluster may be one machine. A claim ends with the process that holds it."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path(tempfile.gettempdir())
+        self._held: list[IO[bytes]] = []
+
+    def claim(self, count: int) -> tuple[str, ...]:
+        """Numbers of ``count`` cores that nobody has; empty when there are not enough, which leaves it to vLLM."""
+        claimed: list[str] = []
+        for core in sorted(os.sched_getaffinity(0)):
+            if len(claimed) == count:
+                break
+            if self._lock(core):
+                claimed.append(str(core))
+        if len(claimed) < count:
+            self.release()
+            return ()
+        return tuple(claimed)
+
+    def _lock(self, core: int) -> bool:
+        file = (self._folder / f"kv-harness-{os.getuid()}-core-{core}").open("wb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return False
+        self._held.append(file)
+        return True
+
+    def release(self) -> None:
+        while self._held:
+            self._held.pop().close()
+
+
+def engine_environment(env: dict[str, str]) -> dict[str, str]:
+    """What an engine gets on a node: as if it were started there by hand, without what Ray adds for its workers."""
+    own = Path(harness.__file__).resolve().parents[1]
+    base = {k: v for k, v in full_environment({}).items() if not k.startswith("RAY_")}
+    paths = [p for p in base.pop("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != own]
+    if paths:
+        base["PYTHONPATH"] = os.pathsep.join(paths)
+    return {**base, **env}
+
+
+def problems(wanted: Wanted) -> Iterable[str]:
+    """What this machine lacks."""
+    for what, folder in wanted.folders.items():
+        if not (Path(folder) / "config.json").is_file():
+            yield (
+                f"{what}: expected a model folder with config.json at {folder}, found none; put the models at the same "
+                "path on every node, or on a file system that all of them mount"
+            )
+    theirs = EngineEnvironment.model_validate(wanted.environment)
+    try:
+        ours = inspect_environment(theirs.executable)
+    except HarnessError as error:
+        yield f"{error}; every node needs the same environment at the same path"
+        return
+    for name in ("python", "prefix", "vllm", "vllm_build", "torch", "transformers", "nixl", "openmp"):
+        if getattr(ours, name) != getattr(theirs, name):
+            yield (
+                f"{theirs.executable}: expected {name} {getattr(theirs, name)} as on the machine of the harness, found "
+                f"{getattr(ours, name)}; install the same environment on every node"
+            )
+
+
+class NodeEngine:
+    """The actor: at most one engine. When its process ends, in whatever way, the engine is killed."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._cores = Cores()
+        self._engine: WardedEngine | None = None
+        self._folder: Path | None = None
+        self._host = ""
+
+    def offer(self) -> Offered:
+        """Where this is and what is given to the engine."""
+        import ray
+
+        context = ray.get_runtime_context()
+        self._host = ray.util.get_node_ip_address()
+        if self._wanted.device == "cpu":
+            devices = self._cores.claim(self._wanted.devices)
+        else:
+            devices = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
+        # Ray starts its workers with a niceness of 15, which engines would inherit; not everybody may undo that.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+        found = "; ".join(problems(self._wanted))
+        return Offered(f"{self._host}/{context.get_node_id()[:8]}", self._host, devices, found)
+
+    def ports(self, count: int) -> list[int]:
+        return free_ports(count, self._host)
+
+    def start(self, command: tuple[Any, ...]) -> int:
+        """Start the engine; returns its process id on this machine."""
+        made = EngineCommand(*command)
+        self._folder = Path(tempfile.mkdtemp(prefix="kv-harness-"))
+        self._engine = WardedEngine(made, self._folder / LOG_NAME, engine_environment(made.env))
+        return self._engine.pid
+
+    def look(self, offset: int) -> Look:
+        """The exit code, and the log from ``offset`` on."""
+        engine = self._running()
+        # In this order: what an engine that has ended wrote is all there.
+        code = engine.exit_code()
+        with engine.log_path.open("rb") as file:
+            file.seek(offset)
+            log = file.read(_CHUNK)
+            return Look(code, log, bool(file.peek(1)))
+
+    def gather_threads(self) -> int:
+        return self._running().gather_threads()
+
+    def stop(self, grace_s: float) -> None:
+        """End the engine; its log can still be looked at."""
+        self._running().stop(grace_s)
+
+    def forget(self) -> None:
+        """Remove the log from this machine."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _running(self) -> WardedEngine:
+        if self._engine is None:
+            raise EngineStartError("expected a started engine, found none on this node")
+        return self._engine

@@ -1,0 +1,196 @@
+"""A real Ray cluster of two nodes on this machine: real engines on different nodes, and nodes that are killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from harness.config import REPOSITORY, load_profile
+from harness.engine.command import EngineCommand, Role
+from harness.engine.environment import inspect_environment
+from harness.engine.place import EngineHandle, Place
+from harness.engine.ray_place import RayExecutor, RayHandle
+from harness.errors import EngineDiedError, EngineStartError
+from harness.findings import Verdict
+from harness.history import load_history
+from harness.matrix import EngineGroup, make_plan, select_cells
+from harness.operations import assess
+from tests.engine.conftest import left_over, living, newest
+
+pytestmark = pytest.mark.engine
+
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+
+
+class Nodes:
+    """A cluster whose head has one CPU, as has every node that is added."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def add(self) -> Any:
+        return self._cluster.add_node(**NODE)
+
+    def kill(self, node: Any) -> None:
+        """As a machine that goes away: nothing on it is told."""
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def end(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    made = Nodes()
+    yield made
+    made.end()
+
+
+def wait_for(what, seconds: float, why: str):
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, why
+        time.sleep(0.1)
+    return found
+
+
+# --- a small server in the place of vLLM -----------------------------------------------------------------------------
+
+SERVER = """
+import http.server, subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("up", flush=True)
+http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), http.server.BaseHTTPRequestHandler).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def executor(nodes: Nodes) -> Iterator[RayExecutor]:
+    with RayExecutor(nodes.address, "different", place_s=20) as made:
+        yield made
+
+
+def places(executor: RayExecutor, cell: str, **changes):
+    profile = load_profile("cpu")
+    (group,) = make_plan(profile, select_cells(profile, [cell])).groups
+    assert isinstance(group, EngineGroup)
+    return executor.places(group, profile.model_copy(update=changes), inspect_environment(sys.executable))
+
+
+class Started(NamedTuple):
+    place: Place
+    handle: EngineHandle
+
+
+def start(role: Role, place: Place, folder: Path) -> Started:
+    (port,) = place.ports(1)
+    argv = [sys.executable, "-c", SERVER, place.host, str(port)]
+    handle = place.start(EngineCommand(role, port, None, argv, {}, place.host), folder / f"{role}.log")
+    wait_for(lambda: "up" in handle.log_text(), 30, "the server does not start")
+    return Started(place, handle)
+
+
+def test_killed_node_is_named_and_the_rest_goes_on(nodes: Nodes, executor: RayExecutor, tmp_path):
+    node = nodes.add()
+    lost = ""
+    with pytest.raises(EngineDiedError) as caught, places(executor, "pd-none") as given:
+        started = {role: start(role, place, tmp_path) for role, place in given.items()}
+        sessions = {s.handle.pid for s in started.values()}
+        assert len({s.place.node for s in started.values()}) == 2
+        # Both nodes are one machine here, and must not give away a core twice.
+        cores = len(os.sched_getaffinity(0))
+        assert len({s.place.devices for s in started.values()}) == min(2, cores)
+        lost = next(r for r, s in started.items() if node.node_id.startswith(str(s.place.node).partition("/")[2]))
+        nodes.kill(node)
+        wait_for(lambda: not started[lost].handle.alive(), 60, "the loss is not noticed")
+        wait_for(lambda: len(living(sessions)) == 1, 30, "the engine of the lost node is still there")
+        (other,) = [s.handle for r, s in started.items() if r != lost]
+        assert isinstance(other, RayHandle)
+        assert other.alive()
+        other.stop(5)
+        assert living(sessions) == []
+        assert "up" in (tmp_path / f"{lost}.log").read_text()
+        started[lost].handle.require_alive()
+    assert f"the {lost} engine of pd-none on node " in str(caught.value)
+    assert "| up" in str(caught.value)
+
+    with (
+        pytest.raises(EngineStartError, match=r"expected 2 × 1 CPU for pd-none on 2 different nodes .* 1 nodes alive"),
+        places(executor, "pd-none"),
+    ):
+        pass
+    with places(executor, "single-none") as given:
+        assert start("single", given["single"], tmp_path).handle.alive()
+
+
+def test_engines_end_with_their_places(nodes: Nodes, executor: RayExecutor, tmp_path):
+    with places(executor, "single-none") as given:
+        pid = start("single", given["single"], tmp_path).handle.pid
+        assert len(living({pid})) == 1
+    wait_for(lambda: not living({pid}), 30, "the engine is still there")
+
+
+def test_node_without_the_model_is_refused(executor: RayExecutor, tmp_path):
+    with (
+        pytest.raises(EngineStartError, match=rf"on node \S+: target: expected a model folder .* at {tmp_path}"),
+        places(executor, "single-none", target=tmp_path),
+    ):
+        pass
+
+
+# --- real engines ----------------------------------------------------------------------------------------------------
+
+
+def test_pair_on_two_nodes_passes_and_what_a_killed_node_leaves_is_unknown(nodes: Nodes, tmp_path):
+    """Three engines: the pair's first cell passes, its node is killed during the second, and the plain engine passes on
+    the node that is left."""
+    node = nodes.add()
+    command = [sys.executable, "-m", "harness", "run", "--executor", "ray", "--ray-address", nodes.address]
+    command += ["--pair-nodes", "different", "--scenario", "cold", "--out", str(tmp_path)]
+    command += ["--cell", "pd-eagle3*", "--cell", "single-none"]
+    with (tmp_path / "output").open("wb") as output:
+        running = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=REPOSITORY)
+    said = (tmp_path / "output").read_text
+    try:
+        wait_for(lambda: "pd-eagle3: 48 requests" in said() or running.poll() is not None, 600, "the cell does not end")
+        assert running.poll() is None, said()
+        nodes.kill(node)
+        assert running.wait(600) == 2, said()
+    finally:
+        running.kill()
+    folder = newest(tmp_path)
+    assert folder is not None
+    history = load_history(folder)
+    assert assess(history).judgement.by_cell() == {
+        "pd-eagle3": Verdict.PASS,
+        "pd-eagle3-router": Verdict.UNKNOWN,
+        "single-none": Verdict.PASS,
+    }
+    pair = [e for e in history.run.engines if e.role in ("prefill", "decode")]
+    assert len({e.node for e in pair}) == 2
+    hosts = {e.argv[e.argv.index("--host") + 1] for e in pair}
+    assert hosts == {str(e.node).partition("/")[0] for e in pair}
+    assert all(o.leg("decode").counters["nixl_bytes"] > 0 for o in history.of("pd-eagle3").values())
+    (broken,) = [c for c in history.run.cells if c.cell == "pd-eagle3-router"]
+    lost = next(e for e in pair if node.node_id.startswith(str(e.node).partition("/")[2]))
+    assert f"the {lost.role} engine of pd-eagle3 on node {lost.node} is lost" in str(broken.reason)
+    assert str(lost.node) in said()
+    assert "Traceback" not in said()
+    assert "state-dump" not in said()
+    for engine in history.run.engines:
+        assert (folder / "logs" / engine.log).read_text()
+    assert left_over(folder) == []
