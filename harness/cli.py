@@ -165,9 +165,7 @@ def run(
             f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts, "
             f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
         )
-        outcome = execute(
-            prepared, out or DEFAULT_OUT, engine_python, reporter, mutant or [], together, chosen
-        )
+        outcome = execute(prepared, out or DEFAULT_OUT, engine_python, reporter, mutant or [], together, chosen)
     print_summary(outcome.summary, _out())
     raise typer.Exit(exit_of_part(outcome.folder) if part else outcome.summary.verdict.exit_code)
 

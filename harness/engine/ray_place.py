@@ -291,8 +291,11 @@ class RayExecutor:
     def places(
         self, group: EngineGroup, profile: Profile, environment: EngineEnvironment, placement: Placement
     ) -> Iterator[Places]:
-        """Ray chooses the nodes itself, among those that the plan counted with. Raises EngineStartError when the cluster has no room or a node is not fit, EngineDiedError when one is lost
-        meanwhile. A failure that came from a lost node is raised as that."""
+        """Ray chooses the nodes itself, among those that the plan counted with.
+
+        Raises EngineStartError when the cluster has no room or a node is not fit, EngineDiedError when one is lost
+        meanwhile. A failure that came from a lost node is raised as that.
+        """
         roles = roles_of(group)
         wanted = [_wanted(group, profile, environment, role) for role in roles]
         bundles = self._reserve(group, profile, wanted)
@@ -366,7 +369,8 @@ def _wanted(group: EngineGroup, profile: Profile, environment: EngineEnvironment
     return Wanted(
         profile.engine.device,
         profile.engine.tensor_parallel.of(role),
-        {k: str(v) for k, v in folders.items()}, environment.model_dump(mode="json")
+        {k: str(v) for k, v in folders.items()},
+        environment.model_dump(mode="json"),
     )
 
 

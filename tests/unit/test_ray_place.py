@@ -17,24 +17,45 @@ import ray
 from ray import exceptions
 
 import harness
-from harness.config import load_profile
+from harness.config import TensorParallel, load_profile
 from harness.engine import ray_node, ray_place
 from harness.engine.command import EngineCommand
-from harness.engine.executor import LOCAL, ExecutorChoice, make_executor
+from harness.engine.executor import ExecutorChoice, LocalExecutor, make_executor
 from harness.engine.ray_node import Cores, Look, Wanted, engine_environment, problems
 from harness.engine.ray_place import Actor, RayExecutor, RayHandle, RayPlace
 from harness.errors import EngineDiedError, EngineStartError, EnvironmentFault, HandoffError, UsageError
 from harness.matrix import EngineGroup, make_plan, select_cells
+from harness.operations import prepare
+from harness.schedule.model import Placement
+from harness.schedule.planning import planned
+from harness.slots import Inventory, jobs_of
 from tests.unit.test_engine import ENVIRONMENT
 
 # --- what may be asked for -------------------------------------------------------------------------------------------
 
 
-def test_local_is_the_default_and_leaves_places_to_the_session():
-    assert make_executor(ExecutorChoice()) is LOCAL
+def test_local_is_the_default_and_puts_engines_where_the_plan_says():
+    local = make_executor(ExecutorChoice())
+    assert isinstance(local, LocalExecutor)
     profile = load_profile("cpu")
-    with LOCAL as executor, executor.places(group_of("pd-none"), profile, ENVIRONMENT) as places:
-        assert places is None
+    inventory = local.inventory(profile)
+    placement = placed_on(inventory, "pd-none")
+    with local as executor, executor.places(group_of("pd-none"), profile, ENVIRONMENT, placement) as places:
+        assert list(places) == ["decode", "prefill"]
+        assert {p.host for p in places.values()} == {"127.0.0.1"}
+        assert [p.devices for p in places.values()] == [
+            tuple(inventory.names[d.id] for d in e.devices if d.id in inventory.names) for e in placement.engines
+        ]
+    assert local.lost() == {}
+    assert (local.at_once, make_executor(ExecutorChoice(), base_port=3000).at_once) == (None, 1)
+
+
+def placed_on(inventory: Inventory, cell: str) -> Placement:
+    """Where the scheduler puts the engines of a cell."""
+    prepared = prepare("cpu", [cell])
+    jobs = jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, rescore=False)
+    (placement,) = planned(jobs, inventory.devices).start_next()
+    return placement
 
 
 @pytest.mark.parametrize(
@@ -43,7 +64,6 @@ def test_local_is_the_default_and_leaves_places_to_the_session():
         (ExecutorChoice("slurm"), [], None, "expected local or ray, found 'slurm'"),
         (ExecutorChoice("local", ray_address="a:1"), [], None, "--ray-address: expected --executor ray"),
         (ExecutorChoice("local", pair_nodes="same"), [], None, "--pair-nodes: expected --executor ray"),
-        (ExecutorChoice("local", engine_devices=2), [], None, "--engine-devices: expected --executor ray"),
         (ExecutorChoice("ray"), ["M1"], None, "expected no --mutant, found M1"),
         (ExecutorChoice("ray"), [], 3000, "expected no --base-port"),
         (ExecutorChoice("ray", pair_nodes="apart"), [], None, "expected same, different, any, found 'apart'"),
@@ -245,8 +265,9 @@ class FakeCluster(FakeRay):
         self.removed += 1
 
     def nodes(self):
-        dead = {"Alive": False, "NodeManagerAddress": "10.0.0.4", "Resources": {}}
-        return [{"Alive": True, "NodeManagerAddress": "10.0.0.3", "Resources": {"CPU": 1.0}}, dead]
+        dead = {"Alive": False, "NodeID": "cd", "NodeManagerAddress": "10.0.0.4", "Resources": {"CPU": 4.0}}
+        live = {"Alive": True, "NodeID": "ab", "NodeManagerAddress": "10.0.0.3", "Resources": {"CPU": 2.0, "GPU": 4.0}}
+        return [live, dead] if self.room else [live | {"Resources": {"CPU": 1.0}}, dead]
 
     def remote(self, kind):
         def options(**given):
@@ -256,12 +277,15 @@ class FakeCluster(FakeRay):
         return SimpleNamespace(options=options)
 
 
-def placed(cluster: FakeCluster, cell: str = "pd-none", device: str = "cpu", **options):
+def placed(cluster: FakeCluster, cell: str = "pd-none", device: str = "cpu", ranks: int = 1, **options):
     executor = RayExecutor("10.0.0.3:6379", place_s=0.1, **options)
     executor._ray = cluster
     profile = load_profile("cpu")
-    profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"device": device})})
-    return executor.places(group_of(cell), profile, ENVIRONMENT)
+    parallel = TensorParallel(prefill=ranks, decode=ranks)
+    engine = profile.engine.model_copy(update={"device": device, "tensor_parallel": parallel})
+    profile = profile.model_copy(update={"engine": engine})
+    # Ray decides where; what the plan counted with is not looked at.
+    return executor.places(group_of(cell), profile, ENVIRONMENT, None)
 
 
 OFFER = ray_node.Offered("10.0.0.3/ab", "10.0.0.3", ("0",))
@@ -272,7 +296,8 @@ OFFER = ray_node.Offered("10.0.0.3/ab", "10.0.0.3", ("0",))
     [
         ({}, "pd-none", "cpu", [{"CPU": 1.0}] * 2, "PACK"),
         ({"pair_nodes": "same"}, "pd-none", "cpu", [{"CPU": 1.0}] * 2, "STRICT_PACK"),
-        ({"pair_nodes": "different", "engine_devices": 2}, "pd-none", "gpu", [{"GPU": 2.0}] * 2, "STRICT_SPREAD"),
+        ({"pair_nodes": "different", "ranks": 2}, "pd-none", "gpu", [{"GPU": 2.0}] * 2, "STRICT_SPREAD"),
+        ({"pair_nodes": "same"}, "pd-none", "gpu", [{"GPU": 0.4}] * 2, "STRICT_PACK"),
         ({"pair_nodes": "different"}, "single-none", "cpu", [{"CPU": 1.0}], "PACK"),
     ],
 )
@@ -284,16 +309,31 @@ def test_placement_group_of_a_group_of_engines(options, cell, device, bundles, s
             bundles
         )
     given = cluster.options[0]
-    assert (given["num_cpus"], given.get("num_gpus")) == ((1, None) if device == "cpu" else (0, 2))
+    assert (given["num_cpus"], given["num_gpus"]) == ((1, 0) if device == "cpu" else (0, bundles[0]["GPU"]))
     assert (cluster.removed, cluster.killed) == (1, len(bundles))
 
 
 def test_cluster_without_room_is_unknown_and_says_what_it_has():
     cluster = FakeCluster(False, OFFER)
-    sentence = r"expected 2 × 1 CPU for pd-none on 2 different nodes .* 1 nodes alive: 10.0.0.3 \(1 CPU\)"
+    sentence = r"expected 1 and 1 CPU for pd-none on 2 different nodes .* 1 nodes alive: 10.0.0.3 \(1 CPU\)"
     with pytest.raises(EngineStartError, match=sentence), placed(cluster, pair_nodes="different"):
         pass
     assert cluster.removed == 1
+
+
+def test_inventory_is_that_of_living_nodes_and_lost_ones_are_told():
+    executor = RayExecutor("10.0.0.3:6379")
+    cluster = FakeCluster(True)
+    executor._ray = cluster
+    cpu = executor.inventory(load_profile("cpu"))
+    assert [(d.id, d.node) for d in cpu.devices] == [("ab/CPU-0", "ab"), ("ab/CPU-1", "ab")]
+    assert not cpu.shared
+    gpu = executor.inventory(load_profile("gpu"))
+    assert len(gpu.devices) == 4
+    assert gpu.need(load_profile("gpu"), "decode").gib == 0.2
+    assert executor.lost() == {}
+    cluster.nodes = lambda: []
+    assert "node 10.0.0.3 is dead" in executor.lost()["ab"]
 
 
 def test_node_that_is_not_fit_is_named_and_given_back():
