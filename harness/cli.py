@@ -179,12 +179,25 @@ def plan(
         float,
         typer.Option("--effect", min=0.01, max=100, help="Change, in points, to say the needed prompts for."),
     ] = 1.0,
+    full: Annotated[
+        bool, typer.Option("--full", help="Print the profile instead, with all that it inherits and every default.")
+    ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of profiles instead, for editors.")
+    ] = False,
 ) -> None:
-    """Show cells, engines, prompts, expected time, and what the run could see, without starting anything."""
-    from harness.operations import prepare
-    from harness.report.plan import print_plan
+    """Show cells, engines, prompts, models, expected time, and what the run could see, without starting anything.
 
-    print_plan(prepare(profile, cell or [], scenario or []), effect, _out())
+    Models and prompts need not be here: of prompts that are not built, as many are planned as their recipe says."""
+    from harness.operations import prepare
+    from harness.profile_text import full_text, schema_text
+    from harness.report.plan import print_models, print_plan
+
+    if schema or full:
+        print(schema_text() if schema else full_text(profile), end="")
+        return
+    print_plan(prepare(profile, cell or [], scenario or [], planned=True), effect, _out())
+    print_models(profile, _out())
 
 
 @app.command()

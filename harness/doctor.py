@@ -24,9 +24,7 @@ from harness.hub import unavailable
 from harness.matrix import all_cells
 from harness.probe.build import RECIPE_FILE, WEIGHTS
 from harness.prompts import load_prompts
-
-# Measured: an engine of the cpu profile has 2.9 GiB resident, summed over its processes.
-_ENGINE_GIB = 2.9
+from harness.slots import ENGINE_GIB
 
 
 class Item(NamedTuple):
@@ -131,7 +129,7 @@ def _machine_items(profile: Profile | None) -> list[Item]:
     cores = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory().available / 2**30
     cache = profile.engine.kv_cache_gib if profile else 1
-    wanted = (2 if pair else 1) * (_ENGINE_GIB + cache)
+    wanted = (2 if pair else 1) * (ENGINE_GIB + cache)
     disk = shutil.disk_usage(REPOSITORY).free / 2**30
     found_gpus = provenance.gpus()
     items = [

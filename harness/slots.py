@@ -7,6 +7,7 @@ share its core is several times slower.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
@@ -52,11 +53,16 @@ class Inventory(NamedTuple):
         return EngineNeed(role, engine.tensor_parallel.of(role), gib)
 
 
+def cpu_engine_gib(profile: Profile) -> float:
+    """GiB that a CPU engine of any variant needs, in whole MiB, as the scheduler counts."""
+    return math.ceil(1024 * max(ENGINE_GIB + p.engine.kv_cache_gib for p in profile.parts)) / 1024
+
+
 def cpu_inventory(profile: Profile) -> Inventory:
     """The cores that this process may use, as far as memory goes, and two slots at least: a pair must be able to run
     on one core, slowly."""
     cores = sorted(os.sched_getaffinity(0))
-    gib = max(ENGINE_GIB + p.engine.kv_cache_gib for p in profile.parts)
+    gib = cpu_engine_gib(profile)
     room = int(psutil.virtual_memory().available / 2**30 / gib)
     count = max(2, min(len(cores), room))
     devices = tuple(Device(f"{LOCAL_NODE}/core-{n}", LOCAL_NODE, gib, n) for n in range(count))

@@ -29,7 +29,7 @@ from harness.engine.ray_node import Look, NodeEngine, Offered, Wanted
 from harness.errors import EngineDiedError, EngineStartError, EnvironmentFault, HarnessError, InfrastructureError
 from harness.matrix import EngineGroup
 from harness.schedule.model import Device, Placement, PlacementRule
-from harness.slots import ENGINE_GIB, Inventory
+from harness.slots import Inventory, cpu_engine_gib
 
 _RULE: dict[PairNodes, PlacementRule] = {"same": "together", "different": "spread", "any": "any"}
 _STRATEGY = {"same": "STRICT_PACK", "different": "STRICT_SPREAD", "any": "PACK"}
@@ -271,7 +271,7 @@ class RayExecutor:
         gpu = profile.engine.device == "gpu"
         unit = "GPU" if gpu else "CPU"
         # Ray counts GPUs and knows nothing of their memory: shares of a whole take its place.
-        gib = 1.0 if gpu else max(ENGINE_GIB + p.engine.kv_cache_gib for p in profile.parts)
+        gib = 1.0 if gpu else cpu_engine_gib(profile)
         nodes = [n for n in self._ray.nodes() if n["Alive"]]
         self._nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in nodes}
         devices = tuple(

@@ -7,12 +7,16 @@ import math
 from rich.console import Console
 from rich.table import Table
 
-from harness.config import Profile
+from harness.config import Profile, read_profile
 from harness.history import COLD
-from harness.matrix import excluded_cells
+from harness.hub import GIB, Hub, references_of, survey
+from harness.matrix import EngineGroup, excluded_cells
 from harness.operations import Prepared
 from harness.prompts import PromptSet
+from harness.schedule.model import Device, Job
+from harness.schedule.planning import simulate
 from harness.sensitivity import Row, Sensitivity, sensitivity
+from harness.slots import Inventory, jobs_of
 from harness.strata import Stratum
 from harness.workload import group_expected_s
 
@@ -21,16 +25,21 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
     """Print the plan of a prepared run."""
     console.print(_engines(prepared))
     profile = prepared.profile
-    for part in prepared.parts:
+    # Variants that differ in other things have the same strata.
+    alike = {(p.workload.prompts, p.engine.block_size, p.methods): p for p in reversed(prepared.parts)}
+    for part in reversed(alike.values()):
         console.print(_strata(part, prepared.sets[part.variant]))
     lengths = [p.tokens for prompts in prepared.sets.values() for p in prompts.cold]
     texts = sum(min(p.workload.text_prompts, len(prepared.sets[p.variant].cold)) for p in prepared.parts)
     console.print(
         f"{len(lengths)} cold prompts of {min(lengths)} to {max(lengths)} tokens, "
         f"{texts} of them also as text; {len(prepared.plan.cells)} cells, "
-        f"{prepared.plan.engines} engine starts, about {prepared.expected_s / 60:.1f} minutes on two cores",
+        f"{prepared.plan.engines} engine starts, about {prepared.expected_s / 60:.1f} minutes"
+        + (" on two cores" if profile.engine.device == "cpu" else ", one after the other"),
         highlight=False,
     )
+    if profile.engine.device == "gpu":
+        console.print(_slots(prepared))
     for cell, reason in excluded_cells(profile).items():
         console.print(f"left out: {cell}: {reason}", highlight=False, soft_wrap=True)
     found = sensitivity(prepared)
@@ -42,17 +51,93 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
 def _engines(prepared: Prepared) -> Table:
     profile = prepared.profile
     table = Table(title=f"profile {profile.name}: {profile.description}", title_justify="left")
+    gpu = profile.engine.device == "gpu"
     for column in ("engines started", "cells that share them", "requests", "lookahead", "expected"):
         table.add_column(column)
     for group in prepared.plan.groups:
         table.add_row(
-            "prefill + decode" if group.topology == "pd" else "single",
+            _needs(prepared, group) if gpu else _roles(group),
             ", ".join(c.id for c in group.cells),
             str(sum(w.requests for w in prepared.works if w.cell in group.cells)),
             str(group.method.lookahead),
             f"{group_expected_s(group, prepared.works):.0f} s",
         )
     return table
+
+
+GPU_GIB = 80.0
+"""Memory of the GPUs that plans without GPUs go by."""
+
+
+def _slots(prepared: Prepared) -> Table:
+    """How long the plan takes on so many GPUs, by the same scheduler that a run uses."""
+    hours = sum(_gpu_seconds(job) for job in _jobs(prepared, _gpus(1))) / 3600
+    table = Table(
+        title=f"on GPUs of {GPU_GIB:g} GiB: {hours:.1f} GPU-hours by the profile's expected times", title_justify="left"
+    )
+    for column in ("GPUs", "done after", "cells that do not fit"):
+        table.add_column(column, justify="right")
+    for count in (1, 2, 4, 8, 16):
+        inventory = _gpus(count)
+        schedule = simulate(_jobs(prepared, inventory), inventory.devices)
+        left = sum(len(g.cells) for g in prepared.plan.groups if g.id in schedule.refused)
+        table.add_row(str(count), f"{schedule.makespan_s / 3600:.1f} h", str(left) if left else "–")
+    return table
+
+
+def _gpus(count: int) -> Inventory:
+    devices = tuple(Device(f"gpu-{n}", "node", GPU_GIB, n) for n in range(count))
+    return Inventory(devices, {d.id: str(d.index) for d in devices}, shared=True)
+
+
+def _jobs(prepared: Prepared, inventory: Inventory) -> tuple[Job, ...]:
+    return jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, prepared.rescores)
+
+
+def _gpu_seconds(job: Job) -> float:
+    """Seconds of whole GPUs: an engine that takes half of one for an hour costs half a GPU-hour."""
+    return job.seconds * sum(e.devices * e.gib / GPU_GIB for e in job.engines)
+
+
+def print_models(source: str, console: Console) -> None:
+    """Models that the profile names on the hub, with what would have to be fetched; nothing for other profiles."""
+    profile = read_profile(source)
+    if not any(references_of(part) for part in profile.written_parts):
+        return
+    hub = Hub()
+    found = survey(profile, hub)
+    table = Table(title="models", title_justify="left")
+    for column in ("repository", "commit", "size", "to fetch"):
+        table.add_column(column, overflow="fold")
+    for m in found:
+        table.add_row(
+            m.reference.repo,
+            (m.commit or m.reference.pinned or m.reference.revision)[:12],
+            "?" if m.size is None else f"{m.size / GIB:.1f} GiB",
+            "?" if m.missing is None else f"{m.missing / GIB:.1f} GiB",
+        )
+    console.print(table)
+    unknown = [m for m in found if m.missing is None]
+    known = sum(m.missing or 0 for m in found) / GIB
+    rest = f", and {len(unknown)} models of unknown size: {unknown[0].error}" if unknown else ""
+    console.print(
+        f"download: {known:.1f} GiB{rest}; free: {hub.free() / GIB:.0f} GiB at {hub.cache}; "
+        "`harness models` fetches and says more",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _roles(group: EngineGroup) -> str:
+    return "prefill + decode" if group.topology == "pd" else "single"
+
+
+def _needs(prepared: Prepared, group: EngineGroup) -> str:
+    """The engines of a group with the GPUs that each takes."""
+    engine = prepared.profile.part(group.variant).engine
+    share = f"{100 * engine.gpu_memory_utilization:.0f} %"
+    roles = ("prefill", "decode") if group.topology == "pd" else ("single",)
+    return " + ".join(f"{role} ({engine.tensor_parallel.of(role)} × {share} GPU)" for role in roles)
 
 
 def _strata(profile: Profile, prompts: PromptSet) -> Table:

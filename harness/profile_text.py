@@ -1,0 +1,44 @@
+"""Profiles as text: one with everything that it inherits, and the schema that editors check profiles with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from harness.config import SHIPPED_PROFILES, Profile, read_profile
+
+SCHEMA_FILE = SHIPPED_PROFILES / "profile.schema.json"
+_RECORDED = ("sources", "variant")
+"""Keys that runs record and profiles must not have."""
+
+
+def full_text(source: str) -> str:
+    """A profile as YAML with every setting, absolute paths, and models as it names them. Raises ProfileError."""
+    raw = read_profile(source).model_dump(mode="json")
+    text: str = yaml.safe_dump({k: v for k, v in raw.items() if k not in _RECORDED}, sort_keys=False, width=120)
+    return text
+
+
+def profile_schema() -> dict[str, Any]:
+    """JSON schema of a profile file. What a profile that extends another must have itself is its name alone; a key that
+    is needed and missing is found when the profile is read."""
+    schema = Profile.model_json_schema()
+    schema["title"] = "kv-acceptance-harness profile"
+    properties = {k: v for k, v in schema["properties"].items() if k not in _RECORDED}
+    properties["extends"] = {
+        "type": "string",
+        "description": "A shipped profile, or a path relative to this file, that has the keys which this one lacks.",
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "properties": properties,
+        "required": ["name"],
+    }
+
+
+def schema_text() -> str:
+    """The schema as it is kept in ``SCHEMA_FILE``."""
+    return json.dumps(profile_schema(), indent=1, sort_keys=True) + "\n"
