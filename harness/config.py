@@ -380,11 +380,15 @@ class Profile(Strict):
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``changes``: mappings are merged key by key, everything else is replaced."""
+    """``base`` with ``changes``: mappings are merged key by key; everything else is replaced, and so are models, of
+    which half a name is none."""
     out = dict(base)
     for key, value in changes.items():
         old = out.get(key)
-        out[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and key not in MODEL_KEYS:
+            out[key] = merged(old, value)
+        else:
+            out[key] = value
     return out
 
 
@@ -392,7 +396,8 @@ def _leaves(value: Mapping[str, Any], above: tuple[str, ...] = ()) -> set[tuple[
     """Paths of the settings that a mapping makes."""
     out: set[tuple[str, ...]] = set()
     for key, inner in value.items():
-        out |= _leaves(inner, (*above, str(key))) if isinstance(inner, Mapping) else {(*above, str(key))}
+        deep = isinstance(inner, Mapping) and key not in MODEL_KEYS
+        out |= _leaves(inner, (*above, str(key))) if deep else {(*above, str(key))}
     return out
 
 
@@ -448,7 +453,9 @@ def part_of(profile: Mapping[str, Any], variant: str) -> dict[str, Any]:
     return out
 
 
-PATH_KEYS = frozenset({"target", "tokenizer", "drafter", "prompts", "baselines", "known_defects"})
+MODEL_KEYS = frozenset({"target", "tokenizer", "drafter"})
+"""Keys of a profile whose values are models: a path, or a name on the hub."""
+PATH_KEYS = MODEL_KEYS | {"prompts", "baselines", "known_defects"}
 """Keys of a profile whose values are paths."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +77,10 @@ def build(
     ] = None,
     for_profile: Annotated[
         str | None,
-        typer.Option("--for-profile", help="Take tokenizer, block size and lookahead of this profile."),
+        typer.Option(
+            "--for-profile",
+            help="Take tokenizer, block size and lookahead of this profile; alone, build the sets of its recipes.",
+        ),
     ] = None,
     effect: Annotated[
         float | None,
@@ -112,6 +116,8 @@ def build(
 
     if kind not in _KINDS:
         raise UsageError(f"--kind {kind!r}: expected {', '.join(_KINDS)}")
+    if for_profile is not None and tokenizer is None and out is None and (parts := _with_recipes(for_profile)):
+        raise typer.Exit(_build_recipes(parts, file))
     profile = _profile(for_profile) if for_profile is not None else None
     layout = _layout(block_size, lookahead, profile)._replace(
         max_blocks=max_blocks, seed=seed, per_length=per_length, held_out=held_out
@@ -141,6 +147,46 @@ def build(
     for reason, number in dropped.items():
         typer.echo(f"{number} texts left out: {reason}")
     typer.echo(f"{len(prompts.prompts)} prompts: {path}")
+
+
+def _with_recipes(name: str) -> list[Profile]:
+    """The parts of a profile whose prompt sets have a recipe, one for each set."""
+    from harness.config import read_profile
+    from harness.hub import localise
+
+    parts = [localise(p, name) for p in read_profile(name).written_parts if p.workload.recipe is not None]
+    return list({p.workload.prompts: p for p in reversed(parts)}.values())
+
+
+def _build_recipes(parts: Sequence[Profile], file: Path | None) -> int:
+    """Build each set as its recipe says, from ``file`` where there is no hub; one that cannot be built does not hide
+    the others. Returns the exit code."""
+    from harness.errors import EXIT_UNKNOWN, HarnessError
+    from harness.natural import DATE
+    from harness.prompts import Layout, write_prompts
+
+    code = 0
+    for part in parts:
+        recipe, path = part.workload.recipe, part.workload.prompts
+        if recipe is None:
+            continue
+        first, *more = recipe.block_sizes
+        layout = Layout(first, recipe.lookahead, recipe.max_blocks, recipe.seed, 1, True, tuple(more))
+        try:
+            folder = part.tokenizer_folder
+            texts = _texts(
+                file, None if file else recipe.dataset, recipe.config, recipe.split, recipe.column, recipe.revision
+            )
+            built = _natural(folder, texts, layout, recipe.per_stratum, DATE)
+        except HarnessError as error:
+            typer.echo(f"{path}: not built: {error}")
+            code = max(code, EXIT_UNKNOWN)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _tell_short(built.prompts, recipe.per_stratum)
+        write_prompts(built.prompts, path)
+        typer.echo(f"{len(built.prompts.prompts)} prompts: {path}")
+    return code
 
 
 def _profile(name: str) -> Profile:

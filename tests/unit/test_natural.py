@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -20,18 +21,19 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from harness.config import load_profile
+from harness.config import PromptRecipe, load_profile
 from harness.errors import DataError, EnvironmentFault
 from harness.hub import Hub
 from harness.natural import DATE, Chat, build_natural_prompts, coverage, pad
 from harness.operations import prepare
 from harness.probe.build import WEIGHTS
-from harness.prompts import Layout, PromptSet, TextSource, load_prompts, write_prompts
+from harness.prompts import Layout, PromptSet, TextSource, load_prompts, planned_prompts, write_prompts
 from harness.sensitivity import per_stratum, sensitivity
-from harness.strata import Stratum, classify
+from harness.strata import Stratum, classify, target_lengths
 from harness.texts import Texts, fetch_texts, first_turn, read_texts
 from tests.unit.builders import changed_profile
 from tests.unit.fake_hub import FakeRepository, fake_hub
+from tests.unit.test_cli import run as cli
 
 TOPICS = [
     "rivers",
@@ -420,3 +422,61 @@ def test_profile_gives_tokenizer_sizes_and_the_number_of_prompts(folder, tmp_pat
     needed = max(found.needed(r, 20.0) or 0 for r in found.rows)
     assert counts[0] == needed > 2
     assert yaml.safe_load(Path(path).read_text())["judging"]["tier"] == "normal"
+
+
+def recipe_profile(tmp_path: Path, folder: Path, **recipe: object) -> str:
+    """A profile whose two models have prompts that a recipe makes; the second model is not here."""
+    made = {
+        "dataset": "fake/bench",
+        "revision": "d" * 40,
+        "block_sizes": [16, 32],
+        "lookahead": 4,
+        "per_stratum": 2,
+        "max_blocks": 6,
+        **recipe,
+    }
+    axes = {
+        "model": {
+            "here": {
+                "target": str(WEIGHTS / "target"),
+                "tokenizer": str(folder),
+                "workload": {"prompts": "here.jsonl"},
+            },
+            "gone": {
+                "target": {"repo": "fake/gone", "revision": "e" * 40},
+                "tokenizer": {"repo": "fake/gone", "revision": "e" * 40},
+                "workload": {"prompts": "gone.jsonl"},
+            },
+        }
+    }
+    path = tmp_path / "recipes.yaml"
+    base = {"extends": "cpu", "name": "recipes", "scenarios": [], "methods": [{"kind": "none"}]}
+    path.write_text(yaml.safe_dump({**base, "axes": axes, "workload": {"recipe": made}}, sort_keys=False))
+    return str(path)
+
+
+def test_recipes_of_a_profile_are_built_and_one_that_cannot_be_hides_no_other(tmp_path, folder):
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS))
+    source = recipe_profile(tmp_path, folder)
+    before = prepare(source, [], planned=True)
+    assert {p.origin for p in before.prompts.prompts} == {"planned, not built"}
+    code, output = cli("prompts", "build", "--for-profile", source, "--file", str(file))
+    assert code == 2, output
+    assert "gone.jsonl: not built: tokenizer: expected fake/gone@" in output
+    built = load_prompts(tmp_path / "here.jsonl")
+    check_exact(built, folder)
+    assert built.held_out and built.header.block_sizes == (16, 32)
+    after = prepare(source, [], planned=True)
+    assert after.sets["here"] == built
+    assert after.sets["gone"].header.origin == "planned, not built: fake/bench"
+
+
+def test_plan_counts_with_what_a_recipe_will_make():
+    recipe = PromptRecipe(dataset="a/b", revision="0" * 40, block_sizes=(16, 64), lookahead=8, per_stratum=3)
+    planned = planned_prompts(recipe)
+    assert len(planned.cold) == len(planned.held_out) > 0
+    for size in (16, 64):
+        found = Counter(p.stratum_for(size, 8) for p in planned.cold)
+        wanted = {classify(t.tokens, size, 8) for t in target_lengths(size, 8, 5, 24)}
+        assert all(found[s] >= 3 for s in wanted)

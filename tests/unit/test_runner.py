@@ -14,10 +14,13 @@ import pytest
 import yaml
 
 import harness.runner
+from harness.checks.registry import baselines_for, judge
 from harness.engine.environment import EngineEnvironment
-from harness.errors import EngineDiedError
+from harness.errors import EngineDiedError, ModelUnavailableError
+from harness.findings import Verdict
 from harness.history import History
-from harness.operations import Prepared, prepare, prepared_recorder
+from harness.operations import Prepared, prepare, prepared_recorder, record
+from harness.probe.build import WEIGHTS
 from harness.progress import Reporter
 from harness.runner import Runner
 from harness.schedule.model import Device, Placement
@@ -218,3 +221,33 @@ def test_jobs_say_what_engines_need():
     assert not jobs["pd-eagle3"].share
     alone = jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, rescore=False)
     assert all(j.after == () for j in alone)
+
+
+def test_a_variant_whose_model_is_not_here_is_unknown_and_the_others_run(tmp_path):
+    models = {
+        "here": {"target": str(WEIGHTS / "target"), "tokenizer": str(WEIGHTS / "tokenizer")},
+        "gone": {name: {"repo": "fake/gone", "revision": "e" * 40} for name in ("target", "tokenizer")},
+    }
+    prepared = prepare(axes(tmp_path, axes={"model": models}), ["*-none", "*-eagle3"])
+    assert set(prepared.lacking) == {c for c in prepared.lacking if c.endswith("+gone")}
+    assert len(prepared.lacking) == 4
+    history = record_prepared(prepared, tmp_path)
+    assert set(FakeSession.order) == {"pd-none+here", "pd-eagle3+here"}
+    record = history.cell("pd-eagle3+gone")
+    assert record is not None
+    assert (record.state, "fake/gone@" in str(record.reason)) == ("failed", True)
+    judged = {c.cell: c.verdict for c in judge(history, baselines_for(history)).cells}
+    assert judged["pd-eagle3+gone"] is Verdict.UNKNOWN
+    assert states(history) == {"complete": 4, "failed": 4}
+
+
+def record_prepared(prepared: Prepared, out: Path) -> History:
+    """As ``harness run`` records, on fake engines."""
+    return record(prepared, out, None, Reporter(1.0), executor=FakeExecutor(2))
+
+
+def test_nothing_that_can_run_is_an_error_with_every_reason(tmp_path):
+    gone = {n: {name: {"repo": f"fake/{n}", "revision": "e" * 40} for name in ("target", "tokenizer")} for n in "ab"}
+    with pytest.raises(ModelUnavailableError, match="found none") as caught:
+        prepare(axes(tmp_path, axes={"model": gone}), [])
+    assert "fake/a@" in str(caught.value) and "fake/b@" in str(caught.value)
