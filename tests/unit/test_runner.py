@@ -100,6 +100,7 @@ class FakeExecutor:
     """Cores that this machine may not have."""
 
     at_once = None
+    rule = "any"
 
     def __init__(self, cores: int) -> None:
         self.cores = cores
@@ -109,6 +110,9 @@ class FakeExecutor:
 
     def __exit__(self, *_):
         pass
+
+    def lost(self):
+        return {}
 
     def inventory(self, _profile):
         devices = tuple(Device(f"core-{n}", "localhost", 4.0, n) for n in range(self.cores))
