@@ -117,6 +117,8 @@ class EngineConfig(Strict):
     max_model_len: int = Field(default=512, ge=64)
     max_num_seqs: int = Field(default=4, ge=1)
     kv_cache_gib: int = Field(default=1, ge=1)
+    """Memory of the KV pool. On a GPU it is set, not measured: two engines that start on one GPU at the same time would
+    each take what the other allocates for its own."""
     kv_blocks: int | None = Field(default=None, ge=8)
     """Blocks of the KV pool (``--num-gpu-blocks-override``); None lets vLLM use all memory that it is given. A small
     pool reuses blocks that hold other prompts' KV, where a fresh one would be full of zeros."""
@@ -124,7 +126,7 @@ class EngineConfig(Strict):
     """Most tokens of one engine step; a longer prompt is prefilled in chunks. None keeps vLLM's default."""
     kv_buffer_device: Literal["cpu", "cuda"] = "cpu"
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=0.95)
-    """Share of a GPU's memory that one engine takes; two engines of 0.45 fit on one GPU."""
+    """Share of a GPU's memory that is set aside for one engine, weights, KV and all; two of 0.45 fit on one GPU."""
     tensor_parallel: TensorParallel = TensorParallel()
     enforce_eager: bool = True
     """Without compilation and CUDA graphs: starts are several times faster, and arithmetic is the same in every

@@ -120,6 +120,7 @@ def build_command(
         argv += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
     if engine.device == "gpu":
         argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
+        argv += ["--kv-cache-memory-bytes", str(engine.kv_cache_gib * 2**30)]
     if len(devices) > 1:
         argv += ["--tensor-parallel-size", str(len(devices))]
     argv += list(engine.extra_args)
