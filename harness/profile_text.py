@@ -12,6 +12,8 @@ from harness.config import SHIPPED_PROFILES, Profile, read_profile
 SCHEMA_FILE = SHIPPED_PROFILES / "profile.schema.json"
 _RECORDED = ("sources", "variant")
 """Keys that runs record and profiles must not have."""
+_SECTIONS = ("EngineConfig", "Workload")
+"""Parts of a profile that may be given in pieces."""
 
 
 def full_text(source: str) -> str:
@@ -22,9 +24,11 @@ def full_text(source: str) -> str:
 
 
 def profile_schema() -> dict[str, Any]:
-    """JSON schema of a profile file. What a profile that extends another must have itself is its name alone; a key that
-    is needed and missing is found when the profile is read."""
+    """JSON schema of a profile file. What a profile must have itself is its name alone: other keys may come from the one
+    that it extends, or from its axes. One that is needed and missing is found when the profile is read."""
     schema = Profile.model_json_schema()
+    for section in _SECTIONS:
+        schema["$defs"][section].pop("required", None)
     schema["title"] = "kv-acceptance-harness profile"
     properties = {k: v for k, v in schema["properties"].items() if k not in _RECORDED}
     properties["extends"] = {
