@@ -273,21 +273,18 @@ class Player:
         answered = {s["part"]: threading.Event() for s in stage["sends"]}
         queued, last = threading.Semaphore(0), threading.Event()
 
-        def arrived() -> None:
-            queued.release()
-
         def run(send: dict[str, Any]) -> None:
             for part in send["after"]:
                 if part in answered:
                     answered[part].wait()
             time.sleep(send["after_s"])
-            ready = arrived if not send["after"] else (lambda: None)
 
             def before() -> None:
                 if send["last"]:
                     last.wait(60)
                     time.sleep(HOLD_S)
-                ready()
+                if not send["after"]:
+                    queued.release()
 
             try:
                 if stage["hold"] == "answering":

@@ -138,7 +138,7 @@ class Player:
         last = {role: session.client(role).last_snapshot for role in session.roles}
         before = {role: session.client(role).snapshot() for role in session.roles}
         answers = [Answer() for _ in stage.sends]
-        gate = Gate([send.part for send in stage.sends], sum(not send.after for send in stage.sends))
+        gate = Gate(stage.sends)
         held = self._held(stage)
         with ThreadPoolExecutor(len(stage.sends)) as pool:
             problem = self._hold(held)
@@ -188,18 +188,13 @@ class Player:
         if send.after_s:
             time.sleep(send.after_s)
 
-        arrived = False
-
         def ready() -> None:
             """The answering engine is asked now."""
-            nonlocal arrived
             if send.last:
                 gate.wait_for_all(but=1)
                 time.sleep(ORDER_S)
             answer.asked = time.time()
-            if not send.after:
-                arrived = True
-                gate.arrived()
+            gate.arrived(send.part)
 
         ask = self._ask(send, salts, counted=False)
         try:
@@ -211,9 +206,6 @@ class Player:
                 answer.started = time.time()
                 answer.error = self._session.ask(ask, answer.legs)
         finally:
-            # A request that broke before must not keep the others waiting.
-            if not arrived and not send.after:
-                gate.arrived()
             gate.answered(send.part)
 
     def _prefills_first(self, stage: Stage) -> bool:
@@ -238,25 +230,26 @@ class Player:
 class Gate:
     """Lets the player wait until all requests are at the held engine, and late ones for the answers of others."""
 
-    def __init__(self, parts: Collection[str], expected: int) -> None:
-        self._left = expected
+    def __init__(self, sends: Collection[Send]) -> None:
+        self._awaited = {send.part for send in sends if not send.after}
         self._changed = threading.Condition()
-        self._answers = {part: threading.Event() for part in parts}
+        self._answers = {send.part: threading.Event() for send in sends}
 
-    def arrived(self) -> None:
-        """One more request is on its way to the held engine."""
+    def arrived(self, part: str) -> None:
+        """A request is on its way to the held engine."""
         with self._changed:
-            self._left -= 1
+            self._awaited.discard(part)
             self._changed.notify_all()
 
     def wait_for_all(self, but: int = 0) -> None:
         """Until every request but so many has arrived, or for 30 s: one that broke must not hold the others for
         ever."""
         with self._changed:
-            self._changed.wait_for(lambda: self._left <= but, _ARRIVE_S)
+            self._changed.wait_for(lambda: len(self._awaited) <= but, _ARRIVE_S)
 
     def answered(self, part: str) -> None:
-        """A request has its answer, or broke."""
+        """A request has its answer, or broke, which must not keep the others waiting."""
+        self.arrived(part)
         self._answers[part].set()
 
     def wait_for_answers(self, parts: Collection[str]) -> None:

@@ -11,6 +11,11 @@ from harness.scenarios.script import Script, Send, Stage
 from harness.sequences import common_prefix
 
 
+def _waiting_for_nobody(send: Send) -> Send:
+    """The request without its place among others."""
+    return send._replace(after_s=0.0, after=(), last=False)
+
+
 class Variant(NamedTuple):
     """Stages of requests, and which of them is judged."""
 
@@ -37,7 +42,7 @@ class Variant(NamedTuple):
 
     def alone(self) -> Variant:
         """The judged request as a prompt that no engine has seen."""
-        send = self.subject._replace(group="a", part="subject", after_s=0.0, after=(), last=False, between=())
+        send = _waiting_for_nobody(self.subject)._replace(group="a", part="subject", between=())
         return Variant(COLD, (Stage((send,)),), "subject")
 
     def only(self, parts: Collection[str]) -> Variant:
@@ -45,10 +50,10 @@ class Variant(NamedTuple):
         stages = []
         for stage in self.stages:
             sends = tuple(s for s in stage.sends if s.part == self.part or s.part in parts)
-            if sends:
-                hold = stage.hold if len(sends) > 1 else None
-                alone = sends if hold else tuple(s._replace(after=(), last=False, after_s=0.0) for s in sends)
-                stages.append(Stage(alone if len(sends) == 1 else sends, hold))
+            if len(sends) > 1:
+                stages.append(Stage(sends, stage.hold))
+            elif sends:
+                stages.append(Stage((_waiting_for_nobody(sends[0]),)))
         return self._replace(stages=tuple(stages))
 
     def with_ids(self, ids: Sequence[int]) -> Variant:
