@@ -24,7 +24,7 @@ def full_text(source: str) -> str:
 
 
 def profile_schema() -> dict[str, Any]:
-    """JSON schema of a profile file. What a profile must have itself is its name alone: other keys may come from the one
+    """JSON schema of a profile file. Its name is all that a profile must have itself: other keys may come from the one
     that it extends, or from its axes. One that is needed and missing is found when the profile is read."""
     schema = Profile.model_json_schema()
     for section in _SECTIONS:
