@@ -514,8 +514,8 @@ def load_profile(name_or_path: str) -> Profile:
     """
     profile, path = _read(name_or_path)
     for part in profile.written_parts:
-        # A variant without prompts is UNKNOWN, and the others run.
-        check_paths(part, path, with_prompts=not profile.axes)
+        # A variant without prompts is UNKNOWN, and the others run; what a recipe will make can be planned.
+        check_paths(part, path, with_prompts=not profile.axes and part.workload.recipe is None)
     return profile if profile.axes else localise(profile, name_or_path)
 
 

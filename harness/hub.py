@@ -86,7 +86,8 @@ class ModelReference(Strict):
 
 
 class UnresolvedModel(ModelReference):
-    """A reference that has no folder, and why."""
+    """A reference that has no folder, and why. What is written down is the reference: the reason is that of a day and
+    a machine."""
 
     reason: str
 
@@ -100,15 +101,11 @@ class Source(Strict):
 
 
 def _shape(value: object) -> str:
-    if isinstance(value, UnresolvedModel) or (isinstance(value, Mapping) and "reason" in value):
-        return "unresolved"
     return "hub" if isinstance(value, Mapping | ModelReference) else "path"
 
 
 ModelPath = Annotated[
-    Annotated[Path, Tag("path")]
-    | Annotated[ModelReference, Tag("hub")]
-    | Annotated[UnresolvedModel, Tag("unresolved")],
+    Annotated[Path, Tag("path")] | Annotated[ModelReference, Tag("hub")],
     Discriminator(_shape),
 ]
 """What a profile may give for a model: a folder, or a name on the hub."""

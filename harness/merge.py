@@ -313,7 +313,7 @@ def _assemble(histories: Sequence[History], chosen: Mapping[str, int]) -> _Assem
     taken: set[str] = set()
     for i, history in enumerate(histories):
         mine = [c for c in history.run.cells if chosen.get(c.cell) == i]
-        names = {g: g if g not in taken else f"{g}+{i + 1}" for g in dict.fromkeys(c.group for c in mine)}
+        names = {g: g if g not in taken else f"{g}~{i + 1}" for g in dict.fromkeys(c.group for c in mine)}
         taken.update(names.values())
         cells |= {c.cell: c.model_copy(update={"group": names[c.group]}) for c in mine}
         for engine in history.run.engines:
@@ -367,7 +367,7 @@ def _missing(cell: Cell, night: _Night, like: Sequence[CellRecord]) -> CellRecor
     return CellRecord(
         cell=cell.id,
         group=_NO_GROUP,
-        block_size=night.profile.engine.block_size,
+        block_size=night.profile.part(cell.variant).engine.block_size,
         lookahead=cell.method.lookahead,
         draft_tokens=cell.method.draft_tokens,
         route=cell.route,

@@ -83,8 +83,8 @@ def record_from(
     history: History, again: History | None, sets: Mapping[str, PromptSet], folder: Path, keep_unasked: bool = False
 ) -> list[Recorded]:
     """Write a baseline per single cell of a recorded run; ``again`` is a repetition of it and ``sets`` are the prompts
-    by variant. With ``keep_unasked``,
-    prompts that are not sent cold to every cell may be missing and keep the rows of the record that is replaced.
+    by variant. With ``keep_unasked``, prompts that are not sent cold to every cell may be missing and keep the rows of
+    the record that is replaced.
 
     All rows are collected and checked before the first file is written: known right answers where the prompts have
     them, and the plain engine's tokens for every speculative method. Raises UsageError when anything is missing or

@@ -18,7 +18,7 @@ from harness.ci import buildkite, github
 from harness.ci.plan import SETUP_MINUTES, Night, plan_night
 from harness.config import REPOSITORY, read_profile, shipped_profile_names
 from harness.errors import EXIT_UNKNOWN, UsageError
-from harness.matrix import all_cells
+from harness.matrix import CellName, all_cells
 from tests.unit.builders import changed_profile
 from tests.unit.test_cli import run as cli
 
@@ -26,6 +26,7 @@ CI = REPOSITORY / "ci"
 DIGEST = "registry.example/kv@sha256:" + "0" * 64
 SYSTEMS = {"buildkite": "vendor.buildkite", "github": "vendor.github-workflows"}
 PROGRAMS = Path(sys.executable).parent
+RECIPE = {"dataset": "a/b", "revision": "0" * 40, "block_sizes": [32], "lookahead": 4, "per_stratum": 2}
 HOSTILE = "a b'; $(touch x) `id` \"&& {{ $HOME } é.yaml"
 
 
@@ -111,11 +112,14 @@ def test_every_cell_is_recorded_and_each_part_has_the_plain_engine_that_it_needs
     wanted = [c.id for c in all_cells(night.profile)]
     recorded = [c.id for s in night.steps for c in s.cells]
     assert set(recorded) == set(wanted)
-    for cell in wanted:
-        assert recorded.count(cell) == (len(night.steps) if cell == "single-none" else 1)
+    plain = {CellName.of(cell).reference for cell in wanted}
+    assert all(recorded.count(cell) == 1 for cell in wanted if cell not in plain)
     for step in night.steps:
         ids = [c.id for c in step.cells]
+        assert len(ids) == len(set(ids))
         assert all(c.name.single in ids for c in step.cells if c.name.single in wanted)
+        # Each variant has the plain engine of its own, and no other's.
+        assert {c for c in ids if c in plain} == {c.name.reference for c in step.cells} & set(wanted)
         assert step.timeout_minutes >= SETUP_MINUTES + step.expected_s / 60
 
 
@@ -129,11 +133,13 @@ def test_steps_are_packed_by_expected_time():
 
 
 def test_a_night_of_two_stages_has_time_for_both(tmp_path):
-    def normal(raw: dict) -> None:
-        raw.update(scenarios=[], judging={"tier": "normal"})
-
     def bitwise(raw: dict) -> None:
         raw.update(scenarios=[], judging={"tier": "bitwise"})
+        raw["workload"].update(prompts="to-be-built.jsonl", recipe=RECIPE)
+
+    def normal(raw: dict) -> None:
+        bitwise(raw)
+        raw["judging"] = {"tier": "normal", "stages": 2}
 
     two = plan_night(changed_profile(tmp_path, normal)).steps[0].timeout_minutes
     one = plan_night(changed_profile(tmp_path, bitwise)).steps[0].timeout_minutes

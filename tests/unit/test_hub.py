@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from harness.baseline.build import identity_of, record_from
 from harness.baseline.published import Band, matching
 from harness.config import Profile, load_profile, read_profile
-from harness.engine.environment import EngineEnvironment
 from harness.errors import EnvironmentFault, ModelUnavailableError, ProfileError, UsageError
 from harness.files import model_hash, sha256_file, sha256_files
 from harness.findings import Verdict
@@ -29,10 +28,10 @@ from harness.hub import (
     survey,
     unavailable,
 )
-from harness.operations import judge_and_report, prepare, prepared_recorder
+from harness.matrix import Plan
+from harness.operations import judge_and_report, prepare, record
 from harness.probe.build import WEIGHTS
 from harness.progress import Reporter
-from harness.runner import Runner
 from harness.sensitivity import lookups_now
 from tests.unit.builders import changed_profile
 from tests.unit.fake_hub import FakeRepository, fake_hub
@@ -478,27 +477,19 @@ def test_missing_drafter_makes_its_own_cells_unknown(tmp_path, monkeypatch):
         raw["methods"][1]["drafter"] = {"repo": DRAFTER, "revision": "main"}
 
     path = changed_profile(tmp_path, change)
-    assert {c.id for c in prepare(path, []).plan.cells} >= {"pd-none", "pd-eagle3", "pd-mtp"}
+    prepared = prepare(path, ["single-none", "single-eagle3"])
+    assert [c.id for c in prepared.plan.cells] == ["single-none"]
+    assert list(prepared.lacking) == ["single-eagle3"]
     assert look_up_now(path)["eagle3"].reason.startswith(f"expected {DRAFTER}@main in the cache")
-    prepared = prepare(path, ["single-eagle3"])
-    environment = EngineEnvironment(
-        executable="/nowhere/python",
-        python="3",
-        prefix="/",
-        vllm="0",
-        vllm_build="cpu",
-        torch=None,
-        transformers=None,
-        nixl=None,
-    )
-    recorder = prepared_recorder(prepared, environment, tmp_path / "run")
     with Reporter(1.0) as reporter:
-        history = Runner(prepared.profile, prepared.plan, prepared.works, environment, recorder, reporter).run()
+        nothing_started = prepared._replace(plan=Plan((), ()))
+        history = record(nothing_started, tmp_path / "runs", None, reporter)
     assert set(history.run.identities) == {"none", "dflash", "mtp"}
     cell = history.cell("single-eagle3")
     assert cell.state == "failed" and "harness models" in cell.reason and "--download" in cell.reason
     summary = judge_and_report(history)
     assert (summary.verdict, summary.verdict.exit_code) == (Verdict.UNKNOWN, 2)
-    assert "harness models" in (tmp_path / "run" / "summary.md").read_text()
+    assert "harness models" in (history.folder / "summary.md").read_text()
+    alone = history.model_copy(update={"run": history.run.model_copy(update={"cells": (cell,)})})
     with pytest.raises(UsageError, match="expected the models of single-eagle3, found none here"):
-        record_from(history, None, prepared.prompts, tmp_path / "baselines")
+        record_from(alone, None, prepared.sets, tmp_path / "baselines")

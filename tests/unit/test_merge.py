@@ -82,11 +82,12 @@ def scores(observations: Iterable[Observation]) -> list[Observation]:
         known[o.prompt_id] = o.sent_ids
     out = []
     for number, key in enumerate(outputs.scored_by):
-        prompt, _, part = key.partition("#0.")
+        cell, request = key
+        prompt, _, part = request.partition("#0.")
         answer = leg("single", known[prompt], (1,), rescored=(0.0,) * 4)
         out.append(
             Observation(
-                cell="single-none",
+                cell=cell,
                 prompt_id=prompt,
                 form="ids",
                 scenario=RESCORE,
@@ -119,7 +120,7 @@ def part_of(made: History, own: Iterable[str], name: str, /, **changes: object) 
     for o in mine:
         outputs.add(o)
     asked = set(outputs.scored_by)
-    kept = [o for o in made.observations if o.scenario == RESCORE and o.key in asked and "single-none" in own]
+    kept = [o for o in made.observations if o.scenario == RESCORE and (o.cell, o.key) in asked and "single-none" in own]
     update: dict[str, object] = {
         "run_id": name,
         "cells": tuple(c for c in made.run.cells if c.cell in own),
@@ -517,7 +518,7 @@ def test_part_says_what_trying_again_could_mend(tmp_path):
     assert lacks(part(interrupted=True)) == ["the run was interrupted"]
     assert "requests broke" in lacks(part(lambda o: o.model_copy(update={"error": "timeout"})))[0]
     assert lacks(part(**failed(made, "pd-mtp"))) == ["pd-mtp is failed: engine died"]
-    assert lacks(part(None)) == [f"{len(LENGTHS)} outputs were not re-scored by single-none"]
+    assert lacks(part(None)) == [f"{len(LENGTHS)} outputs were not re-scored by the plain engine"]
     folder = write(part(), tmp_path / "part")
     write(part(**failed(made, "pd-mtp")), folder / SECOND)
     assert lacks(load_history(folder)) == ["second stage: pd-mtp is failed: engine died"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -197,9 +197,16 @@ def test_what_fits_nowhere_is_said_before_anything_starts_and_the_rest_runs(tmp_
     assert states(history)["complete"] == 4
 
 
+def interrupt_main_thread() -> None:
+    """As Ctrl-C does: unlike ``_thread.interrupt_main``, a signal wakes a thread that waits."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
 def test_interrupt_ends_engines_of_all_threads_and_keeps_what_is_complete(tmp_path, monkeypatch):
     FakeSession.reset(seconds=20.0)
-    monkeypatch.setattr(FakeSession, "third", staticmethod(_thread.interrupt_main))
+    monkeypatch.setattr(FakeSession, "third", staticmethod(interrupt_main_thread))
     history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(6))
     assert history.run.interrupted
     assert states(history) == {"interrupted": 36}
