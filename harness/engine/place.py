@@ -91,7 +91,7 @@ class LocalPlace:
         return EngineProcess(command, log_path)
 
 
-def local_places(
+def default_places(
     roles: Sequence[Role], device: Literal["cpu", "gpu"], base_port: int | None = None
 ) -> dict[Role, Place]:
     """Places on this machine: on CPU each engine has a core of its own while there are enough, GPUs are shared.

@@ -19,7 +19,7 @@ from harness.engine.client import Client, Sampling
 from harness.engine.command import MODEL_NAME, EngineCommand, Role, build_command
 from harness.engine.environment import EngineEnvironment
 from harness.engine.exchange import Ask, Exchange, new_id, payload
-from harness.engine.place import EngineHandle, Places, local_places, roles_of
+from harness.engine.place import EngineHandle, Places, default_places, roles_of
 from harness.engine.ports import free_ports
 from harness.engine.router import Router
 from harness.errors import EngineStartError, HandoffError, MutantRefusedError
@@ -112,7 +112,7 @@ class EngineGroupSession:
 
     def _start(self) -> None:
         begun = time.monotonic()
-        self._places = self._wanted_places or local_places(
+        self._places = self._wanted_places or default_places(
             roles_of(self.group), self.profile.engine.device, self._base_port
         )
         for command in self._commands():

@@ -12,7 +12,7 @@ import pytest
 
 from harness.config import Profile, load_profile
 from harness.engine.command import EngineCommand, build_command
-from harness.engine.place import LocalPlace, local_places, roles_of
+from harness.engine.place import LocalPlace, default_places, roles_of
 from harness.engine.ports import free_ports, require_free
 from harness.engine.process import EngineProcess
 from harness.engine.topology import EngineGroupSession
@@ -75,13 +75,13 @@ def test_local_engines_have_a_core_each_and_consecutive_ports():
     profile = load_profile("cpu")
     (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
     base = free_ports(1)[0]
-    places = local_places(roles_of(group), "cpu", base)
+    places = default_places(roles_of(group), "cpu", base)
     cores = [str(c) for c in sorted(os.sched_getaffinity(0))]
     assert list(places) == ["decode", "prefill"]
     assert [p.ports(2) for p in places.values()] == [[base, base + 1], [base + 2, base + 3]]
     assert [p.devices for p in places.values()] == [tuple(cores[:1]), tuple(cores[1:2])]
     assert {p.host for p in places.values()} == {"127.0.0.1"}
-    assert {p.devices for p in local_places(["decode", "prefill"], "gpu").values()} == {()}
+    assert {p.devices for p in default_places(["decode", "prefill"], "gpu").values()} == {()}
 
 
 def test_ports_are_looked_for_on_the_address_of_the_place():
