@@ -36,7 +36,7 @@ _STRATEGY = {"same": "STRICT_PACK", "different": "STRICT_SPREAD", "any": "PACK"}
 _CALL_S = 60.0
 """Longest wait for an actor's answer; a node that has vanished does not refuse, it is silent."""
 _PLACE_S = 60.0
-"""Longest wait for free places in the cluster."""
+"""Longest wait for free places in the cluster while this run holds none itself."""
 _OFFER_S = 180.0
 """Longest wait until an actor has been started and has looked at its node: its worker imports this package first."""
 _CONNECT_S = 10.0
@@ -223,6 +223,8 @@ class RayExecutor:
         self._pair_nodes = pair_nodes
         self._place_s = place_s
         self._ray: Any = None
+        self._holding: set[str] = set()
+        """Groups of engines that have places now."""
         self._nodes: dict[str, str] = {}
         """Addresses by id, of the nodes that were there when the inventory was taken."""
 
@@ -299,6 +301,7 @@ class RayExecutor:
         roles = roles_of(group)
         wanted = [_wanted(group, profile, environment, role) for role in roles]
         bundles = self._reserve(group, profile, wanted)
+        self._holding.add(group.id)
         actors: list[Actor] = []
         try:
             for number, (role, need) in enumerate(zip(roles, wanted, strict=True)):
@@ -317,15 +320,20 @@ class RayExecutor:
                 actor.kill()
             with contextlib.suppress(self._ray.exceptions.RayError):
                 self._ray.util.remove_placement_group(bundles)
+            self._holding.discard(group.id)
 
     def _reserve(self, group: EngineGroup, profile: Profile, wanted: Sequence[Wanted]) -> Any:
-        """A placement group that has its nodes. Raises EngineStartError when there is no room for it in time."""
+        """A placement group that has its nodes. Ray may have put others of this run elsewhere than planned, and what
+        they leave is waited for. Raises EngineStartError when there is no room in time though none of them runs."""
         count = len(wanted)
         strategy = _STRATEGY[self._pair_nodes] if count > 1 else "PACK"
         units = [_unit(profile, need) for need in wanted]
         bundles = self._ray.util.placement_group(units, strategy=strategy)
-        if bundles.wait(self._place_s):
-            return bundles
+        others = True
+        while others:
+            others = bool(self._holding)
+            if bundles.wait(self._place_s):
+                return bundles
         self._ray.util.remove_placement_group(bundles)
         nodes = [n for n in self._ray.nodes() if n["Alive"]]
         (unit,) = units[0]

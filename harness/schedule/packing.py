@@ -213,6 +213,11 @@ def impossible(jobs: Sequence[Job], devices: Sequence[Device], packer: Packer | 
 
 
 def _reason(job: Job, packer: Packer) -> str:
+    if not packer.devices:
+        return (
+            f"expected devices for {' and '.join(e.role for e in job.engines)}, found none that may be used; "
+            "`harness doctor --profile PROFILE` says what this machine lacks"
+        )
     return f"expected {_wanted(job)}, found {_inventory(packer)}; {_advice(job, packer)}"
 
 
@@ -224,8 +229,6 @@ def _wanted(job: Job) -> str:
 
 
 def _inventory(packer: Packer) -> str:
-    if not packer.devices:
-        return "no device"
     kinds: dict[str, int] = {}
     for node in packer.nodes:
         sizes = [packer.devices[p].memory_gib for p in node]

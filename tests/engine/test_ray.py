@@ -22,6 +22,7 @@ from harness.findings import Verdict
 from harness.history import load_history
 from harness.matrix import EngineGroup, make_plan, select_cells
 from harness.operations import assess
+from harness.schedule.model import Job, Placement
 from tests.engine.conftest import left_over, living, newest
 
 pytestmark = pytest.mark.engine
@@ -88,7 +89,9 @@ def places(executor: RayExecutor, cell: str, **changes):
     profile = load_profile("cpu")
     (group,) = make_plan(profile, select_cells(profile, [cell])).groups
     assert isinstance(group, EngineGroup)
-    return executor.places(group, profile.model_copy(update=changes), inspect_environment(sys.executable))
+    # Ray chooses the nodes itself.
+    placement = Placement(Job(group.id, (), 0.0, 0.0), ())
+    return executor.places(group, profile.model_copy(update=changes), inspect_environment(sys.executable), placement)
 
 
 class Started(NamedTuple):
@@ -129,7 +132,7 @@ def test_killed_node_is_named_and_the_rest_goes_on(nodes: Nodes, executor: RayEx
     assert "| up" in str(caught.value)
 
     with (
-        pytest.raises(EngineStartError, match=r"expected 2 × 1 CPU for pd-none on 2 different nodes .* 1 nodes alive"),
+        pytest.raises(EngineStartError, match=r"expected 1 and 1 CPU for pd-none on 2 different nodes .* 1 nodes alive"),
         places(executor, "pd-none"),
     ):
         pass
