@@ -13,15 +13,15 @@ import psutil
 
 from harness import provenance
 from harness.baseline.build import identity_of
-from harness.baseline.lookup import Limits, look_up
+from harness.baseline.lookup import Limits, Lookup, look_up
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.environment import WITHOUT, EngineEnvironment, inspect_environment, need_nixl
 from harness.engine.ports import free_ports
 from harness.engine.router import program
 from harness.errors import HarnessError
 from harness.files import sha256_file
-from harness.hub import unavailable
-from harness.matrix import all_cells
+from harness.hub import reason_for
+from harness.matrix import CellName, all_cells
 from harness.probe.build import RECIPE_FILE, WEIGHTS
 from harness.prompts import load_prompts
 from harness.slots import ENGINE_GIB
@@ -65,7 +65,8 @@ def examine(executable: str, source: str) -> list[Item]:
     items += _machine_items(profile)
     if profile is not None:
         items += _real_model_items(profile, source, environment)
-    items.append(_probe_item())
+    if profile is None or any(isinstance(p.target, Path) and p.target.is_relative_to(WEIGHTS) for p in profile.parts):
+        items.append(_probe_item())
     if profile is not None:
         items += _data_items(profile, source)
     return items
@@ -90,6 +91,10 @@ def _environment_items(environment: EngineEnvironment, profile: Profile | None) 
 
     nixl_item = _attempt("nixl", "install the extra `cpu` or `gpu`", nixl)
     items = [nixl_item._replace(needed=wants_pair)]
+    if profile is not None:
+        device = profile.engine.device
+        right = environment.vllm_build == device
+        items.append(Item("vllm build", environment.vllm_build, right, True, f"install the extra `{device}`"))
     if profile is not None and any(c.routed for c in all_cells(profile)):
         items.append(_attempt("router", "install the extra `router`, or take routes: [client]", lambda: str(program())))
     missing = [name for name in WITHOUT if not environment.has(name)]
@@ -117,10 +122,6 @@ def _environment_items(environment: EngineEnvironment, profile: Profile | None) 
                 "install g++: vLLM's CPU kernels are compiled at the first request",
             )
         )
-        wrong = environment.vllm_build != "cpu"
-        items.append(
-            Item("vllm build", environment.vllm_build, not wrong, True, "profile runs on CPU: install the extra `cpu`")
-        )
     return items
 
 
@@ -128,7 +129,9 @@ def _machine_items(profile: Profile | None) -> list[Item]:
     pair = profile is None or "pd" in profile.topologies
     cores = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory().available / 2**30
-    cache = profile.engine.kv_cache_gib if profile else 1
+    gpu = profile is not None and profile.engine.device == "gpu"
+    on_host = profile is None or not gpu or profile.engine.kv_buffer_device == "cpu"
+    cache = 0 if not on_host else profile.engine.kv_cache_gib if profile is not None else 1
     wanted = (2 if pair else 1) * (ENGINE_GIB + cache)
     disk = shutil.disk_usage(REPOSITORY).free / 2**30
     found_gpus = provenance.gpus()
@@ -146,8 +149,8 @@ def _machine_items(profile: Profile | None) -> list[Item]:
             "GPUs",
             ", ".join(found_gpus) or "none",
             bool(found_gpus),
-            profile is not None and profile.engine.device == "gpu",
-            "only GPU profiles need one",
+            gpu,
+            "run on a machine with GPUs, and see that nvidia-smi lists them" if gpu else "only GPU profiles need one",
         ),
     ]
     try:
@@ -171,34 +174,48 @@ def _probe_item() -> Item:
 
 
 def _data_items(profile: Profile, source: str) -> list[Item]:
-    path: Path = profile.workload.prompts
+    """Prompt sets and baselines; those of a profile with axes, counted."""
+    items, found = [], dict[str, Lookup]()
+    for path in dict.fromkeys(p.workload.prompts for p in profile.parts):
+        parts = [p for p in profile.parts if p.workload.prompts == path]
+        recipe = f" --for-profile {source}" if parts[0].workload.recipe is not None else ""
 
-    def prompts() -> str:
-        prompt_set = load_prompts(path)
-        prompt_set.check_tokenizer(profile.tokenizer_folder, path)
-        return f"{len(prompt_set.prompts)} in {path.name}"
+        def prompts(part: Profile = parts[0]) -> str:
+            prompt_set = load_prompts(part.workload.prompts)
+            prompt_set.check_tokenizer(part.tokenizer_folder, part.workload.prompts)
+            return f"{len(prompt_set.prompts)} in {part.workload.prompts.name}"
 
-    items = [_attempt("prompts", "restore the file, or run `harness prompts build`", prompts)]
-    if not items[0].ok:
-        return items
-    digest = load_prompts(path).sha256
-    missing = unavailable(profile)
-    for method in profile.methods:
-        if method.kind in missing or "target" in missing:
-            reason = missing.get(method.kind) or missing["target"]
-            items.append(Item(f"baseline {method.kind}", reason, False, True, f"harness models {source} --download"))
-            continue
-        identity = identity_of(profile, method, digest, None, tuple(provenance.gpus()))
-        limits = Limits(profile.judging.baseline_days, profile.judging.baseline_minors)
-        lookup = look_up(profile.baselines, identity, source, limits, provenance.now())
-        found = f"{len(lookup.baseline.rows)} prompts" if lookup.baseline else lookup.reason
-        items.append(
+        items.append(_attempt("prompts", f"restore the file, or run `harness prompts build{recipe}`", prompts))
+        if items[-1].ok:
+            digest = load_prompts(path).sha256
+            found |= {lineup: lookup for p in parts for lineup, lookup in _baselines(p, source, digest).items()}
+    advice = f"harness baseline record --profile {source}"
+    if not profile.axes:
+        return items + [
             Item(
-                f"baseline {method.kind}",
-                found,
-                lookup.baseline is not None,
+                f"baseline {lineup}",
+                f"{len(k.baseline.rows)} prompts" if k.baseline else k.reason,
+                k.baseline is not None,
                 True,
-                f"harness baseline record --profile {source}",
+                advice,
             )
-        )
-    return items
+            for lineup, k in found.items()
+        ]
+    lineups = {CellName.of(c.id).lineup for c in all_cells(profile)}
+    there = [lineup for lineup in lineups if lineup in found and found[lineup].baseline is not None]
+    return [*items, Item("baselines", f"{len(there)} of {len(lineups)}", len(there) == len(lineups), True, advice)]
+
+
+def _baselines(part: Profile, source: str, digest: str) -> dict[str, Lookup]:
+    """What a run of one plain profile would be judged against, by lineup."""
+    limits = Limits(part.judging.baseline_days, part.judging.baseline_minors)
+    out = {}
+    for method in part.methods:
+        lineup = CellName("single", method.kind, variant=part.variant).lineup
+        reason = reason_for(part, method.kind)
+        if reason is not None:
+            out[lineup] = Lookup(None, reason)
+            continue
+        identity = identity_of(part, method, digest, None, tuple(provenance.gpus()))
+        out[lineup] = look_up(part.baselines, identity, source, limits, provenance.now())
+    return out

@@ -39,6 +39,7 @@ def hub_items(source: str, hub: Hub | None = None) -> list[Item]:
     answers = any(m.gated is not None for m in models)
     locked = [m.reference.repo for m in absent if m.gated]
     missing = sum(m.missing or 0 for m in models)
+    unsure = " or more" if any(m.missing is None for m in models) else ""
     return [
         Item(
             "hub",
@@ -57,7 +58,7 @@ def hub_items(source: str, hub: Hub | None = None) -> list[Item]:
         *(_model_item(m, source) for m in models),
         Item(
             "disk for models",
-            f"{missing / GIB:.1f} GiB to fetch, {hub.free() / GIB:.1f} GiB free at {hub.cache}",
+            f"{missing / GIB:.1f} GiB{unsure} to fetch, {hub.free() / GIB:.1f} GiB free at {hub.cache}",
             missing <= hub.free(),
             bool(absent),
             "free some disk space, or let HF_HOME name a larger disk",

@@ -12,7 +12,7 @@ from harness.baseline.lookup import Lookup
 from harness.checks.registry import baselines_for, judge, tripped_tests, unused_baselines
 from harness.config import REPOSITORY, Profile, check_paths, load_profile
 from harness.engine.arming import require_alone, require_known
-from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
+from harness.engine.environment import EngineEnvironment, inspect_environment, need_build, need_nixl
 from harness.engine.executor import Executor
 from harness.engine.router import program
 from harness.errors import HarnessError, ModelUnavailableError, UsageError
@@ -266,7 +266,7 @@ def _record_into(
     together: bool,
     executor: Executor | None,
 ) -> History:
-    environment = engines_for(prepared.plan, engine_python)
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
     recorder = prepared_recorder(prepared, environment, folder, mutants)
     for cell, reason in prepared.lacking.items():
         reporter.line(f"{cell}: UNKNOWN: {reason}")
@@ -284,9 +284,10 @@ def _record_into(
     ).run()
 
 
-def engines_for(plan: Plan, engine_python: str | None) -> EngineEnvironment:
+def engines_for(profile: Profile, plan: Plan, engine_python: str | None) -> EngineEnvironment:
     """The environment of the engines. Raises EnvironmentFault when it lacks what the plan needs."""
     environment = inspect_environment(engine_python or sys.executable)
+    need_build(environment, profile.engine.device)
     if any(g.topology == "pd" for g in plan.groups):
         need_nixl(environment)
     if any(c.routed for g in plan.groups for c in g.cells):
@@ -414,7 +415,7 @@ def self_test(
     # A mutant is put into one set of engines; of a profile with axes, those with the defaults.
     prepared = narrowed(everything, everything.parts[0].variant)
     setups = make_setups(trials, prepared.profile, prepared.prompts)
-    environment = engines_for(Plan((), tuple(s.group for s in setups)), engine_python)
+    environment = engines_for(prepared.profile, Plan((), tuple(s.group for s in setups)), engine_python)
     folder = new_folder(out, prepared.profile, "selftest")
     seconds = forecast_s(setups, prepared)
     with Reporter(seconds) as reporter:
@@ -441,7 +442,7 @@ def repeat_cells(
     from harness.report.repeat import write_repeat
 
     prepared = prepare(source, patterns, scenarios, prompts_per_stratum=prompts_per_stratum)
-    environment = engines_for(prepared.plan, engine_python)
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
     folder = new_folder(out, prepared.profile, "aa")
     starts = sum(start_expected_s(g) for g in prepared.plan.groups)
     seconds = starts + repetitions * (prepared.expected_s - starts)

@@ -244,7 +244,7 @@ def reproduce(
     was tried counts.
     """
     begun = time.monotonic()
-    environment = engines_for(prepared.plan, engine_python)
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
     (group,) = prepared.plan.groups
     folder = new_folder(out, prepared.profile, "repro")
     changed, arming = armed(group, prepared.profile, mutants, folder / "arming" / group.id, False)

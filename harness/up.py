@@ -78,7 +78,7 @@ def bring_up(
     serve: Callable[[Address], None],
 ) -> None:
     """Start the engines and the router, prove one request, and call ``serve`` while all of it is up."""
-    environment = engines_for(prepared.plan, engine_python)
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
     (group,) = prepared.plan.groups
     program()
     if port is not None:

@@ -117,6 +117,16 @@ def inspect_environment(executable: str) -> EngineEnvironment:
     return EngineEnvironment(executable=executable, **answer)
 
 
+def need_build(environment: EngineEnvironment, device: str) -> None:
+    """Raise EnvironmentFault when vLLM is built for other devices than a profile's."""
+    if environment.vllm_build != device:
+        raise EnvironmentFault(
+            f"--engine-python {environment.executable}: expected a vLLM built for {device.upper()} engines, found one "
+            f"for {environment.vllm_build.upper()}s; install the extra `{device}` of this project, or take a profile "
+            f"of engine.device {environment.vllm_build}"
+        )
+
+
 def need_nixl(environment: EngineEnvironment) -> None:
     """Raise EnvironmentFault when P/D cells cannot run for lack of NIXL."""
     if environment.nixl is None:

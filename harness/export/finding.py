@@ -87,7 +87,7 @@ def export_target(
     mutants: tuple[str, ...],
 ) -> Exported:
     """Export what ``harness repro`` would try; no engine is started."""
-    environment = engines_for(prepared.plan, engine_python)
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
     history = load_history(run_dir) if run_dir is not None else None
     case = case_from(prepared, target, environment)._replace(mutants=mutants)
     return export(case, environment, file, history, finding, issue)
@@ -102,7 +102,7 @@ def export_shrunk(
     engine_python: str | None,
 ) -> Exported:
     """Export the smallest case that was found, of the run and the finding that it comes from."""
-    environment = engines_for(prepared.plan, engine_python)
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
     run_dir, finding = found
     history = load_history(run_dir) if run_dir is not None else None
     case = shrunk.case(prepared)

@@ -143,7 +143,7 @@ def shrink(
     (work,) = prepared.works
     if work.cell.routed:
         raise UsageError(f"--shrink: expected a cell whose engines are asked directly, found {work.cell.id}")
-    environment = engines_for(prepared.plan, engine_python)
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
     folder = new_folder(out, prepared.profile, "shrink")
     before = first_variant(prepared, target)
     result = Shrunk(target, folder, before, before, work.cell, mutants)

@@ -132,7 +132,9 @@ def test_killed_node_is_named_and_the_rest_goes_on(nodes: Nodes, executor: RayEx
     assert "| up" in str(caught.value)
 
     with (
-        pytest.raises(EngineStartError, match=r"expected 1 and 1 CPU for pd-none on 2 different nodes .* 1 nodes alive"),
+        pytest.raises(
+            EngineStartError, match=r"expected 1 and 1 CPU for pd-none on 2 different nodes .* 1 nodes alive"
+        ),
         places(executor, "pd-none"),
     ):
         pass

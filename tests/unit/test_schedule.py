@@ -105,7 +105,7 @@ def test_impossible_jobs_have_a_reason(job, said):
 
 def test_without_devices_nothing_is_possible():
     s = planned([single("s")], [])
-    assert "no device" in s.refused["s"]
+    assert "found none that may be used" in s.refused["s"]
     assert s.over
     assert s.start_next() == []
 

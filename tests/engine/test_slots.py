@@ -1,0 +1,62 @@
+"""The path of the gpu profile where there is no GPU: its cells, variants and jobs, packed onto two GPUs that are made
+up, with real CPU engines in their slots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.config import Profile
+from harness.engine.executor import LocalExecutor
+from harness.findings import Verdict
+from harness.history import load_history
+from harness.operations import References, assess, execute, prepare
+from harness.progress import Reporter
+from harness.schedule.model import Device
+from harness.slots import Inventory
+from tests.engine.conftest import left_over
+
+pytestmark = pytest.mark.engine
+
+GPU_ON_CPU = {
+    "extends": "gpu",
+    "name": "gpu-on-cpu",
+    "methods": [{"kind": "none"}],
+    "scenarios": [],
+    "exclude": [],
+    "routes": ["client"],
+    "engine": {"device": "cpu", "dtype": "float32", "kv_buffer_device": "cpu", "nixl_threads": 0},
+    "axes": {"block": {"b32": {"engine": {"block_size": 32}}, "b16": {"engine": {"block_size": 16}}}},
+}
+
+
+class MadeUpGpus(LocalExecutor):
+    """Two GPUs that several engines may be on, each with room for one engine of this profile. Their numbers are those
+    of cores."""
+
+    def inventory(self, profile: Profile) -> Inventory:
+        devices = tuple(Device(f"localhost/{n}", "localhost", 6.0, n) for n in range(2))
+        self._inventory = Inventory(devices, {d.id: str(d.index) for d in devices}, shared=True)
+        return self._inventory
+
+
+def test_variants_of_the_gpu_profile_run_in_its_slots(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    path = tmp_path / "gpu-on-cpu.yaml"
+    path.write_text(yaml.safe_dump(GPU_ON_CPU))
+    prepared = prepare(str(path), [], prompts_per_stratum=1)
+    with Reporter(prepared.expected_s) as reporter:
+        done = execute(prepared, tmp_path / "runs", None, reporter, executor=MadeUpGpus())
+    # Nothing is recorded of these variants: without a baseline no cell can pass.
+    assert done.summary.verdict is Verdict.UNKNOWN
+    history = load_history(done.folder)
+    judged = assess(history, References(against=done.folder)).judgement
+    cells = ["pd-none+b32", "single-none+b32", "pd-none+b16", "single-none+b16"]
+    assert judged.by_cell() == dict.fromkeys(cells, Verdict.PASS)
+    sizes = {e.group: e.argv[e.argv.index("--block-size") + 1] for e in history.run.engines}
+    assert sizes == {"pd-none+b32": "32", "pd-none+b16": "16"}
+    for variant in ("b32", "b16"):
+        pair = [o.leg("decode") for o in history.of(f"pd-none+{variant}").values()]
+        assert len(pair) >= 4 and all(leg.counters["nixl_bytes"] > 0 for leg in pair)
+    assert left_over(done.folder) == []
