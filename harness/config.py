@@ -192,8 +192,8 @@ class PromptRecipe(Strict):
     column: str = "prompt"
     block_sizes: tuple[int, ...] = Field(min_length=1)
     """Block sizes whose strata the set covers."""
-    lookahead: int = Field(ge=0)
-    """Largest lookahead of the methods."""
+    lookaheads: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    """Lookaheads of the methods (DFlash: k + 1): each has a stratum of its own."""
     per_stratum: int = Field(ge=1, le=5000)
     """Cold prompts for each stratum of each block size, and as many held out."""
     max_blocks: int = Field(default=5, ge=1, le=64)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from harness.echo import load_chat_tokenizer, single_token_words
 from harness.errors import DataError
 from harness.files import sha256_bytes
-from harness.prompts import Layout, Prompt, PromptSet, Use, make_prompt_set, prompt_digest
+from harness.prompts import Layout, Prompt, PromptSet, SizedStratum, Use, make_prompt_set, prompt_digest
 from harness.strata import Stratum, classify
 from harness.texts import Texts
 
@@ -135,10 +135,6 @@ class _Text(NamedTuple):
     """Of the rendered text without padding."""
 
 
-Key = tuple[int, Stratum]
-"""A block size and a stratum."""
-
-
 def build_natural_prompts(
     tokenizer_folder: Path, texts: Texts, layout: Layout, per_stratum: int, day: date = DATE
 ) -> Built:
@@ -203,48 +199,45 @@ class _Filler:
         self._layout = layout
         self.failed: set[_Text] = set()
         self._uses: Counter[_Text] = Counter()
-        self._blocks: Counter[tuple[Key, int]] = Counter()
-        self._count: Counter[Key] = Counter()
-        self._left: dict[Key, set[tuple[_Text, int]]] = defaultdict(set)
+        self._blocks: Counter[tuple[SizedStratum, int]] = Counter()
+        self._count: Counter[SizedStratum] = Counter()
+        self._left: dict[SizedStratum, set[tuple[_Text, int]]] = defaultdict(set)
         most = max(layout.block_sizes)
         for text in texts:
             for tokens in range(text.tokens, min(text.tokens + most, longest + 1)):
-                for key in self._keys(tokens):
+                for key in layout.strata_of(tokens):
                     self._left[key].add((text, tokens))
-
-    def _keys(self, tokens: int) -> list[Key]:
-        return [(b, classify(tokens, b, self._layout.lookahead)) for b in self._layout.block_sizes]
 
     def fill(self, per_stratum: int) -> list[tuple[_Text, Rendered]]:
         """One prompt more for each stratum per round, those with the fewest candidates first."""
         made: list[tuple[_Text, Rendered]] = []
-        order = sorted(self._left, key=lambda k: (len(self._left[k]), -k[0], k[1]))
+        order = sorted(self._left, key=lambda k: (len(self._left[k]), -k.block_size, k.lookahead, k.stratum))
         for wanted in range(1, per_stratum + 1):
             for key in order:
                 if self._count[key] < wanted and (found := self._one(key)) is not None:
                     made.append(found)
         return made
 
-    def _one(self, key: Key) -> tuple[_Text, Rendered] | None:
+    def _one(self, key: SizedStratum) -> tuple[_Text, Rendered] | None:
         """The next prompt of a stratum; None when no candidate is left."""
         while self._left[key]:
             text, tokens = min(self._left[key], key=lambda c: self._cost(key, *c))
-            for other in self._keys(tokens):
+            for other in self._layout.strata_of(tokens):
                 self._left[other].discard((text, tokens))
             rendered = pad(self._chat, text.text, tokens, self._layout.seed)
             if rendered is None:
                 self.failed.add(text)
                 continue
             self._uses[text] += 1
-            for other in self._keys(tokens):
+            for other in self._layout.strata_of(tokens):
                 self._count[other] += 1
-                self._blocks[other, tokens // other[0]] += 1
+                self._blocks[other, tokens // other.block_size] += 1
             return text, rendered
         return None
 
-    def _cost(self, key: Key, text: _Text, tokens: int) -> tuple[int, int, int, int]:
+    def _cost(self, key: SizedStratum, text: _Text, tokens: int) -> tuple[int, int, int, int]:
         """Unused texts first, then block counts that are rare yet, then the least padding."""
-        return self._uses[text], self._blocks[key, tokens // key[0]], tokens - text.tokens, text.row
+        return self._uses[text], self._blocks[key, tokens // key.block_size], tokens - text.tokens, text.row
 
 
 def _prompt(text: _Text, rendered: Rendered, number: int, use: Use, dataset: str, layout: Layout) -> Prompt:
@@ -262,10 +255,9 @@ def _prompt(text: _Text, rendered: Rendered, number: int, use: Use, dataset: str
 
 
 class Coverage(NamedTuple):
-    """How many prompts of a set lie in one stratum of one block size."""
+    """How many prompts of a set lie in one stratum."""
 
-    block_size: int
-    stratum: Stratum
+    key: SizedStratum
     cold: int
     held_out: int
     blocks: tuple[int, ...]
@@ -273,16 +265,26 @@ class Coverage(NamedTuple):
 
 
 def coverage(prompts: PromptSet) -> list[Coverage]:
-    """A row per block size of the set and stratum, those without prompts too."""
+    """A row per block size of the set and stratum, those without prompts too; of lookaheads other than the largest
+    their own stratum."""
     header = prompts.header
-    out = []
-    for size in header.block_sizes or (header.block_size,):
-        by_use: dict[Stratum, list[Prompt]] = defaultdict(list)
-        for prompt in (*prompts.cold, *prompts.held_out):
-            by_use[prompt.stratum_for(size, header.lookahead)].append(prompt)
+    layout = Layout(header.block_size, header.lookahead)._replace(
+        more_sizes=(header.block_sizes or (header.block_size,))[1:],
+        more_lookaheads=(header.lookaheads or (header.lookahead,))[1:],
+    )
+    by_key: dict[SizedStratum, list[Prompt]] = {}
+    for size in layout.block_sizes:
         for stratum in Stratum:
-            mine = by_use[stratum]
-            cold = sum(p.use == "cold" for p in mine)
-            blocks = tuple(sorted({p.tokens // size for p in mine}))
-            out.append(Coverage(size, stratum, cold, len(mine) - cold, blocks))
+            for lookahead in layout.lookaheads if stratum is Stratum.LOOKAHEAD else (layout.lookahead,):
+                by_key[SizedStratum(size, lookahead, stratum)] = []
+    for prompt in (*prompts.cold, *prompts.held_out):
+        for key in layout.strata_of(prompt.tokens):
+            by_key[key].append(prompt)
+    out = []
+    for key, mine in by_key.items():
+        cold = sum(p.use == "cold" for p in mine)
+        numbers = tuple(sorted({p.tokens // key.block_size for p in mine}))
+        # With so small a lookahead no length lies there.
+        if key.stratum is not Stratum.LOOKAHEAD or key.lookahead > 1:
+            out.append(Coverage(key, cold, len(mine) - cold, numbers))
     return out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -52,6 +53,8 @@ class PromptHeader(Strict):
     rows_sha256: str
     block_sizes: tuple[int, ...] | None = None
     """Block sizes whose strata the set covers, where they are several; the stored ones refer to ``block_size``."""
+    lookaheads: tuple[int, ...] | None = None
+    """Lookaheads whose strata the set covers, where they are several; the stored ones refer to ``lookahead``."""
     source: TextSource | None = None
     """Where the texts of natural prompts come from."""
     date: str | None = None
@@ -153,6 +156,14 @@ def _verify(prompt: Prompt, header: PromptHeader, where: str) -> None:
         raise DataError(f"{where}: says stratum {prompt.stratum}, but {prompt.tokens} tokens are {stratum}")
 
 
+class SizedStratum(NamedTuple):
+    """A stratum of one block size and one lookahead."""
+
+    block_size: int
+    lookahead: int
+    stratum: Stratum
+
+
 class Layout(NamedTuple):
     """Which prompts a set is made of."""
 
@@ -170,10 +181,35 @@ class Layout(NamedTuple):
     """Whether there are as many prompts again for a second stage."""
     more_sizes: tuple[int, ...] = ()
     """Other block sizes whose strata are covered too."""
+    more_lookaheads: tuple[int, ...] = ()
+    """Smaller lookaheads whose strata are covered too."""
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
         return (self.block_size, *self.more_sizes)
+
+    @property
+    def lookaheads(self) -> tuple[int, ...]:
+        """The largest first."""
+        return (self.lookahead, *self.more_lookaheads)
+
+    @classmethod
+    def of_recipe(cls, recipe: PromptRecipe) -> Layout:
+        """What a recipe asks for, held-out prompts included."""
+        size, *sizes = recipe.block_sizes
+        lookahead, *lookaheads = sorted(set(recipe.lookaheads), reverse=True)
+        return cls(size, lookahead, recipe.max_blocks, recipe.seed, 1, True, tuple(sizes), tuple(lookaheads))
+
+    def strata_of(self, tokens: int) -> list[SizedStratum]:
+        """Every stratum that a prompt of so many tokens counts for. Of the smaller lookaheads only their own stratum
+        is one: their others are those of the largest, or hold them."""
+        found = []
+        for size in self.block_sizes:
+            found.append(SizedStratum(size, self.lookahead, classify(tokens, size, self.lookahead)))
+            for lookahead in self.more_lookaheads:
+                if (stratum := classify(tokens, size, lookahead)) is Stratum.LOOKAHEAD:
+                    found.append(SizedStratum(size, lookahead, stratum))
+        return found
 
     def lengths(self, minimum: int) -> list[int]:
         """Tokens of each cold prompt, none shorter than ``minimum``. Aligned lengths appear twice with different words:
@@ -188,35 +224,39 @@ class Layout(NamedTuple):
 def planned_prompts(recipe: PromptRecipe) -> PromptSet:
     """Stand-ins for prompts that a recipe will make: as many, as long, in the same strata, and nothing in them. For
     plans only; no engine is ever sent one."""
+    layout = Layout.of_recipe(recipe)
+    by_stratum: dict[SizedStratum, list[int]] = {}
+    for size in layout.block_sizes:
+        for target in target_lengths(size, layout.lookahead, layout.max_blocks, _SHORTEST):
+            for key in layout.strata_of(target.tokens):
+                by_stratum.setdefault(key, []).append(target.tokens)
     prompts: list[Prompt] = []
     uses: tuple[Use, ...] = ("cold", "held-out")
     for use in uses:
-        for size in recipe.block_sizes:
-            by_stratum: dict[Stratum, list[int]] = {}
-            for t in target_lengths(size, recipe.lookahead, recipe.max_blocks, _SHORTEST):
-                by_stratum.setdefault(classify(t.tokens, size, recipe.lookahead), []).append(t.tokens)
-            for stratum, lengths in by_stratum.items():
-                for n in range(recipe.per_stratum):
-                    tokens = lengths[n % len(lengths)]
-                    name = f"planned-{use}-{size}-{stratum}-{n}"
-                    prompts.append(_stand_in(name, tokens, use, recipe))
+        count: Counter[SizedStratum] = Counter()
+        # Those that fewest lengths lie in first, as when prompts are built: others fill up on the way.
+        for key, lengths in sorted(by_stratum.items(), key=lambda entry: len(entry[1])):
+            for n in range(recipe.per_stratum - count[key]):
+                tokens = lengths[n % len(lengths)]
+                count.update(layout.strata_of(tokens))
+                prompts.append(_stand_in(f"planned-{use}-{len(prompts)}", tokens, use, layout))
     header = PromptHeader(
         format=FORMAT,
         origin=f"planned, not built: {recipe.dataset}",
         tokenizer_sha256="",
         template_sha256="",
-        block_size=recipe.block_sizes[0],
-        lookahead=recipe.lookahead,
+        block_size=layout.block_size,
+        lookahead=layout.lookahead,
         seed=recipe.seed,
         rows_sha256="planned",
     )
     return PromptSet(header=header, prompts=tuple(prompts))
 
 
-def _stand_in(name: str, tokens: int, use: Use, recipe: PromptRecipe) -> Prompt:
+def _stand_in(name: str, tokens: int, use: Use, layout: Layout) -> Prompt:
     return Prompt(
         id=name,
-        stratum=classify(tokens, recipe.block_sizes[0], recipe.lookahead),
+        stratum=classify(tokens, layout.block_size, layout.lookahead),
         tokens=tokens,
         ids=(0,) * tokens,
         text="",
@@ -263,6 +303,7 @@ def make_prompt_set(
         seed=layout.seed,
         rows_sha256=sha256_json([prompt_row(p) for p in prompts]),
         block_sizes=layout.block_sizes if layout.more_sizes else None,
+        lookaheads=layout.lookaheads if layout.more_lookaheads else None,
         source=source,
         date=date,
     )

@@ -17,7 +17,7 @@ from harness.errors import UsageError
 if TYPE_CHECKING:
     from harness.config import Profile
     from harness.natural import Built
-    from harness.prompts import Layout, PromptSet
+    from harness.prompts import Layout, PromptSet, SizedStratum
     from harness.texts import Texts
 
 prompts_app = typer.Typer(no_args_is_help=True, help="Prompt sets.")
@@ -54,7 +54,12 @@ def build(
         ),
     ] = None,
     lookahead: Annotated[
-        int | None, typer.Option(min=0, help="Largest lookahead of the methods (DFlash: k + 1). Default: 4.")
+        list[int] | None,
+        typer.Option(
+            min=0,
+            help="Lookahead of a method (DFlash: k + 1). Repeatable: natural prompts fill the stratum of each, the "
+            "others that of the largest. Default: 4.",
+        ),
     ] = None,
     max_blocks: Annotated[
         int, typer.Option(min=1, max=64, help="Most whole blocks of a prompt (of the largest block size).")
@@ -170,14 +175,12 @@ def _build_recipes(parts: Sequence[Profile], file: Path | None) -> int:
         recipe, path = part.workload.recipe, part.workload.prompts
         if recipe is None:
             continue
-        first, *more = recipe.block_sizes
-        layout = Layout(first, recipe.lookahead, recipe.max_blocks, recipe.seed, 1, True, tuple(more))
         try:
             folder = part.tokenizer_folder
             texts = _texts(
                 file, None if file else recipe.dataset, recipe.config, recipe.split, recipe.column, recipe.revision
             )
-            built = _natural(folder, texts, layout, recipe.per_stratum, DATE)
+            built = _natural(folder, texts, Layout.of_recipe(recipe), recipe.per_stratum, DATE)
         except HarnessError as error:
             typer.echo(f"{path}: not built: {error}")
             code = max(code, EXIT_UNKNOWN)
@@ -196,15 +199,17 @@ def _profile(name: str) -> Profile:
     return localise(read_profile(name, with_prompts=False), name)
 
 
-def _layout(block_sizes: list[int] | None, lookahead: int | None, profile: Profile | None) -> Layout:
+def _layout(block_sizes: list[int] | None, lookaheads: list[int] | None, profile: Profile | None) -> Layout:
     from harness.prompts import Layout
 
     sizes = tuple(dict.fromkeys(block_sizes or [profile.engine.block_size if profile else _BLOCK_SIZE]))
-    if lookahead is None:
-        lookahead = max(m.lookahead for m in profile.methods) if profile else _LOOKAHEAD
-    if lookahead >= min(sizes):
-        raise UsageError(f"--lookahead: expected less than --block-size {min(sizes)}, found {lookahead}")
-    return Layout(block_size=sizes[0], lookahead=lookahead, more_sizes=sizes[1:])
+    wanted = lookaheads or ([m.lookahead for m in profile.methods] if profile else [_LOOKAHEAD])
+    largest, *smaller = sorted(set(wanted), reverse=True)
+    if largest >= min(sizes):
+        raise UsageError(f"--lookahead: expected less than --block-size {min(sizes)}, found {largest}")
+    # Below 2 there is no length that only a lookahead makes special.
+    more = tuple(n for n in smaller if n > 1)
+    return Layout(block_size=sizes[0], lookahead=largest, more_sizes=sizes[1:], more_lookaheads=more)
 
 
 def _default_out() -> Path:
@@ -281,9 +286,14 @@ def _tell_short(prompts: PromptSet, wanted: int) -> None:
         found = min(row.cold, row.held_out) if held else row.cold
         if found < wanted:
             typer.echo(
-                f"block size {row.block_size}, {row.stratum}: expected {wanted} prompts, found {found}: too few texts "
-                "reach such a length"
+                f"block size {row.key.block_size}, {_words(row.key)}: expected {wanted} prompts, found {found}: too "
+                "few texts reach such a length"
             )
+
+
+def _words(key: SizedStratum) -> str:
+    """Of the strata, only this one depends on the lookahead in a way that matters to a reader."""
+    return f"{key.stratum} {key.lookahead}" if key.stratum == "lookahead" else key.stratum.value
 
 
 def _show(prompts: PromptSet) -> None:
@@ -294,5 +304,5 @@ def _show(prompts: PromptSet) -> None:
         table.add_column(name, justify="left" if name in ("stratum", "whole blocks") else "right")
     for row in coverage(prompts):
         blocks = ", ".join(map(str, row.blocks)) or "–"
-        table.add_row(str(row.block_size), row.stratum.value, str(row.cold), str(row.held_out), blocks)
+        table.add_row(str(row.key.block_size), _words(row.key), str(row.cold), str(row.held_out), blocks)
     Console(width=None if sys.stdout.isatty() else 120).print(table)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from harness.baseline.build import identity_of
@@ -11,14 +12,17 @@ from harness.baseline.lookup import Limits, Lookup, look_up
 from harness.baseline.model import Baseline
 from harness.baseline.summary import baseline_arms
 from harness.checks.night import TestName, tests_of
+from harness.config import Judging
 from harness.engine.environment import EngineEnvironment
 from harness.history import COLD
 from harness.hub import reason_for
-from harness.matrix import CellName
+from harness.matrix import Cell, CellName
 from harness.operations import Prepared
+from harness.prompts import Prompt
 from harness.provenance import gpus, now
 from harness.stats.paired import differences
 from harness.stats.power import detectable, least_prompts, prompts_needed
+from harness.strata import Stratum
 from harness.workload import CellWork
 
 ASSUMED_SD = 0.043
@@ -39,6 +43,8 @@ class Row(NamedTuple):
     """Of one prompt's difference at position 0, as a share; None where acceptance is not judged."""
     measured: bool
     """The standard deviation is that of the baseline's A/A, not assumed."""
+    weakest: tuple[Stratum, int] | None = None
+    """The stratum with the fewest prompts, of either stage, and their number; None where strata are not told apart."""
 
 
 class Sensitivity(NamedTuple):
@@ -63,10 +69,31 @@ class Sensitivity(NamedTuple):
             return None
         if self.tier == "bitwise":
             return 100 / row.steps if row.steps else None
-        if row.prompts < least_prompts(self.alpha):
+        return self._smallest(row.sd, row.prompts)
+
+    def smallest_in_stratum(self, row: Row) -> float | None:
+        """The same for the prompts of the weakest stratum alone; None where strata are not told apart, or none is left
+        to chance."""
+        if row.sd is None or row.weakest is None or self.tier == "bitwise":
+            return None
+        return self._smallest(row.sd, row.weakest[1])
+
+    def _smallest(self, sd: float, prompts: int) -> float:
+        if prompts < least_prompts(self.alpha):
             return math.inf
-        seen = detectable(row.sd, row.prompts, self.alpha / self.columns, self._power)
-        return max(100 * seen, self.floor_points)
+        return max(100 * detectable(sd, prompts, self.alpha / self.columns, self._power), self.floor_points)
+
+    def blind(self, judging: Judging) -> list[str]:
+        """Cells that will be UNKNOWN because they could not see what they must."""
+        limits = (judging.must_detect_points, judging.must_detect_stratum_points)
+        return [
+            row.cell
+            for row in self.rows
+            if any(
+                seen is not None and limit is not None and seen > limit
+                for seen, limit in zip((self.smallest(row), self.smallest_in_stratum(row)), limits, strict=True)
+            )
+        ]
 
     def needed(self, row: Row, effect_points: float) -> int | None:
         """Prompts from which on an effect of so many points is seen; None when acceptance is not judged."""
@@ -154,8 +181,26 @@ def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> li
         # The second stage has the prompts that were held out, and must see as much.
         stages = prepared.profile.judging.stages if prepared.profile.judging.tier == "normal" else 1
         count = min(len(prompts), len(prepared.sets[cell.variant].held_out)) if stages == 2 else len(prompts)
-        out.append(Row(cell.id, scenario, names, count, steps, sd, measured))
+        weakest = _weakest(prepared, cell, stages) if scenario == COLD and cell.method.draft_tokens else None
+        out.append(Row(cell.id, scenario, names, count, steps, sd, measured, weakest))
     return out
+
+
+def _weakest(prepared: Prepared, cell: Cell, stages: int) -> tuple[Stratum, int] | None:
+    """The stratum with the fewest prompts, cold or held out."""
+    size = prepared.profile.part(cell.variant).engine.block_size
+    sets = prepared.sets[cell.variant]
+
+    def count(prompts: Sequence[Prompt]) -> Counter[Stratum]:
+        return Counter(p.stratum_for(size, cell.method.lookahead) for p in prompts)
+
+    cold = count(sets.cold)
+    # Strata are told apart where there are several.
+    if len(cold) < 2:
+        return None
+    both = cold if stages == 1 else {s: min(n, count(sets.held_out)[s]) for s, n in cold.items()}
+    stratum = min(both, key=lambda s: both[s])
+    return stratum, both[stratum]
 
 
 def _spread(baseline: Baseline | None, k: int) -> tuple[float | None, bool]:

@@ -7,7 +7,7 @@ import math
 from rich.console import Console
 from rich.table import Table
 
-from harness.config import Profile, read_profile
+from harness.config import Judging, Profile, read_profile
 from harness.history import COLD
 from harness.hub import GIB, Hub, references_of, survey
 from harness.matrix import EngineGroup, excluded_cells
@@ -17,6 +17,7 @@ from harness.schedule.model import Device, Job
 from harness.schedule.planning import simulate
 from harness.sensitivity import Row, Sensitivity, sensitivity
 from harness.slots import Inventory, jobs_of
+from harness.stats.power import least_prompts
 from harness.strata import Stratum
 from harness.workload import group_expected_s
 
@@ -29,8 +30,9 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
     alike = {(p.workload.prompts, p.engine.block_size, p.methods): p for p in reversed(prepared.parts)}
     for part in reversed(alike.values()):
         console.print(_strata(part, prepared.sets[part.variant]))
-    lengths = [p.tokens for prompts in prepared.sets.values() for p in prompts.cold]
-    texts = sum(min(p.workload.text_prompts, len(prepared.sets[p.variant].cold)) for p in prepared.parts)
+    files = {p.workload.prompts: p for p in prepared.parts}.values()
+    lengths = [q.tokens for p in files for q in prepared.sets[p.variant].cold]
+    texts = sum(min(p.workload.text_prompts, len(prepared.sets[p.variant].cold)) for p in files)
     console.print(
         f"{len(lengths)} cold prompts of {min(lengths)} to {max(lengths)} tokens, "
         f"{texts} of them also as text; {len(prepared.plan.cells)} cells, "
@@ -156,7 +158,13 @@ def _strata(profile: Profile, prompts: PromptSet) -> Table:
 def _seen(found: Sensitivity, effect_points: float) -> Table:
     table = Table(title="what this run can see", title_justify="left")
     table.add_column("cell")
-    for column in ("tests", "prompts", "smallest change at position 0", f"prompts for {effect_points:g} points"):
+    for column in (
+        "tests",
+        "prompts",
+        "smallest change at position 0",
+        "in the weakest stratum",
+        f"prompts for {effect_points:g} points",
+    ):
         table.add_column(column, justify="right")
     for row in found.rows:
         if row.scenario != COLD and found.tier == "bitwise":
@@ -167,6 +175,7 @@ def _seen(found: Sensitivity, effect_points: float) -> Table:
             "exact" if found.tier == "bitwise" else str(len(row.tests)),
             str(row.prompts),
             _size(row, smallest, found),
+            _in_stratum(row, found),
             "–" if needed is None else str(needed),
         )
     return table
@@ -182,6 +191,14 @@ def _size(row: Row, smallest: float | None, found: Sensitivity) -> str:
     if not math.isfinite(smallest):
         return "too few prompts"
     return f"{smallest:.2f} points" + ("" if row.measured else " (assumed noise)")
+
+
+def _in_stratum(row: Row, found: Sensitivity) -> str:
+    smallest = found.smallest_in_stratum(row)
+    if smallest is None or row.weakest is None:
+        return "–"
+    stratum, count = row.weakest
+    return f"{f'{smallest:.2f} points' if math.isfinite(smallest) else 'nothing'} ({stratum}, {count})"
 
 
 def _words(found: Sensitivity, prepared: Prepared) -> list[str]:
@@ -200,4 +217,17 @@ def _words(found: Sensitivity, prepared: Prepared) -> list[str]:
         f"{judging.must_detect_points:g} points"
         + (f", or {judging.must_detect_stratum_points:g} in a stratum" if judging.must_detect_stratum_points else "")
         + ", is UNKNOWN.",
+        *_blind(found, judging),
+    ]
+
+
+def _blind(found: Sensitivity, judging: Judging) -> list[str]:
+    blind = found.blind(judging)
+    if not blind:
+        return []
+    return [
+        f"{len(blind)} cells cannot see that with these prompts and will be UNKNOWN: {', '.join(blind[:6])}"
+        + (" …" if len(blind) > 6 else "")
+        + f"; each stratum needs {least_prompts(found.alpha)} prompts at least, cold and held out: raise "
+        "workload.recipe.per_stratum, or build a set with --per-stratum"
     ]

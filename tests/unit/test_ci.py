@@ -26,7 +26,7 @@ CI = REPOSITORY / "ci"
 DIGEST = "registry.example/kv@sha256:" + "0" * 64
 SYSTEMS = {"buildkite": "vendor.buildkite", "github": "vendor.github-workflows"}
 PROGRAMS = Path(sys.executable).parent
-RECIPE = {"dataset": "a/b", "revision": "0" * 40, "block_sizes": [32], "lookahead": 4, "per_stratum": 2}
+RECIPE = {"dataset": "a/b", "revision": "0" * 40, "block_sizes": [32], "lookaheads": [4], "per_stratum": 2}
 HOSTILE = "a b'; $(touch x) `id` \"&& {{ $HOME } é.yaml"
 
 

@@ -115,7 +115,7 @@ def built(folder, texts):
 
 def test_one_set_covers_the_strata_of_all_block_sizes(built, folder, tmp_path):
     check_exact(built.prompts, folder)
-    rows = {(c.block_size, c.stratum): c for c in coverage(built.prompts)}
+    rows = {(c.key.block_size, c.key.stratum): c for c in coverage(built.prompts)}
     assert len(rows) == 15
     for (size, stratum), row in rows.items():
         # With the template no question is shorter than 43 tokens, so that none lies within such a block.
@@ -175,7 +175,7 @@ def test_texts_that_cannot_be_padded_take_another_length_or_are_dropped(folder, 
     monkeypatch.setattr("harness.natural.pad", sometimes)
     found = build_natural_prompts(folder, texts._replace(rows=texts.rows[:6]), Layout(block_size=32), 3)
     assert found.dropped["cannot be padded to a wanted length"] == 1
-    counts = {c.stratum: c.cold for c in coverage(found.prompts)}
+    counts = {c.key.stratum: c.cold for c in coverage(found.prompts)}
     assert counts[Stratum.ALIGNED] == 0 and counts[Stratum.LOOKAHEAD] >= 3 and counts[Stratum.FIRST] >= 3
     assert not any(hopeless in p.text for p in found.prompts.prompts)
 
@@ -430,7 +430,7 @@ def recipe_profile(tmp_path: Path, folder: Path, **recipe: object) -> str:
         "dataset": "fake/bench",
         "revision": "d" * 40,
         "block_sizes": [16, 32],
-        "lookahead": 4,
+        "lookaheads": [4],
         "per_stratum": 2,
         "max_blocks": 6,
         **recipe,
@@ -473,10 +473,12 @@ def test_recipes_of_a_profile_are_built_and_one_that_cannot_be_hides_no_other(tm
 
 
 def test_plan_counts_with_what_a_recipe_will_make():
-    recipe = PromptRecipe(dataset="a/b", revision="0" * 40, block_sizes=(16, 64), lookahead=8, per_stratum=3)
+    recipe = PromptRecipe(dataset="a/b", revision="0" * 40, block_sizes=(16, 64), lookaheads=(3, 8), per_stratum=3)
     planned = planned_prompts(recipe)
     assert len(planned.cold) == len(planned.held_out) > 0
     for size in (16, 64):
-        found = Counter(p.stratum_for(size, 8) for p in planned.cold)
-        wanted = {classify(t.tokens, size, 8) for t in target_lengths(size, 8, 5, 24)}
-        assert all(found[s] >= 3 for s in wanted)
+        for lookahead in (3, 8):
+            found = Counter(p.stratum_for(size, lookahead) for p in planned.cold)
+            wanted = {classify(t.tokens, size, lookahead) for t in target_lengths(size, lookahead, 5, 24)}
+            assert Stratum.LOOKAHEAD in wanted
+            assert all(found[s] >= 3 for s in wanted)

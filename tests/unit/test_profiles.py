@@ -15,6 +15,7 @@ from harness.operations import prepare
 from harness.profile_text import SCHEMA_FILE, full_text, profile_schema, schema_text
 from harness.schedule.model import Device
 from harness.schedule.planning import simulate
+from harness.sensitivity import sensitivity
 from harness.slots import Inventory, jobs_of
 
 
@@ -84,3 +85,14 @@ def test_gpu_profile_puts_a_pair_onto_one_gpu():
     jobs = jobs_of(prepared.plan, prepared.works, prepared.profile, Inventory(devices, {}, shared=True), False)
     assert simulate(jobs, devices).refused == {}
     assert json.loads(schema_text())["title"]
+
+
+def test_every_cell_of_the_nightly_profile_can_see_what_it_must(tmp_path):
+    """Otherwise it would be UNKNOWN every night. With fewer prompts in each stratum the plan says so."""
+    prepared = prepare("nightly", [], planned=True)
+    assert sensitivity(prepared).blind(prepared.profile.judging) == []
+    few = tmp_path / "few.yaml"
+    few.write_text(yaml.safe_dump({"extends": "nightly", "name": "few", "workload": {"recipe": {"per_stratum": 12}}}))
+    prepared = prepare(str(few), [], planned=True)
+    blind = sensitivity(prepared).blind(prepared.profile.judging)
+    assert {c.id for c in prepared.plan.cells if c.method.draft_tokens} == set(blind)
