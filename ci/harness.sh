@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs harness from the root of the checkout: in the image HARNESS_IMAGE, or in .venv, which is set up when needed.
-# HARNESS_GPUS are the image's GPUs ('all' or a number); HARNESS_MODELS is a folder of models that it may read.
+# HARNESS_GPUS are the image's GPUs ('all' or a number); HARNESS_MODELS is the folder of the hub's cache (HF_HOME), by
+# default one in the checkout. Prompts and baselines are the checkout's, code is the image's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ -z "${HARNESS_IMAGE:-}" ]; then
@@ -12,5 +13,8 @@ options=(--rm --init --shm-size 8g --user "$(id -u):$(id -g)" --volume "$PWD:$PW
 # Only the name: the value must not stand on a command line.
 options+=(--env HF_TOKEN)
 [ -z "${HARNESS_GPUS:-}" ] || options+=(--gpus "$HARNESS_GPUS")
-[ -z "${HARNESS_MODELS:-}" ] || options+=(--volume "$HARNESS_MODELS:$HARNESS_MODELS:ro")
+models="${HARNESS_MODELS:-$PWD/.hub}"
+mkdir -p "$models"
+options+=(--volume "$models:$models" --env "HF_HOME=$models")
+for data in prompts baselines; do options+=(--volume "$PWD/$data:/opt/harness/$data"); done
 exec docker run "${options[@]}" "$HARNESS_IMAGE" "$@"

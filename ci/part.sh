@@ -10,6 +10,19 @@ out="reports/$name"
 # What an earlier night left behind is no part of this one.
 rm -rf "${out:?}"
 mkdir -p "$out"
+if [ -n "${HARNESS_FETCH:-}" ]; then
+  # Models and prompts of this part's cells; what cannot be had makes its own cells UNKNOWN.
+  profile=() cells=()
+  for ((i = 1; i < $#; i++)); do
+    next=$((i + 1))
+    case "${!i}" in
+      --profile) profile=("${!next}") ;;
+      --cell) cells+=(--cell "${!next}") ;;
+    esac
+  done
+  ci/harness.sh models "${profile[@]}" "${cells[@]}" --download || printf 'ci: not all models could be fetched\n' >&2
+  ci/harness.sh prompts build --for-profile "${profile[@]}" || printf 'ci: not all prompts could be built\n' >&2
+fi
 for ((try = 1; ; try++)); do
   code=0
   ci/harness.sh run --part --out "$out" "$@" || code=$?

@@ -31,7 +31,7 @@ def hub_items(source: str, hub: Hub | None = None) -> list[Item]:
     """Hub, token, models and disk of a profile that names models on the hub; none for other profiles. Raises
     ProfileError when the profile cannot be read."""
     profile = read_profile(source, with_prompts=False)
-    if not references_of(profile):
+    if not any(references_of(part) for part in profile.written_parts):
         return []
     hub = hub or Hub()
     models = survey(profile, hub)

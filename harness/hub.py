@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -477,13 +477,18 @@ class Model(NamedTuple):
     """Why it cannot be used or fetched; None when all is well."""
 
 
-def survey(profile: Profile, hub: Hub, download: bool = False) -> list[Model]:
+def survey(
+    profile: Profile, hub: Hub, download: bool = False, methods: Mapping[str, Collection[str]] | None = None
+) -> list[Model]:
     """Every reference of a profile as it was written, once, as cache and hub have it; one failure does not hide the
-    others. With ``download`` what is missing is fetched."""
+    others. With ``download`` what is missing is fetched. ``methods`` are the methods, by variant, whose models are
+    wanted; None wants all."""
     wanted = {
         (str(reference), reference.commit): (role, reference)
         for part in profile.written_parts
+        if methods is None or part.variant in methods
         for role, reference in references_of(part).items()
+        if methods is None or role in (TARGET, TOKENIZER, *methods[part.variant])
     }
     return [_survey_one(hub, role, reference, download) for role, reference in wanted.values()]
 

@@ -19,6 +19,9 @@ def models(
     profile: Annotated[
         str, typer.Argument(metavar="PROFILE", help="A shipped profile or the path of a profile YAML file.")
     ] = "cpu",
+    cell: Annotated[
+        list[str] | None, typer.Option("--cell", help="Only the models of cells that match. Repeatable.")
+    ] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch what the local cache lacks.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every cached file and compare it with the hash it is filed under.")
@@ -31,14 +34,18 @@ def models(
     """
     from harness.config import read_profile
     from harness.hub import GIB, Hub, damaged_files, references_of, survey
+    from harness.matrix import select_cells
 
     # A nightly job fetches models before anything else; its prompts may be made from them.
     wanted = read_profile(profile, with_prompts=False)
-    if not references_of(wanted):
+    if not any(references_of(part) for part in wanted.written_parts):
         typer.echo(f"profile {wanted.name} names no model on the hub; all are folders")
         return
     hub = Hub()
-    found = survey(wanted, hub, download)
+    methods: dict[str, set[str]] = {}
+    for chosen in select_cells(wanted, cell or []):
+        methods.setdefault(chosen.variant, set()).add(chosen.method.kind)
+    found = survey(wanted, hub, download, methods)
     _show(found)
     typer.echo(
         f"hub: {hub.endpoint}, token: {'found' if hub.has_token else 'none'}; cache: {hub.cache}, "

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from harness.config import Profile
+from harness.config import Profile, read_profile
 from harness.errors import EXIT_UNKNOWN, UsageError
+from harness.hub import references_of
 from harness.matrix import Cell, EngineGroup, make_plan
 from harness.operations import prepare
 from harness.runner import expected_s
@@ -64,6 +65,12 @@ class Night(NamedTuple):
     def extra(self) -> str:
         """Which of the project's locks the engines need."""
         return self.profile.engine.device
+
+    @property
+    def fetches(self) -> bool:
+        """Whether models of the hub, or prompts that are made from a data set, have to be there before a part runs."""
+        parts = read_profile(self.source).written_parts
+        return any(references_of(p) or p.workload.recipe is not None for p in parts)
 
     def record_command(self, step: Step, tries: int) -> str:
         """Shell command of a part, every word quoted."""
@@ -157,11 +164,12 @@ def require_pinned(image: str) -> str:
 
 def environment(night: Night, image: str | None, gpus: str | None) -> dict[str, str]:
     """Variables that ``ci/harness.sh`` reads. Raises UsageError for an image that is not pinned, or GPUs alone."""
+    found = {"HARNESS_FETCH": "1"} if night.fetches else {}
     if image is None:
         if gpus is not None:
             raise UsageError("--gpus: expected --image with it, found none; without an image engines see all GPUs")
-        return {"HARNESS_EXTRA": night.extra}
-    found = {"HARNESS_IMAGE": require_pinned(image)}
+        return {"HARNESS_EXTRA": night.extra, **found}
+    found = {"HARNESS_IMAGE": require_pinned(image), **found}
     wanted = gpus or ("all" if night.extra == "gpu" else None)
     if wanted is not None and not re.fullmatch(r"all|[1-9][0-9]*", wanted):
         raise UsageError(f"--gpus: expected 'all' or a number, found {wanted!r}")

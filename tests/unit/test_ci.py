@@ -315,6 +315,24 @@ def test_a_part_is_tried_again_for_unknown_alone(tmp_path, codes, tries, code, c
     assert summary.read_text().count("summary of run") == count
 
 
+def test_a_part_fetches_its_models_and_prompts_first_and_runs_without_what_cannot_be_had(tmp_path):
+    folder = stage(tmp_path, [2, 2, 0])
+    chosen = ["--profile", "night ly.yaml", "--cell", "pd-eagle3", "--cell", "single-none"]
+    found, calls = call(folder, "part.sh", "part-1", "1", *chosen, HARNESS_FETCH="1")
+    assert found == 0
+    assert calls == [
+        "models night ly.yaml --cell pd-eagle3 --cell single-none --download",
+        "prompts build --for-profile night ly.yaml",
+        "run --part --out reports/part-1 --profile night ly.yaml --cell pd-eagle3 --cell single-none",
+    ]
+
+
+def test_only_profiles_of_hub_models_are_fetched_for():
+    assert plan_night("nightly").fetches
+    assert "HARNESS_FETCH" in rendered("github", plan_night("nightly"))
+    assert not any("HARNESS_FETCH" in rendered("github", plan_night(p)) for p in ("cpu", "gpu"))
+
+
 @pytest.mark.parametrize("code", [0, 1, 2, 64])
 def test_the_verdicts_exit_code_is_that_of_the_step(tmp_path, code):
     folder = stage(tmp_path, [code])
@@ -364,6 +382,7 @@ def test_harness_script_gives_the_image_no_secret_on_its_command_line(tmp_path):
             "HARNESS_IMAGE": DIGEST,
             "HARNESS_GPUS": "2",
             "HF_TOKEN": "hf_secret",
+            "HARNESS_MODELS": f"{tmp_path}/models",
         },
         stdout=subprocess.PIPE,
         text=True,
@@ -372,6 +391,10 @@ def test_harness_script_gives_the_image_no_secret_on_its_command_line(tmp_path):
     words = done.stdout.splitlines()
     assert "hf_secret" not in done.stdout and words[words.index("HF_TOKEN") - 1] == "--env"
     assert words[words.index("--gpus") + 1] == "2"
+    assert f"HF_HOME={tmp_path}/models" in words
+    mounted = [w for n, w in enumerate(words) if words[n - 1] == "--volume"]
+    assert f"{tmp_path}/models:{tmp_path}/models" in mounted
+    assert any(m.endswith("/prompts:/opt/harness/prompts") for m in mounted)
     assert words[words.index(DIGEST) :] == [DIGEST, "run", "--cell", "a b"]
 
 
