@@ -78,7 +78,7 @@ def _real_model_items(profile: Profile, source: str, environment: EngineEnvironm
     items = hub_items(source)
     if profile.engine.device == "gpu":
         items += transport_items(profile, environment) if environment is not None else []
-        items += gpu_items(profile, environment, read_gpus(), weights_of(profile, source))
+        items += gpu_items(profile, environment, read_gpus(), weights_of(source))
     return items
 
 

@@ -162,13 +162,13 @@ def parse_gpus(text: str) -> list[Gpu]:
 
 
 def gpu_items(
-    profile: Profile, environment: EngineEnvironment | None, gpus: list[Gpu], models: Mapping[str, int]
+    profile: Profile, environment: EngineEnvironment | None, gpus: list[Gpu], weights: Mapping[str, int]
 ) -> list[Item]:
-    """Driver and memory for a GPU profile. ``models`` has the bytes of the weights by role, as far as known."""
+    """Driver and memory for a GPU profile. ``weights`` has bytes by folder or name on the hub, as far as known."""
     if profile.engine.device != "gpu" or not gpus:
         return []
     items = [_driver_item(gpus[0], _cuda_version(environment))] if environment is not None else []
-    return [*items, _memory_item(profile, gpus[0], models)]
+    return [*items, _memory_item(profile, gpus[0], weights)]
 
 
 def _driver_item(gpu: Gpu, cuda: str | None) -> Item:
@@ -182,38 +182,50 @@ def _driver_item(gpu: Gpu, cuda: str | None) -> Item:
     return Item("GPU driver", found, ok, True, f"CUDA {major} needs driver {oldest:g} or newer: update it")
 
 
-def _memory_item(profile: Profile, gpu: Gpu, models: Mapping[str, int]) -> Item:
-    """Each engine takes a share of the whole memory; weights, KV and working space must fit into it."""
-    engines = 2 if "pd" in profile.topologies else 1
-    share = profile.engine.gpu_memory_utilization * gpu.total_gib
-    drafters = [models[m.kind] for m in profile.methods if m.kind in models]
-    weights = (models.get("target", 0) + max(drafters, default=0)) / GIB
-    fits = weights + _OVERHEAD_GIB <= share and engines * share <= gpu.free_gib
+def _memory_item(profile: Profile, gpu: Gpu, weights: Mapping[str, int]) -> Item:
+    """Each engine takes a share of the whole memory; weights, KV and working space must fit into it. Of a profile with
+    axes, the variant that fits worst."""
+
+    def slack(part: Profile) -> float:
+        needed = _weights_gib(part, weights) + part.engine.kv_cache_gib + _OVERHEAD_GIB
+        return part.engine.gpu_memory_utilization * gpu.total_gib - needed
+
+    part = min(profile.written_parts, key=slack)
+    engines = 2 if "pd" in part.topologies else 1
+    share = part.engine.gpu_memory_utilization * gpu.total_gib
     return Item(
         "GPU memory",
-        f"{gpu.name}: {gpu.free_gib:.0f} of {gpu.total_gib:.0f} GiB free; {engines} engines of {share:.1f} GiB "
-        f"(gpu_memory_utilization {profile.engine.gpu_memory_utilization:g}), weights {weights:.1f} GiB each",
-        fits,
+        (f"{part.variant}: " if part.variant else "")
+        + f"{gpu.name}: {gpu.free_gib:.0f} of {gpu.total_gib:.0f} GiB free; {engines} engines of {share:.1f} GiB "
+        f"(gpu_memory_utilization {part.engine.gpu_memory_utilization:g}), weights "
+        f"{_weights_gib(part, weights):.1f} GiB and KV {part.engine.kv_cache_gib} GiB each",
+        slack(part) >= 0 and engines * share <= gpu.free_gib,
         True,
-        "end other programs, change engine.gpu_memory_utilization, or take smaller models",
+        "end other programs, change engine.gpu_memory_utilization or engine.kv_cache_gib, or take smaller models",
     )
 
 
-def weights_of(profile: Profile, source: str, hub: Hub | None = None) -> dict[str, int]:
-    """Bytes of the weights of target and drafters: from their folders, or as the hub has them."""
-    given = {"target": profile.target} | {
-        m.kind: m.drafter for m in profile.methods if not isinstance(m, NoSpeculation)
+def _weights_gib(part: Profile, weights: Mapping[str, int]) -> float:
+    """Of an engine with the largest drafter, on each of its devices."""
+    parallel = part.engine.tensor_parallel
+    drafters = [weights.get(str(m.drafter), 0) for m in part.methods if not isinstance(m, NoSpeculation)]
+    whole = weights.get(str(part.target), 0) + max(drafters, default=0)
+    return whole / GIB / min(parallel.prefill, parallel.decode)
+
+
+def weights_of(source: str, hub: Hub | None = None) -> dict[str, int]:
+    """Bytes of the weights of every target and drafter of a profile, by folder or name on the hub, as far as known."""
+    profile = read_profile(source, with_prompts=False)
+    given = {p.target for p in profile.written_parts} | {
+        m.drafter for p in profile.written_parts for m in p.methods if not isinstance(m, NoSpeculation)
     }
     out = {
-        role: sum(f.stat().st_size for f in folder.glob("*.safetensors"))
-        for role, folder in given.items()
+        str(folder): sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+        for folder in given
         if isinstance(folder, Path)
     }
-    wanted = read_profile(source, with_prompts=False) if len(out) < len(given) else None
-    if wanted is not None:
-        out |= {
-            m.role: m.size for m in survey(wanted, hub or Hub()) if m.role in given and m.role not in out and m.size
-        }
+    if any(references_of(p) for p in profile.written_parts):
+        out |= {str(m.reference): m.size for m in survey(profile, hub or Hub()) if m.size}
     return out
 
 

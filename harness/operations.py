@@ -138,7 +138,8 @@ def prepare(
         )
     sets = {v: prompts for v, prompts in sets.items() if any(w.cell.variant == v for w in works)}
     plan = make_plan(profile, [w.cell for w in works if w.cell.id not in lacking])
-    return Prepared(profile, source, sets, plan, tuple(works), lacking)
+    asked = {w.cell.id for w in works}
+    return Prepared(profile, source, sets, plan, tuple(works), {c: r for c, r in lacking.items() if c in asked})
 
 
 def _planned_prompts(part: Profile) -> PromptSet | None:
@@ -188,7 +189,8 @@ def narrowed(prepared: Prepared, variant: str) -> Prepared:
     works = tuple(w for w in prepared.works if w.cell.variant == variant)
     part = prepared.profile.part(variant)
     plan = make_plan(part, [w.cell for w in works])
-    return prepared._replace(profile=part, sets={variant: prepared.sets[variant]}, plan=plan, works=works)
+    lacking = {w.cell.id: prepared.lacking[w.cell.id] for w in works if w.cell.id in prepared.lacking}
+    return Prepared(part, prepared.source, {variant: prepared.sets[variant]}, plan, works, lacking)
 
 
 class Outcome(NamedTuple):
@@ -235,7 +237,7 @@ def _second_stage(
     choice = SECOND_STAGE._replace(scenarios=frozenset({COLD, *(t.scenario for t in tests)}))
     cells = [c for c in prepared.plan.cells if c.id in wanted]
     works = tuple(cell_work(prepared.profile.part(c.variant), prepared.sets[c.variant], c, choice) for c in cells)
-    again = prepared._replace(plan=make_plan(prepared.profile, cells), works=works)
+    again = prepared._replace(plan=make_plan(prepared.profile, cells), works=works, lacking={})
     _record_into(history.folder / SECOND, again, engine_python, reporter, mutants, together, executor)
 
 
@@ -354,8 +356,9 @@ def load_second(history: History) -> History | None:
         return None
     second = load_history(folder)
     ours, theirs = history.run, second.run
-    same = all(theirs.identities.get(m) == i for m, i in ours.identities.items()) and theirs.mutants == ours.mutants
-    return second if same and not theirs.interrupted else None
+    # It has the variants of what failed alone.
+    same = all(ours.identities.get(lineup) == i for lineup, i in theirs.identities.items())
+    return second if same and theirs.mutants == ours.mutants and not theirs.interrupted else None
 
 
 def lookups_for(history: History, references: References) -> dict[str, Lookup]:

@@ -34,6 +34,7 @@ def _group() -> None:
 
 @prompts_app.command("build")
 def build(
+    context: typer.Context,
     kind: Annotated[
         str,
         typer.Option(
@@ -87,6 +88,9 @@ def build(
             help="Take tokenizer, block size and lookahead of this profile; alone, build the sets of its recipes.",
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Build the sets of recipes anew that are there already.")
+    ] = False,
     effect: Annotated[
         float | None,
         typer.Option(
@@ -122,7 +126,8 @@ def build(
     if kind not in _KINDS:
         raise UsageError(f"--kind {kind!r}: expected {', '.join(_KINDS)}")
     if for_profile is not None and tokenizer is None and out is None and (parts := _with_recipes(for_profile)):
-        raise typer.Exit(_build_recipes(parts, file))
+        _require_alone(context, for_profile)
+        raise typer.Exit(_build_recipes(parts, file, overwrite))
     profile = _profile(for_profile) if for_profile is not None else None
     layout = _layout(block_size, lookahead, profile)._replace(
         max_blocks=max_blocks, seed=seed, per_length=per_length, held_out=held_out
@@ -163,12 +168,23 @@ def _with_recipes(name: str) -> list[Profile]:
     return list({p.workload.prompts: p for p in reversed(parts)}.values())
 
 
-def _build_recipes(parts: Sequence[Profile], file: Path | None) -> int:
+def _require_alone(context: typer.Context, profile: str) -> None:
+    """Raise UsageError for options that a recipe would leave unheard."""
+    heard = {"for_profile", "file", "overwrite"}
+    given = [n for n in context.params if str(context.get_parameter_source(n)).endswith("COMMANDLINE")]
+    if ignored := [f"--{n.replace('_', '-')}" for n in given if n not in heard]:
+        raise UsageError(
+            f"--for-profile {profile}: expected its recipes (workload.recipe) to say what is built, found "
+            f"{', '.join(ignored)} too; change the recipe, or build one set with --out FILE"
+        )
+
+
+def _build_recipes(parts: Sequence[Profile], file: Path | None, overwrite: bool) -> int:
     """Build each set as its recipe says, from ``file`` where there is no hub; one that cannot be built does not hide
-    the others. Returns the exit code."""
+    the others. Sets that are there are kept unless told otherwise: baselines belong to them. Returns the exit code."""
     from harness.errors import EXIT_UNKNOWN, HarnessError
     from harness.natural import DATE
-    from harness.prompts import Layout, write_prompts
+    from harness.prompts import Layout, load_prompts, write_prompts
 
     code = 0
     for part in parts:
@@ -177,6 +193,11 @@ def _build_recipes(parts: Sequence[Profile], file: Path | None) -> int:
             continue
         try:
             folder = part.tokenizer_folder
+            if path.is_file() and not overwrite:
+                kept = load_prompts(path)
+                kept.check_tokenizer(folder, path)
+                typer.echo(f"{len(kept.prompts)} prompts are there already: {path}; --overwrite builds them anew")
+                continue
             texts = _texts(
                 file, None if file else recipe.dataset, recipe.config, recipe.split, recipe.column, recipe.revision
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from harness.ci.plan import RETRY_ON, TRIES, Night, Step, dump, environment, head_of, require_plain
+from harness.ci.plan import RETRY_ON, TRIES, Environments, Night, Step, dump, environments, head_of, require_plain
 
 
 class Options(NamedTuple):
@@ -20,9 +20,10 @@ def render(night: Night, options: Options) -> str:
     """The pipeline as YAML, for ``buildkite-agent pipeline upload``. Raises UsageError for options that cannot be."""
     for what, text in (("--queue", options.queue), ("--verdict-queue", options.verdict_queue)):
         require_plain(what, text)
+    env = environments(night, options.image, options.gpus, options.queue == options.verdict_queue)
     document = {
-        "env": environment(night, options.image, options.gpus),
-        "steps": [*(_part(s, night, options) for s in night.steps), _verdict(night, options)],
+        **({"env": env.shared} if env.shared else {}),
+        "steps": [*(_part(s, night, options, env) for s in night.steps), _verdict(night, options, env)],
     }
     head = [
         *head_of(night, "buildkite"),
@@ -31,12 +32,13 @@ def render(night: Night, options: Options) -> str:
     return dump(head, _literal(document))
 
 
-def _part(step: Step, night: Night, options: Options) -> dict[str, Any]:
+def _part(step: Step, night: Night, options: Options, env: Environments) -> dict[str, Any]:
     return {
         "label": step.title,
         "key": step.name,
         # Retries are Buildkite's affair: one try per job.
         "command": night.record_command(step, 1),
+        **({"env": env.recording} if env.recording else {}),
         "agents": {"queue": options.queue},
         "artifact_paths": [f"reports/{step.name}/**/*"],
         "timeout_in_minutes": step.timeout_minutes,
@@ -45,13 +47,14 @@ def _part(step: Step, night: Night, options: Options) -> dict[str, Any]:
     }
 
 
-def _verdict(night: Night, options: Options) -> dict[str, Any]:
+def _verdict(night: Night, options: Options, env: Environments) -> dict[str, Any]:
     return {
         "label": "verdict",
         "key": "verdict",
         "depends_on": [{"step": s.name, "allow_failure": True} for s in night.steps],
         "allow_dependency_failure": True,
         "command": night.merge_command,
+        **({"env": env.judging} if env.judging else {}),
         "agents": {"queue": options.verdict_queue},
         "artifact_paths": ["reports/merged/**/*"],
         "timeout_in_minutes": 60,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from harness.ci.plan import TRIES, Night, Step, dump, environment, head_of, require_plain
+from harness.ci.plan import TRIES, Environments, Night, Step, dump, environments, head_of, require_plain
 from harness.errors import UsageError
 
 ACTIONS: dict[str, tuple[str, str]] = {
@@ -38,13 +38,18 @@ def render(night: Night, options: Options) -> str:
     for label in (*options.runners, options.verdict_runner):
         require_plain("--runner", label)
     name = f"nightly-{night.profile.name}"
+    recording = options.runners or _RUNNERS[night.extra]
+    env = environments(night, options.image, options.gpus, list(recording) == [options.verdict_runner])
     document = {
         "name": name,
         "on": {"schedule": [{"cron": options.schedule}], "workflow_dispatch": {}},
         "permissions": {"contents": "read"},
         "concurrency": {"group": name, "cancel-in-progress": False},
-        "env": environment(night, options.image, options.gpus),
-        "jobs": {**{s.name: _part(s, night, options) for s in night.steps}, "verdict": _verdict(night, options)},
+        **({"env": env.shared} if env.shared else {}),
+        "jobs": {
+            **{s.name: _part(s, night, options, env) for s in night.steps},
+            "verdict": _verdict(night, options, env),
+        },
     }
     pins = [f"  {action} {commit} is {version}" for action, (commit, version) in ACTIONS.items()]
     return dump([*head_of(night, "github"), "Actions are pinned by commit:", *pins], document)
@@ -73,7 +78,7 @@ def _keep(name: str, folder: str) -> dict[str, Any]:
     }
 
 
-def _part(step: Step, night: Night, options: Options) -> dict[str, Any]:
+def _part(step: Step, night: Night, options: Options, env: Environments) -> dict[str, Any]:
     labels = list(options.runners or _RUNNERS[night.extra])
     record: dict[str, Any] = {"name": "Record", "run": night.record_command(step, TRIES)}
     if options.hf_token:
@@ -82,11 +87,12 @@ def _part(step: Step, night: Night, options: Options) -> dict[str, Any]:
         "name": step.title,
         "runs-on": labels[0] if len(labels) == 1 else labels,
         "timeout-minutes": TRIES * step.timeout_minutes,
+        **({"env": env.recording} if env.recording else {}),
         "steps": [_checkout(), record, _keep(step.name, f"reports/{step.name}/")],
     }
 
 
-def _verdict(night: Night, options: Options) -> dict[str, Any]:
+def _verdict(night: Night, options: Options, env: Environments) -> dict[str, Any]:
     fetch = {
         "name": "Fetch the parts",
         # Without a single part there is nothing to fetch; the verdict is UNKNOWN then, which the next step says.
@@ -100,6 +106,7 @@ def _verdict(night: Night, options: Options) -> dict[str, Any]:
         "if": "always()",
         "runs-on": options.verdict_runner,
         "timeout-minutes": 60,
+        **({"env": env.judging} if env.judging else {}),
         "steps": [
             _checkout(),
             fetch,

@@ -162,18 +162,28 @@ def require_pinned(image: str) -> str:
     return image
 
 
-def environment(night: Night, image: str | None, gpus: str | None) -> dict[str, str]:
-    """Variables that ``ci/harness.sh`` reads. Raises UsageError for an image that is not pinned, or GPUs alone."""
-    found = {"HARNESS_FETCH": "1"} if night.fetches else {}
+class Environments(NamedTuple):
+    """Variables that ``ci/harness.sh`` and ``ci/part.sh`` read."""
+
+    shared: dict[str, str]
+    recording: dict[str, str]
+    judging: dict[str, str]
+
+
+def environments(night: Night, image: str | None, gpus: str | None, same_machines: bool) -> Environments:
+    """Variables of all steps, of the parts, and of the verdict, which needs no GPU and, on other machines than the
+    parts', no engine of theirs. Raises UsageError for an image that is not pinned, or GPUs alone."""
+    fetch = {"HARNESS_FETCH": "1"} if night.fetches else {}
     if image is None:
         if gpus is not None:
             raise UsageError("--gpus: expected --image with it, found none; without an image engines see all GPUs")
-        return {"HARNESS_EXTRA": night.extra, **found}
-    found = {"HARNESS_IMAGE": require_pinned(image), **found}
+        judging = {"HARNESS_EXTRA": night.extra if same_machines else "cpu"}
+        return Environments({}, {"HARNESS_EXTRA": night.extra, **fetch}, judging)
     wanted = gpus or ("all" if night.extra == "gpu" else None)
     if wanted is not None and not re.fullmatch(r"all|[1-9][0-9]*", wanted):
         raise UsageError(f"--gpus: expected 'all' or a number, found {wanted!r}")
-    return found if wanted is None else {**found, "HARNESS_GPUS": wanted}
+    given = {"HARNESS_GPUS": wanted} if wanted is not None else {}
+    return Environments({"HARNESS_IMAGE": require_pinned(image)}, {**given, **fetch}, {})
 
 
 def dump(head: Sequence[str], document: dict[str, Any]) -> str:

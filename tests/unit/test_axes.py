@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness import operations
+from harness.checks.night import RegisteredTest
 from harness.config import Profile, load_profile, part_of
 from harness.errors import ProfileError, UsageError
+from harness.history import SECOND, write_run
 from harness.matrix import CellName, all_cells, excluded_cells, make_plan, select_cells
-from harness.operations import narrowed, prepare
+from harness.operations import load_second, narrowed, prepare
+from harness.progress import Reporter
 from harness.rescore import Outputs
-from tests.unit.builders import change_final, observation
+from tests.unit.builders import change_final, history, observation
 
 AXES = {
     "runner": {"v1": {"engine": {"model_runner": "V1"}}, "v2": {"engine": {"model_runner": "V2"}}},
@@ -156,3 +160,43 @@ def test_an_unknown_variant_is_refused():
 def test_a_part_is_a_valid_profile_of_its_own(tmp_path):
     for part in load_profile(written(tmp_path)).parts:
         assert Profile.model_validate(part.model_dump(mode="json")) == part
+
+
+NORMAL = {"scenarios": [], "routes": ["client"], "exclude": [], "judging": {"tier": "normal", "stages": 1}}
+
+
+def test_second_stage_of_one_variant_belongs_to_the_run_of_all(tmp_path):
+    """It has the identities of what failed alone."""
+    identities = {"none+v1": {"target": "a"}, "none+v2": {"target": "b"}}
+    made = history([observation("single-none+v1", 40)], folder=tmp_path)
+    first = made.model_copy(update={"run": made.run.model_copy(update={"identities": identities})})
+    (tmp_path / SECOND).mkdir()
+    (tmp_path / SECOND / "observations.jsonl").write_text("")
+    for lineup, target, belongs in (("none+v2", "b", True), ("none+v2", "c", False), ("none+v3", "b", False)):
+        write_run(tmp_path / SECOND, made.run.model_copy(update={"identities": {lineup: {"target": target}}}))
+        assert (load_second(first) is not None) is belongs
+
+
+def test_second_stage_is_run_without_the_cells_that_cannot_run(tmp_path, monkeypatch):
+    path = written(tmp_path, axes={"runner": AXES["runner"]}, **NORMAL)
+    prepared = prepare(path, ["*-none", "*-eagle3"])._replace(lacking={"pd-eagle3+v1": "no drafter"})
+    seen = []
+    test = RegisteredTest("pd-eagle3+v2", "cold", "acceptance-single")
+    monkeypatch.setattr(operations, "tripped_tests", lambda *_: [test])
+    monkeypatch.setattr(operations, "baselines_for", lambda *_: {})
+    monkeypatch.setattr(operations, "_record_into", lambda _folder, again, *_: seen.append(again))
+    with Reporter(1.0) as reporter:
+        made = history([observation("single-none+v2", 40)], folder=tmp_path)
+        operations._second_stage(prepared, made, None, reporter, (), False, None)
+    [again] = seen
+    assert {w.cell.id for w in again.works} == {"pd-eagle3+v2", "single-eagle3+v2", "single-none+v2"}
+    assert again.lacking == {}
+
+
+def test_cells_without_requests_lack_nothing(tmp_path):
+    """Single cells have nothing to do in scenarios that need a prefill engine."""
+    drafter = {"repo": "a/b", "revision": "0" * 40}
+    methods = [{"kind": "none"}, {"kind": "eagle3", "drafter": drafter}]
+    prepared = prepare(written(tmp_path, axes={}, methods=methods), [], ["late-pull"])
+    assert set(prepared.lacking) == {"pd-eagle3"}
+    assert set(prepared.lacking) <= {w.cell.id for w in prepared.works}

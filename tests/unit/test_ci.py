@@ -235,7 +235,10 @@ def test_bad_input(arguments, sentence):
 def test_options_reach_the_pipeline(tmp_path):
     text = rendered("github", plan_night("cpu"), runners=("self-hosted", "h200"), image=DIGEST, gpus="2")
     document = yaml.safe_load(text)
-    assert document["env"] == {"HARNESS_IMAGE": DIGEST, "HARNESS_GPUS": "2"}
+    assert document["env"] == {"HARNESS_IMAGE": DIGEST}
+    *parts, verdict = document["jobs"].values()
+    assert all(p["env"] == {"HARNESS_GPUS": "2"} for p in parts)
+    assert "env" not in verdict
     assert document["jobs"]["part-1"]["runs-on"] == ["self-hosted", "h200"]
     assert document["jobs"]["verdict"]["runs-on"] == "ubuntu-24.04"
     document = yaml.safe_load(rendered("buildkite", plan_night("cpu"), queue="gpu", verdict_queue="small"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import Profile, load_profile
+from harness.config import Profile, load_profile, read_profile
 from harness.doctor_gpu import (
     Gpu,
     gpu_items,
@@ -75,13 +75,14 @@ def test_driver_answers_are_read_and_unknown_memory_is_left_out():
 
 @pytest.mark.parametrize(
     ("share", "target", "free", "fits"),
-    [(0.4, 5, 22, True), (0.4, 8, 22, False), (0.6, 5, 22, False), (0.4, 5, 15, False)],
+    [(0.4, 5, 22, True), (0.4, 8, 22, False), (0.6, 5, 22, False), (0.4, 4, 15, False)],
 )
 def test_memory_of_a_pair_on_one_gpu(tmp_path, share, target, free, fits):
     """The target and the largest drafter must fit into an engine's share, and both shares into what is free."""
     profile = gpu_profile(tmp_path, gpu_memory_utilization=share)
-    models = {"target": target * GIB, "eagle3": GIB, "mtp": GIB // 2}
-    [item] = gpu_items(profile, None, [Gpu("L4", "580.1", 22.5, free)], models)
+    drafters = {m.kind: str(m.drafter) for m in profile.methods if m.kind != "none"}
+    weights = {str(profile.target): target * GIB, drafters["eagle3"]: GIB, drafters["mtp"]: GIB // 2}
+    [item] = gpu_items(profile, None, [Gpu("L4", "580.1", 22.5, free)], weights)
     assert (item.what, item.ok, item.needed) == ("GPU memory", fits, True)
     assert f"2 engines of {share * 22.5:.1f} GiB" in item.found and f"weights {target + 1:.1f} GiB" in item.found
     assert "gpu_memory_utilization" in item.advice
@@ -107,9 +108,22 @@ def test_cpu_profiles_ask_for_no_gpu():
 
 
 def test_weights_of_folders():
-    weights = weights_of(load_profile("cpu"), "cpu")
-    assert set(weights) == {"target", "eagle3", "dflash", "mtp"}
-    assert weights["target"] == (WEIGHTS / "target" / "model.safetensors").stat().st_size
+    weights = weights_of("cpu")
+    assert {Path(k).name for k in weights} == {"target", "eagle3", "dflash", "mtp"}
+    assert weights[str(WEIGHTS / "target")] == (WEIGHTS / "target" / "model.safetensors").stat().st_size
+
+
+def test_memory_is_judged_by_the_variant_that_fits_worst():
+    """A small model of an axis must not hide a large one, and the KV pool counts."""
+    profile = read_profile("nightly")
+    targets = {str(p.target) for p in profile.written_parts}
+    weights = {t: (2 if "0.8B" in t else 15) * GIB for t in targets}
+
+    def fits(total: float) -> bool:
+        [item] = gpu_items(profile, None, [Gpu("A100", "580.1", total, total)], weights)
+        return item.ok
+
+    assert [fits(t) for t in (24.0, 40.0, 58.0, 80.0)] == [False, False, False, True]
 
 
 # --- transports -----------------------------------------------------------------------------------------------------

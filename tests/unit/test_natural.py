@@ -472,6 +472,23 @@ def test_recipes_of_a_profile_are_built_and_one_that_cannot_be_hides_no_other(tm
     assert after.sets["gone"].header.origin == "planned, not built: fake/bench"
 
 
+def test_a_set_that_is_there_is_kept_and_options_beside_a_recipe_are_refused(tmp_path, folder):
+    """Baselines belong to the set that is there: a nightly job must not replace it."""
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS))
+    first = recipe_profile(tmp_path, folder)
+    cli("prompts", "build", "--for-profile", first, "--file", str(file))
+    made = (tmp_path / "here.jsonl").read_bytes()
+    more = recipe_profile(tmp_path, folder, per_stratum=3)
+    code, output = cli("prompts", "build", "--for-profile", more, "--file", str(file))
+    assert code == 2 and "are there already" in output
+    assert (tmp_path / "here.jsonl").read_bytes() == made
+    cli("prompts", "build", "--for-profile", more, "--file", str(file), "--overwrite")
+    assert (tmp_path / "here.jsonl").read_bytes() != made
+    code, output = cli("prompts", "build", "--for-profile", more, "--per-stratum", "9", "--seed", "3")
+    assert code == 64 and "found --per-stratum, --seed too" in output.replace("\n", " ")
+
+
 def test_plan_counts_with_what_a_recipe_will_make():
     recipe = PromptRecipe(dataset="a/b", revision="0" * 40, block_sizes=(16, 64), lookaheads=(3, 8), per_stratum=3)
     planned = planned_prompts(recipe)
