@@ -319,6 +319,16 @@ def test_chains():
         ([pair(n, 60, 60, placement="together") for n in "xyz"], TWO_NODES, 200),
         ([single(n, 60, 60) for n in "xyz"], TWO_NODES[:2], 120),
         ([single("x", 60, 100), single("y", 60, 100), single("plain", 20, 50, after=("x", "y"))], ONE, 250),
+        # 630 s of four GPUs before the last 30 s, in which only the plain engines can run; jobs of 10 s cannot be cut.
+        (
+            [
+                *(single(f"{m}{i}", 60, 10) for m in "xy" for i in range(30)),
+                single("plain x", 60, 30, after=tuple(f"x{i}" for i in range(30))),
+                single("plain y", 60, 60, after=tuple(f"y{i}" for i in range(30))),
+            ],
+            TWO_NODES,
+            190,
+        ),
         ([single(n, 60, 100) for n in "xy"], [Device("s", "a", 40.0), Device("l", "a", 80.0)], 200),
     ],
 )
