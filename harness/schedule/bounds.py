@@ -69,7 +69,7 @@ def _inventories(jobs: Sequence[Job], devices: Sequence[Device]) -> Iterator[tup
 def _windows(
     jobs: Sequence[Job], before: dict[str, float], after: dict[str, float]
 ) -> Iterator[tuple[float, float, Sequence[Job]]]:
-    """Without its first ``head`` and its last ``tail`` seconds, a schedule still holds at least these (parts of) jobs."""
+    """Between its first ``head`` and its last ``tail`` seconds, every schedule holds at least these (parts of) jobs."""
     for head in _cuts([before[j.id] for j in jobs], _HEADS):
         for tail in _cuts([after[j.id] for j in jobs], _TAILS):
             parts = [(j, _inside(j, head - before[j.id], tail - after[j.id])) for j in jobs]

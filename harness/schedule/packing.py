@@ -62,7 +62,7 @@ class Packer:
         sizes = {mib for s in shapes if s.share for _, mib in s.engines}
         self._sums = _fillable(sorted(sizes), max(self.size, default=0))
         self._found: dict[tuple[Shape, Fill, tuple[int, ...]], Picks | None] = {}
-        # Devices are in the order of nodes, so each node is a range of positions. Nodes of the same devices share answers.
+        # Devices are in the order of nodes, so each node is a range of positions. Nodes that are alike share answers.
         alike: dict[tuple[int, ...], _Answers] = {}
         self._parts = tuple(
             (node[0], node[-1] + 1, alike.setdefault(tuple(self.size[p] for p in node), {})) for node in self.nodes
@@ -90,8 +90,8 @@ class Packer:
         return self._found[key]
 
     def _find_node(self, shape: Shape, free: Sequence[int], fill: Fill) -> Picks | None:
-        """The same for a shape that needs one node: nodes can be asked one after the other, and what is free on one node
-        occurs again far more often than what is free on all of them."""
+        """The same for a shape that needs one node: nodes can be asked one after the other, and what is free on one
+        node occurs again far more often than what is free on all of them."""
         nodes, most = self._rank(free, fill)
         if not _room(shape, most):
             return None

@@ -20,7 +20,7 @@ IMPROVED = ", improved"
 PATIENCE = ((1.01, 0), (1.04, 3_000), (1.07, 6_000), (1.09, 12_000), (1.10, 24_000), (float("inf"), 90_000))
 """(makespan as a multiple of the lower bound, simulated starts of jobs after which no further rule is tried)"""
 _SHARES = (0.3, 0.35, 0.35)
-"""How often further rules are drawn afresh, are the best one packed from its end, or have jobs of the best one moved."""
+"""How often further rules are drawn afresh, are the best packed from its end, or are the best with jobs moved."""
 
 
 class Slot(NamedTuple):
