@@ -183,7 +183,8 @@ def _exceeds(mapped: Floats, items: _Items, supposed: float) -> bool:
 def _maps(x: Floats) -> Iterator[Floats]:
     """Dual feasible functions of shares. All of them rise with x, so x is taken a little smaller: an error of rounding
     then only weakens the bound."""
-    x = np.clip(x - _EPSILON, 0.0, 1.0)
+    # What is longer than the supposed time counts as that; at exactly 1 the steps below would count too much.
+    x = np.clip(x - _EPSILON, 0.0, 1.0 - _EPSILON)
     yield x
     for k in range(1, 9):
         yield np.floor((k + 1) * x) / k

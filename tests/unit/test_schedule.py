@@ -336,6 +336,18 @@ def test_bounds_that_can_be_told_by_hand(jobs, devices, expected):
     assert lower_bound(jobs, devices) == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_job_that_is_longer_than_the_time_between_cuts_counts_as_that_time():
+    """Between two cuts, more than the time between them cannot pass; counting more gives a bound above the makespan."""
+    jobs = [
+        single("a", 72, 35),
+        single("b", 20, 10),
+        single("c", 45, 13, after=("b",)),
+        single("d", 30, 8),
+        single("e", 20, 42),
+    ]
+    assert lower_bound(jobs, TWO_NODES[:2], tries=0) == simulate(jobs, TWO_NODES[:2]).makespan_s == 42
+
+
 @pytest.mark.parametrize(("gpus", "cells"), [(1, 80), (2, 80), (4, 8), (8, 24), (32, 80)])
 def test_makespan_is_near_the_bound(gpus, cells):
     devices = inventory(gpus)
