@@ -28,8 +28,8 @@ _STEPS = 18
 """Halvings in the search for the longest C that is proven too short."""
 _WAYS = 2_000
 """Most ways to fill a device that are looked at."""
-_CUTS = 8
-"""Most different waits (before, after) for which jobs are looked at on their own."""
+_HEADS, _TAILS = 4, 16
+"""Most different waits (before, after) at which schedules are cut."""
 
 
 class _Items(NamedTuple):
@@ -51,7 +51,7 @@ def lower_bound(jobs: Sequence[Job], devices: Sequence[Device], tries: int = 20_
     best = max(before[j.id] + j.seconds + after[j.id] for j in left)
     for some in _inventories(left, devices):
         for head, tail, chosen in _windows(some[0], before, after):
-            for items in _views(chosen, some[1]):
+            for items in _views(chosen, some[1]) if head + tail < best else ():
                 best = max(best, head + tail + _too_short(items, best - head - tail))
     return raised(left, devices, best, tries)
 
@@ -69,22 +69,27 @@ def _inventories(jobs: Sequence[Job], devices: Sequence[Device]) -> Iterator[tup
 def _windows(
     jobs: Sequence[Job], before: dict[str, float], after: dict[str, float]
 ) -> Iterator[tuple[float, float, Sequence[Job]]]:
-    """Jobs that none of may start before ``head`` seconds, and after all of which ``tail`` seconds pass."""
-    seen: set[frozenset[str]] = set()
-    for head in _cuts([before[j.id] for j in jobs]):
-        for tail in _cuts([after[j.id] for j in jobs]):
-            chosen = [j for j in jobs if before[j.id] >= head and after[j.id] >= tail]
-            names = frozenset(j.id for j in chosen)
-            if chosen and names not in seen:
-                seen.add(names)
-                yield min(before[j.id] for j in chosen), min(after[j.id] for j in chosen), chosen
+    """Between its first ``head`` and its last ``tail`` seconds, every schedule holds at least these (parts of) jobs."""
+    for head in _cuts([before[j.id] for j in jobs], _HEADS):
+        for tail in _cuts([after[j.id] for j in jobs], _TAILS):
+            parts = [(j, _inside(j, head - before[j.id], tail - after[j.id])) for j in jobs]
+            inside = [j._replace(start_s=0.0, run_s=seconds) for j, seconds in parts if seconds > 0]
+            if inside:
+                yield head, tail, inside
 
 
-def _cuts(values: Sequence[float]) -> list[float]:
+def _inside(job: Job, early: float, late: float) -> float:
+    """Seconds of a job that lie between the cuts at least, or all the time between them: a job that waits for nothing
+    may start ``early`` seconds before the first cut, one that nothing waits for may end ``late`` seconds after the
+    second. One that does both runs from cut to cut."""
+    return job.seconds - max(0.0, early, late)
+
+
+def _cuts(values: Sequence[float], most: int) -> list[float]:
     found = sorted(set(values))
-    if len(found) <= _CUTS:
+    if len(found) <= most:
         return found
-    return [found[round(i * (len(found) - 1) / (_CUTS - 1))] for i in range(_CUTS)]
+    return [found[round(i * (len(found) - 1) / (most - 1))] for i in range(most)]
 
 
 def _views(jobs: Sequence[Job], devices: Sequence[Device]) -> Iterator[_Items]:
@@ -157,7 +162,7 @@ def _ways(kinds: Sequence[float]) -> Floats | None:
 
 def _too_short(items: _Items, known: float) -> float:
     """The longest time in seconds, above ``known``, that is proven too short for the items; ``known`` if none is."""
-    low = max(known, float(items.seconds.max()))
+    low = known
     mapped = np.array(list(_maps(items.share))) * items.copies
     if not _exceeds(mapped, items, low * (1 + 1e-6) + 1e-6):
         return known
@@ -178,7 +183,8 @@ def _exceeds(mapped: Floats, items: _Items, supposed: float) -> bool:
 def _maps(x: Floats) -> Iterator[Floats]:
     """Dual feasible functions of shares. All of them rise with x, so x is taken a little smaller: an error of rounding
     then only weakens the bound."""
-    x = np.clip(x - _EPSILON, 0.0, 1.0)
+    # What is longer than the supposed time counts as that; at exactly 1 the steps below would count too much.
+    x = np.clip(x - _EPSILON, 0.0, 1.0 - _EPSILON)
     yield x
     for k in range(1, 9):
         yield np.floor((k + 1) * x) / k

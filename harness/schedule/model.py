@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -163,7 +164,7 @@ def without(jobs: Sequence[Job], refused: Mapping[str, str]) -> list[Job]:
 
 
 def _unique(kind: str, ids: Sequence[str]) -> None:
-    twice = sorted({i for i in ids if ids.count(i) > 1})
+    twice = sorted(i for i, times in Counter(ids).items() if times > 1)
     if twice:
         raise UsageError(f"expected every {kind} id once, found {', '.join(twice)} more than once; rename them")
 

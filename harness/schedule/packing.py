@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 from harness.schedule.model import Device, EnginePlace, Job, Placement, PlacementRule
@@ -21,6 +22,8 @@ Fill = Literal["first", "tight", "waste"]
 _KEPT = 200_000
 """Most answers that a packer keeps."""
 
+_KEPT_RANKS = 1_000
+
 Picks = tuple[tuple[int, ...], ...]
 """Positions of devices for each engine of a job."""
 
@@ -32,6 +35,13 @@ class Shape(NamedTuple):
     """(devices, MiB on each)"""
     placement: PlacementRule
     share: bool
+
+
+_Answers = dict[tuple[Shape, Fill, tuple[int, ...]], Picks | None]
+"""Places on a node, as offsets from its first device, by what is free on it."""
+
+_Part = tuple[int, int, tuple[int, ...], _Answers]
+"""A node, the position of its first device, the MiB free on its devices, and answers for nodes like it."""
 
 
 def shape_of(job: Job) -> Shape:
@@ -52,6 +62,12 @@ class Packer:
         sizes = {mib for s in shapes if s.share for _, mib in s.engines}
         self._sums = _fillable(sorted(sizes), max(self.size, default=0))
         self._found: dict[tuple[Shape, Fill, tuple[int, ...]], Picks | None] = {}
+        # Devices are in the order of nodes, so each node is a range of positions. Nodes that are alike share answers.
+        alike: dict[tuple[int, ...], _Answers] = {}
+        self._parts = tuple(
+            (node[0], node[-1] + 1, alike.setdefault(tuple(self.size[p] for p in node), {})) for node in self.nodes
+        )
+        self._ranked: dict[tuple[Fill, tuple[int, ...]], tuple[list[_Part], list[int]]] = {}
 
     def takes(self, shape: Shape, picks: Picks) -> Iterator[tuple[int, int]]:
         """(position, MiB) of everything that a placed shape holds."""
@@ -62,6 +78,8 @@ class Packer:
     def find(self, shape: Shape, free: Sequence[int], fill: Fill) -> Picks | None:
         """Places for all engines of a shape, or None when there are none. Answers are kept: trying rules asks the same
         question again and again."""
+        if len(shape.engines) == 1 or shape.placement == "together":
+            return self._find_node(shape, free, fill)
         if not self._enough(shape, free):
             return None
         key = (shape, fill, tuple(free))
@@ -70,6 +88,42 @@ class Packer:
                 self._found.clear()
             self._found[key] = _Search(self, shape, list(free), fill).run()
         return self._found[key]
+
+    def _find_node(self, shape: Shape, free: Sequence[int], fill: Fill) -> Picks | None:
+        """The same for a shape that needs one node: nodes can be asked one after the other, and what is free on one
+        node occurs again far more often than what is free on all of them."""
+        nodes, most = self._rank(free, fill)
+        if not _room(shape, most):
+            return None
+        for node, first, state, answers in nodes:
+            key = (shape, fill, state)
+            if key not in answers:
+                if len(answers) >= _KEPT:
+                    answers.clear()
+                possible = _room(shape, sorted(state, reverse=True))
+                picks = _Search(self, shape, list(free), fill, node).run() if possible else None
+                answers[key] = picks and tuple(tuple(p - first for p in engine) for engine in picks)
+            offsets = answers[key]
+            if offsets is not None:
+                return tuple(tuple(first + p for p in engine) for engine in offsets)
+        return None
+
+    def _rank(self, free: Sequence[int], fill: Fill) -> tuple[list[_Part], list[int]]:
+        """The nodes, in the order in which they are asked: the fullest first, unless filled in order; and the MiB that
+        are free on one, two, … devices of a node at most. The same question comes for one shape after the other."""
+        key = (fill, tuple(free))
+        if key not in self._ranked:
+            if len(self._ranked) >= _KEPT_RANKS:
+                self._ranked.clear()
+            self._ranked[key] = self._ranking(*key)
+        return self._ranked[key]
+
+    def _ranking(self, fill: Fill, free: tuple[int, ...]) -> tuple[list[_Part], list[int]]:
+        nodes = [(n, first, free[first:end], answers) for n, (first, end, answers) in enumerate(self._parts)]
+        if fill != "first":
+            nodes.sort(key=lambda node: sum(node[2]))
+        ranked = (sorted(state, reverse=True) for _, _, state, _ in nodes)
+        return nodes, [max(column) for column in zip_longest(*ranked, fillvalue=0)]
 
     def placement(self, job: Job, picks: Picks) -> Placement:
         places = (
@@ -89,8 +143,12 @@ class Packer:
         if not shape.share:
             left = sum(f == s > 0 for f, s in zip(free, self.size, strict=True))
             return left >= sum(n for n, _ in shape.engines)
-        ranked = sorted(free, reverse=True)
-        return all(n <= len(ranked) and ranked[n - 1] >= mib for n, mib in shape.engines)
+        return _room(shape, sorted(free, reverse=True))
+
+
+def _room(shape: Shape, ranked: Sequence[int]) -> bool:
+    """A quick look at each engine alone, on devices with so many MiB free (descending): necessary, not sufficient."""
+    return all(n <= len(ranked) and ranked[n - 1] >= mib for n, mib in shape.engines)
 
 
 def _fillable(sizes: Sequence[int], limit: int) -> list[int]:
@@ -106,8 +164,10 @@ def _fillable(sizes: Sequence[int], limit: int) -> list[int]:
 class _Search:
     """Depth first over engines (largest first), nodes and kinds of devices; devices with equal room are one kind."""
 
-    def __init__(self, packer: Packer, shape: Shape, free: list[int], fill: Fill) -> None:
+    def __init__(self, packer: Packer, shape: Shape, free: list[int], fill: Fill, only: int | None = None) -> None:
+        """``only``: the node to look at, for shapes that need one."""
         self._packer = packer
+        self._only = only
         self._shape = shape
         self._free = free
         self._fill = fill
@@ -160,8 +220,8 @@ class _Search:
         return (depth, *sorted(self._kind(n, used) for n in range(len(self._packer.nodes))))
 
     def _nodes(self, used: tuple[int, ...]) -> Sequence[int]:
-        if used and self._shape.placement == "together":
-            return used[:1]
+        if self._only is not None:
+            return (self._only,)
         nodes = range(len(self._packer.nodes))
         left = [n for n in nodes if n not in used] if self._shape.placement == "spread" else list(nodes)
         if self._fill == "first":

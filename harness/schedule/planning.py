@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +17,10 @@ from harness.schedule.scheduler import Clock, Rule, Scheduler
 Policy = Callable[[Sequence[Job], Sequence[Device], Clock], Scheduler]
 
 IMPROVED = ", improved"
-PATIENCE = ((1.01, 0), (1.04, 3_000), (1.07, 6_000), (1.10, 12_000), (float("inf"), 36_000))
+PATIENCE = ((1.01, 0), (1.04, 3_000), (1.07, 6_000), (1.09, 12_000), (1.10, 24_000), (float("inf"), 90_000))
 """(makespan as a multiple of the lower bound, simulated starts of jobs after which no further rule is tried)"""
+_SHARES = (0.3, 0.35, 0.35)
+"""How often further rules are drawn afresh, are the best packed from its end, or are the best with jobs moved."""
 
 
 class Slot(NamedTuple):
@@ -129,6 +132,7 @@ class _Trials:
         self._jobs = jobs
         self._devices = devices
         self._packer = packer_of(jobs, devices)
+        self._largest = max(d.memory_gib for d in devices)
         after = tails(jobs)
         self._chain = {j.id: j.seconds + after[j.id] for j in jobs}
         self._bound = lower_bound(jobs, devices, tries=2_000)
@@ -141,20 +145,41 @@ class _Trials:
 
     def run(self) -> Rule:
         for rule in self._known():
-            slots = self._try(rule, whole=True)
-            if not self._good_enough():
-                self._try(self._there_and_back(rule, slots))
+            self._both_ways(rule)
             if self._good_enough():
                 break
         assert self._best is not None
         generator = random.Random(len(self._jobs))
         while not self._good_enough():
-            if generator.random() < 0.5:
+            kind = generator.choices(("drawn", "packed", "shaken"), _SHARES)[0]
+            if kind == "drawn":
+                self._both_ways(self._drawn(generator))
+            elif kind == "packed":
                 self._try(self._there_and_back(self._best, self._slots, generator))
-                continue
-            changed = self._best._replace(order=self._shaken(self._best.order, generator))
-            self._try(changed._replace(name=_improved(self._best.name)))
+            else:
+                changed = self._best._replace(order=self._shaken(self._best.order, generator))
+                self._try(changed._replace(name=_improved(self._best.name)))
         return self._best
+
+    def _both_ways(self, rule: Rule) -> None:
+        slots = self._try(rule, whole=True)
+        if not self._good_enough():
+            self._try(self._there_and_back(rule, slots))
+
+    def _drawn(self, generator: random.Random) -> Rule:
+        """Which of time, width and what waits for a job should count how much differs from matrix to matrix, and there
+        are far fewer weights than orders: with many jobs, drawing weights finds what moving single jobs does not."""
+        seconds, width, wait = generator.uniform(0.3, 1.2), generator.uniform(-0.2, 1.0), generator.uniform(0.0, 3.0)
+        noise = generator.choice((0.0, 0.05, 0.15))
+        fill: Fill = generator.choice(("waste", "tight"))
+        weight = {
+            j.id: seconds * math.log(max(j.seconds, 1.0))
+            + width * math.log(_width(j, self._largest))
+            + wait * (self._chain[j.id] - j.seconds) / (self._bound or 1.0)
+            + generator.gauss(0.0, noise)
+            for j in self._jobs
+        }
+        return Rule(f"drawn weights, {fill}", tuple(sorted(weight, key=lambda i: (-weight[i], i))), fill)
 
     def _there_and_back(self, rule: Rule, found: Sequence[Slot], generator: random.Random | None = None) -> Rule:
         """The order in which jobs start when a schedule is packed from its end: what may start late then does, and
@@ -219,14 +244,18 @@ def _improved(name: str) -> str:
     return name.removesuffix(IMPROVED) + IMPROVED
 
 
+def _width(job: Job, largest: float) -> float:
+    """Devices' worth of memory; an engine that leaves no room for another counts in full."""
+    full = largest if not job.share else 0.0
+    return sum(e.devices * (max(e.gib, full) / largest if e.gib <= largest / 2 else 1.0) for e in job.engines)
+
+
 def _orders(jobs: Sequence[Job], devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:
     after = tails(jobs)
     largest = max(d.memory_gib for d in devices)
 
     def width(job: Job) -> float:
-        """Devices' worth of memory; an engine that leaves no room for another counts in full."""
-        full = largest if not job.share else 0.0
-        return sum(e.devices * (max(e.gib, full) / largest if e.gib <= largest / 2 else 1.0) for e in job.engines)
+        return _width(job, largest)
 
     def chain(job: Job) -> float:
         return job.seconds + after[job.id]

@@ -42,8 +42,8 @@ class Loss(NamedTuple):
 
 
 class _Running(NamedTuple):
-    shape: Shape
-    picks: Picks
+    takes: tuple[tuple[int, int], ...]
+    """(position, MiB) of everything that the job holds."""
     placement: Placement
     end: float
 
@@ -146,10 +146,14 @@ class Scheduler:
                     "found one that does not run; report each start once"
                 )
             job = self._running.pop(job_id)
-            for position, mib in self._packer.takes(job.shape, job.picks):
-                if self._packer.devices[position].id not in self._gone:
-                    self._free[position] += mib
+            self._give_back(job, self._free)
             self._over[job_id] = ok and job_id not in self._hit
+
+    def _give_back(self, job: _Running, free: list[int]) -> None:
+        """Add to ``free`` what the job holds, but for devices that are never used again."""
+        for position, mib in job.takes:
+            if not self._gone or self._packer.devices[position].id not in self._gone:
+                free[position] += mib
 
     def lost(self, name: str, reason: str = "") -> Loss:
         """A device or a node (by id) is gone with all engines on it. Raises UsageError when there is none so called."""
@@ -209,11 +213,13 @@ class _Round:
         self._reserved_at = float("inf")
         self._later: list[int] | None = None
         """MiB that stay free at ``_reserved_at`` when the job that has the reservation has started."""
+        self._both: list[int] | None = None
+        """MiB that are free both now and then; None when not known."""
 
     def run(self) -> list[Placement]:
         started: list[Placement] = []
         s = self._s
-        for job in [j for j in s._waiting.values() if s._ready(j)]:
+        for job in [j for j in s._waiting.values() if not j.after or s._ready(j)]:
             if s._rule.at_once is not None and len(s._running) >= s._rule.at_once:
                 break
             picks = self._try(job)
@@ -235,8 +241,9 @@ class _Round:
             return picks
         if shape in self._hopeless:
             return None
-        both = [min(now, later) for now, later in zip(self._s._free, self._later, strict=True)]
-        picks = self._find(shape, both)
+        if self._both is None:
+            self._both = list(map(min, self._s._free, self._later))
+        picks = self._find(shape, self._both)
         if picks is None:
             self._hopeless.add(shape)
         return picks
@@ -246,14 +253,15 @@ class _Round:
 
     def _start(self, job: Job, picks: Picks) -> Placement:
         s = self._s
-        shape = s._shapes[job.id]
         end = self._now + job.seconds
-        for position, mib in s._packer.takes(shape, picks):
+        takes = tuple(s._packer.takes(s._shapes[job.id], picks))
+        self._both = None
+        for position, mib in takes:
             s._free[position] -= mib
             if self._later is not None and end > self._reserved_at:
                 self._later[position] -= mib
         placement = s._packer.placement(job, picks)
-        s._running[job.id] = _Running(shape, picks, placement, end)
+        s._running[job.id] = _Running(takes, placement, end)
         del s._waiting[job.id]
         return placement
 
@@ -283,10 +291,8 @@ class _Round:
         s = self._s
         free = list(s._free)
         for job in s._running.values():
-            if max(job.end, self._now) <= moment:
-                for position, mib in s._packer.takes(job.shape, job.picks):
-                    if s._packer.devices[position].id not in s._gone:
-                        free[position] += mib
+            if job.end <= moment:
+                s._give_back(job, free)
         return free
 
 

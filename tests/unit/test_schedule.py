@@ -319,11 +319,33 @@ def test_chains():
         ([pair(n, 60, 60, placement="together") for n in "xyz"], TWO_NODES, 200),
         ([single(n, 60, 60) for n in "xyz"], TWO_NODES[:2], 120),
         ([single("x", 60, 100), single("y", 60, 100), single("plain", 20, 50, after=("x", "y"))], ONE, 250),
+        # 630 s of four GPUs before the last 30 s, in which only the plain engines can run; jobs of 10 s cannot be cut.
+        (
+            [
+                *(single(f"{m}{i}", 60, 10) for m in "xy" for i in range(30)),
+                single("plain x", 60, 30, after=tuple(f"x{i}" for i in range(30))),
+                single("plain y", 60, 60, after=tuple(f"y{i}" for i in range(30))),
+            ],
+            TWO_NODES,
+            190,
+        ),
         ([single(n, 60, 100) for n in "xy"], [Device("s", "a", 40.0), Device("l", "a", 80.0)], 200),
     ],
 )
 def test_bounds_that_can_be_told_by_hand(jobs, devices, expected):
     assert lower_bound(jobs, devices) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_job_that_is_longer_than_the_time_between_cuts_counts_as_that_time():
+    """Between two cuts, more than the time between them cannot pass; counting more gives a bound above the makespan."""
+    jobs = [
+        single("a", 72, 35),
+        single("b", 20, 10),
+        single("c", 45, 13, after=("b",)),
+        single("d", 30, 8),
+        single("e", 20, 42),
+    ]
+    assert lower_bound(jobs, TWO_NODES[:2], tries=0) == simulate(jobs, TWO_NODES[:2]).makespan_s == 42
 
 
 @pytest.mark.parametrize(("gpus", "cells"), [(1, 80), (2, 80), (4, 8), (8, 24), (32, 80)])
