@@ -88,6 +88,8 @@ class _Raw(NamedTuple):
     note: str = ""
     binary: bool = False
     """One yes or no per prompt and column."""
+    lacking: str = ""
+    """Evidence without which the test may show a change, but not that there is none."""
 
 
 def tests_of(cell: CellName, has_single: bool, rescores: bool) -> tuple[TestName, ...]:
@@ -116,13 +118,17 @@ def registered(views: Iterable[CellView]) -> list[RegisteredTest]:
 
 
 def run_tests(
-    views: Sequence[CellView], judging: Judging, only: Iterable[RegisteredTest] | None = None
+    views: Sequence[CellView],
+    judging: Judging,
+    only: Iterable[RegisteredTest] | None = None,
+    announced: int | None = None,
 ) -> dict[RegisteredTest, Tested]:
-    """Compute and adjust all registered tests, or those of ``only`` (the second stage). A test that crashes is a
-    result with a problem and does not hide the others."""
+    """Compute and adjust all registered tests, or those of ``only`` (the second stage), as a family of their own or as
+    part of one of ``announced`` tests. A test that crashes is a result with a problem and does not hide the others."""
     by_place = {(v.id, v.scenario): v for v in views}
     ids = list(only) if only is not None else registered(views)
-    alpha = judging.stage_alpha / max(1, len(ids))
+    family = max(len(ids), announced or 0)
+    alpha = judging.stage_alpha / max(1, family)
     raw: dict[RegisteredTest, _Raw] = {}
     for test in ids:
         view = by_place.get((test.cell, test.scenario))
@@ -133,12 +139,14 @@ def run_tests(
             raw[test] = _compute(view, test, judging, alpha)
         except Exception as error:
             raw[test] = _Raw(None, problem=f"the test itself failed: {type(error).__name__}: {error}")
-    adjusted = holm({str(t): r.p for t, r in raw.items() if r.p is not None}, len(ids))
+    adjusted = holm({str(t): r.p for t, r in raw.items() if r.p is not None}, family)
     return {t: _finish(t, r, adjusted.get(str(t)), alpha, judging) for t, r in raw.items()}
 
 
 def _finish(test: RegisteredTest, raw: _Raw, adjusted: float | None, alpha: float, judging: Judging) -> Tested:
     columns = tuple(Column(d, a) for d, a in zip(raw.found, raw.swap.adjusted if raw.swap else (), strict=False))
+    if raw.lacking and not _shows_more(raw, adjusted, judging):
+        return Tested(test, None, prompts=raw.prompts, problem=raw.lacking, note=raw.note)
     return Tested(
         test,
         raw.p,
@@ -151,6 +159,12 @@ def _finish(test: RegisteredTest, raw: _Raw, adjusted: float | None, alpha: floa
         raw.aa_p is None or raw.aa_p > alpha,
         raw.note,
     )
+
+
+def _shows_more(raw: _Raw, adjusted: float | None, judging: Judging) -> bool:
+    """Whether the test found more of what it counts, beyond chance and the practical floor."""
+    rejected = adjusted is not None and adjusted <= judging.stage_alpha
+    return rejected and any(d.effect > 0 and d.effect >= judging.floor_points / 100 for d in raw.found)
 
 
 def _detectable(raw: _Raw, alpha: float, judging: Judging) -> float | None:
@@ -400,10 +414,14 @@ def _rescored(view: CellView, judging: Judging, alpha: float) -> _Raw:
     problem = _require(len(keys), None, alpha, "re-scored outputs")
     if problem:
         return _Raw(None, problem=problem)
-    missing = len(view.answered()) - len(sides[1])
+    given = sum(bool(o.final and o.final.output_ids) for v in (plain, view) for o in v.answered().values())
+    missing = given - len(sides[0]) - len(sides[1])
     note = f"{missing} outputs were not re-scored" if missing else ""
     first, second = (np.array([side[key] for key in keys]) for side in sides)
-    return _yes_or_no("all@re-scored", first, second, judging, note)
+    raw = _yes_or_no("all@re-scored", first, second, judging, note)
+    # Wrong outputs are distinct ones: those that were not asked about are no random sample.
+    lacking = f"expected {view.name.reference} to re-score every output, found {missing} without a score"
+    return raw._replace(lacking=lacking) if missing else raw
 
 
 def _wrong_when_rescored(view: CellView) -> dict[str, bool]:
