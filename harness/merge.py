@@ -341,8 +341,8 @@ def _duplicates(parts: Sequence[_Loaded], chosen: Mapping[str, int], night: _Nig
             groups.setdefault((best, others), []).append(cell)
         for i in others if judging.tier == "bitwise" else ():
             contradicted += [
-                f"{cell}: {c.differing} of {c.compared} {_requests(c.scenario)} gave other tokens or accepted drafts in "
-                f"{parts[i].run.run_id} than in {parts[best].run.run_id}: equal runs differ, so it cannot pass"
+                f"{cell}: {c.differing} of {c.compared} {_requests(c.scenario)} gave other tokens or accepted drafts "
+                f"in {parts[i].run.run_id} than in {parts[best].run.run_id}: equal runs differ, so it cannot pass"
                 for c in contradictions(parts[best].history, parts[i].history, cell, judging.near_tie_nats)
             ]
     notices = [
@@ -370,8 +370,8 @@ def _scored_differently(histories: Sequence[History], near_tie_nats: float) -> l
     cells = dict.fromkeys(cell for cell, _ in said)
     count = {cell: sum(c == cell and len(answers) > 1 for (c, _), answers in said.items()) for cell in cells}
     return [
-        f"{cell}: {n} outputs were right in one part and wrong in another, when they were re-scored: equal runs differ, "
-        "so it cannot pass"
+        f"{cell}: {n} outputs were right in one part and wrong in another when they were re-scored: equal runs "
+        "differ, so it cannot pass"
         for cell, n in count.items()
         if n
     ]
@@ -395,12 +395,12 @@ def _found_elsewhere(
     if not recorded:
         return []
     baselines = baselines_for(History(folder=out, run=run, observations=()), wanted.baselines)
+    known = load_known(wanted.known or known_path(run.profile.get("known_defects")))
     notices = []
     for i, cells in _judged_together(histories, recorded):
         night = _in_place(histories, chosen, run, out, i, cells)
         verdicts = _judge_cells(night, parts[i].second, baselines, cells)
         judgement = Judgement(run_id=run.run_id, verdict=Verdict.UNKNOWN, cells=tuple(verdicts))
-        known = load_known(wanted.known or known_path(run.profile.get("known_defects")))
         notices += [
             f"{item.cell}: {', '.join(f'{name} {verdict}' for name, verdict in found)}"
             + (f" in {item.scenario}" if item.scenario != COLD else "")
@@ -559,11 +559,9 @@ def _as_planned(record: CellRecord, cell: Cell, night: _Night, like: Sequence[Ce
     if work is None and record.reason != _NO_PART and not record.planned and not record.scenarios:
         # It could not be asked anything, and says why.
         return record
-    alike = [c for c in like if c.route == cell.route and CellName.of(c.cell).topology == cell.topology]
     cold, asked = (len(work.items), work.planned) if work is not None else _as_alike(record, cell, night, like)
-    unasked = [
-        s for s, n in {COLD: cold, **asked}.items() if n and not {COLD: record.planned, **record.scenarios}.get(s)
-    ]
+    had = {COLD: record.planned, **record.scenarios}
+    unasked = [s for s, n in {COLD: cold, **asked}.items() if n and not had.get(s)]
     reason = f"no part was to ask it {', '.join(unasked)}" if unasked else None
     return record.model_copy(
         update={
@@ -708,10 +706,11 @@ def _commits(parts: Sequence[_Loaded]) -> list[str]:
     """Notices for parts of which nobody can say with which harness they were recorded."""
     unknown = [p.run.run_id for p in parts if p.run.git_commit is None]
     changed = [p.run.run_id for p in parts if p.run.git_commit is not None and p.run.git_dirty]
-    out = [f"recorded with an unknown commit of the harness: {', '.join(unknown)}"] if unknown else []
-    return out + (
-        [f"recorded with changes that are in no commit of the harness: {', '.join(changed)}"] if changed else []
-    )
+    said = {
+        "recorded with an unknown commit of the harness": unknown,
+        "recorded with changes that no commit of the harness has": changed,
+    }
+    return [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
 
 
 def _save(folder: Path, run: RunRecord, whole: _Assembled) -> None:

@@ -257,7 +257,7 @@ def without_paths(value: Any) -> Any:
 def signature_of_night(signatures: Sequence[Signature]) -> Signature:
     """What most parts say, the earliest of equals; of what parts know for their own cells, what most that know it say.
     Expects one signature at least."""
-    shared = [s._replace(**{name: {} for name in _KNOWN_IN_PART}) for s in signatures]
+    shared = [s._replace(models={}, prompts={}, identities={}) for s in signatures]
     expected = _most(shared)
     fitting = [s for s, own in zip(signatures, shared, strict=True) if not describe_differences(expected, own)]
     return expected._replace(

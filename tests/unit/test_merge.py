@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness.baseline.lookup import Lookup
+from harness.baseline.store import write_baseline
 from harness.checks.registry import judge, tripped_tests
 from harness.config import Profile, load_profile
 from harness.errors import HarnessError, InfrastructureError, UsageError
@@ -22,8 +24,9 @@ from harness.parts import find_runs, lacks
 from harness.prompts import load_prompts
 from harness.report import write_reports
 from harness.rescore import Outputs
+from harness.sequences import output_key
 from harness.summary import summarise_run
-from tests.unit.builders import change_final, engine, history, leg, observation
+from tests.unit.builders import change_final, engine, history, identity, leg, observation, provenance
 from tests.unit.test_cli import run as cli
 from tests.unit.test_night import again, baselines, recorded, worse
 
@@ -242,6 +245,136 @@ def test_reports_of_a_merged_run_name_its_parts_and_show_logs(tmp_path):
     assert merged.run.merged.parts[1].counted == ("pd-mtp", "single-mtp")
 
 
+# --- profiles with axes ----------------------------------------------------------------------------------------------
+
+
+def in_variant(made: History, variant: str) -> History:
+    """A run of the cells of one variant, with its own plain engine, identities and prompts."""
+
+    def name(cell: str) -> str:
+        return f"{cell}+{variant}"
+
+    observations = [o.model_copy(update={"cell": name(o.cell)}) for o in made.observations if o.scenario != RESCORE]
+    identities = {
+        f"{m}+{variant}": identity(m, prompts_sha256=f"prompts of {variant}").model_dump(mode="json")
+        for m in ("none", "eagle3", "mtp")
+    }
+    axes = {"lease": {v: {"engine": {"kv_lease_s": n}} for v, n in (("a", 10), ("b", 11))}}
+    raw = {k: v for k, v in made.run.profile.items() if k != "source"}
+    update = {
+        "cells": tuple(c.model_copy(update={"cell": name(c.cell), "group": name(c.group)}) for c in made.run.cells),
+        "engines": tuple(e.model_copy(update={"group": name(e.group)}) for e in made.run.engines),
+        "identities": identities,
+        "prompts_sha256": f"prompts of {variant}",
+        "profile": {**Profile.model_validate({**raw, "axes": axes}).model_dump(mode="json"), "source": "cpu"},
+        "run_id": f"part-{variant}",
+    }
+    return made.model_copy(
+        update={
+            "run": made.run.model_copy(update=update),
+            "observations": (*observations, *scores(observations)),
+        }
+    )
+
+
+def together(first: History, second: History) -> History:
+    """The run that recorded what both did."""
+    update = {
+        "cells": (*first.run.cells, *second.run.cells),
+        "engines": (*first.run.engines, *second.run.engines),
+        "identities": {**first.run.identities, **second.run.identities},
+        "run_id": "whole",
+    }
+    return first.model_copy(
+        update={
+            "run": first.run.model_copy(update=update),
+            "observations": (*first.observations, *second.observations),
+        }
+    )
+
+
+def judged_by_variant(made: History) -> Judgement:
+    known = {f"{m}+{v}": found for m, found in references().items() for v in ("a", "b")}
+    return judge(made, known, load_second(made))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("name", ["as recorded", "one pair worse", "one method worse"])
+def test_variants_in_different_parts_are_judged_as_one_run_of_them(tmp_path, name, stages):
+    """Each part knows the identities and prompts of its own variant alone."""
+    variants = (in_variant(night(stages=stages), "a"), in_variant(night(**NIGHTS[name], stages=stages), "b"))
+    whole = write(together(*variants), tmp_path / "whole")
+    folders = [write(made, tmp_path / made.run.run_id) for made in variants]
+    if stages == 2 and name != "as recorded":
+        # Only what failed is run again, and says its own identities alone.
+        for folder in (whole, folders[1]):
+            write(variants[1], folder / SECOND, run_id=SECOND)
+    one = judged_by_variant(load_history(whole))
+    merged = merge(folders, tmp_path / "merged")
+    several = judged_by_variant(merged)
+    assert several.verdict is one.verdict
+    assert said(several) == said(one)
+    assert (one.verdict is Verdict.PASS) == (name == "as recorded")
+    assert merged.run.identities == together(*variants).run.identities
+    assert merged.run.prompts_sha256 == "prompts of a"
+
+
+def test_variants_that_fit_no_other_part_still_have_to_fit_where_they_overlap(tmp_path):
+    made = in_variant(night(), "a")
+    folders = [
+        write(part_of(made, [f"{c}+a" for c in own], f"part-{n}"), tmp_path / f"part-{n}")
+        for n, own in enumerate(PARTS)
+    ]
+    edited(folders[1], lambda r: r["identities"]["none+a"].update(target_sha256="x"))
+    with pytest.raises(UsageError, match=r"identities\.none\+a\.target_sha256"):
+        merge(folders, tmp_path / "merged")
+    edited(folders[1], lambda r: r["identities"]["none+a"].update(target_sha256="t"))
+    edited(folders[1], lambda r: r.update(prompts_sha256="others"))
+    with pytest.raises(UsageError, match=r"prompts\.a: expected 'prompts of a', found 'others'"):
+        merge(folders, tmp_path / "merged")
+
+
+# --- models of the hub -----------------------------------------------------------------------------------------------
+
+REFERENCE = {"repo": "a/drafter", "revision": "main"}
+
+
+def hub_profile(tmp_path: Path) -> tuple[str, dict]:
+    """Path and data of a profile that names a drafter on the hub."""
+    raw = profile("bitwise").model_dump(mode="json", exclude={"sources"})
+    next(m for m in raw["methods"] if m["kind"] == "mtp")["drafter"] = dict(REFERENCE)
+    path = tmp_path / "hub.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return str(path), raw
+
+
+def localised(raw: dict, folder: str, commit: str = "c" * 40) -> dict:
+    """The profile as it is recorded where the drafter is in the cache."""
+    methods = [{**m, "drafter": folder} if m["kind"] == "mtp" else m for m in raw["methods"]]
+    return {**raw, "methods": methods, "sources": {"mtp": {**REFERENCE, "commit": commit}}, "source": "hub"}
+
+
+def test_parts_that_had_a_model_of_the_hub_or_lacked_it_are_of_one_night(tmp_path):
+    path, raw = hub_profile(tmp_path)
+    made = night("bitwise")
+    folders = []
+    for number, own in enumerate(PARTS):
+        recorded_as = localised(raw, f"/cache-{number}/drafter")
+        folders.append(write(part_of(made, own, f"part-{number}", profile=recorded_as), tmp_path / f"part-{number}"))
+    lacking = part_of(made, ("single-none",), "part-2", profile={**raw, "source": "hub"})
+    folders.append(write(lacking, tmp_path / "part-2"))
+    assert judged(merge(folders, tmp_path / "merged")).verdict is Verdict.PASS
+    assert judged(merge(folders, tmp_path / "expected", Wanted(expect=path))).verdict is Verdict.PASS
+    Path(path).write_text(Path(path).read_text().replace("a/drafter", "another/drafter"))
+    with pytest.raises(UsageError, match=r"profile\.methods: expected"):
+        merge(folders, tmp_path / "other", Wanted(expect=path))
+    part = part_of(made, PARTS[1], "part-1", profile=localised(raw, "/cache/drafter", "d" * 40))
+    shutil.rmtree(folders[1])
+    write(part, folders[1])
+    with pytest.raises(UsageError, match=r"models\.mtp: expected 'cccc"):
+        merge(folders, tmp_path / "moved")
+
+
 # --- the same cell twice ---------------------------------------------------------------------------------------------
 
 
@@ -299,6 +432,225 @@ def test_recordings_that_contradict_each_other_cannot_pass(tmp_path):
     assert judged(merge([first, second], tmp_path / "without")).verdict is Verdict.PASS
 
 
+def broken(made: History, cell: str, state: str = "complete") -> History:
+    """The run with one request of a cell without an answer."""
+    first = next(o for o in made.observations if o.cell == cell)
+    observations = tuple(o.model_copy(update={"error": "timeout"}) if o is first else o for o in made.observations)
+    cells = tuple(c.model_copy(update={"state": state}) if c.cell == cell else c for c in made.run.cells)
+    return made.model_copy(update={"observations": observations, "run": made.run.model_copy(update={"cells": cells})})
+
+
+LATER = "2026-01-01T02:00:00+00:00"
+
+
+def retried(tmp_path: Path, tried: History, good: History, second: History | None = None) -> list[Path]:
+    first = write(part_of(good, PARTS[0], "part-1"), tmp_path / "part-1")
+    try_1 = write(tried, tmp_path / "try-1")
+    if second is not None:
+        write(part_of(second, PARTS[1], SECOND), try_1 / SECOND)
+    return [first, try_1, write(part_of(good, PARTS[1], "try-2", started=LATER), tmp_path / "try-2")]
+
+
+@pytest.mark.parametrize("state", ["complete", "failed"])
+def test_recording_with_a_finding_and_a_lost_request_is_judged_too(tmp_path, state):
+    """A defect that comes and goes: the first try found it and lost a request, the second one is clean."""
+    tried = broken(part_of(night(accept={"pd-mtp": drop}, stages=1), PARTS[1], "try-1"), "pd-mtp", state)
+    folders = retried(tmp_path, tried, night(stages=1))
+    assert judged(load_history(folders[1])).verdict is Verdict.REGRESSION
+    merged = merge(folders, tmp_path / "merged")
+    assert "pd-mtp" in merged.run.merged.parts[2].counted
+    judgement = judged(merged)
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert any(
+        n.startswith("pd-mtp: ") and "acceptance-single REGRESSION" in n and "in the recording of try-1" in n
+        for n in judgement.notices
+    )
+    clean = retried(tmp_path / "clean", broken(part_of(night(stages=1), PARTS[1], "try-1"), "pd-mtp"), night(stages=1))
+    assert judged(merge(clean, tmp_path / "clean" / "merged")).verdict is Verdict.PASS
+
+
+def test_whole_later_recording_with_a_finding_is_judged_too(tmp_path):
+    bad = part_of(night(accept={"pd-mtp": drop}, stages=1), PARTS[1], "try-2", started=LATER)
+    folders = [*split(night(stages=1), tmp_path), write(bad, tmp_path / "try-2")]
+    assert judged(merge(folders, tmp_path / "merged")).verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("second", "word"), [("confirms", "REGRESSION"), ("is clean", "SUSPECT"), (None, "failed once")]
+)
+def test_second_stage_of_a_recording_that_does_not_count_is_heard(tmp_path, second, word):
+    bad, good = night(accept={"pd-mtp": drop}), night()
+    tried = broken(part_of(bad, PARTS[1], "try-1"), "pd-mtp")
+    folders = retried(tmp_path, tried, good, {"confirms": bad, "is clean": good, None: None}[second])
+    merged = merge(folders, tmp_path / "merged")
+    assert judged(merged).verdict is Verdict.UNKNOWN
+    assert any(f"acceptance-single {word}" in n for n in merged.run.merged.notices)
+
+
+def with_identities(made: History) -> History:
+    known = {m: identity(m).model_dump(mode="json") for m in ("none", "eagle3", "mtp")}
+    return made.model_copy(update={"run": made.run.model_copy(update={"identities": known})})
+
+
+def test_recordings_that_do_not_count_are_judged_against_baselines(tmp_path):
+    """Both topologies worse is a finding against the record alone."""
+    for method, found in references().items():
+        write_baseline(tmp_path / "baselines" / f"{method}.json", identity(method), provenance(), found.baseline.rows)
+    bad = with_identities(night(accept={"pd-mtp": drop, "single-mtp": drop}, stages=1))
+    tried = part_of(bad, PARTS[1], "try-1")
+    for cell in ("pd-mtp", "single-mtp"):
+        tried = broken(tried, cell)
+    folders = retried(tmp_path, tried, with_identities(night(stages=1)))
+    merged = merge(folders, tmp_path / "merged", Wanted(baselines=tmp_path / "baselines"))
+    assert judged(merged).verdict is Verdict.UNKNOWN
+    notices = merged.run.merged.notices
+    for cell in ("pd-mtp", "single-mtp"):
+        assert any(n.startswith(f"{cell}: acceptance-baseline ") and "try-1" in n for n in notices), notices
+
+
+def test_known_defect_of_a_recording_that_does_not_count_is_known(tmp_path):
+    listed = tmp_path / "known.yaml"
+    listed.write_text(
+        yaml.safe_dump(
+            {
+                "format": 1,
+                "defects": [
+                    {
+                        "id": "comes-and-goes",
+                        "cells": ["pd-mtp"],
+                        "classes": ["drafter-kv"],
+                        "vllm": ">=0",
+                        "reason": "a race at the hand-off",
+                        "link": "https://example.org/1",
+                        "expires": "2099-01-01",
+                    }
+                ],
+            }
+        )
+    )
+    tried = broken(part_of(night(accept={"pd-mtp": drop}, stages=1), PARTS[1], "try-1"), "pd-mtp")
+    folders = retried(tmp_path, tried, night(stages=1))
+    assert merge(folders, tmp_path / "without").run.merged.unsettled
+    assert not merge(folders, tmp_path / "with", Wanted(known=listed)).run.merged.unsettled
+
+
+REFILL = next(s for s in PROFILE.scenarios if s.id == "refill")
+
+
+def refilled(wrong: bool, text: bool = False) -> History:
+    """A night of the bitwise tier with one scenario, or with prompts sent as text, in which P/D gives a wrong token."""
+    made = night("bitwise")
+    more = []
+    for cell in CELLS:
+        for n in LENGTHS[:4]:
+            o = observation(cell, n)
+            if wrong and cell == "pd-mtp":
+                o = change_final(o, output_ids=(9, *o.final.output_ids[1:]))
+            more.append(o.model_copy(update={"form": "text"} if text else {"scenario": REFILL.id}))
+    raw = made.run.profile if text else {**made.run.profile, "scenarios": [REFILL.model_dump(mode="json")]}
+    cells = tuple(
+        c.model_copy(update={"planned": c.planned + 4} if text else {"scenarios": {REFILL.id: 4}})
+        for c in made.run.cells
+    )
+    return made.model_copy(
+        update={
+            "observations": (*made.observations, *more),
+            "run": made.run.model_copy(update={"profile": raw, "cells": cells}),
+        }
+    )
+
+
+def test_wrong_tokens_in_a_scenario_of_a_cell_whose_engine_died_do_not_disappear(tmp_path):
+    tried = broken(part_of(refilled(wrong=True), PARTS[1], "try-1"), "pd-mtp", "failed")
+    merged = merge(retried(tmp_path, tried, refilled(wrong=False)), tmp_path / "merged")
+    assert merged.run.merged.unsettled
+    notices = merged.run.merged.notices
+    assert any(
+        "pd-mtp: tokens-reference REGRESSION" in n and "in refill in the recording of try-1" in n for n in notices
+    )
+    assert any(n.startswith("pd-mtp: 4 of 4 requests of refill gave other tokens") for n in notices)
+    same_ = broken(part_of(refilled(wrong=False), PARTS[1], "try-1"), "pd-mtp", "failed")
+    other = merge(retried(tmp_path / "same", same_, refilled(wrong=False)), tmp_path / "same" / "merged")
+    assert not other.run.merged.unsettled, other.run.merged.notices
+
+
+def test_answers_to_text_are_compared_too(tmp_path):
+    tried = broken(part_of(refilled(wrong=True, text=True), PARTS[1], "try-1"), "pd-mtp")
+    merged = merge(retried(tmp_path, tried, refilled(wrong=False, text=True)), tmp_path / "merged")
+    assert judged(merged).verdict is Verdict.UNKNOWN
+    assert any("pd-mtp: 4 of 33 cold prompts gave other tokens" in n for n in merged.run.merged.notices)
+
+
+def test_plain_engines_that_score_the_same_output_differently_cannot_pass(tmp_path):
+    made = night("bitwise")
+    folders = split(made, tmp_path)
+
+    def bad(o: Observation) -> Observation:
+        return change_final(o, rescored=(0.0, 5.0, 0.0, 0.0)) if o.scenario == RESCORE else o
+
+    second = part_of(made, PARTS[1], "part-2")
+    shutil.rmtree(folders[1])
+    write(second.model_copy(update={"observations": tuple(map(bad, second.observations))}), folders[1])
+    merged = merge(folders, tmp_path / "merged")
+    assert judged(merged).verdict is Verdict.UNKNOWN
+    assert any("single-none: 30 outputs were right in one part and wrong" in n for n in merged.run.merged.notices)
+
+
+# --- scores ----------------------------------------------------------------------------------------------------------
+
+
+def rescored_of(judgement: Judgement, cell: str) -> Verdict:
+    found = next(c for c in judgement.cells if c.cell == cell)
+    return next(r.verdict for r in found.results if r.check == "rescored")
+
+
+def without_scores(made: History, wanted: Callable[[Observation], bool] = lambda _: True) -> History:
+    kept = tuple(o for o in made.observations if o.scenario != RESCORE or not wanted(o))
+    return History(folder=made.folder, run=made.run, observations=kept)
+
+
+def wrong_end(every: int) -> Change:
+    """Outputs of one cell that end wrongly, at every so many lengths."""
+
+    def change(o: Observation) -> Observation:
+        if o.cell != "pd-mtp" or int(o.prompt_id[1:]) % every:
+            return o
+        return change_final(o, output_ids=(*o.final.output_ids[:-1], 9))
+
+    return change
+
+
+def test_part_without_scores_borrows_none_for_its_right_outputs_alone(tmp_path):
+    """Right outputs are what other parts gave and scored; wrong ones are nobody else's."""
+    bad, good = night(change=wrong_end(3), stages=1), night(stages=1)
+    tried = without_scores(part_of(bad, PARTS[1], "try-1"))
+    assert rescored_of(judged(load_history(write(tried, tmp_path / "alone"))), "pd-mtp") is Verdict.UNKNOWN
+    merged = merge(retried(tmp_path, tried, good), tmp_path / "merged")
+    assert rescored_of(judged(merged), "pd-mtp") is Verdict.UNKNOWN
+    assert rescored_of(judged(merged), "single-mtp") is Verdict.PASS
+
+
+def test_missing_scores_hide_no_wrong_outputs_and_are_no_pass():
+    """In one run as in several parts."""
+    made = night(stages=1)
+    assert rescored_of(judge(made, references()), "pd-mtp") is Verdict.PASS
+    lost = without_scores(made, lambda o: o.prompt_id == "p40")
+    assert rescored_of(judge(lost, references()), "pd-mtp") is Verdict.UNKNOWN
+    bad = night(change=wrong_end(1), stages=1)
+    right = {
+        (o.prompt_id, o.final.output_ids) for o in bad.observations if o.cell == "single-none" and o.scenario == "cold"
+    }
+    keys = {f"{p}#0.{output_key(out)}" for p, out in right}
+
+    def scored(o: Observation) -> Observation:
+        return change_final(o, rescored=(0.0, 5.0)) if o.scenario == RESCORE and o.key not in keys else o
+
+    bad = History(folder=bad.folder, run=bad.run, observations=tuple(map(scored, bad.observations)))
+    assert rescored_of(judge(bad, references()), "pd-mtp") is Verdict.REGRESSION
+    lost = without_scores(bad, lambda o: o.prompt_id == "p40")
+    assert rescored_of(judge(lost, references()), "pd-mtp") is Verdict.REGRESSION
+
+
 def test_scores_of_all_parts_are_kept_once_each(tmp_path):
     made = night("bitwise")
     merged = merge(split(made, tmp_path), tmp_path / "merged")
@@ -338,7 +690,8 @@ def edited(folder: Path, change: Callable[[dict], object]) -> None:
         (lambda r: r["profile"]["judging"].update(near_tie_nats=9), "profile.judging.near_tie_nats"),
         (lambda r: r["profile"].update(name="other"), "profile.name: expected 'cpu', found 'other'"),
         (lambda r: r.update(prompts_sha256="1"), "prompts: expected '0', found '1'"),
-        (lambda r: r.update(identities={"mtp": {"target_sha256": "x"}}), "identities.mtp"),
+        (lambda r: r["identities"]["mtp"].update(target_sha256="x"), "identities.mtp.target_sha256"),
+        (lambda r: r["identities"].pop("mtp"), "identities.mtp: expected {"),
         (lambda r: r["versions"].update(vllm="9"), "versions.vllm: expected '0', found '9'"),
         (lambda r: r.update(harness_version="9"), "versions.harness"),
         (lambda r: r["hardware"].update(platform="Linux aarch64"), "platform"),
@@ -353,7 +706,9 @@ def edited(folder: Path, change: Callable[[dict], object]) -> None:
     ],
 )
 def test_part_that_does_not_fit_is_refused_or_left_out_and_missed(tmp_path, damage, sentence):
-    folders = split(night(), tmp_path)
+    made = night()
+    known = {m: identity(m).model_dump(mode="json") for m in ("none", "eagle3", "mtp")}
+    folders = split(made.model_copy(update={"run": made.run.model_copy(update={"identities": known})}), tmp_path)
     edited(folders[1], damage)
     with pytest.raises(UsageError) as refused:
         merge(folders, tmp_path / "merged")
@@ -422,6 +777,34 @@ def test_other_commits_of_the_harness_are_refused(tmp_path):
         edited(folder, lambda r, commit=commit: r.update(git_commit=commit))
     with pytest.raises(UsageError, match="from one checkout"):
         merge(folders, tmp_path / "merged")
+
+
+def test_parts_without_a_known_commit_are_said(tmp_path):
+    folders = split(night(), tmp_path)
+    assert (
+        "recorded with an unknown commit of the harness: part-1, part-2"
+        in merge(folders, tmp_path / "a").run.merged.notices
+    )
+    edited(folders[0], lambda r: r.update(git_commit="a" * 40, git_dirty=False))
+    edited(folders[1], lambda r: r.update(git_commit="a" * 40, git_dirty=True))
+    notices = merge(folders, tmp_path / "b").run.merged.notices
+    assert "recorded with changes that no commit of the harness has: part-2" in notices
+    assert not any("unknown commit" in n for n in notices)
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_different_runs_of_one_name_are_no_copies(tmp_path, second):
+    made = night(accept={"pd-mtp": drop}) if second else night()
+    folders = split(made, tmp_path, made if second else None)
+    twin = shutil.copytree(folders[1], tmp_path / "twin")
+    lines = (twin / SECOND if second else twin) / "observations.jsonl"
+    lines.write_text("".join(lines.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(UsageError, match=r"twin: expected one run of the name part-2, .* found some that differ"):
+        merge([*folders, twin], tmp_path / "merged")
+    merged = merge([*folders, twin], tmp_path / "merged", Wanted(keep_going=True))
+    assert merged.cell("pd-mtp").reason == "no part ran it"
+    assert judged(merged).verdict is Verdict.UNKNOWN
+    assert any(n.startswith("a part was left out") for n in merged.run.merged.notices)
 
 
 def test_folders_of_runs_links_and_copies_count_once(tmp_path):
@@ -501,6 +884,48 @@ def test_recorded_profile_that_cannot_be_read_is_said(tmp_path):
     folder = write(history([observation("single-none", 40)]), tmp_path / "part")
     with pytest.raises(UsageError, match="name it with --expect PROFILE"):
         merge([folder], tmp_path / "merged")
+
+
+def test_damaged_axes_of_a_recorded_profile_are_said(tmp_path):
+    made = in_variant(night(), "a")
+    folder = write(made, tmp_path / "part")
+    edited(folder, lambda r: r["profile"]["axes"]["lease"]["b"]["engine"].update(kv_lease_s="soon"))
+    with pytest.raises(UsageError, match="name it with --expect PROFILE"):
+        merge([folder], tmp_path / "merged")
+    code, output = cli("merge", str(folder), "--out", str(tmp_path / "merged"))
+    assert code == 64 and "kv_lease_s" in output and "Traceback" not in output
+
+
+def test_scenarios_that_no_part_was_asked_for_are_missing_without_the_prompts(tmp_path):
+    """Their ids are in the profile; how many requests they have is not known here."""
+    made = night("bitwise")
+    raw = {**made.run.profile, "scenarios": [s.model_dump(mode="json") for s in PROFILE.scenarios]}
+    made = made.model_copy(update={"run": made.run.model_copy(update={"profile": raw})})
+    folders = split(made, tmp_path)
+    merged = merge(folders, tmp_path / "merged")
+    assert {"refill", "late-pull"} <= set(merged.cell("pd-mtp").scenarios)
+    assert "late-pull" not in merged.cell("single-mtp").scenarios
+    judgement = judged(merged)
+    assert judgement.verdict is Verdict.UNKNOWN
+    found = [f.message for f in judgement.findings if f.cell == "pd-mtp" and f.scenario == "refill"]
+    assert any("no part was to ask it" in m and "refill" in m for m in found)
+    assert next(c.verdict for c in judgement.cells if c.cell == "pd-mtp" and c.scenario == "cold") is Verdict.PASS
+    only = merge(folders, tmp_path / "cold", Wanted(scenarios=("cold",)))
+    assert only.cell("pd-mtp").scenarios == {} and judged(only).verdict is Verdict.PASS
+
+
+def test_cold_prompts_that_no_part_was_asked_for_are_missing_without_the_prompts(tmp_path):
+    made = refilled(wrong=False)
+    cells = tuple(c.model_copy(update={"planned": 0}) for c in made.run.cells)
+    kept = tuple(o for o in made.observations if o.scenario == REFILL.id)
+    made = made.model_copy(update={"observations": kept, "run": made.run.model_copy(update={"cells": cells})})
+    merged = merge(split(made, tmp_path), tmp_path / "merged")
+    assert merged.cell("pd-mtp").planned == 1
+    cold = {c.cell: c.verdict for c in judged(merged).cells if c.scenario == "cold"}
+    assert cold == dict.fromkeys(CELLS, Verdict.UNKNOWN)
+    assert (
+        merge(split(made, tmp_path / "b"), tmp_path / "only", Wanted(scenarios=("refill",))).cell("pd-mtp").planned == 0
+    )
 
 
 # --- a part by itself ------------------------------------------------------------------------------------------------
