@@ -302,8 +302,16 @@ def _differing(expected: Any, found: Any, place: str) -> Iterator[str]:
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         for key in [*expected, *(k for k in found if k not in expected)]:
             yield from _differing(expected.get(key), found.get(key), f"{place}.{key}")
+    elif _lists_of_mappings(expected, found):
+        for at, (one, other) in enumerate(zip(expected, found, strict=True)):
+            yield from _differing(one, other, f"{place}.{at}")
     elif _plain(expected) != _plain(found):
         yield f"{place}: expected {_short(expected)}, found {_short(found)}"
+
+
+def _lists_of_mappings(expected: Any, found: Any) -> bool:
+    lists = isinstance(expected, list | tuple) and isinstance(found, list | tuple)
+    return lists and len(expected) == len(found) and all(isinstance(v, Mapping) for v in (*expected, *found))
 
 
 def _plain(value: Any) -> Any:

@@ -18,6 +18,7 @@ from harness.config import Profile, load_profile
 from harness.errors import HarnessError, InfrastructureError, UsageError
 from harness.findings import Judgement, Verdict
 from harness.history import RESCORE, SECOND, History, HistoryWriter, Observation, load_history, write_run
+from harness.matrix import CellName
 from harness.merge import Wanted, merge
 from harness.operations import load_second
 from harness.parts import find_runs, lacks
@@ -123,12 +124,13 @@ def part_of(made: History, own: Iterable[str], name: str, /, **changes: object) 
     for o in mine:
         outputs.add(o)
     asked = set(outputs.scored_by)
-    kept = [o for o in made.observations if o.scenario == RESCORE and (o.cell, o.key) in asked and "single-none" in own]
+    scores_ = any(CellName.of(c).reference == c for c in own)
+    kept = [o for o in made.observations if o.scenario == RESCORE and (o.cell, o.key) in asked and scores_]
     update: dict[str, object] = {
         "run_id": name,
         "cells": tuple(c for c in made.run.cells if c.cell in own),
         "engines": tuple(e for e in made.run.engines if e.group in own),
-        "rescore": "single-none" in own,
+        "rescore": scores_,
         **changes,
     }
     return made.model_copy(update={"run": made.run.model_copy(update=update), "observations": (*mine, *kept)})
@@ -304,10 +306,16 @@ def test_variants_in_different_parts_are_judged_as_one_run_of_them(tmp_path, nam
     """Each part knows the identities and prompts of its own variant alone."""
     variants = (in_variant(night(stages=stages), "a"), in_variant(night(**NIGHTS[name], stages=stages), "b"))
     whole = write(together(*variants), tmp_path / "whole")
-    folders = [write(made, tmp_path / made.run.run_id) for made in variants]
+    folders = [
+        *(
+            write(part_of(variants[0], [f"{c}+a" for c in own], f"part-a{n}"), tmp_path / f"part-a{n}")
+            for n, own in enumerate(PARTS)
+        ),
+        write(variants[1], tmp_path / "part-b"),
+    ]
     if stages == 2 and name != "as recorded":
         # Only what failed is run again, and says its own identities alone.
-        for folder in (whole, folders[1]):
+        for folder in (whole, folders[2]):
             write(variants[1], folder / SECOND, run_id=SECOND)
     one = judged_by_variant(load_history(whole))
     merged = merge(folders, tmp_path / "merged")
@@ -366,7 +374,7 @@ def test_parts_that_had_a_model_of_the_hub_or_lacked_it_are_of_one_night(tmp_pat
     assert judged(merge(folders, tmp_path / "merged")).verdict is Verdict.PASS
     assert judged(merge(folders, tmp_path / "expected", Wanted(expect=path))).verdict is Verdict.PASS
     Path(path).write_text(Path(path).read_text().replace("a/drafter", "another/drafter"))
-    with pytest.raises(UsageError, match=r"profile\.methods: expected"):
+    with pytest.raises(UsageError, match=r"drafter\.repo: expected 'another/drafter', found 'a/drafter'"):
         merge(folders, tmp_path / "other", Wanted(expect=path))
     part = part_of(made, PARTS[1], "part-1", profile=localised(raw, "/cache/drafter", "d" * 40))
     shutil.rmtree(folders[1])
