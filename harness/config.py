@@ -328,6 +328,11 @@ class Profile(Strict):
         return local_folder(self.target, "target")
 
     @property
+    def batch_invariant(self) -> bool:
+        """Whether GPU engines get kernels whose results do not depend on the batch: bitwise equality needs them."""
+        return self.engine.device == "gpu" and self.judging.tier == "bitwise"
+
+    @property
     def tokenizer_folder(self) -> Path:
         """Raises ModelUnavailableError when the tokenizer was named on the hub and is not here."""
         return self.target_folder if self.tokenizer is None else local_folder(self.tokenizer, "tokenizer")
@@ -534,9 +539,18 @@ def _read(name_or_path: str) -> tuple[Profile, Path]:
     try:
         profile = Profile.model_validate(raw)
         # Every part is validated before anything runs.
-        len(profile.written_parts)
+        parts = profile.written_parts
     except ValidationError as error:
         raise ProfileError(f"profile {path} is not valid:\n{describe_validation_error(error)}") from error
+    for key, values in (
+        ("engine.device", {p.engine.device for p in parts}),
+        ("workload.rescore", {p.workload.rescore for p in parts}),
+    ):
+        if len(values) > 1:
+            raise ProfileError(
+                f"profile {path}: axes: expected {key} to be the same for all values, found "
+                f"{', '.join(sorted(map(str, values)))}: it belongs to the whole run; write a profile for each"
+            )
     return profile, path
 
 
@@ -574,7 +588,23 @@ def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(parent, str):
         raise ProfileError(f"profile {path}: extends: expected the name or path of a profile, found {parent!r}")
     above = _profile_path(parent, path.resolve().parent, f"profile {path}: extends: ")
-    return merged(_with_parents(above, (*children, path.resolve())), raw)
+    inherited = _with_parents(above, (*children, path.resolve()))
+    _check_heard(path, raw, inherited)
+    return merged(inherited, raw)
+
+
+def _check_heard(path: Path, raw: Mapping[str, Any], inherited: Mapping[str, Any]) -> None:
+    """Raise ProfileError for settings of a profile that an inherited axis would override without a word."""
+    own = _leaves({k: v for k, v in raw.items() if k in VARIABLE})
+    for axis, values in (inherited.get("axes") or {}).items():
+        if axis in (raw.get("axes") or {}) or not isinstance(values, Mapping):
+            continue
+        taken = {leaf for changes in values.values() if isinstance(changes, Mapping) for leaf in _leaves(changes)}
+        if lost := sorted(".".join(leaf) for leaf in own & taken):
+            raise ProfileError(
+                f"profile {path}: expected settings that no inherited axis makes, found {', '.join(lost)}, which axis "
+                f"{axis} sets; give the axis its values here (axes: {axis})"
+            )
 
 
 def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> None:

@@ -228,6 +228,13 @@ class RunRecord(Strict):
     merged: Merged | None = None
     """The parts of a merged run; None in one that was recorded in one go."""
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether the run cannot pass, whatever its cells say: it was interrupted, a defect was put in on purpose, or
+        its parts contradict each other."""
+        unsettled = self.merged is not None and self.merged.unsettled
+        return self.interrupted or bool(self.mutants) or unsettled
+
 
 class HistoryWriter:
     """Appends observations to a run folder; each line is on its way to disk before the next request."""

@@ -188,7 +188,7 @@ def narrowed(prepared: Prepared, variant: str) -> Prepared:
     """What was prepared, of one variant alone, as a plain profile."""
     works = tuple(w for w in prepared.works if w.cell.variant == variant)
     part = prepared.profile.part(variant)
-    plan = make_plan(part, [w.cell for w in works])
+    plan = make_plan(part, [w.cell for w in works if w.cell.id not in prepared.lacking])
     lacking = {w.cell.id: prepared.lacking[w.cell.id] for w in works if w.cell.id in prepared.lacking}
     return Prepared(part, prepared.source, {variant: prepared.sets[variant]}, plan, works, lacking)
 
@@ -357,7 +357,7 @@ def load_second(history: History) -> History | None:
     second = load_history(folder)
     ours, theirs = history.run, second.run
     # It has the variants of what failed alone.
-    same = all(ours.identities.get(lineup) == i for lineup, i in theirs.identities.items())
+    same = bool(theirs.identities) and all(ours.identities.get(n) == i for n, i in theirs.identities.items())
     return second if same and theirs.mutants == ours.mutants and not theirs.interrupted else None
 
 

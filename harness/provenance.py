@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import psutil
 from harness import __version__
 from harness.config import REPOSITORY
 from harness.engine.environment import EngineEnvironment
+from harness.schedule.gpus import query_gpus, visible_devices
 
 
 def now() -> str:
@@ -42,18 +44,16 @@ def _processor() -> str:
 
 
 def gpus() -> list[str]:
-    """Names of the NVIDIA GPUs that the driver shows; empty without one."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+    """Name and memory of the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves; empty without one."""
+    found = visible_devices(
+        os.environ.get("CUDA_VISIBLE_DEVICES"), query_gpus(), "localhost", os.environ.get("CUDA_DEVICE_ORDER")
+    )
+    return [f"{d.gpu.name}, {1024 * d.gpu.memory_gib:.0f} MiB" for d in found.devices]
+
+
+def gpu_name(found: Sequence[str]) -> str:
+    """What the engines' hardware is called in the identity of a baseline, by what ``gpus`` found."""
+    return found[0].split(",")[0].strip() if found else "unknown GPU"
 
 
 def git_state() -> tuple[str | None, bool | None]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -86,23 +88,28 @@ class Runner:
     def _work(self, scheduler: Scheduler, inventory: Inventory) -> None:
         memory = Memory(inventory)
         running: dict[Future[dict[str, str]], Placement] = {}
-        with ThreadPoolExecutor(max(1, len(self._groups))) as pool:
-            try:
-                while True:
-                    for placement in scheduler.start_next():
-                        running[pool.submit(self._job, placement, inventory, memory)] = placement
-                    if not running:
-                        return
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        placement = running.pop(future)
-                        for device, reason in future.result().items():
-                            self._reporter.line(f"{device} is not used again: {reason}")
-                            self._give_up(scheduler.quarantine(device, reason).refused)
-                        self._give_up(self._lost(scheduler))
-                        scheduler.done(placement.job.id)
-            except BaseException:
+        pool = ThreadPoolExecutor(max(1, len(self._groups)))
+        try:
+            while True:
+                for placement in scheduler.start_next():
+                    running[pool.submit(self._job, placement, inventory, memory)] = placement
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    placement = running.pop(future)
+                    for device, reason in future.result().items():
+                        self._reporter.line(f"{device} is not used again: {reason}")
+                        self._give_up(scheduler.quarantine(device, reason).refused)
+                    self._give_up(self._lost(scheduler))
+                    scheduler.done(placement.job.id)
+        except BaseException:
+            # A second signal must not leave engines behind.
+            with deaf():
                 self._end_engines()
-                raise
+                pool.shutdown()
+            raise
+        finally:
+            pool.shutdown()
 
     def _job(self, placement: Placement, inventory: Inventory, memory: Memory) -> dict[str, str]:
         """Run a group of engines from start to end; returns devices that cannot be used again, with the reason."""
@@ -139,8 +146,10 @@ class Runner:
         with self._lock:
             self._ending = True
             sessions = list(self._sessions)
-        for session in sessions:
-            session.end_engines()
+        with ThreadPoolExecutor(max(1, len(sessions))) as pool:
+            ends = [pool.submit(s.end_engines) for s in sessions]
+        for trouble in filter(None, (e.exception() for e in ends)):
+            self._reporter.line(f"while engines were ended: {type(trouble).__name__}: {trouble}")
 
     def _run_group(self, group: EngineGroup, placement: Placement) -> None:
         begun = time.monotonic()
@@ -177,10 +186,22 @@ class Runner:
         except InfrastructureError as error:
             if self._ending:
                 return
-            self._reporter.line(f"{group.id}: UNKNOWN: {error}")
-            recorder.fail_pending([c.id for c in group.cells], "failed", str(error))
+            self._failed(group, str(error))
             if recorder.cell(first).start_seconds == 0.0:
                 recorder.set_cell(first, start_seconds=round(time.monotonic() - begun, 3))
+
+        except Exception as error:
+            # Whatever it is, it must not cost the other groups.
+            if self._ending:
+                return
+            log = recorder.folder / "logs" / f"{group.id}.harness.log"
+            log.parent.mkdir(exist_ok=True)
+            log.write_text(traceback.format_exc(), encoding="utf-8")
+            self._failed(group, f"the harness itself failed: {type(error).__name__}: {error}; see {log}")
+
+    def _failed(self, group: EngineGroup, reason: str) -> None:
+        self._reporter.line(f"{group.id}: UNKNOWN: {reason}")
+        self._recorder.fail_pending([c.id for c in group.cells], "failed", reason)
 
     @contextmanager
     def _known(self, session: EngineGroupSession) -> Iterator[EngineGroupSession]:
@@ -195,6 +216,20 @@ class Runner:
         finally:
             with self._lock:
                 self._sessions.discard(session)
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Ignore signals that ask for the end; only the main thread hears any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 def armed(
@@ -216,6 +251,9 @@ def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, re
     waited = 0.0
     busy_until = 0.0
     for observation in perform(session, work):
+        # An engine that is told to end cuts its answers short.
+        if session.ended:
+            break
         recorder.append(observation)
         done += 1
         errors += observation.error is not None
@@ -225,6 +263,8 @@ def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, re
         busy_until = max(busy_until, end)
         step = session.group.expected.request_s(work.cell.topology)
         reporter.step(f"{work.cell.id} {observation.scenario} {done}/{work.requests}", step)
+    # A cell is complete when those who answered are still there: another server may have taken a dead one's port.
+    session.require_alive()
     spent = time.monotonic() - begun
     recorder.set_cell(
         work.cell.id, state="complete", request_seconds=round(min(waited, spent), 3), seconds=round(spent, 3)

@@ -167,7 +167,8 @@ def lookups_now(prepared: Prepared, environment: EngineEnvironment | None) -> di
 def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> list[Row]:
     cell = work.cell
     has_single = any(w.cell.id == cell.name.single for w in prepared.works)
-    names = tests_of(cell.name, has_single, prepared.rescores)
+    has_plain = any(w.cell.id == cell.name.reference and w.items for w in prepared.works)
+    names = tests_of(cell.name, has_single, prepared.rescores and has_plain)
     lookup = found.get(cell.name.lineup)
     baseline = lookup.baseline if lookup is not None else None
     out = []

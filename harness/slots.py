@@ -40,6 +40,8 @@ class Inventory(NamedTuple):
     """Whether several engines may be on one device, as long as its memory is enough."""
     notes: tuple[str, ...] = ()
     """Sentences for the user."""
+    whole: bool = False
+    """Whether an engine of several devices gets each as a whole."""
     gpus: tuple[VisibleDevice, ...] = ()
 
     def need(self, profile: Profile, role: str) -> EngineNeed:
@@ -49,7 +51,9 @@ class Inventory(NamedTuple):
             gib = ENGINE_GIB + engine.kv_cache_gib
         else:
             # vLLM takes a share of each GPU; of unequal ones, the largest tells the most that it may be.
-            gib = engine.gpu_memory_utilization * max((d.memory_gib for d in self.devices), default=1.0)
+            wide = self.whole and engine.tensor_parallel.of(role) > 1
+            share = 1.0 if wide else engine.gpu_memory_utilization
+            gib = share * max((d.memory_gib for d in self.devices), default=1.0)
         return EngineNeed(role, engine.tensor_parallel.of(role), gib)
 
 
@@ -75,13 +79,16 @@ def gpu_inventory() -> Inventory:
     found = visible_devices(
         os.environ.get("CUDA_VISIBLE_DEVICES"), query_gpus(), LOCAL_NODE, os.environ.get("CUDA_DEVICE_ORDER")
     )
-    return Inventory(
-        tuple(d.device for d in found.devices),
-        {d.device.id: d.visible_as for d in found.devices},
-        True,
-        found.notes,
-        found.devices,
-    )
+    # A baseline belongs to one kind of GPU, and a run is judged by those of one kind.
+    kinds = list(dict.fromkeys(d.gpu.name for d in found.devices))
+    used = tuple(d for d in found.devices if d.gpu.name in kinds[:1])
+    notes = found.notes
+    if len(kinds) > 1:
+        notes += (
+            f"expected GPUs of one kind, found {', '.join(kinds)}; only {kinds[0]} is used: choose others with "
+            "CUDA_VISIBLE_DEVICES",
+        )
+    return Inventory(tuple(d.device for d in used), {d.device.id: d.visible_as for d in used}, True, notes, gpus=used)
 
 
 def local_inventory(profile: Profile) -> Inventory:

@@ -19,6 +19,7 @@ from harness.files import model_hash, template_hash, tokenizer_hash
 from harness.history import History, Leg
 from harness.matrix import CellName
 from harness.prompts import PromptSet
+from harness.provenance import gpu_name
 from harness.sequences import common_prefix
 
 
@@ -28,7 +29,6 @@ def identity_of(
     """Identity of a method under a profile, hashed from the files that the engines load. What only a running engine
     knows is filled in by ``identity_in``."""
     drafter = method.drafter_path
-    gpu = gpus[0].split(",")[0].strip() if gpus else "unknown GPU"
     return Identity(
         target_sha256=model_hash(profile.target_folder),
         drafter_sha256=model_hash(drafter) if drafter else None,
@@ -43,9 +43,11 @@ def identity_of(
         max_tokens=profile.workload.max_tokens,
         step_tokens=profile.engine.max_num_batched_tokens,
         tensor_parallel=profile.engine.tensor_parallel.decode,
+        enforce_eager=profile.engine.enforce_eager,
+        batch_invariant=profile.batch_invariant,
         extra_args=profile.engine.extra_args,
         env=profile.engine.env,
-        hardware="cpu" if profile.engine.device == "cpu" else gpu,
+        hardware="cpu" if profile.engine.device == "cpu" else gpu_name(gpus),
         vllm=vllm,
     )
 
@@ -128,7 +130,22 @@ def record_from(
         collected[method] = [rows[p.id] for p in prompts.prompts]
     near_tie = float((history.run.profile.get("judging") or {}).get("near_tie_nats", 0.02))
     _require_same_tokens(collected, known, near_tie)
+    _require_one_record_each(history, collected)
     return [_write(history, method, rows, folder, kept[method]) for method, rows in collected.items()]
+
+
+def _require_one_record_each(history: History, collected: Mapping[str, list[Row]]) -> None:
+    """Variants that answer alike share a baseline; raise UsageError when those of one identity gave different rows."""
+    seen: dict[str, str] = {}
+    for lineup, rows in collected.items():
+        key = identity_in(history, lineup).model_dump_json()
+        first = seen.setdefault(key, lineup)
+        said = [[(r.prompt_id, r.output_ids, r.accepted) for r in some] for some in (collected[first], rows)]
+        if said[0] != said[1] and (history.run.profile.get("judging") or {}).get("tier") == "bitwise":
+            raise UsageError(
+                f"{history.folder}: expected {first} and {lineup} to answer alike, because nothing that a baseline is "
+                "found by tells them apart, found other tokens or accepted drafts; record one of them (--cell)"
+            )
 
 
 def _with_known_noise(row: Row, old: Row | None) -> Row:

@@ -31,6 +31,10 @@ class Identity(Strict):
     max_tokens: int
     tensor_parallel: int = 1
     """Devices of the answering engine."""
+    enforce_eager: bool = True
+    """Compiled kernels and graphs round otherwise."""
+    batch_invariant: bool = False
+    """Kernels whose results do not depend on the batch (``VLLM_BATCH_INVARIANT``)."""
     step_tokens: int | None
     """Token budget of an engine step: prefill in chunks changes what EAGLE3 and MTP drafters see."""
     temperature: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,4 +98,6 @@ def matching(bands: Iterable[Band], profile: dict[str, Any], method: str) -> lis
 
 
 def _same(published: str, ours: object) -> bool:
+    if isinstance(ours, Mapping):
+        ours = ours.get("repo")
     return ours is not None and published.rsplit("/", 1)[-1].lower() == str(ours).rstrip("/").rsplit("/", 1)[-1].lower()

@@ -112,7 +112,8 @@ def registered(views: Iterable[CellView]) -> list[RegisteredTest]:
         if not view.cold:
             continue
         single = view.evidence.selected(view.name.single)
-        for name in tests_of(view.name, single, view.evidence.history.run.rescore):
+        rescores = view.evidence.history.run.rescore and view.evidence.selected(view.name.reference)
+        for name in tests_of(view.name, single, rescores):
             out.append(RegisteredTest(view.id, view.scenario, name))
     return out
 

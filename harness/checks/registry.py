@@ -207,10 +207,8 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     merged = history.run.merged
     if merged is not None:
         notices = [*merged.notices, *notices]
-        verdict = worst([verdict, Verdict.UNKNOWN]) if merged.unsettled else verdict
     if history.run.interrupted:
         notices.append("the run was interrupted before its end")
-        verdict = worst([verdict, Verdict.UNKNOWN])
     version = history.run.versions.get("vllm")
     notices += [f"vLLM {version} lacks {name}: {cost}" for name, cost in history.run.lacking.items()]
     mutants = history.run.mutants
@@ -219,6 +217,7 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
             f"ARMED MUTANT {', '.join(mutants)}: a defect was put in on purpose, so this run says nothing about vLLM "
             "and cannot pass"
         )
+    if history.run.doubtful:
         verdict = worst([verdict, Verdict.UNKNOWN])
     return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=tuple(notices), mutants=mutants)
 

@@ -59,8 +59,9 @@ def rescored(cell: CellView) -> CheckResult:
 
 
 def applies(cell: CellView) -> bool:
-    """Where the run was asked to re-score: cold cells and sampled ones."""
+    """Where the run was asked to re-score, and the plain engine of the variant is part of it: cold cells and sampled
+    ones."""
     from harness.scenarios.config import Sampled
 
-    asked = cell.evidence.history.run.rescore
+    asked = cell.evidence.history.run.rescore and cell.evidence.selected(cell.name.reference)
     return asked and (cell.cold or isinstance(cell.config, Sampled))

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from harness.config import EngineConfig, Method, NoSpeculation, Profile
 from harness.engine.environment import PER_REQUEST, EngineEnvironment
+from harness.errors import EngineStartError
 
 Role = Literal["single", "prefill", "decode"]
 LOOPBACK = "127.0.0.1"
@@ -121,8 +122,14 @@ def build_command(
     if engine.device == "gpu":
         argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
         argv += ["--kv-cache-memory-bytes", str(engine.kv_cache_gib * 2**30)]
-    if len(devices) > 1:
-        argv += ["--tensor-parallel-size", str(len(devices))]
+    ranks = engine.tensor_parallel.of(role)
+    if devices and len(devices) != ranks:
+        raise EngineStartError(
+            f"expected {ranks} devices for the {role} engine (engine.tensor_parallel), found {', '.join(devices)}; "
+            "lower it, or use a machine with more devices"
+        )
+    if ranks > 1:
+        argv += ["--tensor-parallel-size", str(ranks)]
     argv += list(engine.extra_args)
     variables = {**_variables(profile, environment, side_channel_port, devices, host), **(arming or {})}
     return EngineCommand(role, port, side_channel_port, argv, variables, host)
@@ -143,7 +150,7 @@ def _variables(
     if engine.device == "cpu":
         env |= _cpu_variables(engine, environment, devices)
     elif engine.device == "gpu":
-        if profile.judging.tier == "bitwise":
+        if profile.batch_invariant:
             env["VLLM_BATCH_INVARIANT"] = "1"
         if devices:
             env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"

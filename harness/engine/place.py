@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
+from harness.config import EngineConfig
 from harness.engine.command import LOOPBACK, EngineCommand, Role, ServerCommand
 from harness.engine.ports import allot
 from harness.engine.process import EngineProcess
@@ -91,13 +92,16 @@ class LocalPlace:
         return EngineProcess(command, log_path)
 
 
-def default_places(
-    roles: Sequence[Role], device: Literal["cpu", "gpu"], base_port: int | None = None
-) -> dict[Role, Place]:
-    """Places on this machine: on CPU each engine has a core of its own while there are enough, GPUs are shared.
+def default_places(roles: Sequence[Role], engine: EngineConfig, base_port: int | None = None) -> dict[Role, Place]:
+    """Places on this machine: on CPU each engine has cores of its own while there are enough, GPUs are shared.
 
     Raises EngineStartError when ports are not free.
     """
     ports = allot(2 * len(roles), base_port)
-    cores = sorted(os.sched_getaffinity(0)) if device == "cpu" else []
-    return {role: LocalPlace([str(c) for c in cores[n : n + 1]], ports=ports) for n, role in enumerate(roles)}
+    cores = [str(c) for c in sorted(os.sched_getaffinity(0))] if engine.device == "cpu" else []
+    places: dict[Role, Place] = {}
+    for role in roles:
+        ranks = engine.tensor_parallel.of(role)
+        mine, cores = (cores[:ranks], cores[ranks:]) if len(cores) >= ranks else ([], [])
+        places[role] = LocalPlace(mine, ports=ports)
+    return places

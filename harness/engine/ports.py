@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import threading
 from collections.abc import Iterator
 
 from harness.engine.command import LOOPBACK
@@ -28,15 +29,25 @@ _LOWEST, _HIGHEST = 20000, 32000
 _TRIES = 400
 
 
+# Ports that were given out. A server binds its port seconds after it was told, and listens minutes later: until then it
+# looks free, and a second group of engines that starts meanwhile could be given the same one.
+_GIVEN: set[tuple[str, int]] = set()
+_LOCK = threading.Lock()
+
+
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Distinct free ports, held together while being picked. Raises EngineStartError when too few are found."""
+    """Distinct free ports, none of which this process has given out before. Raises EngineStartError when too few are
+    found."""
     held: list[socket.socket] = []
     try:
-        for port in random.SystemRandom().sample(range(_LOWEST, _HIGHEST), _TRIES):
-            if len(held) == count:
-                break
-            with contextlib.suppress(OSError):
-                held.append(_bind(port, host))
+        with _LOCK:
+            wanted = set(range(_LOWEST, _HIGHEST)) - {p for h, p in _GIVEN if h == host}
+            for port in random.SystemRandom().sample(sorted(wanted), min(_TRIES, len(wanted))):
+                if len(held) == count:
+                    break
+                with contextlib.suppress(OSError):
+                    held.append(_bind(port, host))
+                    _GIVEN.add((host, port))
         if len(held) < count:
             raise EngineStartError(
                 f"expected {count} free ports between {_LOWEST} and {_HIGHEST} on {host}, found {len(held)} in "

@@ -26,6 +26,14 @@ class Child(Protocol):
     def terminate(self) -> None: ...
 
 
+def _lives(process: psutil.Process) -> bool:
+    """A process may end between being found and being asked."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
 class EngineProcess(EngineLog):
     """A started engine and its log file."""
 
@@ -78,7 +86,7 @@ class EngineProcess(EngineLog):
             with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
                 if os.getsid(process.pid) == self.pid:
                     found[process.pid] = process
-        return [p for p in found.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return [p for p in found.values() if _lives(p)]
 
     def gather_threads(self) -> int:
         """Move all threads of the engine's worker onto the core that the engine was given; returns how many moved.

@@ -20,6 +20,7 @@ from harness.engine.environment import EngineEnvironment, inspect_environment
 from harness.engine.ports import free_ports
 from harness.engine.warded import WardedEngine
 from harness.errors import EngineStartError, HarnessError
+from harness.provenance import gpu_name, gpus
 
 _CHUNK = 4 * 2**20
 LOG_NAME = "engine.log"
@@ -31,6 +32,8 @@ class Wanted(NamedTuple):
     device: str
     devices: int
     """Devices of the engine."""
+    gpu: str
+    """Name of the driver's GPU."""
     folders: dict[str, str]
     """Model folders by what they are."""
     environment: dict[str, Any]
@@ -104,6 +107,11 @@ def engine_environment(env: dict[str, str]) -> dict[str, str]:
 
 def problems(wanted: Wanted) -> Iterable[str]:
     """What this machine lacks."""
+    if wanted.device == "gpu" and gpu_name(gpus()) != wanted.gpu:
+        yield (
+            f"GPU: expected {wanted.gpu}, which the driver's machine has and baselines are found by, found "
+            f"{gpu_name(gpus())}; run the harness on a node with the engines' kind of GPU, and use nodes of one kind"
+        )
     for what, folder in wanted.folders.items():
         if not (Path(folder) / "config.json").is_file():
             yield (

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -28,6 +29,7 @@ from harness.engine.place import EngineHandle, Places, roles_of
 from harness.engine.ray_node import Look, NodeEngine, Offered, Wanted
 from harness.errors import EngineDiedError, EngineStartError, EnvironmentFault, HarnessError, InfrastructureError
 from harness.matrix import EngineGroup
+from harness.provenance import gpu_name, gpus
 from harness.schedule.model import Device, Placement, PlacementRule
 from harness.slots import Inventory, cpu_engine_gib
 
@@ -237,6 +239,7 @@ class RayExecutor:
         if self._address is None:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             options = {"address": "local", "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             # Nodes run this very code, whatever is installed there.
             ray.init(
@@ -252,6 +255,11 @@ class RayExecutor:
                 f"--ray-address {where}: expected a Ray cluster of version {ray.__version__} with a node on this "
                 f"machine, but it cannot be joined ({type(error).__name__}: {words}); see `ray status`"
             ) from error
+        finally:
+            # Ray takes TERM for itself, and a run that is told to end would not write its record.
+            if threading.current_thread() is threading.main_thread():
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
         self._ray = ray
         return self
 
@@ -275,13 +283,15 @@ class RayExecutor:
         # Ray counts GPUs and knows nothing of their memory: shares of a whole take its place.
         gib = 1.0 if gpu else cpu_engine_gib(profile)
         nodes = [n for n in self._ray.nodes() if n["Alive"]]
-        self._nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in nodes}
         devices = tuple(
             Device(f"{n['NodeID']}/{unit}-{number}", n["NodeID"], gib, number)
             for n in nodes
             for number in range(int(n["Resources"].get(unit, 0)))
         )
-        return Inventory(devices, {}, shared=gpu)
+        # A node without devices of this kind holds no engine, and may come and go.
+        holding = {d.node for d in devices}
+        self._nodes = {n["NodeID"]: n["NodeManagerAddress"] for n in nodes if n["NodeID"] in holding}
+        return Inventory(devices, {}, shared=gpu, whole=gpu)
 
     def lost(self) -> Mapping[str, str]:
         alive = {n["NodeID"] for n in self._ray.nodes() if n["Alive"]}
@@ -377,6 +387,8 @@ def _wanted(group: EngineGroup, profile: Profile, environment: EngineEnvironment
     return Wanted(
         profile.engine.device,
         profile.engine.tensor_parallel.of(role),
+        # The identity of baselines names the driver's.
+        gpu_name(gpus()),
         {k: str(v) for k, v in folders.items()},
         environment.model_dump(mode="json"),
     )

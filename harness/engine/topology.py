@@ -22,7 +22,7 @@ from harness.engine.exchange import Ask, Exchange, new_id, payload
 from harness.engine.place import EngineHandle, Places, default_places, roles_of
 from harness.engine.ports import free_ports
 from harness.engine.router import Router
-from harness.errors import EngineStartError, HandoffError, MutantRefusedError
+from harness.errors import EngineDiedError, EngineStartError, HandoffError, MutantRefusedError
 from harness.history import EngineRecord, Form, Leg, Observation
 from harness.matrix import Cell, EngineGroup
 from harness.prompts import Prompt
@@ -73,6 +73,8 @@ class EngineGroupSession:
         self._routers: list[Router] = []
         self.ready_seconds: float = 0.0
         self._ready_by_role: dict[Role, float] = {}
+        self.ended = False
+        """The engines were ended from another thread: what they answer from then on is no evidence."""
 
     # --- life cycle ---------------------------------------------------------------------------------------------
 
@@ -112,16 +114,16 @@ class EngineGroupSession:
 
     def _start(self) -> None:
         begun = time.monotonic()
-        self._places = self._wanted_places or default_places(
-            roles_of(self.group), self.profile.engine.device, self._base_port
-        )
+        self._places = self._wanted_places or default_places(roles_of(self.group), self.profile.engine, self._base_port)
         for command in self._commands():
+            self._require_wanted()
             log = self._logs / f"{self.group.id}.{command.role}.log"
             process = self._places[command.role].start(command, log)
             self._processes[command.role] = process
             self._side_channels[command.role] = command.side_channel_port
             self._clients[command.role] = Client(command.role, process.url, self.profile.timeouts.request)
             self._progress(f"{self.group.id}: started {command.role} engine, pid {process.pid}, {process.url}")
+        self._require_wanted()
         deadline = begun + self.profile.timeouts.start
         self._wait_ready(deadline)
         self._first_requests(deadline)
@@ -268,9 +270,15 @@ class EngineGroupSession:
                 time.sleep(_HANDSHAKE_PAUSE_S)
 
     def end_engines(self) -> None:
-        """End the engines from another thread; the one that uses them finds them gone, and leaves the context."""
+        """End the engines from another thread; the one that uses them finds them gone, and leaves the context. One that
+        is about to be started is ended by that thread."""
+        self.ended = True
         for process in list(self._processes.values()):
             process.stop(self.profile.timeouts.stop)
+
+    def _require_wanted(self) -> None:
+        if self.ended:
+            raise EngineDiedError(f"{self.group.id}: its engines were ended from outside")
 
     def stop(self) -> None:
         """End the engines. They are told at the same time; one that ignores TERM is killed after the grace time."""

@@ -13,6 +13,7 @@ from harness.baseline.model import FORMAT, Baseline, Header, Identity, Provenanc
 from harness.checks.evidence import CellView, Evidence
 from harness.config import REPOSITORY, SHIPPED_PROFILES, Judging
 from harness.history import RESCORE, SCHEMA, CellRecord, EngineRecord, History, Leg, Observation, RunRecord, Speculation
+from harness.matrix import CellName
 from harness.probe import spec
 
 BLOCK = 32
@@ -118,8 +119,8 @@ def history(
             cell=name,
             group=name,
             block_size=BLOCK,
-            lookahead=LOOKAHEAD[name.split("-")[1].split(".")[0]],
-            draft_tokens=0 if name.endswith("none") else 3,
+            lookahead=LOOKAHEAD[CellName.of(name).method],
+            draft_tokens=0 if CellName.of(name).method == "none" else 3,
             planned=sum(o.cell == name and o.scenario == "cold" for o in observations),
             scenarios=dict(
                 Counter(o.scenario for o in observations if o.cell == name and o.scenario not in ("cold", RESCORE))

@@ -8,10 +8,13 @@ import pytest
 import yaml
 
 from harness import operations
+from harness.checks.evidence import Evidence
 from harness.checks.night import RegisteredTest
-from harness.config import Profile, load_profile, part_of
+from harness.checks.registry import views
+from harness.checks.rescored import applies
+from harness.config import Judging, Profile, load_profile, part_of
 from harness.errors import ProfileError, UsageError
-from harness.history import SECOND, write_run
+from harness.history import SECOND, History, write_run
 from harness.matrix import CellName, all_cells, excluded_cells, make_plan, select_cells
 from harness.operations import load_second, narrowed, prepare
 from harness.progress import Reporter
@@ -200,3 +203,41 @@ def test_cells_without_requests_lack_nothing(tmp_path):
     prepared = prepare(written(tmp_path, axes={}, methods=methods), [], ["late-pull"])
     assert set(prepared.lacking) == {"pd-eagle3"}
     assert set(prepared.lacking) <= {w.cell.id for w in prepared.works}
+
+
+@pytest.mark.parametrize(
+    ("axes", "sentence"),
+    [
+        ({"d": {"a": {"engine": {"device": "cpu"}}, "b": {"engine": {"device": "gpu"}}}}, "engine.device"),
+        ({"r": {"a": {"workload": {"rescore": True}}, "b": {"workload": {"rescore": False}}}}, "workload.rescore"),
+    ],
+)
+def test_what_belongs_to_the_whole_run_is_no_axis(tmp_path, axes, sentence):
+    with pytest.raises(ProfileError, match=f"expected {sentence} to be the same for all values"):
+        load_profile(written(tmp_path, axes=axes))
+
+
+def test_a_setting_that_an_inherited_axis_overrides_is_refused(tmp_path):
+    above = written(tmp_path)
+    path = tmp_path / "mine.yaml"
+    mine = {"extends": above, "name": "mine", "engine": {"kv_lease_s": 20}}
+    path.write_text(yaml.safe_dump(mine))
+    with pytest.raises(ProfileError, match=r"found engine\.kv_lease_s, which axis lease sets"):
+        load_profile(str(path))
+    own = {"lease": {"lease20": {"engine": {"kv_lease_s": 20}}}}
+    path.write_text(yaml.safe_dump({**mine, "engine": {"block_size": 64}, "axes": own}))
+    assert load_profile(str(path)).axes.keys() >= {"lease"}
+
+
+def test_outputs_are_to_be_rescored_where_the_variant_has_a_plain_engine():
+    made = history([observation("pd-none", 40), observation("single-none", 40)])
+    run = made.run.model_copy(update={"rescore": True})
+    both = made.model_copy(update={"run": run})
+    alone = both.model_copy(update={"run": run.model_copy(update={"cells": run.cells[:1]})})
+
+    def asked(made: History) -> bool:
+        [view] = [v for v in views(Evidence(made, {}, Judging())) if v.id == "pd-none"]
+        return applies(view)
+
+    assert asked(both)
+    assert not asked(alone)

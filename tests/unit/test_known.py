@@ -11,6 +11,7 @@ import yaml
 from harness.checks.registry import judge
 from harness.errors import DataError
 from harness.findings import Judgement, Verdict
+from harness.history import Merged
 from harness.known import apply_known, load_known
 from harness.report.junit import render_junit
 from harness.report.markdown import render_markdown
@@ -150,6 +151,13 @@ def test_other_findings_of_the_same_cell_still_fail(tmp_path):
 def test_interrupted_run_never_becomes_known(tmp_path):
     h = made()
     h = h.model_copy(update={"run": h.run.model_copy(update={"interrupted": True})})
+    assert judged(h, known(tmp_path, ENTRY)).verdict is Verdict.UNKNOWN
+
+
+def test_parts_that_contradict_each_other_never_become_known(tmp_path):
+    h = made()
+    merged = Merged(parts=(), notices=(), unsettled=True)
+    h = h.model_copy(update={"run": h.run.model_copy(update={"merged": merged})})
     assert judged(h, known(tmp_path, ENTRY)).verdict is Verdict.UNKNOWN
 
 

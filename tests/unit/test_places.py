@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.config import Profile, load_profile
+from harness.config import Profile, load_profile, merged
 from harness.engine.command import EngineCommand, build_command
 from harness.engine.place import LocalPlace, default_places, roles_of
 from harness.engine.ports import free_ports, require_free
@@ -33,6 +33,12 @@ def gpu_profile() -> Profile:
     return cpu.model_copy(update={"engine": cpu.engine.model_copy(update={"device": "gpu"})})
 
 
+def wide(profile: Profile, ranks: int) -> Profile:
+    return Profile.model_validate(
+        merged(profile.model_dump(), {"engine": {"tensor_parallel": {"decode": max(1, ranks)}}})
+    )
+
+
 def test_engine_binds_the_host_of_its_place_with_both_ports():
     command = on(load_profile("cpu"), host=HOST)
     assert option(command, "--host") == HOST
@@ -49,7 +55,7 @@ def test_loopback_is_the_default():
     ("devices", "bound", "ranks"), [((), "nobind", None), (("3",), "3", None), (("3", "5"), "3|5", "2")]
 )
 def test_cores_are_bound_one_per_rank(devices, bound, ranks):
-    command = on(load_profile("cpu"), devices=devices)
+    command = on(wide(load_profile("cpu"), len(devices)), devices=devices)
     assert command.env["VLLM_CPU_OMP_THREADS_BIND"] == bound
     assert "CUDA_VISIBLE_DEVICES" not in command.env
     assert ("--tensor-parallel-size" in command.argv) == (ranks is not None)
@@ -58,7 +64,7 @@ def test_cores_are_bound_one_per_rank(devices, bound, ranks):
 
 
 def test_gpus_are_the_only_ones_that_the_engine_sees():
-    command = on(gpu_profile(), devices=("2", "GPU-5e"))
+    command = on(wide(gpu_profile(), 2), devices=("2", "GPU-5e"))
     assert command.env["CUDA_VISIBLE_DEVICES"] == "2,GPU-5e"
     assert "VLLM_CPU_OMP_THREADS_BIND" not in command.env
     assert option(command, "--tensor-parallel-size") == "2"
@@ -75,13 +81,39 @@ def test_local_engines_have_a_core_each_and_consecutive_ports():
     profile = load_profile("cpu")
     (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
     base = free_ports(1)[0]
-    places = default_places(roles_of(group), "cpu", base)
+    places = default_places(roles_of(group), load_profile("cpu").engine, base)
     cores = [str(c) for c in sorted(os.sched_getaffinity(0))]
     assert list(places) == ["decode", "prefill"]
     assert [p.ports(2) for p in places.values()] == [[base, base + 1], [base + 2, base + 3]]
     assert [p.devices for p in places.values()] == [tuple(cores[:1]), tuple(cores[1:2])]
     assert {p.host for p in places.values()} == {"127.0.0.1"}
-    assert {p.devices for p in default_places(["decode", "prefill"], "gpu").values()} == {()}
+    gpu = load_profile("gpu").engine
+    assert {p.devices for p in default_places(["decode", "prefill"], gpu).values()} == {()}
+
+
+def test_every_engine_gets_the_tensor_parallel_size_of_its_role_or_none_is_started():
+    """Not the number of devices that happen to be named: a baseline would be of other engines than its name says."""
+    engine = {"tensor_parallel": {"prefill": 2, "decode": 1}}
+    profile = Profile.model_validate(merged(load_profile("gpu").model_dump(), {"engine": engine}))
+
+    def sizes(role: str, devices: tuple[str, ...]) -> str | None:
+        argv = build_command(profile, profile.methods[0], role, ENVIRONMENT, 1, None, devices).argv
+        return argv[argv.index("--tensor-parallel-size") + 1] if "--tensor-parallel-size" in argv else None
+
+    assert [sizes("prefill", ()), sizes("prefill", ("0", "1")), sizes("decode", ()), sizes("decode", ("3",))] == [
+        "2",
+        "2",
+        None,
+        None,
+    ]
+    with pytest.raises(EngineStartError, match=r"expected 2 devices for the prefill engine .* found 0"):
+        sizes("prefill", ("0",))
+
+
+def test_ports_are_given_out_once_by_a_process():
+    """An engine listens minutes after it was told its port, and until then the port looks free."""
+    first, second = free_ports(40), free_ports(40)
+    assert len({*first, *second}) == 80
 
 
 def test_ports_are_looked_for_on_the_address_of_the_place():

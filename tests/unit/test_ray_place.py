@@ -99,7 +99,7 @@ def group_of(cell: str) -> EngineGroup:
 
 def wanted(**changes) -> Wanted:
     folder = str(load_profile("cpu").target)
-    return Wanted("cpu", 1, {"target": folder}, ENVIRONMENT.model_dump(mode="json"))._replace(**changes)
+    return Wanted("cpu", 1, "unknown GPU", {"target": folder}, ENVIRONMENT.model_dump(mode="json"))._replace(**changes)
 
 
 def test_node_with_the_same_environment_has_no_problem(monkeypatch):
@@ -117,6 +117,23 @@ def test_node_with_another_vllm_is_refused(monkeypatch):
     monkeypatch.setattr(ray_node, "inspect_environment", lambda _: ENVIRONMENT.model_copy(update={"vllm": "0.31.0"}))
     (said,) = problems(wanted())
     assert "expected vllm 0.32.0 as on the machine of the harness, found 0.31.0" in said
+
+
+def test_node_with_another_kind_of_gpu_is_refused(monkeypatch):
+    """Baselines are found by the GPU of the driver's machine."""
+    monkeypatch.setattr(ray_node, "inspect_environment", lambda _: ENVIRONMENT)
+    monkeypatch.setattr(ray_node, "gpus", lambda: ["NVIDIA L4, 23034 MiB"])
+    assert list(problems(wanted(device="gpu", gpu="NVIDIA L4"))) == []
+    (said,) = problems(wanted(device="gpu", gpu="NVIDIA H200"))
+    assert "expected NVIDIA H200" in said and "found NVIDIA L4" in said
+
+
+def test_a_node_without_devices_may_come_and_go():
+    """Engines are on the others only."""
+    executor = RayExecutor("10.0.0.3:6379")
+    executor._ray = FakeCluster(False)
+    found = executor.inventory(load_profile("gpu"))
+    assert found.devices == () and executor._nodes == {} and executor.lost() == {}
 
 
 def test_node_without_the_interpreter_is_refused():

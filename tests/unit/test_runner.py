@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,12 @@ ENVIRONMENT = EngineEnvironment(
 class FakeSession:
     """Stands for running engines: it answers nothing and notes when it was up."""
 
+    odd: frozenset[str] = frozenset()
+    """Groups that fail in a way that nobody thought of."""
+    linger: float = 0.0
+    """Seconds that ending takes."""
+    stuck: frozenset[str] = frozenset()
+    """Groups that cannot be told to end."""
     up: ClassVar[Counter[str]] = Counter()
     most: int = 0
     order: ClassVar[list[str]] = []
@@ -58,6 +65,8 @@ class FakeSession:
     @classmethod
     def reset(cls, broken: frozenset[str] = frozenset(), seconds: float = 0.05) -> None:
         cls.up, cls.most, cls.order, cls.broken, cls.seconds = Counter(), 0, [], broken, seconds
+        cls.odd = cls.stuck = frozenset()
+        cls.linger = 0.0
 
     def __enter__(self):
         with self.lock:
@@ -69,6 +78,9 @@ class FakeSession:
             FakeSession.most = max(FakeSession.most, sum(self.up.values()))
             if len(FakeSession.order) == 3:
                 self.third()
+        if self.group.id in self.odd:
+            self.__exit__()
+            raise ZeroDivisionError("of all things")
         if self.group.id in self.broken:
             self.__exit__()
             raise EngineDiedError(f"{self.group.id} broke on purpose")
@@ -80,7 +92,10 @@ class FakeSession:
                 self.up.subtract(place.devices)
 
     def end_engines(self):
+        time.sleep(self.linger)
         self.gone.set()
+        if self.group.id in self.stuck:
+            raise OSError("it does not want to")
 
     def switch(self, *_):
         pass
@@ -211,6 +226,33 @@ def test_interrupt_ends_engines_of_all_threads_and_keeps_what_is_complete(tmp_pa
     assert history.run.interrupted
     assert states(history) == {"interrupted": 36}
     assert not +FakeSession.up
+
+
+def test_one_that_cannot_be_ended_and_a_second_signal_keep_no_other_alive(tmp_path, monkeypatch):
+    FakeSession.reset(seconds=20.0)
+    # All signals come while engines are being ended.
+    FakeSession.linger = 1.0
+    FakeSession.stuck = frozenset(f"pd-{m}+v{n}" for m in ("eagle3", "dflash") for n in range(3))
+
+    def twice() -> None:
+        for pause in (0.0, 0.05, 0.1):
+            threading.Timer(pause, interrupt_main_thread).start()
+
+    monkeypatch.setattr(FakeSession, "third", staticmethod(twice))
+    history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(6))
+    assert history.run.interrupted
+    assert states(history) == {"interrupted": 36}
+    assert not +FakeSession.up
+
+
+def test_what_nobody_thought_of_costs_its_own_group_and_is_no_traceback(tmp_path):
+    FakeSession.reset()
+    FakeSession.odd = frozenset({"pd-mtp"})
+    history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(4))
+    assert states(history) == {"complete": 9, "failed": 3}
+    reason = str(history.cell("pd-mtp").reason)
+    assert "ZeroDivisionError: of all things" in reason
+    assert "Traceback" in (tmp_path / "run" / "logs" / "pd-mtp.harness.log").read_text()
 
 
 def test_a_device_that_keeps_its_memory_is_not_used_again(tmp_path, monkeypatch):
