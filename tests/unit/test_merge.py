@@ -71,6 +71,7 @@ def night(tier: str = "normal", accept: dict[str, Accept] | None = None, change:
             "profile": {**profile(tier, **judging).model_dump(mode="json"), "source": "cpu"},
             "rescore": True,
             "run_id": "whole",
+            "identities": {m: identity(m).model_dump(mode="json") for m in ("none", "eagle3", "mtp")},
             "hardware": {**made.run.hardware, "platform": "Linux x86_64"},
         }
     )
@@ -495,20 +496,15 @@ def test_second_stage_of_a_recording_that_does_not_count_is_heard(tmp_path, seco
     assert any(f"acceptance-single {word}" in n for n in merged.run.merged.notices)
 
 
-def with_identities(made: History) -> History:
-    known = {m: identity(m).model_dump(mode="json") for m in ("none", "eagle3", "mtp")}
-    return made.model_copy(update={"run": made.run.model_copy(update={"identities": known})})
-
-
 def test_recordings_that_do_not_count_are_judged_against_baselines(tmp_path):
     """Both topologies worse is a finding against the record alone."""
     for method, found in references().items():
         write_baseline(tmp_path / "baselines" / f"{method}.json", identity(method), provenance(), found.baseline.rows)
-    bad = with_identities(night(accept={"pd-mtp": drop, "single-mtp": drop}, stages=1))
+    bad = night(accept={"pd-mtp": drop, "single-mtp": drop}, stages=1)
     tried = part_of(bad, PARTS[1], "try-1")
     for cell in ("pd-mtp", "single-mtp"):
         tried = broken(tried, cell)
-    folders = retried(tmp_path, tried, with_identities(night(stages=1)))
+    folders = retried(tmp_path, tried, night(stages=1))
     merged = merge(folders, tmp_path / "merged", Wanted(baselines=tmp_path / "baselines"))
     assert judged(merged).verdict is Verdict.UNKNOWN
     notices = merged.run.merged.notices
@@ -714,9 +710,7 @@ def edited(folder: Path, change: Callable[[dict], object]) -> None:
     ],
 )
 def test_part_that_does_not_fit_is_refused_or_left_out_and_missed(tmp_path, damage, sentence):
-    made = night()
-    known = {m: identity(m).model_dump(mode="json") for m in ("none", "eagle3", "mtp")}
-    folders = split(made.model_copy(update={"run": made.run.model_copy(update={"identities": known})}), tmp_path)
+    folders = split(night(), tmp_path)
     edited(folders[1], damage)
     with pytest.raises(UsageError) as refused:
         merge(folders, tmp_path / "merged")
