@@ -5,10 +5,13 @@ set -euo pipefail
 source "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/scripts/environment.sh"
 ensure_environment
 cd "$ROOT"
-if [ $# -eq 0 ]; then
-  ensure_chromium
-  "$VENV/bin/ruff" check .
-  "$VENV/bin/ruff" format --check .
-  "$VENV/bin/mypy"
+if [ $# -gt 0 ]; then
+  exec "$VENV/bin/python" -m pytest "$@"
 fi
-exec "$VENV/bin/python" -m pytest "$@"
+ensure_chromium
+"$VENV/bin/ruff" check .
+"$VENV/bin/ruff" format --check .
+"$VENV/bin/mypy"
+# Engines have the machine to themselves; everything else shares it (5 m 45 s instead of 8 m 50 s on two cores).
+"$VENV/bin/python" -m pytest --numprocesses auto --dist loadfile --ignore tests/engine
+exec "$VENV/bin/python" -m pytest tests/engine

@@ -89,7 +89,9 @@ def merge_command(
     from harness.operations import References, judge_and_report
     from harness.report.terminal import print_summary
 
-    history = merge(folders, out, Wanted(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going))
+    history = merge(
+        folders, out, Wanted(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going, baselines, known)
+    )
     summary = judge_and_report(history, References(baselines, known))
     print_summary(summary, Console(width=None if sys.stdout.isatty() else 160))
     raise typer.Exit(summary.verdict.exit_code)

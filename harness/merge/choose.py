@@ -1,0 +1,77 @@
+"""Which recording of a cell counts, and where recordings of it contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harness.history import (
+    COLD,
+    RESCORE,
+    History,
+)
+from harness.merge.night import Loaded, Night
+from harness.parts import (
+    contradictions,
+    evidence_of,
+    rescored,
+)
+
+
+def choose(histories: Sequence[History], preferred: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Which history's recording of each cell counts: the preferred one where it has the cell; else the most complete,
+    and of equals the earliest."""
+    out: dict[str, int] = {}
+    for cell in dict.fromkeys(c.cell for h in histories for c in h.run.cells):
+        having = [i for i, h in enumerate(histories) if h.cell(cell) is not None]
+        favourite = (preferred or {}).get(cell)
+        best = max(having, key=lambda i: (evidence_of(histories[i], cell), -i))
+        out[cell] = favourite if favourite in having else best
+    return out
+
+
+def compare_duplicates(parts: Sequence[Loaded], chosen: Mapping[str, int], night: Night) -> tuple[list[str], list[str]]:
+    """What cells that several parts recorded say against each other, which they can only where equal runs are equal
+    bit for bit; and a notice for each set of them."""
+    groups: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    contradicted: list[str] = []
+    judging = night.profile.judging
+    for cell, best in chosen.items():
+        others = tuple(i for i, p in enumerate(parts) if i != best and p.history.cell(cell) is not None)
+        if others:
+            groups.setdefault((best, others), []).append(cell)
+        for i in others if judging.tier == "bitwise" else ():
+            contradicted += [
+                f"{cell}: {c.differing} of {c.compared} {_requests(c.scenario)} gave other tokens or accepted drafts "
+                f"in {parts[i].run.run_id} than in {parts[best].run.run_id}: equal runs differ, so it cannot pass"
+                for c in contradictions(parts[best].history, parts[i].history, cell, judging.near_tie_nats)
+            ]
+    notices = [
+        f"{', '.join(cells)}: recorded by {len(others) + 1} parts; that of {parts[best].run.run_id} counts "
+        "(the most complete one, of equals the earliest)"
+        for (best, others), cells in groups.items()
+    ]
+    if judging.tier == "bitwise":
+        contradicted += _scored_differently([p.history for p in parts], judging.near_tie_nats)
+    return contradicted, notices
+
+
+def _requests(scenario: str) -> str:
+    return "cold prompts" if scenario == COLD else f"requests of {scenario}"
+
+
+def _scored_differently(histories: Sequence[History], near_tie_nats: float) -> list[str]:
+    """A sentence for each plain engine of which two parts say different things about the same output."""
+    said: dict[tuple[str, str], set[bool]] = {}
+    for history in histories:
+        for o in history.observations:
+            if o.scenario == RESCORE and rescored(o) and o.final is not None:
+                wrong = any(gap > near_tie_nats for gap in o.final.rescored or ())
+                said.setdefault((o.cell, o.key), set()).add(wrong)
+    cells = dict.fromkeys(cell for cell, _ in said)
+    count = {cell: sum(c == cell and len(answers) > 1 for (c, _), answers in said.items()) for cell in cells}
+    return [
+        f"{cell}: {n} outputs were right in one part and wrong in another when they were re-scored: equal runs "
+        "differ, so it cannot pass"
+        for cell, n in count.items()
+        if n
+    ]

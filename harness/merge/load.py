@@ -1,0 +1,124 @@
+"""Parts of a night: found, read, told apart from copies, and compared with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.errors import DataError, HarnessError, UsageError
+from harness.history import (
+    History,
+    load_history,
+)
+from harness.merge.night import Loaded, Wanted
+from harness.operations import load_second
+from harness.parts import (
+    Signature,
+    describe_differences,
+    find_runs,
+    signature_of,
+    signature_of_night,
+    unfinished,
+)
+
+
+def load_parts(folders: Sequence[Path], wanted: Wanted) -> tuple[list[Loaded], list[str]]:
+    """The parts in the order in which they began, each run once, and a sentence for each that cannot be taken."""
+    parts: dict[str, Loaded] = {}
+    problems: list[str] = []
+    runs: list[Path] = []
+    for folder in folders:
+        try:
+            runs += find_runs(folder)
+        except HarnessError as error:
+            problems.append(str(error))
+    twins: dict[str, list[Path]] = {}
+    for run in runs:
+        try:
+            history = load_history(run)
+            _require_usable(history, wanted)
+        except HarnessError as error:
+            problems.append(str(error))
+            continue
+        part, why = _with_second(history)
+        known = parts.setdefault(history.run.run_id, part)
+        if not _is_copy(part, known):
+            twins.setdefault(history.run.run_id, [known.history.folder]).append(run)
+        elif known is part and why:
+            problems.append(why)
+    for name, places in twins.items():
+        del parts[name]
+        problems.append(
+            f"{', '.join(map(str, places))}: expected one run of the name {name}, or copies of it, found some that "
+            "differ, and nothing says which of them counts; give the right one alone"
+        )
+    return sorted(parts.values(), key=lambda p: (p.run.started, p.run.run_id)), problems
+
+
+def _with_second(history: History) -> tuple[Loaded, str]:
+    """A run with its second stage, and why that cannot be read."""
+    try:
+        return Loaded(history, load_second(history)), ""
+    except HarnessError as error:
+        return Loaded(history, None), f"second stage of {history.run.run_id}: {error}"
+
+
+def _is_copy(part: Loaded, of: Loaded) -> bool:
+    """Whether two folders hold the same recording, with the same second stage."""
+    if part.second is None or of.second is None:
+        alike = part.second is of.second
+    else:
+        alike = _same_recording(part.second, of.second)
+    return alike and _same_recording(part.history, of.history)
+
+
+def _same_recording(first: History, second: History) -> bool:
+    return first.run == second.run and first.observations == second.observations
+
+
+def _require_usable(history: History, wanted: Wanted) -> None:
+    run = history.run
+    why = unfinished(run)
+    if why and not wanted.keep_going:
+        raise UsageError(f"{history.folder}: expected a run that came to its end, found one that {why}; run it again")
+    if run.merged is not None:
+        raise UsageError(f"{history.folder}: expected a recorded run, found one that was merged; give its parts")
+    armed = dict.fromkeys((*run.mutants, *(m for e in run.engines for m in e.mutants)))
+    if armed and not wanted.armed:
+        raise UsageError(
+            f"{history.folder}: expected engines as they are, found mutant {', '.join(armed)} armed; --armed takes it"
+        )
+    names = [c.cell for c in run.cells]
+    if len(set(names)) != len(names):
+        raise DataError(
+            f"{history.folder}: expected each cell once in run.json, found one twice: the record is damaged"
+        )
+
+
+def fitting(parts: Sequence[Loaded]) -> tuple[list[Loaded], list[str], Signature | None]:
+    """The parts that are of the same night: what most of them say counts, the earliest of equals. A sentence for each
+    other one, and what the fitting ones say together."""
+    if not parts:
+        return [], [], None
+    signatures = [signature_of(p.run) for p in parts]
+    expected = signature_of_night(signatures)
+    fitting, problems = [], []
+    for part, found in zip(parts, signatures, strict=True):
+        differences = describe_differences(expected, found)
+        if differences:
+            problems.append(
+                f"{part.history.folder}: expected a part of the same night as the others, found another "
+                f"({differences}); record it with the same profile, models, vLLM and kind of machine"
+            )
+        else:
+            fitting.append(part)
+    first = next((p.run.git_commit for p in fitting if p.run.git_commit), None)
+    strangers = [p for p in fitting if p.run.git_commit not in (None, first)]
+    problems += [
+        f"{p.history.folder}: expected the harness's commit of the parts before it, {first}, found {p.run.git_commit}; "
+        "record all parts from one checkout"
+        for p in strangers
+    ]
+    fitting = [p for p in fitting if p not in strangers]
+    # Once more: of what is known to be the night's own.
+    return fitting, problems, signature_of_night([signature_of(p.run) for p in fitting]) if fitting else None
