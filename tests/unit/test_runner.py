@@ -212,6 +212,14 @@ def test_what_fits_nowhere_is_said_before_anything_starts_and_the_rest_runs(tmp_
     assert states(history)["complete"] == 4
 
 
+@pytest.fixture
+def hears_sigint() -> Iterator[None]:
+    """What is started in the background may have been told to ignore it."""
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, old)
+
+
 def interrupt_main_thread() -> None:
     """As Ctrl-C does: unlike ``_thread.interrupt_main``, a signal wakes a thread that waits."""
     main = threading.main_thread().ident
@@ -219,6 +227,7 @@ def interrupt_main_thread() -> None:
     signal.pthread_kill(main, signal.SIGINT)
 
 
+@pytest.mark.usefixtures("hears_sigint")
 def test_interrupt_ends_engines_of_all_threads_and_keeps_what_is_complete(tmp_path, monkeypatch):
     FakeSession.reset(seconds=20.0)
     monkeypatch.setattr(FakeSession, "third", staticmethod(interrupt_main_thread))
@@ -228,6 +237,7 @@ def test_interrupt_ends_engines_of_all_threads_and_keeps_what_is_complete(tmp_pa
     assert not +FakeSession.up
 
 
+@pytest.mark.usefixtures("hears_sigint")
 def test_one_that_cannot_be_ended_and_a_second_signal_keep_no_other_alive(tmp_path, monkeypatch):
     FakeSession.reset(seconds=20.0)
     # All signals come while engines are being ended.
