@@ -173,6 +173,7 @@ def test_two_cores_run_one_pair_at_a_time(tmp_path):
 
 
 def test_many_cores_run_many_pairs_and_the_plain_ones_after_the_others(tmp_path):
+    FakeSession.reset(seconds=0.2)
     history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(12))
     assert states(history) == {"complete": 36}
     assert FakeSession.most > 2
@@ -183,6 +184,8 @@ def test_many_cores_run_many_pairs_and_the_plain_ones_after_the_others(tmp_path)
 
 
 def test_single_engines_of_different_methods_run_side_by_side(tmp_path):
+    # Long enough for the others to start on a busy machine.
+    FakeSession.reset(seconds=0.5)
     history = run(prepare("cpu", ["single-*"]), tmp_path / "run", FakeExecutor(2))
     assert states(history) == {"complete": 4}
     assert FakeSession.most == 2
