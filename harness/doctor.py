@@ -12,18 +12,17 @@ from typing import NamedTuple
 import psutil
 
 from harness import provenance
-from harness.baseline.build import identity_of
-from harness.baseline.lookup import Limits, Lookup, look_up
+from harness.baseline.lookup import Lookup
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.environment import WITHOUT, EngineEnvironment, inspect_environment, need_nixl
 from harness.engine.ports import free_ports
 from harness.engine.router import program
 from harness.errors import HarnessError
 from harness.files import sha256_file
-from harness.hub import reason_for
 from harness.matrix import CellName, all_cells
 from harness.probe.build import RECIPE_FILE, WEIGHTS
 from harness.prompts import load_prompts
+from harness.sensitivity import lookups_of
 from harness.slots import ENGINE_GIB
 
 
@@ -176,6 +175,7 @@ def _probe_item() -> Item:
 def _data_items(profile: Profile, source: str) -> list[Item]:
     """Prompt sets and baselines; those of a profile with axes, counted."""
     items, found = [], dict[str, Lookup]()
+    hardware = tuple(provenance.gpus())
     for path in dict.fromkeys(p.workload.prompts for p in profile.parts):
         parts = [p for p in profile.parts if p.workload.prompts == path]
         recipe = f" --for-profile {source}" if parts[0].workload.recipe is not None else ""
@@ -188,7 +188,8 @@ def _data_items(profile: Profile, source: str) -> list[Item]:
         items.append(_attempt("prompts", f"restore the file, or run `harness prompts build{recipe}`", prompts))
         if items[-1].ok:
             digest = load_prompts(path).sha256
-            found |= {lineup: lookup for p in parts for lineup, lookup in _baselines(p, source, digest).items()}
+            for part in parts:
+                found |= lookups_of(part, source, digest, None, hardware)
     advice = f"harness baseline record --profile {source}"
     if not profile.axes:
         return items + [
@@ -204,18 +205,3 @@ def _data_items(profile: Profile, source: str) -> list[Item]:
     lineups = {CellName.of(c.id).lineup for c in all_cells(profile)}
     there = [lineup for lineup in lineups if lineup in found and found[lineup].baseline is not None]
     return [*items, Item("baselines", f"{len(there)} of {len(lineups)}", len(there) == len(lineups), True, advice)]
-
-
-def _baselines(part: Profile, source: str, digest: str) -> dict[str, Lookup]:
-    """What a run of one plain profile would be judged against, by lineup."""
-    limits = Limits(part.judging.baseline_days, part.judging.baseline_minors)
-    out = {}
-    for method in part.methods:
-        lineup = CellName("single", method.kind, variant=part.variant).lineup
-        reason = reason_for(part, method.kind)
-        if reason is not None:
-            out[lineup] = Lookup(None, reason)
-            continue
-        identity = identity_of(part, method, digest, None, tuple(provenance.gpus()))
-        out[lineup] = look_up(part.baselines, identity, source, limits, provenance.now())
-    return out

@@ -15,7 +15,7 @@ import psutil
 from harness import __version__
 from harness.config import REPOSITORY
 from harness.engine.environment import EngineEnvironment
-from harness.schedule.gpus import query_gpus, visible_devices
+from harness.schedule.gpus import visible_here
 
 
 def now() -> str:
@@ -45,10 +45,7 @@ def _processor() -> str:
 
 def gpus() -> list[str]:
     """Name and memory of the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves; empty without one."""
-    found = visible_devices(
-        os.environ.get("CUDA_VISIBLE_DEVICES"), query_gpus(), "localhost", os.environ.get("CUDA_DEVICE_ORDER")
-    )
-    return [f"{d.gpu.name}, {1024 * d.gpu.memory_gib:.0f} MiB" for d in found.devices]
+    return [f"{d.gpu.name}, {1024 * d.gpu.memory_gib:.0f} MiB" for d in visible_here().devices]
 
 
 def gpu_name(found: Sequence[str]) -> str:

@@ -84,8 +84,9 @@ def overview(source: str, folder: Path | None) -> tuple[list[dict[str, Any]], li
         except DataError:
             continue
         rows.append({"name": path.name, "header": header})
+    hardware = tuple(gpus())
     known = [
-        identity_of(part, m, prepared.sets[part.variant].sha256, None, tuple(gpus()))
+        identity_of(part, m, prepared.sets[part.variant].sha256, None, hardware)
         for part in prepared.parts
         for m in part.methods
         if reason_for(part, m.kind) is None

@@ -12,7 +12,7 @@ from harness.baseline.lookup import Limits, Lookup, look_up
 from harness.baseline.model import Baseline
 from harness.baseline.summary import baseline_arms
 from harness.checks.night import TestName, tests_of
-from harness.config import Judging
+from harness.config import Judging, Profile
 from harness.engine.environment import EngineEnvironment
 from harness.history import COLD
 from harness.hub import reason_for
@@ -146,20 +146,26 @@ def per_stratum(prepared: Prepared, effect_points: float) -> int:
 
 def lookups_now(prepared: Prepared, environment: EngineEnvironment | None) -> dict[str, Lookup]:
     """Baselines by lineup that a run of the prepared cells would be judged against, were it made now."""
-    profile, judging = prepared.profile, prepared.profile.judging
-    limits = Limits(judging.baseline_days, judging.baseline_minors)
     version = environment.vllm if environment else None
+    hardware = tuple(gpus())
+    return {
+        lineup: lookup
+        for part in prepared.parts
+        for lineup, lookup in lookups_of(
+            part, prepared.source, prepared.sets[part.variant].sha256, version, hardware
+        ).items()
+    }
+
+
+def lookups_of(
+    part: Profile, source: str, prompts_sha256: str, vllm: str | None, hardware: tuple[str, ...]
+) -> dict[str, Lookup]:
+    """The same for a plain profile; ``hardware`` is what ``harness.provenance.gpus`` found."""
+    limits = Limits(part.judging.baseline_days, part.judging.baseline_minors)
     return {
         CellName("single", m.kind, variant=part.variant).lineup: Lookup(None, reason)
         if (reason := reason_for(part, m.kind)) is not None
-        else look_up(
-            profile.baselines,
-            identity_of(part, m, prepared.sets[part.variant].sha256, version, tuple(gpus())),
-            prepared.source,
-            limits,
-            now(),
-        )
-        for part in prepared.parts
+        else look_up(part.baselines, identity_of(part, m, prompts_sha256, vllm, hardware), source, limits, now())
         for m in part.methods
     }
 

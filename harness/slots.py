@@ -19,7 +19,7 @@ from harness.engine.command import Role
 from harness.engine.place import LocalPlace, Places, roles_of
 from harness.engine.ports import allot
 from harness.matrix import Plan, start_expected_s
-from harness.schedule.gpus import VisibleDevice, query_gpus, visible_devices, wait_given_back
+from harness.schedule.gpus import VisibleDevice, visible_here, wait_given_back
 from harness.schedule.model import Device, EngineNeed, Job, Placement, PlacementRule
 from harness.workload import CellWork, group_expected_s
 
@@ -76,9 +76,7 @@ def cpu_inventory(profile: Profile) -> Inventory:
 
 def gpu_inventory() -> Inventory:
     """The GPUs of this machine that CUDA_VISIBLE_DEVICES leaves."""
-    found = visible_devices(
-        os.environ.get("CUDA_VISIBLE_DEVICES"), query_gpus(), LOCAL_NODE, os.environ.get("CUDA_DEVICE_ORDER")
-    )
+    found = visible_here(LOCAL_NODE)
     # A baseline belongs to one kind of GPU, and a run is judged by those of one kind.
     kinds = list(dict.fromkeys(d.gpu.name for d in found.devices))
     used = tuple(d for d in found.devices if d.gpu.name in kinds[:1])

@@ -107,10 +107,10 @@ def engine_environment(env: dict[str, str]) -> dict[str, str]:
 
 def problems(wanted: Wanted) -> Iterable[str]:
     """What this machine lacks."""
-    if wanted.device == "gpu" and gpu_name(gpus()) != wanted.gpu:
+    if wanted.device == "gpu" and (found := gpu_name(gpus())) != wanted.gpu:
         yield (
             f"GPU: expected {wanted.gpu}, which the driver's machine has and baselines are found by, found "
-            f"{gpu_name(gpus())}; run the harness on a node with the engines' kind of GPU, and use nodes of one kind"
+            f"{found}; run the harness on a node with the engines' kind of GPU, and use nodes of one kind"
         )
     for what, folder in wanted.folders.items():
         if not (Path(folder) / "config.json").is_file():

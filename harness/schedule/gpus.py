@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -133,6 +134,14 @@ def visible_devices(
             "CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID"
         )
     return _named(chosen, node, notes)
+
+
+def visible_here(node: str = "localhost") -> Visible:
+    """The devices of this machine that the caller's environment leaves."""
+    environment = os.environ
+    return visible_devices(
+        environment.get("CUDA_VISIBLE_DEVICES"), query_gpus(), node, environment.get("CUDA_DEVICE_ORDER")
+    )
 
 
 def _usable(found: Sequence[Gpu]) -> list[Gpu]:
