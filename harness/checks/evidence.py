@@ -75,6 +75,12 @@ class CellView(NamedTuple):
         return None
 
     @property
+    def kv_lease_s(self) -> float:
+        """Seconds for which P keeps the blocks of a hand-off; vLLM's default where the profile is silent."""
+        engine = part_of(self.evidence.history.run.profile, self.name.variant).get("engine") or {}
+        return float(engine.get("kv_lease_s", 30))
+
+    @property
     def acceptance_slack(self) -> float:
         """Share by which a request's accepted drafts may differ from the reference: zero, but for pressure, where
         a prompt is prefilled in other chunks than alone, which changes what EAGLE3 and MTP drafters see."""

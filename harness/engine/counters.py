@@ -25,6 +25,7 @@ _SAMPLES = {
     "vllm:num_preemptions_total": "preemptions",
     "vllm:request_success_total": "finished_requests",
     "vllm:request_queue_time_seconds_sum": "queue_seconds",
+    "vllm:request_inference_time_seconds_sum": "inference_seconds",
     "vllm:iteration_tokens_total_count": "engine_steps",
     "vllm:nixl_xfer_time_seconds_count": "nixl_transfers",
     "vllm:nixl_bytes_transferred_sum": "nixl_bytes",

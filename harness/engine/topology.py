@@ -334,8 +334,20 @@ class EngineGroupSession:
     def observe(self, cell: Cell, prompt: Prompt, form: Form, sequence: int) -> Observation:
         """Send one cold prompt the way the cell asks for; a broken exchange is part of the observation.
 
-        Raises EngineDiedError when an engine of the group is gone.
+        A hand-off that came to D too late is repeated once. Only when both gave the same, the second one stands for
+        it: whatever a late one did otherwise stays on record. Raises EngineDiedError when an engine of the group is
+        gone.
         """
+        first = self._observe_once(cell, prompt, form, sequence)
+        if not first.came_late(self.profile.engine.kv_lease_s):
+            return first
+        self._progress(f"{cell.id}: {prompt.id} came to D after P's lease; asked again")
+        again = self._observe_once(cell, prompt, form, sequence)
+        if again.error or first.error or not _same_outcome(first.final, again.final):
+            return first
+        return again.after_late(first)
+
+    def _observe_once(self, cell: Cell, prompt: Prompt, form: Form, sequence: int) -> Observation:
         legs: list[Leg] = []
         started = time.time()
         error, shared = self.ask_counted(Ask(cell.topology == "pd", payload(prompt, form), routed=cell.routed), legs)
@@ -443,3 +455,12 @@ def _step_tokens(log: str) -> int | None:
     """The scheduler's token budget of one step, as the engine logs it (its /server_info takes 5 s and more)."""
     found = [int(a or b) for a, b in _STEP_TOKENS.findall(log)]
     return min(found) if found else None
+
+
+def _same_outcome(one: Leg | None, other: Leg | None) -> bool:
+    """Whether two answers to the same request have the same tokens and accepted drafts."""
+    return (
+        one is not None
+        and other is not None
+        and (one.output_ids, one.speculation) == (other.output_ids, other.speculation)
+    )
