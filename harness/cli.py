@@ -15,7 +15,7 @@ from rich.table import Table
 
 from harness import __version__
 from harness.cli_ci import ci_app, exit_of_part, merge_command
-from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, UsageError
+from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, StorageError, UsageError
 from harness.models_cli import models
 from harness.prompts_cli import prompts_app
 
@@ -167,7 +167,7 @@ def run(
         )
         outcome = execute(prepared, out or DEFAULT_OUT, engine_python, reporter, mutant or [], together, chosen)
     print_summary(outcome.summary, _out())
-    raise typer.Exit(exit_of_part(outcome.folder) if part else outcome.summary.verdict.exit_code)
+    raise typer.Exit(exit_of_part(outcome.folder) if part else outcome.summary.exit_code)
 
 
 @app.command()
@@ -213,7 +213,7 @@ def check(
         raise UsageError("expected --baselines or --against, found both")
     outcome = judge_again(run_dir, References(baselines, known, against))
     print_summary(outcome.summary, _out())
-    raise typer.Exit(outcome.summary.verdict.exit_code)
+    raise typer.Exit(outcome.summary.exit_code)
 
 
 @app.command()
@@ -245,6 +245,8 @@ def report(
         typer.echo(f"report: {target}")
         return
     outcome = judge_again(run_dir, References(baselines, known))
+    if outcome.summary.unwritten:
+        raise StorageError(f"verdict: {outcome.summary.verdict}; {outcome.summary.unwritten}")
     for name in ("report.html", "summary.md", "junit.xml", "judgement.json"):
         typer.echo(str(outcome.folder / name))
     typer.echo(f"verdict: {outcome.summary.verdict}")

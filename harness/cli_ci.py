@@ -94,7 +94,7 @@ def merge_command(
     )
     summary = judge_and_report(history, References(baselines, known))
     print_summary(summary, Console(width=None if sys.stdout.isatty() else 160))
-    raise typer.Exit(summary.verdict.exit_code)
+    raise typer.Exit(summary.exit_code)
 
 
 @ci_app.command("buildkite")

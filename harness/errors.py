@@ -11,6 +11,7 @@
         ├── EngineStartError     an engine did not become ready
         │   └── MutantRefusedError  because a mutant's target has another shape in this vLLM
         ├── EngineDiedError      an engine ended while it was being used
+        ├── StorageError         what is recorded or reported cannot be written
         └── HandoffError         the P/D hand-off broke (HTTP error, missing parameters)
 
 Messages say what was expected, what was found, and what to do.
@@ -70,6 +71,10 @@ class MutantRefusedError(EngineStartError):
 
 
 class EngineDiedError(InfrastructureError):
+    pass
+
+
+class StorageError(InfrastructureError):
     pass
 
 

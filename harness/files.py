@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import DataError
+from harness.storage import writing
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -68,19 +70,24 @@ def template_hash(folder: Path) -> str:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace ``path`` in one step, so that a reader sees the old or the new content and never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Replace ``path`` in one step, so that a reader sees the old or the new content and never half of it.
+
+    Raises StorageError when the file system refuses it; the old content is kept then.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink(missing_ok=True)
+            raise
 
 
 def write_json(path: Path, value: Any, sort_keys: bool = True) -> None:

@@ -6,13 +6,13 @@ keeps all it saw); when it is done they are written as Parquet too, which reader
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import pandas as pd
 from pydantic import Field, ValidationError
@@ -22,6 +22,7 @@ from harness.errors import DataError, NotARunError
 from harness.files import write_json
 from harness.migrations import SCHEMA as SCHEMA
 from harness.migrations import migrate
+from harness.storage import LineFile, writing
 
 SECOND = "second-stage"
 """Folder inside a run: the tests that failed, again, on held-out prompts and fresh engines."""
@@ -268,22 +269,20 @@ class RunRecord(Strict):
 
 
 class HistoryWriter:
-    """Appends observations to a run folder; each line is on its way to disk before the next request."""
+    """Appends observations to a run folder; each line is with the operating system before the next request."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._stream: IO[str] = (folder / LINES).open("a", encoding="utf-8")
+        self._lines = LineFile(folder / LINES)
 
     def append(self, observation: Observation) -> None:
-        self._stream.write(observation.model_dump_json() + "\n")
-        self._stream.flush()
+        """Raises StorageError when it cannot be written; what was written before stays as it is."""
+        self._lines.append(observation.model_dump_json())
 
     def close(self) -> None:
-        if not self._stream.closed:
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-            self._stream.close()
+        self._lines.close()
 
     def __enter__(self) -> HistoryWriter:
         return self
@@ -323,8 +322,13 @@ def write_parquet(folder: Path, observations: Sequence[Observation]) -> None:
             }
         )
     temporary = folder / f".{PARQUET}"
-    pd.DataFrame(rows).to_parquet(temporary, index=False)
-    temporary.replace(folder / PARQUET)
+    try:
+        with writing(folder / PARQUET):
+            pd.DataFrame(rows).to_parquet(temporary, index=False)
+            temporary.replace(folder / PARQUET)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 class History(Strict):

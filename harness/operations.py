@@ -15,7 +15,7 @@ from harness.engine.arming import require_alone, require_known
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_build, need_nixl
 from harness.engine.executor import Executor
 from harness.engine.router import program
-from harness.errors import HarnessError, ModelUnavailableError, UsageError
+from harness.errors import HarnessError, ModelUnavailableError, StorageError, UsageError
 from harness.files import write_json
 from harness.history import COLD, SECOND, History, load_history
 from harness.hub import reason_for
@@ -28,6 +28,7 @@ from harness.report import write_reports
 from harness.runner import Runner, point_latest
 from harness.scenarios.script import require_possible
 from harness.selftest.outcome import SelfTest
+from harness.storage import FolderLock
 from harness.summary import RunSummary, summarise_run
 from harness.workload import (
     RECORDING,
@@ -208,10 +209,23 @@ def execute(
     executor: Executor | None = None,
 ) -> Outcome:
     """Run, judge and report. The run folder is complete even when cells are UNKNOWN."""
-    history = record(prepared, out, engine_python, reporter, mutants, together, executor)
-    folder = history.folder
-    _second_stage(prepared, history, engine_python, reporter, mutants, together, executor)
-    return Outcome(folder, judge_and_report(history))
+    require_known(mutants)
+    require_alone(mutants, together)
+    folder = new_folder(out, prepared.profile)
+    # Until the reports are written: nobody goes on with a run that waits for its second stage.
+    with FolderLock(folder):
+        history = _record_into(folder, prepared, engine_python, reporter, mutants, together, executor)
+        _point_latest(folder, reporter)
+        _second_stage(prepared, history, engine_python, reporter, mutants, together, executor)
+        return Outcome(folder, judge_and_report(history))
+
+
+def _point_latest(folder: Path, reporter: Reporter) -> None:
+    """``latest`` is a convenience: a run that has it not is whole."""
+    try:
+        point_latest(folder)
+    except StorageError as error:
+        reporter.line(str(error))
 
 
 def _second_stage(
@@ -254,8 +268,9 @@ def record(
     require_known(mutants)
     require_alone(mutants, together)
     folder = new_folder(out, prepared.profile)
-    history = _record_into(folder, prepared, engine_python, reporter, mutants, together, executor)
-    point_latest(folder)
+    with FolderLock(folder):
+        history = _record_into(folder, prepared, engine_python, reporter, mutants, together, executor)
+    _point_latest(folder, reporter)
     return history
 
 
@@ -381,9 +396,13 @@ def assess(history: History, references: References = PROFILE_OWN) -> RunSummary
 
 
 def judge_and_report(history: History, references: References = PROFILE_OWN) -> RunSummary:
-    """Judge a history and write its reports into its folder."""
+    """Judge a history and write its reports into its folder. Reports that cannot be written do not cost the verdict:
+    the summary says so."""
     summary = assess(history, references)
-    write_reports(summary, history.folder)
+    try:
+        write_reports(summary, history.folder)
+    except StorageError as error:
+        return summary._replace(unwritten=str(error))
     return summary
 
 

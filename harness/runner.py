@@ -18,7 +18,8 @@ from harness.engine.arming import Arming
 from harness.engine.environment import EngineEnvironment
 from harness.engine.executor import Executor, LocalExecutor
 from harness.engine.topology import EngineGroupSession
-from harness.errors import EngineStartError, InfrastructureError
+from harness.errors import EngineStartError, InfrastructureError, StorageError
+from harness.files import write_atomic
 from harness.history import History
 from harness.matrix import EngineGroup, Plan, start_expected_s
 from harness.progress import Reporter
@@ -27,6 +28,7 @@ from harness.schedule.model import Placement
 from harness.schedule.planning import one_by_one, planned
 from harness.schedule.scheduler import Scheduler
 from harness.slots import Inventory, Memory, describe, jobs_of
+from harness.storage import writing
 from harness.workload import CellWork, expected_s, group_expected_s, perform
 
 __all__ = ["Runner", "armed", "expected_s", "group_expected_s", "point_latest", "rescore", "run_cell"]
@@ -68,7 +70,10 @@ class Runner:
 
     def run(self) -> History:
         """KeyboardInterrupt ends the engines, keeps what was recorded and returns the history, marked as
-        interrupted."""
+        interrupted.
+
+        Raises StorageError when something cannot be recorded any more; the engines are gone then.
+        """
         inventory = self._executor.inventory(self._profile)
         for note in inventory.notes:
             self._reporter.line(note)
@@ -183,6 +188,9 @@ class Runner:
                     rescore(session, recorder, self._reporter)
                 stopping = time.monotonic()
             recorder.stopped(time.monotonic() - stopping)
+        except StorageError:
+            # Nobody else could record anything either.
+            raise
         except InfrastructureError as error:
             if self._ending:
                 return
@@ -195,8 +203,7 @@ class Runner:
             if self._ending:
                 return
             log = recorder.folder / "logs" / f"{group.id}.harness.log"
-            log.parent.mkdir(exist_ok=True)
-            log.write_text(traceback.format_exc(), encoding="utf-8")
+            write_atomic(log, traceback.format_exc())
             self._failed(group, f"the harness itself failed: {type(error).__name__}: {error}; see {log}")
 
     def _failed(self, group: EngineGroup, reason: str) -> None:
@@ -282,9 +289,10 @@ def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter)
 
 
 def point_latest(folder: Path, name: str = "latest") -> None:
-    """Let ``latest`` beside the run folder point to it, replaced in one step."""
+    """Let ``latest`` beside the run folder point to it, replaced in one step. Raises StorageError."""
     link = folder.parent / name
     temporary = folder.parent / f".latest-{os.getpid()}"
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(folder.name)
-    temporary.replace(link)
+    with writing(link):
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(folder.name)
+        temporary.replace(link)

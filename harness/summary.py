@@ -12,7 +12,7 @@ from harness.baseline.published import load_published, published_for
 from harness.checks.evidence import CellView, Evidence
 from harness.checks.night import cell_counts
 from harness.config import Judging
-from harness.errors import DataError
+from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, DataError
 from harness.figures import Figures, figures_of
 from harness.findings import CellVerdict, Finding, Judgement, Verdict, worst
 from harness.history import COLD, History
@@ -52,6 +52,8 @@ class RunSummary(NamedTuple):
     published: list[tuple[str | None, str]]
     """Per method, what others published for the models of this run, in words; advisory. Without a method, why nothing
     can be said."""
+    unwritten: str = ""
+    """Why the reports could not be written, in words; empty when they were."""
 
     @property
     def cells(self) -> dict[str, Verdict]:
@@ -68,6 +70,12 @@ class RunSummary(NamedTuple):
     @property
     def verdict(self) -> Verdict:
         return self.judgement.verdict
+
+    @property
+    def exit_code(self) -> int:
+        """That of the verdict; reports that are missing are never green."""
+        code = self.verdict.exit_code
+        return EXIT_UNKNOWN if self.unwritten and code != EXIT_REGRESSION else code
 
     @property
     def sentence(self) -> str:

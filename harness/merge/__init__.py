@@ -19,6 +19,7 @@ from harness.history import History
 from harness.merge.load import fitting, load_parts
 from harness.merge.night import Wanted, night_of
 from harness.merge.write import write_merged
+from harness.storage import LOCK, FolderLock, writing
 
 __all__ = ["Wanted", "merge"]
 
@@ -27,13 +28,11 @@ def merge(folders: Sequence[Path], out: Path, wanted: Wanted | None = None) -> H
     """Merge recorded runs into a new run folder ``out`` and load it. Nothing is judged.
 
     Raises UsageError when a part cannot be taken, or does not fit the others or the profile that was named, and
-    InfrastructureError when none is left; nothing is written then.
+    InfrastructureError when none is left; nothing is written then. Raises StorageError when the folder cannot be
+    written.
     """
     wanted = wanted or Wanted()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(
-            f"--out {out}: expected no such folder yet, or an empty one, found something there; name another"
-        )
+    _require_empty(out)
     parts, problems = load_parts(folders, wanted)
     parts, foreign, signature = fitting(parts)
     problems += foreign
@@ -47,4 +46,16 @@ def merge(folders: Sequence[Path], out: Path, wanted: Wanted | None = None) -> H
         )
     night = night_of(parts[0].run, signature, wanted)
     notices = [f"a part was left out: {p}" for p in problems]
-    return write_merged(out, parts, night, wanted, notices)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with FolderLock(out):
+        # Another merge may have been as fast.
+        _require_empty(out)
+        return write_merged(out, parts, night, wanted, notices)
+
+
+def _require_empty(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(p.name != LOCK for p in out.iterdir())):
+        raise UsageError(
+            f"--out {out}: expected no such folder yet, or an empty one, found something there; name another"
+        )

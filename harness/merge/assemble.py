@@ -24,6 +24,7 @@ from harness.merge.night import Night
 from harness.parts import (
     rescored,
 )
+from harness.storage import writing
 
 NO_PART = "no part ran it"
 _NO_GROUP = "(no part)"
@@ -137,8 +138,9 @@ def save(folder: Path, run: RunRecord, whole: _Assembled) -> None:
             writer.append(observation)
     for source, name in whole.logs:
         target = folder / "logs" / name
-        target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(source, target)
+        with writing(target):
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(source, target)
     if whole.observations:
         write_parquet(folder, whole.observations)
     # Last: a folder without it is no run.

@@ -46,7 +46,10 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     _findings(summary, console)
     for _, line in summary.published[:1]:
         _lines(console, f"advisory: {line}", most=1)
-    _read_on(summary, console)
+    if summary.unwritten:
+        _lines(console, f"no report: {summary.unwritten}")
+    else:
+        _read_on(summary, console)
 
 
 def _findings(summary: RunSummary, console: Console) -> None:
