@@ -13,20 +13,23 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from harness.confine import REPOSITORY as REPOSITORY
+from harness.confine import joined
+from harness.engine.allowed import check_arguments, check_variables
 from harness.errors import ProfileError, UsageError
 from harness.hub import ModelPath, ModelReference, Source, local_folder, localise
+from harness.names import ShortName, VariantName
 from harness.scenarios.config import Scenario
 from harness.stats.multiplicity import stage_alpha
 from harness.strict import Strict as Strict
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 SHIPPED_PROFILES = Path(__file__).resolve().parent / "profiles"
 
 TopologyName = Literal["single", "pd"]
 Route = Literal["client", "router"]
 ROUTES: tuple[Route, ...] = ("client", "router")
 Tier = Literal["bitwise", "normal"]
-_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 
 class NoSpeculation(Strict):
@@ -142,6 +145,7 @@ class EngineConfig(Strict):
     kv_cache_dtype: str = "auto"
     """``--kv-cache-dtype``; ``auto`` keeps the model's."""
     extra_args: tuple[str, ...] = ()
+    """Further arguments of vLLM, among those of ``harness.engine.allowed``."""
     env: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("env")
@@ -150,6 +154,13 @@ class EngineConfig(Strict):
         hidden = sorted(k for k in value if k.startswith("KV_HARNESS_"))
         if hidden:
             raise ValueError(f"{', '.join(hidden)} would arm a mutant without saying so; use `harness run --mutant ID`")
+        check_variables(value)
+        return value
+
+    @field_validator("extra_args")
+    @classmethod
+    def _runs_no_code(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        check_arguments(value)
         return value
 
 
@@ -288,7 +299,7 @@ class Profile(Strict):
     """One matrix: targets × topologies × methods, and how they are run and judged."""
 
     format: Literal[1]
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: ShortName
     description: str = ""
     target: ModelPath
     """A folder, or a name on the hub; what uses it asks for ``target_folder``."""
@@ -305,7 +316,7 @@ class Profile(Strict):
     combine: Literal["each", "product"] = "each"
     """``each``: every value of the first axis with the defaults of the others, and with one of them changed at a time.
     ``product``: every combination."""
-    variant: str = ""
+    variant: VariantName = ""
     """Which combination this is, in a part of a profile with axes: the value of the first axis and every other value
     that is not its axis's default."""
     exclude: tuple[Exclude, ...] = ()
@@ -467,10 +478,11 @@ PATH_KEYS = MODEL_KEYS | {"prompts", "baselines", "known_defects"}
 
 
 def _resolve(value: Any, base: Path) -> Any:
-    """Make the path-valued keys of a raw profile absolute, relative to ``base``."""
+    """Make the path-valued keys of a raw profile absolute, relative to ``base``. Raises ValueError when one leaves it
+    (``confine.joined``)."""
     if isinstance(value, dict):
         return {
-            k: str((base / v).resolve()) if k in PATH_KEYS and isinstance(v, str) else _resolve(v, base)
+            k: str(joined(base, v)) if k in PATH_KEYS and isinstance(v, str) else _resolve(v, base)
             for k, v in value.items()
         }
     if isinstance(value, list):
@@ -582,12 +594,18 @@ def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
         raise ProfileError(f"profile {path}: sources: unknown key; runs record it, profiles do not say it")
     parent = raw.pop("extends", None)
     is_shipped = path.resolve().parent == SHIPPED_PROFILES
-    raw = _resolve(raw, REPOSITORY if is_shipped else path.resolve().parent)
+    folder = path.resolve().parent
+    try:
+        raw = _resolve(raw, REPOSITORY if is_shipped else folder)
+        if isinstance(parent, str) and parent not in shipped_profile_names():
+            joined(folder, parent)
+    except ValueError as error:
+        raise ProfileError(f"profile {path}: {error}") from error
     if parent is None:
         return dict(raw)
     if not isinstance(parent, str):
         raise ProfileError(f"profile {path}: extends: expected the name or path of a profile, found {parent!r}")
-    above = _profile_path(parent, path.resolve().parent, f"profile {path}: extends: ")
+    above = _profile_path(parent, folder, f"profile {path}: extends: ")
     inherited = _with_parents(above, (*children, path.resolve()))
     _check_heard(path, raw, inherited)
     return merged(inherited, raw)

@@ -22,6 +22,7 @@ from harness.errors import DataError, NotARunError
 from harness.files import write_json
 from harness.migrations import SCHEMA as SCHEMA
 from harness.migrations import migrate
+from harness.names import GroupName, SafeName
 from harness.storage import LineFile, writing
 
 SECOND = "second-stage"
@@ -75,7 +76,7 @@ class Leg(Strict):
 class Observation(Strict):
     """All that came back for one prompt in one cell."""
 
-    cell: str
+    cell: SafeName
     prompt_id: str
     form: Form
     scenario: str = COLD
@@ -156,14 +157,14 @@ def _summed(names: tuple[str, ...], *counters: dict[str, float]) -> dict[str, fl
 class EngineRecord(Strict):
     """An engine as it was started."""
 
-    role: str
-    group: str
+    role: SafeName
+    group: GroupName
     node: str | None = None
     """The cluster node that it ran on; None for the machine of the harness."""
     pid: int
     argv: tuple[str, ...]
     env: dict[str, str]
-    log: str
+    log: SafeName
     ready_seconds: float
     model_runner: str | None
     attention_backend: str | None
@@ -181,8 +182,8 @@ class EngineRecord(Strict):
 class CellRecord(Strict):
     """How one cell went."""
 
-    cell: str
-    group: str
+    cell: SafeName
+    group: GroupName
     block_size: int
     lookahead: int
     draft_tokens: int
@@ -205,7 +206,7 @@ class CellRecord(Strict):
 class Part(Strict):
     """A recorded run that went into a merged one: where and with what its cells were recorded."""
 
-    run_id: str
+    run_id: SafeName
     started: str
     finished: str | None
     command: tuple[str, ...]
@@ -233,7 +234,7 @@ class RunRecord(Strict):
     """Provenance of a run (``run.json``)."""
 
     schema_version: int
-    run_id: str
+    run_id: SafeName
     harness_version: str
     started: str
     finished: str | None
@@ -337,6 +338,8 @@ class History(Strict):
     folder: Path
     run: RunRecord
     observations: tuple[Observation, ...]
+    own: bool = False
+    """Recorded by this process, from a profile that its user named: the paths in it are the user's."""
     torn_line: bool = False
     """The last JSON line was cut off (the run was killed while writing); it was left out."""
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from harness.baseline.build import identity_in, references_in, require_unarmed
 from harness.baseline.lookup import Lookup
-from harness.checks.registry import baselines_for, judge, tripped_tests, unused_baselines
+from harness.checks.registry import baselines_for, judge, out_of_reach, tripped_tests, unused_baselines
 from harness.config import REPOSITORY, Profile, check_paths, load_profile
+from harness.confine import recorded
 from harness.engine.arming import require_alone, require_known
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_build, need_nixl
 from harness.engine.executor import Executor
@@ -364,6 +365,12 @@ def known_path(listed: object) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
+def known_of(history: History) -> Path | None:
+    """The list of known defects of a run; None when a recorded run names one that judging may not read."""
+    listed = history.run.profile.get("known_defects")
+    return known_path(listed if history.own or not listed else recorded(listed))
+
+
 def load_second(history: History) -> History | None:
     """The second stage of a run, if it had one. One that was interrupted or belongs to something else is none."""
     folder = history.folder / SECOND
@@ -391,7 +398,11 @@ def assess(history: History, references: References = PROFILE_OWN) -> RunSummary
     if references.against is None:
         idle = unused_baselines(history, references.baselines)
         judgement = judgement.model_copy(update={"notices": (*judgement.notices, *idle)})
-    known = load_known(references.known or known_path(history.run.profile.get("known_defects")))
+    listed = history.run.profile.get("known_defects")
+    if references.known is None and listed and not history.own and recorded(listed) is None:
+        notice = out_of_reach("known_defects", "--known", history)
+        judgement = judgement.model_copy(update={"notices": (*judgement.notices, notice)})
+    known = load_known(references.known or known_of(history))
     return summarise_run(history, apply_known(judgement, known, history), baselines)
 
 

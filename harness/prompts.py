@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 from harness.config import PromptRecipe, Strict, describe_validation_error
 from harness.errors import DataError, UsageError
 from harness.files import read_json_lines, sha256_json, template_hash, tokenizer_hash, write_atomic
+from harness.names import SafeName
 from harness.probe import spec
 from harness.strata import Stratum, classify, target_lengths
 
@@ -64,7 +65,7 @@ class PromptHeader(Strict):
 class Prompt(Strict):
     """One chat prompt."""
 
-    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    id: SafeName
     stratum: Stratum
     """Stratum for the header's block size and lookahead; cells with other values classify anew."""
     tokens: int = Field(ge=1)

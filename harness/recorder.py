@@ -167,7 +167,7 @@ class Recorder:
                 "own": round(max(0.0, total - start - requests - self._stop_seconds), 3),
             },
         )
-        history = load_history(self.folder)
+        history = load_history(self.folder).model_copy(update={"own": True})
         if history.observations:
             write_parquet(self.folder, history.observations)
         return history

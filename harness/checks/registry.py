@@ -15,6 +15,7 @@ from harness.checks.evidence import CellView, Evidence
 from harness.checks.night import RegisteredTest, TestName, run_tests
 from harness.checks.statistical import check_for, tripped
 from harness.config import Judging, Tier, describe_validation_error
+from harness.confine import recorded
 from harness.errors import DataError
 from harness.findings import CellVerdict, CheckResult, Judgement, Verdict, worst
 from harness.history import History
@@ -222,8 +223,18 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=tuple(notices), mutants=mutants)
 
 
-def _folder(history: History) -> Path:
-    return Path(str(history.run.profile.get("baselines", "baselines")))
+def _folder(history: History) -> Path | None:
+    """The folder of baselines that a run names; None when a recorded run names one that judging may not read."""
+    named = history.run.profile.get("baselines", "baselines")
+    return Path(str(named)) if history.own else recorded(named)
+
+
+def out_of_reach(key: str, option: str, history: History) -> str:
+    """Why something that a recorded run names is not read, and what to do."""
+    return (
+        f"the recorded run names {key} outside of the repository and of the current folder "
+        f"({history.run.profile.get(key)}), which judging a recorded run does not read; name them with {option}"
+    )
 
 
 def unused_baselines(history: History, folder: Path | None = None) -> list[str]:
@@ -233,7 +244,8 @@ def unused_baselines(history: History, folder: Path | None = None) -> list[str]:
     except (ValidationError, KeyError):
         # Looking them up says which is damaged.
         return []
-    return unused(folder or _folder(history), identities)
+    where = folder or _folder(history)
+    return unused(where, identities) if where is not None else []
 
 
 def baselines_for(history: History, folder: Path | None = None) -> dict[str, Lookup]:
@@ -244,6 +256,9 @@ def baselines_for(history: History, folder: Path | None = None) -> dict[str, Loo
     judging = judging_of(history)
     limits = Limits(judging.baseline_days, judging.baseline_minors)
     for method in history.run.identities:
+        if where is None:
+            out[method] = Lookup(None, out_of_reach("baselines", "--baselines", history))
+            continue
         try:
             identity = identity_in(history, method)
             source = str(profile.get("source", profile["name"]))

@@ -20,7 +20,7 @@ from harness.history import (
 from harness.known import apply_known, load_known
 from harness.merge.assemble import assemble
 from harness.merge.night import Loaded, Wanted
-from harness.operations import known_path
+from harness.operations import known_of
 from harness.parts import (
     Evidence,
     evidence_of,
@@ -41,8 +41,9 @@ def found_elsewhere(
     ]
     if not recorded:
         return []
-    baselines = baselines_for(History(folder=out, run=run, observations=()), wanted.baselines)
-    known = load_known(wanted.known or known_path(run.profile.get("known_defects")))
+    whole = History(folder=out, run=run, observations=(), own=wanted.expect is not None)
+    baselines = baselines_for(whole, wanted.baselines)
+    known = load_known(wanted.known or known_of(whole))
     notices = []
     for i, cells in _judged_together(histories, recorded):
         night = _in_place(histories, chosen, run, out, i, cells)

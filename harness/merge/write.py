@@ -60,7 +60,8 @@ def write_merged(out: Path, parts: Sequence[Loaded], night: Night, wanted: Wante
     )
     save(out, run.model_copy(update={"merged": merged}), whole)
     _write_second(out / SECOND, parts, night, chosen)
-    return load_history(out)
+    # A profile that was named with --expect is the user's own.
+    return load_history(out).model_copy(update={"own": wanted.expect is not None})
 
 
 def _write_second(folder: Path, parts: Sequence[Loaded], night: Night, chosen: Mapping[str, int]) -> None:

@@ -20,7 +20,7 @@ class Pair(Strict):
 
 
 class _Scenario(Strict):
-    id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)
     max_tokens: int | None = Field(default=None, ge=2)
     """Output tokens of each request; None takes the workload's."""
 

@@ -20,10 +20,11 @@ pytestmark = pytest.mark.engine
 
 
 def test_engine_that_dies_while_starting_is_unknown_and_quoted(tmp_path):
-    profile = changed_profile(tmp_path, lambda r: r["engine"].update(extra_args=["--no-such-flag"]))
+    bad = ["--scheduling-policy", "no-such-policy"]
+    profile = changed_profile(tmp_path, lambda r: r["engine"].update(extra_args=bad))
     done = harness("run", "--profile", profile, "--cell", "single-none", out=tmp_path / "out")
     assert done.code == 2, done.output
-    assert "no-such-flag" in done.output
+    assert "no-such-policy" in done.output
     assert "Traceback" not in done.output
     assert done.history.run.cells[0].state == "failed"
     assert "UNKNOWN" in (done.folder / "summary.md").read_text()

@@ -147,7 +147,7 @@ def history(
         engines=engines,
         mutants=mutants,
     )
-    return History(folder=folder, run=run, observations=tuple(observations))
+    return History(folder=folder, run=run, observations=tuple(observations), own=True)
 
 
 def identity(method: str = "none", **changes: object) -> Identity:

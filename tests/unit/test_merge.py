@@ -839,9 +839,22 @@ def test_log_names_lead_nowhere(tmp_path):
 
     edited(folders[1], damage)
     (folders[1] / "logs" / "link.decode.log").symlink_to(tmp_path / "outside.decode.log")
-    merged = merge(folders, tmp_path / "merged")
+    with pytest.raises(UsageError, match="damaged"):
+        merge(folders, tmp_path / "merged")
+    merged = merge(folders, tmp_path / "merged-without", Wanted(keep_going=True))
     assert not any("secret" in p.read_text() for p in merged.folder.rglob("*.log"))
     write_reports(summarise_run(merged, judged(merged), references()), merged.folder)
+
+
+def test_logs_that_are_links_are_not_followed(tmp_path):
+    folders = split(night(), tmp_path)
+    (tmp_path / "outside.decode.log").write_text("secret")
+    (folders[1] / "logs").mkdir(exist_ok=True)
+    group = json.loads((folders[1] / "run.json").read_text())["cells"][0]["group"]
+    (folders[1] / "logs" / f"{group}.decode.log").unlink(missing_ok=True)
+    (folders[1] / "logs" / f"{group}.decode.log").symlink_to(tmp_path / "outside.decode.log")
+    merged = merge(folders, tmp_path / "merged")
+    assert not any("secret" in p.read_text() for p in merged.folder.rglob("*.log"))
 
 
 # --- what should be there --------------------------------------------------------------------------------------------
