@@ -273,3 +273,21 @@ def over_nights(method: str, trend: Trend, links: Mapping[int, str]) -> Chart:
         },
     ]
     return _chart("trend", method, words, rows, {"encoding": encoding, "layer": layer})
+
+
+def curve(name: str, title: str, rows: Sequence[Mapping[str, Any]], mark: float) -> Chart:
+    """A figure of several series over minutes (``minute``, ``series``, ``value``), with a vertical line at ``mark``."""
+    encoding = {
+        "x": {"field": "minute", "type": "quantitative", "title": "minutes"},
+        "y": {"field": "value", "type": "quantitative", "title": title, "scale": {"zero": False, "nice": True}},
+        "color": {"field": "series", "type": "nominal", "title": "tree"},
+        "strokeDash": {"field": "series", "type": "nominal", "title": "tree"},
+        "tooltip": [{"field": "series"}, {"field": "minute"}, {"field": "value"}],
+    }
+    rule = {
+        "data": {"values": [{"minute": round(mark, 2)}]},
+        "mark": {"type": "rule", "color": "var(--soft)", "strokeDash": [4, 4]},
+        "encoding": {"x": {"field": "minute", "type": "quantitative"}},
+    }
+    line = {"mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5}, "encoding": encoding}
+    return _chart("soak", name, title, map(dict, rows), {"layer": [line, rule]})

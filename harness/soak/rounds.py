@@ -1,0 +1,102 @@
+"""Judges one round by the checks of any run, and every later round by the first one, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.baseline.lookup import Lookup
+from harness.checks.evidence import CellView, Evidence
+from harness.checks.registry import judge_cell, judging_of
+from harness.decision import Facts, decide
+from harness.findings import CellVerdict, Finding, Judgement, Verdict, worst
+from harness.history import History, Observation, RunRecord
+from harness.known import KnownDefects, apply_known
+from harness.sequences import common_prefix
+
+_POOLED = 0.02
+"""Share by which a round's accepted drafts per step may differ from the recorded ones of the same prompts. Seven rounds
+at concurrency 4 differed by 0.5 % at most, for the chunks in which they were prefilled and for requests that were
+preempted and resumed."""
+_KEPT = 50
+"""Findings that are kept in full; the others are counted."""
+
+
+class RoundJudge:
+    """Judges rounds one after the other; keeps the outputs of the first, and findings up to a limit."""
+
+    def __init__(self, folder: Path, baselines: Mapping[str, Lookup], known: KnownDefects | None) -> None:
+        self._folder = folder
+        self._baselines = baselines
+        self._known = known
+        self._first: dict[str, tuple[int, ...]] = {}
+        self.findings: list[Finding] = []
+        self.found = 0
+
+    def judge(self, run: RunRecord, observations: Sequence[Observation]) -> Verdict:
+        """The verdict of a round. ``run`` has one cell, which is taken to be complete: a round is."""
+        record = run.cells[0].model_copy(update={"state": "complete"})
+        history = History(
+            folder=self._folder, run=run.model_copy(update={"cells": (record,)}), observations=tuple(observations)
+        )
+        view = CellView(Evidence(history, self._baselines, judging_of(history)), record)
+        verdict = judge_cell(view)
+        judged = Judgement(run_id=run.run_id, verdict=verdict.verdict, cells=(verdict,))
+        cell = apply_known(judged, self._known, history).cells[0]
+        changed = [*self._changed(view), *_acceptance(view, cell)]
+        self._keep(cell, changed)
+        return worst([cell.verdict, *(f.verdict for f in changed)])
+
+    def _keep(self, cell: CellVerdict, changed: Sequence[Finding]) -> None:
+        found = [f for r in cell.results for f in r.findings if f.known is None] + list(changed)
+        # A check that could not judge anything has no finding to show.
+        found += [
+            Finding(check=r.check, cell=cell.cell, verdict=r.verdict, damage="nothing-tested", message=r.note)
+            for r in cell.results
+            if not r.findings and r.verdict is not Verdict.PASS
+        ]
+        self.found += len(found)
+        self.findings += found[: max(0, _KEPT - len(self.findings))]
+
+    def _changed(self, view: CellView) -> list[Finding]:
+        """Requests that got other tokens than the same request of the first round that answered it."""
+        out = []
+        for o in view.answered().values():
+            ours = (o.final.output_ids if o.final else None) or ()
+            first = self._first.setdefault(o.prompt_id, ours)
+            if ours != first:
+                at = common_prefix(ours, first)
+                out.append(
+                    view.finding(
+                        "soak-repeats",
+                        Verdict.REGRESSION,
+                        "target-kv",
+                        f"expected the tokens that this request got the first time, found others from output token "
+                        f"{at} on in round {o.instance}: what changed is the load and the age of the engines alone",
+                        o,
+                        position=at,
+                        found=list(ours[at : at + 8]),
+                        expected=list(first[at : at + 8]),
+                    )
+                )
+        return out
+
+
+def _acceptance(view: CellView, cell: CellVerdict) -> list[Finding]:
+    """The round's accepted drafts per step against the recorded ones, over all requests together."""
+    figures = next((r.figures for r in cell.results if r.check == "acceptance-baseline"), {})
+    ours, reference = (figures.get(side, {}).get("acceptance_length_pooled") for side in ("ours", "reference"))
+    if ours is None or reference is None or abs(ours - reference) <= _POOLED * (reference - 1):
+        return []
+    verdict, why = decide(Facts(change="rise" if ours > reference else "drop"))
+    return [
+        view.finding(
+            "soak-acceptance",
+            verdict,
+            "engine-changed" if verdict is Verdict.IMPROVED else "drafter-kv",
+            f"expected {reference - 1:.3f} accepted drafts per step over all requests of a round, as recorded, within "
+            f"{100 * _POOLED:g} %, found {ours - 1:.3f}: {why}",
+            found=ours - 1,
+            expected=reference - 1,
+        )
+    ]

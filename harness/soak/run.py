@@ -1,0 +1,214 @@
+"""A soak from start to end: engines, load, samples, and what they come to."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harness import provenance
+from harness.checks.registry import baselines_for
+from harness.engine.environment import EngineEnvironment
+from harness.engine.topology import EngineGroupSession
+from harness.errors import HarnessError, UsageError
+from harness.findings import Verdict
+from harness.history import COLD, History, Observation
+from harness.known import load_known
+from harness.matrix import EngineGroup, start_expected_s
+from harness.operations import Prepared, engines_for, known_path, new_folder, prepare, prepared_recorder
+from harness.progress import Reporter
+from harness.recorder import Recorder
+from harness.soak.judge import judge_record
+from harness.soak.load import Load
+from harness.soak.model import HARNESS, Round, Soak
+from harness.soak.processes import Watcher
+from harness.soak.rounds import RoundJudge
+from harness.soak.sampler import Record, Sampler
+from harness.workload import CellWork, Item
+
+INTERVAL_S = 5.0
+
+
+class Wanted(NamedTuple):
+    """What a soak was asked for."""
+
+    minutes: float
+    concurrency: int
+    interval_s: float = INTERVAL_S
+
+
+def prepare_soak(source: str, cell: str) -> Prepared:
+    """One cell with its cold prompts, as ids. Raises UsageError when that is not one cell, or one that cannot be judged
+    at concurrency above 1."""
+    prepared = prepare(source, [cell], [COLD])
+    if len(prepared.works) != 1 or not prepared.plan.groups:
+        names = ", ".join(w.cell.id for w in prepared.works)
+        raise UsageError(f"--cell {cell!r}: expected one cell that can run, found {names}; a soak is of one cell")
+    if prepared.profile.judging.tier != "bitwise":
+        raise UsageError(
+            f"profile {source}: expected the bitwise tier, found {prepared.profile.judging.tier}: a soak compares "
+            "every answer with the right tokens, which other tiers judge over many prompts at once"
+        )
+    work = prepared.works[0]
+    items = tuple(Item(i.prompt, "ids") for i in work.items if i.form == "ids")
+    return prepared._replace(works=(CellWork(work.cell, items, ()),))
+
+
+def soak(prepared: Prepared, wanted: Wanted, out: Path, engine_python: str | None) -> tuple[Soak, Path]:
+    """Run the load, judge it and write the reports. Raises HarnessError only before there is anything to judge."""
+    from harness.report.soak import write_soak
+
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
+    folder = new_folder(out, prepared.profile, "soak")
+    group, work = prepared.plan.groups[0], prepared.works[0]
+    with Reporter(start_expected_s(group) + 60 * wanted.minutes) as reporter:
+        reporter.line(
+            f"{work.cell.id}: {len(work.items)} prompts again and again for {wanted.minutes:g} minutes, "
+            f"{wanted.concurrency} requests under way; {folder}"
+        )
+        run = _Run(prepared, wanted, folder, environment, reporter)
+        run.perform(group)
+    result = run.result()
+    write_soak(result, folder)
+    return result, folder
+
+
+class _Run:
+    """One soak. Whatever breaks, ``result`` says what was seen until then."""
+
+    def __init__(
+        self, prepared: Prepared, wanted: Wanted, folder: Path, environment: EngineEnvironment, reporter: Reporter
+    ) -> None:
+        self._prepared = prepared
+        self._wanted = wanted
+        self._folder = folder
+        self._environment = environment
+        self._reporter = reporter
+        self._work = prepared.works[0]
+        self._started = provenance.now()
+        self._doubts: list[str] = []
+        self._recorder: Recorder = prepared_recorder(prepared, environment, folder)
+        self._record = Record(folder)
+        self._judge: RoundJudge | None = None
+
+    def perform(self, group: EngineGroup) -> None:
+        """Start the engines and play rounds until the time is over."""
+        try:
+            with EngineGroupSession(
+                group,
+                self._prepared.profile.part(group.variant),
+                self._environment,
+                self._folder / "logs",
+                progress=self._reporter.line,
+            ) as session:
+                self._recorder.engines(session.records())
+                self._reporter.step(group.id, start_expected_s(group))
+                self._play(session)
+            self._recorder.set_cell(self._work.cell.id, state="complete")
+        except KeyboardInterrupt:
+            self._doubts.append("interrupted by the user")
+            self._guarded("closing the record", self._recorder.interrupted)
+        except HarnessError as error:
+            self._fail(str(error))
+        except Exception as error:
+            # Whatever it is, it must not cost what was seen.
+            self._fail(f"the harness itself failed: {type(error).__name__}: {error}")
+
+    def _fail(self, reason: str) -> None:
+        self._doubts.append(reason)
+        self._reporter.line(f"{self._work.cell.id}: UNKNOWN: {reason}")
+        self._guarded("closing the record", lambda: self._recorder.fail_pending([self._work.cell.id], "failed", reason))
+
+    def _guarded(self, what: str, act: Callable[[], object]) -> None:
+        """Do what must not keep the result from being written; a failure is a doubt."""
+        try:
+            act()
+        except Exception as error:
+            self._doubts.append(f"{what} failed: {type(error).__name__}: {error}")
+
+    def _play(self, session: EngineGroupSession) -> None:
+        roots = {HARNESS: os.getpid(), **{str(e.role): e.pid for e in session.records()}}
+        begun = time.monotonic()
+        sampler = Sampler(Watcher(roots, [HARNESS]), self._record, begun, self._wanted.interval_s)
+        load = Load(session, self._work.cell, [i.prompt for i in self._work.items], self._wanted.concurrency)
+        number = 0
+        try:
+            with sampler:
+                while number == 0 or time.monotonic() - begun < 60 * self._wanted.minutes:
+                    number += 1
+                    self._round(load, number, begun)
+                    if sampler.trouble:
+                        break
+        except BaseException:
+            for observation in load.observations:
+                self._recorder.append(observation)
+            raise
+        finally:
+            if sampler.trouble:
+                self._doubts.append(sampler.trouble)
+
+    def _round(self, load: Load, number: int, begun: float) -> None:
+        started = time.monotonic()
+        observations = load.play(number)
+        ended = time.monotonic()
+        for observation in observations:
+            self._recorder.append(observation)
+        load.observations = []
+        done = _round_of(observations, number, ended - begun, ended - started, self._judged(observations))
+        self._record.append(done)
+        self._reporter.step(f"{self._work.cell.id} round {number}", ended - started)
+        self._reporter.line(
+            f"round {number}: {done.answered} answered in {done.seconds:.0f} s"
+            + (f", {done.broken} broke" if done.broken else "")
+            + f", {done.verdict}"
+        )
+
+    def _judged(self, observations: Sequence[Observation]) -> Verdict:
+        if self._judge is None:
+            history = History(folder=self._folder, run=self._recorder.record, observations=())
+            known = load_known(known_path(self._prepared.profile.known_defects))
+            self._judge = RoundJudge(self._folder, baselines_for(history), known)
+        return self._judge.judge(self._recorder.record, observations)
+
+    def result(self) -> Soak:
+        """What was seen, from ``soak.jsonl``."""
+        self._guarded("closing the samples", self._record.close)
+        self._guarded("closing the history", self._recorder.finish)
+        seen = judge_record(self._folder)
+        judge = self._judge
+        return Soak(
+            run_id=self._folder.name,
+            started=self._started,
+            profile=self._prepared.profile.name,
+            cell=self._work.cell.id,
+            versions=provenance.versions(self._environment),
+            minutes=self._wanted.minutes,
+            concurrency=self._wanted.concurrency,
+            findings=tuple(judge.findings) if judge else (),
+            found=judge.found if judge else 0,
+            doubts=(*self._doubts, *seen.doubts),
+            **seen.counts,
+            growths=seen.growths,
+        )
+
+
+def _round_of(observations: Sequence[Observation], number: int, at_s: float, seconds: float, verdict: Verdict) -> Round:
+    finals = [o.final for o in observations if o.error is None]
+    spec = [leg.speculation for leg in finals if leg is not None and leg.speculation is not None]
+    shared = observations[0].shared_counters if observations else {}
+    answering = shared.get("decode") or shared.get("single") or {}
+    return Round(
+        number=number,
+        at_s=round(at_s, 3),
+        seconds=round(seconds, 3),
+        answered=sum(leg is not None and bool(leg.output_ids) for leg in finals),
+        broken=sum(o.error is not None for o in observations),
+        tokens=sum(len(leg.output_ids or ()) for leg in finals if leg is not None),
+        drafts=sum(s.num_drafted for s in spec),
+        accepted=sum(s.num_accepted for s in spec),
+        moved_bytes=int(answering.get("nixl_bytes", 0)),
+        preemptions=int(answering.get("preemptions", 0)),
+        verdict=verdict,
+    )
