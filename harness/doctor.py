@@ -15,7 +15,7 @@ from harness import provenance
 from harness.baseline.lookup import Lookup
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.environment import WITHOUT, EngineEnvironment, inspect_environment, need_nixl
-from harness.engine.ports import free_ports
+from harness.engine.ports import free_ports, release
 from harness.engine.router import program
 from harness.errors import HarnessError
 from harness.files import sha256_file
@@ -153,7 +153,7 @@ def _machine_items(profile: Profile | None) -> list[Item]:
         ),
     ]
     try:
-        free_ports(4)
+        release(free_ports(4))
         items.append(Item("loopback ports", "free ones available", True, True))
     except (OSError, HarnessError) as error:
         items.append(Item("loopback ports", str(error), False, True, "allow sockets on 127.0.0.1"))

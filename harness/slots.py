@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import NamedTuple, cast
 
 import psutil
@@ -17,7 +18,6 @@ import psutil
 from harness.config import Profile
 from harness.engine.command import Role
 from harness.engine.place import LocalPlace, Places, roles_of
-from harness.engine.ports import allot
 from harness.matrix import Plan, start_expected_s
 from harness.schedule.gpus import VisibleDevice, visible_here, wait_given_back
 from harness.schedule.model import Device, EngineNeed, Job, Placement, PlacementRule
@@ -124,8 +124,8 @@ def jobs_of(
 
 
 def local_places(inventory: Inventory, placement: Placement, base_port: int | None) -> Places:
-    """Places on this machine for the engines of a job. Raises EngineStartError when ports are not free."""
-    ports: Iterator[int] = allot(2 * len(placement.engines), base_port)
+    """Places on this machine for the engines of a job, with consecutive ports from ``base_port`` on."""
+    ports = None if base_port is None else count(base_port)
     return {
         cast(Role, engine.role): LocalPlace(
             [inventory.names[d.id] for d in engine.devices if d.id in inventory.names], ports=ports

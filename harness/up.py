@@ -14,7 +14,7 @@ import httpx
 from harness.engine.client import Sampling, request_body
 from harness.engine.command import MODEL_NAME, Role
 from harness.engine.exchange import new_id, payload
-from harness.engine.ports import free_ports, require_free
+from harness.engine.ports import claim, free_ports
 from harness.engine.router import Router, program
 from harness.engine.topology import EngineGroupSession
 from harness.errors import HandoffError, UsageError
@@ -82,13 +82,14 @@ def bring_up(
     (group,) = prepared.plan.groups
     program()
     if port is not None:
-        require_free([port])
+        claim([port])
     folder = new_folder(out, prepared.profile, "up")
     reporter.step(group.id, start_expected_s(group))
     with EngineGroupSession(group, prepared.profile, environment, folder / "logs", progress=reporter.line) as session:
-        chosen, metrics = free_ports(2)
+        port = port if port is not None else free_ports(1)[0]
+        (metrics,) = free_ports(1)
         urls = {role: session.url(role) for role in session.roles}
-        with Router(urls, port or chosen, metrics, folder / "logs" / f"{group.id}.router.log") as router:
+        with Router(urls, port, metrics, folder / "logs" / f"{group.id}.router.log") as router:
             reporter.line(f"{group.id}: router ready, pid {router.pid}, {router.url}")
             prompt = next(i.prompt for i in prepared.works[0].items)
             proof = _prove(session, router.url, prompt, prepared)

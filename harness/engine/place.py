@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count as numbers
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from harness.config import EngineConfig
-from harness.engine.command import LOOPBACK, EngineCommand, Role, ServerCommand
-from harness.engine.ports import allot
-from harness.engine.process import EngineProcess
+from harness.engine.command import LOOPBACK, EngineCommand, Role, ServerCommand, full_environment
+from harness.engine.ports import claim, free_ports, release
+from harness.engine.warded import WardedEngine
 from harness.matrix import EngineGroup
 
 
 class EngineHandle(Protocol):
-    """A started engine, wherever it runs. ``EngineProcess`` is the one on this machine."""
+    """A started engine, wherever it runs. ``WardedEngine`` is the one on this machine."""
 
     log_path: Path
     """On this machine, also when the engine is not."""
@@ -41,8 +42,9 @@ class EngineHandle(Protocol):
     def gather_threads(self) -> int:
         """See ``EngineProcess.gather_threads``."""
 
-    def stop(self, grace_s: float) -> None:
-        """End the engine with all its processes; raises nothing when it is gone already."""
+    def stop(self, grace_s: float) -> list[str]:
+        """End the engine with all its processes and what they made; returns what could not be ended or removed, in
+        words. Raises nothing when it is gone already."""
 
 
 class Place(Protocol):
@@ -61,7 +63,11 @@ class Place(Protocol):
         """Name for the record; None for this machine."""
 
     def ports(self, count: int) -> list[int]:
-        """Distinct free ports of ``host``. Raises EngineStartError when there are none."""
+        """Consecutive free ports of ``host``, claimed until the engine that is started next is gone. Raises
+        EngineStartError when there are none."""
+
+    def give_back(self) -> None:
+        """Let go of ports that no engine was started on."""
 
     def start(self, command: EngineCommand, log_path: Path) -> EngineHandle:
         """Start the engine; its log is kept at ``log_path`` on this machine. Raises EngineStartError."""
@@ -76,7 +82,8 @@ def roles_of(group: EngineGroup) -> tuple[Role, ...]:
 
 
 class LocalPlace:
-    """This machine. ``ports`` is where ports are taken from, so that places that belong together share it."""
+    """This machine. ``ports`` numbers the ports to take, so that places that belong together share it; without it, any
+    free ones are taken."""
 
     node = None
 
@@ -84,20 +91,29 @@ class LocalPlace:
         self.host = host
         self.devices = tuple(devices)
         self._ports = ports
+        self._claimed: tuple[int, ...] = ()
 
     def ports(self, count: int) -> list[int]:
-        return list(islice(self._ports if self._ports is not None else allot(count, None, self.host), count))
+        if self._ports is None:
+            taken = free_ports(count, self.host)
+        else:
+            taken = list(islice(self._ports, count))
+            claim(taken, self.host)
+        self._claimed += tuple(taken)
+        return taken
 
-    def start(self, command: EngineCommand, log_path: Path) -> EngineProcess:
-        return EngineProcess(command, log_path)
+    def give_back(self) -> None:
+        release(self._claimed)
+        self._claimed = ()
+
+    def start(self, command: EngineCommand, log_path: Path) -> WardedEngine:
+        claimed, self._claimed = self._claimed, ()
+        return WardedEngine(command, log_path, full_environment(command.env), claimed)
 
 
 def default_places(roles: Sequence[Role], engine: EngineConfig, base_port: int | None = None) -> dict[Role, Place]:
-    """Places on this machine: on CPU each engine has cores of its own while there are enough, GPUs are shared.
-
-    Raises EngineStartError when ports are not free.
-    """
-    ports = allot(2 * len(roles), base_port)
+    """Places on this machine: on CPU each engine has cores of its own while there are enough, GPUs are shared."""
+    ports = None if base_port is None else numbers(base_port)
     cores = [str(c) for c in sorted(os.sched_getaffinity(0))] if engine.device == "cpu" else []
     places: dict[Role, Place] = {}
     for role in roles:

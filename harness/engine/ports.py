@@ -1,13 +1,21 @@
-"""Ports for engines, on loopback unless said otherwise."""
+"""Ports for engines, on loopback unless said otherwise, claimed so that no two harnesses of a user take the same ones.
+
+A claim is a lock on a file. It is held by this process until it lets go, and by the warden of the tree that uses the
+port until that tree is gone, so that it outlives a harness that is killed for as long as its engines do.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
+from harness.engine import traces
 from harness.engine.command import LOOPBACK
 from harness.errors import EngineStartError
 
@@ -28,53 +36,157 @@ def _bind(port: int, host: str) -> socket.socket:
 _LOWEST, _HIGHEST = 20000, 32000
 _TRIES = 400
 
-
-# Ports that were given out. A server binds its port seconds after it was told, and listens minutes later: until then it
-# looks free, and a second group of engines that starts meanwhile could be given the same one.
-_GIVEN: set[tuple[str, int]] = set()
 _LOCK = threading.Lock()
+_HELD: dict[int, int] = {}
+"""Descriptors of claims by port. They belong to ports of any address: an engine elsewhere is claimed for there."""
+_GIVEN: set[int] = set()
+"""Ports that this process has given out: what a peer still says to an engine that is gone must not reach another."""
+
+
+class _Taken(Exception):
+    """A port of a range is in use or claimed."""
+
+
+def _claim_one(folder: Path, port: int, host: str) -> int:
+    """Lock the file of a port that is free; returns its descriptor. Raises _Taken with the reason."""
+    path = folder / f"port-{port}"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever let go of it may have removed the file between the two calls.
+        if path.stat().st_ino != os.fstat(handle).st_ino:
+            raise _Taken("claimed by another harness")
+    except (BlockingIOError, FileNotFoundError, _Taken):
+        os.close(handle)
+        raise _Taken("claimed by another harness") from None
+    try:
+        _bind(port, host).close()
+    except OSError as error:
+        traces.drop_claim(handle)
+        raise _Taken(f"in use ({error.strerror})") from None
+    return handle
+
+
+@contextlib.contextmanager
+def _claims() -> Iterator[Path]:
+    """The folder of claims, locked: several ports are claimed together or not at all. Raises EngineStartError when its
+    files cannot be made."""
+    try:
+        folder = traces.state_folder()
+        with _LOCK, (folder / "ports.lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    except OSError as error:
+        raise EngineStartError(f"expected to claim ports for engines, found that it cannot be done: {error}") from error
+
+
+def _claim_range(folder: Path, ports: Sequence[int], host: str) -> None:
+    """Claim all of them. Raises _Taken naming the first that cannot be."""
+    held: dict[int, int] = {}
+    try:
+        for port in ports:
+            if port in _HELD:
+                raise _Taken(f"port {port}: given to another engine of this run")
+            try:
+                held[port] = _claim_one(folder, port, host)
+            except _Taken as taken:
+                raise _Taken(f"port {port}: {taken}") from None
+    except _Taken:
+        for handle in held.values():
+            traces.drop_claim(handle)
+        raise
+    _HELD.update(held)
+    _GIVEN.update(held)
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Distinct free ports, none of which this process has given out before. Raises EngineStartError when too few are
-    found."""
-    held: list[socket.socket] = []
-    try:
-        with _LOCK:
-            wanted = set(range(_LOWEST, _HIGHEST)) - {p for h, p in _GIVEN if h == host}
-            for port in random.SystemRandom().sample(sorted(wanted), min(_TRIES, len(wanted))):
-                if len(held) == count:
-                    break
-                with contextlib.suppress(OSError):
-                    held.append(_bind(port, host))
-                    _GIVEN.add((host, port))
-        if len(held) < count:
+    """Consecutive free ports, claimed together until ``release``, none of which this process has given out before.
+    Raises EngineStartError when too few are found."""
+    with _claims() as folder:
+        for first in random.SystemRandom().sample(range(_LOWEST, _HIGHEST - count), _TRIES):
+            ports = list(range(first, first + count))
+            if not _GIVEN.isdisjoint(ports):
+                continue
+            with contextlib.suppress(_Taken):
+                _claim_range(folder, ports, host)
+                return ports
+    raise EngineStartError(
+        f"expected {count} consecutive free ports between {_LOWEST} and {_HIGHEST} on {host}, found none in {_TRIES} "
+        "tries; end what listens there, see `harness ps`, or name --base-port"
+    )
+
+
+def claim(ports: Sequence[int], host: str = LOOPBACK) -> None:
+    """Claim these ports together until ``release``. Raises EngineStartError naming the first that is in use or claimed
+    by another harness; then none is claimed."""
+    with _claims() as folder:
+        try:
+            _claim_range(folder, ports, host)
+        except _Taken as taken:
             raise EngineStartError(
-                f"expected {count} free ports between {_LOWEST} and {_HIGHEST} on {host}, found {len(held)} in "
-                f"{_TRIES} tries; end what listens there or name --base-port"
-            )
-        return [s.getsockname()[1] for s in held]
-    finally:
-        for sock in held:
-            sock.close()
+                f"expected ports on {host} to be free for engines, found {taken}; end what listens there (`harness ps` "
+                "shows other harnesses), name another --base-port, or leave it out to take free ports"
+            ) from None
 
 
-def require_free(ports: list[int], host: str = LOOPBACK) -> None:
+def require_free(ports: Iterable[int], host: str = LOOPBACK) -> None:
     """Raise EngineStartError naming the first port of ``ports`` that something else listens on."""
     for port in ports:
-        try:
-            _bind(port, host).close()
-        except OSError as error:
+        if in_use(port, host):
             raise EngineStartError(
-                f"expected port {port} on {host} to be free for an engine, found it in use ({error.strerror}); "
-                "end what listens there, name another --base-port, or leave it out to take free ports"
-            ) from error
+                f"expected port {port} on {host} to be free for an engine, found it in use; end what listens there, "
+                "name another --base-port, or leave it out to take free ports"
+            )
 
 
-def allot(count: int, base_port: int | None, host: str = LOOPBACK) -> Iterator[int]:
-    """``count`` ports: consecutive from ``base_port`` when given (each must be free), otherwise any free ones."""
-    if base_port is None:
-        return iter(free_ports(count, host))
-    ports = list(range(base_port, base_port + count))
-    require_free(ports, host)
-    return iter(ports)
+def in_use(port: int, host: str = LOOPBACK) -> bool:
+    """Whether something listens there."""
+    try:
+        _bind(port, host).close()
+    except OSError:
+        return True
+    return False
+
+
+def handles(ports: Iterable[int]) -> tuple[int, ...]:
+    """Descriptors of the claims of these ports, for the warden that holds them too."""
+    with _LOCK:
+        return tuple(_HELD[p] for p in ports if p in _HELD)
+
+
+def held(ports: Iterable[int]) -> tuple[int, ...]:
+    """Those of ``ports`` that this process has claimed."""
+    with _LOCK:
+        return tuple(p for p in ports if p in _HELD)
+
+
+def release(ports: Iterable[int]) -> None:
+    """Let go of claims of this process. A warden that still holds one keeps it."""
+    with _LOCK:
+        for port in ports:
+            handle = _HELD.pop(port, None)
+            if handle is not None:
+                _let_go(handle)
+
+
+def _let_go(handle: int) -> None:
+    path = Path(f"/proc/self/fd/{handle}").readlink()
+    os.close(handle)
+    sweep(path)
+
+
+def sweep(path: Path) -> bool:
+    """Remove the file of a claim that nobody holds; returns whether it is gone."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return False
+    traces.drop_claim(handle)
+    return True

@@ -110,8 +110,9 @@ class EngineProcess(EngineLog):
                         moved += 1
         return moved
 
-    def stop(self, grace_s: float) -> None:
-        """End the whole process family: TERM to the server, KILL for what is left after ``grace_s`` seconds."""
+    def stop(self, grace_s: float) -> list[str]:
+        """End the whole process family: TERM to the server, KILL for what is left after ``grace_s`` seconds. Returns
+        what is left then, in words."""
         family = self.family()
         if self.alive():
             with contextlib.suppress(ProcessLookupError):
@@ -123,7 +124,8 @@ class EngineProcess(EngineLog):
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, timeout=5)
+        _, left = psutil.wait_procs(left, timeout=5)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(5)
         self._log.close()
+        return [f"process {p.pid} of the {self.command.name}, which cannot be killed" for p in left if _lives(p)]

@@ -141,6 +141,7 @@ class NodeEngine:
         self._engine: WardedEngine | None = None
         self._folder: Path | None = None
         self._host = ""
+        self._claimed: list[int] = []
 
     def offer(self) -> Offered:
         """Where this is and what is given to the engine."""
@@ -159,13 +160,14 @@ class NodeEngine:
         return Offered(f"{self._host}/{context.get_node_id()[:8]}", self._host, devices, found)
 
     def ports(self, count: int) -> list[int]:
-        return free_ports(count, self._host)
+        self._claimed = free_ports(count, self._host)
+        return self._claimed
 
     def start(self, command: tuple[Any, ...]) -> int:
         """Start the engine; returns its process id on this machine."""
         made = EngineCommand(*command)
         self._folder = Path(tempfile.mkdtemp(prefix="kv-harness-"))
-        self._engine = WardedEngine(made, self._folder / LOG_NAME, engine_environment(made.env))
+        self._engine = WardedEngine(made, self._folder / LOG_NAME, engine_environment(made.env), self._claimed)
         return self._engine.pid
 
     def look(self, offset: int) -> Look:
@@ -181,9 +183,9 @@ class NodeEngine:
     def gather_threads(self) -> int:
         return self._running().gather_threads()
 
-    def stop(self, grace_s: float) -> None:
-        """End the engine; its log can still be looked at."""
-        self._running().stop(grace_s)
+    def stop(self, grace_s: float) -> list[str]:
+        """End the engine; its log can still be looked at. Returns what is left of it, in words."""
+        return self._running().stop(grace_s)
 
     def forget(self) -> None:
         """Remove the log from this machine."""

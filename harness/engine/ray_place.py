@@ -180,16 +180,18 @@ class RayHandle(EngineLog):
         """See ``EngineProcess.gather_threads``. Raises EngineDiedError when the node is lost."""
         return int(self._actor.call("gather_threads"))
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float) -> list[str]:
         """End the engine and fetch the rest of its log; a lost one was ended by its warden, or with its machine."""
         self._stopping.set()
+        left: list[str] = []
         if self.lost is None:
             with contextlib.suppress(InfrastructureError):
-                self._actor.call("stop", grace_s, limit_s=grace_s + _CALL_S)
+                left = self._actor.call("stop", grace_s, limit_s=grace_s + _CALL_S)
                 self._look()
                 self._actor.call("forget")
         self._actor.kill()
         self._watcher.join(_WATCH_S)
+        return left
 
 
 class RayPlace:
@@ -205,6 +207,9 @@ class RayPlace:
     def ports(self, count: int) -> list[int]:
         found: list[int] = self._actor.call("ports", count)
         return found
+
+    def give_back(self) -> None:
+        """Nothing: claims end with the actor."""
 
     def start(self, command: EngineCommand, log_path: Path) -> EngineHandle:
         self.handle = RayHandle(self._actor, command, log_path)

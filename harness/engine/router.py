@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import httpx
 
-from harness.engine.command import LOOPBACK, Role
-from harness.engine.process import EngineProcess
+from harness.engine.command import LOOPBACK, Role, full_environment
+from harness.engine.warded import WardedEngine
 from harness.errors import EngineStartError, EnvironmentFault
 from harness.history import EngineRecord
 
@@ -62,7 +62,10 @@ class Router:
     def __init__(self, urls: Mapping[Role, str], port: int, metrics_port: int, log: Path) -> None:
         self._command = router_command(urls, port, metrics_port)
         self._log = log
-        self._process: EngineProcess | None = None
+        self._claimed = (port, metrics_port)
+        self._process: WardedEngine | None = None
+        self.left: list[str] = []
+        """What could not be ended, in words."""
         self.ready_seconds = 0.0
 
     @property
@@ -74,7 +77,8 @@ class Router:
         return self._process.pid if self._process is not None else None
 
     def __enter__(self) -> Router:
-        self._process = EngineProcess(self._command, self._log)
+        env = full_environment(self._command.env)
+        self._process = WardedEngine(self._command, self._log, env, self._claimed)
         try:
             self._wait()
         except BaseException:
@@ -84,7 +88,7 @@ class Router:
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
-            self._process.stop(5.0)
+            self.left = self._process.stop(5.0)
             self._process = None
 
     def require_alive(self) -> None:

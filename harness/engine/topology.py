@@ -6,7 +6,7 @@ import contextlib
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -73,6 +73,8 @@ class EngineGroupSession:
         self._routers: list[Router] = []
         self.ready_seconds: float = 0.0
         self._ready_by_role: dict[Role, float] = {}
+        self.left: list[str] = []
+        """What could not be ended or removed, in words."""
         self.ended = False
         """The engines were ended from another thread: what they answer from then on is no evidence."""
 
@@ -96,7 +98,9 @@ class EngineGroupSession:
         plugin = plugin_folder(self._environment.prefix, self._logs / "plugin") if self.arming else None
         commands = []
         for role, place in self._places.items():
-            port, *side_channel = place.ports(1 if role == "single" else 2)
+            # Today's engines listen on the first alone; earlier ones on one for each rank, from the first on.
+            ranks = self.profile.engine.tensor_parallel.of(role)
+            port, *side_channel = place.ports(1 if role == "single" else 1 + ranks)
             commands.append(
                 build_command(
                     self.profile,
@@ -274,7 +278,13 @@ class EngineGroupSession:
         is about to be started is ended by that thread."""
         self.ended = True
         for process in list(self._processes.values()):
-            process.stop(self.profile.timeouts.stop)
+            self._say_left(process.stop(self.profile.timeouts.stop))
+
+    def _say_left(self, left: Sequence[str]) -> None:
+        for words in left:
+            if words not in self.left:
+                self.left.append(words)
+                self._progress(f"{self.group.id}: LEFT OVER: {words}; see `harness ps` and `harness clean`")
 
     def _require_wanted(self) -> None:
         if self.ended:
@@ -286,11 +296,14 @@ class EngineGroupSession:
             client.close()
         for router in self._routers:
             router.__exit__()
+            self._say_left(router.left)
         self._routers.clear()
-        if not self._processes:
-            return
-        with ThreadPoolExecutor(len(self._processes)) as pool:
-            list(pool.map(lambda p: p.stop(self.profile.timeouts.stop), self._processes.values()))
+        if self._processes:
+            with ThreadPoolExecutor(len(self._processes)) as pool:
+                for left in pool.map(lambda p: p.stop(self.profile.timeouts.stop), self._processes.values()):
+                    self._say_left(left or ())
+        for place in self._places.values():
+            place.give_back()
         self._processes.clear()
         self._clients.clear()
 

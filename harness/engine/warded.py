@@ -5,37 +5,59 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple
 
-from harness.engine import warden
-from harness.engine.command import ServerCommand
+from harness.engine import leftovers, ports, traces, warden
+from harness.engine.command import LOOPBACK, ServerCommand
 from harness.engine.process import EngineProcess
 from harness.errors import EngineStartError
 
 _START_S = 60.0
+_END_S = 45.0
+"""Longest that a warden may take to end its tree; it gives up on processes in the kernel after 30 s."""
 _POLL_S = 0.05
+
+
+class About(NamedTuple):
+    """What the ledger of a tree says about it."""
+
+    name: str = ""
+    ports: tuple[int, ...] = ()
+    """All that its processes may listen on."""
+    host: str = LOOPBACK
+    run: str = ""
+    """Folder of the run."""
+
+
+NOTHING = About()
 
 
 class Warded:
     """A process below a warden, used like ``subprocess.Popen``. Its whole tree is killed when this object is closed, or
     when the process that holds it ends in whatever way."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> None:
-        """Raises EngineStartError when there is no such program."""
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: IO[bytes], about: About = NOTHING) -> None:
+        """Raises EngineStartError when there is no such program, or no folder for the ledger."""
+        handles = ports.handles(about.ports)
+        said = self._said_of(argv, about, handles)
+        self.ledger = Path(said["ledger"])
         # -I: what the environment makes of Python is for the engine, not for its warden.
         launcher = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(warden.__file__).resolve()), *argv],
+            [sys.executable, "-I", "-S", str(Path(warden.__file__).resolve()), json.dumps(said), *argv],
             env=dict(env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             bufsize=0,
+            pass_fds=handles,
         )
         assert launcher.stdin is not None
         assert launcher.stdout is not None
@@ -43,9 +65,28 @@ class Warded:
         self._said = launcher.stdout
         os.set_blocking(self._said.fileno(), False)
         self._text = b""
+        self._lock = threading.RLock()
+        self._left: list[str] | None = None
+        """What the warden said is left; None as long as it has not."""
         self.returncode: int | None = None
         launcher.wait()
         self.pid = self._first_words(argv)
+
+    @staticmethod
+    def _said_of(argv: Sequence[str], about: About, handles: Sequence[int]) -> dict[str, Any]:
+        mark = secrets.token_hex(8)
+        try:
+            ledger = traces.state_folder() / f"tree-{os.getpid()}-{mark}.json"
+        except OSError as error:
+            raise EngineStartError(f"expected a folder for the ledger of engines, found none: {error}") from error
+        name = about.name or Path(argv[0]).name
+        return {
+            "ledger": str(ledger),
+            "mark": mark,
+            "holder": traces.process(os.getpid()),
+            "claims": list(handles),
+            "about": {**about._asdict(), "name": name, "started": time.time()},
+        }
 
     def _first_words(self, argv: Sequence[str]) -> int:
         deadline = time.monotonic() + _START_S
@@ -62,7 +103,7 @@ class Warded:
         self.close()
         raise EngineStartError(f"expected {argv[0]} to be started within {_START_S:.0f} s, found nothing; try again")
 
-    def _listen(self) -> tuple[list[dict[str, int]], bool]:
+    def _listen(self) -> tuple[list[dict[str, Any]], bool]:
         """What the warden said since the last time, and whether it has ended."""
         over = False
         with contextlib.suppress(BlockingIOError):
@@ -74,22 +115,25 @@ class Warded:
         *lines, self._text = self._text.split(b"\n")
         return [json.loads(line) for line in lines], over
 
-    def _take(self, lines: Sequence[dict[str, int]]) -> None:
+    def _take(self, lines: Iterable[dict[str, Any]]) -> None:
         for line in lines:
             if "ended" in line:
                 self.returncode = line["ended"]
+            if "left" in line:
+                self._left = line["left"]
 
     def poll(self) -> int | None:
         """The exit code when it has ended, negative for a signal."""
-        if self.returncode is None and not self._said.closed:
-            lines, over = self._listen()
-            self._take(lines)
-            if over and self.returncode is None:
-                # Without its warden it could outlive us.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
-                self.returncode = -signal.SIGKILL
-        return self.returncode
+        with self._lock:
+            if self.returncode is None and not self._said.closed:
+                lines, over = self._listen()
+                self._take(lines)
+                if over and self.returncode is None:
+                    # Without its warden it could outlive us.
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(self.pid, signal.SIGKILL)
+                    self.returncode = -signal.SIGKILL
+            return self.returncode
 
     def wait(self, timeout: float) -> int:
         """Raises subprocess.TimeoutExpired."""
@@ -104,24 +148,80 @@ class Warded:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGTERM)
 
-    def close(self) -> None:
-        """End the warden, and with it whatever is left below it."""
-        self._lifeline.close()
-        self._said.close()
+    def close(self) -> list[str]:
+        """End the warden, and with it whatever is left below it; returns what could not be ended or removed, in words.
+
+        A warden that was killed, or does not end, is stood in for: the ledger says what was its own.
+        """
+        with self._lock:
+            if self._said.closed:
+                return self._left or []
+            self._lifeline.close()
+            deadline = time.monotonic() + _END_S
+            over = False
+            while not over and time.monotonic() < deadline:
+                lines, over = self._listen()
+                self._take(lines)
+                if not over:
+                    time.sleep(_POLL_S)
+            self._said.close()
+            if self._left is None or not over:
+                self._left = self._stand_in()
+            if self.returncode is None:
+                self.returncode = -signal.SIGKILL
+            return self._left
+
+    def _stand_in(self) -> list[str]:
+        if not self.ledger.exists():
+            return []
+        found = leftovers.read_ledger(self.ledger)
+        if isinstance(found, leftovers.Damaged):
+            return [f"{found.path}: {found.why}"]
+        return leftovers.end_tree(self.ledger, found).left
 
 
 class WardedEngine(EngineProcess):
     """An engine process below a warden."""
 
-    def __init__(self, command: ServerCommand, log_path: Path, env: Mapping[str, str]) -> None:
-        """``env`` is the whole environment. Raises EngineStartError when there is no such program."""
+    def __init__(
+        self, command: ServerCommand, log_path: Path, env: Mapping[str, str], claimed: Sequence[int] = ()
+    ) -> None:
+        """``env`` is the whole environment; ``claimed`` are the ports that were claimed for it, side channels included,
+        and are let go of when it is gone. Raises EngineStartError when there is no such program."""
         self._env = env
+        self._claimed = tuple(claimed)
+        self._ending = threading.Lock()
+        self._left: list[str] | None = None
         super().__init__(command, log_path)
 
     def _spawn(self) -> Warded:
-        self._warded = Warded(self.command.argv, self._env, self._log)
+        folder = self.log_path.parent
+        run = folder.parent if folder.name == "logs" else folder
+        about = About(self.log_path.stem, self._claimed, self.command.host, str(run.resolve()))
+        try:
+            self._warded = Warded(self.command.argv, self._env, self._log, about)
+        except EngineStartError:
+            self._log.close()
+            ports.release(self._claimed)
+            raise
         return self._warded
 
-    def stop(self, grace_s: float) -> None:
-        super().stop(grace_s)
-        self._warded.close()
+    def stop(self, grace_s: float) -> list[str]:
+        """As ``EngineProcess.stop``, and what its processes made; what remains is written to the log too."""
+        with self._ending:
+            if self._left is None:
+                super().stop(grace_s)
+                self._left = [*self._warded.close(), *self._still_used()]
+                ports.release(self._claimed)
+                self._write_left(self._left)
+            return self._left
+
+    def _write_left(self, left: Sequence[str]) -> None:
+        with contextlib.suppress(OSError), self.log_path.open("a", encoding="utf-8") as log:
+            log.writelines(f"harness: left after the end: {words}\n" for words in left)
+
+    def _still_used(self) -> list[str]:
+        """Ports of the engine that something listens on though its processes are gone."""
+        host = self.command.host
+        used = [p for p in ports.held(self._claimed) if ports.in_use(p, host)]
+        return [f"port {p} on {host}, which something listens on" for p in used]

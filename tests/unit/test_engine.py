@@ -18,7 +18,7 @@ from harness.engine.command import EngineCommand, build_command, full_environmen
 from harness.engine.counters import delta, parse_counters
 from harness.engine.environment import EngineEnvironment, inspect_environment, need_nixl
 from harness.engine.exchange import Ask, Exchange
-from harness.engine.ports import allot, free_ports, require_free
+from harness.engine.ports import claim, free_ports, require_free
 from harness.engine.process import EngineProcess
 from harness.errors import EngineDiedError, EngineStartError, EnvironmentFault, HandoffError
 from harness.history import Leg
@@ -162,7 +162,7 @@ def test_ports():
         with pytest.raises(EngineStartError, match=f"port {port}"):
             require_free([port])
         with pytest.raises(EngineStartError, match="--base-port"):
-            allot(2, port)
+            claim([port, port + 1])
 
 
 def test_engine_python_without_vllm(tmp_path):

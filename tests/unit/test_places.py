@@ -13,7 +13,7 @@ import pytest
 from harness.config import Profile, load_profile, merged
 from harness.engine.command import EngineCommand, build_command
 from harness.engine.place import LocalPlace, default_places, roles_of
-from harness.engine.ports import free_ports, require_free
+from harness.engine.ports import free_ports, release, require_free
 from harness.engine.process import EngineProcess
 from harness.engine.topology import EngineGroupSession
 from harness.errors import EngineStartError
@@ -80,7 +80,8 @@ def test_profile_can_still_set_variables():
 def test_local_engines_have_a_core_each_and_consecutive_ports():
     profile = load_profile("cpu")
     (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
-    base = free_ports(1)[0]
+    base, *others = free_ports(4)
+    release([base, *others])
     places = default_places(roles_of(group), load_profile("cpu").engine, base)
     cores = [str(c) for c in sorted(os.sched_getaffinity(0))]
     assert list(places) == ["decode", "prefill"]
@@ -151,6 +152,9 @@ class FarPlace:
 
     def ports(self, count: int) -> list[int]:
         return [self._ports.pop(0) for _ in range(count)]
+
+    def give_back(self) -> None:
+        pass
 
     def start(self, command: EngineCommand, log_path: Path) -> SimpleNamespace:
         self.started.append(command)

@@ -1,0 +1,163 @@
+"""What earlier runs left on this machine: process trees and their ledgers, shared memory, claims of ports.
+
+A ledger is acted on only when its holder is gone and its identities are those of this machine, boot and pid namespace;
+a process only when its pid and start time are listed, or its mark or its ancestry says that it belongs to the tree.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.engine import traces
+from harness.engine.traces import Process, Segment
+
+_KILL_S = 30.0
+_WARDEN_S = 35.0
+"""Longest that a warden takes to end its tree."""
+_POLL_S = 0.05
+_LARGEST = 4 * 2**20
+"""Bytes; ledgers of a real pair have under 10,000."""
+
+
+class Ledger(BaseModel):
+    """What a warden wrote about its tree; see ``harness.engine.warden``."""
+
+    model_config = ConfigDict(extra="forbid", strict=False, frozen=True)
+
+    format: int
+    boot: str
+    namespace: str
+    mark: str
+    holder: Process
+    warden: Process | None
+    engine: Process | None
+    members: tuple[Process, ...]
+    made: tuple[Segment, ...]
+    before: tuple[Segment, ...]
+    name: str
+    """Group and role."""
+    ports: tuple[int, ...]
+    host: str
+    run: str
+    """Folder of the run."""
+    started: float
+    """Seconds since the epoch."""
+
+    @property
+    def here(self) -> bool:
+        """Whether its process ids mean the processes that are here now."""
+        return self.boot == traces.boot() and self.namespace == traces.namespace()
+
+    @property
+    def gone_by_reboot(self) -> bool:
+        return self.boot != traces.boot()
+
+    @property
+    def held(self) -> bool:
+        """Whether the harness that asked for the tree lives."""
+        return self.here and traces.lives(self.holder)
+
+    def living(self) -> list[Process]:
+        """Processes of the tree that live, without its warden."""
+        if not self.here:
+            return []
+        table = traces.processes()
+        known = {*self.members, *([self.engine] if self.engine is not None else [])}
+        spared = {1, os.getpid(), *(p.pid for p in (self.holder, self.warden) if p is not None and traces.lives(p))}
+        roots = {
+            pid for pid, found in table.items() if Process(pid, found.start) in known or traces.marked(pid, self.mark)
+        }
+        if self.warden is not None and traces.lives(self.warden):
+            roots |= traces.below([self.warden.pid], table)
+        # A session keeps its number while a process is in it.
+        engine = self.engine
+        if engine is not None and any(table[pid].session == engine.pid for pid in roots):
+            roots |= {pid for pid, found in table.items() if found.session == engine.pid}
+        mine = (roots | traces.below(roots, table)) - spared
+        return sorted(Process(pid, table[pid].start) for pid in mine)
+
+    def segments(self, living: list[Process]) -> list[Segment]:
+        """Segments that the tree made and that are there."""
+        if not self.here:
+            return []
+        candidates = traces.segments() - set(self.before)
+        pids = {m.pid for m in (*self.members, *living)}
+        used = traces.users(candidates, [p.pid for p in living])
+        return sorted(s for s in candidates if s in self.made or used[s] or traces.named_after(s) in pids)
+
+
+class Damaged(NamedTuple):
+    """A ledger that cannot be read; it is kept, and nothing is done about it."""
+
+    path: Path
+    why: str
+
+
+def read_ledger(path: Path) -> Ledger | Damaged:
+    try:
+        known = path.lstat()
+        if known.st_uid != os.getuid() or not path.is_file() or path.is_symlink() or known.st_size > _LARGEST:
+            return Damaged(path, "expected a small file of this user, found something else")
+        found = Ledger.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "top level"
+        return Damaged(path, f"expected a ledger, found in {where}: {first['msg']}")
+    except (OSError, ValueError, RecursionError) as error:
+        return Damaged(path, f"expected a ledger, found that it cannot be read ({error})")
+    if found.format != 1:
+        return Damaged(path, f"expected format 1, found {found.format}; another version of the harness wrote it")
+    return found
+
+
+class Ended(NamedTuple):
+    """What was done about a tree, in words."""
+
+    done: list[str]
+    left: list[str]
+
+
+def end_tree(path: Path, ledger: Ledger) -> Ended:
+    """End what lives of a tree and remove what it made and its ledger, whoever holds it. The ledger stays when
+    something is left."""
+    done: list[str] = []
+    segments: set[Segment] = set()
+    if ledger.warden is not None and ledger.here and traces.lives(ledger.warden):
+        traces.send(ledger.warden, signal.SIGTERM)
+        deadline = time.monotonic() + _WARDEN_S
+        while traces.lives(ledger.warden) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if traces.lives(ledger.warden):
+            segments |= set(ledger.segments(ledger.living()))
+            traces.send(ledger.warden, signal.SIGKILL)
+        done.append(f"warden {ledger.warden.pid} of {ledger.name} was told to end")
+    living = ledger.living()
+    segments |= set(ledger.segments(living))
+    left = _kill(ledger, living, done)
+    removed, kept = traces.remove(segments | set(ledger.segments([])), {p.pid for p in living})
+    done += [f"removed shared memory {traces.SHM / name}" for name in removed]
+    left += kept
+    if not left:
+        path.unlink(missing_ok=True)
+        done.append(f"removed {path}")
+    return Ended(done, left)
+
+
+def _kill(ledger: Ledger, living: list[Process], done: list[str]) -> list[str]:
+    """Kill these and what else of the tree shows up; returns what could not be killed, in words."""
+    killed: set[Process] = set()
+    deadline = time.monotonic() + _KILL_S
+    while living and time.monotonic() < deadline:
+        for one in living:
+            traces.send(one, signal.SIGKILL)
+            killed.add(one)
+        time.sleep(_POLL_S)
+        living = ledger.living()
+    done += [f"killed process {p.pid} of {ledger.name}" for p in sorted(killed - set(living))]
+    return [f"process {p.pid} of {ledger.name}, which cannot be killed" for p in living]

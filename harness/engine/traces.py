@@ -1,0 +1,238 @@
+"""What a process tree leaves on a machine, and whose it is. Standard library alone, because the warden uses it.
+
+A process is (pid, start time): pids are reused, pairs of both are not while the machine is up. A segment of shared
+memory is (name, inode). Nothing here ends or removes what it cannot tell by these. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import stat
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+SHM = Path("/dev/shm")
+MARK = "KV_HARNESS_TREE"
+"""Variable that every process of a tree inherits; says nothing where a process has overwritten its environment, as
+``setproctitle`` does in vLLM's engine core."""
+_NAMED = re.compile(r"__KMP_REGISTERED_LIB_(\d+)_\d+|torch_(\d+)_\d+_\d+")
+"""Segments that are called after the process that made them: OpenMP's registration (1 KiB; left by every killed engine
+of vLLM's CPU build) and torch's shared tensors."""
+
+
+class Process(NamedTuple):
+    """A process for good. ``start`` is in clock ticks since the boot (field 22 of ``/proc/PID/stat``)."""
+
+    pid: int
+    start: int
+
+
+class Stat(NamedTuple):
+    """What is used of ``/proc/PID/stat``."""
+
+    parent: int
+    session: int
+    start: int
+
+
+class Segment(NamedTuple):
+    """A file in ``/dev/shm``."""
+
+    name: str
+    inode: int
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+def stat_of(pid: int) -> Stat | None:
+    """None for processes that are gone, and for zombies, which hold nothing any more."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = text.rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else Stat(int(fields[1]), int(fields[3]), int(fields[19]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def processes() -> dict[int, Stat]:
+    """All living processes."""
+    found = {int(p.name): stat_of(int(p.name)) for p in Path("/proc").iterdir() if p.name.isdigit()}
+    return {pid: known for pid, known in found.items() if known is not None}
+
+
+def process(pid: int) -> Process | None:
+    """The living process that has this pid now."""
+    known = stat_of(pid)
+    return None if known is None else Process(pid, known.start)
+
+
+def lives(one: Process) -> bool:
+    return process(one.pid) == one
+
+
+def below(roots: Collection[int], table: Mapping[int, Stat]) -> set[int]:
+    """Descendants of ``roots``, without them."""
+    found: set[int] = set()
+    wanted = set(roots)
+    while wanted:
+        wanted = {pid for pid, known in table.items() if known.parent in wanted} - found - set(roots)
+        found |= wanted
+    return found
+
+
+def marked(pid: int, mark: str) -> bool:
+    """Whether a process was started with this mark."""
+    try:
+        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def send(one: Process, number: signal.Signals) -> None:
+    """Signal this very process; nothing when it is gone or may not be signalled."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        try:
+            handle = os.pidfd_open(one.pid)
+        except OSError:
+            if lives(one):
+                os.kill(one.pid, number)
+            return
+        try:
+            # The handle stays with the process that had the pid when it was opened.
+            if lives(one):
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+
+
+def boot() -> str:
+    """Changes with each start of the machine; with it, pids and start times mean something else."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def namespace() -> str:
+    """Of process ids: containers may share a folder for temporary files and not their pids."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+# --- shared memory ---------------------------------------------------------------------------------------------------
+
+
+def segments() -> set[Segment]:
+    """Files in ``/dev/shm`` that belong to this user."""
+    found: set[Segment] = set()
+    with contextlib.suppress(OSError), os.scandir(SHM) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                known = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(known.st_mode) and known.st_uid == os.getuid():
+                    found.add(Segment(entry.name, known.st_ino))
+    return found
+
+
+def named_after(segment: Segment) -> int | None:
+    """The pid in the name of a segment."""
+    found = _NAMED.fullmatch(segment.name)
+    return None if found is None else int(next(g for g in found.groups() if g))
+
+
+def _held(pid: int, inodes: Collection[int]) -> set[int]:
+    """Inodes that a process has mapped or open in ``/dev/shm``."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and fields[5].startswith(f"{SHM}/") and int(fields[4]) in inodes:
+                found.add(int(fields[4]))
+    with contextlib.suppress(OSError):
+        for handle in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if str(handle.readlink()).startswith(f"{SHM}/") and (inode := handle.stat().st_ino) in inodes:
+                    found.add(inode)
+    return found
+
+
+def users(wanted: Iterable[Segment], pids: Iterable[int]) -> dict[Segment, set[int]]:
+    """Which of ``pids`` use each segment: they have it mapped or open."""
+    by_inode = {s.inode: s for s in wanted}
+    found: dict[Segment, set[int]] = {s: set() for s in by_inode.values()}
+    if by_inode:
+        for pid in pids:
+            for inode in _held(pid, by_inode.keys()):
+                found[by_inode[inode]].add(pid)
+    return found
+
+
+def remove(wanted: Collection[Segment], tree: Collection[int] = ()) -> tuple[list[str], list[str]]:
+    """Remove segments that no living process outside of ``tree`` uses. Returns names that were removed, and, in words,
+    what was left."""
+    removed, left = [], []
+    living = processes()
+    others = {pid for pid in living if pid not in tree}
+    there = sorted(segments() & set(wanted))
+    used = users(there, others)
+    for one in there:
+        maker = named_after(one)
+        by = used[one] | ({maker} & others if maker is not None else set())
+        if by:
+            left.append(f"shared memory {SHM / one.name}, used by pid {', '.join(map(str, sorted(by)))}")
+            continue
+        try:
+            (SHM / one.name).unlink(missing_ok=True)
+            removed.append(one.name)
+        except OSError as error:
+            left.append(f"shared memory {SHM / one.name}, which cannot be removed ({error.strerror})")
+    return removed, left
+
+
+# --- the folder of ledgers and claims --------------------------------------------------------------------------------
+
+
+class FolderError(OSError):
+    """The folder is not ours."""
+
+
+def folder_path() -> Path:
+    return Path(tempfile.gettempdir()) / f"kv-harness-{os.getuid()}"
+
+
+def state_folder() -> Path:
+    """The folder of this user's ledgers and claims, made when it is not there. Raises FolderError when somebody else
+    could write to it."""
+    path = folder_path()
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    known = path.lstat()
+    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid() or known.st_mode & 0o077:
+        raise FolderError(
+            f"expected {path} to be a folder of this user alone (mode 0700), found something else; remove it, or set "
+            "TMPDIR to a folder of your own"
+        )
+    return path
+
+
+def ledgers(folder: Path) -> Iterator[Path]:
+    yield from sorted(folder.glob("tree-*.json"))
+
+
+def drop_claim(handle: int) -> None:
+    """Remove the file of a claim that nobody else holds, and let go of it. Its lock is still held here, so that
+    whoever waits for it finds that the file is another one by now."""
+    with contextlib.suppress(OSError):
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        if path.stat().st_ino == os.fstat(handle).st_ino:
+            path.unlink()
+    with contextlib.suppress(OSError):
+        os.close(handle)

@@ -1,0 +1,329 @@
+"""Trees of real processes: nothing of them is left, whichever end is killed and when."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.engine import leftovers, ports, traces
+from harness.engine.command import EngineCommand
+from harness.engine.warded import About, Warded, WardedEngine
+from harness.errors import EngineStartError
+from tests.unit.test_warden import gone, wait_for
+
+# Stands for an engine: a server on a port; a child; and a grandchild whose parent has ended, which ignores TERM, has a
+# session of its own, holds a segment of shared memory, and leaves one that is called after its pid.
+ENGINE = """
+import json, mmap, os, signal, socket, subprocess, sys, time
+role, port, pids = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+if role == "middle":
+    subprocess.Popen([sys.executable, __file__, "last", str(port), pids], start_new_session=True)
+    sys.exit()
+if role == "last":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    name = f"/dev/shm/__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}"
+    open(name, "wb").write(b"x" * 1024)
+    held = open(f"/dev/shm/psm_test_{os.getpid()}", "w+b")
+    held.write(b"x" * 4096)
+    held.flush()
+    mapped = mmap.mmap(held.fileno(), 4096)
+    held.close()
+if role == "first":
+    child = subprocess.Popen([sys.executable, __file__, "middle", str(port), pids])
+    child.wait()
+    server = socket.create_server(("127.0.0.1", port))
+with open(pids, "a") as file:
+    file.write(f"{os.getpid()}\\n")
+time.sleep(600)
+"""
+
+# Stands for a harness: claims a port and starts one engine on it.
+HARNESS = """
+import os, sys, time
+from pathlib import Path
+from harness.engine.command import EngineCommand, full_environment
+from harness.engine.place import LocalPlace
+program, folder = sys.argv[1], Path(sys.argv[2])
+place = LocalPlace()
+port, _ = place.ports(2)
+(folder / "port").write_text(str(port))
+argv = [sys.executable, program, "first", str(port), str(folder / "pids")]
+engine = place.start(EngineCommand("single", port, None, argv, {}), folder / "logs" / "cell.single.log")
+(folder / "up").write_text(str(engine.pid))
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path_factory, monkeypatch):
+    """Ledgers and claims of a test, and of the processes that it starts, are its own."""
+    folder = tmp_path_factory.mktemp("state")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def engine_program(tmp_path) -> Path:
+    path = tmp_path / "engine.py"
+    path.write_text(ENGINE)
+    return path
+
+
+def read_pids(folder: Path, count: int = 2) -> list[int]:
+    def read() -> list[int]:
+        found = (folder / "pids").read_text().split() if (folder / "pids").exists() else []
+        return list(map(int, found)) if len(found) >= count else []
+
+    return wait_for(read, 60)
+
+
+def made_by(pids: list[int]) -> list[str]:
+    return [p.name for p in traces.SHM.iterdir() if any(str(pid) in p.name for pid in pids)]
+
+
+def start_harness(engine_program: Path, folder: Path) -> subprocess.Popen:
+    folder.mkdir()
+    command = [sys.executable, "-c", HARNESS, str(engine_program), str(folder)]
+    return subprocess.Popen(command, start_new_session=True)
+
+
+def state() -> list[str]:
+    """Names of ledgers, and of claims that are held."""
+    folder = traces.state_folder()
+    claims = [p for p in folder.glob("port-*") if not ports.sweep(p)]
+    return sorted(p.name for p in (*folder.glob("tree-*"), *claims))
+
+
+def marks(log: Path) -> list[int]:
+    """Processes that were started for an engine that writes to this log."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(log.parent.parent) in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sigkill_of_the_harness_at_any_moment_leaves_nothing(engine_program, tmp_path, seed):
+    folder = tmp_path / "run"
+    before = traces.segments()
+    harness = start_harness(engine_program, folder)
+    if seed == 0:
+        read_pids(folder)
+    else:
+        time.sleep(random.Random(seed).uniform(0.1, 1.5))
+    harness.kill()
+    harness.wait()
+    wait_for(lambda: not marks(folder / "logs" / "x"), 30)
+    wait_for(lambda: not state(), 30)
+    pids = list(map(int, (folder / "pids").read_text().split())) if (folder / "pids").exists() else []
+    assert gone(pids)
+    assert not made_by(pids)
+    assert not [s for s in traces.segments() - before if "psm_test_" in s.name or "KMP" in s.name]
+    if (folder / "port").exists():
+        assert not ports.in_use(int((folder / "port").read_text()))
+
+
+def start_engine(engine_program: Path, folder: Path) -> tuple[WardedEngine, int]:
+    claimed = ports.free_ports(2)
+    argv = [sys.executable, str(engine_program), "first", str(claimed[0]), str(folder / "pids")]
+    command = EngineCommand("single", claimed[0], None, argv, {})
+    return WardedEngine(command, folder / "logs" / "cell.single.log", dict(os.environ), claimed), claimed[0]
+
+
+def test_stop_ends_everything_and_says_that_nothing_is_left(engine_program, tmp_path):
+    engine, port = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    assert len(made_by(pids)) == 2
+    (ledger,) = traces.ledgers(traces.state_folder())
+    found = wait_for(lambda: (t := leftovers.read_ledger(ledger)) and len(t.made) == 2 and t)
+    assert (found.name, found.ports[0], found.run) == ("cell.single", port, str(tmp_path))
+    assert found.held
+    assert {p.pid for p in found.living()} == set(pids)
+    assert engine.stop(2.0) == []
+    assert engine.stop(2.0) == []
+    assert gone(pids)
+    assert made_by(pids) == []
+    assert state() == []
+    assert not ports.in_use(port)
+    assert ports.held([port]) == ()
+
+
+def test_shared_memory_that_others_made_or_use_stays(engine_program, tmp_path):
+    """A file that was there, one that appears meanwhile, and one of the tree that somebody else has open."""
+    older, other = (traces.SHM / f"psm_test_{what}_{os.getpid()}" for what in ("older", "other"))
+    older.write_bytes(b"x")
+    engine, _ = start_engine(engine_program, tmp_path)
+    try:
+        other.write_bytes(b"x")
+        pids = read_pids(tmp_path)
+        (used,) = [traces.SHM / name for name in made_by(pids) if name.startswith("psm_test_")]
+        with used.open("rb"):
+            left = engine.stop(1.0)
+            assert [w for w in left if used.name in w and str(os.getpid()) in w]
+            assert len(left) == 1
+            assert older.exists() and other.exists() and used.exists()
+        assert "left after the end" in engine.log_text()
+        (ledger,) = traces.ledgers(traces.state_folder())
+        ended = leftovers.end_tree(ledger, leftovers.read_ledger(ledger))
+        assert ended.left == []
+        assert not used.exists() and not ledger.exists()
+        assert older.exists() and other.exists()
+    finally:
+        older.unlink()
+        other.unlink()
+
+
+def test_segment_of_a_zombie_is_removed(tmp_path):
+    """A killed process stays in the table until its parent asks for it, and holds nothing any more."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    path = traces.SHM / f"__KMP_REGISTERED_LIB_{child.pid}_{os.getuid()}"
+    path.write_bytes(b"x")
+    segment = traces.Segment(path.name, path.stat().st_ino)
+    removed, left = traces.remove([segment])
+    assert removed == [] and str(child.pid) in left[0]
+    child.kill()
+    wait_for(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
+    assert traces.remove([segment]) == ([path.name], [])
+    child.wait()
+
+
+def test_killed_warden_is_stood_in_for(engine_program, tmp_path):
+    """The grandchild has left the session, and its mark tells whose it is."""
+    engine, _ = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    (ledger,) = traces.ledgers(traces.state_folder())
+    found = leftovers.read_ledger(ledger)
+    os.kill(found.warden.pid, signal.SIGKILL)
+    wait_for(lambda: not engine.alive())
+    assert engine.stop(1.0) == []
+    assert gone(pids)
+    assert made_by(pids) == []
+    assert state() == []
+
+
+def test_reused_pids_are_never_killed():
+    """Another process that has the pid of a listed one now has another start time."""
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        real = wait_for(lambda: traces.process(bystander.pid))
+        other = real._replace(start=real.start - 1)
+        ledger = leftovers.Ledger(
+            format=1, boot=traces.boot(), namespace=traces.namespace(), mark="0" * 16, holder=other, warden=other,
+            engine=other, members=(other,), made=(), before=(), name="x", ports=(), host="127.0.0.1", run="",
+            started=0.0,
+        )  # fmt: skip
+        assert ledger.living() == []
+        traces.send(other, signal.SIGKILL)
+        assert bystander.poll() is None
+        assert not ledger.held
+        assert ledger.model_copy(update={"members": (real,)}).living() == [real]
+        assert ledger.model_copy(update={"members": (real,), "boot": "another"}).living() == []
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_folder_of_somebody_else_is_refused(own_folder, tmp_path):
+    path = own_folder / f"kv-harness-{os.getuid()}"
+    path.symlink_to(tmp_path)
+    with pytest.raises(EngineStartError, match="this user alone"):
+        ports.free_ports(1)
+    path.unlink()
+    path.mkdir(mode=0o777)
+    path.chmod(0o777)
+    with (tmp_path / "log").open("wb") as log, pytest.raises(EngineStartError, match="mode 0700"):
+        Warded([sys.executable, "-c", ""], os.environ, log, About("x"))
+    path.rmdir()
+    assert stat.S_IMODE(traces.state_folder().stat().st_mode) == 0o700
+
+
+# --- ports -----------------------------------------------------------------------------------------------------------
+
+# Stands for a harness: takes its ports, listens on them late, as engines do, and holds them.
+CLAIMER = """
+import json, socket, sys, time
+from pathlib import Path
+from harness.engine.ports import free_ports
+wanted, folder = int(sys.argv[1]), Path(sys.argv[2])
+while not (folder / "go").exists():
+    time.sleep(0.001)
+taken = [free_ports(3) for _ in range(wanted)]
+time.sleep(0.3)
+servers = [socket.create_server(("127.0.0.1", port)) for some in taken for port in some]
+print(json.dumps(taken), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ten_harnesses_started_at_once_never_take_the_same_port(tmp_path):
+    """In a range so small that chance alone would make them collide: 90 ports of 150."""
+    code = f"import harness.engine.ports as p\np._LOWEST, p._HIGHEST, p._TRIES = 28000, 28150, 140\n{CLAIMER}"
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, "3", str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(10)
+    ]
+    time.sleep(1)
+    (tmp_path / "go").touch()
+    try:
+        taken = [some for r in running for some in json.loads(r.stdout.readline() or "[]")]
+    finally:
+        for r in running:
+            r.communicate()
+    assert [r.returncode for r in running] == [0] * 10
+    flat = [port for some in taken for port in some]
+    assert len(flat) == len(set(flat)) == 90
+    assert all(some == list(range(some[0], some[0] + 3)) for some in taken)
+
+
+def test_claims_of_a_base_port_are_exclusive_and_end_with_their_process(tmp_path):
+    code = "import sys\nfrom harness.engine.ports import claim\nclaim([28200, 28201])\n"
+    code += "print(1, flush=True)\nsys.stdin.read()"
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    other.stdout.readline()
+    with pytest.raises(EngineStartError, match=r"port 28201: claimed by another harness.*--base-port"):
+        ports.claim([28201, 28202])
+    other.kill()
+    other.communicate()
+    ports.claim([28201, 28202])
+    with pytest.raises(EngineStartError, match="another engine of this run"):
+        ports.claim([28202])
+    ports.release([28201, 28202])
+    ports.claim([28202])
+    ports.release([28202])
+    assert [p.name for p in traces.state_folder().glob("port-*")] == ["port-28200"]
+
+
+def test_claims_outlive_the_harness_as_long_as_its_engines(engine_program, tmp_path):
+    """The warden holds them too; it is stopped here, so that it cannot end the tree at once."""
+    folder = tmp_path / "run"
+    harness = start_harness(engine_program, folder)
+    read_pids(folder)
+    (ledger,) = traces.ledgers(traces.state_folder())
+    warden = leftovers.read_ledger(ledger).warden
+    os.kill(warden.pid, signal.SIGSTOP)
+    harness.kill()
+    harness.wait()
+    port = int((folder / "port").read_text())
+    with pytest.raises(EngineStartError, match="claimed by another harness"):
+        ports.claim([port + 1])
+    os.kill(warden.pid, signal.SIGCONT)
+    wait_for(lambda: not state(), 30)
+    ports.claim([port, port + 1])
+    ports.release([port, port + 1])
