@@ -15,6 +15,7 @@ from rich.table import Table
 
 from harness import __version__
 from harness.cli_ci import ci_app, exit_of_part, merge_command
+from harness.cli_leftovers import clean_command, ps_command
 from harness.cli_soak import soak_command
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, StorageError, UsageError
 from harness.models_cli import models
@@ -49,6 +50,8 @@ app.add_typer(prompts_app, name="prompts")
 app.add_typer(ci_app, name="ci")
 app.command("merge")(merge_command)
 app.command("soak")(soak_command)
+app.command("ps")(ps_command)
+app.command("clean")(clean_command)
 app.command()(models)
 
 ProfileOption = Annotated[

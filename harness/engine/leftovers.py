@@ -6,16 +6,18 @@ a process only when its pid and start time are listed, or its mark or its ancest
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, ValidationError, model_validator
 
-from harness.engine import traces
+from harness.engine import ports, traces
 from harness.engine.traces import Process, Segment
+from harness.errors import EnvironmentFault
 
 _KILL_S = 30.0
 _WARDEN_S = 35.0
@@ -25,10 +27,13 @@ _LARGEST = 4 * 2**20
 """Bytes; ledgers of a real pair have under 10,000."""
 
 
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
 class Ledger(BaseModel):
     """What a warden wrote about its tree; see ``harness.engine.warden``."""
 
-    model_config = ConfigDict(extra="forbid", strict=False, frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     format: int
     boot: str
@@ -42,12 +47,20 @@ class Ledger(BaseModel):
     before: tuple[Segment, ...]
     name: str
     """Group and role."""
-    ports: tuple[int, ...]
-    host: str
+    ports: tuple[Port, ...]
+    host: IPvAnyAddress
     run: str
     """Folder of the run."""
-    started: float
+    started: float = Field(ge=0)
     """Seconds since the epoch."""
+
+    @model_validator(mode="after")
+    def _holder_is_the_oldest(self) -> Ledger:
+        """Nothing that a harness started is older than itself: such a list is of something else."""
+        listed = [*self.members, *(p for p in (self.warden, self.engine) if p is not None)]
+        if any(p.start < self.holder.start or p.pid <= 1 for p in listed):
+            raise ValueError("processes that are older than their harness")
+        return self
 
     @property
     def here(self) -> bool:
@@ -134,9 +147,11 @@ def end_tree(path: Path, ledger: Ledger) -> Ended:
         while traces.lives(ledger.warden) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         if traces.lives(ledger.warden):
+            traces.freeze(ledger.living)
             segments |= set(ledger.segments(ledger.living()))
             traces.send(ledger.warden, signal.SIGKILL)
         done.append(f"warden {ledger.warden.pid} of {ledger.name} was told to end")
+    traces.freeze(ledger.living)
     living = ledger.living()
     segments |= set(ledger.segments(living))
     left = _kill(ledger, living, done)
@@ -161,3 +176,134 @@ def _kill(ledger: Ledger, living: list[Process], done: list[str]) -> list[str]:
         living = ledger.living()
     done += [f"killed process {p.pid} of {ledger.name}" for p in sorted(killed - set(living))]
     return [f"process {p.pid} of {ledger.name}, which cannot be killed" for p in living]
+
+
+# --- everything that there is ----------------------------------------------------------------------------------------
+
+State = Literal["running", "left over", "elsewhere"]
+
+
+class Found(NamedTuple):
+    """A tree and what there is of it."""
+
+    path: Path
+    ledger: Ledger
+    state: State
+    """``running``: its harness lives. ``elsewhere``: of another pid namespace, which nothing can be said of here."""
+    processes: list[Process]
+    segments: list[Segment]
+    listening: list[int]
+    """Its ports that something listens on."""
+
+    def as_json(self) -> dict[str, Any]:
+        known = self.ledger
+        return {
+            "state": self.state,
+            "name": known.name,
+            "run": known.run,
+            "harness_pid": known.holder.pid,
+            "engine_pid": known.engine.pid if known.engine is not None else None,
+            "ports": list(known.ports),
+            "listening": self.listening,
+            "age_s": round(self.age_s, 1),
+            "processes": [p.pid for p in self.processes],
+            "shared_memory": [s.name for s in self.segments],
+            "ledger": str(self.path),
+        }
+
+    @property
+    def age_s(self) -> float:
+        return max(0.0, time.time() - self.ledger.started)
+
+
+class Survey(NamedTuple):
+    """All trees and claims of this user."""
+
+    trees: list[Found]
+    damaged: list[Damaged]
+    claims: list[int]
+    """Ports that are claimed now."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "trees": [t.as_json() for t in self.trees],
+            "damaged": [{"ledger": str(d.path), "why": d.why} for d in self.damaged],
+            "claimed_ports": self.claims,
+        }
+
+
+def _found(path: Path, ledger: Ledger) -> Found:
+    state: State = "running" if ledger.held else "left over"
+    if not ledger.here and not ledger.gone_by_reboot:
+        state = "elsewhere"
+    living = ledger.living()
+    listening = [p for p in ledger.ports if ports.in_use(p, str(ledger.host))] if ledger.here else []
+    return Found(path, ledger, state, living, ledger.segments(living), listening)
+
+
+def _claimed(path: Path) -> bool:
+    """Whether somebody holds a claim; looks without taking it."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _claim_files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("port-*") if p.name[5:].isdigit() and p.is_file() and not p.is_symlink())
+
+
+def survey() -> Survey:
+    """What there is. Raises EnvironmentFault when the folder is somebody else's."""
+    folder = _folder()
+    if folder is None:
+        return Survey([], [], [])
+    read = [(path, read_ledger(path)) for path in traces.ledgers(folder)]
+    trees = [_found(path, ledger) for path, ledger in read if isinstance(ledger, Ledger)]
+    damaged = [ledger for _, ledger in read if isinstance(ledger, Damaged)]
+    with ports.locked():
+        claims = [int(p.name[5:]) for p in _claim_files(folder) if _claimed(p)]
+    return Survey(trees, damaged, claims)
+
+
+def clean() -> Ended:
+    """End and remove what earlier runs left; what belongs to a living harness or cannot be read stays as it is. Raises
+    EnvironmentFault when the folder is somebody else's."""
+    folder = _folder()
+    done: list[str] = []
+    left: list[str] = []
+    if folder is None:
+        return Ended(done, left)
+    for path in traces.ledgers(folder):
+        ledger = read_ledger(path)
+        if isinstance(ledger, Damaged):
+            left.append(f"{path}: {ledger.why}; look at it and remove it yourself")
+            continue
+        # Asked again for each: trees end while others are being ended.
+        if _found(path, ledger).state == "left over":
+            ended = end_tree(path, ledger)
+            done += ended.done
+            left += ended.left
+    with ports.locked():
+        swept = [p for p in _claim_files(folder) if ports.sweep(p)]
+    if swept:
+        done.append(f"removed {len(swept)} files of claims that nobody holds")
+    for new in folder.glob("tree-*.new"):
+        # Half a ledger, of a warden that was killed while it wrote one.
+        if time.time() - new.lstat().st_mtime > _WARDEN_S:
+            new.unlink(missing_ok=True)
+    return Ended(done, left)
+
+
+def _folder() -> Path | None:
+    """The folder of ledgers; None when there is none."""
+    if not os.path.lexists(traces.folder_path()):
+        return None
+    try:
+        return traces.state_folder()
+    except OSError as error:
+        raise EnvironmentFault(str(error)) from error

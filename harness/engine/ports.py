@@ -68,9 +68,9 @@ def _claim_one(folder: Path, port: int, host: str) -> int:
 
 
 @contextlib.contextmanager
-def _claims() -> Iterator[Path]:
-    """The folder of claims, locked: several ports are claimed together or not at all. Raises EngineStartError when its
-    files cannot be made."""
+def locked() -> Iterator[Path]:
+    """The folder of claims, locked: several ports are claimed together or not at all, and who only looks does not seem
+    to hold one. Raises EngineStartError when its files cannot be made."""
     try:
         folder = traces.state_folder()
         with _LOCK, (folder / "ports.lock").open("wb") as lock:
@@ -102,7 +102,7 @@ def _claim_range(folder: Path, ports: Sequence[int], host: str) -> None:
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
     """Consecutive free ports, claimed together until ``release``, none of which this process has given out before.
     Raises EngineStartError when too few are found."""
-    with _claims() as folder:
+    with locked() as folder:
         for first in random.SystemRandom().sample(range(_LOWEST, _HIGHEST - count), _TRIES):
             ports = list(range(first, first + count))
             if not _GIVEN.isdisjoint(ports):
@@ -119,7 +119,7 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
 def claim(ports: Sequence[int], host: str = LOOPBACK) -> None:
     """Claim these ports together until ``release``. Raises EngineStartError naming the first that is in use or claimed
     by another harness; then none is claimed."""
-    with _claims() as folder:
+    with locked() as folder:
         try:
             _claim_range(folder, ports, host)
         except _Taken as taken:
@@ -162,21 +162,16 @@ def held(ports: Iterable[int]) -> tuple[int, ...]:
 
 def release(ports: Iterable[int]) -> None:
     """Let go of claims of this process. A warden that still holds one keeps it."""
-    with _LOCK:
+    with locked() as folder:
         for port in ports:
             handle = _HELD.pop(port, None)
             if handle is not None:
-                _let_go(handle)
-
-
-def _let_go(handle: int) -> None:
-    path = Path(f"/proc/self/fd/{handle}").readlink()
-    os.close(handle)
-    sweep(path)
+                os.close(handle)
+                sweep(folder / f"port-{port}")
 
 
 def sweep(path: Path) -> bool:
-    """Remove the file of a claim that nobody holds; returns whether it is gone."""
+    """Remove the file of a claim that nobody holds, in the locked folder; returns whether it is gone."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -110,15 +110,19 @@ class EngineProcess(EngineLog):
                         moved += 1
         return moved
 
-    def stop(self, grace_s: float) -> list[str]:
-        """End the whole process family: TERM to the server, KILL for what is left after ``grace_s`` seconds. Returns
-        what is left then, in words."""
-        family = self.family()
+    def _ask_to_end(self, grace_s: float) -> None:
+        """TERM to the server, and so much time for it."""
         if self.alive():
             with contextlib.suppress(ProcessLookupError):
                 self._popen.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(grace_s)
+
+    def stop(self, grace_s: float) -> list[str]:
+        """End the whole process family: TERM to the server, KILL for what is left after ``grace_s`` seconds. Returns
+        what is left then, in words."""
+        family = self.family()
+        self._ask_to_end(grace_s)
         members = {p.pid: p for p in [*family, *self.family()]}.values()
         _, left = psutil.wait_procs(list(members), timeout=1.0 if not self.alive() else 0)
         for process in left:

@@ -12,7 +12,8 @@ import re
 import signal
 import stat
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ SHM = Path("/dev/shm")
 MARK = "KV_HARNESS_TREE"
 """Variable that every process of a tree inherits; says nothing where a process has overwritten its environment, as
 ``setproctitle`` does in vLLM's engine core."""
+_FREEZE_S = 2.0
 _NAMED = re.compile(r"__KMP_REGISTERED_LIB_(\d+)_\d+|torch_(\d+)_\d+_\d+")
 """Segments that are called after the process that made them: OpenMP's registration (1 KiB; left by every killed engine
 of vLLM's CPU build) and torch's shared tensors."""
@@ -35,6 +37,7 @@ class Process(NamedTuple):
 class Stat(NamedTuple):
     """What is used of ``/proc/PID/stat``."""
 
+    state: str
     parent: int
     session: int
     start: int
@@ -55,7 +58,7 @@ def stat_of(pid: int) -> Stat | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         fields = text.rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else Stat(int(fields[1]), int(fields[3]), int(fields[19]))
+        return None if fields[0] in "ZX" else Stat(fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
     except (OSError, ValueError, IndexError):
         return None
 
@@ -109,6 +112,21 @@ def send(one: Process, number: signal.Signals) -> None:
                 signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)
+
+
+def freeze(find: Callable[[], Iterable[Process]]) -> None:
+    """Stop these processes, and those that they start meanwhile, so that what they hold can be looked at: one that runs
+    on can make a segment between the look at it and its end."""
+    deadline = time.monotonic() + _FREEZE_S
+    stopped: set[Process] = set()
+    while (fresh := set(find()) - stopped) and time.monotonic() < deadline:
+        for one in fresh:
+            send(one, signal.SIGSTOP)
+        stopped |= fresh
+    while time.monotonic() < deadline and any(
+        (known := stat_of(p.pid)) is not None and known.start == p.start and known.state not in "Tt" for p in stopped
+    ):
+        time.sleep(0.005)
 
 
 def boot() -> str:

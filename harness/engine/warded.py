@@ -207,10 +207,12 @@ class WardedEngine(EngineProcess):
         return self._warded
 
     def stop(self, grace_s: float) -> list[str]:
-        """As ``EngineProcess.stop``, and what its processes made; what remains is written to the log too."""
+        """As ``EngineProcess.stop``, and remove what its processes made; what remains is written to the log too."""
         with self._ending:
             if self._left is None:
-                super().stop(grace_s)
+                self._ask_to_end(grace_s)
+                # What is left is stopped, looked at and killed by the warden, in this order.
+                self._log.close()
                 self._left = [*self._warded.close(), *self._still_used()]
                 ports.release(self._claimed)
                 self._write_left(self._left)

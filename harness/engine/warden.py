@@ -149,12 +149,15 @@ class Tree:
             return
         self._looked = now
         known = len(self._members), len(self._made)
-        table = traces.processes()
-        mine = traces.below([os.getpid()], table)
-        self._members |= {Process(pid, table[pid].start) for pid in mine}
-        self._note_segments(mine)
+        mine = self._below()
+        self._members |= mine
+        self._note_segments({p.pid for p in mine})
         if known != (len(self._members), len(self._made)):
             self.write()
+
+    def _below(self) -> set[Process]:
+        table = traces.processes()
+        return {Process(pid, table[pid].start) for pid in traces.below([os.getpid()], table)}
 
     def _note_segments(self, mine: set[int]) -> None:
         pids = {m.pid for m in self._members}
@@ -167,17 +170,16 @@ class Tree:
     def kill(self) -> None:
         """Kill every descendant, and those that they start meanwhile."""
         deadline = time.monotonic() + _KILL_S
+        traces.freeze(self._below)
         self._looked = 0.0
         self.look()
         while time.monotonic() < deadline:
-            table = traces.processes()
-            left = traces.below([os.getpid()], table)
+            left = self._below()
             if not left:
                 break
-            self._members |= {Process(pid, table[pid].start) for pid in left}
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+            self._members |= left
+            for one in left:
+                traces.send(one, signal.SIGKILL)
             time.sleep(0.02)
             reap()
 

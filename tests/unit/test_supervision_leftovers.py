@@ -1,0 +1,236 @@
+"""``harness ps`` and ``harness clean``: what an earlier crash left is shown and removed, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import app
+from harness.engine import leftovers, ports, traces
+from tests.unit.supervised import engine_program, made_by, own_folder, read_pids, start_engine, start_harness, state
+from tests.unit.test_warden import gone, wait_for
+
+__all__ = ["engine_program", "own_folder"]
+
+
+def call(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def ps() -> dict:
+    code, text = call("ps", "--json")
+    assert code == 0
+    return json.loads(text)
+
+
+def abandoned(engine_program: Path, folder: Path) -> list[int]:
+    """A tree whose warden and harness were killed; its processes live on."""
+    harness = start_harness(engine_program, folder)
+    pids = read_pids(folder)
+    ledger = wait_for(lambda: next(iter(traces.ledgers(traces.state_folder())), None))
+    found = wait_for(lambda: (known := leftovers.read_ledger(ledger)) and len(known.made) == 2 and known)
+    os.kill(found.warden.pid, signal.SIGKILL)
+    wait_for(lambda: not traces.lives(found.warden))
+    harness.kill()
+    harness.wait()
+    assert not gone(pids)
+    return pids
+
+
+def test_a_living_tree_is_shown_and_not_touched(engine_program, tmp_path):
+    engine, port = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    (tree,) = ps()["trees"]
+    assert (tree["state"], tree["name"], tree["harness_pid"]) == ("running", "cell.single", os.getpid())
+    assert (tree["engine_pid"], set(tree["processes"])) == (engine.pid, set(pids))
+    assert port in tree["listening"] and tree["age_s"] < 60
+    assert ps()["claimed_ports"] == [port, port + 1]
+    code, text = call("ps")
+    assert code == 0 and "running" in text and f"{port}*" in text
+    assert call("clean") == (0, "nothing to clean\n")
+    assert engine.alive() and not gone(pids)
+    assert engine.stop(1.0) == []
+    assert ps() == {"trees": [], "damaged": [], "claimed_ports": []}
+
+
+def test_what_a_killed_warden_left_is_removed(engine_program, tmp_path):
+    pids = abandoned(engine_program, tmp_path / "run")
+    other = traces.SHM / f"psm_test_other_{os.getpid()}"
+    other.write_bytes(b"x")
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    try:
+        (tree,) = ps()["trees"]
+        assert (tree["state"], set(tree["processes"])) == ("left over", set(pids))
+        assert sorted(tree["shared_memory"]) == sorted(made_by(pids))
+        code, text = call("clean")
+        assert code == 0
+        assert all(str(pid) in text for pid in pids)
+        assert gone(pids) and made_by(pids) == [] and state() == []
+        assert other.exists() and bystander.poll() is None
+        assert call("clean") == (0, "nothing to clean\n")
+        assert not [p for p in traces.state_folder().iterdir() if p.name != "ports.lock"]
+    finally:
+        other.unlink()
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_warden_that_hangs_is_told_to_end(engine_program, tmp_path, monkeypatch):
+    monkeypatch.setattr(leftovers, "_WARDEN_S", 0.5)
+    harness = start_harness(engine_program, tmp_path / "run")
+    pids = read_pids(tmp_path / "run")
+    (ledger,) = traces.ledgers(traces.state_folder())
+    os.kill(leftovers.read_ledger(ledger).warden.pid, signal.SIGSTOP)
+    harness.kill()
+    harness.wait()
+    code, text = call("clean")
+    assert (code, "was told to end" in text) == (0, True)
+    assert gone(pids) and made_by(pids) == [] and state() == []
+
+
+def ledger_of(tmp_path: Path, **changes) -> Path:
+    """A ledger of a tree of which nothing is left."""
+    me = traces.process(os.getpid())
+    dead = [2**22 + 1, me.start]
+    known = {
+        "format": 1,
+        "boot": traces.boot(),
+        "namespace": traces.namespace(),
+        "mark": "ab" * 8,
+        "holder": dead,
+        "warden": dead,
+        "engine": dead,
+        "members": [dead],
+        "made": [],
+        "before": [],
+        "name": "pd-none.decode",
+        "ports": [28500],
+        "host": "127.0.0.1",
+        "run": str(tmp_path),
+        "started": time.time() - 65,
+    }
+    path = traces.state_folder() / "tree-4194305-abababababababab.json"
+    path.write_text(json.dumps({**known, **changes}))
+    return path
+
+
+def test_hand_made_ledgers(tmp_path):
+    path = ledger_of(tmp_path)
+    (tree,) = ps()["trees"]
+    assert tree["state"] == "left over" and 64 < tree["age_s"] < 120
+    assert call("clean")[0] == 0 and not path.exists()
+    # Of an earlier boot nothing can live; of another container's processes nothing is known here.
+    path = ledger_of(tmp_path, boot="earlier", members=[list(traces.process(os.getpid()))])
+    assert call("clean")[0] == 0 and not path.exists()
+    path = ledger_of(tmp_path, namespace="pid:[1]")
+    assert ps()["trees"][0]["state"] == "elsewhere"
+    assert call("clean") == (0, "nothing to clean\n") and path.exists()
+    path = ledger_of(tmp_path, holder=list(traces.process(os.getpid())), name="[red]x[/red]\x1b[2J")
+    text = call("ps")[1]
+    assert "[red]x[/red]" in text and "\x1b[2J" not in text
+    assert call("clean") == (0, "nothing to clean\n") and path.exists()
+
+
+def test_a_segment_that_a_ledger_names_is_removed_only_with_its_inode(tmp_path):
+    path = traces.SHM / f"psm_test_named_{os.getpid()}"
+    path.write_bytes(b"x")
+    outside = tmp_path / "kept"
+    outside.write_text("x")
+    try:
+        inode = path.stat().st_ino
+        ledger_of(tmp_path, made=[[path.name, inode + 1], [f"../../{outside}", outside.stat().st_ino]])
+        assert call("clean")[0] == 0 and path.exists() and outside.exists()
+        ledger_of(tmp_path, made=[[path.name, inode]], before=[[path.name, inode]])
+        assert call("clean")[0] == 0 and path.exists()
+        ledger_of(tmp_path, made=[[path.name, inode]])
+        with path.open("rb"):
+            code, text = call("clean")
+            assert code == 2 and path.exists() and f"used by pid {os.getpid()}" in text
+        assert call("clean")[0] == 0 and not path.exists()
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def flipped(data: bytes, seed: int) -> bytes:
+    rng = random.Random(seed)
+    out = bytearray(data)
+    for _ in range(rng.randint(1, 8)):
+        out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+    return bytes(out)
+
+
+DAMAGED = [
+    b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"format": 1}', b'{"format": 1e999}', b"\0" * 100,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", DAMAGED, ids=range(len(DAMAGED)))
+def test_damaged_ledger_is_said_and_kept(data):
+    path = traces.state_folder() / "tree-1-ab.json"
+    path.write_bytes(data)
+    (damaged,) = ps()["damaged"]
+    assert damaged["ledger"] == str(path)
+    code, text = call("clean")
+    assert (code, str(path) in text) == (2, True)
+    assert path.read_bytes() == data
+    assert "damaged" in call("ps")[1]
+
+
+def test_corrupted_ledgers_never_cost_anything_that_is_not_theirs(tmp_path, monkeypatch):
+    """Bit flips and swapped fields: no traceback, and no signal to anything but what is listed."""
+    sent: list[traces.Process] = []
+    monkeypatch.setattr(traces, "send", lambda one, _number: sent.append(one))
+    me = list(traces.process(os.getpid()))
+    whole = ledger_of(tmp_path, before=[["a", 1]], made=[["b", 2]]).read_bytes()
+    swaps = [
+        {"ports": [10**9]}, {"ports": [-1]}, {"host": "example.org"}, {"host": "\0"}, {"started": 1e308},
+        {"members": [[1, 10**12]]}, {"members": [[-1, 10**12]]}, {"members": [[0, me[1]]]}, {"format": 2},
+        {"members": [me, [me[0], me[1] - 10**6]]}, {"name": None}, {"extra": 1}, {"engine": [10**30, 10**30]},
+    ]  # fmt: skip
+    for data in [flipped(whole, n) for n in range(200)] + [ledger_of(tmp_path, **s).read_bytes() for s in swaps]:
+        path = traces.state_folder() / "tree-4194305-abababababababab.json"
+        path.write_bytes(data)
+        found = leftovers.survey()
+        assert len(found.trees) + len(found.damaged) == 1
+        ended = leftovers.clean()
+        assert found.trees or (ended.left and path.exists())
+    assert sent == []
+
+
+def test_ledger_that_is_a_link_is_not_followed(tmp_path):
+    target = ledger_of(tmp_path).rename(tmp_path / "real.json")
+    link = traces.state_folder() / "tree-1-ab.json"
+    link.symlink_to(target)
+    assert len(ps()["damaged"]) == 1
+    assert call("clean")[0] == 2 and target.exists() and link.is_symlink()
+
+
+def test_no_folder_and_somebody_elses_folder(own_folder):
+    assert ps() == {"trees": [], "damaged": [], "claimed_ports": []}
+    assert call("clean") == (0, "nothing to clean\n")
+    assert list(own_folder.iterdir()) == []
+    (own_folder / f"kv-harness-{os.getuid()}").mkdir(mode=0o755)
+    command = [sys.executable, "-m", "harness", "clean"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "this user alone" in done.stderr
+
+
+def test_looking_does_not_take_claims():
+    taken = ports.free_ports(2)
+    path = traces.state_folder() / "port-28600"
+    path.touch()
+    assert leftovers.survey().claims == taken
+    assert path.exists()
+    ports.release(taken)
