@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.table import Table
 from harness import __version__
 from harness.cli_ci import ci_app, exit_of_part, merge_command
 from harness.cli_leftovers import clean_command, ps_command
+from harness.cli_resume import ResumeOption, resume_run
 from harness.cli_soak import soak_command
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, HarnessError, StorageError, UsageError
 from harness.models_cli import models
@@ -24,7 +25,7 @@ from harness.prompts_cli import prompts_app
 if TYPE_CHECKING:
     from harness.baseline.build import Recorded
     from harness.export.finding import Exported
-    from harness.operations import Prepared
+    from harness.operations import Outcome, Prepared
     from harness.repro import Target
 
 app = typer.Typer(
@@ -114,6 +115,7 @@ def _root(
 
 @app.command()
 def run(
+    context: typer.Context,
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
     scenario: ScenarioOption = None,
@@ -154,23 +156,33 @@ def run(
             help="With --executor ray: whether P and D share a node. Default: any.",
         ),
     ] = None,
+    resume: ResumeOption = None,
 ) -> None:
     """Run the matrix on real engines, judge it, write the reports, print the verdict."""
     from harness.engine.executor import ExecutorChoice, make_executor
     from harness.operations import DEFAULT_OUT, execute, prepare
     from harness.progress import Reporter
-    from harness.report.terminal import print_summary
 
     if part and mutant:
         raise UsageError("--part: expected no --mutant with it, found one; a part says something about vLLM")
+    choice = ExecutorChoice(executor, ray_address, pair_nodes)
+    if resume is not None:
+        _end(resume_run(context, resume, engine_python, choice, base_port), part)
     prepared = prepare(profile, cell or [], scenario or [])
-    chosen = make_executor(ExecutorChoice(executor, ray_address, pair_nodes), mutant or [], base_port)
+    chosen = make_executor(choice, mutant or [], base_port)
     with chosen, Reporter(prepared.expected_s) as reporter:
         reporter.line(
             f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts, "
             f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
         )
         outcome = execute(prepared, out or DEFAULT_OUT, engine_python, reporter, mutant or [], together, chosen)
+    _end(outcome, part)
+
+
+def _end(outcome: Outcome, part: bool) -> NoReturn:
+    """Print what became of a run, and exit accordingly."""
+    from harness.report.terminal import print_summary
+
     print_summary(outcome.summary, _out())
     raise typer.Exit(exit_of_part(outcome.folder) if part else outcome.summary.exit_code)
 

@@ -7,29 +7,31 @@ keeps all it saw); when it is done they are written as Parquet too, which reader
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
+from harness import strict_json
 from harness.config import Route, Strict, describe_validation_error
 from harness.errors import DataError, NotARunError
 from harness.files import write_json
 from harness.migrations import SCHEMA as SCHEMA
 from harness.migrations import migrate
 from harness.names import GroupName, SafeName
+from harness.seal import LINES, PARQUET, SEALED_FROM, check_observations, sealed, unsealed
 from harness.storage import LineFile, writing
+from harness.strict_json import MIB, finite
 
 SECOND = "second-stage"
 """Folder inside a run: the tests that failed, again, on held-out prompts and fresh engines."""
-LINES = "observations.jsonl"
-PARQUET = "observations.parquet"
 RUN = "run.json"
+_MOST_BYTES = 256 * MIB
+"""Of a run.json; that of a thousand cells has 4 MiB."""
 
 Form = Literal["ids", "text"]
 RESCORE = "rescore"
@@ -67,7 +69,7 @@ class Leg(Strict):
     rescored: tuple[float, ...] | None = None
     """Of a re-scoring request, per token of the output that it judges: by how many nats the plain engine, given all
     tokens before, would have preferred another token; 0 when it says the same."""
-    kv_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: Annotated[dict[str, Any], AfterValidator(finite)] | None = None
     counters: dict[str, float] = Field(default_factory=dict)
     """Growth of the engine's counters over this request (concurrency 1)."""
     seconds: float = 0.0
@@ -230,6 +232,29 @@ class Merged(Strict):
     """Something about the parts keeps the run from passing, whatever its cells say."""
 
 
+class Resumption(Strict):
+    """How an interrupted run was gone on with (``harness run --resume``)."""
+
+    at: str
+    command: tuple[str, ...]
+    git_commit: str | None
+    git_dirty: bool | None
+    hardware: dict[str, Any]
+    cells: tuple[str, ...]
+    """Cells that were asked again, from their beginning."""
+    set_aside: int
+    """Earlier observations that do not count any more; they are kept in ``files``."""
+    files: tuple[str, ...] = ()
+    found: tuple[str, ...] = ()
+    """What was wrong with the answers that were set aside. Asking again is no second chance: such a run cannot pass."""
+
+    @property
+    def sentence(self) -> str:
+        kept = f"; {self.set_aside} earlier answers were set aside ({', '.join(self.files)})" if self.set_aside else ""
+        wrong = f", which had findings, so the run cannot pass: {'; '.join(self.found)}" if self.found else ""
+        return f"resumed at {self.at}: {', '.join(self.cells) or 'no cell'} asked again{kept}{wrong}"
+
+
 class RunRecord(Strict):
     """Provenance of a run (``run.json``)."""
 
@@ -260,13 +285,20 @@ class RunRecord(Strict):
     """Surfaces that this vLLM version lacks, and what that costs."""
     merged: Merged | None = None
     """The parts of a merged run; None in one that was recorded in one go."""
+    resumed: tuple[Resumption, ...] = ()
+    """How often, and from where, the run was gone on with."""
 
     @property
     def doubtful(self) -> bool:
-        """Whether the run cannot pass, whatever its cells say: it was interrupted, a defect was put in on purpose, or
-        its parts contradict each other."""
+        """Whether the run cannot pass, whatever its cells say: it was interrupted or has no end, a defect was put in on
+        purpose, its parts contradict each other, or answers with findings were asked for again."""
         unsettled = self.merged is not None and self.merged.unsettled
-        return self.interrupted or bool(self.mutants) or unsettled
+        return self.interrupted or self.finished is None or bool(self.mutants) or unsettled or self.asked_twice
+
+    @property
+    def asked_twice(self) -> bool:
+        """Whether answers that had findings were set aside when the run was resumed."""
+        return any(r.found for r in self.resumed)
 
 
 class HistoryWriter:
@@ -295,8 +327,10 @@ class HistoryWriter:
 
 
 def write_run(folder: Path, record: RunRecord) -> None:
+    """Write ``run.json``. That of a run with an end seals the observations as they are in the folder now, so it is
+    written after them. Raises StorageError."""
     # The order of a profile's axes and of their values has a meaning.
-    write_json(folder / RUN, record.model_dump(mode="json"), sort_keys=False)
+    write_json(folder / RUN, sealed(record.model_dump(mode="json"), folder), sort_keys=False)
 
 
 def write_parquet(folder: Path, observations: Sequence[Observation]) -> None:
@@ -342,6 +376,8 @@ class History(Strict):
     """Recorded by this process, from a profile that its user named: the paths in it are the user's."""
     torn_line: bool = False
     """The last JSON line was cut off (the run was killed while writing); it was left out."""
+    notices: tuple[str, ...] = ()
+    """What has to be said of its files."""
 
     def of(self, cell: str, form: Form = "ids", scenario: str = COLD) -> dict[str, Observation]:
         """Observations of a cell by key (cold ones: by prompt id); of two with the same key the last one counts."""
@@ -378,10 +414,13 @@ def load_history(folder: Path) -> History:
             f"{'a folder without it' if folder.is_dir() else 'no such folder'}; runs are kept below reports/"
         )
     try:
-        raw = json.loads(run_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        raw = strict_json.loads(strict_json.read_text(run_file, _MOST_BYTES))
+    except (OSError, ValueError) as error:
         raise DataError(f"{run_file}: expected JSON, but it cannot be read ({error})") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
+    seal = None
+    if version == SEALED_FROM:
+        raw, seal = unsealed(raw, run_file)
     try:
         raw = migrate(raw) if isinstance(raw, dict) else raw
     except (TypeError, AttributeError, ValueError, KeyError, IndexError) as error:
@@ -397,34 +436,36 @@ def load_history(folder: Path) -> History:
         raise DataError(f"{run_file} is damaged:\n{describe_validation_error(error)}") from error
     if not isinstance(run.profile.get("name"), str):
         raise DataError(f"{run_file} is damaged:\n  profile.name: expected the profile's name, found none")
-    observations, torn = _read_observations(folder)
-    return History(folder=folder, run=run, observations=tuple(observations), torn_line=torn)
+    counting, notices = check_observations(folder, seal)
+    observations, torn = _read_observations(folder, counting)
+    return History(folder=folder, run=run, observations=tuple(observations), torn_line=torn, notices=tuple(notices))
 
 
-def _read_observations(folder: Path) -> tuple[list[Observation], bool]:
-    lines = folder / LINES
-    parquet = folder / PARQUET
-    if parquet.is_file():
+def _read_observations(folder: Path, counting: str | None) -> tuple[list[Observation], bool]:
+    if counting is None:
+        return [], False
+    if counting == PARQUET:
+        parquet = folder / PARQUET
         try:
             records = [str(r) for r in pd.read_parquet(parquet, columns=["record"])["record"]]
         except Exception as error:
             raise DataError(
-                f"{parquet}: expected a Parquet file of observations, but it cannot be read ({error}); "
-                f"remove it to judge from {LINES} instead"
+                f"{parquet}: expected a Parquet file of observations, but it cannot be read ({error}); restore it or "
+                f"{LINES} from a copy"
             ) from error
         return [_parse(r, f"{parquet}, row {i}") for i, r in enumerate(records, 1)], False
-    if not lines.is_file():
-        return [], False
+    lines = folder / LINES
     try:
-        text = lines.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{lines}: expected UTF-8 JSON lines, but it cannot be read ({error})") from error
-    complete, _, rest = text.rpartition("\n")
-    rows = [r for r in complete.split("\n") if r]
+        data = lines.read_bytes()
+    except OSError as error:
+        raise DataError(f"{lines}: expected JSON lines, but it cannot be read ({error})") from error
+    complete, _, rest = data.rpartition(b"\n")
+    rows = complete.split(b"\n") if complete else []
+    # What was cut off may end within a character.
     return [_parse(r, f"{lines}, line {i}") for i, r in enumerate(rows, 1)], bool(rest.strip())
 
 
-def _parse(text: str, where: str) -> Observation:
+def _parse(text: str | bytes, where: str) -> Observation:
     try:
         return Observation.model_validate_json(text)
     except ValidationError as error:

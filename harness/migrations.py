@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def _to_2(raw: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,14 @@ def _to_2(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "schema_version": 2, "profile": profile, "identities": identities}
 
 
-STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _to_2}
+def _to_3(raw: dict[str, Any]) -> dict[str, Any]:
+    """Schema 3: sealed (``harness.seal``). Earlier runs have no seal; one that has it is no earlier one."""
+    if kept := {"seal", "record_sha256", "resumed"} & raw.keys():
+        raise ValueError(f"{', '.join(sorted(kept))} belong to schema 3")
+    return {**raw, "schema_version": 3}
+
+
+STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _to_2, 2: _to_3}
 
 
 def migrate(raw: dict[str, Any]) -> dict[str, Any]:

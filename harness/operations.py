@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +18,7 @@ from harness.engine.executor import Executor
 from harness.engine.router import program
 from harness.errors import HarnessError, ModelUnavailableError, StorageError, UsageError
 from harness.files import write_json
-from harness.history import COLD, SECOND, History, load_history
+from harness.history import COLD, SECOND, History, RunRecord, load_history
 from harness.hub import reason_for
 from harness.known import apply_known, load_known
 from harness.matrix import CellName, Plan, make_plan, select_cells, start_expected_s
@@ -216,12 +216,12 @@ def execute(
     # Until the reports are written: nobody goes on with a run that waits for its second stage.
     with FolderLock(folder):
         history = _record_into(folder, prepared, engine_python, reporter, mutants, together, executor)
-        _point_latest(folder, reporter)
-        _second_stage(prepared, history, engine_python, reporter, mutants, together, executor)
+        point_to(folder, reporter)
+        second_stage(prepared, history, engine_python, reporter, mutants, together, executor)
         return Outcome(folder, judge_and_report(history))
 
 
-def _point_latest(folder: Path, reporter: Reporter) -> None:
+def point_to(folder: Path, reporter: Reporter) -> None:
     """``latest`` is a convenience: a run that has it not is whole."""
     try:
         point_latest(folder)
@@ -229,7 +229,7 @@ def _point_latest(folder: Path, reporter: Reporter) -> None:
         reporter.line(str(error))
 
 
-def _second_stage(
+def second_stage(
     prepared: Prepared,
     history: History,
     engine_python: str | None,
@@ -271,7 +271,7 @@ def record(
     folder = new_folder(out, prepared.profile)
     with FolderLock(folder):
         history = _record_into(folder, prepared, engine_python, reporter, mutants, together, executor)
-    _point_latest(folder, reporter)
+    point_to(folder, reporter)
     return history
 
 
@@ -331,8 +331,10 @@ def prepared_recorder(
     folder: Path,
     mutants: Sequence[str] = (),
     run_id: str | None = None,
+    adopt: Callable[[RunRecord], RunRecord] = lambda fresh: fresh,
 ) -> Recorder:
-    """A recorder for everything that was prepared; the run is called like its folder unless said otherwise."""
+    """A recorder for everything that was prepared; the run is called like its folder unless said otherwise. See
+    ``Recorder`` for ``adopt``."""
     return Recorder(
         prepared.profile,
         prepared.source,
@@ -344,6 +346,7 @@ def prepared_recorder(
         run_id or folder.name,
         mutants=mutants,
         rescore=prepared.rescores,
+        adopt=adopt,
     )
 
 
@@ -379,8 +382,9 @@ def load_second(history: History) -> History | None:
     second = load_history(folder)
     ours, theirs = history.run, second.run
     # It has the variants of what failed alone.
+    ended = theirs.finished is not None and not theirs.interrupted
     same = bool(theirs.identities) and all(ours.identities.get(n) == i for n, i in theirs.identities.items())
-    return second if same and theirs.mutants == ours.mutants and not theirs.interrupted else None
+    return second if same and theirs.mutants == ours.mutants and ended else None
 
 
 def lookups_for(history: History, references: References) -> dict[str, Lookup]:

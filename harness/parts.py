@@ -283,7 +283,7 @@ def describe_differences(expected: Signature, found: Signature) -> str:
     places = [
         place
         for name in Signature._fields
-        for place in (_differing_in_common if name in _KNOWN_IN_PART else _differing)(
+        for place in (_differing_in_common if name in _KNOWN_IN_PART else differing)(
             getattr(expected, name), getattr(found, name), name
         )
     ]
@@ -292,19 +292,20 @@ def describe_differences(expected: Signature, found: Signature) -> str:
 
 
 def _differing_in_common(expected: Mapping[str, Any], found: Mapping[str, Any], place: str) -> Iterator[str]:
-    """As ``_differing``, of the keys that both have."""
+    """As ``differing``, of the keys that both have."""
     for key in expected:
         if key in found:
-            yield from _differing(expected[key], found[key], f"{place}.{key}" if key else place)
+            yield from differing(expected[key], found[key], f"{place}.{key}" if key else place)
 
 
-def _differing(expected: Any, found: Any, place: str) -> Iterator[str]:
+def differing(expected: Any, found: Any, place: str) -> Iterator[str]:
+    """Each place where two values as data differ, in words."""
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         for key in [*expected, *(k for k in found if k not in expected)]:
-            yield from _differing(expected.get(key), found.get(key), f"{place}.{key}")
+            yield from differing(expected.get(key), found.get(key), f"{place}.{key}")
     elif _lists_of_mappings(expected, found):
         for at, (one, other) in enumerate(zip(expected, found, strict=True)):
-            yield from _differing(one, other, f"{place}.{at}")
+            yield from differing(one, other, f"{place}.{at}")
     elif _plain(expected) != _plain(found):
         yield f"{place}: expected {_short(expected)}, found {_short(found)}"
 

@@ -7,7 +7,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from harness import __version__, provenance
 from harness.baseline.build import identity_of
 from harness.config import Profile
 from harness.engine.environment import WITHOUT, EngineEnvironment
+from harness.errors import StorageError
 from harness.history import (
     SCHEMA,
     CellRecord,
@@ -76,7 +77,9 @@ class Recorder:
         command: Sequence[str] | None = None,
         mutants: Sequence[str] = (),
         rescore: bool = False,
+        adopt: Callable[[RunRecord], RunRecord] = lambda fresh: fresh,
     ) -> None:
+        """``adopt`` puts the record of an interrupted run in the place of a fresh one, when that is gone on with."""
         self.outputs = Outputs()
         self._lock = threading.RLock()
         self.folder = folder
@@ -114,6 +117,8 @@ class Recorder:
             rescore=rescore,
             lacking={name: WITHOUT[name] for name in WITHOUT if not environment.has(name)},
         )
+        self.record = adopt(self.record)
+        self._earlier_s = self.record.seconds.get("total", 0.0)
         self._writer = HistoryWriter(folder)
         write_run(folder, self.record)
 
@@ -151,9 +156,17 @@ class Recorder:
         self.fail_pending([c.cell for c in self.record.cells], "interrupted", "interrupted by the user")
 
     def finish(self) -> History:
-        """Close the files and load what was recorded."""
+        """Close the files, seal them, and load what was recorded."""
         self._writer.close()
-        total = time.monotonic() - self._begun
+        history = load_history(self.folder)
+        notices = list(history.notices)
+        if history.observations:
+            try:
+                write_parquet(self.folder, history.observations)
+            except StorageError as error:
+                # It is a copy: the run is whole without it.
+                notices.append(str(error))
+        total = self._earlier_s + time.monotonic() - self._begun
         start = sum(c.start_seconds for c in self.record.cells)
         requests = sum(c.request_seconds for c in self.record.cells)
         self._update(
@@ -167,10 +180,7 @@ class Recorder:
                 "own": round(max(0.0, total - start - requests - self._stop_seconds), 3),
             },
         )
-        history = load_history(self.folder).model_copy(update={"own": True})
-        if history.observations:
-            write_parquet(self.folder, history.observations)
-        return history
+        return history.model_copy(update={"run": self.record, "notices": tuple(notices), "own": True})
 
     def _update(self, **changes: Any) -> None:
         self.record = self.record.model_copy(update=changes)

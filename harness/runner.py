@@ -253,6 +253,9 @@ def armed(
 
 def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, reporter: Reporter) -> None:
     """Send a cell's requests and record the answers. Raises EngineDiedError when an engine is gone."""
+    if not work.requests:
+        # Of a resumed run: the cell is complete, and its engine is here to re-score what the others give.
+        return
     begun = time.monotonic()
     errors = done = 0
     waited = 0.0

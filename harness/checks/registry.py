@@ -205,11 +205,17 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     notices = [n for lookup in baselines.values() for n in lookup.notices]
     if history.torn_line:
         notices.append("the last observation was cut off while being written and was left out")
+    notices += history.notices
+    notices += [r.sentence for r in history.run.resumed]
     merged = history.run.merged
     if merged is not None:
         notices = [*merged.notices, *notices]
     if history.run.interrupted:
         notices.append("the run was interrupted before its end")
+    elif history.run.finished is None:
+        notices.append(
+            "the run has no end: it was killed, or is still going on; `harness run --resume` goes on with it"
+        )
     version = history.run.versions.get("vllm")
     notices += [f"vLLM {version} lacks {name}: {cost}" for name, cost in history.run.lacking.items()]
     mutants = history.run.mutants

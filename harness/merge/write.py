@@ -52,11 +52,20 @@ def write_merged(out: Path, parts: Sequence[Loaded], night: Night, wanted: Wante
     contradicted, duplicates = compare_duplicates(parts, chosen, night)
     wrong = found_elsewhere(parts, chosen, run, out, wanted)
     notices += [f"no part ran {', '.join(lost)}"] if lost else []
-    notices += [*_halves(parts, chosen), *contradicted, *wrong, *duplicates, *_machines(parts), *_commits(parts)]
+    again = [f"part {p.run.run_id} was {r.sentence}" for p in parts for r in p.run.resumed]
+    notices += [
+        *again,
+        *_halves(parts, chosen),
+        *contradicted,
+        *wrong,
+        *duplicates,
+        *_machines(parts),
+        *_commits(parts),
+    ]
     merged = Merged(
         parts=tuple(_part(p, i, chosen) for i, p in enumerate(parts)),
         notices=tuple(notices),
-        unsettled=bool(contradicted or wrong),
+        unsettled=bool(contradicted or wrong) or any(p.run.asked_twice for p in parts),
     )
     save(out, run.model_copy(update={"merged": merged}), whole)
     _write_second(out / SECOND, parts, night, chosen)

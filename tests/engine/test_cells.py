@@ -17,6 +17,7 @@ from harness.operations import References, assess
 from harness.probe import spec
 from harness.strata import blocks, classify
 from tests.engine.conftest import Done, harness, left_over
+from tests.reseal import reseal
 from tests.unit.pages import Page
 
 pytestmark = pytest.mark.engine
@@ -176,6 +177,10 @@ def test_recorded_damage_is_found_offline(eagle3: Done, tmp_path):
     victim = next(o for o in lines if (o["cell"], o["scenario"], len(o["sent_ids"])) == ("pd-eagle3", "cold", 64))
     victim["legs"][-1]["output_ids"][7] += 1
     (copy / "observations.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    refused = harness("check", str(copy))
+    assert refused.code == 64, refused.output
+    assert "changed or damaged" in refused.output
+    reseal(copy)
     done = harness("check", str(copy))
     assert done.code == 1, done.output
     assert victim["prompt_id"] in done.output

@@ -190,7 +190,7 @@ def test_second_stage_is_run_without_the_cells_that_cannot_run(tmp_path, monkeyp
     monkeypatch.setattr(operations, "_record_into", lambda _folder, again, *_: seen.append(again))
     with Reporter(1.0) as reporter:
         made = history([observation("single-none+v2", 40)], folder=tmp_path)
-        operations._second_stage(prepared, made, None, reporter, (), False, None)
+        operations.second_stage(prepared, made, None, reporter, (), False, None)
     [again] = seen
     assert {w.cell.id for w in again.works} == {"pd-eagle3+v2", "single-eagle3+v2", "single-none+v2"}
     assert again.lacking == {}

@@ -16,6 +16,7 @@ from harness.probe import spec
 from harness.probe.build import WEIGHTS
 from harness.prompts import Layout, build_probe_prompts, load_prompts, write_prompts
 from harness.workload import cell_work
+from tests.reseal import reseal
 from tests.unit.builders import changed_profile, history, observation
 
 PROMPTS = REPOSITORY / "prompts" / "probe.jsonl"
@@ -116,10 +117,10 @@ def test_workload_sends_text_of_every_stratum():
 
 def recorded(folder: Path):
     h = history([observation("pd-eagle3", n) for n in (31, 32, 33)], folder=folder)
-    write_run(folder, h.run)
     with HistoryWriter(folder) as writer:
         for o in h.observations:
             writer.append(o)
+    write_run(folder, h.run)
     return h
 
 
@@ -127,6 +128,7 @@ def test_history_round_trip_as_lines_and_as_parquet(tmp_path):
     h = recorded(tmp_path).model_copy(update={"own": False})
     assert load_history(tmp_path) == h
     write_parquet(tmp_path, h.observations)
+    reseal(tmp_path)
     assert load_history(tmp_path) == h
     (tmp_path / "observations.jsonl").unlink()
     assert load_history(tmp_path) == h
@@ -134,11 +136,13 @@ def test_history_round_trip_as_lines_and_as_parquet(tmp_path):
 
 def test_torn_last_line_is_left_out_and_said(tmp_path):
     h = recorded(tmp_path)
+    reseal(tmp_path, lambda r: r.update(finished=None))
     with (tmp_path / "observations.jsonl").open("a") as stream:
         stream.write('{"cell": "pd-eag')
     loaded = load_history(tmp_path)
     assert loaded.observations == h.observations
     assert loaded.torn_line
+    assert (tmp_path / "observations.jsonl").read_text().endswith('{"cell": "pd-eag')
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"schema_version": 99}', '{"schema_version": 1}'])
@@ -154,14 +158,10 @@ def test_damaged_observation_names_the_line(tmp_path):
     lines = path.read_text().splitlines()
     lines[1] = lines[1].replace('"form":"ids"', '"form":"morse"')
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match="line 2"):
+    with pytest.raises(DataError, match=r"jsonl: .*changed or damaged .3 lines"):
         load_history(tmp_path)
-
-
-def test_damaged_parquet_is_refused_with_the_way_out(tmp_path):
-    recorded(tmp_path)
-    (tmp_path / "observations.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(DataError, match="remove it"):
+    reseal(tmp_path, lambda r: r.update(finished=None))
+    with pytest.raises(DataError, match="line 2"):
         load_history(tmp_path)
 
 

@@ -27,6 +27,7 @@ from harness.report import write_reports
 from harness.rescore import Outputs
 from harness.sequences import output_key
 from harness.summary import summarise_run
+from tests.reseal import reseal as edited
 from tests.unit.builders import change_final, engine, history, identity, leg, observation, provenance
 from tests.unit.test_cli import run as cli
 from tests.unit.test_night import again, baselines, recorded, worse
@@ -682,12 +683,6 @@ def test_engines_of_two_parts_with_the_same_name_stay_apart(tmp_path):
 # --- parts that cannot be taken --------------------------------------------------------------------------------------
 
 
-def edited(folder: Path, change: Callable[[dict], object]) -> None:
-    raw = json.loads((folder / "run.json").read_text())
-    change(raw)
-    (folder / "run.json").write_text(json.dumps(raw))
-
-
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
@@ -727,10 +722,12 @@ def test_damaged_observations_are_refused_and_a_torn_line_is_said(tmp_path):
     lines = folders[1] / "observations.jsonl"
     whole = lines.read_text()
     lines.write_text('{"cell": 1}\n' + whole)
+    with pytest.raises(UsageError, match="changed or damaged"):
+        merge(folders, tmp_path / "merged")
+    edited(folders[1], lambda r: r.update(finished=None))
     with pytest.raises(UsageError, match="line 1"):
         merge(folders, tmp_path / "merged")
     lines.write_text(whole[:-20])
-    edited(folders[1], lambda r: r.update(finished=None))
     merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
     assert any("part-2 has no end" in n for n in merged.run.merged.notices)
     assert judged(merged).verdict is Verdict.UNKNOWN
@@ -799,8 +796,10 @@ def test_different_runs_of_one_name_are_no_copies(tmp_path, second):
     made = night(accept={"pd-mtp": drop}) if second else night()
     folders = split(made, tmp_path, made if second else None)
     twin = shutil.copytree(folders[1], tmp_path / "twin")
-    lines = (twin / SECOND if second else twin) / "observations.jsonl"
+    changed = twin / SECOND if second else twin
+    lines = changed / "observations.jsonl"
     lines.write_text("".join(lines.read_text().splitlines(keepends=True)[1:]))
+    edited(changed)
     with pytest.raises(UsageError, match=r"twin: expected one run of the name part-2, .* found some that differ"):
         merge([*folders, twin], tmp_path / "merged")
     merged = merge([*folders, twin], tmp_path / "merged", Wanted(keep_going=True))

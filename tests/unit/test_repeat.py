@@ -87,10 +87,10 @@ def test_recorded_repetitions_are_judged_again(tmp_path):
     for number in (1, 2):
         folder = tmp_path / f"repetition-0{number}"
         made = history([observation("single-none", 40)], folder=folder)
-        write_run(folder, made.run)
         with HistoryWriter(folder) as writer:
             for o in made.observations:
                 writer.append(o)
+        write_run(folder, made.run)
     again = judge_again(tmp_path)
     assert again.run_id == "r"
     assert [(c.cell, c.requests, c.compared) for c in again.counts] == [("single-none", 2, 1)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +20,7 @@ from harness.findings import Verdict
 from harness.history import HistoryWriter, load_history, write_run
 from harness.names import SafeName
 from harness.operations import assess, known_of
+from tests.reseal import reseal
 from tests.unit.builders import changed_profile, engine, history, identity, observation
 
 PACKAGE = REPOSITORY / "harness"
@@ -245,13 +246,13 @@ def kept(folder: Path, **changes: object) -> Path:
 
 
 def damage(folder: Path, *steps: str | int, value: object) -> None:
-    path = folder / "run.json"
-    raw = json.loads(path.read_text())
-    inner = raw
-    for step in steps[:-1]:
-        inner = inner[step]
-    inner[steps[-1]] = value
-    path.write_text(json.dumps(raw))
+    def change(raw: dict) -> None:
+        inner: Any = raw
+        for step in steps[:-1]:
+            inner = inner[step]
+        inner[steps[-1]] = value
+
+    reseal(folder, change)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +271,8 @@ def test_observations_of_cells_that_lead_elsewhere_are_damaged(tmp_path):
     folder = kept(tmp_path / "run")
     path = folder / "observations.jsonl"
     path.write_text(path.read_text().replace('"pd-none"', '"../x"'))
-    with pytest.raises(DataError, match="damaged"):
+    reseal(folder)
+    with pytest.raises(DataError, match=r"line 1: .*damaged"):
         load_history(folder)
 
 

@@ -1,0 +1,87 @@
+"""JSON as it is meant to be: no key twice, no number that is none, no number beyond 64 bits, no half characters.
+
+Python's parser takes ``NaN``, reads ``1e999`` as infinity, keeps the last of two equal keys, and makes integers of any
+length; each of these would be evidence that nobody wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+MIB = 1 << 20
+_DIGITS = 20
+"""Of the longest integer of 64 bits, with its sign."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def loads(text: str) -> Any:
+    """Parse JSON. Raises ValueError, in words, for everything else."""
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_float=_float,
+            parse_int=_int,
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if _SURROGATE.search(text):
+        # Half of a pair cannot be written anywhere.
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def read_text(path: Path, limit: int) -> str:
+    """The text of a UTF-8 file of at most ``limit`` bytes. Raises ValueError and OSError."""
+    with path.open("rb") as stream:
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"expected at most {limit / MIB:g} MiB, found more")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected UTF-8 text, found byte {error.start} that is not") from error
+
+
+def finite(value: Any) -> Any:
+    """The value, when no number in it is infinite or none. Raises ValueError."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"expected finite numbers, found {value}")
+    if isinstance(value, dict):
+        for item in value.values():
+            finite(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            finite(item)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        seen: set[str] = set()
+        twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        raise ValueError(f"expected each key once, found {twice[:80]!r} twice")
+    return out
+
+
+def _constant(text: str) -> NoReturn:
+    raise ValueError(f"expected finite numbers, found {text}")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"expected finite numbers, found {text[:40]}")
+    return value
+
+
+def _int(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"expected integers of 64 bits, found one of {len(text)} digits")
+    return int(text)
