@@ -15,6 +15,7 @@ from rich.table import Table
 
 from harness import __version__
 from harness.cli_ci import ci_app, exit_of_part, merge_command
+from harness.cli_drills import drill_command
 from harness.cli_leftovers import clean_command, ps_command
 from harness.cli_resume import ResumeOption, resume_run
 from harness.cli_soak import soak_command
@@ -53,6 +54,7 @@ app.command("merge")(merge_command)
 app.command("soak")(soak_command)
 app.command("ps")(ps_command)
 app.command("clean")(clean_command)
+app.command("drill")(drill_command)
 app.command()(models)
 
 ProfileOption = Annotated[

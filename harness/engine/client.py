@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from harness.engine.answer import finite, recordable, require_model, token_ids
 from harness.engine.command import MODEL_NAME, Role
 from harness.engine.counters import delta, parse_counters, parse_kv_blocks
 from harness.errors import HandoffError
@@ -166,14 +167,15 @@ def parse_completion(
         body = httpx.Response(200, text=text).json()
         if "error" in body:
             raise ValueError(f"an error body: {str(body['error'])[:200]}")
+        require_model(body)
         (choice,) = body["choices"]
         logprobs = choice.get("logprobs") or {}
-        return Leg(
+        leg = Leg(
             role=role,
             request_id=request_id,
             status=status,
-            echoed_ids=_ids(choice.get("prompt_token_ids")),
-            output_ids=_ids(choice.get("token_ids")),
+            echoed_ids=token_ids(choice.get("prompt_token_ids")),
+            output_ids=token_ids(choice.get("token_ids")),
             finish_reason=choice.get("finish_reason"),
             usage_prompt_tokens=(body.get("usage") or {}).get("prompt_tokens"),
             usage_completion_tokens=(body.get("usage") or {}).get("completion_tokens"),
@@ -184,6 +186,7 @@ def parse_completion(
             rescored=None if rescore_from is None else _rescored(choice, rescore_from),
             seconds=seconds,
         )
+        return recordable(leg)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise HandoffError(
             f"{role} engine: expected a completion with one choice for request {request_id}, found "
@@ -191,12 +194,8 @@ def parse_completion(
         ) from error
 
 
-def _ids(value: Any) -> tuple[int, ...] | None:
-    return None if value is None else tuple(int(v) for v in value)
-
-
 def _floats(value: Any) -> tuple[float, ...] | None:
-    return None if value is None else tuple(float(v) for v in value)
+    return None if value is None else tuple(finite(v) for v in value)
 
 
 def _gaps(value: Any) -> tuple[float | None, ...] | None:
@@ -204,7 +203,7 @@ def _gaps(value: Any) -> tuple[float | None, ...] | None:
         return None
     gaps: list[float | None] = []
     for position in value:
-        best = sorted((float(v) for v in (position or {}).values()), reverse=True)[:2]
+        best = sorted((finite(v) for v in (position or {}).values()), reverse=True)[:2]
         gaps.append(round(best[0] - best[1], 6) if len(best) == 2 else None)
     return tuple(gaps)
 
@@ -216,8 +215,8 @@ def _rescored(choice: Mapping[str, Any], start: int) -> tuple[float, ...]:
         raise ValueError(f"{len(tables)} prompt log-probs for {len(ids)} prompt tokens")
     out = []
     for token, table in zip(ids[start:], tables[start:], strict=True):
-        best = max(float(entry["logprob"]) for entry in table.values())
-        out.append(round(best - float(table[str(token)]["logprob"]), 6))
+        best = max(finite(entry["logprob"]) for entry in table.values())
+        out.append(round(best - finite(table[str(token)]["logprob"]), 6))
     return tuple(out)
 
 

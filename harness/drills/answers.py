@@ -1,0 +1,240 @@
+"""Faults in answers, as functions of an exchange in the proxy: the real engine's answer with one thing spoilt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from harness.drills.proxy import Answer, Call, Fault
+
+Change = Callable[[dict[str, Any]], object]
+_JSON = (("content-type", "application/json"),)
+
+
+def edited(change: Change) -> Fault:
+    """The engine's JSON with a change in place."""
+
+    def fault(call: Call) -> Answer:
+        answer = call.forward()
+        body = answer.json
+        change(body)
+        return answer.with_json(body)
+
+    return fault
+
+
+def asked_otherwise(change: Change) -> Fault:
+    """The engine is asked something else than the harness sent; its answer is real."""
+
+    def fault(call: Call) -> Answer:
+        body = call.request.json
+        change(body)
+        return call.forward(call.request.with_json(body))
+
+    return fault
+
+
+def instead(status: int, body: bytes, headers: tuple[tuple[str, str], ...] = _JSON) -> Fault:
+    """Another answer; the engine is not asked."""
+    return lambda _: Answer(status, headers, body)
+
+
+def spoiled_text(change: Callable[[bytes], bytes]) -> Fault:
+    """The engine's answer with other bytes, of a right length."""
+
+    def fault(call: Call) -> Answer:
+        answer = call.forward()
+        return answer._replace(body=change(answer.body))
+
+    return fault
+
+
+def on_the_wire(answer: Answer, body: bytes, extra: str = "", length: int | None = None) -> bytes:
+    """An HTTP/1.1 answer as bytes; ``length`` is what the header claims."""
+    kept = "".join(f"{k}: {v}\r\n" for k, v in answer.headers)
+    size = len(answer.body) if length is None else length
+    return f"HTTP/1.1 {answer.status} OK\r\n{kept}{extra}Content-Length: {size}\r\n\r\n".encode() + body
+
+
+def cut(call: Call) -> None:
+    """Half of the body that the header promises, then the end of the connection."""
+    answer = call.forward()
+    call.send(on_the_wire(answer, answer.body[: len(answer.body) // 2]))
+
+
+def closed(call: Call) -> None:
+    """The connection ends without an answer."""
+
+
+def reset(call: Call) -> None:
+    """The connection is reset without an answer."""
+    call.reset()
+
+
+def garbage(call: Call) -> None:
+    """Bytes that are no HTTP."""
+    call.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 40)
+
+
+def old_http(call: Call) -> None:
+    """An HTTP/1.0 answer without a length that ends in the middle of its JSON."""
+    answer = call.forward()
+    call.send(b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n" + answer.body[:-40])
+
+
+def hung(call: Call) -> None:
+    """No answer at all, and the connection stays."""
+    call.wait(600)
+
+
+def dripping(seconds: float) -> Fault:
+    """The engine's right answer, one byte a second for so long, and then the rest at once: no single read is slow."""
+
+    def fault(call: Call) -> None:
+        answer = call.forward()
+        call.send(on_the_wire(answer, b""))
+        for at in range(int(seconds)):
+            if not call.send(answer.body[at : at + 1]) or call.wait(1):
+                return
+        call.send(answer.body[int(seconds) :])
+
+    return fault
+
+
+def padded(mebibytes: int) -> Fault:
+    """The engine's right answer with so much white space in front, sent in pieces."""
+
+    def fault(call: Call) -> None:
+        answer = call.forward()
+        length = mebibytes * 2**20 + len(answer.body)
+        if not call.send(on_the_wire(answer, b"", length=length)):
+            return
+        blank = b" " * 2**20
+        for _ in range(mebibytes):
+            if not call.send(blank):
+                return
+        call.send(answer.body)
+
+    return fault
+
+
+def labelled(encoding: str) -> Fault:
+    """The engine's answer under the name of an encoding that it does not have."""
+
+    def fault(call: Call) -> Answer:
+        answer = call.forward()
+        return answer._replace(headers=(*answer.headers, ("content-encoding", encoding)))
+
+    return fault
+
+
+def elsewhere(url: Callable[[], str]) -> Fault:
+    """Another real server behind the port: the request goes to it as it is."""
+    return lambda call: call.forward(to=url())
+
+
+# --- changes of a completion ------------------------------------------------------------------------------------
+
+
+def choice(body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = body["choices"][0]
+    return found
+
+
+def speculation(body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = body["metrics"]["speculative_decoding"]
+    return found
+
+
+def repeat_tokens(body: dict[str, Any]) -> None:
+    """From the middle on the same token again and again; every count still agrees."""
+    ids = choice(body)["token_ids"]
+    middle = len(ids) // 2
+    ids[middle:-1] = [ids[middle]] * len(ids[middle:-1])
+
+
+def drop_token(body: dict[str, Any]) -> None:
+    """One token fewer than usage says."""
+    choice(body)["token_ids"].pop()
+
+
+def shorten(body: dict[str, Any]) -> None:
+    """The last three tokens are gone, and every count knows it."""
+    found = choice(body)
+    found["token_ids"] = found["token_ids"][:-3]
+    for name in ("token_logprobs", "top_logprobs", "tokens", "text_offset"):
+        if (found.get("logprobs") or {}).get(name):
+            found["logprobs"][name] = found["logprobs"][name][:-3]
+    body["usage"]["completion_tokens"] -= 3
+    found["finish_reason"] = "length"
+
+
+def add_token(body: dict[str, Any]) -> None:
+    """One token more than usage says."""
+    ids = choice(body)["token_ids"]
+    ids.insert(0, ids[0])
+
+
+def no_tokens(body: dict[str, Any]) -> None:
+    choice(body)["token_ids"] = []
+    body["usage"]["completion_tokens"] = 0
+
+
+def echo_another(body: dict[str, Any]) -> None:
+    """The prompt comes back with a second first token, as with a second BOS."""
+    ids = choice(body)["prompt_token_ids"]
+    ids.insert(0, ids[0])
+    body["usage"]["prompt_tokens"] += 1
+
+
+def steps_cut(body: dict[str, Any]) -> None:
+    """Half of the verify steps are not reported, and the totals are those of the rest."""
+    spec = speculation(body)
+    half = len(spec["per_step_accepted"]) // 2
+    for name in ("per_step_accepted", "per_step_drafted"):
+        spec[name] = spec[name][:half]
+    spec["num_spec_steps"] = half
+    spec["num_draft_tokens"] = sum(spec["per_step_drafted"])
+    spec["num_accepted_draft_tokens"] = sum(spec["per_step_accepted"])
+
+
+def no_drafts(body: dict[str, Any]) -> None:
+    """Speculation is on, and nothing was drafted."""
+    spec = speculation(body)
+    spec.update(
+        per_step_accepted=[], per_step_drafted=[], num_spec_steps=0, num_draft_tokens=0, num_accepted_draft_tokens=0
+    )
+
+
+def set_logprob(value: float | None) -> Change:
+    def change(body: dict[str, Any]) -> None:
+        choice(body)["logprobs"]["token_logprobs"][3] = value
+
+    return change
+
+
+def set_top_logprobs(value: float) -> Change:
+    """Every alternative of one token gets the value, so that its margin cannot be known."""
+
+    def change(body: dict[str, Any]) -> None:
+        top = choice(body)["logprobs"]["top_logprobs"]
+        top[3] = dict.fromkeys(top[3], value)
+
+    return change
+
+
+def set_token(value: object) -> Change:
+    def change(body: dict[str, Any]) -> None:
+        choice(body)["token_ids"][3] = value
+
+    return change
+
+
+def nested(_: bytes) -> bytes:
+    return b"[" * 100_000
+
+
+ERROR_BODY = json.dumps({"error": {"message": "internal", "type": "InternalServerError", "code": 500}}).encode()
+SURROGATE = b'{"error": {"message": "\\ud800 \\u0000 <script>alert(1)</script> \\u001b[31m"}}'
+HTML = b"<!DOCTYPE html><html><head><title>Welcome to nginx!</title></head><body></body></html>"

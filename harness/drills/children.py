@@ -1,0 +1,123 @@
+"""The harness itself as a child: started as a user would, signalled, and judged by what it left in its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.config import REPOSITORY
+from harness.errors import HarnessError
+from harness.findings import Judgement, Verdict
+from harness.history import LINES, RUN, History, load_history
+from harness.parts import lacks
+
+_POLL_S = 0.05
+_CHECK_S = 300.0
+
+
+class Child:
+    """A ``harness`` command in a session of its own; its output is a file."""
+
+    def __init__(self, arguments: Sequence[str], log: Path, shell: Sequence[str] = ()) -> None:
+        """``shell`` is a program in front of it, as ``unshare``. The environment is this process's, mark included."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self.begun = time.monotonic()
+        with log.open("ab") as stream:
+            self.popen = subprocess.Popen(
+                [*shell, sys.executable, "-m", "harness", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                cwd=REPOSITORY,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self.popen.poll() is None
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def until(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        """Wait for a condition while the command runs; False when it ended or took longer."""
+        deadline = time.monotonic() + limit_s
+        while self.running and time.monotonic() < deadline:
+            if condition():
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def wait(self, limit_s: float) -> int | None:
+        """The exit code; None when it takes longer. It is killed then."""
+        try:
+            return self.popen.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+            return None
+
+
+def folder_in(out: Path) -> Path | None:
+    """The only run folder below ``out``."""
+    return next((p for p in sorted(out.glob("*")) if p.is_dir() and not p.is_symlink()), None)
+
+
+def whole_lines(folder: Path | None) -> int:
+    """Observations that are in the file of a run that is under way."""
+    try:
+        return (folder / LINES).read_bytes().count(b"\n") if folder is not None else 0
+    except OSError:
+        return 0
+
+
+class After:
+    """What a run folder says when its run has ended in whatever way."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        """Judges it by ``harness check``, as a user would."""
+        self.reasons: list[str] = []
+        self.verdict: Verdict | None = None
+        self.recorded = 0
+        self.complete = False
+        """Whether everything that the plan asks for is there."""
+        check = Child(["check", str(folder)], log)
+        code = check.wait(_CHECK_S)
+        if "Traceback" in check.text:
+            self.reasons.append("harness check ended with a traceback")
+            return
+        try:
+            history: History = load_history(folder)
+        except HarnessError as error:
+            self.reasons.append(str(error))
+            return
+        self.recorded = len(history.observations)
+        missing = lacks(history)
+        self.complete = not missing
+        self._judged(folder, code)
+        self.reasons += [*missing, *(c.reason for c in history.run.cells if c.reason)]
+
+    def _judged(self, folder: Path, code: int | None) -> None:
+        try:
+            judgement = Judgement.model_validate(json.loads((folder / "judgement.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            self.reasons.append(f"harness check wrote no judgement that can be read: {error}")
+            return
+        self.verdict = judgement.verdict
+        self.reasons += [*judgement.notices, *(f.message for f in judgement.findings)]
+        if code != judgement.verdict.exit_code:
+            self.reasons.append(f"harness check said {judgement.verdict} and exited with {code}")
+            self.verdict = None
+
+
+def no_run(folder: Path | None) -> bool:
+    """Whether nothing was begun to be recorded."""
+    return folder is None or not (folder / RUN).is_file()

@@ -1,0 +1,227 @@
+"""Drills on the hand-off and the link between P and D, on a pair that goes on running."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from functools import partial
+
+import httpx
+
+from harness.drills import answers as a
+from harness.drills.exchange import EITHER, LEASE_S, ExchangeDrill, R, U, on_answers
+from harness.drills.link import REFUSED_PORT, Relay, led_to
+from harness.drills.proxy import Answer, Call, Fault, Request
+from harness.drills.scene import Scene
+from harness.engine.exchange import new_id
+
+_BROKEN = "the exchange broke: .*decode engine"
+_HANDSHAKE_S = 6.0
+"""vLLM waits 5 s for each message of P's side channel (zmq), so a slower link fails the handshake."""
+
+
+def _params(body: dict[str, object]) -> dict[str, list[list[int]]]:
+    return body["kv_transfer_params"]  # type: ignore[return-value]
+
+
+def _shift_blocks(body: dict[str, object]) -> None:
+    """P names other blocks of its pool than those that hold the prompt. Block 0 is vLLM's null block."""
+    _params(body)["remote_block_ids"] = [[b % 24 + 2 for b in group] for group in _params(body)["remote_block_ids"]]
+
+
+def _empty_blocks(body: dict[str, object]) -> None:
+    _params(body)["remote_block_ids"] = [[] for _ in _params(body)["remote_block_ids"]]
+
+
+def _no_groups(body: dict[str, object]) -> None:
+    _params(body)["remote_block_ids"] = []
+
+
+def _fewer_blocks(body: dict[str, object]) -> None:
+    _params(body)["remote_block_ids"] = [group[:-1] for group in _params(body)["remote_block_ids"]]
+
+
+def _blocks_beyond(body: dict[str, object]) -> None:
+    _params(body)["remote_block_ids"] = [[9999] * len(group) for group in _params(body)["remote_block_ids"]]
+
+
+def _relayed(scene: Scene, delay_s: float | None) -> Fault:
+    """P's side channel through a relay that is slow, or silent when there is no delay."""
+    target = None if delay_s is None else scene.side_channels["prefill"]
+    return led_to(scene.held.enter_context(Relay(target, delay_s or 0.0)).port)
+
+
+def _silent(scene: Scene) -> Fault:
+    return _relayed(scene, None)
+
+
+def _slow(scene: Scene) -> Fault:
+    return _relayed(scene, _HANDSHAKE_S)
+
+
+def _another_id(scene: Scene) -> Fault:
+    return led_to(scene.side_channels["prefill"])
+
+
+def held(seconds: float) -> Fault:
+    """The request reaches the engine so much later."""
+
+    def fault(call: Call) -> Answer:
+        call.wait(seconds)
+        return call.forward()
+
+    return fault
+
+
+def _prefill_engine(scene: Scene) -> Fault:
+    return a.elsewhere(lambda: scene.engines["prefill"].url)
+
+
+def _decode_engine(scene: Scene) -> Fault:
+    return a.elsewhere(lambda: scene.engines["decode"].url)
+
+
+def hoard(count: int) -> Fault:
+    """So many other prompts are prefilled on P first, for hand-offs that D never takes over. A pool of 28 blocks holds
+    four of them, each until its lease ends, so that the struck request waits for several leases."""
+
+    def fault(call: Call) -> Answer:
+        for number in range(count):
+            body = {**call.request.json, "prompt": [*range(10, 190)], "cache_salt": new_id(), "seed": number}
+            headers = tuple((k, v) for k, v in call.request.headers if k.lower() != "x-request-id")
+            other = call.request._replace(headers=(*headers, ("X-Request-Id", new_id()))).with_json(body)
+            threading.Thread(target=_ask, args=(call, other), daemon=True).start()
+        call.wait(1.0)
+        return call.forward()
+
+    return fault
+
+
+def _ask(call: Call, request: Request) -> None:
+    with contextlib.suppress(httpx.HTTPError):
+        call.forward(request)
+
+
+_on_p = partial(on_answers, topology="pd", role="prefill", group="handoff", bound_s=90.0)
+_on_d = partial(on_answers, topology="pd", role="decode", group="handoff", bound_s=120.0)
+
+HANDOFFS: tuple[ExchangeDrill, ...] = (
+    _on_p(
+        "no-parameters",
+        "P hands over no parameters",
+        fault=a.edited(lambda b: b.pop("kv_transfer_params")),
+        verdicts=U,
+        reason="expected kv_transfer_params",
+    ),
+    _on_p(
+        "no-groups",
+        "P hands over no block lists",
+        fault=a.edited(_no_groups),
+        verdicts=U,
+        reason=f"block ids per KV-cache group|{_BROKEN}",
+    ),
+    _on_p(
+        "fewer-blocks",
+        "P hands over one block too few",
+        fault=a.edited(_fewer_blocks),
+        verdicts=EITHER,
+        reason=f"blocks in KV-cache group|{_BROKEN}",
+    ),
+    _on_p(
+        "other-blocks",
+        "P hands over other blocks of its pool",
+        fault=a.edited(_shift_blocks),
+        verdicts=R,
+        reason="expected the tokens of",
+    ),
+    _on_d(
+        "lost-parameters",
+        "D is asked without P's parameters",
+        fault=a.asked_otherwise(lambda b: b.pop("kv_transfer_params")),
+        verdicts=U,
+        reason="proof that KV moved",
+    ),
+    _on_p(
+        "side-refused",
+        "P's side channel refuses connections",
+        fault=led_to(REFUSED_PORT),
+        verdicts=U,
+        reason=_BROKEN,
+    ),
+    _on_p(
+        "side-silent",
+        "P's side channel takes connections and says nothing",
+        fault=None,
+        make=_silent,
+        verdicts=U,
+        reason=_BROKEN,
+    ),
+    _on_p(
+        "side-slow",
+        f"a link that delays P's side channel by {_HANDSHAKE_S:.0f} s each way",
+        fault=None,
+        make=_slow,
+        verdicts=U,
+        reason=_BROKEN,
+    ),
+    _on_p(
+        "other-engine-id",
+        "P's parameters name another engine",
+        fault=None,
+        make=_another_id,
+        verdicts=U,
+        reason=_BROKEN,
+    ),
+    _on_d(
+        "late",
+        "D has the request after P's lease, each time",
+        fault=held(LEASE_S + 2),
+        verdicts=EITHER,
+        reason="P's lease|leases that ended",
+    ),
+    _on_d(
+        "p-for-d",
+        "a P behind D's port",
+        fault=None,
+        make=_prefill_engine,
+        verdicts=EITHER,
+        reason="proof that KV moved|the exchange broke",
+        struck="all",
+    ),
+    _on_p(
+        "d-for-p",
+        "a D behind P's port",
+        fault=None,
+        make=_decode_engine,
+        verdicts=EITHER,
+        reason="proof that KV moved|the exchange broke",
+        struck="all",
+    ),
+    on_answers(
+        "pool-exhausted",
+        "P's KV pool is full of hand-offs that nobody takes over",
+        "pd",
+        "prefill",
+        hoard(18),
+        U,
+        "ReadTimeout|within .* s",
+        struck="last",
+        group="resource",
+        bound_s=120.0,
+    ),
+    # The last two: engines may not live through them.
+    _on_p(
+        "empty-blocks",
+        "P hands over empty block lists",
+        fault=a.edited(_empty_blocks),
+        verdicts=U,
+        reason=f"block ids per KV-cache group|{_BROKEN}|ended by itself",
+    ),
+    _on_p(
+        "blocks-beyond",
+        "P hands over blocks that no pool has",
+        fault=a.edited(_blocks_beyond),
+        verdicts=EITHER,
+        reason=f"{_BROKEN}|ended by itself|expected the tokens of",
+    ),
+)

@@ -1,0 +1,89 @@
+"""A TCP relay in front of P's side channel, and faults that lead D to it: the link between the engines in trouble."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import uuid
+from types import TracebackType
+
+from harness.drills.proxy import Answer, Call, Fault
+from harness.engine.command import LOOPBACK
+
+REFUSED_PORT = 1
+"""tcpmux: nothing listens there, and no server of a user can take it."""
+_CHUNK = 4096
+
+
+class Relay:
+    """Forwards TCP connections after a delay and at most so many bytes a second; with no target it takes connections
+    and says nothing. Use as a context manager."""
+
+    def __init__(self, target: int | None, delay_s: float = 0.0, bytes_per_s: float | None = None) -> None:
+        """``target`` is a port on loopback."""
+        self._target = target
+        self._delay = delay_s
+        self._rate = bytes_per_s
+        self._closing = threading.Event()
+        self._open: list[socket.socket] = []
+        self.connections = 0
+        self._listener = socket.create_server((LOOPBACK, 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        for sock in (self._listener, *self._open):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._open.append(near)
+            if self._target is not None:
+                threading.Thread(target=self._connect, args=(near, self._target), daemon=True).start()
+
+    def _connect(self, near: socket.socket, target: int) -> None:
+        with contextlib.suppress(OSError):
+            far = socket.create_connection((LOOPBACK, target), timeout=10)
+            far.settimeout(None)
+            self._open.append(far)
+            threading.Thread(target=self._pump, args=(far, near), daemon=True).start()
+            self._pump(near, far)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(_CHUNK):
+                pause = self._delay + (len(data) / self._rate if self._rate else 0.0)
+                if self._closing.wait(pause):
+                    return
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+
+def led_to(port: int, new_engine: bool = True) -> Fault:
+    """P's parameters with another side channel. D shakes hands with an engine once: with a new id it does so again."""
+
+    def fault(call: Call) -> Answer:
+        answer = call.forward()
+        body = answer.json
+        params = body.get("kv_transfer_params")
+        if params:
+            params["remote_port"] = port
+            if new_engine:
+                params["remote_engine_id"] = str(uuid.uuid4())
+        return answer.with_json(body)
+
+    return fault

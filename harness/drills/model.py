@@ -1,0 +1,170 @@
+"""What a drill is, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
+from harness.findings import Verdict
+from harness.strict import Strict
+
+Group = Literal["response", "handoff", "process", "resource", "harness", "folder"]
+GROUPS: tuple[Group, ...] = ("response", "handoff", "process", "resource", "harness", "folder")
+
+
+class Drill(NamedTuple):
+    """One fault, and what has to come of it, stated before it is tried."""
+
+    id: str
+    group: Group
+    title: str
+    """The fault, in a few words."""
+    strikes: str
+    """Where and when."""
+    verdicts: tuple[Verdict, ...]
+    """Any of these is right. PASS only where the fault must not touch what is judged."""
+    reason: str
+    """Regular expression that a finding or a reason of the run must match."""
+    bound_s: float
+    """Most seconds from the strike, or from the first request of the struck cell, to the end."""
+
+    @property
+    def expected(self) -> str:
+        return " or ".join(self.verdicts)
+
+
+class Ending(StrEnum):
+    """How a drill ended."""
+
+    SURVIVED = "survived"
+    FALSE_GREEN = "false green"
+    FAILED = "not survived"
+    """Not green, but with another verdict or reason, with something lost or left behind, or too late."""
+    LOST = "lost"
+    """The drill's own machinery failed, or the fault never struck: nothing is known."""
+
+    @property
+    def symbol(self) -> str:
+        return {"survived": "✔", "false green": "✘", "not survived": "✘", "lost": "?"}[self.value]
+
+
+class Result(Strict):
+    """What became of one drill."""
+
+    id: str
+    group: Group
+    title: str
+    strikes: str
+    expected: str
+    ending: Ending
+    verdict: Verdict | None = None
+    """Of the struck run; None when there is none."""
+    reason: str = ""
+    """What the run said: the message that matches the stated reason, or what it said instead."""
+    problems: tuple[str, ...] = ()
+    """Why it does not count as survived."""
+    planned: int = 0
+    """Observations that were known to be recorded when the fault struck, or planned where all must be there."""
+    recorded: int = 0
+    """Observations that could be read afterwards."""
+    left: tuple[str, ...] = ()
+    """Processes, shared memory and ports that were left behind."""
+    seconds: float = 0.0
+    bound_s: float = 0.0
+    folder: str = ""
+
+
+class ControlRun(Strict):
+    """The same engines, proxies and prompts without a fault. A set whose control fails says nothing."""
+
+    id: str
+    verdict: Verdict
+    requests: int
+    seconds: float
+    findings: tuple[str, ...] = ()
+
+
+class DrillSet(Strict):
+    """Drills that were tried together (``drills.json``)."""
+
+    run_id: str
+    started: str
+    profile: str
+    versions: dict[str, str | None]
+    hardware: dict[str, object]
+    asked: tuple[str, ...]
+    """Ids of the drills that were to be tried: each must have a result."""
+    results: tuple[Result, ...]
+    controls: tuple[ControlRun, ...]
+    left: tuple[str, ...] = ()
+    """What was left when all engines of the set were to be gone."""
+    seconds: float
+    interrupted: bool = False
+
+    def count(self, ending: Ending) -> int:
+        return sum(r.ending is ending for r in self.results)
+
+    @property
+    def left_overs(self) -> int:
+        return len(self.left) + sum(len(r.left) for r in self.results)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Drills that were asked for and have no result."""
+        had = {r.id for r in self.results}
+        return tuple(i for i in self.asked if i not in had)
+
+    @property
+    def void(self) -> bool:
+        """Whether the results say nothing: no control, or one that did not pass."""
+        return not self.controls or any(c.verdict is not Verdict.PASS for c in self.controls)
+
+    @property
+    def exit_code(self) -> int:
+        """0 only if every drill was survived, nothing was left and every control passed."""
+        if self.count(Ending.FALSE_GREEN) or self.count(Ending.FAILED) or self.left_overs:
+            return EXIT_REGRESSION
+        if self.void or self.interrupted or self.missing or not self.results or self.count(Ending.LOST):
+            return EXIT_UNKNOWN
+        return EXIT_PASS
+
+    @property
+    def sentence(self) -> str:
+        """The figures, in one sentence."""
+        words = [
+            f"{len(self.results)} faults tried",
+            f"{self.count(Ending.SURVIVED)} survived",
+            f"{self.count(Ending.FALSE_GREEN)} false greens",
+            f"{self.left_overs} left-overs",
+        ]
+        words += [f"{n} not survived"] if (n := self.count(Ending.FAILED)) else []
+        words += [f"{n} lost"] if (n := self.count(Ending.LOST)) else []
+        words += [f"not tried: {', '.join(self.missing)}"] if self.missing else []
+        words += ["interrupted"] if self.interrupted else []
+        if self.void:
+            words.append("void, because a control did not pass")
+        return f"{', '.join(words)}; {len(self.controls)} controls, {self.seconds:.0f} s."
+
+
+def joined(sets: Sequence[DrillSet]) -> DrillSet:
+    """Several sets as one; of a drill in several the worst result counts, so that a second try is no second chance."""
+    order = [Ending.SURVIVED, Ending.LOST, Ending.FAILED, Ending.FALSE_GREEN]
+    kept: dict[str, Result] = {}
+    for result in (r for s in sets for r in s.results):
+        old = kept.get(result.id)
+        if old is None or order.index(result.ending) > order.index(old.ending):
+            kept[result.id] = result
+    first = sets[0]
+    return first.model_copy(
+        update={
+            "run_id": "+".join(s.run_id for s in sets),
+            "asked": tuple(dict.fromkeys(i for s in sets for i in s.asked)),
+            "results": tuple(kept.values()),
+            "controls": tuple(c for s in sets for c in s.controls),
+            "left": tuple(text for s in sets for text in s.left),
+            "seconds": round(sum(s.seconds for s in sets), 1),
+            "interrupted": any(s.interrupted for s in sets),
+        }
+    )

@@ -1,0 +1,182 @@
+"""Drills on the harness: TERM and KILL at random moments of its whole life, and Ctrl-C twice."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.drills.children import After, Child, folder_in, no_run, whole_lines
+from harness.drills.footprint import Footprint, sweep
+from harness.drills.model import ControlRun, Drill, Result
+from harness.drills.tried import Tried
+from harness.drills.verdict import Seen, judge_drill, lost
+from harness.findings import Verdict
+from harness.progress import Reporter
+
+MOMENTS = 20
+_SINGLE, _PAIR = "single-none", "pd-eagle3"
+_EVERY_PAIR = 5
+"""Every so many moments, a pair is run instead of a single engine."""
+_LIFE_S = 900.0
+_BOUND_S = 60.0
+_END_S = 30.0
+_UNKNOWN = (Verdict.UNKNOWN,)
+_REASON = "interrupted|not complete|expected .* observations|nothing was recorded|pending"
+
+
+def moment_drills(moments: int = MOMENTS) -> tuple[Drill, ...]:
+    """TERM and KILL in turn, each at a moment of its own."""
+    out = []
+    for number in range(1, moments + 1):
+        name = "TERM" if number % 2 else "KILL"
+        strikes = f"the harness, at a random moment of a run of {cell_of(number)}"
+        title = f"{name} at a random moment"
+        out.append(Drill(f"{name.lower()}-{number:02}", "harness", title, strikes, _UNKNOWN, _REASON, _BOUND_S))
+    return tuple(out)
+
+
+TWICE = Drill(
+    "interrupt-twice",
+    "harness",
+    "Ctrl-C twice",
+    "the harness, in the middle of the requests and again at once",
+    _UNKNOWN,
+    "interrupted",
+    _BOUND_S,
+)
+
+
+def cell_of(number: int) -> str:
+    return _PAIR if number % _EVERY_PAIR == 0 else _SINGLE
+
+
+def run_arguments(cell: str, source: str, engine_python: str | None, out: Path) -> list[str]:
+    chosen = ["--engine-python", engine_python] if engine_python else []
+    return ["run", "--profile", source, "--cell", cell, "--scenario", "cold", "--out", str(out), *chosen]
+
+
+class MomentDriller:
+    """Runs the harness again and again, and ends it."""
+
+    def __init__(
+        self,
+        source: str,
+        engine_python: str | None,
+        folder: Path,
+        reporter: Reporter,
+        mark: str,
+        tried: Tried,
+        seed: int,
+    ) -> None:
+        self._source = source
+        self._python = engine_python
+        self._folder = folder
+        self._reporter = reporter
+        self._mark = mark
+        self._tried = tried
+        self._random = random.Random(seed)
+        self._life: dict[str, float] = {}
+
+    def run(self, drills: Sequence[Drill]) -> None:
+        """A control for each cell first: its seconds are the life in which moments are drawn."""
+        for drill in drills:
+            number = int(drill.id.rpartition("-")[2]) if drill.id != TWICE.id else 1
+            cell = cell_of(number)
+            if cell not in self._life:
+                self._control(cell)
+            footprint = Footprint(self._mark)
+            try:
+                result = self._drill(drill, cell, footprint)
+            except Exception as error:
+                result = lost(drill, f"{type(error).__name__}: {error}", footprint.left(0), drill.id)
+            sweep(self._mark)
+            self._tried.add(result, self._reporter)
+
+    def _control(self, cell: str) -> None:
+        name = f"control-{cell}"
+        out = self._folder / name
+        child = Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{name}.log")
+        code = child.wait(_LIFE_S)
+        seconds = time.monotonic() - child.begun
+        self._life[cell] = seconds
+        folder = folder_in(out)
+        verdict = Verdict.PASS if code == 0 else Verdict.UNKNOWN
+        self._tried.controls.append(
+            ControlRun(
+                id=name,
+                verdict=verdict,
+                requests=whole_lines(folder),
+                seconds=round(seconds, 1),
+                findings=() if code == 0 else (child.text[-600:],),
+            )
+        )
+        self._reporter.line(f"control {name}: {verdict}, {seconds:.0f} s")
+
+    def _drill(self, drill: Drill, cell: str, footprint: Footprint) -> Result:
+        out = self._folder / drill.id
+        child = Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{drill.id}.log")
+        if drill.id == TWICE.id:
+            reached = child.until(lambda: whole_lines(folder_in(out)) >= 5, _LIFE_S)
+            where = "after 5 requests"
+        else:
+            moment = self._random.uniform(0.0, self._life[cell])
+            child.until(lambda: time.monotonic() - child.begun >= moment, _LIFE_S)
+            reached, where = child.running, f"after {moment:.1f} of about {self._life[cell]:.0f} s"
+        before = whole_lines(folder_in(out))
+        since = time.monotonic()
+        self._signal(drill, child)
+        code = child.wait(_BOUND_S)
+        seconds = time.monotonic() - since
+        left = footprint.left(_END_S)
+        return self._judge(
+            drill._replace(strikes=f"{drill.strikes}: {where}"), child, out, code, before, seconds, left, reached
+        )
+
+    def _signal(self, drill: Drill, child: Child) -> None:
+        if drill.id == TWICE.id:
+            child.popen.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            child.popen.send_signal(signal.SIGINT)
+        else:
+            child.popen.send_signal(signal.SIGKILL if drill.id.startswith("kill") else signal.SIGTERM)
+
+    def _judge(
+        self,
+        drill: Drill,
+        child: Child,
+        out: Path,
+        code: int | None,
+        before: int,
+        seconds: float,
+        left: tuple[str, ...],
+        reached: bool,
+    ) -> Result:
+        folder = folder_in(out)
+        reasons: list[str] = []
+        recorded, verdict = 0, None
+        if folder is None or no_run(folder):
+            # The signal came before there was anything to record.
+            reasons.append("nothing was recorded before the signal")
+            verdict = Verdict.UNKNOWN
+        else:
+            after = After(folder, self._folder / f"{drill.id}.check.log")
+            reasons += after.reasons
+            recorded, verdict = after.recorded, after.verdict
+            if after.complete:
+                # It had all its evidence when the signal came: what it is worth is not changed by that.
+                title = f"{drill.title}, after everything was recorded"
+                drill = drill._replace(verdicts=(Verdict.PASS,), reason="", title=title)
+                reasons.append("complete")
+        if "Traceback" in child.text:
+            reasons.insert(0, "the harness ended with a traceback")
+            verdict = None
+        if code is None:
+            reasons.insert(0, f"the harness did not end within {_BOUND_S:.0f} s of the signal")
+            verdict = None
+        if code == 0 and not reached:
+            return lost(drill, "the run had ended before the signal", left, drill.id)
+        seen = Seen(verdict, tuple(reasons), before, recorded, seconds, left)
+        return judge_drill(drill, seen, drill.id)

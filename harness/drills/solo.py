@@ -1,0 +1,106 @@
+"""Runs the drills on processes: each in a run of its own, by the ordinary runner, behind proxies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.config import Profile
+from harness.drills.footprint import Footprint, sweep
+from harness.drills.model import Result
+from harness.drills.processes import ProcessDrill
+from harness.drills.proxy import completions
+from harness.drills.scene import ProxiedExecutor, Scene
+from harness.drills.shared import FORMS, METHOD, chosen_prompts, drill_profile
+from harness.drills.tried import Tried
+from harness.drills.verdict import Seen, judge_drill, lost, reasons_of
+from harness.engine.command import Role
+from harness.engine.environment import EngineEnvironment
+from harness.history import COLD
+from harness.matrix import Cell, make_plan
+from harness.operations import Prepared, judge_and_report, prepared_recorder
+from harness.progress import Reporter
+from harness.runner import Runner
+from harness.summary import RunSummary
+from harness.workload import Choice, cell_work
+
+_END_S = 30.0
+_ROLES: dict[str, tuple[Role, ...]] = {"pd": ("decode", "prefill"), "single": ("single",)}
+
+
+class SoloDriller:
+    """Drills that engines need not survive."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        environment: EngineEnvironment,
+        folder: Path,
+        reporter: Reporter,
+        mark: str,
+        tried: Tried,
+    ) -> None:
+        self._tried = tried
+        self._prepared = prepared
+        self._environment = environment
+        self._folder = folder
+        self._reporter = reporter
+        self._mark = mark
+        self._prompts = chosen_prompts(prepared)
+
+    def run(self, drills: Sequence[ProcessDrill]) -> None:
+        """The control first."""
+        with Scene(_ROLES["pd"]) as scene:
+            summary, seconds = self._perform(scene, "pd", drill_profile(self._prepared.profile), "control-process")
+        self._tried.control("control-process", summary, seconds, self._reporter)
+        for drill in drills:
+            footprint = Footprint(self._mark)
+            try:
+                result = self._drill(drill, footprint)
+            except Exception as error:
+                # A set goes on; what is not known is said.
+                result = lost(drill.drill, f"{type(error).__name__}: {error}", footprint.left(0), drill.drill.id)
+            sweep(self._mark)
+            self._tried.add(result, self._reporter)
+
+    def _drill(self, drill: ProcessDrill, footprint: Footprint) -> Result:
+        profile = drill_profile(self._prepared.profile)
+        profile = profile.model_copy(update={"engine": profile.engine.model_copy(update=dict(drill.engine))})
+        begun = time.monotonic()
+        with Scene(_ROLES[drill.topology]) as scene:
+            if drill.proxy is None or drill.make is None:
+                summary, _ = self._perform(scene, drill.topology, profile, drill.drill.id)
+                struck, since = True, begun
+            else:
+                proxy = scene.proxies[drill.proxy]
+                with proxy.armed(drill.make(scene), completions(self._prompts[1].ids)):
+                    summary, _ = self._perform(scene, drill.topology, profile, drill.drill.id)
+                struck, since = proxy.struck > 0 and not scene.failed, proxy.struck_at or begun
+            seconds = time.monotonic() - since
+            seen = Seen(
+                verdict=summary.verdict,
+                reasons=(*((scene.failed,) if scene.failed else ()), *reasons_of(summary.judgement, summary.history)),
+                # The prompt before the struck one was answered and must be there.
+                planned=0 if drill.proxy is None else 1,
+                recorded=len(summary.history.observations),
+                seconds=seconds,
+                left=footprint.left(_END_S),
+                struck=struck,
+            )
+        return judge_drill(drill.drill, seen, drill.drill.id)
+
+    def _perform(self, scene: Scene, topology: str, profile: Profile, name: str) -> tuple[RunSummary, float]:
+        """A whole run of one cell of four prompts; returns its summary and the seconds that it took."""
+        begun = time.monotonic()
+        method = next(m for m in profile.methods if m.kind == METHOD)
+        cell = Cell("pd" if topology == "pd" else "single", method)
+        ids = frozenset(p.id for p in self._prompts)
+        work = cell_work(profile, self._prepared.prompts, cell, Choice(scenarios=(COLD,), prompts=ids, forms=FORMS))
+        plan = make_plan(profile, [cell])
+        prepared = self._prepared._replace(profile=profile, plan=plan, works=(work,), lacking={})
+        recorder = prepared_recorder(prepared, self._environment, self._folder / name)
+        history = Runner(
+            profile, plan, [work], self._environment, recorder, self._reporter, ProxiedExecutor(scene)
+        ).run()
+        return judge_and_report(history), time.monotonic() - begun

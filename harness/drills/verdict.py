@@ -1,0 +1,114 @@
+"""Was a drill survived? A pure function of what the run says and of what is left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from harness.drills.model import Drill, Ending, Result
+from harness.findings import Judgement, Verdict
+from harness.history import History
+
+_SHOWN = 300
+
+
+class Seen(NamedTuple):
+    """What there is to say about a struck run."""
+
+    verdict: Verdict | None
+    """None when the run has no verdict at all."""
+    reasons: tuple[str, ...]
+    """Messages of findings, reasons of cells, notes of checks, and what the command line said."""
+    planned: int
+    recorded: int
+    seconds: float
+    left: tuple[str, ...] = ()
+    struck: bool = True
+    """Whether the fault took place."""
+    strays: tuple[str, ...] = ()
+    """Findings on what was not struck."""
+
+
+def reasons_of(judgement: Judgement, history: History) -> tuple[str, ...]:
+    """Everything that a run gives as a reason, the findings first."""
+    found = [f.message for f in judgement.findings]
+    found += [c.reason for c in history.run.cells if c.reason]
+    found += [r.note for c in judgement.cells for r in c.results if r.note and r.verdict is not Verdict.PASS]
+    return tuple(dict.fromkeys([*found, *judgement.notices]))
+
+
+def strays(judgement: Judgement, struck: Sequence[str]) -> tuple[str, ...]:
+    """Findings on prompts that no fault struck."""
+    return tuple(f.id for f in judgement.findings if f.prompt_id is not None and f.prompt_id not in struck)
+
+
+def judge_drill(drill: Drill, seen: Seen, folder: str = "") -> Result:
+    """Compare what was seen with what was stated beforehand."""
+    match = next((r for r in seen.reasons if re.search(drill.reason, r, re.DOTALL)), None)
+    problems = tuple(_problems(drill, seen, match))
+    green = seen.verdict in (Verdict.PASS, Verdict.KNOWN) and Verdict.PASS not in drill.verdicts
+    if not seen.struck:
+        ending = Ending.LOST
+        problems = ("the fault did not take place", *problems)
+    elif green:
+        ending = Ending.FALSE_GREEN
+    else:
+        ending = Ending.FAILED if problems else Ending.SURVIVED
+    said = match or next(iter(seen.reasons), "")
+    return Result(
+        id=drill.id,
+        group=drill.group,
+        title=drill.title,
+        strikes=drill.strikes,
+        expected=drill.expected,
+        ending=ending,
+        verdict=seen.verdict,
+        reason=_around(said, drill.reason),
+        problems=problems,
+        planned=seen.planned,
+        recorded=seen.recorded,
+        left=seen.left,
+        seconds=round(seen.seconds, 1),
+        bound_s=drill.bound_s,
+        folder=folder,
+    )
+
+
+def lost(drill: Drill, why: str, left: tuple[str, ...] = (), folder: str = "") -> Result:
+    """A drill whose own machinery failed."""
+    return Result(
+        id=drill.id,
+        group=drill.group,
+        title=drill.title,
+        strikes=drill.strikes,
+        expected=drill.expected,
+        ending=Ending.LOST,
+        problems=(" ".join(why.split())[:_SHOWN],),
+        left=left,
+        bound_s=drill.bound_s,
+        folder=folder,
+    )
+
+
+def _problems(drill: Drill, seen: Seen, match: str | None) -> list[str]:
+    found = []
+    if seen.verdict not in drill.verdicts:
+        found.append(f"expected the verdict {drill.expected}, found {seen.verdict or 'none'}")
+    if match is None:
+        found.append(f"expected a reason like /{drill.reason}/, found none among {len(seen.reasons)}")
+    if seen.recorded < seen.planned:
+        found.append(f"expected {seen.planned} recorded observations, found {seen.recorded}")
+    if seen.seconds > drill.bound_s:
+        found.append(f"expected the end within {drill.bound_s:.0f} s, found {seen.seconds:.0f} s")
+    if seen.strays:
+        found.append(f"expected findings on what was struck only, found {', '.join(seen.strays[:4])}")
+    found += [f"left behind: {what}" for what in seen.left]
+    return found
+
+
+def _around(text: str, pattern: str) -> str:
+    """The text on one line, cut to what is around the match."""
+    match = re.search(pattern, text, re.DOTALL)
+    start = max(0, (match.start() if match else 0) - 120)
+    return " ".join(text[start : start + _SHOWN].split())

@@ -1,0 +1,86 @@
+"""Reports of drills: terminal, drills.json and drills.md, all with the same table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from harness.drills.model import GROUPS, Drill, DrillSet, Ending, Result
+from harness.files import write_atomic, write_json
+from harness.report.markdown import plain_cell
+
+STYLE = {Ending.SURVIVED: "green", Ending.FALSE_GREEN: "bold red", Ending.FAILED: "red", Ending.LOST: "yellow"}
+
+
+def write_drills(drills: DrillSet, folder: Path) -> None:
+    """Write every report file of a set of drills into its folder."""
+    write_json(folder / "drills.json", {**drills.model_dump(mode="json"), "exit_code": drills.exit_code})
+    write_atomic(folder / "drills.md", render_markdown(drills))
+
+
+def print_catalogue(drills: Sequence[Drill], console: Console) -> None:
+    """What each drill does and must come to."""
+    table = Table(title=f"{len(drills)} drills", title_justify="left")
+    for name in ("drill", "group", "fault", "strikes", "must be", "named reason", "within"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("drill", "within"))
+    for d in drills:
+        table.add_row(d.id, d.group, *map(escape, (d.title, d.strikes, d.expected, d.reason)), f"{d.bound_s:.0f} s")
+    console.print(table)
+
+
+def print_drills(drills: DrillSet, console: Console) -> None:
+    """The table, and why a drill was not survived."""
+    table = Table(title="drills", title_justify="left")
+    for name in ("drill", "result", "verdict", "kept", "left", "seconds", "fault"):
+        table.add_column(name, no_wrap=name != "fault", overflow="fold")
+    for r in drills.results:
+        ending = Text(f"{r.ending.symbol} {r.ending}", style=STYLE[r.ending])
+        table.add_row(r.id, ending, r.verdict or "none", _kept(r), str(len(r.left)), _seconds(r), escape(r.title))
+    console.print(table)
+    for r in drills.results:
+        if r.ending is not Ending.SURVIVED:
+            console.print(Text(f"{r.ending.symbol} {r.id}: {r.ending}", STYLE[r.ending]))
+            for problem in r.problems:
+                console.print(f"    {escape(problem)}", highlight=False)
+            console.print(f"    it said: {escape(r.reason or 'nothing')}", highlight=False)
+    for control in drills.controls:
+        console.print(f"control {control.id}: {control.verdict}, {control.requests} requests", highlight=False)
+    for what in drills.left:
+        console.print(f"left behind at the end: {escape(what)}", highlight=False)
+    console.print(Text(drills.sentence, style="green" if drills.exit_code == 0 else "red"))
+
+
+def _kept(result: Result) -> str:
+    return f"{result.recorded}/{result.planned}"
+
+
+def _seconds(result: Result) -> str:
+    return f"{result.seconds:.0f} of {result.bound_s:.0f}"
+
+
+def render_markdown(drills: DrillSet) -> str:
+    """The table, fit for ``docs/``."""
+    versions = ", ".join(f"{k} {v}" for k, v in drills.versions.items() if v and k in ("vllm", "torch", "nixl"))
+    lines = [f"{drills.sentence} Profile {drills.profile}, {versions}.", ""]
+    for group in GROUPS:
+        mine = [r for r in drills.results if r.group == group]
+        if mine:
+            lines += [f"### {group} ({len(mine)})", "", *_rows(mine), ""]
+    return "\n".join(lines)
+
+
+def _rows(results: Sequence[Result]) -> list[str]:
+    lines = [
+        "| drill | fault | strikes | must be | is | result | named reason | kept | left | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        cells = [r.id, r.title, r.strikes, r.expected, r.verdict or "none", f"{r.ending.symbol} {r.ending}"]
+        cells += [r.reason[:160], _kept(r), str(len(r.left)), _seconds(r)]
+        lines.append("| " + " | ".join(plain_cell(c, 200) for c in cells) + " |")
+    return lines

@@ -1,0 +1,325 @@
+"""Drills' own machinery: the catalogue, the proxy, the relay, and how a drill is judged. No engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import app
+from harness.drills import answers
+from harness.drills.catalogue import catalogue, select
+from harness.drills.footprint import MARK, Footprint, new_mark, sweep
+from harness.drills.link import Relay
+from harness.drills.model import GROUPS, ControlRun, Drill, DrillSet, Ending, Result, joined
+from harness.drills.proxy import Proxy, completions
+from harness.drills.responses import RESPONSES
+from harness.drills.run import load_drills
+from harness.drills.verdict import Seen, judge_drill, lost
+from harness.engine.client import Client, Sampling
+from harness.errors import DataError, HandoffError, UsageError
+from harness.findings import Verdict
+from harness.report.drills import render_markdown, write_drills
+
+DRILL = Drill("d", "response", "a fault", "P", (Verdict.UNKNOWN,), "broke", 10.0)
+GOOD = Seen(Verdict.UNKNOWN, ("the exchange broke",), 4, 4, 1.0)
+
+
+class FakeServer(BaseHTTPRequestHandler):
+    """Answers every completion alike; no model is behind it."""
+
+    protocol_version = "HTTP/1.1"
+    seen: list[dict] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        self._say(b"vllm:num_preemptions_total 1.0\n")
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append({"body": body, "authorization": self.headers.get("Authorization")})
+        ids = list(range(10, 20))
+        spec = {"per_step_accepted": [3, 3, 1], "per_step_drafted": [3, 3, 3]}
+        totals = {"num_spec_steps": 3, "num_draft_tokens": 9, "num_accepted_draft_tokens": 7}
+        choice = {
+            "prompt_token_ids": body["prompt"],
+            "token_ids": ids,
+            "finish_reason": "length",
+            "logprobs": {
+                "token_logprobs": [-0.1] * len(ids),
+                "top_logprobs": [{"a": -0.1, "b": -9.0} for _ in ids],
+            },
+        }
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}
+        answer = {
+            "model": body["model"],
+            "choices": [choice],
+            "usage": usage,
+            "metrics": {"speculative_decoding": {**spec, **totals}},
+            "kv_transfer_params": {"remote_block_ids": [[1, 2]], "remote_port": 1, "remote_engine_id": "x"},
+        }
+        self._say(json.dumps(answer).encode())
+
+    def _say(self, data: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def proxy():
+    FakeServer.seen.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with Proxy(f"http://127.0.0.1:{server.server_port}") as made:
+        yield made
+    server.shutdown()
+    server.server_close()
+
+
+def ask(proxy: Proxy, timeout: float = 3.0):
+    client = Client("single", proxy.url, timeout)
+    try:
+        return client.complete([5, 6, 7], Sampling(10, 2), "id", "salt", count=False)
+    finally:
+        client.close()
+
+
+def test_ids_are_distinct_and_every_drill_says_what_must_come_of_it():
+    drills = catalogue()
+    assert len({d.id for d in drills}) == len(drills) > 80
+    for drill in drills:
+        assert drill.group in GROUPS
+        assert drill.verdicts
+        assert drill.reason
+        assert drill.bound_s > 0
+        assert Verdict.PASS not in drill.verdicts or drill.group == "folder"
+
+
+def test_every_group_has_drills():
+    assert {d.group for d in catalogue()} == set(GROUPS)
+
+
+def test_drills_are_chosen_by_id_pattern_and_group():
+    assert [d.id for d in select(["cut"])] == ["cut"]
+    assert {d.group for d in select(["handoff"])} == {"handoff"}
+    assert len(select(["error-*"])) > 2
+    with pytest.raises(UsageError, match="no match"):
+        select(["no-such-drill"])
+
+
+def test_what_is_not_struck_passes_through_unchanged(proxy):
+    direct = httpx.post(f"{proxy.target}/v1/completions", json={"prompt": [1], "model": "m"}).json()
+    with proxy.armed(answers.instead(500, b""), completions((9, 9))):
+        headers = {"Authorization": "Bearer planted"}
+        through = httpx.post(f"{proxy.url}/v1/completions", json={"prompt": [1], "model": "m"}, headers=headers)
+    assert through.json() == direct
+    assert through.headers["content-type"] == "application/json"
+    assert FakeServer.seen[-1]["authorization"] == "Bearer planted"
+    assert httpx.get(f"{proxy.url}/metrics").text == httpx.get(f"{proxy.target}/metrics").text
+    assert proxy.struck == 0
+
+
+def test_a_fault_strikes_its_prompt_only_while_it_is_armed(proxy):
+    with proxy.armed(answers.instead(500, b"{}"), completions((5, 6, 7))):
+        with pytest.raises(HandoffError, match="found 500"):
+            ask(proxy)
+        assert proxy.struck == 1
+    assert ask(proxy).output_ids == tuple(range(10, 20))
+
+
+BREAKING = [
+    (answers.cut, "RemoteProtocolError"),
+    (answers.closed, "RemoteProtocolError"),
+    (answers.reset, "ReadError|RemoteProtocolError"),
+    (answers.garbage, "RemoteProtocolError"),
+    (answers.old_http, "expected a completion"),
+    (answers.labelled("gzip"), "DecodingError"),
+    (answers.spoiled_text(answers.nested), "expected a completion"),
+    (answers.instead(200, answers.SURROGATE), "an error body"),
+    (answers.instead(200, answers.HTML), "expected a completion"),
+]
+
+
+@pytest.mark.parametrize(("fault", "reason"), BREAKING)
+def test_broken_answers_are_named_by_the_real_client(proxy, fault, reason):
+    with proxy.armed(fault, completions()), pytest.raises(HandoffError, match=reason):
+        ask(proxy)
+    assert ask(proxy).output_ids == tuple(range(10, 20))
+
+
+def test_a_hang_ends_with_the_limit_and_with_the_proxy(proxy):
+    begun = time.monotonic()
+    with proxy.armed(answers.hung, completions()), pytest.raises(HandoffError, match="Timeout"):
+        ask(proxy, timeout=0.5)
+    assert time.monotonic() - begun < 5
+
+
+EDITS = [
+    (answers.repeat_tokens, lambda leg: len(set(leg.output_ids)) < 10 == len(leg.output_ids)),
+    (answers.drop_token, lambda leg: len(leg.output_ids) == 9 and leg.usage_completion_tokens == 10),
+    (answers.shorten, lambda leg: len(leg.output_ids) == 7 == leg.usage_completion_tokens == len(leg.chosen_logprobs)),
+    (answers.add_token, lambda leg: len(leg.output_ids) == 11),
+    (answers.no_tokens, lambda leg: leg.output_ids == ()),
+    (answers.echo_another, lambda leg: leg.echoed_ids == (5, 5, 6, 7)),
+    (answers.steps_cut, lambda leg: leg.speculation.per_step_accepted == (3,) and leg.speculation.num_accepted == 3),
+    (answers.no_drafts, lambda leg: leg.speculation.num_drafted == 0),
+]
+
+
+@pytest.mark.parametrize(("change", "holds"), EDITS)
+def test_edits_spoil_one_thing(proxy, change, holds):
+    with proxy.armed(answers.edited(change), completions()):
+        assert holds(ask(proxy))
+
+
+def test_all_faults_of_answers_can_be_made():
+    for drill in RESPONSES:
+        assert callable(drill.make(None))  # type: ignore[arg-type]
+
+
+def test_a_relay_delays_and_a_silent_one_says_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def echo() -> None:
+            with contextlib.suppress(OSError):
+                connection, _ = server.accept()
+                connection.sendall(connection.recv(10))
+
+        threading.Thread(target=echo, daemon=True).start()
+        with Relay(server.getsockname()[1], delay_s=0.3) as relay:
+            begun = time.monotonic()
+            with socket.create_connection(("127.0.0.1", relay.port), timeout=5) as near:
+                near.sendall(b"hello")
+                assert near.recv(10) == b"hello"
+            assert time.monotonic() - begun >= 0.6
+    with Relay(None) as relay, socket.create_connection(("127.0.0.1", relay.port), timeout=0.5) as near:
+        near.sendall(b"hello")
+        with pytest.raises(TimeoutError):
+            near.recv(10)
+
+
+def test_left_overs_are_found_and_swept(tmp_path):
+    mark = new_mark()
+    before = Footprint(mark)
+    code = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(1, flush=True); time.sleep(60)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, MARK: mark},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    (left,) = before.left(0)
+    assert f"process {child.pid}" in left
+    assert "listening on" in left
+    sweep(mark)
+    child.wait(5)
+    child.stdout.close()
+    assert before.left(5) == ()
+
+
+def test_a_drill_is_survived_only_with_its_verdict_its_reason_its_data_and_in_time():
+    assert judge_drill(DRILL, GOOD).ending is Ending.SURVIVED
+    bad = {
+        "another reason": GOOD._replace(reasons=("something else",)),
+        "no verdict": GOOD._replace(verdict=None),
+        "another verdict": GOOD._replace(verdict=Verdict.REGRESSION),
+        "lost": GOOD._replace(recorded=3),
+        "late": GOOD._replace(seconds=11.0),
+        "left": GOOD._replace(left=("process 1",)),
+        "strays": GOOD._replace(strays=("other/prompt",)),
+    }
+    for name, seen in bad.items():
+        result = judge_drill(DRILL, seen)
+        assert result.ending is Ending.FAILED, name
+        assert len(result.problems) == 1, name
+
+
+def test_green_is_false_whatever_else_holds():
+    assert judge_drill(DRILL, GOOD._replace(verdict=Verdict.PASS)).ending is Ending.FALSE_GREEN
+    assert judge_drill(DRILL, GOOD._replace(verdict=Verdict.KNOWN)).ending is Ending.FALSE_GREEN
+
+
+def test_a_fault_that_did_not_take_place_is_lost_not_survived():
+    assert judge_drill(DRILL, GOOD._replace(struck=False)).ending is Ending.LOST
+    assert judge_drill(DRILL, GOOD._replace(struck=False, verdict=Verdict.PASS)).ending is Ending.LOST
+
+
+def made(*results: Result, asked: tuple[str, ...] = ("d",), verdict: Verdict = Verdict.PASS, **more) -> DrillSet:
+    control = ControlRun(id="c", verdict=verdict, requests=4, seconds=1.0)
+    return DrillSet(
+        run_id="r",
+        started="2026-01-01T00:00:00+00:00",
+        profile="cpu",
+        versions={"vllm": "0.32.0"},
+        hardware={},
+        asked=asked,
+        results=results,
+        controls=(control,),
+        seconds=1.0,
+        **more,
+    )
+
+
+def test_exit_codes():
+    survived = judge_drill(DRILL, GOOD)
+    assert made(survived).exit_code == 0
+    assert made(judge_drill(DRILL, GOOD._replace(verdict=Verdict.PASS))).exit_code == 1
+    assert made(judge_drill(DRILL, GOOD._replace(recorded=1))).exit_code == 1
+    assert made(survived, left=("process 7",)).exit_code == 1
+    assert made(survived, verdict=Verdict.UNKNOWN).exit_code == 2
+    assert made(survived).model_copy(update={"controls": ()}).exit_code == 2
+    assert made(survived, asked=("d", "e")).exit_code == 2
+    assert made(survived, interrupted=True).exit_code == 2
+    assert made(lost(DRILL, "no engines")).exit_code == 2
+    assert made().exit_code == 2
+
+
+def test_joining_keeps_the_worst_of_a_drill():
+    survived, failed = judge_drill(DRILL, GOOD), judge_drill(DRILL, GOOD._replace(recorded=1))
+    assert joined([made(failed), made(survived)]).results == (failed,)
+    assert joined([made(survived), made(failed)]).results == (failed,)
+    other = survived.model_copy(update={"id": "e"})
+    both = joined([made(survived), made(other, asked=("e",))])
+    assert both.exit_code == 0
+    assert "2 faults tried, 2 survived, 0 false greens, 0 left-overs" in both.sentence
+
+
+def test_results_are_written_read_again_and_printed(tmp_path):
+    drills = made(judge_drill(DRILL, GOOD._replace(reasons=("the exchange broke | <b>",))))
+    write_drills(drills, tmp_path)
+    assert load_drills(tmp_path) == drills
+    assert "| d | a fault |" in render_markdown(drills)
+    shown = CliRunner().invoke(app, ["drill", "--from", str(tmp_path / "drills.json"), "--markdown"])
+    assert shown.exit_code == 0
+    assert "1 faults tried, 1 survived" in shown.stdout
+
+
+def test_damaged_results_are_refused_by_name(tmp_path):
+    file = tmp_path / "drills.json"
+    for text in ("", "[1]", "{}", "{" * 50_000):
+        file.write_text(text)
+        with pytest.raises(DataError, match=r"drills\.json"):
+            load_drills(tmp_path)
+
+
+def test_the_catalogue_is_listed_without_starting_anything():
+    shown = CliRunner().invoke(app, ["drill", "--list", "handoff"])
+    assert shown.exit_code == 0
+    assert "side-refused" in shown.stdout
