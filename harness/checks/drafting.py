@@ -22,10 +22,12 @@ from harness.baseline.summary import counts
 from harness.checks.evidence import CellView
 from harness.checks.night import cell_counts
 from harness.decision import Change, Facts, decide
+from harness.engine.environment import PER_REQUEST
 from harness.findings import CheckResult, DamageClass, Finding, Verdict, conclude
 from harness.history import Leg, Observation
 
 _SHOWN = 12
+_PER_REQUEST_FLAG = "--per-request-spec-decode-metrics"
 
 
 def drafts_happened(cell: CellView) -> CheckResult:
@@ -42,6 +44,7 @@ def drafts_happened(cell: CellView) -> CheckResult:
         if spec is None:
             if request_counts(leg, cell.record.draft_tokens) is not None:
                 from_counters += 1
+                findings += _omitted(cell, name, o)
                 continue
             findings.append(
                 cell.finding(
@@ -77,6 +80,25 @@ def drafts_happened(cell: CellView) -> CheckResult:
         f"{from_counters} requests by the engine's counters, steps since the hand-off unknown" if from_counters else ""
     )
     return conclude(name, cell.id, judged, findings, note=note, figures=_figures(cell))
+
+
+def _omitted(cell: CellView, name: str, o: Observation) -> list[Finding]:
+    """An engine that was started to report acceptance per request must do so: counters do not say which step differs.
+    Versions that cannot are recorded as lacking it."""
+    run = cell.evidence.history.run
+    engine = cell.engine(cell.answering)
+    if PER_REQUEST in run.lacking or engine is None or _PER_REQUEST_FLAG not in engine.argv:
+        return []
+    return [
+        cell.finding(
+            name,
+            Verdict.UNKNOWN,
+            "nothing-tested",
+            f"expected acceptance figures in the response, which {_PER_REQUEST_FLAG} asks for, found none; the "
+            "engine's counters alone do not say what each step accepted",
+            o,
+        )
+    ]
 
 
 def _figures(cell: CellView) -> dict[str, Any]:

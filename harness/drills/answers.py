@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -233,6 +234,11 @@ def set_token(value: object) -> Change:
 
 def nested(_: bytes) -> bytes:
     return b"[" * 100_000
+
+
+def nan_counters(text: bytes) -> bytes:
+    """Every counter of tokens is NaN."""
+    return re.sub(rb"(?m)^(vllm:generation_tokens_total.*) \S+$", rb"\1 NaN", text)
 
 
 ERROR_BODY = json.dumps({"error": {"message": "internal", "type": "InternalServerError", "code": 500}}).encode()

@@ -37,6 +37,8 @@ class ExchangeDrill(NamedTuple):
     struck: Struck
     """Which prompts of the cell. What is not struck must be judged as ever."""
     path: str
+    fatal: bool = False
+    """Whether vLLM may not live through it, so that later prompts are struck too."""
 
 
 def on_answers(
@@ -52,6 +54,7 @@ def on_answers(
     group: Group = "response",
     bound_s: float = BOUND_S,
     make: Make | None = None,
+    fatal: bool = False,
 ) -> ExchangeDrill:
     """A drill whose fault is ``fault``, or what ``make`` makes of the running engines."""
     whose = {"prefill": "P", "decode": "D", "single": "single"}[role if topology == "pd" else "single"]
@@ -60,7 +63,7 @@ def on_answers(
     if make is None:
         assert fault is not None
         make = _always(fault)
-    return ExchangeDrill(drill, topology, role, make, struck, path)
+    return ExchangeDrill(drill, topology, role, make, struck, path, fatal)
 
 
 def _always(fault: Fault) -> Make:

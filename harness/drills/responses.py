@@ -308,6 +308,17 @@ _FIGURES = (
         "/metrics",
     ),
     on_answers(
+        "metrics-nan",
+        "/metrics counts NaN",
+        "single",
+        "decode",
+        a.spoiled_text(a.nan_counters),
+        U,
+        "metrics",
+        "all",
+        "/metrics",
+    ),
+    on_answers(
         "metrics-500", "/metrics fails", "single", "decode", a.instead(500, b""), U, "metrics", "all", "/metrics"
     ),
     on_answers(

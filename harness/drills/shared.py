@@ -174,7 +174,7 @@ class SharedDriller:
                 recorded=len(summary.history.observations),
                 seconds=time.monotonic() - begun,
                 struck=proxy.struck > 0,
-                strays=strays(summary.judgement, [p.id for p in struck]),
+                strays=() if drill.fatal else strays(summary.judgement, [p.id for p in struck]),
             )
             self._tried.add(judge_drill(drill.drill, seen, drill.drill.id), self._reporter)
         except Exception as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
@@ -23,6 +23,7 @@ REMOTE_DECODE: dict[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }
+_T = TypeVar("_T")
 _COUNTER_WAIT_S = 3.0
 _COUNTER_POLL_S = 0.01
 
@@ -82,12 +83,23 @@ class Client:
 
     def snapshot(self) -> dict[str, float]:
         """Read all counters now and remember them as the start of the next request."""
-        self._snapshot = parse_counters(self._metrics())
+        self._snapshot = self._read(parse_counters)
         return self._snapshot
 
     def kv_blocks(self) -> int | None:
         """Size of the KV pool in blocks, if the engine says it."""
-        return parse_kv_blocks(self._metrics())
+        return self._read(parse_kv_blocks)
+
+    def _read(self, parse: Callable[[str], _T]) -> _T:
+        """What is in the metrics now. Raises HandoffError when there are none."""
+        text = self._metrics()
+        try:
+            return parse(text)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise HandoffError(
+                f"{self.role} engine: expected metrics as Prometheus writes them, found {type(error).__name__}: "
+                f"{error} in {' '.join(text.split())[:200]!r}"
+            ) from error
 
     def _metrics(self) -> str:
         try:

@@ -6,6 +6,7 @@ gave peers numerators and denominators of different engines.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -43,7 +44,10 @@ _BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
 def parse_counters(text: str) -> dict[str, float]:
-    """Totals by our names, summed over engine labels. Absent metrics are absent keys, never zero."""
+    """Totals by our names, summed over engine labels. Absent metrics are absent keys, never zero.
+
+    Raises ValueError when it is another text, or a total is no number.
+    """
     totals: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         if not family.name.startswith("vllm:"):
@@ -57,6 +61,9 @@ def parse_counters(text: str) -> dict[str, float]:
                 totals[f"engine_steps_le_{float(sample.labels['le']):.0f}"] += sample.value
             elif sample.name == _BY_POSITION:
                 totals[f"accepted_at_{sample.labels.get('position', '?')}"] += sample.value
+    for name, total in totals.items():
+        if not math.isfinite(total):
+            raise ValueError(f"{name} is {total}")
     return dict(totals)
 
 
