@@ -69,6 +69,9 @@ class ProxiedPlace:
     def ports(self, count: int) -> list[int]:
         return self._inner.ports(count)
 
+    def give_back(self) -> None:
+        self._inner.give_back()
+
     def start(self, command: EngineCommand, log_path: Path) -> EngineHandle:
         handle = self._inner.start(command, log_path)
         self._scene.started(command, handle)
@@ -114,8 +117,8 @@ class ProxiedEngine:
     def gather_threads(self) -> int:
         return self._inner.gather_threads()
 
-    def stop(self, grace_s: float) -> None:
-        self._inner.stop(grace_s)
+    def stop(self, grace_s: float) -> list[str]:
+        return self._inner.stop(grace_s)
 
 
 class ProxiedExecutor(LocalExecutor):
