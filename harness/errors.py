@@ -13,6 +13,7 @@
         ├── EngineDiedError      an engine ended while it was being used
         ├── StorageError         what is recorded or reported cannot be written
         └── HandoffError         the P/D hand-off broke (HTTP error, missing parameters)
+            └── RequestTimeoutError    no whole answer in time
 
 Messages say what was expected, what was found, and what to do.
 """
@@ -79,4 +80,8 @@ class StorageError(InfrastructureError):
 
 
 class HandoffError(InfrastructureError):
+    pass
+
+
+class RequestTimeoutError(HandoffError):
     pass

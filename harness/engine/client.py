@@ -11,7 +11,8 @@ import httpx
 from harness.engine.answer import finite, recordable, require_model, token_ids
 from harness.engine.command import MODEL_NAME, Role
 from harness.engine.counters import delta, parse_counters, parse_kv_blocks
-from harness.errors import HandoffError
+from harness.engine.limited import LimitedClient
+from harness.errors import HandoffError, RequestTimeoutError
 from harness.history import Leg, Speculation
 
 # The empty hand-off that asks P to keep its blocks for a decode engine (NixlConnector, pull mode).
@@ -53,12 +54,13 @@ def request_body(prompt: Sequence[int] | str, sampling: Sampling) -> dict[str, A
 
 
 class Client:
-    """Talks to one engine. Keeps the last counter snapshot, so that each request costs one scrape."""
+    """Talks to one engine. Keeps the last counter snapshot, so that each request costs one scrape. Times are limits of
+    whole exchanges, from the first byte out to the last byte in."""
 
     def __init__(self, role: Role, url: str, timeout_s: float) -> None:
         self.role: Role = role
         self.url = url
-        self._http = httpx.Client(base_url=url, timeout=timeout_s)
+        self._http = LimitedClient(base_url=url, timeout=timeout_s)
         self._snapshot: dict[str, float] = {}
 
     def close(self) -> None:
@@ -72,7 +74,7 @@ class Client:
         try:
             return self._http.post(path, timeout=timeout_s)
         except httpx.HTTPError as error:
-            raise HandoffError(
+            raise _broken(error)(
                 f"{self.role} engine: expected an answer to POST {path}, found {type(error).__name__}: {error}"
             ) from error
 
@@ -106,7 +108,7 @@ class Client:
             response = self._http.get("/metrics")
             response.raise_for_status()
         except httpx.HTTPError as error:
-            raise HandoffError(
+            raise _broken(error)(
                 f"{self.role} engine: expected metrics, found {type(error).__name__}: {error}"
             ) from error
         return response.text
@@ -147,7 +149,7 @@ class Client:
                 "/v1/completions", json=body, headers={"X-Request-Id": request_id}, timeout=limit
             )
         except httpx.HTTPError as error:
-            raise HandoffError(
+            raise _broken(error)(
                 f"{role} engine: expected an answer to request {request_id}, found {type(error).__name__}: {error}"
             ) from error
         seconds = time.monotonic() - start
@@ -164,6 +166,10 @@ class Client:
             if all(grown.get(name, 0.0) >= count for name, count in awaited.items()) or time.monotonic() > deadline:
                 return grown
             time.sleep(_COUNTER_POLL_S)
+
+
+def _broken(error: httpx.HTTPError) -> type[HandoffError]:
+    return RequestTimeoutError if isinstance(error, httpx.TimeoutException) else HandoffError
 
 
 def parse_completion(

@@ -44,6 +44,7 @@ _ORPHANS_S = 2.0
 """Time that children get to end by themselves, and to write why, after the first process has ended."""
 _KILL_S = 30.0
 """After that, what is left cannot be killed: it hangs in the kernel."""
+_USED_S = 3.0
 _YOUNG_S = 10.0
 """For so long a new segment is asked for its users at every poll, and then with every look."""
 FORMAT = 1
@@ -156,8 +157,11 @@ class Tree:
             self.write()
 
     def _below(self) -> set[Process]:
+        """Living processes of the tree. Those that were seen before are asked for by name: while its parent dies, a
+        process is below nobody for a moment, and one that was killed takes a while to end."""
         table = traces.processes()
-        return {Process(pid, table[pid].start) for pid in traces.below([os.getpid()], table)}
+        found = {Process(pid, table[pid].start) for pid in traces.below([os.getpid()], table)}
+        return found | {m for m in self._members if m.pid in table and table[m.pid].start == m.start}
 
     def _note_segments(self, mine: set[int]) -> None:
         pids = {m.pid for m in self._members}
@@ -189,9 +193,8 @@ class Tree:
         reap()
         self._looked = 0.0
         self.look()
-        living = descendants(os.getpid())
-        left = [f"process {pid} of {self._said['about'].get('name')}, which cannot be killed" for pid in living]
-        removed, kept = traces.remove(self._made)
+        left = [f"process {p.pid} of {self._said['about'].get('name')}, which cannot be killed" for p in self._below()]
+        removed, kept = self._remove()
         left += kept
         if left:
             self.write()
@@ -200,6 +203,16 @@ class Tree:
                 self._ledger.unlink()
         self._let_go()
         say(left=left, removed=removed)
+
+    def _remove(self) -> tuple[list[str], list[str]]:
+        """As ``traces.remove``, with some patience for others that still use a segment: they may be ending too."""
+        deadline = time.monotonic() + _USED_S
+        removed, kept = traces.remove(self._made)
+        while kept and time.monotonic() < deadline:
+            time.sleep(0.1)
+            more, kept = traces.remove(self._made)
+            removed += more
+        return removed, kept
 
     def _let_go(self) -> None:
         """Of the claims; their files are the holder's to remove while it lives and holds them too."""
