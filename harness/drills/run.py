@@ -20,6 +20,7 @@ from harness.drills.model import Drill, DrillSet, joined
 from harness.drills.moments import MomentDriller
 from harness.drills.processes import PROCESSES
 from harness.drills.shared import METHOD, SharedDriller
+from harness.drills.solo import METHOD as PLAIN
 from harness.drills.solo import SoloDriller
 from harness.drills.tried import Tried
 from harness.engine.environment import EngineEnvironment
@@ -52,7 +53,7 @@ def drill(
 ) -> tuple[DrillSet, Path]:
     """Try the drills; returns the results and their folder. What can be wrong in the request is checked first.
     ``seed`` is that of the random moments."""
-    prepared = prepare(source, [f"pd-{METHOD}", f"single-{METHOD}"], [COLD])
+    prepared = prepare(source, [f"{t}-{m}" for t in ("pd", "single") for m in (METHOD, PLAIN)], [COLD])
     environment = engines_for(prepared.profile, prepared.plan, engine_python)
     folder = new_folder(out, prepared.profile, "drill")
     tried, begun, started, interrupted = Tried(), time.monotonic(), provenance.now(), False
