@@ -10,9 +10,9 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from harness import strict_json, strict_yaml
 from harness.confine import REPOSITORY as REPOSITORY
 from harness.confine import joined
 from harness.engine.allowed import check_arguments, check_variables
@@ -29,6 +29,9 @@ TopologyName = Literal["single", "pd"]
 Route = Literal["client", "router"]
 ROUTES: tuple[Route, ...] = ("client", "router")
 Tier = Literal["bitwise", "normal"]
+_SHOWN = 300
+_MOST_BYTES = 16 * strict_json.MIB
+"""Of a model's config.json."""
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 
@@ -490,6 +493,11 @@ def _resolve(value: Any, base: Path) -> Any:
     return value
 
 
+def shortened(text: str) -> str:
+    """At most so much of it that a sentence stays one."""
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
 def describe_validation_error(error: ValidationError) -> str:
     """One line per problem: where, what was expected, what was found."""
     lines = []
@@ -500,7 +508,7 @@ def describe_validation_error(error: ValidationError) -> str:
         if item["type"] == "extra_forbidden":
             text = "unknown key; remove it or check its spelling"
         elif not isinstance(found, (dict, list)):
-            text += f", found {found!r}"
+            text += f", found {shortened(repr(found))}"
         lines.append(f"  {where}: {text}")
     return "\n".join(lines)
 
@@ -584,8 +592,8 @@ def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in children:
         raise ProfileError(f"profile {path}: expected profiles to extend others, found one that extends itself")
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        _, raw = strict_yaml.load(path)
+    except (ValueError, OSError) as error:
         reason = " ".join(str(error).split())
         raise ProfileError(f"profile {path}: expected YAML, but it cannot be read: {reason}") from error
     if not isinstance(raw, dict):
@@ -643,8 +651,8 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
                 "Correct the path, or run `harness probe build` for the probe models"
             )
         try:
-            json.loads(config.read_text(encoding="utf-8"))
-        except ValueError as error:
+            strict_json.loads(strict_json.read_text(config, _MOST_BYTES))
+        except (ValueError, OSError) as error:
             raise ProfileError(f"profile {source}: {role}: {config} is not JSON ({error})") from error
     tokenizer = profile.tokenizer if profile.tokenizer is not None else profile.target
     if isinstance(tokenizer, Path) and not (tokenizer / "tokenizer_config.json").is_file():

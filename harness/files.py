@@ -12,9 +12,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from harness import strict_json
 from harness.errors import DataError
 from harness.storage import writing
 
+_MOST_BYTES = 256 * strict_json.MIB
+"""Of a file of JSON lines that is read as a whole."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -97,17 +100,17 @@ def write_json(path: Path, value: Any, sort_keys: bool = True) -> None:
 def read_json_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object) of a JSON-lines file. Raises DataError naming the file and line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = strict_json.read_text(path, _MOST_BYTES)
     except OSError as error:
         raise DataError(f"{what} {path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{what} {path}: expected UTF-8 text, found byte {error.start} that is not") from error
+    except ValueError as error:
+        raise DataError(f"{what} {path}: {error}") from error
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            value = strict_json.loads(line)
+        except ValueError as error:
             raise DataError(
                 f"{what} {path}, line {number}: expected a JSON object, found text that does not parse ({error})"
             ) from error

@@ -93,7 +93,8 @@ class Observation(Strict):
     max_tokens: int | None = None
     """Output tokens that were asked for; None in records of earlier versions: the workload's."""
     asked_at: float | None = None
-    """When the answering engine was asked (epoch seconds), in stages of several requests."""
+    """When the answering engine was asked (seconds since 1970 by ``harness.clock``, which never jumps in a run), in
+    stages of several requests."""
     held_until: float | None = None
     """When that engine was released, in stages that hold it until all requests are queued."""
     concurrent: int = 1
@@ -111,6 +112,7 @@ class Observation(Strict):
     with the same outcome: the second one is recorded."""
     error: str | None = None
     started_at: float
+    """By ``harness.clock``; in a run that was resumed, each process has its own."""
 
     @property
     def key(self) -> str:

@@ -20,6 +20,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import Field, ValidationError, field_validator
 
+from harness import strict_yaml
 from harness.config import describe_validation_error
 from harness.errors import EXIT_REGRESSION, DataError
 from harness.findings import CellVerdict, CheckResult, Finding, Judgement, Verdict, worst
@@ -103,9 +104,8 @@ def load_known(path: Path | None) -> KnownDefects | None:
     if path is None:
         return None
     try:
-        text = path.read_text(encoding="utf-8")
-        raw = yaml.safe_load(text)
-        places = _lines(yaml.compose(text))
+        text, raw = strict_yaml.load(path)
+        places = _lines(yaml.compose(text, Loader=yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"known defects {path}: expected YAML, but it cannot be read: {reason}") from error
@@ -167,7 +167,12 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
 
 
 def _day(text: str) -> date:
-    return datetime.fromisoformat(text).date()
+    try:
+        return datetime.fromisoformat(text).date()
+    except ValueError as error:
+        raise DataError(
+            f"run.json: started: expected a date and a time, found {text!r}: the record is damaged"
+        ) from error
 
 
 def _fits(defect: KnownDefect, finding: Finding) -> bool:

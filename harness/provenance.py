@@ -6,20 +6,19 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from harness import __version__
+from harness import __version__, clock
 from harness.config import REPOSITORY
 from harness.engine.environment import EngineEnvironment
 from harness.schedule.gpus import visible_here
 
 
 def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return clock.utc().isoformat(timespec="seconds")
 
 
 def hardware() -> dict[str, Any]:

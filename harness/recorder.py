@@ -8,11 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness import __version__, provenance
+from harness import __version__, clock, provenance
 from harness.baseline.build import identity_of
 from harness.config import Profile
 from harness.engine.environment import WITHOUT, EngineEnvironment
@@ -39,7 +38,7 @@ from harness.workload import CellWork
 def new_run_id(profile: Profile, kind: str = "") -> str:
     """A name that sorts by time; ``kind`` tells a self-test from a plain run."""
     what = f"{profile.name}-{kind}" if kind else profile.name
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{what}-{secrets.token_hex(2)}"
+    return f"{clock.utc():%Y%m%d-%H%M%S}-{what}-{secrets.token_hex(2)}"
 
 
 def _identities(

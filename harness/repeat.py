@@ -5,12 +5,11 @@ Nothing was changed between repetitions, so every finding is a false alarm of th
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import provenance
+from harness import provenance, strict_json
 from harness.acceptance import real_steps
 from harness.engine.environment import EngineEnvironment
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
@@ -115,7 +114,7 @@ def judge_again(folder: Path) -> AgainstItself:
     """Judge the repetitions of a recorded A/A run by today's checks, and count anew. Raises UsageError when the folder
     is none."""
     try:
-        raw = json.loads((folder / "aa.json").read_text(encoding="utf-8"))
+        raw = strict_json.loads(strict_json.read_text(folder / "aa.json", 16 * strict_json.MIB))
         before = AgainstItself.model_validate({k: v for k, v in raw.items() if k in AgainstItself.model_fields})
     except (OSError, ValueError, AttributeError) as error:
         raise UsageError(f"{folder}: expected the folder of an A/A run with aa.json, found none ({error})") from error

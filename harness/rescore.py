@@ -7,9 +7,9 @@ have said this one?
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
+from harness import clock
 from harness.engine.client import Sampling
 from harness.engine.exchange import new_id
 from harness.engine.topology import EngineGroupSession
@@ -54,7 +54,7 @@ class Outputs:
         limit = session.profile.engine.max_model_len
         known = dict(self._known.get(session.group.variant, {}))
         for number, ((prompt_id, key), (prompt, output)) in enumerate(known.items()):
-            started, legs, error = time.time(), list[Leg](), None
+            started, legs, error = clock.now(), list[Leg](), None
             # The engine has to have room for one token of its own.
             scored = output[: max(0, limit - len(prompt) - 1)]
             try:

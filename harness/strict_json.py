@@ -38,6 +38,8 @@ def loads(text: str) -> Any:
 
 def read_text(path: Path, limit: int) -> str:
     """The text of a UTF-8 file of at most ``limit`` bytes. Raises ValueError and OSError."""
+    if path.exists() and not path.is_file():
+        raise ValueError("expected a file, found something else")
     with path.open("rb") as stream:
         data = stream.read(limit + 1)
     if len(data) > limit:

@@ -8,7 +8,7 @@ with a notice, which says so when the distance or the age is larger than the pro
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,11 +118,22 @@ def _notices(baseline: Baseline, path: Path, identity: Identity, limits: Limits,
         )
     recorded = baseline.header.provenance.recorded
     try:
-        days = (datetime.fromisoformat(started) - datetime.fromisoformat(recorded)).days
-    except (ValueError, TypeError):
+        days = (_instant(started) - _instant(recorded)).days
+    except ValueError:
         return
+    if days < -1:
+        yield (
+            f"baseline {path.name} was recorded {-days} days after this run began: it is newer, or a clock was wrong; "
+            "its age is not known"
+        )
     if days > limits.days:
         yield f"baseline {path.name} is {days} days old: expired, the limit is {limits.days}; record it anew"
+
+
+def _instant(text: str) -> datetime:
+    """Raises ValueError. Times without a zone are UTC."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def unused(folder: Path, identities: Iterable[Identity]) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from harness import strict_yaml
 from harness.config import REPOSITORY, describe_validation_error, part_of
 from harness.errors import DataError
 from harness.matrix import CellName
@@ -68,10 +68,10 @@ class _File(Strict):
 def load_published(path: Path = PUBLISHED) -> tuple[Band, ...]:
     """All bands. Raises DataError naming the damage."""
     try:
-        return _File.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))).bands
+        return _File.model_validate(strict_yaml.load(path)[1]).bands
     except ValidationError as error:
         raise DataError(f"published figures {path} are not valid:\n{describe_validation_error(error)}") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"published figures {path}: expected YAML, but it cannot be read: {error}") from error
 
 

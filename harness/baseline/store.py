@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from harness import strict_json
 from harness.baseline.model import FORMAT, Again, Baseline, Header, Identity, Provenance, Row
 from harness.baseline.summary import summarise
 from harness.config import describe_validation_error
@@ -33,30 +33,32 @@ COLUMNS = (
 """``accepted`` holds the accepted drafts of every verify step; lists are numbers separated by spaces, ``close`` of
 ``token:gap`` pairs."""
 
+_MOST_BYTES = 256 * strict_json.MIB
+
 
 def load_baseline(path: Path) -> Baseline:
     """Load and verify a baseline by its ``.json`` file. Raises DataError naming the damage."""
     mend = "restore the file from version control, or record it anew with `harness baseline record`"
     try:
-        header = Header.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        header = Header.model_validate(strict_json.loads(strict_json.read_text(path, _MOST_BYTES)))
     except ValidationError as error:
         raise DataError(f"baseline {path} is damaged:\n{describe_validation_error(error)}") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"baseline {path}: expected JSON, but it cannot be read ({error}); {mend}") from error
     if header.format != FORMAT:
         raise DataError(f"baseline {path}: expected format {FORMAT}, found {header.format!r}; {mend}")
     table = path.with_suffix(".csv")
     try:
-        text = table.read_bytes()
-    except OSError as error:
+        text = strict_json.read_text(table, _MOST_BYTES)
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"baseline {table}: expected the rows of {path.name}, found {error.strerror}; {mend}"
+            f"baseline {table}: expected the rows of {path.name}, but they cannot be read ({error}); {mend}"
         ) from error
-    if sha256_bytes(text) != header.rows_sha256:
+    if sha256_bytes(text.encode()) != header.rows_sha256:
         raise DataError(
             f"baseline {table}: its rows do not match the hash in {path.name}, so lines were changed or lost; {mend}"
         )
-    return Baseline(header=header, rows=_parse(text.decode(), table))
+    return Baseline(header=header, rows=_parse(text, table))
 
 
 def _parse(text: str, table: Path) -> tuple[Row, ...]:

@@ -13,6 +13,7 @@ from types import TracebackType
 
 import httpx
 
+from harness import clock
 from harness.config import Profile
 from harness.engine.arming import Arming, Marks, plugin_folder, unbound
 from harness.engine.client import Client, Sampling
@@ -362,7 +363,7 @@ class EngineGroupSession:
 
     def _observe_once(self, cell: Cell, prompt: Prompt, form: Form, sequence: int) -> Observation:
         legs: list[Leg] = []
-        started = time.time()
+        started = clock.now()
         error, shared = self.ask_counted(Ask(cell.topology == "pd", payload(prompt, form), routed=cell.routed), legs)
         return Observation(
             cell=cell.id,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -11,6 +10,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 
+from harness import strict_json
 from harness.selftest.outcome import SelfTest
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def _newest(folder: Path, name: str) -> list[tuple[Path, dict[str, Any]]]:
         if path.parent.is_symlink():
             continue
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            raw = strict_json.loads(strict_json.read_text(path, 256 * strict_json.MIB))
+        except (OSError, ValueError):
             continue
         if isinstance(raw, dict):
             found.append((path.parent, raw))

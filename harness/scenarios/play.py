@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from harness import clock
 from harness.engine.command import Role
 from harness.engine.counters import LATE_COUNTERS, delta
 from harness.engine.exchange import Ask, payload
@@ -28,7 +29,7 @@ class Answer:
 
     def __init__(self) -> None:
         self.legs: list[Leg] = []
-        self.started = time.time()
+        self.started = clock.now()
         self.asked: float | None = None
         self.error: str | None = None
 
@@ -155,7 +156,7 @@ class Player:
                 # Also when interrupted: threads must not wait for an engine that nobody releases any more.
                 if held is not None and problem is None:
                     self._release(held)
-                    released = time.time()
+                    released = clock.now()
             for future in futures:
                 future.result()
         if problem is not None:
@@ -193,17 +194,17 @@ class Player:
             if send.last:
                 gate.wait_for_all(but=1)
                 time.sleep(ORDER_S)
-            answer.asked = time.time()
+            answer.asked = clock.now()
             gate.arrived(send.part)
 
         ask = self._ask(send, salts, counted=False)
         try:
             if self._prefills_first(stage) and ask.hand_off:
-                answer.started = time.time()
+                answer.started = clock.now()
                 answer.error = self._session.ask(ask._replace(between=ready), answer.legs)
             else:
                 ready()
-                answer.started = time.time()
+                answer.started = clock.now()
                 answer.error = self._session.ask(ask, answer.legs)
         finally:
             gate.answered(send.part)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
+from harness import clock
 from harness.engine.command import Role
 from harness.engine.counters import LATE_COUNTERS, delta
 from harness.engine.exchange import Ask, payload
@@ -79,7 +79,7 @@ class Load:
     def _one(self, request: _Request, stopped: threading.Event) -> None:
         if stopped.is_set():
             return
-        request.started = time.time()
+        request.started = clock.now()
         ask = Ask(
             hand_off=self._cell.topology == "pd",
             payload=payload(request.prompt, "ids"),
