@@ -23,7 +23,9 @@ from harness.files import write_json
 from harness.migrations import SCHEMA as SCHEMA
 from harness.migrations import migrate
 from harness.names import GroupName, SafeName
-from harness.seal import LINES, PARQUET, SEALED_FROM, check_observations, sealed, unsealed
+from harness.seal import LINES as LINES
+from harness.seal import PARQUET as PARQUET
+from harness.seal import SEALED_FROM, check_observations, sealed, unsealed
 from harness.storage import LineFile, writing
 from harness.strict_json import MIB, finite
 
