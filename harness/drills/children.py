@@ -13,8 +13,9 @@ from pathlib import Path
 from harness.config import REPOSITORY
 from harness.errors import HarnessError
 from harness.findings import Judgement, Verdict
-from harness.history import LINES, RUN, History, load_history
+from harness.history import RUN, History, load_history
 from harness.parts import lacks
+from harness.seal import LINES
 
 _POLL_S = 0.05
 _CHECK_S = 300.0

@@ -22,7 +22,7 @@ Topology = Literal["pd", "single"]
 U: tuple[Verdict, ...] = (Verdict.UNKNOWN,)
 R: tuple[Verdict, ...] = (Verdict.REGRESSION,)
 EITHER: tuple[Verdict, ...] = (Verdict.UNKNOWN, Verdict.REGRESSION)
-_WHOM = {"one": "one prompt of four", "last": "the last prompt of four", "all": "every prompt"}
+_WHOM = {"one": "one prompt of three", "last": "the last prompt of three", "all": "every prompt"}
 
 
 class ExchangeDrill(NamedTuple):

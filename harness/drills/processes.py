@@ -35,7 +35,7 @@ class ProcessDrill(NamedTuple):
     drill: Drill
     topology: Topology
     proxy: Role | None
-    """Whose exchange with the second of four prompts triggers the fault; None: it is there from the start."""
+    """Whose exchange with the second of three prompts triggers the fault; None: it is there from the start."""
     make: Make | None
     engine: Mapping[str, Any] = {}
     """Changes of the profile's engine settings."""

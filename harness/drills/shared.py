@@ -1,4 +1,4 @@
-"""Runs the drills on exchanges: one pair behind proxies serves them all, one cell of four prompts for each."""
+"""Runs the drills on exchanges: one pair behind proxies serves them all, one cell of three prompts for each."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from harness.workload import CellWork, Choice, cell_work
 
 METHOD = "eagle3"
 FORMS: tuple[Form, ...] = ("ids",)
-_PROMPTS = 4
+_PROMPTS = 3
 _CALM_S = 90.0
 """Time in which P must have given up all blocks: a hoard of 18 prompts takes five leases."""
 _END_S = 30.0
 
 
 def chosen_prompts(prepared: Prepared) -> list[Prompt]:
-    """Four cold prompts of two to four blocks, with outputs long enough to be cut, changed and repeated."""
+    """Three cold prompts of two to four blocks, with outputs long enough to be cut, changed and repeated."""
     size = prepared.profile.engine.block_size
     fitting = [p for p in prepared.prompts.cold if 2 * size - 2 <= p.tokens <= 4 * size and len(p.expected or ()) >= 16]
     step = max(1, len(fitting) // _PROMPTS)

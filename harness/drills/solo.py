@@ -93,7 +93,7 @@ class SoloDriller:
         return judge_drill(drill.drill, seen, drill.drill.id)
 
     def _perform(self, scene: Scene, topology: str, profile: Profile, name: str) -> tuple[RunSummary, float]:
-        """A whole run of one cell of four prompts; returns its summary and the seconds that it took."""
+        """A whole run of one cell of three prompts; returns its summary and the seconds that it took."""
         begun = time.monotonic()
         method = next(m for m in profile.methods if m.kind == METHOD)
         cell = Cell("pd" if topology == "pd" else "single", method)
