@@ -11,14 +11,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.config import REPOSITORY
+from harness.drills.model import ControlRun
+from harness.drills.tried import Tried
 from harness.errors import HarnessError
 from harness.findings import Judgement, Verdict
 from harness.history import RUN, History, load_history
 from harness.parts import lacks
+from harness.progress import Reporter
 from harness.seal import LINES
 
 _POLL_S = 0.05
 _CHECK_S = 300.0
+_LIFE_S = 900.0
 
 
 class Child:
@@ -65,6 +69,46 @@ class Child:
             self.popen.kill()
             self.popen.wait()
             return None
+
+
+def run_arguments(cell: str, source: str, engine_python: str | None, out: Path) -> list[str]:
+    """A run of one cell's cold prompts."""
+    chosen = ["--engine-python", engine_python] if engine_python else []
+    return ["run", "--profile", source, "--cell", cell, "--scenario", "cold", "--out", str(out), *chosen]
+
+
+class Undisturbed:
+    """Runs that nothing is done to, once for each cell: the control, and how long such a run lives."""
+
+    def __init__(self, source: str, engine_python: str | None, folder: Path, reporter: Reporter, tried: Tried) -> None:
+        self._source = source
+        self._python = engine_python
+        self._folder = folder
+        self._reporter = reporter
+        self._tried = tried
+
+    def __call__(self, cell: str) -> float:
+        """Seconds of a whole run of a cell."""
+        name = f"control-{cell}"
+        for control in self._tried.controls:
+            if control.id == name:
+                return control.seconds
+        out = self._folder / name
+        child = Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{name}.log")
+        code = child.wait(_LIFE_S)
+        seconds = time.monotonic() - child.begun
+        verdict = Verdict.PASS if code == 0 else Verdict.UNKNOWN
+        self._tried.controls.append(
+            ControlRun(
+                id=name,
+                verdict=verdict,
+                requests=whole_lines(folder_in(out)),
+                seconds=round(seconds, 1),
+                findings=() if code == 0 else (child.text[-600:],),
+            )
+        )
+        self._reporter.line(f"control {name}: {verdict}, {seconds:.0f} s")
+        return seconds
 
 
 def folder_in(out: Path) -> Path | None:

@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.drills.children import After, Child, folder_in, whole_lines
+from harness.drills.children import After, Child, Undisturbed, folder_in, run_arguments, whole_lines
 from harness.drills.footprint import Footprint, sweep
 from harness.drills.model import Drill, Result
-from harness.drills.moments import run_arguments
 from harness.drills.tried import Tried
 from harness.drills.verdict import Seen, judge_drill, lost
 from harness.errors import EnvironmentFault
@@ -69,6 +68,7 @@ class FolderDriller:
         self._tried = tried
 
     def run(self, drills: Sequence[Drill]) -> None:
+        Undisturbed(self._source, self._python, self._folder, self._reporter, self._tried)(_CELL)
         by_id = {TWO.id: self._two, FULL.id: self._full, READ_ONLY.id: self._read_only}
         for drill in drills:
             footprint = Footprint(self._mark)

@@ -1,5 +1,5 @@
-"""What a drill leaves behind: processes, listening ports and shared memory. Processes are known by a mark in their
-environment, which children inherit and a process cannot lose by changing its session or its parent."""
+"""What a drill leaves behind: processes, listening ports, shared memory, ledgers. Processes are known by a mark in
+their environment, which children inherit and a process cannot lose by changing its session or its parent."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import uuid
 from pathlib import Path
 
 import psutil
+
+from harness.engine import traces
+from harness.engine.leftovers import Ledger, read_ledger
 
 MARK = "KV_DRILL_MARK"
 _SHARED = Path("/dev/shm")
@@ -56,12 +59,27 @@ def _in_use(names: set[str]) -> set[str]:
     return used
 
 
+def ledgers() -> set[Path]:
+    """Ledgers of process trees, whoever wrote them."""
+    folder = traces.folder_path()
+    return set(traces.ledgers(folder)) if folder.is_dir() else set()
+
+
+def _of_others(path: Path) -> bool:
+    """Whether a ledger belongs to another harness that lives, or is gone by now."""
+    if not path.is_file():
+        return True
+    ledger = read_ledger(path)
+    return isinstance(ledger, Ledger) and ledger.held and ledger.holder.pid != os.getpid()
+
+
 class Footprint:
     """Taken before a drill; says afterwards what is there that was not."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
         self._shared = shared_memory()
+        self._ledgers = ledgers()
 
     def left(self, patience_s: float) -> tuple[str, ...]:
         """What is still there after at most so many seconds; nothing is ended by this."""
@@ -80,6 +98,7 @@ class Footprint:
         # Segments that another's process uses are another's.
         new = shared_memory() - self._shared
         found += [f"shared memory {name}" for name in sorted(new - _in_use(new))]
+        found += [f"ledger {path.name}" for path in sorted(ledgers() - self._ledgers) if not _of_others(path)]
         return tuple(found)
 
 

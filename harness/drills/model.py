@@ -148,6 +148,11 @@ class DrillSet(Strict):
         return f"{', '.join(words)}; {len(self.controls)} controls, {self.seconds:.0f} s."
 
 
+def _no_control(drills: DrillSet) -> ControlRun:
+    """What stands for the control that a set did not have, so that joining it with others does not make it good."""
+    return ControlRun(id=f"none in {drills.run_id}", verdict=Verdict.UNKNOWN, requests=0, seconds=0.0)
+
+
 def joined(sets: Sequence[DrillSet]) -> DrillSet:
     """Several sets as one; of a drill in several the worst result counts, so that a second try is no second chance."""
     order = [Ending.SURVIVED, Ending.LOST, Ending.FAILED, Ending.FALSE_GREEN]
@@ -162,7 +167,7 @@ def joined(sets: Sequence[DrillSet]) -> DrillSet:
             "run_id": "+".join(s.run_id for s in sets),
             "asked": tuple(dict.fromkeys(i for s in sets for i in s.asked)),
             "results": tuple(kept.values()),
-            "controls": tuple(c for s in sets for c in s.controls),
+            "controls": tuple(c for s in sets for c in s.controls or (_no_control(s),)),
             "left": tuple(text for s in sets for text in s.left),
             "seconds": round(sum(s.seconds for s in sets), 1),
             "interrupted": any(s.interrupted for s in sets),

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.drills.children import After, Child, folder_in, no_run, whole_lines
+from harness.drills.children import After, Child, Undisturbed, folder_in, no_run, run_arguments, whole_lines
 from harness.drills.footprint import Footprint, sweep
-from harness.drills.model import ControlRun, Drill, Result
+from harness.drills.model import Drill, Result
 from harness.drills.tried import Tried
 from harness.drills.verdict import Seen, judge_drill, lost
 from harness.findings import Verdict
@@ -53,11 +53,6 @@ def cell_of(number: int) -> str:
     return _PAIR if number % _EVERY_PAIR == 0 else _SINGLE
 
 
-def run_arguments(cell: str, source: str, engine_python: str | None, out: Path) -> list[str]:
-    chosen = ["--engine-python", engine_python] if engine_python else []
-    return ["run", "--profile", source, "--cell", cell, "--scenario", "cold", "--out", str(out), *chosen]
-
-
 class MomentDriller:
     """Runs the harness again and again, and ends it."""
 
@@ -78,53 +73,32 @@ class MomentDriller:
         self._mark = mark
         self._tried = tried
         self._random = random.Random(seed)
-        self._life: dict[str, float] = {}
+        self._undisturbed = Undisturbed(source, engine_python, folder, reporter, tried)
 
     def run(self, drills: Sequence[Drill]) -> None:
         """A control for each cell first: its seconds are the life in which moments are drawn."""
         for drill in drills:
             number = int(drill.id.rpartition("-")[2]) if drill.id != TWICE.id else 1
             cell = cell_of(number)
-            if cell not in self._life:
-                self._control(cell)
+            life = self._undisturbed(cell)
             footprint = Footprint(self._mark)
             try:
-                result = self._drill(drill, cell, footprint)
+                result = self._drill(drill, cell, life, footprint)
             except Exception as error:
                 result = lost(drill, f"{type(error).__name__}: {error}", footprint.left(0), drill.id)
             sweep(self._mark)
             self._tried.add(result, self._reporter)
 
-    def _control(self, cell: str) -> None:
-        name = f"control-{cell}"
-        out = self._folder / name
-        child = Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{name}.log")
-        code = child.wait(_LIFE_S)
-        seconds = time.monotonic() - child.begun
-        self._life[cell] = seconds
-        folder = folder_in(out)
-        verdict = Verdict.PASS if code == 0 else Verdict.UNKNOWN
-        self._tried.controls.append(
-            ControlRun(
-                id=name,
-                verdict=verdict,
-                requests=whole_lines(folder),
-                seconds=round(seconds, 1),
-                findings=() if code == 0 else (child.text[-600:],),
-            )
-        )
-        self._reporter.line(f"control {name}: {verdict}, {seconds:.0f} s")
-
-    def _drill(self, drill: Drill, cell: str, footprint: Footprint) -> Result:
+    def _drill(self, drill: Drill, cell: str, life: float, footprint: Footprint) -> Result:
         out = self._folder / drill.id
         child = Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{drill.id}.log")
         if drill.id == TWICE.id:
             reached = child.until(lambda: whole_lines(folder_in(out)) >= 5, _LIFE_S)
             where = "after 5 requests"
         else:
-            moment = self._random.uniform(0.0, self._life[cell])
+            moment = self._random.uniform(0.0, life)
             child.until(lambda: time.monotonic() - child.begun >= moment, _LIFE_S)
-            reached, where = child.running, f"after {moment:.1f} of about {self._life[cell]:.0f} s"
+            reached, where = child.running, f"after {moment:.1f} of about {life:.0f} s"
         before = whole_lines(folder_in(out))
         since = time.monotonic()
         self._signal(drill, child)
