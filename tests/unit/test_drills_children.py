@@ -1,0 +1,132 @@
+"""Drills on the harness itself: how a signalled run is judged by its folder. The child is a program that stands in for
+the harness; no engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.drills import children, folders, moments
+from harness.drills.children import After, Child, folder_in, whole_lines
+from harness.drills.footprint import MARK, new_mark
+from harness.drills.model import ControlRun, Ending
+from harness.drills.moments import TWICE, MomentDriller, cell_of, moment_drills
+from harness.drills.tried import Tried
+from harness.errors import EnvironmentFault
+from harness.findings import Verdict
+from harness.history import HistoryWriter, write_run
+from harness.progress import Reporter
+from tests.unit.builders import history, observation
+
+
+def recorded(folder: Path, state: str = "complete", count: int = 3) -> Path:
+    """A run of three observations of which so many are there."""
+    made = history([observation("single-none", n) for n in (40, 50, 60)], folder=folder)
+    cells = tuple(c.model_copy(update={"state": state}) for c in made.run.cells)
+    run = made.run.model_copy(update={"cells": cells, "finished": made.run.finished if count == 3 else None})
+    with HistoryWriter(folder) as writer:
+        for o in made.observations[:count]:
+            writer.append(o)
+    write_run(folder, run)
+    return folder
+
+
+def test_a_run_that_was_cut_short_is_unknown_and_keeps_what_it_has(tmp_path):
+    after = After(recorded(tmp_path / "run", "pending", 2), tmp_path / "log")
+    assert after.verdict is Verdict.UNKNOWN
+    assert after.recorded == 2
+    assert not after.complete
+    assert any("pending" in r or "not complete" in r for r in after.reasons)
+
+
+def test_a_damaged_run_has_no_verdict(tmp_path):
+    folder = recorded(tmp_path / "run")
+    (folder / "run.json").write_text("{")
+    after = After(folder, tmp_path / "log")
+    assert after.verdict is None
+    assert "run.json" in after.reasons[0]
+
+
+def test_moments_alternate_between_signals_and_sometimes_take_a_pair():
+    drills = moment_drills(20)
+    assert len({d.id for d in drills}) == 20
+    assert sum(d.id.startswith("kill") for d in drills) == 10
+    assert {cell_of(n) for n in range(1, 21)} == {"single-none", "pd-eagle3"}
+    assert moment_drills(0) == ()
+
+
+class FakeHarness(Child):
+    """Stands in for ``harness run``: records two of three observations and waits for a signal."""
+
+    ends = ""
+
+    def __init__(self, arguments, log: Path, shell=()) -> None:
+        if arguments[0] != "run":
+            super().__init__(arguments, log)
+            return
+        out = Path(arguments[arguments.index("--out") + 1])
+        recorded(out / "20260101-000000-fake", "pending", 2)
+        program = f"import signal, time\n{self.ends}\ntime.sleep(60)"
+        # What comes after the program are arguments that it does not read.
+        super().__init__((), log, (sys.executable, "-c", program))
+
+
+@pytest.fixture
+def driller(tmp_path, monkeypatch):
+    monkeypatch.setattr(moments, "Child", FakeHarness)
+    mark = new_mark()
+    monkeypatch.setitem(os.environ, MARK, mark)
+    tried = Tried()
+    for cell in ("single-none", "pd-eagle3"):
+        tried.controls.append(ControlRun(id=f"control-{cell}", verdict=Verdict.PASS, requests=1, seconds=2.0))
+    with Reporter(1.0) as reporter:
+        yield MomentDriller("cpu", None, tmp_path, reporter, mark, tried, 1), tried
+
+
+def test_a_killed_harness_is_judged_by_what_it_left(driller):
+    drill, tried = driller
+    drill.run([moment_drills(2)[1]])
+    (result,) = tried.results
+    assert result.ending is Ending.SURVIVED, result
+    assert result.verdict is Verdict.UNKNOWN
+    assert result.recorded == result.planned == 2
+    assert result.left == ()
+
+
+def test_a_harness_that_does_not_end_is_not_survived(driller, monkeypatch):
+    monkeypatch.setattr(FakeHarness, "ends", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    monkeypatch.setattr(moments, "_BOUND_S", 1.0)
+    drill, tried = driller
+    # Time to ignore the signal before it comes.
+    monkeypatch.setattr(drill._random, "uniform", lambda *_: 1.5)
+    drill.run([moment_drills(1)[0]])
+    (result,) = tried.results
+    assert result.ending is Ending.FAILED
+    assert any("found none" in p for p in result.problems)
+
+
+def test_a_run_that_ended_before_the_signal_is_lost(driller, monkeypatch):
+    monkeypatch.setattr(FakeHarness, "ends", "raise SystemExit(0)")
+    drill, tried = driller
+    monkeypatch.setattr(drill._random, "uniform", lambda *_: 5.0)
+    drill.run([moment_drills(1)[0]])
+    assert tried.results[0].ending is Ending.LOST
+
+
+def test_a_mount_that_is_refused_is_an_environment_fault(tmp_path):
+    with pytest.raises(EnvironmentFault, match="mount"), folders.mounted(tmp_path / "m", "size=no-such-size"):
+        pass
+
+
+def test_folders_are_read_while_they_grow(tmp_path):
+    assert folder_in(tmp_path) is None
+    assert whole_lines(None) == 0
+    folder = recorded(tmp_path / "run", "pending", 2)
+    (tmp_path / "latest").symlink_to("run")
+    assert folder_in(tmp_path) == folder
+    assert whole_lines(folder) == 2
+    assert not children.no_run(folder)
+    assert TWICE.id == "interrupt-twice"
