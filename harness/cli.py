@@ -322,6 +322,7 @@ def up(
         for role, url in address.engines.items():
             print(f"{role} engine: {url}")
         print(f"example: {address.example}")
+        print(address.key)
         print(proof.sentence)
         print(f"address: {address.url}/v1 (until Ctrl-C)", flush=True)
         if proof.answered:

@@ -14,6 +14,7 @@ from harness.config import Profile, describe_validation_error
 from harness.engine.client import REMOTE_DECODE, Sampling, request_body
 from harness.engine.environment import EngineEnvironment
 from harness.engine.exchange import payload
+from harness.engine.key import HeaderFile, header_file
 from harness.engine.topology import EngineGroupSession
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, DataError, InfrastructureError, UsageError
 from harness.files import write_json
@@ -268,7 +269,8 @@ def reproduce(
                 attempts.append(Attempt(summary.verdict, _again(summary, target)))
                 reporter.line(f"try {len(attempts)}: {summary.verdict}")
             if keep is not None:
-                keep(_requests(session, prepared, group, folder))
+                with header_file(session.key) as key:
+                    keep([*_requests(session, prepared, group, folder, key), key.use])
     except KeyboardInterrupt:
         reporter.line("interrupted: engines are gone")
         interrupted = True
@@ -350,7 +352,9 @@ def _subject(work: CellWork) -> tuple[Prompt, float] | None:
     return (chosen.prompt, chosen.temperature) if chosen is not None else None
 
 
-def _requests(session: EngineGroupSession, prepared: Prepared, group: EngineGroup, folder: Path) -> list[str]:
+def _requests(
+    session: EngineGroupSession, prepared: Prepared, group: EngineGroup, folder: Path, key: HeaderFile
+) -> list[str]:
     """URLs of the engines, and the two requests of a hand-off (or the one of a single engine) as curl lines."""
     lines = [f"{role} engine: {session.url(role)}" for role in session.roles]
     (work,) = prepared.works
@@ -360,7 +364,7 @@ def _requests(session: EngineGroupSession, prepared: Prepared, group: EngineGrou
     prompt, temperature = subject
     workload = prepared.profile.workload
     full = request_body(payload(prompt, "ids"), Sampling(workload.max_tokens, workload.logprobs, temperature))
-    header = "-H 'Content-Type: application/json'"
+    header = f"{key.curl} -H 'Content-Type: application/json'"
     if work.cell.routed:
         write_json(folder / "request.json", full)
         body = shlex.quote(str(folder / "request.json"))

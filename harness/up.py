@@ -14,6 +14,7 @@ import httpx
 from harness.engine.client import Sampling, request_body
 from harness.engine.command import MODEL_NAME, Role
 from harness.engine.exchange import new_id, payload
+from harness.engine.key import header_file
 from harness.engine.ports import claim, free_ports
 from harness.engine.router import Router, program
 from harness.engine.topology import EngineGroupSession
@@ -58,6 +59,8 @@ class Address(NamedTuple):
     engines: dict[Role, str]
     proof: Proof
     example: str
+    key: str
+    """How to use the key, in words for a person."""
 
 
 def prepare_cell(source: str, cell: str) -> Prepared:
@@ -89,14 +92,15 @@ def bring_up(
         port = port if port is not None else free_ports(1)[0]
         (metrics,) = free_ports(1)
         urls = {role: session.url(role) for role in session.roles}
-        with Router(urls, port, metrics, folder / "logs" / f"{group.id}.router.log") as router:
+        log = folder / "logs" / f"{group.id}.router.log"
+        with Router(urls, port, metrics, log, session.key) as router, header_file(session.key) as key:
             reporter.line(f"{group.id}: router ready, pid {router.pid}, {router.url}")
             prompt = next(i.prompt for i in prepared.works[0].items)
             proof = _prove(session, router.url, prompt, prepared)
             body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "…"}], "max_tokens": 32}
             said = shlex.quote(json.dumps(body, ensure_ascii=False))
-            example = f"curl -s {router.url}/v1/chat/completions -H 'Content-Type: application/json' -d {said}"
-            serve(Address(router.url, dict(urls), proof, example))
+            example = f"curl -s {router.url}/v1/chat/completions {key.curl} -H 'Content-Type: application/json' -d {said}"
+            serve(Address(router.url, dict(urls), proof, example, key.use))
 
 
 def _prove(session: EngineGroupSession, url: str, prompt: Prompt, prepared: Prepared) -> Proof:
@@ -108,7 +112,10 @@ def _prove(session: EngineGroupSession, url: str, prompt: Prompt, prepared: Prep
     before = client.snapshot()
     try:
         answer = httpx.post(
-            f"{url}/v1/completions", json={**body, "cache_salt": new_id()}, timeout=prepared.profile.timeouts.request
+            f"{url}/v1/completions",
+            json={**body, "cache_salt": new_id()},
+            headers=session.key.headers,
+            timeout=prepared.profile.timeouts.request,
         )
         answer.raise_for_status()
         tokens = answer.json()["choices"][0].get("token_ids")

@@ -19,6 +19,7 @@ from harness.drills.model import Drill, Group
 from harness.drills.proxy import Answer, Call, Fault
 from harness.drills.scene import Scene
 from harness.engine.command import Role
+from harness.engine.key import ApiKey
 from harness.findings import Verdict
 
 FROZEN_S = 20.0
@@ -114,10 +115,11 @@ def _after(role: Role) -> Make:
 def _then(scene: Scene, role: Role, state: str, act: Callable[[], object]) -> None:
     """Once the engine says that a request is in a state (a gauge of /metrics above zero), act."""
     deadline = time.monotonic() + _STATE_S
-    url = f"{scene.engines[role].url}/metrics"
+    engine = scene.engines[role]
+    url, headers = f"{engine.url}/metrics", ApiKey.of(engine.command.env).headers
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.HTTPError):
-            text = httpx.get(url, timeout=2).text
+            text = httpx.get(url, headers=headers, timeout=2).text
             if any(_above_zero(line) for line in text.splitlines() if line.startswith(state)):
                 act()
                 return

@@ -11,6 +11,7 @@ import httpx
 from harness.engine.answer import finite, recordable, require_model, token_ids
 from harness.engine.command import MODEL_NAME, Role
 from harness.engine.counters import delta, parse_counters, parse_kv_blocks
+from harness.engine.key import ApiKey
 from harness.engine.limited import LimitedClient
 from harness.errors import HandoffError, RequestTimeoutError
 from harness.history import Leg, Speculation
@@ -57,10 +58,11 @@ class Client:
     """Talks to one engine. Keeps the last counter snapshot, so that each request costs one scrape. Times are limits of
     whole exchanges, from the first byte out to the last byte in."""
 
-    def __init__(self, role: Role, url: str, timeout_s: float) -> None:
+    def __init__(self, role: Role, url: str, timeout_s: float, key: ApiKey | None = None) -> None:
         self.role: Role = role
         self.url = url
-        self._http = LimitedClient(base_url=url, timeout=timeout_s)
+        headers = key.headers if key is not None else None
+        self._http = LimitedClient(base_url=url, timeout=timeout_s, headers=headers)
         self._snapshot: dict[str, float] = {}
 
     def close(self) -> None:

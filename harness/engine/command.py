@@ -7,8 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
+from harness import redact
 from harness.config import EngineConfig, Method, NoSpeculation, Profile
 from harness.engine.environment import PER_REQUEST, EngineEnvironment
+from harness.engine.key import GUARD, ApiKey, guarded_path, joined_path
 from harness.errors import EngineStartError
 
 Role = Literal["single", "prefill", "decode"]
@@ -23,6 +25,10 @@ SCRUBBED_PREFIXES = ("VLLM_", "OMP_", "KMP_", "UCX_", "NIXL_", "LD_PRELOAD", "PY
 def full_environment(env: Mapping[str, str]) -> dict[str, str]:
     """What a started process gets: the inherited variables that cannot change what is tested, and its own."""
     base = {k: v for k, v in os.environ.items() if not k.startswith(SCRUBBED_PREFIXES)}
+    # Engines fetch nothing: no token is for them.
+    base = redact.without_secrets(base)
+    if "PYTHONPATH" in env:
+        env = {**env, "PYTHONPATH": joined_path(env["PYTHONPATH"], base.get("PYTHONPATH", ""))}
     return {**base, **env}
 
 
@@ -81,10 +87,12 @@ def build_command(
     devices: Sequence[str] = (),
     host: str = LOOPBACK,
     arming: Mapping[str, str] | None = None,
+    key: ApiKey | None = None,
 ) -> EngineCommand:
     """Assemble the server command. ``devices`` are the numbers of the cores, or the ids of the GPUs, that the engine
     gets, one for each tensor-parallel rank; none leaves the choice to vLLM. ``host`` is the address that it listens on;
-    ``arming`` is the environment of a mutant, when one is put in."""
+    ``arming`` is the environment of a mutant, when one is put in. Without a ``key`` whoever starts the engine has to add
+    one: its guard lets it not start otherwise."""
     engine = profile.engine
     argv = [environment.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--host", host, "--port", str(port)]
@@ -92,7 +100,7 @@ def build_command(
     argv += ["--tokenizer", str(profile.tokenizer_folder)]
     argv += ["--dtype", engine.dtype, "--block-size", str(engine.block_size)]
     argv += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]
-    argv += ["--seed", "0", "--no-enable-log-requests"]
+    argv += ["--seed", "0", "--no-enable-log-requests", "--middleware", GUARD]
     if engine.enforce_eager:
         argv += ["--enforce-eager"]
     if engine.kv_cache_dtype != "auto":
@@ -132,6 +140,7 @@ def build_command(
         argv += ["--tensor-parallel-size", str(ranks)]
     argv += list(engine.extra_args)
     variables = {**_variables(profile, environment, side_channel_port, devices, host), **(arming or {})}
+    variables = {**guarded_path(variables), **(key.environment if key is not None else {})}
     return EngineCommand(role, port, side_channel_port, argv, variables, host)
 
 
@@ -144,8 +153,8 @@ def _variables(
 ) -> dict[str, str]:
     engine = profile.engine
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
-    # Adds /pause, /resume, /reset_prefix_cache and /server_info, which the scenarios need; engines listen on
-    # loopback unless they are placed elsewhere.
+    # Adds /pause, /resume, /reset_prefix_cache and /server_info, which the scenarios need; like every other path they
+    # ask for the key.
     env["VLLM_SERVER_DEV_MODE"] = "1"
     if engine.device == "cpu":
         env |= _cpu_variables(engine, environment, devices)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from harness import redact
 from harness.config import Strict
 from harness.errors import EnvironmentFault
 
@@ -95,7 +96,7 @@ def inspect_environment(executable: str) -> EngineEnvironment:
             text=True,
             timeout=120,
             check=False,
-            env={**os.environ, "PYTHONPATH": ""},
+            env={**redact.without_secrets(os.environ), "PYTHONPATH": "", "PYTHONSAFEPATH": "1"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentFault(

@@ -17,12 +17,14 @@ from typing import IO, Any, NamedTuple
 import harness
 from harness.engine.command import EngineCommand, full_environment
 from harness.engine.environment import EngineEnvironment, inspect_environment
+from harness.engine.key import GUARD_FOLDER, joined_path
 from harness.engine.ports import free_ports
 from harness.engine.warded import WardedEngine
 from harness.errors import EngineStartError, HarnessError
 from harness.provenance import gpu_name, gpus
 
 _CHUNK = 4 * 2**20
+_GUARD_ENDING = "harness/engine/guard"
 LOG_NAME = "engine.log"
 
 
@@ -100,8 +102,12 @@ def engine_environment(env: dict[str, str]) -> dict[str, str]:
     own = Path(harness.__file__).resolve().parents[1]
     base = {k: v for k, v in full_environment({}).items() if not k.startswith("RAY_")}
     paths = [p for p in base.pop("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != own]
+    if "PYTHONPATH" in env:
+        # The guard of the driver's machine lies elsewhere here.
+        wanted = env["PYTHONPATH"].split(os.pathsep)
+        paths = [str(GUARD_FOLDER) if p.endswith(_GUARD_ENDING) else p for p in wanted] + paths
     if paths:
-        base["PYTHONPATH"] = os.pathsep.join(paths)
+        env = {**env, "PYTHONPATH": joined_path(*paths)}
     return {**base, **env}
 
 

@@ -1,10 +1,12 @@
 """An existing router in front of a cell's engines: ``vllm-router`` from the registry, which speaks NIXL P/D.
 
-It is started like an engine: a process in a session of its own, ended by the id that was recorded.
+It is started like an engine: a process in a session of its own, ended by the id that was recorded; and like an engine
+it answers to the run's key alone (``guard/guarded_router.py``).
 """
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import time
 from collections.abc import Mapping
@@ -13,7 +15,10 @@ from typing import NamedTuple
 
 import httpx
 
+from harness import redact
 from harness.engine.command import LOOPBACK, Role, full_environment
+from harness.engine.guard.guarded_router import URLS_VARIABLE
+from harness.engine.key import GUARD_FOLDER, ApiKey, require_guarded
 from harness.engine.warded import WardedEngine
 from harness.errors import EngineStartError, EnvironmentFault
 from harness.history import EngineRecord
@@ -44,23 +49,32 @@ def program() -> Path:
     return path
 
 
-def router_command(urls: Mapping[Role, str], port: int, metrics_port: int) -> RouterCommand:
+def launcher() -> list[str]:
+    """The program in this environment with its port guarded. Raises EnvironmentFault when it is not installed."""
+    program()
+    return [sys.executable, "-I", str(GUARD_FOLDER / "guarded_router.py")]
+
+
+def router_command(urls: Mapping[Role, str], port: int, metrics_port: int, key: ApiKey) -> RouterCommand:
     """How to start the router in front of these engines. It must not retry: a hand-off that fails has to be seen."""
-    argv = [str(program()), "--host", LOOPBACK, "--port", str(port), "--policy", "round_robin", "--disable-retries"]
+    argv = [*launcher(), "--host", LOOPBACK, "--port", str(port), "--policy", "round_robin", "--disable-retries"]
     argv += ["--disable-circuit-breaker", "--prometheus-host", LOOPBACK, "--prometheus-port", str(metrics_port)]
     if "prefill" in urls:
         argv += ["--vllm-pd-disaggregation", "--kv-connector", "nixl"]
         argv += ["--prefill", urls["prefill"], "--decode", urls["decode"]]
     else:
         argv += ["--worker-urls", *urls.values()]
-    return RouterCommand(port, argv, {})
+    answering = next(urls[r] for r in ("decode", "single", "prefill") if r in urls)
+    # What the router sends on to a pair has this key; the same variable of whoever starts us is no business of it.
+    return RouterCommand(port, argv, {"OPENAI_API_KEY": key.value, URLS_VARIABLE: f"{answering}/v1/models"})
 
 
 class Router:
     """A running router. Use as a context manager; leaving it ends its process."""
 
-    def __init__(self, urls: Mapping[Role, str], port: int, metrics_port: int, log: Path) -> None:
-        self._command = router_command(urls, port, metrics_port)
+    def __init__(self, urls: Mapping[Role, str], port: int, metrics_port: int, log: Path, key: ApiKey) -> None:
+        self._command = router_command(urls, port, metrics_port, key)
+        self._key = key
         self._log = log
         self._claimed = (port, metrics_port)
         self._process: WardedEngine | None = None
@@ -71,6 +85,10 @@ class Router:
     @property
     def url(self) -> str:
         return f"http://{LOOPBACK}:{self._command.port}"
+
+    @property
+    def log_path(self) -> Path:
+        return self._log
 
     @property
     def pid(self) -> int | None:
@@ -102,8 +120,8 @@ class Router:
             role="router",
             group=group,
             pid=self.pid or 0,
-            argv=tuple(self._command.argv),
-            env=self._command.env,
+            argv=redact.words(self._command.argv),
+            env=redact.environment(self._command.env),
             log=self._log.name,
             ready_seconds=round(self.ready_seconds, 2),
             model_runner=None,
@@ -116,7 +134,8 @@ class Router:
         while True:
             self._process.require_alive()
             try:
-                if httpx.get(f"{self.url}/v1/models", timeout=5).status_code == 200:
+                if httpx.get(f"{self.url}/v1/models", headers=self._key.headers, timeout=5, trust_env=False).status_code == 200:
+                    require_guarded(self.url, f"the {self._command.name}")
                     self.ready_seconds = time.monotonic() - self._process.started
                     return
             except httpx.HTTPError:

@@ -13,13 +13,14 @@ from types import TracebackType
 
 import httpx
 
-from harness import clock
+from harness import clock, redact
 from harness.config import Profile
 from harness.engine.arming import Arming, Marks, plugin_folder, unbound
 from harness.engine.client import Client, Sampling
 from harness.engine.command import MODEL_NAME, EngineCommand, Role, build_command
 from harness.engine.environment import EngineEnvironment
 from harness.engine.exchange import Ask, Exchange, new_id, payload
+from harness.engine.key import ApiKey, require_guarded
 from harness.engine.place import EngineHandle, Places, default_places, roles_of
 from harness.engine.ports import free_ports
 from harness.engine.router import Router
@@ -58,6 +59,8 @@ class EngineGroupSession:
         """``places`` says where each engine runs; None: on this machine, on loopback, from ``base_port`` on."""
         self.group = group
         self.arming = arming
+        self.key = ApiKey()
+        """What the engines and routers of the group answer to."""
         self.mutants: frozenset[str] = frozenset()
         """The mutants that are switched on."""
         self.profile = profile
@@ -113,6 +116,7 @@ class EngineGroupSession:
                     devices=place.devices,
                     host=place.host,
                     arming=self.arming.environment(role, plugin) if self.arming else None,
+                    key=self.key,
                 )
             )
         return commands
@@ -126,11 +130,13 @@ class EngineGroupSession:
             process = self._places[command.role].start(command, log)
             self._processes[command.role] = process
             self._side_channels[command.role] = command.side_channel_port
-            self._clients[command.role] = Client(command.role, process.url, self.profile.timeouts.request)
+            self._clients[command.role] = Client(command.role, process.url, self.profile.timeouts.request, self.key)
             self._progress(f"{self.group.id}: started {command.role} engine, pid {process.pid}, {process.url}")
         self._require_wanted()
         deadline = begun + self.profile.timeouts.start
         self._wait_ready(deadline)
+        for role, process in self._processes.items():
+            require_guarded(process.url, f"the {role} engine of {self.group.id}")
         self._first_requests(deadline)
         if self.profile.engine.device == "cpu" and self.group.topology == "pd":
             for process in self._processes.values():
@@ -152,11 +158,11 @@ class EngineGroupSession:
             urls = {role: p.url for role, p in self._processes.items() if role in roles}
             name = f"{self.group.id}.router" + ("" if pair else "-single")
             port, metrics = free_ports(2)
-            router = Router(urls, port, metrics, self._logs / f"{name}.log")
+            router = Router(urls, port, metrics, self._logs / f"{name}.log", self.key)
             self._routers.append(router)
             router.__enter__()
             self._exchange.routers[pair] = Client(
-                "decode" if pair else "single", router.url, self.profile.timeouts.request
+                "decode" if pair else "single", router.url, self.profile.timeouts.request, self.key
             )
             self._progress(f"{self.group.id}: started router, pid {router.pid}, {router.url}")
 
@@ -295,6 +301,7 @@ class EngineGroupSession:
         """End the engines. They are told at the same time; one that ignores TERM is killed after the grace time."""
         for client in (*self._clients.values(), *self._exchange.routers.values()):
             client.close()
+        logs = [r.log_path for r in self._routers] + [p.log_path for p in self._processes.values()]
         for router in self._routers:
             router.__exit__()
             self._say_left(router.left)
@@ -305,6 +312,10 @@ class EngineGroupSession:
                     self._say_left(left or ())
         for place in self._places.values():
             place.give_back()
+        # Nobody writes to them any more. A disk that does not take it must not hide why the engines ended.
+        for log in logs:
+            with contextlib.suppress(OSError):
+                redact.file(log)
         self._processes.clear()
         self._clients.clear()
 
@@ -323,8 +334,8 @@ class EngineGroupSession:
                     group=self.group.id,
                     node=self._places[role].node,
                     pid=process.pid,
-                    argv=tuple(process.command.argv),
-                    env=process.command.env,
+                    argv=redact.words(process.command.argv),
+                    env=redact.environment(process.command.env),
                     log=process.log_path.name,
                     ready_seconds=round(self._ready_by_role.get(role, 0.0), 2),
                     # 0.32 names the runner in the log; engines that say nothing run V1.

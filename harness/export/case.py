@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
 import json
 import pprint
 import zlib
@@ -15,6 +16,7 @@ from harness.config import Profile
 from harness.engine.client import REMOTE_DECODE
 from harness.engine.command import LOOPBACK, MODEL_NAME, SCRUBBED_PREFIXES, Role, build_command
 from harness.engine.environment import EngineEnvironment
+from harness.engine.guard import kv_harness_guard
 from harness.errors import UsageError
 from harness.export import standalone
 from harness.files import write_atomic
@@ -103,8 +105,13 @@ def model_folders(profile: Profile, cell: Cell) -> dict[str, Path]:
     return folders
 
 
+_MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+
+
 def _files(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.rglob("*") if f.is_file() and not f.name.startswith("."))
+    """What engines read of a model. Nothing else that lies in the folder travels, least of all code."""
+    found = {f for pattern in _MODEL_FILES for f in folder.glob(pattern)}
+    return sorted(f for f in found if f.is_file() and not f.name.startswith("."))
 
 
 def engine_commands(case: Case, environment: EngineEnvironment) -> dict[str, list[str]]:
@@ -124,6 +131,7 @@ def _described(case: Case, environment: EngineEnvironment, models: dict[str, dic
         "model_name": MODEL_NAME,
         "keep_blocks": REMOTE_DECODE,
         "scrubbed": SCRUBBED_PREFIXES,
+        "guard": {kv_harness_guard.__name__.rpartition(".")[2]: inspect.getsource(kv_harness_guard)},
         "block_size": profile.engine.block_size,
         "near_tie_nats": profile.judging.near_tie_nats,
         "acceptance_slack": case.slack,
@@ -174,7 +182,8 @@ def _engine(case: Case, environment: EngineEnvironment, role: Role, slot: int) -
     )
     argv = ["<<python>>", *command.argv[1:]]
     argv[argv.index("--port") + 1] = "<<port>>"
-    env = dict(command.env)
+    # It makes a key of its own, and brings the guard along.
+    env = {**command.env, "PYTHONPATH": "<<guard>>"}
     if "VLLM_NIXL_SIDE_CHANNEL_PORT" in env:
         env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = "<<side_channel>>"
     if "VLLM_CPU_OMP_THREADS_BIND" in env:

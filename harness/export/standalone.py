@@ -6,7 +6,7 @@ Needs vLLM, NIXL where a prefill and a decode engine are involved, and the stand
     python THIS_FILE --python /other/env/bin/python --keep-logs logs
 
 Exit code 1 when the defect is there, 0 when the answers are right, 2 when it cannot be told. Nothing is fetched;
-engines listen on loopback only and are ended with this program. Written by kv-acceptance-harness.
+engines listen on loopback only, answer to a random key alone, and are ended with this program. Written by kv-acceptance-harness.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import random
+import secrets
 import signal
 import socket
 import subprocess
@@ -37,6 +38,8 @@ from typing import Any, NoReturn
 CASE: dict[str, Any] = {}  # the case
 
 HOST = "127.0.0.1"
+KEY = secrets.token_urlsafe(32)
+"""What the engines answer to: of this try, in their environment and nowhere else."""
 HOLD_S = 0.25
 """How long an engine is held after requests were sent, so that all of them are queued."""
 
@@ -51,7 +54,9 @@ class CannotTell(Exception):
 class Engine:
     """A vLLM server in a session of its own."""
 
-    def __init__(self, spec: dict[str, Any], python: str, models: dict[str, str], extra: dict[str, str], logs: Path):
+    def __init__(
+        self, spec: dict[str, Any], python: str, models: dict[str, str], extra: dict[str, str], logs: Path, guard: Path
+    ):
         self.role: str = spec["role"]
         self.port, side_channel = free_port(), free_port()
         self.core = core_of(spec.get("slot"))
@@ -62,12 +67,14 @@ class Engine:
             "side_channel": str(side_channel),
             "core": str(self.core) if self.core is not None else "nobind",
             "openmp": str(prefix / "lib" / "libiomp5.so"),
+            "guard": str(guard),
             **models,
         }
         argv = [filled(a, words) for a in spec["argv"]]
         # Inherited, these would change what is tested; --env sets them for one engine.
         env = {k: v for k, v in os.environ.items() if not k.startswith(tuple(CASE["scrubbed"]))}
-        env |= {k: filled(v, words) for k, v in spec["env"].items()}
+        env = {k: v for k, v in env.items() if not k.endswith(("_TOKEN", "_KEY", "_SECRET", "PASSWORD"))}
+        env |= {k: filled(v, words) for k, v in spec["env"].items()} | {"VLLM_API_KEY": KEY}
         if not Path(env.get("LD_PRELOAD", "")).is_file():
             env.pop("LD_PRELOAD", None)
         self.log = logs / f"{self.role}.log"
@@ -98,6 +105,7 @@ class Engine:
         data = json.dumps(body).encode() if body is not None else b"" if post else None
         request = urllib.request.Request(f"http://{HOST}:{self.port}{path}", data=data)
         request.add_header("Content-Type", "application/json")
+        request.add_header("Authorization", f"Bearer {KEY}")
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:
                 return answer.status, answer.read().decode()
@@ -183,11 +191,14 @@ def filled(text: str, words: dict[str, str]) -> str:
     return text
 
 
-def started(options: argparse.Namespace, models: dict[str, str], logs: Path) -> Iterator[Engine]:
+def started(options: argparse.Namespace, models: dict[str, str], logs: Path, guard: Path) -> Iterator[Engine]:
+    guard.mkdir()
+    for name, source in CASE["guard"].items():
+        (guard / f"{name}.py").write_text(source)
     for spec in CASE["engines"]:
         role = spec["role"]
         extra = dict(item.partition(":")[2].split("=", 1) for item in options.env if item.startswith(f"{role}:"))
-        yield Engine(spec, options.python, models, extra, logs)
+        yield Engine(spec, options.python, models, extra, logs, guard)
 
 
 def wait_ready(engines: list[Engine], limit_s: float) -> None:
@@ -470,7 +481,7 @@ def main(argv: list[str] | None = None) -> int:
         logs.mkdir(parents=True, exist_ok=True)
         engines: list[Engine] = []
         try:
-            for engine in started(options, unpacked(Path(scratch), options.model), logs):
+            for engine in started(options, unpacked(Path(scratch), options.model), logs, Path(scratch) / "guard"):
                 engines.append(engine)
             wait_ready(engines, options.limit)
             by_role = {e.role: e for e in engines}

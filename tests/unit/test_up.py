@@ -7,9 +7,11 @@ import re
 import pytest
 
 from harness.engine import router
+from harness.engine.key import ApiKey
 from harness.errors import EnvironmentFault, UsageError
 from harness.up import Proof, prepare_cell
 
+KEY = ApiKey()
 URLS = {"decode": "http://127.0.0.1:1", "prefill": "http://127.0.0.1:2"}
 
 
@@ -20,7 +22,7 @@ def installed(tmp_path, monkeypatch):
 
 
 def test_router_of_a_pair_speaks_nixl_and_never_retries(installed):
-    argv = router.router_command(URLS, 3, 4).argv
+    argv = router.router_command(URLS, 3, 4, KEY).argv
     assert "--vllm-pd-disaggregation" in argv
     assert argv[argv.index("--kv-connector") + 1] == "nixl"
     assert argv[argv.index("--prefill") + 1] == URLS["prefill"]
@@ -30,7 +32,7 @@ def test_router_of_a_pair_speaks_nixl_and_never_retries(installed):
 
 
 def test_router_of_a_single_engine(installed):
-    argv = router.router_command({"single": "http://127.0.0.1:1"}, 3, 4).argv
+    argv = router.router_command({"single": "http://127.0.0.1:1"}, 3, 4, KEY).argv
     assert argv[argv.index("--worker-urls") + 1 :] == ["http://127.0.0.1:1"]
     assert "--vllm-pd-disaggregation" not in argv
 
@@ -38,17 +40,17 @@ def test_router_of_a_single_engine(installed):
 def test_environment_without_the_router_is_refused_in_words(tmp_path, monkeypatch):
     monkeypatch.setattr(router.sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(EnvironmentFault, match=r"expected vllm-router at .* install it with pip install"):
-        router.router_command(URLS, 3, 4)
+        router.router_command(URLS, 3, 4, KEY)
 
 
 def test_router_that_ends_at_once_is_an_error_with_its_log(tmp_path, monkeypatch):
     program = tmp_path / router.PROGRAM
     program.write_text("#!/bin/sh\necho no such flag >&2\nexit 3\n")
     program.chmod(0o755)
-    monkeypatch.setattr(router.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(router, "launcher", lambda: [str(program)])
     with (
         pytest.raises(Exception, match=r"the router .* exit status 3(.|\n)*no such flag"),
-        router.Router(URLS, 3, 4, tmp_path / "router.log"),
+        router.Router(URLS, 3, 4, tmp_path / "router.log", KEY),
     ):
         pass
 

@@ -1,0 +1,158 @@
+"""Keys and tokens, taken out of text before it is written or shown.
+
+Only free text goes through here: errors, quoted log lines, command lines, environments, logs. Ids, numbers and hashes
+of a record never do. What is known to be secret (the keys of this process's engines, the values of variables with
+telling names) is replaced wherever it stands; what looks like a secret is replaced by its form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+MARK = "<redacted>"
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:TOKEN|KEYS?|SECRETS?|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH)(?:_|$)|PASSWORD|APIKEY|SECRET", re.I
+)
+_SHORTEST = 8
+"""A value shorter than that is a word that may stand anywhere."""
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\b(hf|api_org)_[A-Za-z0-9]{16,}", MARK),
+        (r"\bsk-[A-Za-z0-9_-]{16,}", MARK),
+        (r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})", MARK),
+        (r"\bglpat-[A-Za-z0-9_-]{16,}", MARK),
+        (r"\bxox[abprs]-[A-Za-z0-9-]{10,}", MARK),
+        (r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", MARK),
+        (r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}", MARK),
+        (r"(?i)\b(bearer|basic)(\s+)[A-Za-z0-9._~+/=-]{8,}", rf"\1\2{MARK}"),
+        (r"(://)[^/\s:@'\"]*:[^/\s@'\"]+(@)", rf"\1{MARK}\2"),
+        (r"(://)[^/\s:@'\"]{16,}(@)", rf"\1{MARK}\2"),
+        (
+            r"(?i)((?:api[_-]?key|token|secret|password|passwd)[\"']?\s*[=:]\s*[\"']?)(?!<)[A-Za-z0-9._~+/-]{16,}",
+            rf"\1{MARK}",
+        ),
+    )
+)
+_KNOWN: set[str] = set()
+_LOCK = threading.Lock()
+
+
+def remember(secret: str) -> None:
+    """From now on, replace this wherever it stands."""
+    if len(secret) >= _SHORTEST:
+        with _LOCK:
+            _KNOWN.add(secret)
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable's name says that its value is a secret."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment without the variables whose names or values say that they hold a secret."""
+    return {k: v for k, v in env.items() if not looks_secret(k) and text(v) == v}
+
+
+def _known() -> list[str]:
+    """Longest first, so that no rest of a longer one is left."""
+    with _LOCK:
+        known = set(_KNOWN)
+    known |= {v for k, v in os.environ.items() if looks_secret(k) and len(v) >= _SHORTEST and not _harmless(v)}
+    return sorted(known, key=len, reverse=True)
+
+
+def _harmless(value: str) -> bool:
+    """A path or a number, as ``SSH_AUTH_SOCK`` and ``KEY_COUNT`` hold."""
+    return value.startswith("/") or value.isdigit()
+
+
+def text(value: str) -> str:
+    """Free text without secrets."""
+    for secret in _known():
+        value = value.replace(secret, MARK)
+    for pattern, replacement in _PATTERNS:
+        value = pattern.sub(replacement, value)
+    return value
+
+
+def optional(value: str | None) -> str | None:
+    return None if value is None else text(value)
+
+
+def words(values: Iterable[str]) -> tuple[str, ...]:
+    """A command line without secrets. What follows an option with a telling name is one, too."""
+    out: list[str] = []
+    for value in values:
+        previous = out[-1] if out else ""
+        option = previous.startswith("--") and "=" not in previous
+        if option and _named_secret(previous) and not value.startswith("-") and not _harmless(value):
+            out.append(MARK)
+            continue
+        name, equals, given = value.partition("=")
+        if equals and name.startswith("--") and _named_secret(name) and not _harmless(given):
+            value = f"{name}={MARK}"
+        out.append(text(value))
+    return tuple(out)
+
+
+def _named_secret(option: str) -> bool:
+    return looks_secret(option.strip("-").replace("-", "_"))
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a record: names stay, values that are secret go."""
+    return {k: MARK if looks_secret(k) and v and not _harmless(v) else text(v) for k, v in env.items()}
+
+
+def data(value: Any) -> Any:
+    """A JSON value with every text in it redacted; names and numbers stay."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, dict):
+        return {k: data(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(data(v) for v in value)
+    return value
+
+
+def file(path: Path) -> bool:
+    """Rewrite a text file without secrets, line by line, in one step; returns whether anything was replaced. For logs
+    of engines that have ended. Does nothing for links and for files that are not there; raises OSError when the disk
+    does not take it, and the file is as it was then."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    changed = False
+    try:
+        # Bytes that are no UTF-8 come out as they went in.
+        with (
+            path.open(encoding="utf-8", errors="surrogateescape", newline="") as source,
+            os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as target,
+        ):
+            for line in source:
+                clean = text(line)
+                changed = changed or clean != line
+                target.write(clean)
+        if changed:
+            shutil.copymode(path, name)
+            Path(name).replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            Path(name).unlink()
+    return changed
+
+
+def logs(folder: Path) -> int:
+    """Every log of a run folder, those of its parts and tries included; returns how many were changed. For runs whose
+    harness was killed before it could do so. Raises OSError."""
+    return sum(file(path) for path in sorted(folder.rglob("*.log")))

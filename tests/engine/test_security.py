@@ -1,0 +1,81 @@
+"""Real engines answer to the run's key alone, listen on loopback, and leave no key behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from harness.config import load_profile
+from harness.engine.environment import inspect_environment
+from harness.engine.router import Router
+from harness.engine.ports import free_ports
+from harness.engine.topology import EngineGroupSession
+from harness.matrix import make_plan, select_cells
+
+pytestmark = pytest.mark.engine
+
+GUARDED = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/metrics", "/server_info", "/docs")
+ACTING = ("/v1/completions", "/pause", "/resume", "/reset_prefix_cache", "/sleep")
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def refuses(url: str, path: str, headers: dict[str, str]) -> None:
+    assert httpx.get(f"{url}{path}", headers=headers, timeout=10).status_code == 401, path
+    assert httpx.options(f"{url}{path}", headers=headers, timeout=10).status_code == 401, path
+    body = {"model": "target", "prompt": [1, 2, 3], "max_tokens": 1}
+    assert httpx.post(f"{url}{path}", headers=headers, json=body, timeout=10).status_code == 401, path
+
+
+def holding(folder: Path, secret: str) -> list[Path]:
+    return [p for p in folder.rglob("*") if p.is_file() and secret.encode() in p.read_bytes()]
+
+
+def test_engine_and_router_answer_to_the_key_alone(tmp_path):
+    import sys
+
+    profile = load_profile("cpu")
+    (group,) = make_plan(profile, select_cells(profile, ["single-none"])).groups
+    with EngineGroupSession(group, profile, inspect_environment(sys.executable), tmp_path / "logs") as session:
+        key, url = session.key, session.url("single")
+        assert httpx.get(f"{url}/health", timeout=10).status_code == 200
+        strangers = [{}, {"Authorization": "Bearer "}, {"Authorization": "Bearer wrong"}, {"Authorization": key.value}]
+        for headers in strangers:
+            for path in {*GUARDED, *ACTING}:
+                refuses(url, path, headers)
+        for path in ("/v1/models", "/metrics", "/server_info"):
+            assert httpx.get(f"{url}{path}", headers=key.headers, timeout=30).status_code == 200, path
+
+        (engine,) = session._processes.values()
+        pids = tree(engine.pid)
+        with Router({"single": url}, *free_ports(2), tmp_path / "logs" / "router.log", key) as router:
+            for headers in strangers:
+                for path in ("/v1/models", "/v1/completions", "/workers", "/flush_cache"):
+                    status = httpx.post(f"{router.url}{path}", headers=headers, json={}, timeout=10).status_code
+                    assert status == 401, path
+            body = {"model": "target", "prompt": [1, 2, 3], "max_tokens": 2}
+            answer = httpx.post(f"{router.url}/v1/completions", headers=key.headers, json=body, timeout=60)
+            assert answer.status_code == 200, answer.text
+            pids += tree(router.pid)
+
+            said = [" ".join(p.cmdline()) for p in psutil.process_iter() if key.value in " ".join(p.cmdline())]
+            assert said == []
+            assert any(key.value in "".join(p.environ().values()) for p in pids)
+            inherited = {name for p in pids for name in p.environ()}
+            assert "HF_TOKEN" not in inherited
+            listening = {
+                c.laddr.ip for p in pids for c in p.net_connections(kind="inet") if c.status == psutil.CONN_LISTEN
+            }
+            print("listening on", {(p.name(), *c.laddr) for p in pids for c in p.net_connections("inet") if c.status == "LISTEN"})
+            assert listening == {"127.0.0.1"}
+        records = session.records()
+    assert records[0].env["VLLM_API_KEY"] == "<redacted>"
+    assert holding(tmp_path, key.value) == []
+    assert os.environ.get("VLLM_API_KEY") is None
