@@ -20,6 +20,8 @@ Messages say what was expected, what was found, and what to do.
 
 from __future__ import annotations
 
+from harness import redact
+
 EXIT_PASS = 0
 EXIT_REGRESSION = 1
 EXIT_UNKNOWN = 2
@@ -27,7 +29,11 @@ EXIT_USAGE = 64
 
 
 class HarnessError(Exception):
-    """Base of all expected failures."""
+    """Base of all expected failures. Messages quote logs, answers and commands, and end up on terminals and in records:
+    secrets are taken out where they are made."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redact.text(a) if isinstance(a, str) else a for a in args))
 
     exit_code = EXIT_UNKNOWN
 

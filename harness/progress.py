@@ -10,6 +10,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from harness import redact
+
 
 class Reporter:
     """Progress over the expected seconds of the plan, corrected as cells finish."""
@@ -47,7 +49,7 @@ class Reporter:
     def line(self, text: str) -> None:
         """A line that stays."""
         stamp = f"[{time.monotonic() - self._begun:6.1f} s] "
-        self._console.print(stamp + text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(stamp + redact.text(text), highlight=False, markup=False, soft_wrap=True)
 
     def step(self, text: str, seconds: float) -> None:
         """Advance by ``seconds`` of the plan's expected time; shown on a terminal only."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import __version__, clock, provenance
+from harness import __version__, clock, provenance, redact
 from harness.baseline.build import identity_of
 from harness.config import Profile
 from harness.engine.environment import WITHOUT, EngineEnvironment
@@ -60,6 +60,24 @@ def _identities(
     return out
 
 
+def _described(profile: Profile, source: str) -> dict[str, Any]:
+    """The profile as it was used; what its author wrote freely may hold anything."""
+    raw = profile.model_dump(mode="json")
+    return {**raw, "description": redact.text(raw["description"]), "source": source}
+
+
+def _clean(observation: Observation) -> Observation:
+    """The observation without secrets in what engines and errors say freely; tokens, ids and figures are as they
+    came."""
+    legs = tuple(
+        leg.model_copy(update={"kv_transfer_params": redact.data(leg.kv_transfer_params)})
+        if leg.kv_transfer_params is not None
+        else leg
+        for leg in observation.legs
+    )
+    return observation.model_copy(update={"legs": legs, "error": redact.optional(observation.error)})
+
+
 class Recorder:
     """The record of one run while it grows. Groups of engines that run at the same time share it."""
 
@@ -91,10 +109,10 @@ class Recorder:
             harness_version=__version__,
             started=provenance.now(),
             finished=None,
-            command=tuple(command if command is not None else sys.argv),
+            command=redact.words(command if command is not None else sys.argv),
             git_commit=commit,
             git_dirty=dirty,
-            profile={**profile.model_dump(mode="json"), "source": source},
+            profile=_described(profile, source),
             prompts_sha256=next(iter(prompts.values())).sha256,
             hardware=provenance.hardware(),
             versions=provenance.versions(environment),
@@ -122,6 +140,7 @@ class Recorder:
         write_run(folder, self.record)
 
     def append(self, observation: Observation) -> None:
+        observation = _clean(observation)
         with self._lock:
             self._writer.append(observation)
             self.outputs.add(observation)
@@ -139,6 +158,8 @@ class Recorder:
         return next(c for c in self.record.cells if c.cell == cell_id)
 
     def set_cell(self, cell_id: str, **changes: Any) -> None:
+        if isinstance(changes.get("reason"), str):
+            changes["reason"] = redact.text(changes["reason"])
         with self._lock:
             cells = tuple(c.model_copy(update=changes) if c.cell == cell_id else c for c in self.record.cells)
             self._update(cells=cells)

@@ -99,7 +99,8 @@ def bring_up(
             proof = _prove(session, router.url, prompt, prepared)
             body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "…"}], "max_tokens": 32}
             said = shlex.quote(json.dumps(body, ensure_ascii=False))
-            example = f"curl -s {router.url}/v1/chat/completions {key.curl} -H 'Content-Type: application/json' -d {said}"
+            json_type = "-H 'Content-Type: application/json'"
+            example = f"curl -s {router.url}/v1/chat/completions {key.curl} {json_type} -d {said}"
             serve(Address(router.url, dict(urls), proof, example, key.use))
 
 

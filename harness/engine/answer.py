@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from typing import Any
 
 from harness.engine.command import MODEL_NAME
@@ -10,6 +12,10 @@ from harness.history import Leg
 
 _LARGEST_ID = 2**31 - 1
 """Vocabularies have up to some 260,000 entries, and engines keep ids in 32 bits."""
+
+_REASON = re.compile(r"[a-z_]{1,32}")
+_MOST_PARAMETERS = 2**20
+"""Characters of a hand-off's parameters as JSON. Block ids of a prompt of a million tokens need half of it."""
 
 
 def token_ids(value: Any) -> tuple[int, ...] | None:
@@ -28,6 +34,26 @@ def finite(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{number} where a log-prob was expected")
     return number
+
+
+def finish_reason(value: Any) -> str | None:
+    """A word, as every reason of vLLM is ("stop", "length", "abort", "error", "repetition"). Raises ValueError."""
+    if value is not None and not (isinstance(value, str) and _REASON.fullmatch(value)):
+        raise ValueError(f"a finish_reason that is no word: {str(value)[:60]!r}")
+    return value
+
+
+def handed_over(value: Any) -> dict[str, Any] | None:
+    """What P says to D: of any content, which D gets as it is, but not of any size, since each is recorded. Raises
+    ValueError."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError(f"kv_transfer_params that are no object: {str(value)[:60]!r}")
+    size = len(json.dumps(value))
+    if size > _MOST_PARAMETERS:
+        raise ValueError(f"kv_transfer_params of {size:,} characters, more than {_MOST_PARAMETERS:,}")
+    return value
 
 
 def require_model(body: dict[str, Any]) -> None:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
-from harness.engine.answer import finite, recordable, require_model, token_ids
+from harness import redact
+from harness.engine.answer import finite, finish_reason, handed_over, recordable, require_model, token_ids
 from harness.engine.command import MODEL_NAME, Role
 from harness.engine.counters import delta, parse_counters, parse_kv_blocks
 from harness.engine.key import ApiKey
@@ -181,12 +182,12 @@ def parse_completion(
     if status != 200:
         raise HandoffError(
             f"{role} engine: expected status 200 for request {request_id}, found {status}: "
-            f"{' '.join(text.split())[:300]}"
+            f"{' '.join(redact.text(text).split())[:300]}"
         )
     try:
         body = httpx.Response(200, text=text).json()
         if "error" in body:
-            raise ValueError(f"an error body: {str(body['error'])[:200]}")
+            raise ValueError(f"an error body: {redact.text(str(body['error']))[:200]}")
         require_model(body)
         (choice,) = body["choices"]
         logprobs = choice.get("logprobs") or {}
@@ -196,13 +197,13 @@ def parse_completion(
             status=status,
             echoed_ids=token_ids(choice.get("prompt_token_ids")),
             output_ids=token_ids(choice.get("token_ids")),
-            finish_reason=choice.get("finish_reason"),
+            finish_reason=finish_reason(choice.get("finish_reason")),
             usage_prompt_tokens=(body.get("usage") or {}).get("prompt_tokens"),
             usage_completion_tokens=(body.get("usage") or {}).get("completion_tokens"),
             chosen_logprobs=_floats(logprobs.get("token_logprobs")),
             top_gaps=_gaps(logprobs.get("top_logprobs")),
             speculation=_speculation((body.get("metrics") or {}).get("speculative_decoding")),
-            kv_transfer_params=body.get("kv_transfer_params"),
+            kv_transfer_params=handed_over(body.get("kv_transfer_params")),
             rescored=None if rescore_from is None else _rescored(choice, rescore_from),
             seconds=seconds,
         )
@@ -210,7 +211,7 @@ def parse_completion(
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise HandoffError(
             f"{role} engine: expected a completion with one choice for request {request_id}, found "
-            f"{' '.join(str(error).split())[:200]} in {' '.join(text.split())[:200]!r}"
+            f"{' '.join(redact.text(str(error)).split())[:200]} in {' '.join(redact.text(text).split())[:200]!r}"
         ) from error
 
 

@@ -91,8 +91,8 @@ def build_command(
 ) -> EngineCommand:
     """Assemble the server command. ``devices`` are the numbers of the cores, or the ids of the GPUs, that the engine
     gets, one for each tensor-parallel rank; none leaves the choice to vLLM. ``host`` is the address that it listens on;
-    ``arming`` is the environment of a mutant, when one is put in. Without a ``key`` whoever starts the engine has to add
-    one: its guard lets it not start otherwise."""
+    ``arming`` is the environment of a mutant, when one is put in. Without a ``key`` whoever starts the engine has to
+    add one, because its guard does not let it start without."""
     engine = profile.engine
     argv = [environment.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--host", host, "--port", str(port)]

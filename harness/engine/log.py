@@ -6,6 +6,8 @@ import re
 import signal
 from pathlib import Path
 
+from harness import redact
+
 LOG_TAIL_LINES = 8
 # A traceback's last line, behind vLLM's prefix of process and place. EngineDeadError only repeats that there was one.
 _EXCEPTION = re.compile(
@@ -33,12 +35,14 @@ class EngineLog:
         What a client sees of it is "EngineCore encountered an issue"; the reason stands hundreds of lines earlier.
         """
         found = _EXCEPTION.search(self.log_text())
-        return f" (it logged: {found.group(1)[:300]})" if found else ""
+        return f" (it logged: {redact.text(found.group(1))[:300]})" if found else ""
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """Last lines of the log; of a traceback, the lines that name the error."""
         kept = [line.rstrip() for line in self.log_text().splitlines() if line.strip()]
-        return "\n".join(f"    | {line[:300]}" for line in kept[-lines:]) or "    | (no log, or an empty one)"
+        return (
+            "\n".join(f"    | {redact.text(line)[:300]}" for line in kept[-lines:]) or "    | (no log, or an empty one)"
+        )
 
     def obituary(self, name: str, code: int) -> str:
         """Sentence about a server that ended by itself; ``code`` is negative for a signal."""

@@ -6,6 +6,7 @@ it answers to the run's key alone (``guard/guarded_router.py``).
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import sysconfig
 import time
@@ -87,10 +88,6 @@ class Router:
         return f"http://{LOOPBACK}:{self._command.port}"
 
     @property
-    def log_path(self) -> Path:
-        return self._log
-
-    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
@@ -108,6 +105,8 @@ class Router:
         if self._process is not None:
             self.left = self._process.stop(5.0)
             self._process = None
+            with contextlib.suppress(OSError):
+                redact.file(self._log)
 
     def require_alive(self) -> None:
         """Raise EngineDiedError when the router is gone."""

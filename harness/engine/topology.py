@@ -301,7 +301,7 @@ class EngineGroupSession:
         """End the engines. They are told at the same time; one that ignores TERM is killed after the grace time."""
         for client in (*self._clients.values(), *self._exchange.routers.values()):
             client.close()
-        logs = [r.log_path for r in self._routers] + [p.log_path for p in self._processes.values()]
+        logs = [p.log_path for p in self._processes.values()]
         for router in self._routers:
             router.__exit__()
             self._say_left(router.left)

@@ -6,7 +6,8 @@ Needs vLLM, NIXL where a prefill and a decode engine are involved, and the stand
     python THIS_FILE --python /other/env/bin/python --keep-logs logs
 
 Exit code 1 when the defect is there, 0 when the answers are right, 2 when it cannot be told. Nothing is fetched;
-engines listen on loopback only, answer to a random key alone, and are ended with this program. Written by kv-acceptance-harness.
+engines listen on loopback only, answer to a random key alone, and are ended with this program. Written by
+kv-acceptance-harness.
 """
 
 from __future__ import annotations
@@ -489,7 +490,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{len(engines)} engines ready after {time.monotonic() - begun:.0f} s", flush=True)
             return outcome(by_role)
         except (CannotTell, OSError) as error:
-            print(f"cannot tell: {error}")
+            print(f"cannot tell: {error}".replace(KEY, "<redacted>"))
             return 2
         except KeyboardInterrupt:
             print("cannot tell: interrupted")

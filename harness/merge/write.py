@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness import __version__
+from harness import __version__, redact
 from harness.history import (
     SCHEMA,
     SECOND,
@@ -100,7 +100,7 @@ def _run_record(
         harness_version=__version__,
         started=min(r.started for r in runs),
         finished=max(ends, default=None),
-        command=tuple(sys.argv),
+        command=redact.words(sys.argv),
         git_commit=next((r.git_commit for r in runs if r.git_commit), None),
         git_dirty=next((r.git_dirty for r in runs if r.git_dirty), first.git_dirty),
         profile={**night.profile.model_dump(mode="json"), "source": night.source},
@@ -125,7 +125,7 @@ def _part(part: Loaded, number: int, chosen: Mapping[str, int]) -> Part:
         run_id=run.run_id,
         started=run.started,
         finished=run.finished,
-        command=run.command,
+        command=redact.words(run.command),
         git_commit=run.git_commit,
         git_dirty=run.git_dirty,
         hardware=run.hardware,

@@ -7,6 +7,7 @@ policy lets only the two scripts run that are known by their hashes.
 from __future__ import annotations
 
 import base64
+import glob
 import hashlib
 import json
 import re
@@ -20,6 +21,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from harness import redact
 from harness.config import REPOSITORY
 from harness.findings import Finding, Verdict
 from harness.history import COLD, Observation
@@ -122,9 +124,12 @@ def _tails(summary: RunSummary) -> dict[str, dict[str, str]]:
         record = summary.history.cell(cell)
         if verdict is not Verdict.UNKNOWN or record is None:
             continue
-        for path in sorted((summary.history.folder / "logs").glob(f"{record.group}.*.log")):
+        for path in sorted((summary.history.folder / "logs").glob(f"{glob.escape(record.group)}.*.log")):
+            if path.is_symlink():
+                # Of a run from elsewhere it could lead anywhere.
+                continue
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
-            out.setdefault(cell, {})[path.name] = "\n".join(line[:400] for line in lines)
+            out.setdefault(cell, {})[path.name] = "\n".join(redact.text(line)[:400] for line in lines)
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import httpx
@@ -11,8 +12,8 @@ import pytest
 
 from harness.config import load_profile
 from harness.engine.environment import inspect_environment
-from harness.engine.router import Router
 from harness.engine.ports import free_ports
+from harness.engine.router import Router
 from harness.engine.topology import EngineGroupSession
 from harness.matrix import make_plan, select_cells
 
@@ -39,8 +40,6 @@ def holding(folder: Path, secret: str) -> list[Path]:
 
 
 def test_engine_and_router_answer_to_the_key_alone(tmp_path):
-    import sys
-
     profile = load_profile("cpu")
     (group,) = make_plan(profile, select_cells(profile, ["single-none"])).groups
     with EngineGroupSession(group, profile, inspect_environment(sys.executable), tmp_path / "logs") as session:
@@ -73,7 +72,6 @@ def test_engine_and_router_answer_to_the_key_alone(tmp_path):
             listening = {
                 c.laddr.ip for p in pids for c in p.net_connections(kind="inet") if c.status == psutil.CONN_LISTEN
             }
-            print("listening on", {(p.name(), *c.laddr) for p in pids for c in p.net_connections("inet") if c.status == "LISTEN"})
             assert listening == {"127.0.0.1"}
         records = session.records()
     assert records[0].env["VLLM_API_KEY"] == "<redacted>"

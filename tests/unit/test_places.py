@@ -159,7 +159,12 @@ class FarPlace:
     def start(self, command: EngineCommand, log_path: Path) -> SimpleNamespace:
         self.started.append(command)
         return SimpleNamespace(
-            command=command, url=f"http://{command.host}:{command.port}", pid=41, started=0.0, stop=lambda _: None
+            command=command,
+            url=f"http://{command.host}:{command.port}",
+            pid=41,
+            started=0.0,
+            log_path=log_path,
+            stop=lambda _: None,
         )
 
 

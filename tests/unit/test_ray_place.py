@@ -151,7 +151,7 @@ def test_engine_gets_nothing_of_the_worker(monkeypatch):
     env = engine_environment({"CUDA_VISIBLE_DEVICES": "3"})
     assert not [k for k in env if k.startswith(("RAY_", "OMP_"))]
     assert (env["PYTHONPATH"], env["KEPT"], env["CUDA_VISIBLE_DEVICES"]) == ("/theirs", "yes", "3")
-    assert engine_environment({"PYTHONPATH": "/armed"})["PYTHONPATH"] == "/armed"
+    assert engine_environment({"PYTHONPATH": "/armed"})["PYTHONPATH"] == "/armed:/theirs"
 
 
 def test_no_core_is_given_twice(tmp_path):

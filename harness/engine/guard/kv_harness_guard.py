@@ -40,9 +40,7 @@ class KeyGuard:
         if len(given) != 1:
             return False
         scheme, _, key = given[0].partition(b" ")
-        return bool(
-            scheme.lower() == b"bearer" and secrets.compare_digest(hashlib.sha256(key).digest(), self._wanted)
-        )
+        return bool(scheme.lower() == b"bearer" and secrets.compare_digest(hashlib.sha256(key).digest(), self._wanted))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
