@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness import redact
 from harness.config import NoSpeculation, Profile
 from harness.engine.arming import Arming
 from harness.engine.environment import EngineEnvironment
@@ -203,7 +204,7 @@ class Runner:
             if self._ending:
                 return
             log = recorder.folder / "logs" / f"{group.id}.harness.log"
-            write_atomic(log, traceback.format_exc())
+            write_atomic(log, redact.text(traceback.format_exc()))
             self._failed(group, f"the harness itself failed: {type(error).__name__}: {error}; see {log}")
 
     def _failed(self, group: EngineGroup, reason: str) -> None:

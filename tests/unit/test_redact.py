@@ -1,0 +1,246 @@
+"""Planted secrets: none of them in anything that is written, shown or handed on."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pandas
+import pytest
+
+import harness.operations
+import harness.runner
+from harness import redact
+from harness.engine.client import parse_completion
+from harness.engine.key import ApiKey
+from harness.engine.log import EngineLog
+from harness.errors import EngineDiedError, EngineStartError, HandoffError
+from harness.history import load_history
+from harness.merge import Wanted, merge
+from harness.operations import execute, judge_and_report, prepare
+from harness.progress import Reporter
+from tests.unit.builders import changed_profile, engine, observation
+from tests.unit.test_key import ENVIRONMENT
+
+PATTERNED = {
+    "hub": "hf_AbCdEfGhIjKlMnOpQrStUvWx",
+    "sk": "sk-proj-abcdefghijklmnop1234",
+    "github": "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
+    "aws": "AKIAIOSFODNN7EXAMPLE",
+    "gitlab": "glpat-abcdefghijklmnop1234",
+    "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N",
+}
+
+
+@pytest.mark.parametrize("secret", PATTERNED.values(), ids=PATTERNED)
+@pytest.mark.parametrize("around", ["{}", "Error: '{}'", "https://hub/{}?x=1", '{{"a": "{}"}}', "x={} y"])
+def test_what_looks_like_a_secret_is_taken_out(secret, around):
+    assert secret not in redact.text(around.format(secret))
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("Authorization: Bearer abcdef123456", "Authorization: Bearer"),
+        ("authorization: basic dXNlcjpwYXNzd29yZA==", "authorization: basic"),
+        ("https://me:geheim77@example.org/simple", "https://<redacted>@example.org/simple"),
+        ("https://geheim-and-long-token@example.org", "@example.org"),
+        ("api_key=geheimgeheimgeheim", "api_key="),
+        ('"token": "geheimgeheimgeheim"', '"token": "'),
+    ],
+)
+def test_secrets_by_their_place_are_taken_out_and_the_rest_stays(text, kept):
+    clean = redact.text(text)
+    assert kept in clean
+    assert not any(s in clean for s in ("geheim", "abcdef123456", "dXNlcjpwYXNzd29yZA"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "expected 32 tokens=192, found 31",
+        "sha256:0f343b0931126a20f133d67c2b018a3b0f343b0931126a20f133d67c2b018a3b",
+        "http://127.0.0.1:21103/v1/completions",
+        "request 4bf92f3577b34da6a3ce929d0e0e4736",
+        "pd-eagle3/tokens-baseline/copy-096-19",
+        "--max-num-batched-tokens 192 --tokenizer /models/target",
+        "{'VLLM_CPU_OMP_THREADS_BIND': '0'}",
+        "user@example.org wrote",
+    ],
+)
+def test_ids_numbers_hashes_and_addresses_stay(text):
+    assert redact.text(text) == text
+
+
+def test_values_of_variables_with_telling_names_are_known(monkeypatch):
+    monkeypatch.setenv("SOME_PASSWORD", "correct horse battery")
+    monkeypatch.setenv("SHORT_TOKEN", "abc")
+    monkeypatch.setenv("KEY_FILE_KEY", "/etc/key")
+    monkeypatch.setenv("ORDINARY", "ordinary value")
+    assert redact.text("<correct horse battery> abc /etc/key ordinary value") == (
+        "<<redacted>> abc /etc/key ordinary value"
+    )
+
+
+def test_command_lines_lose_secrets_and_keep_the_rest():
+    argv = [
+        "harness",
+        "run",
+        "--api-key",
+        "geheim",
+        "--token=geheim",
+        "--max-num-batched-tokens",
+        "192",
+        "--cell",
+        "pd-*",
+    ]
+    assert redact.words(argv) == (
+        *("harness", "run", "--api-key", redact.MARK, f"--token={redact.MARK}"),
+        *("--max-num-batched-tokens", "192", "--cell", "pd-*"),
+    )
+
+
+def test_environments_keep_names():
+    env = {"VLLM_API_KEY": "geheimnis", "OMP_NUM_THREADS": "1", "URL": "http://a:b@c"}
+    assert redact.environment(env) == {
+        "VLLM_API_KEY": redact.MARK,
+        "OMP_NUM_THREADS": "1",
+        "URL": f"http://{redact.MARK}@c",
+    }
+
+
+def test_parameters_of_a_hand_off_keep_their_shape():
+    given = {"remote_block_ids": [[1, 2]], "remote_host": "127.0.0.1", "note": f"token {PATTERNED['hub']}", "n": None}
+    assert redact.data(given) == {**given, "note": f"token {redact.MARK}"}
+
+
+# --- where things are made -------------------------------------------------------------------------------------------
+
+
+def test_errors_are_made_without_secrets():
+    key = ApiKey()
+    assert key.value not in str(EngineStartError(f"found {key.value} in it"))
+
+
+def test_answers_that_echo_the_header_are_quoted_without_it():
+    key = ApiKey()
+    # Cut in the middle of the key, half of it would be left.
+    for filling in range(0, 300, 7):
+        for status, body in ((500, "x" * filling + key.headers["Authorization"]), (200, f'{{"error": "{key.value}"}}')):
+            with pytest.raises(HandoffError) as caught:
+                parse_completion("decode", "r", status, body, 0.1)
+            assert key.value[:12] not in str(caught.value)
+
+
+@pytest.mark.parametrize("reason", ["Stop!", "x" * 33, 3, ["stop"], "<script>", ""])
+def test_finish_reasons_are_words(reason):
+    body = {"choices": [{"token_ids": [1], "finish_reason": reason}]}
+    with pytest.raises(HandoffError, match="finish_reason"):
+        parse_completion("decode", "r", 200, json.dumps(body), 0.1)
+
+
+@pytest.mark.parametrize("parameters", [[1], "x", {"a": "b" * 2**20}])
+def test_parameters_of_a_hand_off_are_bounded(parameters):
+    body = {"choices": [{"token_ids": [1]}], "kv_transfer_params": parameters}
+    with pytest.raises(HandoffError, match="kv_transfer_params"):
+        parse_completion("prefill", "r", 200, json.dumps(body), 0.1)
+
+
+def test_logs_are_quoted_and_rewritten_without_secrets(tmp_path):
+    key = ApiKey()
+    path = tmp_path / "logs" / "pd-none.decode.log"
+    path.parent.mkdir()
+    before = b"first line\nValueError: Bearer " + key.value.encode() + b"\n\xff\xfe no UTF-8\r\nlast, without a newline"
+    path.write_bytes(before)
+    log = EngineLog(path)
+    assert key.value not in log.log_tail() + log.root_error() + log.obituary("decode engine", 1)
+    assert redact.logs(tmp_path) == 1
+    assert path.read_bytes() == before.replace(key.value.encode(), b"<redacted>")
+    assert redact.logs(tmp_path) == 0
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_logs_that_are_links_are_left_alone(tmp_path):
+    (tmp_path / "theirs").write_text(PATTERNED["hub"])
+    (tmp_path / "x.log").symlink_to(tmp_path / "theirs")
+    assert redact.logs(tmp_path) == 0
+    assert (tmp_path / "theirs").read_text() == PATTERNED["hub"]
+
+
+# --- a whole run -----------------------------------------------------------------------------------------------------
+
+
+class FakeLeakySession:
+    """Stands for engines that say their secrets wherever they can; no process is started."""
+
+    def __init__(self, group, profile, environment, log_folder, *_, **__) -> None:
+        self.group, self.key, self.log = group, ApiKey(), log_folder / f"{group.id}.decode.log"
+        self.ready_seconds, self.ended = 0.0, False
+
+    def __enter__(self):
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.write_text(f"{self.key.headers} and {PATTERNED['hub']} and {PLANTED}\n")
+        return self
+
+    def __exit__(self, *_) -> None:
+        redact.logs(self.log.parent)
+
+    def stop(self) -> None:
+        self.__exit__()
+
+    end_engines = stop
+
+    def switch(self, *_) -> None:
+        pass
+
+    def records(self):
+        env = {**self.key.environment, "HF_TOKEN": PLANTED, "URL": f"https://me:{PLANTED}@example.org"}
+        made = engine(self.group.id, "decode")
+        return [made.model_copy(update={"env": redact.environment(env), "argv": redact.words(["--key", PLANTED])})]
+
+
+PLANTED = "planted-in-the-environment"
+
+
+def leaky_cell(session, work, recorder, _reporter):
+    """Stands for sending a cell's requests; the answers echo the header."""
+    said = session.key.headers["Authorization"]
+    made = observation(work.cell.id, error=f"found {said}, {PLANTED}")
+    legs = tuple(leg.model_copy(update={"kv_transfer_params": {"note": said, "n": 3}}) for leg in made.legs)
+    recorder.append(made.model_copy(update={"legs": legs}))
+    recorder.set_cell(work.cell.id, state="failed", reason=f"said {said} and {PATTERNED['github']}")
+    raise EngineDiedError(f"{EngineLog(session.log).log_tail()} {said} https://a:{PLANTED}@b {PLANTED}")
+
+
+def test_planted_secrets_are_in_no_file_of_a_run_nor_in_what_is_made_of_it(tmp_path, monkeypatch, capsys):
+    keys: list[str] = []
+    remember = redact.remember
+    monkeypatch.setattr(redact, "remember", lambda secret: (keys.append(secret), remember(secret)))
+    monkeypatch.setattr(harness.runner, "EngineGroupSession", FakeLeakySession)
+    monkeypatch.setattr(harness.runner, "run_cell", leaky_cell)
+    monkeypatch.setattr(harness.runner, "rescore", lambda *_: None)
+    monkeypatch.setattr(harness.operations, "inspect_environment", lambda _: ENVIRONMENT)
+    monkeypatch.setattr(harness.operations, "need_nixl", lambda _: None)
+    monkeypatch.setenv("HF_TOKEN", PLANTED)
+    monkeypatch.setattr(sys, "argv", ["harness", "run", "--ray-address", f"http://me:{PLANTED}@head", PATTERNED["sk"]])
+    profile = changed_profile(tmp_path, lambda r: r.update(description=f"with {PATTERNED['aws']} and {PLANTED}"))
+    prepared = prepare(profile, ["pd-none", "single-none"], ["cold"])
+    with Reporter(1.0) as reporter:
+        folder = execute(prepared, tmp_path / "out", None, reporter).folder
+    merge([folder], tmp_path / "merged", Wanted(keep_going=True))
+    judge_and_report(load_history(tmp_path / "merged"))
+    assert {"run.json", "observations.jsonl", "report.html", "junit.xml", "summary.md", "judgement.json"} <= {
+        p.name for p in folder.iterdir()
+    }
+    assert keys
+    secrets = {PLANTED, *PATTERNED.values(), *keys}
+    for path in [p for where in ("out", "merged") for p in (tmp_path / where).rglob("*") if p.is_file()]:
+        data = path.read_bytes().decode("utf-8", errors="replace")
+        assert not [s for s in secrets if s in data], path
+    (parquet,) = folder.glob("*.parquet")
+    assert not [s for s in secrets if s in str(pandas.read_parquet(parquet).to_dict())]
+    said = capsys.readouterr()
+    assert not [s for s in secrets if s in said.out + said.err]
+    # What was not secret is still there.
+    assert '"n":3' in (folder / "observations.jsonl").read_text()
+    assert redact.MARK in (folder / "run.json").read_text()
