@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 
 from harness import redact
-from harness.engine.answer import finite, finish_reason, handed_over, recordable, require_model, token_ids
+from harness.engine.answer import finish_reason, finite, handed_over, recordable, require_model, token_ids
 from harness.engine.command import MODEL_NAME, Role
 from harness.engine.counters import delta, parse_counters, parse_kv_blocks
 from harness.engine.key import ApiKey
