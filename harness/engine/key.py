@@ -69,7 +69,8 @@ def require_guarded(url: str, name: str, timeout_s: float = 10.0) -> None:
     """Ask a server that is ready, without a key. Raises EngineStartError when it answers instead of refusing."""
     for path in PROBED:
         try:
-            # Without what ~/.netrc or a proxy would add; /pause would act on a POST; a GET of it is refused by the guard, and by an open server with 405.
+            # Without what ~/.netrc or a proxy would add. A POST to /pause would act; a GET is refused by the guard, and
+            # by an open server with 405.
             status = httpx.get(f"{url}{path}", timeout=timeout_s, trust_env=False).status_code
         except httpx.HTTPError as error:
             raise EngineStartError(

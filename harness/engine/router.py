@@ -133,7 +133,8 @@ class Router:
         while True:
             self._process.require_alive()
             try:
-                if httpx.get(f"{self.url}/v1/models", headers=self._key.headers, timeout=5, trust_env=False).status_code == 200:
+                models = f"{self.url}/v1/models"
+                if httpx.get(models, headers=self._key.headers, timeout=5, trust_env=False).status_code == 200:
                     require_guarded(self.url, f"the {self._command.name}")
                     self.ready_seconds = time.monotonic() - self._process.started
                     return
