@@ -16,8 +16,8 @@ import os
 URLS_VARIABLE = "KV_HARNESS_ROUTER_CHECK"
 
 if __name__ == "__main__":
-    import vllm_router.router as router  # type: ignore[import-not-found]
-    from vllm_router.launch_router import main  # type: ignore[import-not-found]
+    import vllm_router.router as router
+    from vllm_router.launch_router import main
 
     # A router without this argument fails here instead of serving unguarded.
     router._Router = functools.partial(router._Router, api_key_validation_urls=[os.environ[URLS_VARIABLE]])
