@@ -1,6 +1,12 @@
 """``python -m harness``."""
 
-from harness.cli import main
+import sys
+
+try:
+    from harness.cli import main
+except KeyboardInterrupt:
+    print("harness: interrupted; verdict UNKNOWN", file=sys.stderr)
+    sys.exit(2)
 
 if __name__ == "__main__":
     main()

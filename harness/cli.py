@@ -800,8 +800,20 @@ def probe_measure(
     typer.echo(json.dumps(write_quality(load_history(run_dir), out or WEIGHTS / "quality.json"), indent=2))
 
 
+_TYPER_INTERRUPTED = 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
+
+
+def _interrupted() -> NoReturn:
+    # Another signal must not turn the end into a traceback.
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    print("harness: interrupted; verdict UNKNOWN", file=sys.stderr)
+    sys.exit(EXIT_UNKNOWN)
 
 
 def main() -> None:
@@ -810,7 +822,7 @@ def main() -> None:
     typer.BadParameter.__bases__[0].exit_code = EXIT_USAGE  # type: ignore[attr-defined]
     # TERM ends a run as Ctrl-C does; a shell may have started us with INT ignored.
     # A closed terminal must not leave engines behind either.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         signal.signal(number, _interrupt)
     try:
         app()
@@ -818,8 +830,12 @@ def main() -> None:
         print(f"harness: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        print("harness: interrupted; verdict UNKNOWN", file=sys.stderr)
-        sys.exit(EXIT_UNKNOWN)
+        _interrupted()
+    except SystemExit as end:
+        # typer turns an interrupt into this code without a word.
+        if end.code == _TYPER_INTERRUPTED:
+            _interrupted()
+        raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_UNKNOWN)

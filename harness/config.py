@@ -175,6 +175,10 @@ class Timeouts(Strict):
     request: float = Field(default=90.0, gt=0)
     handshake_attempts: int = Field(default=5, ge=1)
     stop: float = Field(default=15.0, gt=0)
+    cell: float | None = Field(default=None, gt=0, le=2_592_000)
+    """For all requests of one cell. None: ten times what is expected, 600 s at least (``harness.limits``)."""
+    run: float | None = Field(default=None, gt=0, le=2_592_000)
+    """For all groups of engines together. None: ten times what is expected, an hour at least."""
 
 
 class Expected(Strict):

@@ -22,6 +22,7 @@ from harness.engine.topology import EngineGroupSession
 from harness.errors import EngineStartError, InfrastructureError, StorageError
 from harness.files import write_atomic
 from harness.history import History
+from harness.limits import cell_limit_s, limited, run_limit_s
 from harness.matrix import EngineGroup, Plan, start_expected_s
 from harness.progress import Reporter
 from harness.recorder import Recorder
@@ -66,6 +67,9 @@ class Runner:
         self._on: Counter[str] = Counter()
         """Groups of engines on each device."""
         self._ending = False
+        self._limit_s = run_limit_s(profile.timeouts, expected_s(plan, works))
+        self._late = ""
+        """Why no group is started any more, when the run takes too long."""
         self._gone: set[str] = set()
         """Nodes."""
 
@@ -85,7 +89,8 @@ class Runner:
         scheduler = policy(jobs, inventory.devices)
         self._give_up(scheduler.refused)
         try:
-            self._work(scheduler, inventory)
+            with limited(self._limit_s, self._overdue):
+                self._work(scheduler, inventory)
         except KeyboardInterrupt:
             self._reporter.line("interrupted: engines are gone, recorded observations are kept")
             self._recorder.interrupted()
@@ -157,7 +162,25 @@ class Runner:
         for trouble in filter(None, (e.exception() for e in ends)):
             self._reporter.line(f"while engines were ended: {type(trouble).__name__}: {trouble}")
 
+    def _overdue(self) -> None:
+        """The run takes too long: end what runs; what has not started will not."""
+        with self._lock:
+            if self._ending:
+                return
+            self._late = (
+                f"expected the run to take at most {self._limit_s:.0f} s (timeouts.run), found it unfinished, so its "
+                "engines were ended; raise the limit, or run fewer cells"
+            )
+            sessions = list(self._sessions)
+        self._reporter.line(self._late)
+        with ThreadPoolExecutor(max(1, len(sessions))) as pool:
+            for session in sessions:
+                pool.submit(session.give_up, "run", self._late)
+
     def _run_group(self, group: EngineGroup, placement: Placement) -> None:
+        if self._late:
+            self._failed(group, self._late)
+            return
         begun = time.monotonic()
         recorder = self._recorder
         first = group.cells[0].id
@@ -215,6 +238,8 @@ class Runner:
     def _known(self, session: EngineGroupSession) -> Iterator[EngineGroupSession]:
         """The session, started, and ended with the others when the run is interrupted."""
         with self._lock:
+            if self._late:
+                raise EngineStartError(self._late)
             if self._ending:
                 raise EngineStartError(f"{session.group.id}: not started, because the run is ending")
             self._sessions.add(session)
@@ -253,10 +278,23 @@ def armed(
 
 
 def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, reporter: Reporter) -> None:
-    """Send a cell's requests and record the answers. Raises EngineDiedError when an engine is gone."""
+    """Send a cell's requests and record the answers.
+
+    Raises EngineDiedError when an engine is gone; engines of a cell that takes too long are ended.
+    """
     if not work.requests:
         # Of a resumed run: the cell is complete, and its engine is here to re-score what the others give.
         return
+    limit_s = cell_limit_s(session.profile.timeouts, session.group, work)
+    late = (
+        f"expected the requests of {work.cell.id} to take at most {limit_s:.0f} s (timeouts.cell), found them "
+        f"unfinished, so its engines were ended; see logs/{session.group.id}.*.stacks.txt, or raise the limit"
+    )
+    with limited(limit_s, lambda: session.give_up("cell", late)):
+        _send_all(session, work, recorder, reporter)
+
+
+def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, reporter: Reporter) -> None:
     begun = time.monotonic()
     errors = done = 0
     waited = 0.0

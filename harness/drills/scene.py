@@ -114,6 +114,9 @@ class ProxiedEngine:
     def root_error(self) -> str:
         return self._inner.root_error()
 
+    def python_processes(self) -> list[int]:
+        return self._inner.python_processes()
+
     def gather_threads(self) -> int:
         return self._inner.gather_threads()
 

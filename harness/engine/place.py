@@ -36,6 +36,9 @@ class EngineHandle(Protocol):
     def require_alive(self) -> None:
         """Raise EngineDiedError, quoting the log, when the engine has ended or cannot be reached."""
 
+    def python_processes(self) -> list[int]:
+        """Process ids of its Python processes, as far as they are on this machine."""
+
     def log_text(self) -> str: ...
     def log_tail(self) -> str: ...
     def root_error(self) -> str: ...

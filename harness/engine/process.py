@@ -11,6 +11,7 @@ from typing import IO, Protocol
 
 import psutil
 
+from harness.engine import stacks
 from harness.engine.command import ServerCommand, full_environment, url_of
 from harness.engine.log import EngineLog
 from harness.errors import EngineDiedError
@@ -87,6 +88,10 @@ class EngineProcess(EngineLog):
                 if os.getsid(process.pid) == self.pid:
                     found[process.pid] = process
         return [p for p in found.values() if _lives(p)]
+
+    def python_processes(self) -> list[int]:
+        """Process ids of the engine's Python processes."""
+        return [p.pid for p in self.family() if stacks.is_python(p)]
 
     def gather_threads(self) -> int:
         """Move all threads of the engine's worker onto the core that the engine was given; returns how many moved.

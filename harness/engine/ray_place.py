@@ -171,6 +171,10 @@ class RayHandle(EngineLog):
         if self._code is not None:
             raise EngineDiedError(self.obituary(f"{self._actor.name} (pid {self.pid})", self._code))
 
+    def python_processes(self) -> list[int]:
+        """None: they are on the node."""
+        return []
+
     def log_text(self) -> str:
         """All that the engine has written so far, as far as its node can be asked."""
         self._look()

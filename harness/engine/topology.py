@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import httpx
 
 from harness import clock, redact
 from harness.config import Profile
+from harness.engine import stacks
 from harness.engine.arming import Arming, Marks, plugin_folder, unbound
 from harness.engine.client import Client, Sampling
 from harness.engine.command import MODEL_NAME, EngineCommand, Role, build_command
@@ -24,7 +26,7 @@ from harness.engine.key import ApiKey, require_guarded
 from harness.engine.place import EngineHandle, Places, default_places, roles_of
 from harness.engine.ports import free_ports
 from harness.engine.router import Router
-from harness.errors import EngineDiedError, EngineStartError, HandoffError, MutantRefusedError
+from harness.errors import EngineDiedError, EngineStartError, HandoffError, MutantRefusedError, RequestTimeoutError
 from harness.history import EngineRecord, Form, Leg, Observation
 from harness.matrix import Cell, EngineGroup
 from harness.prompts import Prompt
@@ -77,6 +79,10 @@ class EngineGroupSession:
         self._routers: list[Router] = []
         self.ready_seconds: float = 0.0
         self._ready_by_role: dict[Role, float] = {}
+        self._given_up = ""
+        """Why its engines were ended before its work was done."""
+        self._dumped: set[tuple[Role, str]] = set()
+        self._dumping = threading.Lock()
         self.left: list[str] = []
         """What could not be ended or removed, in words."""
         self.ended = False
@@ -95,6 +101,7 @@ class EngineGroupSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._look_why(error, "request")
         self.stop()
 
     def _commands(self) -> list[EngineCommand]:
@@ -175,6 +182,7 @@ class EngineGroupSession:
                 self._ready_by_role[role] = time.monotonic() - self._processes[role].started
                 self._progress(f"{self.group.id}: {role} engine ready after {self._ready_by_role[role]:.0f} s")
             if waiting and time.monotonic() > deadline:
+                self.dump_stacks("start")
                 process = self._processes[waiting[0]]
                 raise EngineStartError(
                     f"expected the {waiting[0]} engine of {self.group.id} to be ready within "
@@ -186,6 +194,7 @@ class EngineGroupSession:
 
     def _require_willing(self) -> None:
         """Raise when an engine is gone; a mutant that refused its target says so itself."""
+        self._require_wanted()
         for role, process in self._processes.items():
             if process.alive():
                 continue
@@ -247,8 +256,9 @@ class EngineGroupSession:
                 pool.submit(c.complete, ids, sampling, new_id(), new_id(), timeout_s=limit)
                 for c in self._clients.values()
             ]
-        for process in self._processes.values():
-            process.require_alive()
+        for answer in asked:
+            self._look_why(answer.exception(), "first request")
+        self.require_alive()
         for process, answer in zip(self._processes.values(), asked, strict=True):
             try:
                 answer.result()
@@ -269,8 +279,8 @@ class EngineGroupSession:
                 self._exchange.send(Ask(True, ids, max_tokens=sampling.max_tokens), [])
                 return
             except HandoffError as error:
-                for process in self._processes.values():
-                    process.require_alive()
+                self._look_why(error, "warm-up")
+                self.require_alive()
                 if attempt == attempts:
                     decode = self._processes["decode"]
                     raise EngineStartError(
@@ -293,7 +303,33 @@ class EngineGroupSession:
                 self.left.append(words)
                 self._progress(f"{self.group.id}: LEFT OVER: {words}; see `harness ps` and `harness clean`")
 
+    def give_up(self, cause: str, reason: str) -> None:
+        """End the engines from another thread because something takes too long, once it is written where they are. The
+        thread that uses them finds ``reason``."""
+        self.dump_stacks(cause)
+        self._given_up = reason
+        self.end_engines()
+
+    def dump_stacks(self, cause: str) -> None:
+        """Write the stacks of the engines' Python processes beside their logs, once per engine and cause."""
+        with self._dumping:
+            wanted = [r for r in self._processes if (r, cause) not in self._dumped]
+            self._dumped |= {(r, cause) for r in wanted}
+        if not wanted:
+            return
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            for role in wanted:
+                target = self._logs / f"{self.group.id}.{role}.stacks.txt"
+                pool.submit(stacks.dump_of, self._processes[role].python_processes, target, cause)
+        self._progress(f"{self.group.id}: no answer in time ({cause}): stacks of {', '.join(wanted)} are in the logs")
+
+    def _look_why(self, error: BaseException | None, cause: str) -> None:
+        if isinstance(error, RequestTimeoutError) and not self.ended:
+            self.dump_stacks(cause)
+
     def _require_wanted(self) -> None:
+        if self._given_up:
+            raise EngineDiedError(self._given_up)
         if self.ended:
             raise EngineDiedError(f"{self.group.id}: its engines were ended from outside")
 
@@ -400,6 +436,7 @@ class EngineGroupSession:
         try:
             return error, {"prefill": prefill.counters_after(before, {"finished_requests": 1})}
         except HandoffError as failure:
+            self._look_why(failure, "request")
             self.require_alive()
             return error or str(failure), {}
 
@@ -411,12 +448,15 @@ class EngineGroupSession:
         try:
             self._exchange.send(ask, legs)
         except HandoffError as failure:
+            self._look_why(failure, "request")
             self.require_alive()
             return str(failure)
         return None
 
     def require_alive(self) -> None:
-        """Raise EngineDiedError when an engine or a router of the group is gone."""
+        """Raise EngineDiedError when an engine or a router of the group is gone, or was ended for what it took."""
+        if self._given_up:
+            raise EngineDiedError(self._given_up)
         for process in self._processes.values():
             process.require_alive()
         for router in self._routers:

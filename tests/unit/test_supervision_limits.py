@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
-from harness.engine import limited
+from harness.checks.registry import baselines_for, judge
+from harness.config import Timeouts
+from harness.engine import limited, stacks
 from harness.engine.client import Client, Sampling
+from harness.engine.command import EngineCommand
+from harness.engine.executor import LocalExecutor
+from harness.engine.place import LocalPlace, roles_of
+from harness.engine.warded import WardedEngine
 from harness.errors import HandoffError, RequestTimeoutError
+from harness.findings import Verdict
+from harness.history import COLD, History
+from harness.limits import cell_limit_s, run_limit_s
+from harness.operations import prepare, prepared_recorder
+from harness.progress import Reporter
+from harness.runner import Runner
+from tests.unit import stand_in_engine
+from tests.unit.supervised import own_folder, state
+from tests.unit.test_runner import ENVIRONMENT
+
+__all__ = ["own_folder"]
 
 
 @contextlib.contextmanager
@@ -126,3 +149,176 @@ def test_refused_connection_is_no_timeout():
     with pytest.raises(HandoffError) as caught:
         Client("single", f"http://127.0.0.1:{port}", 1.0).complete([1], Sampling(2, 2), "r", "s")
     assert not isinstance(caught.value, RequestTimeoutError)
+
+
+# --- cells and runs: real processes that stand for engines -----------------------------------------------------------
+
+
+class StandInPlace(LocalPlace):
+    """This machine, with a stand-in for the engine."""
+
+    def __init__(self, start_s: float, answers: int) -> None:
+        super().__init__()
+        self._how = (str(start_s), str(answers))
+
+    def start(self, command: EngineCommand, log_path: Path) -> WardedEngine:
+        argv = [sys.executable, stand_in_engine.__file__, str(command.port), *self._how]
+        return super().start(command._replace(argv=argv), log_path)
+
+
+class StandInExecutor(LocalExecutor):
+    """Gives each group a stand-in: seconds that its start takes, and completions that it answers, by method."""
+
+    def __init__(self, **how: tuple[float, int]) -> None:
+        super().__init__()
+        self.how = how
+
+    def places(self, group, _profile, _environment, _placement):
+        return contextlib.nullcontext({role: StandInPlace(*self.how[group.method.kind]) for role in roles_of(group)})
+
+
+def run(tmp_path: Path, timeouts: dict[str, float], **how: tuple[float, int]) -> History:
+    """Single cells of these methods on stand-ins; 42 prompts each."""
+    prepared = prepare("cpu", [f"single-{m}" for m in how], [COLD])
+    profile = prepared.profile.model_copy(update={"timeouts": Timeouts(stop=1.0, **timeouts)})
+    prepared = prepared._replace(profile=profile)
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path)
+    executor = StandInExecutor(**how)
+    return Runner(profile, prepared.plan, prepared.works, ENVIRONMENT, recorder, Reporter(1.0), executor).run()
+
+
+def nothing_left() -> None:
+    assert state() == []
+    assert [p for p in psutil.process_iter(["cmdline"]) if stand_in_engine.__file__ in (p.info["cmdline"] or [])] == []
+
+
+def stacks_of(folder: Path, group: str) -> str:
+    return (folder / "logs" / f"{group}.single.stacks.txt").read_text()
+
+
+def test_a_cell_past_its_limit_is_unknown_and_the_others_go_on(tmp_path):
+    history = run(tmp_path, {"cell": 6.0, "request": 60.0}, none=(0, 1), eagle3=(0, 1000))
+    slow, fine = history.cell("single-none"), history.cell("single-eagle3")
+    assert (slow.state, fine.state) == ("failed", "complete")
+    assert "at most 6 s (timeouts.cell)" in slow.reason
+    assert "stuck_in_forward" in stacks_of(tmp_path, "single-none")
+    assert stacks_of(tmp_path, "single-none").count(": cell") == 1
+    judged = {c.cell: c.verdict for c in judge(history, baselines_for(history)).cells}
+    assert judged["single-none"] is Verdict.UNKNOWN
+    nothing_left()
+
+
+def test_a_run_past_its_limit_ends_and_what_has_not_started_is_unknown(tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalExecutor, "at_once", 1)
+    begun = time.monotonic()
+    history = run(tmp_path, {"run": 8.0, "request": 60.0}, none=(0, 10), eagle3=(0, 10), mtp=(0, 10))
+    assert time.monotonic() - begun < 40
+    assert [c.state for c in history.run.cells] == ["failed"] * 3
+    # One of the ten answered the first request; what was answered in time is kept.
+    assert len(history.observations) == 9
+    assert all("at most 8 s (timeouts.run)" in c.reason for c in history.run.cells)
+    assert history.run.finished is not None and not history.run.interrupted
+    assert len(list((tmp_path / "logs").glob("*.stacks.txt"))) == 1
+    nothing_left()
+
+
+def test_an_engine_that_does_not_start_leaves_its_stacks(tmp_path):
+    history = run(tmp_path, {"start": 3.0}, none=(300, 10))
+    assert "within 3 s, found it still starting" in history.cell("single-none").reason
+    assert "stand_in_engine.py" in stacks_of(tmp_path, "single-none")
+    nothing_left()
+
+
+def test_a_first_request_that_hangs_leaves_its_stacks(tmp_path):
+    history = run(tmp_path, {"start": 5.0, "request": 1.0}, none=(0, 0))
+    assert "first request" in history.cell("single-none").reason
+    assert "stuck_in_forward" in stacks_of(tmp_path, "single-none")
+    nothing_left()
+
+
+def test_requests_that_hang_are_broken_and_the_stacks_are_taken_once(tmp_path):
+    history = run(tmp_path, {"request": 0.1, "start": 60.0, "cell": 60.0}, none=(0, 1))
+    assert history.cell("single-none").state == "complete"
+    broken = [o for o in history.observations if o.error]
+    assert len(broken) == len(history.observations) == 48
+    assert all("Timeout" in o.error for o in broken)
+    assert stacks_of(tmp_path, "single-none").count(": request") == 1
+    assert judge(history, baselines_for(history)).cells[0].verdict is Verdict.UNKNOWN
+
+
+def test_default_limits_follow_what_is_expected():
+    prepared = prepare("cpu", ["pd-none"])
+    (group,), (work,) = prepared.plan.groups, [w for w in prepared.works if w.cell.id == "pd-none"]
+    assert cell_limit_s(Timeouts(), group, work) == max(600, 10 * 0.65 * work.requests)
+    assert cell_limit_s(Timeouts(cell=5), group, work) == 5
+    assert (run_limit_s(Timeouts(), 60), run_limit_s(Timeouts(), 1000), run_limit_s(Timeouts(run=9), 1)) == (
+        3600,
+        10_000,
+        9,
+    )
+    for bad in (0, -1, float("inf"), float("nan"), 1e12):
+        with pytest.raises(ValueError, match="cell"):
+            Timeouts(cell=bad)
+
+
+# --- stacks ----------------------------------------------------------------------------------------------------------
+
+
+def test_stacks_that_cannot_be_taken_are_said_and_no_error(tmp_path, monkeypatch):
+    target = tmp_path / "logs" / "x.stacks.txt"
+    stacks.dump([], target, "cell")
+    monkeypatch.setattr(stacks, "program", lambda: tmp_path / "missing")
+    stacks.dump([os.getpid()], target, "cell")
+    refusing = tmp_path / "py-spy"
+    refusing.write_text("#!/bin/sh\necho Permission Denied >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    monkeypatch.setattr(stacks, "program", lambda: refusing)
+    stacks.dump([os.getpid()], target, "run")
+    hanging = tmp_path / "hanging"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(stacks, "program", lambda: hanging)
+    monkeypatch.setattr(stacks, "_LIMIT_S", 0.3)
+    begun = time.monotonic()
+    stacks.dump([os.getpid()] * 4, target, "start")
+    assert time.monotonic() - begun < 5
+    text = target.read_text()
+    assert "no Python process" in text and "pip install py-spy" in text and "Permission Denied" in text
+    assert text.count("did not answer within") == 4
+    (tmp_path / "file").touch()
+    stacks.dump([os.getpid()], tmp_path / "file" / "x", "no folder")
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+ENDLESS = """
+import sys, time, harness.cli as cli
+@cli.app.command("endless")
+def endless() -> None:
+    print("up", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        time.sleep(0.5)
+sys.argv = ["harness", "endless"]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("numbers", [["INT"], ["TERM"], ["HUP"], ["INT", "INT"], ["TERM", "INT", "TERM"]])
+def test_signals_outside_of_a_run_are_a_sentence(numbers):
+    started = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert started.stdout.readline() == "up\n"
+    for name in numbers:
+        started.send_signal(getattr(signal, f"SIG{name}"))
+        time.sleep(0.1)
+    _, said = started.communicate(timeout=30)
+    assert started.returncode == 2
+    assert said.strip().endswith("harness: interrupted; verdict UNKNOWN")
+    assert "Traceback" not in said
