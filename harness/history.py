@@ -7,19 +7,23 @@ keeps all it saw); when it is done they are written as Parquet too, which reader
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-from pydantic import AfterValidator, Field, ValidationError
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import AfterValidator, Field, InstanceOf, ValidationError
 
-from harness import strict_json
+from harness import history_index, strict_json
 from harness.config import Route, Strict, describe_validation_error
 from harness.errors import DataError, NotARunError
 from harness.files import write_json
+from harness.history_index import CellRows, HeldCells, Lazy, RecordedLines
 from harness.migrations import SCHEMA as SCHEMA
 from harness.migrations import migrate
 from harness.names import GroupName, SafeName
@@ -337,37 +341,61 @@ def write_run(folder: Path, record: RunRecord) -> None:
     write_json(folder / RUN, sealed(record.model_dump(mode="json"), folder), sort_keys=False)
 
 
-def write_parquet(folder: Path, observations: Sequence[Observation]) -> None:
-    """Columnar copy of the observations: flat columns to query, the whole record as JSON in ``record``."""
-    rows = []
-    for o in observations:
-        final = o.final
-        spec = final.speculation if final else None
-        rows.append(
-            {
-                "cell": o.cell,
-                "prompt_id": o.prompt_id,
-                "form": o.form,
-                "scenario": o.scenario,
-                "part": o.part,
-                "sequence": o.sequence,
-                "prompt_tokens": len(o.sent_ids),
-                "output_ids": list(final.output_ids or ()) if final else [],
-                "per_step_accepted": list(spec.per_step_accepted) if spec else [],
-                "per_step_drafted": list(spec.per_step_drafted) if spec else [],
-                "seconds": sum(leg.seconds for leg in o.legs),
-                "error": o.error,
-                "record": o.model_dump_json(),
-            }
-        )
+def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:
+    """Columnar copy of the observations: flat columns to query, the whole record as JSON in ``record``. Written as it
+    is read, so many rows at a time. Raises StorageError."""
     temporary = folder / f".{PARQUET}"
+    rows = iter(observations)
     try:
         with writing(folder / PARQUET):
-            pd.DataFrame(rows).to_parquet(temporary, index=False)
+            with pq.ParquetWriter(temporary, _COLUMNS) as writer:
+                while group := [_row(o) for o in islice(rows, _GROUP)]:
+                    writer.write_table(pa.Table.from_pylist(group, _COLUMNS))
             temporary.replace(folder / PARQUET)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+_GROUP = 4096
+"""Rows that are written together."""
+_COLUMNS = pa.schema(
+    [
+        ("cell", pa.string()),
+        ("prompt_id", pa.string()),
+        ("form", pa.string()),
+        ("scenario", pa.string()),
+        ("part", pa.string()),
+        ("sequence", pa.int64()),
+        ("prompt_tokens", pa.int64()),
+        ("output_ids", pa.list_(pa.int64())),
+        ("per_step_accepted", pa.list_(pa.int64())),
+        ("per_step_drafted", pa.list_(pa.int64())),
+        ("seconds", pa.float64()),
+        ("error", pa.string()),
+        ("record", pa.string()),
+    ]
+)
+
+
+def _row(o: Observation) -> dict[str, Any]:
+    final = o.final
+    spec = final.speculation if final else None
+    return {
+        "cell": o.cell,
+        "prompt_id": o.prompt_id,
+        "form": o.form,
+        "scenario": o.scenario,
+        "part": o.part,
+        "sequence": o.sequence,
+        "prompt_tokens": len(o.sent_ids),
+        "output_ids": list(final.output_ids or ()) if final else [],
+        "per_step_accepted": list(spec.per_step_accepted) if spec else [],
+        "per_step_drafted": list(spec.per_step_drafted) if spec else [],
+        "seconds": sum(leg.seconds for leg in o.legs),
+        "error": o.error,
+        "record": o.model_dump_json(),
+    }
 
 
 class History(Strict):
@@ -375,7 +403,8 @@ class History(Strict):
 
     folder: Path
     run: RunRecord
-    observations: tuple[Observation, ...]
+    observations: Annotated[InstanceOf[Lazy] | tuple[Observation, ...], Field(union_mode="left_to_right")]
+    """In memory, or those of a large run, which are parsed whenever they are asked for (``history_index``)."""
     own: bool = False
     """Recorded by this process, from a profile that its user named: the paths in it are the user's."""
     torn_line: bool = False
@@ -385,32 +414,33 @@ class History(Strict):
 
     def of(self, cell: str, form: Form = "ids", scenario: str = COLD) -> dict[str, Observation]:
         """Observations of a cell by key (cold ones: by prompt id); of two with the same key the last one counts."""
-        return {o.key: o for o in self._index.get((cell, form, scenario), ())}
+        return {o.key: o for o in self.of_cell(cell).by_place.get((form, scenario), ())}
 
     @cached_property
-    def _index(self) -> dict[tuple[str, str, str], list[Observation]]:
-        index: dict[tuple[str, str, str], list[Observation]] = {}
-        for o in self.observations:
-            index.setdefault((o.cell, o.form, o.scenario), []).append(o)
-        return index
+    def _cells(self) -> Lazy | HeldCells:
+        return self.observations if isinstance(self.observations, Lazy) else HeldCells(self.observations)
+
+    def of_cell(self, cell: str) -> CellRows:
+        """The observations of a cell; none for a cell that was not recorded."""
+        return self._cells.of_cell(cell)
+
+    def of_scenario(self, scenario: str) -> Iterator[Observation]:
+        """All observations of a scenario, in the order of the record."""
+        if isinstance(self.observations, Lazy):
+            return self.observations.of_scenario(scenario)
+        return (o for o in self.observations if o.scenario == scenario)
 
     def in_order(self, cell: str) -> list[Observation]:
         """All observations of a cell, of every form and scenario, as they were made."""
-        return self._by_cell.get(cell, [])
-
-    @cached_property
-    def _by_cell(self) -> dict[str, list[Observation]]:
-        by_cell: dict[str, list[Observation]] = {}
-        for o in sorted(self.observations, key=lambda o: o.sequence):
-            by_cell.setdefault(o.cell, []).append(o)
-        return by_cell
+        return self.of_cell(cell).ordered
 
     def cell(self, cell_id: str) -> CellRecord | None:
         return next((c for c in self.run.cells if c.cell == cell_id), None)
 
 
-def load_history(folder: Path) -> History:
-    """Load a run folder. Raises NotARunError for other folders and DataError for damaged files."""
+def load_history(folder: Path, in_memory: int | None = None) -> History:
+    """Load a run folder; observations of up to ``in_memory`` bytes of lines are parsed at once (None takes
+    ``history_index.IN_MEMORY``). Raises NotARunError for other folders and DataError for damaged files."""
     run_file = folder / RUN
     if not run_file.is_file():
         raise NotARunError(
@@ -441,13 +471,16 @@ def load_history(folder: Path) -> History:
     if not isinstance(run.profile.get("name"), str):
         raise DataError(f"{run_file} is damaged:\n  profile.name: expected the profile's name, found none")
     counting, notices = check_observations(folder, seal)
-    observations, torn = _read_observations(folder, counting)
-    return History(folder=folder, run=run, observations=tuple(observations), torn_line=torn, notices=tuple(notices))
+    most = history_index.IN_MEMORY if in_memory is None else in_memory
+    observations, torn = _read_observations(folder, counting, most)
+    return History(folder=folder, run=run, observations=observations, torn_line=torn, notices=tuple(notices))
 
 
-def _read_observations(folder: Path, counting: str | None) -> tuple[list[Observation], bool]:
+def _read_observations(
+    folder: Path, counting: str | None, in_memory: int
+) -> tuple[tuple[Observation, ...] | Lazy, bool]:
     if counting is None:
-        return [], False
+        return (), False
     if counting == PARQUET:
         parquet = folder / PARQUET
         try:
@@ -457,16 +490,19 @@ def _read_observations(folder: Path, counting: str | None) -> tuple[list[Observa
                 f"{parquet}: expected a Parquet file of observations, but it cannot be read ({error}); restore it or "
                 f"{LINES} from a copy"
             ) from error
-        return [_parse(r, f"{parquet}, row {i}") for i, r in enumerate(records, 1)], False
+        return tuple(_parse(r, f"{parquet}, row {i}") for i, r in enumerate(records, 1)), False
     lines = folder / LINES
     try:
+        if lines.stat().st_size > in_memory:
+            large = RecordedLines(lines, _parse)
+            return large, large.torn
         data = lines.read_bytes()
     except OSError as error:
         raise DataError(f"{lines}: expected JSON lines, but it cannot be read ({error})") from error
     complete, _, rest = data.rpartition(b"\n")
     rows = complete.split(b"\n") if complete else []
     # What was cut off may end within a character.
-    return [_parse(r, f"{lines}, line {i}") for i, r in enumerate(rows, 1)], bool(rest.strip())
+    return tuple(_parse(r, f"{lines}, line {i}") for i, r in enumerate(rows, 1)), bool(rest.strip())
 
 
 def _parse(text: str | bytes, where: str) -> Observation:

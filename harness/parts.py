@@ -80,7 +80,7 @@ def _not_rescored(history: History) -> int:
     for o in history.observations:
         if o.scenario != RESCORE:
             outputs.add(o)
-    scores = {(o.cell, o.key): o for o in history.observations if o.scenario == RESCORE}
+    scores = {(o.cell, o.key): o for o in history.of_scenario(RESCORE)}
     return sum(key not in scores or not rescored(scores[key]) for key in outputs.scored_by)
 
 

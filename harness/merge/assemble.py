@@ -21,6 +21,7 @@ from harness.history import (
 )
 from harness.matrix import Cell, CellName
 from harness.merge.night import Night
+from harness.merge.together import Together
 from harness.parts import (
     rescored,
 )
@@ -33,7 +34,7 @@ _NO_GROUP = "(no part)"
 class _Assembled(NamedTuple):
     cells: dict[str, CellRecord]
     engines: tuple[EngineRecord, ...]
-    observations: tuple[Observation, ...]
+    observations: Together
     logs: tuple[tuple[Path, str], ...]
     """Log files and what they are called in the merged run."""
 
@@ -56,11 +57,8 @@ def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores_of:
                 log = group + engine.log.removeprefix(engine.group)
                 engines.append(engine.model_copy(update={"group": group, "log": log}))
         logs += _logs(history.folder / "logs", names)
-    observations = [
-        o for i, h in enumerate(histories) for o in h.observations if o.scenario != RESCORE and chosen.get(o.cell) == i
-    ]
     scores = _scores(sorted(histories, key=lambda h: h is not histories[scores_of]))
-    return _Assembled(cells, tuple(engines), (*observations, *scores), tuple(logs))
+    return _Assembled(cells, tuple(engines), Together(histories, chosen, scores), tuple(logs))
 
 
 def _logs(folder: Path, names: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
@@ -76,9 +74,9 @@ def _scores(histories: Sequence[History]) -> list[Observation]:
     """Each distinct output's re-scoring, as one run has it: of several the first that was answered."""
     kept: dict[tuple[str, str], Observation] = {}
     for history in histories:
-        for o in history.observations:
+        for o in history.of_scenario(RESCORE):
             key = (o.cell, o.key)
-            if o.scenario == RESCORE and (key not in kept or (rescored(o) and not rescored(kept[key]))):
+            if key not in kept or (rescored(o) and not rescored(kept[key])):
                 kept[key] = o
     return [o.model_copy(update={"sequence": number}) for number, o in enumerate(kept.values())]
 

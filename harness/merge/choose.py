@@ -63,8 +63,8 @@ def _scored_differently(histories: Sequence[History], near_tie_nats: float) -> l
     """A sentence for each plain engine of which two parts say different things about the same output."""
     said: dict[tuple[str, str], set[bool]] = {}
     for history in histories:
-        for o in history.observations:
-            if o.scenario == RESCORE and rescored(o) and o.final is not None:
+        for o in history.of_scenario(RESCORE):
+            if rescored(o) and o.final is not None:
                 wrong = any(gap > near_tie_nats for gap in o.final.rescored or ())
                 said.setdefault((o.cell, o.key), set()).add(wrong)
     cells = dict.fromkeys(cell for cell, _ in said)

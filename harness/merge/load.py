@@ -35,7 +35,8 @@ def load_parts(folders: Sequence[Path], wanted: Wanted) -> tuple[list[Loaded], l
     twins: dict[str, list[Path]] = {}
     for run in runs:
         try:
-            history = load_history(run)
+            # There may be many parts: none is kept in memory, however small.
+            history = load_history(run, in_memory=0)
             _require_usable(history, wanted)
         except HarnessError as error:
             problems.append(str(error))
@@ -73,7 +74,7 @@ def _is_copy(part: Loaded, of: Loaded) -> bool:
 
 
 def _same_recording(first: History, second: History) -> bool:
-    return first.run == second.run and first.observations == second.observations
+    return first is second or (first.run == second.run and first.observations == second.observations)
 
 
 def _require_usable(history: History, wanted: Wanted) -> None:

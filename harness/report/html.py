@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _slowest(observations: tuple[Observation, ...]) -> dict[str, float]:
+def _slowest(observations: Iterable[Observation]) -> dict[str, float]:
     worst: dict[str, float] = {}
     for o in observations:
         worst[o.cell] = max(worst.get(o.cell, 0.0), sum(leg.seconds for leg in o.legs))

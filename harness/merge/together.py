@@ -1,0 +1,45 @@
+"""The chosen recordings of several parts as one sequence, read when it is needed: parts may be larger than memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.history import RESCORE, History, Observation
+from harness.history_index import CellRows, Lazy
+
+_NOTHING = CellRows({}, [])
+
+
+class Together(Lazy):
+    """Of each cell what the chosen part recorded, part after part, and then the scores."""
+
+    def __init__(self, histories: Sequence[History], chosen: Mapping[str, int], scores: Sequence[Observation]) -> None:
+        self._histories = tuple(histories)
+        self._chosen = dict(chosen)
+        self._scores = tuple(scores)
+
+    def __iter__(self) -> Iterator[Observation]:
+        for i, history in enumerate(self._histories):
+            for o in history.observations:
+                if o.scenario != RESCORE and self._chosen.get(o.cell) == i:
+                    yield o
+        yield from self._scores
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return next(iter(self), None) is not None
+
+    def of_scenario(self, scenario: str) -> Iterator[Observation]:
+        return (o for o in self if o.scenario == scenario) if scenario != RESCORE else iter(self._scores)
+
+    def of_cell(self, cell: str) -> CellRows:
+        number = self._chosen.get(cell)
+        rows = self._histories[number].of_cell(cell) if number is not None else _NOTHING
+        scores = [o for o in self._scores if o.cell == cell]
+        by_place = {place: found for place, found in rows.by_place.items() if place[1] != RESCORE}
+        for o in scores:
+            by_place[o.form, o.scenario] = [*by_place.get((o.form, o.scenario), ()), o]
+        ordered = [*(o for o in rows.ordered if o.scenario != RESCORE), *scores]
+        return CellRows(by_place, sorted(ordered, key=lambda o: o.sequence))
