@@ -211,6 +211,8 @@ class CellRecord(Strict):
     """Time of the whole cell, with counters read and records written."""
     start_seconds: float = 0.0
     """Time to readiness of the engines, charged to the first cell of the group."""
+    left_over: tuple[str, ...] = ()
+    """What could not be ended or removed when its engines ended, in words; charged to the first cell of the group."""
 
 
 class Part(Strict):

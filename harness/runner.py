@@ -249,6 +249,8 @@ class Runner:
         finally:
             with self._lock:
                 self._sessions.discard(session)
+            if session.left:
+                self._recorder.set_cell(session.group.cells[0].id, left_over=tuple(session.left))
 
 
 @contextmanager

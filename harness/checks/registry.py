@@ -216,6 +216,11 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
         notices.append(
             "the run has no end: it was killed, or is still going on; `harness run --resume` goes on with it"
         )
+    notices += [
+        f"{cell.cell}: left over when its engines ended: {words}; see `harness ps` and `harness clean`"
+        for cell in history.run.cells
+        for words in cell.left_over
+    ]
     version = history.run.versions.get("vllm")
     notices += [f"vLLM {version} lacks {name}: {cost}" for name, cost in history.run.lacking.items()]
     mutants = history.run.mutants

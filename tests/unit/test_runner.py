@@ -46,6 +46,8 @@ class FakeSession:
     """Groups that fail in a way that nobody thought of."""
     linger: float = 0.0
     """Seconds that ending takes."""
+    left: ClassVar[list[str]] = []
+    """What cannot be ended."""
     stuck: frozenset[str] = frozenset()
     """Groups that cannot be told to end."""
     up: ClassVar[Counter[str]] = Counter()
@@ -67,6 +69,7 @@ class FakeSession:
         cls.up, cls.most, cls.order, cls.broken, cls.seconds = Counter(), 0, [], broken, seconds
         cls.odd = cls.stuck = frozenset()
         cls.linger = 0.0
+        cls.left = []
 
     def __enter__(self):
         with self.lock:
@@ -317,3 +320,11 @@ def test_nothing_that_can_run_is_an_error_with_every_reason(tmp_path):
     with pytest.raises(ModelUnavailableError, match="found none") as caught:
         prepare(axes(tmp_path, axes={"model": gone}), [])
     assert "fake/a@" in str(caught.value) and "fake/b@" in str(caught.value)
+
+
+def test_what_cannot_be_ended_is_a_notice_of_its_cell(tmp_path):
+    FakeSession.left = ["process 7 of pd-none.decode, which cannot be killed"]
+    history = run(prepare("cpu", ["pd-none", "single-none"]), tmp_path / "run", FakeExecutor(2))
+    assert [(c.cell, len(c.left_over)) for c in history.run.cells] == [("pd-none", 1), ("single-none", 0)]
+    (notice,) = [n for n in judge(history, baselines_for(history)).notices if "left over" in n]
+    assert notice.startswith("pd-none: left over when its engines ended: process 7 of") and "harness clean" in notice

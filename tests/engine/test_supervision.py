@@ -1,0 +1,77 @@
+"""A harness that is killed in the middle of a run leaves nothing of a real engine, and an engine that hangs leaves its
+stacks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.config import REPOSITORY
+from harness.engine import leftovers, ports, traces
+from harness.history import load_history
+from tests.engine.conftest import harness
+from tests.unit.builders import changed_profile
+
+pytestmark = pytest.mark.engine
+
+
+def wait_for(what, seconds: float = 300.0):
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+    return found
+
+
+def start(out: Path, *arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "harness", "run", *arguments, "--cell", "single-none", "--out", str(out)]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, **pipes)
+
+
+def recorded(out: Path) -> int:
+    return sum(len(p.read_bytes().splitlines()) for p in out.glob("*/observations.jsonl"))
+
+
+def test_sigkill_of_the_harness_leaves_nothing(tmp_path):
+    before = traces.segments()
+    running = start(tmp_path)
+    wait_for(lambda: recorded(tmp_path) >= 5)
+    (tree,) = [t for t in leftovers.survey().trees if t.ledger.run.startswith(str(tmp_path))]
+    assert len(tree.processes) >= 3 and tree.segments and tree.listening
+    running.kill()
+    running.wait()
+    wait_for(lambda: not tree.path.exists(), 30)
+    assert not [p for p in tree.processes if traces.lives(p)]
+    # Others may have made some meanwhile.
+    assert not {s for s in traces.segments() - before if s in tree.segments}
+    assert not [p for p in tree.ledger.ports if ports.in_use(p)]
+    assert not set(tree.ledger.ports) & set(leftovers.survey().claims)
+    (folder,) = [p for p in tmp_path.iterdir() if p.is_dir()]
+    assert len(load_history(folder).observations) >= 5
+    assert harness("check", str(folder)).code == 2
+
+
+def test_engine_that_hangs_leaves_its_stacks_and_the_cell_is_unknown(tmp_path):
+    """Its engine core is stopped, so that requests hang; the limit of the cell ends that."""
+    profile = changed_profile(tmp_path, lambda r: r.update(timeouts={"cell": 25.0}))
+    out = tmp_path / "out"
+    running = start(out, "--profile", profile, "--scenario", "cold")
+    wait_for(lambda: recorded(out) >= 3)
+    (tree,) = [t for t in leftovers.survey().trees if t.ledger.run.startswith(str(out))]
+    cores = [p for p in tree.processes if "EngineCore" in Path(f"/proc/{p.pid}/cmdline").read_text()]
+    for core in cores:
+        os.kill(core.pid, signal.SIGSTOP)
+    assert running.wait(180) == 2
+    (folder,) = [p for p in out.iterdir() if p.is_dir() and not p.is_symlink()]
+    cell = load_history(folder).run.cells[0]
+    assert cell.state == "failed" and "(timeouts.cell)" in str(cell.reason)
+    stacks = (folder / "logs" / "single-none.single.stacks.txt").read_text()
+    assert stacks.count(": cell") == 1 and "MainThread" in stacks
+    assert not tree.path.exists() and not [p for p in tree.processes if traces.lives(p)]
