@@ -46,7 +46,8 @@ _KILL_S = 30.0
 """After that, what is left cannot be killed: it hangs in the kernel."""
 _USED_S = 3.0
 _YOUNG_S = 10.0
-"""For so long a new segment is asked for its users at every poll, and then with every look."""
+"""For so long a new segment is asked for its users at every poll, and then when the tree ends: it takes 10 ms and more
+for each process, and segments of other harnesses stay new."""
 FORMAT = 1
 
 
@@ -142,17 +143,20 @@ class Tree:
 
     def look(self) -> None:
         """Note the processes of the tree, and the segments that they made."""
+        self._look(everything=False)
+
+    def _look(self, everything: bool) -> None:
         now = time.monotonic()
         fresh = traces.segments() - self._before - self._made
         self._new = {s: self._new.get(s, now) for s in fresh}
-        due = now - self._looked >= _LOOK_S
-        if not due and not any(now - seen < _YOUNG_S for seen in self._new.values()):
+        asked = {s for s, seen in self._new.items() if everything or now - seen < _YOUNG_S}
+        if not everything and not asked and now - self._looked < _LOOK_S:
             return
         self._looked = now
         known = len(self._members), len(self._made)
         mine = self._below()
         self._members |= mine
-        self._note_segments({p.pid for p in mine})
+        self._note_segments(asked, {p.pid for p in mine})
         if known != (len(self._members), len(self._made)):
             self.write()
 
@@ -163,11 +167,11 @@ class Tree:
         found = {Process(pid, table[pid].start) for pid in traces.below([os.getpid()], table)}
         return found | {m for m in self._members if m.pid in table and table[m.pid].start == m.start}
 
-    def _note_segments(self, mine: set[int]) -> None:
+    def _note_segments(self, asked: set[Segment], mine: set[int]) -> None:
         pids = {m.pid for m in self._members}
-        used = traces.users(self._new, mine)
+        used = traces.users(asked, mine)
         for one in list(self._new):
-            if used[one] or traces.named_after(one) in pids:
+            if used.get(one) or traces.named_after(one) in pids:
                 self._made.add(one)
                 del self._new[one]
 
@@ -175,8 +179,7 @@ class Tree:
         """Kill every descendant, and those that they start meanwhile."""
         deadline = time.monotonic() + _KILL_S
         traces.freeze(self._below)
-        self._looked = 0.0
-        self.look()
+        self._look(everything=True)
         while time.monotonic() < deadline:
             left = self._below()
             if not left:
@@ -191,8 +194,7 @@ class Tree:
         """Kill what lives, remove what it made, say what is left, and let go of the ledger when that is nothing."""
         self.kill()
         reap()
-        self._looked = 0.0
-        self.look()
+        self._look(everything=True)
         left = [f"process {p.pid} of {self._said['about'].get('name')}, which cannot be killed" for p in self._below()]
         removed, kept = self._remove()
         left += kept
