@@ -73,6 +73,10 @@ ScenarioOption = Annotated[
     ),
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for runs. Default: reports/ of the project.")]
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust-recorded-code", help="Let engines run the code of models that the recorded profile trusts."),
+]
 PythonOption = Annotated[
     str | None,
     typer.Option("--engine-python", help="Interpreter that has the vllm to be judged. Default: this one."),
@@ -374,7 +378,13 @@ def _shrink(
 
 
 def _to_try(
-    run_dir: Path | None, finding: str | None, cell: str | None, prompt: str | None, scenario: str, profile: str
+    run_dir: Path | None,
+    finding: str | None,
+    cell: str | None,
+    prompt: str | None,
+    scenario: str,
+    profile: str,
+    trust_code: bool,
 ) -> tuple[Prepared, Target, tuple[str, ...]]:
     """What repro and bisect try: a finding of a run, or a prompt or scenario of a cell."""
     from harness.repro import from_names, from_run
@@ -382,7 +392,7 @@ def _to_try(
     if (run_dir is None) == (cell is None) or (run_dir is None) != (finding is None):
         raise UsageError("expected RUN_DIR and FINDING, or --cell and --prompt, found something else; see --help")
     if run_dir is not None and finding is not None:
-        return from_run(run_dir, finding)
+        return from_run(run_dir, finding, trust_code)
     if prompt is None and scenario == "cold":
         raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
     return from_names(profile, cell or "", prompt or "", scenario)
@@ -427,6 +437,7 @@ def repro(
     export_issue: Annotated[
         bool, typer.Option("--export-issue", help="With --export: write the text of an issue beside the file.")
     ] = False,
+    trust_code: TrustOption = False,
     out: OutOption = None,
     engine_python: PythonOption = None,
 ) -> None:
@@ -440,7 +451,7 @@ def repro(
     from harness.report.terminal import print_summary
     from harness.repro import expected_s, reproduce
 
-    prepared, target, mutants = _to_try(run_dir, finding, cell, prompt, scenario, profile)
+    prepared, target, mutants = _to_try(run_dir, finding, cell, prompt, scenario, profile, trust_code)
     if mutant:
         if run_dir is not None:
             raise UsageError("--mutant: expected none with RUN_DIR, found one; the mutants of the run are put in again")
@@ -520,6 +531,7 @@ def bisect(
             "--repeat", "-n", min=1, max=1000, help="Tries per version; one that shows it is enough, all must not."
         ),
     ] = 1,
+    trust_code: TrustOption = False,
     out: OutOption = None,
 ) -> None:
     """Find the first vLLM version in which a finding shows, by binary search with repro as the test.
@@ -546,7 +558,7 @@ def bisect(
         raise UsageError("expected --finding ID with RUN_DIR, found none; `harness check RUN_DIR` says what it found")
     if finding is not None and run_dir is None and cell is None:
         run_dir = DEFAULT_OUT / "latest"
-    prepared, target, mutants = _to_try(run_dir, finding, cell, prompt, scenario, profile)
+    prepared, target, mutants = _to_try(run_dir, finding, cell, prompt, scenario, profile, trust_code)
     device = prepared.profile.engine.device
     package = DISTRIBUTIONS[device]
     candidates = in_order(

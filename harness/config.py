@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from harness import strict_json, strict_yaml
+from harness import remote_code, strict_json, strict_yaml
 from harness.confine import REPOSITORY as REPOSITORY
 from harness.confine import joined
 from harness.engine.allowed import check_arguments, check_variables
 from harness.errors import ProfileError, UsageError
-from harness.hub import ModelPath, ModelReference, Source, local_folder, localise
+from harness.hub import ModelPath, ModelReference, Source, folder_of, local_folder, localise
 from harness.names import ShortName, VariantName
 from harness.scenarios.config import Scenario
 from harness.stats.multiplicity import stage_alpha
@@ -484,16 +484,18 @@ PATH_KEYS = MODEL_KEYS | {"prompts", "baselines", "known_defects"}
 """Keys of a profile whose values are paths."""
 
 
-def _resolve(value: Any, base: Path) -> Any:
+def _is_path(key: str, value: Any, above: str) -> bool:
+    """Whether a key's value is a path: that of a path key, or the ``path`` of a model."""
+    return isinstance(value, str) and (key in PATH_KEYS or (key == "path" and above in MODEL_KEYS))
+
+
+def _resolve(value: Any, base: Path, key: str = "") -> Any:
     """Make the path-valued keys of a raw profile absolute, relative to ``base``. Raises ValueError when one leaves it
     (``confine.joined``)."""
     if isinstance(value, dict):
-        return {
-            k: str(joined(base, v)) if k in PATH_KEYS and isinstance(v, str) else _resolve(v, base)
-            for k, v in value.items()
-        }
+        return {k: str(joined(base, v)) if _is_path(k, v, key) else _resolve(v, base, k) for k, v in value.items()}
     if isinstance(value, list):
-        return [_resolve(v, base) for v in value]
+        return [_resolve(v, base, key) for v in value]
     return value
 
 
@@ -648,6 +650,7 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
     for role, folder in models.items():
         if isinstance(folder, ModelReference):
             continue
+        folder = local_folder(folder, role)
         config = folder / "config.json"
         if not config.is_file():
             raise ProfileError(
@@ -658,12 +661,14 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
             strict_json.loads(strict_json.read_text(config, _MOST_BYTES))
         except (ValueError, OSError) as error:
             raise ProfileError(f"profile {source}: {role}: {config} is not JSON ({error})") from error
-    tokenizer = profile.tokenizer if profile.tokenizer is not None else profile.target
-    if isinstance(tokenizer, Path) and not (tokenizer / "tokenizer_config.json").is_file():
+    tokenizer = folder_of(profile.tokenizer if profile.tokenizer is not None else profile.target)
+    if tokenizer is not None and not (tokenizer / "tokenizer_config.json").is_file():
         raise ProfileError(
             f"profile {source}: tokenizer: expected a folder with tokenizer_config.json at "
             f"{tokenizer}, found none; correct the path"
         )
+    for problem in remote_code.problems(profile):
+        raise ProfileError(f"profile {source}: {problem}")
     if with_prompts and not profile.workload.prompts.is_file():
         how = f" --for-profile {source.stem}" if profile.workload.recipe is not None else ""
         raise ProfileError(

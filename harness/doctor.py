@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -19,6 +18,7 @@ from harness.engine.ports import free_ports, release
 from harness.engine.router import program
 from harness.errors import HarnessError
 from harness.files import sha256_file
+from harness.hub import folder_of
 from harness.matrix import CellName, all_cells
 from harness.probe.build import RECIPE_FILE, WEIGHTS
 from harness.prompts import load_prompts
@@ -64,7 +64,9 @@ def examine(executable: str, source: str) -> list[Item]:
     items += _machine_items(profile)
     if profile is not None:
         items += _real_model_items(profile, source, environment)
-    if profile is None or any(isinstance(p.target, Path) and p.target.is_relative_to(WEIGHTS) for p in profile.parts):
+    if profile is None or any(
+        (f := folder_of(p.target)) is not None and f.is_relative_to(WEIGHTS) for p in profile.parts
+    ):
         items.append(_probe_item())
     if profile is not None:
         items += _data_items(profile, source)

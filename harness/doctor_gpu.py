@@ -13,7 +13,7 @@ from typing import NamedTuple
 from harness.config import NoSpeculation, Profile, read_profile
 from harness.doctor import Item
 from harness.engine.environment import EngineEnvironment
-from harness.hub import GIB, Hub, Model, references_of, survey
+from harness.hub import GIB, Hub, Model, folder_of, references_of, survey
 
 _CUDA_TRANSPORTS = ("cuda_copy", "cuda_ipc")
 # UCX's own names for several transports at once.
@@ -220,9 +220,9 @@ def weights_of(source: str, hub: Hub | None = None) -> dict[str, int]:
         m.drafter for p in profile.written_parts for m in p.methods if not isinstance(m, NoSpeculation)
     }
     out = {
-        str(folder): sum(f.stat().st_size for f in folder.glob("*.safetensors"))
-        for folder in given
-        if isinstance(folder, Path)
+        str(model): sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+        for model in given
+        if (folder := folder_of(model)) is not None
     }
     if any(references_of(p) for p in profile.written_parts):
         out |= {str(m.reference): m.size for m in survey(profile, hub or Hub()) if m.size}

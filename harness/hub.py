@@ -47,6 +47,8 @@ class ModelReference(Strict):
     """A commit (40 hex digits), a tag or a branch."""
     commit: str | None = None
     """Which commit a branch or tag must be; another one is refused as moved."""
+    trust_remote_code: bool = False
+    """Let code of this model run in engines (``harness.remote_code``)."""
 
     @field_validator("repo")
     @classmethod
@@ -85,6 +87,17 @@ class ModelReference(Strict):
         return f"{self.repo}@{self.revision}"
 
 
+class ModelFolder(Strict):
+    """A model in a folder, with what is said about it: ``{path: folder, trust_remote_code: true}``."""
+
+    path: Path
+    trust_remote_code: bool = False
+    """As of a ``ModelReference``."""
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
 class UnresolvedModel(ModelReference):
     """A reference that has no folder, and why. What is written down is the reference: the reason is that of a day and
     a machine."""
@@ -101,20 +114,30 @@ class Source(Strict):
 
 
 def _shape(value: object) -> str:
+    if isinstance(value, ModelFolder) or (isinstance(value, Mapping) and "path" in value):
+        return "folder"
     return "hub" if isinstance(value, Mapping | ModelReference) else "path"
 
 
 ModelPath = Annotated[
-    Annotated[Path, Tag("path")] | Annotated[ModelReference, Tag("hub")],
+    Annotated[Path, Tag("path")] | Annotated[ModelFolder, Tag("folder")] | Annotated[ModelReference, Tag("hub")],
     Discriminator(_shape),
 ]
 """What a profile may give for a model: a folder, or a name on the hub."""
 
 
-def local_folder(value: Path | ModelReference, role: str) -> Path:
+def folder_of(value: Path | ModelFolder | ModelReference | None) -> Path | None:
+    """The folder of a model; None for one that is named on the hub, and for none."""
+    if isinstance(value, ModelFolder):
+        return value.path
+    return value if isinstance(value, Path) else None
+
+
+def local_folder(value: Path | ModelFolder | ModelReference, role: str) -> Path:
     """The folder of a model. Raises ModelUnavailableError, with the reason, when a reference has none."""
-    if isinstance(value, Path):
-        return value
+    folder = folder_of(value)
+    if folder is not None:
+        return folder
     if isinstance(value, UnresolvedModel):
         raise ModelUnavailableError(f"{role}: {value.reason}")
     raise ModelUnavailableError(
@@ -401,7 +424,10 @@ def damaged_files(folder: Path) -> list[str]:
 
 def references_of(profile: Profile) -> dict[str, ModelReference]:
     """The models of a profile that have no folder yet, by role: target, tokenizer, or the kind of a method."""
-    given: dict[str, Path | ModelReference | None] = {TARGET: profile.target, TOKENIZER: profile.tokenizer}
+    given: dict[str, Path | ModelFolder | ModelReference | None] = {
+        TARGET: profile.target,
+        TOKENIZER: profile.tokenizer,
+    }
     given |= {m.kind: m.drafter for m in profile.methods if m.kind != "none"}
     return {role: value for role, value in given.items() if isinstance(value, ModelReference)}
 
@@ -427,14 +453,15 @@ def localise(profile: Profile, name: str = "", hub: Hub | None = None) -> Profil
     if not references:
         return profile
     hub = hub or Hub()
-    folders: dict[str, Path | ModelReference] = {}
+    folders: dict[str, Path | ModelFolder | ModelReference] = {}
     sources = dict(profile.sources)
     for role, reference in references.items():
         # Without a tokenizer of its own, the profile takes the target's.
         also_tokenizer = role == TARGET and profile.tokenizer is None
         found = _look_up(hub, reference, role, also_tokenizer, name or profile.name)
         if isinstance(found, Snapshot):
-            folders[role] = found.folder
+            trusted = reference.trust_remote_code
+            folders[role] = ModelFolder(path=found.folder, trust_remote_code=True) if trusted else found.folder
             sources[role] = Source(repo=reference.repo, revision=reference.revision, commit=found.commit)
         else:
             folders[role] = UnresolvedModel(**reference.model_dump(exclude={"reason"}), reason=found)

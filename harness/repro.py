@@ -24,6 +24,7 @@ from harness.matrix import CellName, EngineGroup, all_cells, make_plan, start_ex
 from harness.operations import Prepared, assess, engines_for, judge_and_report, new_folder, prepare, prepared_recorder
 from harness.progress import Reporter
 from harness.prompts import Prompt, load_prompts
+from harness.remote_code import require_trusted
 from harness.runner import armed, run_cell
 from harness.scrub import Scrubber
 from harness.stats.sequential import Interval, interval_of
@@ -147,9 +148,11 @@ def target_of(finding: Finding) -> Target:
     )
 
 
-def from_run(run_dir: Path, wanted: str) -> tuple[Prepared, Target, tuple[str, ...]]:
-    """A finding of a recorded run with the run's own profile, and the mutants that were armed then."""
+def from_run(run_dir: Path, wanted: str, trust_code: bool = False) -> tuple[Prepared, Target, tuple[str, ...]]:
+    """A finding of a recorded run with the run's own profile, and the mutants that were armed then. Raises UsageError
+    when engines would run code of models and ``trust_code`` does not say that this is meant."""
     history = load_history(run_dir)
+    require_trusted(history.run.profile, trust_code)
     target = target_of(find(assess(history).judgement, wanted))
     return (
         _prepared(_profile(history), str(history.run.profile.get("source", "")), target, history),

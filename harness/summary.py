@@ -16,6 +16,7 @@ from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, DataError
 from harness.figures import Figures, figures_of
 from harness.findings import CellVerdict, Finding, Judgement, Verdict, worst
 from harness.history import COLD, History
+from harness.remote_code import said
 from harness.strata import Stratum
 
 
@@ -54,6 +55,11 @@ class RunSummary(NamedTuple):
     can be said."""
     unwritten: str = ""
     """Why the reports could not be written, in words; empty when they were."""
+
+    @property
+    def remote_code(self) -> str:
+        """The models whose code ran, in words; empty when none did."""
+        return said(self.history.run.profile)
 
     @property
     def cells(self) -> dict[str, Verdict]:

@@ -99,5 +99,5 @@ def matching(bands: Iterable[Band], profile: dict[str, Any], method: str) -> lis
 
 def _same(published: str, ours: object) -> bool:
     if isinstance(ours, Mapping):
-        ours = ours.get("repo")
+        ours = ours.get("repo") or ours.get("path")
     return ours is not None and published.rsplit("/", 1)[-1].lower() == str(ours).rstrip("/").rsplit("/", 1)[-1].lower()

@@ -12,6 +12,7 @@ from harness.config import EngineConfig, Method, NoSpeculation, Profile
 from harness.engine.environment import PER_REQUEST, EngineEnvironment
 from harness.engine.key import GUARD, ApiKey, guarded_path, joined_path
 from harness.errors import EngineStartError
+from harness.remote_code import trusts_code
 
 Role = Literal["single", "prefill", "decode"]
 LOOPBACK = "127.0.0.1"
@@ -98,6 +99,10 @@ def build_command(
     argv += ["--host", host, "--port", str(port)]
     argv += ["--model", str(profile.target_folder), "--served-model-name", MODEL_NAME]
     argv += ["--tokenizer", str(profile.tokenizer_folder)]
+    # Numbers alone: a pickled checkpoint, which vLLM takes where there are no safetensors, runs code.
+    argv += ["--load-format", "safetensors"]
+    if trusts_code(profile, method):
+        argv += ["--trust-remote-code"]
     argv += ["--dtype", engine.dtype, "--block-size", str(engine.block_size)]
     argv += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]
     argv += ["--seed", "0", "--no-enable-log-requests", "--middleware", GUARD]

@@ -22,6 +22,7 @@ from harness.export import standalone
 from harness.files import write_atomic
 from harness.matrix import Cell
 from harness.prompts import Prompt
+from harness.remote_code import trusts_code
 from harness.scenarios.script import Script, Send, Stage
 
 EMBEDDED_BYTES = 8 * 2**20
@@ -174,13 +175,14 @@ def _engine(case: Case, environment: EngineEnvironment, role: Role, slot: int) -
     """The command with names in the place of what another machine has elsewhere."""
     changes = {"target": Path("<<target>>"), "tokenizer": Path("<<tokenizer>>")}
     method = case.cell.method
+    trusted = trusts_code(case.profile, method)
     if method.drafter_path is not None:
         method = method.model_copy(update={"drafter": Path("<<drafter>>")})
     pair = case.cell.topology == "pd"
     command = build_command(
         case.profile.model_copy(update=changes), method, role, environment, _PORT, _SIDE_CHANNEL if pair else None
     )
-    argv = ["<<python>>", *command.argv[1:]]
+    argv = ["<<python>>", *command.argv[1:], *(["--trust-remote-code"] if trusted else [])]
     argv[argv.index("--port") + 1] = "<<port>>"
     # It makes a key of its own, and brings the guard along.
     env = {**command.env, "PYTHONPATH": "<<guard>>"}

@@ -37,6 +37,7 @@ def render_markdown(summary: RunSummary) -> str:
         "",
         plain_cell(summary.sentence),
         "",
+        *([plain_cell(summary.remote_code), ""] if summary.remote_code else []),
         *_notices(summary),
         f"Run {plain_cell(run.run_id)}, vLLM {plain_cell(str(run.versions.get('vllm')))}, profile "
         f"{plain_cell(str(run.profile.get('name')))}, {run.seconds.get('total', 0):.0f} s.",

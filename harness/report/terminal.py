@@ -38,6 +38,8 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     """Verdict first, then cells, what was found, and where to read on."""
     console.print()
     _lines(console, summary.sentence, summary.verdict)
+    if summary.remote_code:
+        _lines(console, summary.remote_code)
     for notice in summary.judgement.notices[:_NOTICES]:
         _lines(console, f"notice: {notice}")
     _more(console, len(summary.judgement.notices) - _NOTICES, "notices")

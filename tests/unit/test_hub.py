@@ -359,7 +359,10 @@ def test_one_missing_model_costs_its_own_method_only(hub, tmp_path):
     assert caught.value.exit_code == 2
     # A recorded profile keeps the reference, and not the reason of that day.
     dumped = local.model_dump(mode="json")
-    assert dumped["methods"][1]["drafter"] == {"repo": DRAFTER, "revision": "main", "commit": A}
+    assert dumped["methods"][1]["drafter"] == {
+        **{"repo": DRAFTER, "revision": "main", "commit": A},
+        "trust_remote_code": False,
+    }
     again = Profile.model_validate(dumped)
     with pytest.raises(ModelUnavailableError, match="was not looked up"):
         _ = again.methods[1].drafter_path
