@@ -31,7 +31,7 @@ from harness.seal import LINES as LINES
 from harness.seal import PARQUET as PARQUET
 from harness.seal import SEALED_FROM, check_observations, sealed, unsealed
 from harness.storage import LineFile, writing
-from harness.strict_json import MIB, finite
+from harness.strict_json import MIB, finite, printable
 
 SECOND = "second-stage"
 """Folder inside a run: the tests that failed, again, on held-out prompts and fresh engines."""
@@ -340,7 +340,7 @@ def write_run(folder: Path, record: RunRecord) -> None:
     """Write ``run.json``. That of a run with an end seals the observations as they are in the folder now, so it is
     written after them. Raises StorageError."""
     # The order of a profile's axes and of their values has a meaning.
-    write_json(folder / RUN, sealed(record.model_dump(mode="json"), folder), sort_keys=False)
+    write_json(folder / RUN, sealed(printable(record.model_dump(mode="json")), folder), sort_keys=False)
 
 
 def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:

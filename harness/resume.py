@@ -50,6 +50,7 @@ from harness.recorder import Recorder
 from harness.runner import Runner
 from harness.seal import LINES, PARQUET
 from harness.storage import FolderLock, writing
+from harness.strict_json import printable
 
 _VARYING = {"memory_gib"}
 """Of the hardware: it is rounded, and kernels differ in what they keep for themselves."""
@@ -59,7 +60,10 @@ class Resumable(NamedTuple):
     """An interrupted run, and what is left of it."""
 
     folder: Path
+    """Where the run is, not a link to it: ``latest`` may be moved meanwhile."""
     history: History
+    recorded: int
+    """Bytes of the lines when they were read."""
     whole: Prepared
     """What the run was prepared with, prepared again."""
     rest: Prepared
@@ -76,13 +80,15 @@ def prepare_resume(folder: Path) -> Resumable:
 
     Raises UsageError for runs that cannot be gone on with, and what ``load_history`` and ``prepare`` raise.
     """
+    folder = folder.resolve()
+    recorded = _size(folder / LINES)
     history = load_history(folder)
     _require_resumable(history)
     run = history.run
     scenarios = dict.fromkeys(s for c in run.cells for s in ([COLD] if c.planned else []) + list(c.scenarios))
     source = str(run.profile.get("source", run.profile["name"]))
     whole = prepare(source, [c.cell for c in run.cells], list(scenarios))
-    return Resumable(folder, history, whole, _rest(whole, history))
+    return Resumable(folder, history, recorded, whole, _rest(whole, history))
 
 
 def resume(
@@ -97,7 +103,8 @@ def resume(
     then.
     """
     with FolderLock(left.folder):
-        if load_history(left.folder).run != left.history.run:
+        # The run may have lived until a moment ago, and answers that came since are not to be set aside unread.
+        if _size(left.folder / LINES) != left.recorded or load_history(left.folder).run != left.history.run:
             raise UsageError(f"{left.folder}: expected the run as it was a moment ago, found it changed; try again")
         run = left.history.run
         mutants, together = run.mutants, len(run.mutants) > 1
@@ -122,12 +129,16 @@ def resume(
         return Outcome(left.folder, judge_and_report(history))
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
 # --- what can be gone on with ----------------------------------------------------------------------------------------
 
 
 def _require_resumable(history: History) -> None:
     folder, run = history.folder, history.run
-    name = folder.resolve().name
+    name = folder.name
     if run.merged is not None:
         raise UsageError(f"{folder}: expected a run that was interrupted, found one that was merged from parts")
     if name == SECOND or run.run_id != name:
@@ -216,9 +227,8 @@ def _plan_of(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _conditions(run: RunRecord) -> dict[str, Any]:
-    """What has to be the same when a run is gone on with."""
-    plain = run.model_dump(mode="json")
+def _conditions(plain: Mapping[str, Any], run: RunRecord) -> dict[str, Any]:
+    """What has to be the same when a run is gone on with; ``plain`` is the record as it is written."""
     return {
         "profile": plain["profile"],
         "prompts": run.prompts_sha256,
@@ -234,7 +244,7 @@ def _conditions(run: RunRecord) -> dict[str, Any]:
 
 def require_same(earlier: RunRecord, now: RunRecord) -> None:
     """Raises UsageError that names each difference."""
-    before, after = _conditions(earlier), _conditions(now)
+    before, after = (_conditions(printable(r.model_dump(mode="json")), r) for r in (earlier, now))
     places = [text for key in before for text in differing(before[key], after[key], key)]
     if places:
         shown = "\n".join(f"  {p}" for p in places)
@@ -282,7 +292,7 @@ def _reopen(left: Resumable, fresh: RunRecord) -> RunRecord:
         cells=left.again,
         set_aside=aside,
         files=(name,) if aside else (),
-        found=_found(left.history, again),
+        found=_found(left.history),
     )
     record = run.model_copy(
         update={
@@ -302,12 +312,15 @@ def _reopen(left: Resumable, fresh: RunRecord) -> RunRecord:
     return record
 
 
-def _found(history: History, again: set[str]) -> tuple[str, ...]:
-    """What is wrong with answers that are about to be set aside; known defects are known."""
+def _found(history: History) -> tuple[str, ...]:
+    """What is wrong before anything is set aside; known defects are known. Of cells that are not asked again too:
+    their outputs may be re-scored again."""
+    # The profile is the user's: it was loaded again, and is the same.
+    judgement = assess(history.model_copy(update={"own": True})).judgement
     return tuple(
         f"{f.cell} {f.check} {f.verdict}: {f.message}"
-        for f in assess(history).judgement.findings
-        if f.cell in again and f.known is None and f.verdict.exit_code == EXIT_REGRESSION
+        for f in judgement.findings
+        if f.known is None and f.verdict.exit_code == EXIT_REGRESSION
     )
 
 

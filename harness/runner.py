@@ -338,5 +338,5 @@ def point_latest(folder: Path, name: str = "latest") -> None:
     temporary = folder.parent / f".latest-{os.getpid()}"
     with writing(link):
         temporary.unlink(missing_ok=True)
-        temporary.symlink_to(folder.name)
+        temporary.symlink_to(folder.resolve().name)
         temporary.replace(link)

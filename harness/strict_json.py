@@ -63,6 +63,18 @@ def finite(value: Any) -> Any:
     return value
 
 
+def printable(value: Any) -> Any:
+    """Plain data with characters that UTF-8 has: Python makes halves of pairs of bytes in arguments and paths that are
+    none, and nothing that is written with them could be read again."""
+    if isinstance(value, str):
+        return value if value.isprintable() else value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {printable(k): printable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [printable(v) for v in value]
+    return value
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):

@@ -68,9 +68,16 @@ def identity_in(history: History, lineup: str) -> Identity:
 def require_unarmed(history: History) -> None:
     """Raise UsageError when a run says nothing about unchanged engines."""
     armed = history.run.mutants or tuple(m for e in history.run.engines for m in e.mutants)
-    if armed or history.run.interrupted:
-        found = f"mutant {', '.join(dict.fromkeys(armed))} armed" if armed else "one that was interrupted"
+    if armed or history.run.doubtful:
+        found = f"mutant {', '.join(dict.fromkeys(armed))} armed" if armed else f"one that {_why_not_whole(history)}"
         raise UsageError(f"{history.folder}: expected a whole run of unchanged engines, found {found}; record anew")
+
+
+def _why_not_whole(history: History) -> str:
+    run = history.run
+    if run.interrupted or run.finished is None:
+        return "was interrupted" if run.interrupted else "has no end"
+    return "was resumed after wrong answers" if run.asked_twice else "was merged from parts that contradict each other"
 
 
 class Recorded(NamedTuple):

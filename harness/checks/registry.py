@@ -213,9 +213,9 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     if history.run.interrupted:
         notices.append("the run was interrupted before its end")
     elif history.run.finished is None:
-        notices.append(
-            "the run has no end: it was killed, or is still going on; `harness run --resume` goes on with it"
-        )
+        # A merged run has no end when one of its parts has none.
+        further = "; `harness run --resume` goes on with it" if merged is None else ""
+        notices.append(f"the run has no end: it was killed, or is still going on{further}")
     notices += [
         f"{cell.cell}: left over when its engines ended: {words}; see `harness ps` and `harness clean`"
         for cell in history.run.cells

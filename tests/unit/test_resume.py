@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import harness.checks.registry
 import harness.operations
+import harness.recorder
 import harness.resume
 import harness.runner
+from harness.baseline.build import identity_in, references_in
 from harness.cli import app
 from harness.errors import UsageError
 from harness.findings import Verdict
@@ -194,6 +197,86 @@ def test_regression_in_what_is_set_aside_is_no_second_chance(tmp_path, engines):
     assert "single-eagle3 tokens-baseline REGRESSION" in notice
     assert "cannot pass" in notice
     assert check(folder).summary.verdict is Verdict.UNKNOWN
+
+
+def test_regression_is_found_where_judging_a_foreign_run_would_read_no_baselines(tmp_path, engines, monkeypatch):
+    engines.change = lambda o: wrong(o) if o.cell == "single-eagle3" else o
+    folder = killed(tmp_path, engines, "single-eagle3", 10)
+    engines.change = lambda o: o
+    monkeypatch.setattr(harness.checks.registry, "recorded", lambda _: None)
+    assert go_on(folder).summary.verdict is Verdict.UNKNOWN
+    assert "single-eagle3 tokens-baseline REGRESSION" in load_history(folder).run.resumed[0].found[0]
+
+
+def test_what_re_scoring_found_is_not_re_scored_away(tmp_path, engines):
+    folder = killed_while_rescoring(tmp_path, engines)
+    assert assess(load_history(folder)).verdict is Verdict.REGRESSION
+    outcome = go_on(folder)
+    assert engines.asked == []
+    assert outcome.summary.verdict is Verdict.UNKNOWN
+    assert any("rescored REGRESSION" in f for f in load_history(folder).run.resumed[0].found)
+
+
+def killed_while_rescoring(out: Path, engines: Engines) -> Path:
+    """One output was scored, as wrong, when the run was killed."""
+    engines.kill_rescoring = True
+    folder = killed(out, engines, "no cell")
+    engines.kill_rescoring = False
+    first = next(
+        o for o in load_history(start(out / "whole").folder).observations if o.scenario == RESCORE and o.final.rescored
+    )
+    bad = change_final(first, rescored=(5.0, *first.final.rescored[1:]))
+    with (folder / "observations.jsonl").open("a") as stream:
+        stream.write(bad.model_dump_json() + "\n")
+    engines.asked.clear()
+    return folder
+
+
+def test_link_that_moves_meanwhile_leads_nowhere_else(tmp_path, engines):
+    folder = killed(tmp_path, engines)
+    finished = start(tmp_path).folder
+    before = (finished / "run.json").read_text()
+    latest = tmp_path / "latest"
+    latest.unlink(missing_ok=True)
+    latest.symlink_to(folder.name)
+    left = prepare_resume(latest)
+    latest.unlink()
+    latest.symlink_to(finished.name)
+    outcome = resume(left, None, Reporter(0.0))
+    assert outcome.folder == folder.resolve()
+    assert outcome.summary.verdict is Verdict.PASS
+    assert (finished / "run.json").read_text() == before
+    assert latest.resolve() == folder.resolve()
+
+
+def test_answers_that_came_after_the_run_was_read_are_not_set_aside(tmp_path, engines):
+    folder = killed(tmp_path, engines)
+    left = prepare_resume(folder)
+    with (folder / "observations.jsonl").open("a") as stream:
+        stream.write(lines(folder)[-1] + "\n")
+    with pytest.raises(UsageError, match="found it changed; try again"):
+        resume(left, None, Reporter(0.0))
+
+
+def test_bytes_that_are_no_text_in_the_command_can_be_read_again(tmp_path, engines, monkeypatch):
+    monkeypatch.setattr(harness.recorder.sys, "argv", ["harness", "run", "--out", "caf\udce9"])
+    folder = killed(tmp_path, engines)
+    assert go_on(folder).summary.verdict is Verdict.PASS
+    assert load_history(folder).run.command[-1] == "caf\\udce9"
+
+
+@pytest.mark.parametrize("make", ["killed", "asked twice"])
+def test_run_that_cannot_pass_is_no_reference(tmp_path, engines, make):
+    engines.change = lambda o: wrong(o) if o.cell == "single-eagle3" else o
+    folder = killed(tmp_path, engines, "single-eagle3", 10)
+    engines.change = lambda o: o
+    if make == "asked twice":
+        go_on(folder)
+    history = load_history(folder)
+    identities = {m: identity_in(history, m) for m in ("none", "eagle3")}
+    reasons = [lookup.reason for lookup in references_in(history, identities).values()]
+    assert reasons
+    assert all("expected a whole run of unchanged engines" in r for r in reasons), reasons
 
 
 @pytest.mark.parametrize(
