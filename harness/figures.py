@@ -158,25 +158,46 @@ def figures_of(history: History, judgement: Judgement, baselines: Mapping[str, L
     evidence = Evidence(history, baselines, judging_of(history))
     views = [CellView(evidence, r) for r in history.run.cells if r.planned or not r.scenarios]
     known = {m: lookup.baseline for m, lookup in baselines.items() if lookup.baseline is not None}
+    cells = [_of_cell(v, known, judgement) for v in views]
     return Figures(
-        tuple(_positions(views, known, judgement)),
-        tuple(_seen(v, known, judgement) for v in views if v.speculative),
+        tuple(_positions(views, cells, known)),
+        tuple(c.seen for c in cells if c.seen is not None),
         tuple(_published(history, views)),
-        tuple(s for v in views if v.speculative for s in _steps(v)),
-        tuple(s for v in views for s in _survival(v, known)),
+        tuple(s for c in cells for s in c.steps),
+        tuple(s for c in cells for s in c.survival),
         tuple(s for m, b in known.items() for s in _equal_runs(m, b)),
         tuple(_worst(history, judgement)),
     )
+
+
+class _Cell(NamedTuple):
+    """The figures of one cell; those of speculation are empty without it."""
+
+    tonight: tuple[Position, ...]
+    seen: Seen | None
+    steps: tuple[Step, ...]
+    survival: tuple[Survival, ...]
+
+
+def _of_cell(view: CellView, baselines: Mapping[str, Baseline], judgement: Judgement) -> _Cell:
+    """All of a cell at once: the observations of a large run are read anew for each cell."""
+    survival = tuple(_survival(view, baselines))
+    if not view.speculative:
+        return _Cell((), None, (), survival)
+    return _Cell(tuple(_tonight(view, judgement)), _seen(view, baselines, judgement), tuple(_steps(view)), survival)
 
 
 # --- acceptance ------------------------------------------------------------------------------------------------------
 
 
 def _positions(
-    views: Sequence[CellView], baselines: Mapping[str, Baseline], judgement: Judgement
+    views: Sequence[CellView], cells: Sequence[_Cell], baselines: Mapping[str, Baseline]
 ) -> Iterable[Position]:
-    speculative = [v for v in views if v.speculative]
-    for method in dict.fromkeys(v.lineup for v in speculative):
+    tonight: dict[str, list[Position]] = {}
+    for view, cell in zip(views, cells, strict=True):
+        if view.speculative:
+            tonight.setdefault(view.lineup, []).extend(cell.tonight)
+    for method, found in tonight.items():
         baseline = baselines.get(method)
         if baseline is not None:
             summary = baseline.header.summary
@@ -184,9 +205,7 @@ def _positions(
             for p, rate in enumerate(summary.get("rates", [])):
                 low, high = intervals[p] if p < len(intervals) else (None, None)
                 yield Position(method, p, "baseline", rate, low, high, None, summary.get("steps"), None)
-        for view in speculative:
-            if view.lineup == method:
-                yield from _tonight(view, judgement)
+        yield from found
 
 
 def _tonight(view: CellView, judgement: Judgement) -> Iterable[Position]:

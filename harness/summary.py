@@ -99,6 +99,7 @@ def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str
         by_place[finding.cell, finding.stratum or "all"].append(finding)
     strata = [s.value for s in Stratum]
     grid: dict[str, dict[str, StratumCell]] = {}
+    acceptance = []
     for cell_id, view in views.items():
         row: dict[str, StratumCell] = {}
         count: dict[str, int] = defaultdict(int)
@@ -113,6 +114,8 @@ def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str
         if general:
             row["all"] = StratumCell(worst(f.verdict for f in general), 0)
         grid[cell_id] = row
+        if view.speculative:
+            acceptance.append(_acceptance_row(view, judgement))
     return RunSummary(
         history=history,
         judgement=judgement,
@@ -120,7 +123,7 @@ def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str
         grid=grid,
         scenarios=list(dict.fromkeys(s for r in history.run.cells for s in r.scenarios)),
         scenario_grid=_scenario_grid(judgement),
-        acceptance=[_acceptance_row(v, judgement) for v in views.values() if v.speculative],
+        acceptance=acceptance,
         equal_tokens={cell: _equal_tokens(judgement, cell) for cell in views},
         figures=figures_of(history, judgement, baselines or {}),
         published=_published(history, views),
