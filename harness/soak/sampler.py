@@ -6,10 +6,10 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 from harness.soak.model import HARNESS, SAMPLES, Round, Sample
 from harness.soak.processes import Watcher
+from harness.storage import LineFile
 
 _LATE = 12
 """Intervals without a sample after which a leak could have come and gone unseen."""
@@ -22,17 +22,17 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / SAMPLES
-        self._stream: IO[str] = self.path.open("a", encoding="utf-8")
+        self._lines = LineFile(self.path)
         self._lock = threading.Lock()
 
     def append(self, line: Sample | Round) -> None:
+        """Raises StorageError when it cannot be written; what was written before stays as it is."""
         with self._lock:
-            self._stream.write(line.model_dump_json() + "\n")
-            self._stream.flush()
+            self._lines.append(line.model_dump_json())
 
     def close(self) -> None:
         with self._lock:
-            self._stream.close()
+            self._lines.close()
 
 
 class Sampler:
