@@ -24,7 +24,7 @@ class Identity(Strict):
     template_sha256: str
     prompts_sha256: str
     method: str
-    draft_tokens: int
+    draft_tokens: int = Field(ge=0, le=64)
     block_size: int
     dtype: str
     kv_dtype: str = "auto"
