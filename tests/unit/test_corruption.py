@@ -98,12 +98,12 @@ TARGETS = {
     "observations.parquet": Target("binary", 3, 20),
     "observations.parquet, alone": Target("binary", 4, 20),
     "run.json of a killed run": Target("json", 5, 10),
-    "observations.jsonl of a killed run": Target("lines", 6, 20),
-    "baseline header": Target("json", 7),
-    "baseline rows": Target("table", 8),
+    "observations.jsonl of a killed run": Target("lines", 6, 12),
+    "baseline header": Target("json", 7, 20),
+    "baseline rows": Target("table", 8, 16),
     "prompt set": Target("lines", 9),
     "profile": Target("yaml", 10, 60),
-    "known defects": Target("yaml", 11, 40),
+    "known defects": Target("yaml", 11, 24),
 }
 
 
@@ -126,10 +126,10 @@ def run_all(name: str, path: Path, judge: Judge) -> Counter[str]:
     target = TARGETS[name]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcomes: Counter[str] = Counter()
-    begun, slowest = time.monotonic(), 0.0
+    begun, slowest = time.process_time(), 0.0
     for damage in damages(path.read_bytes(), target.form, target.seed, target.flips):
         put(path, damage)
-        started = time.monotonic()
+        started = time.process_time()
         try:
             with within(LIMIT_S):
                 outcome = judge()
@@ -141,11 +141,11 @@ def run_all(name: str, path: Path, judge: Judge) -> Counter[str]:
             shown = b"folder" if damage.data is None else damage.data[:2000]
             raise AssertionError(f"{name}, {damage.kind}: {type(error).__name__}: {error}\n{shown!r}") from error
         outcomes[outcome] += 1
-        slowest = max(slowest, time.monotonic() - started)
+        slowest = max(slowest, time.process_time() - started)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert grown < MOST_MIB
     print(
-        f"\n{name}: {outcomes.total()} damaged files in {time.monotonic() - begun:.1f} s, slowest {slowest:.2f} s, "
+        f"\n{name}: {outcomes.total()} damaged files in {time.process_time() - begun:.1f} s of the processor, slowest {slowest:.2f} s, "
         f"{grown:.0f} MiB more: {dict(outcomes)}"
     )
     return outcomes
