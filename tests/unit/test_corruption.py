@@ -145,8 +145,8 @@ def run_all(name: str, path: Path, judge: Judge) -> Counter[str]:
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert grown < MOST_MIB
     print(
-        f"\n{name}: {outcomes.total()} damaged files in {time.process_time() - begun:.1f} s of the processor, slowest {slowest:.2f} s, "
-        f"{grown:.0f} MiB more: {dict(outcomes)}"
+        f"\n{name}: {outcomes.total()} damaged files in {time.process_time() - begun:.1f} s of the processor, slowest "
+        f"{slowest:.2f} s, {grown:.0f} MiB more: {dict(outcomes)}"
     )
     return outcomes
 
