@@ -105,4 +105,7 @@ class SoloDriller:
         history = Runner(
             profile, plan, [work], self._environment, recorder, self._reporter, ProxiedExecutor(scene)
         ).run()
+        if history.run.interrupted:
+            # The runner has ended the engines; the set ends, too.
+            raise KeyboardInterrupt
         return judge_and_report(history), time.monotonic() - begun

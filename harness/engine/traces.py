@@ -186,12 +186,16 @@ def _held(pid: int, inodes: Collection[int]) -> set[int]:
 
 def users(wanted: Iterable[Segment], pids: Iterable[int]) -> dict[Segment, set[int]]:
     """Which of ``pids`` use each segment: they have it mapped or open."""
-    by_inode = {s.inode: s for s in wanted}
-    found: dict[Segment, set[int]] = {s: set() for s in by_inode.values()}
+    found: dict[Segment, set[int]] = {s: set() for s in wanted}
+    # Two names may be of one inode: links, or a number that was used again after the first one was removed.
+    by_inode: dict[int, list[Segment]] = {}
+    for segment in found:
+        by_inode.setdefault(segment.inode, []).append(segment)
     if by_inode:
         for pid in pids:
             for inode in _held(pid, by_inode.keys()):
-                found[by_inode[inode]].add(pid)
+                for segment in by_inode[inode]:
+                    found[segment].add(pid)
     return found
 
 

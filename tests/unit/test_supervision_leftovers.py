@@ -234,3 +234,8 @@ def test_looking_does_not_take_claims():
     assert leftovers.survey().claims == taken
     assert path.exists()
     ports.release(taken)
+
+
+def test_two_names_of_one_inode_are_two_segments():
+    first, second = traces.Segment("psm_drill_a", 7), traces.Segment("psm_drill_b", 7)
+    assert traces.users([first, second], [os.getpid()]) == {first: set(), second: set()}
