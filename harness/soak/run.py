@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness import provenance
+from harness import provenance, redact
 from harness.checks.registry import baselines_for
 from harness.engine.environment import EngineEnvironment
 from harness.engine.topology import EngineGroupSession
@@ -95,14 +95,15 @@ class _Run:
 
     def perform(self, group: EngineGroup) -> None:
         """Start the engines and play rounds until the time is over."""
+        session = EngineGroupSession(
+            group,
+            self._prepared.profile.part(group.variant),
+            self._environment,
+            self._folder / "logs",
+            progress=self._reporter.line,
+        )
         try:
-            with EngineGroupSession(
-                group,
-                self._prepared.profile.part(group.variant),
-                self._environment,
-                self._folder / "logs",
-                progress=self._reporter.line,
-            ) as session:
+            with session:
                 self._recorder.engines(session.records())
                 self._reporter.step(group.id, start_expected_s(group))
                 self._play(session)
@@ -114,7 +115,8 @@ class _Run:
             self._fail(str(error))
         except Exception as error:
             # Whatever it is, it must not cost what was seen.
-            self._fail(f"the harness itself failed: {type(error).__name__}: {error}")
+            self._fail(redact.text(f"the harness itself failed: {type(error).__name__}: {error}"))
+        self._doubts += [f"could not be ended: {words}" for words in session.left]
 
     def _fail(self, reason: str) -> None:
         self._doubts.append(reason)
@@ -126,7 +128,7 @@ class _Run:
         try:
             act()
         except Exception as error:
-            self._doubts.append(f"{what} failed: {type(error).__name__}: {error}")
+            self._doubts.append(redact.text(f"{what} failed: {type(error).__name__}: {error}"))
 
     def _play(self, session: EngineGroupSession) -> None:
         roots = {HARNESS: os.getpid(), **{str(e.role): e.pid for e in session.records()}}

@@ -318,12 +318,14 @@ class FakeSession:
 
     roles = ("single",)
     dies_after: int | None = None
+    stays: tuple[str, ...] = ()
 
     def __init__(self, group, profile, *_args, **_kwargs):
         self.group, self.profile, self.fake = group, profile, FakeClient()
         self.under_way = self.most = 0
         self.lock = threading.Lock()
         self.ended = False
+        self.left: list[str] = []
         type(self).newest = self
 
     def __enter__(self):
@@ -331,6 +333,7 @@ class FakeSession:
 
     def __exit__(self, *_):
         self.ended = True
+        self.left = list(self.stays)
 
     def end_engines(self):
         self.ended = True
@@ -431,3 +434,9 @@ def test_a_soak_refuses_more_than_one_cell():
 def test_a_soak_is_of_cold_prompts_as_ids():
     (work,) = prepare_soak("cpu", "pd-eagle3").works
     assert {i.form for i in work.items} == {"ids"} and not work.scripts
+
+
+def test_what_could_not_be_ended_is_a_doubt(tmp_path: Path, fake: type[FakeSession]):
+    fake.stays = ("process 17 of the single engine",)
+    found, _ = soak(prepare_soak("cpu", "single-none"), Wanted(0.01, 4), tmp_path, None)
+    assert "could not be ended: process 17 of the single engine" in found.doubts
