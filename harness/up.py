@@ -15,6 +15,7 @@ from harness.engine.client import Sampling, request_body
 from harness.engine.command import MODEL_NAME, Role
 from harness.engine.exchange import new_id, payload
 from harness.engine.key import header_file
+from harness.engine.limited import LimitedClient
 from harness.engine.ports import claim, free_ports
 from harness.engine.router import Router, program
 from harness.engine.topology import EngineGroupSession
@@ -112,12 +113,8 @@ def _prove(session: EngineGroupSession, url: str, prompt: Prompt, prepared: Prep
     client = session.client("single")
     before = client.snapshot()
     try:
-        answer = httpx.post(
-            f"{url}/v1/completions",
-            json={**body, "cache_salt": new_id()},
-            headers=session.key.headers,
-            timeout=prepared.profile.timeouts.request,
-        )
+        with LimitedClient(headers=session.key.headers, timeout=prepared.profile.timeouts.request) as asking:
+            answer = asking.post(f"{url}/v1/completions", json={**body, "cache_salt": new_id()})
         answer.raise_for_status()
         tokens = answer.json()["choices"][0].get("token_ids")
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:

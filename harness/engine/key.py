@@ -19,6 +19,7 @@ import httpx
 
 from harness import redact
 from harness.engine.guard.kv_harness_guard import KEY_VARIABLE
+from harness.engine.limited import get
 from harness.errors import EngineStartError
 
 GUARD_FOLDER = Path(__file__).resolve().parent / "guard"
@@ -71,7 +72,7 @@ def require_guarded(url: str, name: str, timeout_s: float = 10.0) -> None:
         try:
             # Without what ~/.netrc or a proxy would add. A POST to /pause would act; a GET is refused by the guard, and
             # by an open server with 405.
-            status = httpx.get(f"{url}{path}", timeout=timeout_s, trust_env=False).status_code
+            status = get(f"{url}{path}", {}, timeout_s).status_code
         except httpx.HTTPError as error:
             raise EngineStartError(
                 f"expected {name} to refuse a request for {path} without the run's key, found no answer "

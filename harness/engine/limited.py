@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import httpcore
@@ -106,3 +106,9 @@ class LimitedClient(httpx.Client):
             return super().send(request, **options)
         finally:
             _current.begin(None)
+
+
+def get(url: str, headers: Mapping[str, str], limit_s: float) -> httpx.Response:
+    """One GET with a limit for the whole exchange. Raises httpx.HTTPError."""
+    with LimitedClient(timeout=limit_s, headers=dict(headers)) as client:
+        return client.get(url)

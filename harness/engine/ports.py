@@ -12,8 +12,10 @@ import os
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from harness.engine import traces
 from harness.engine.command import LOOPBACK
@@ -35,6 +37,7 @@ def _bind(port: int, host: str) -> socket.socket:
 # that range was taken by a connection of the other engine before its owner bound it, seconds later.
 _LOWEST, _HIGHEST = 20000, 32000
 _TRIES = 400
+_LOCK_S = 30.0
 
 _LOCK = threading.Lock()
 _HELD: dict[int, int] = {}
@@ -67,6 +70,21 @@ def _claim_one(folder: Path, port: int, host: str) -> int:
     return handle
 
 
+def _lock(file: IO[bytes]) -> None:
+    """Lock a file that others hold for milliseconds. Raises EngineStartError when one does not let go of it."""
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise EngineStartError(
+                    f"expected the lock on {file.name} within {_LOCK_S:.0f} s, found that another harness holds it; "
+                    "see whether one is stopped, and continue or end it"
+                ) from None
+        time.sleep(0.01)
+
+
 @contextlib.contextmanager
 def locked() -> Iterator[Path]:
     """The folder of claims, locked: several ports are claimed together or not at all, and who only looks does not seem
@@ -74,7 +92,7 @@ def locked() -> Iterator[Path]:
     try:
         folder = traces.state_folder()
         with _LOCK, (folder / "ports.lock").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock(lock)
             yield folder
     except OSError as error:
         raise EngineStartError(f"expected to claim ports for engines, found that it cannot be done: {error}") from error
@@ -161,8 +179,9 @@ def held(ports: Iterable[int]) -> tuple[int, ...]:
 
 
 def release(ports: Iterable[int]) -> None:
-    """Let go of claims of this process. A warden that still holds one keeps it."""
-    with locked() as folder:
+    """Let go of claims of this process. A warden that still holds one keeps it; where it cannot be done now, they end
+    with this process."""
+    with contextlib.suppress(EngineStartError), locked() as folder:
         for port in ports:
             handle = _HELD.pop(port, None)
             if handle is not None:

@@ -20,6 +20,7 @@ from harness import redact
 from harness.engine.command import LOOPBACK, Role, full_environment
 from harness.engine.guard.guarded_router import URLS_VARIABLE
 from harness.engine.key import GUARD_FOLDER, ApiKey, require_guarded
+from harness.engine.limited import get
 from harness.engine.warded import WardedEngine
 from harness.errors import EngineStartError, EnvironmentFault
 from harness.history import EngineRecord
@@ -134,7 +135,7 @@ class Router:
             self._process.require_alive()
             try:
                 models = f"{self.url}/v1/models"
-                if httpx.get(models, headers=self._key.headers, timeout=5, trust_env=False).status_code == 200:
+                if get(models, self._key.headers, 5.0).status_code == 200:
                     require_guarded(self.url, f"the {self._command.name}")
                     self.ready_seconds = time.monotonic() - self._process.started
                     return

@@ -236,3 +236,18 @@ def test_claims_outlive_the_harness_as_long_as_its_engines(engine_program, tmp_p
     wait_for(lambda: not state(), 30)
     ports.claim([port, port + 1])
     ports.release([port, port + 1])
+
+
+def test_a_stopped_harness_does_not_hold_the_others_for_ever(monkeypatch):
+    code = (
+        "import time\nfrom harness.engine.ports import locked\nwith locked():\n print(1, flush=True)\n time.sleep(60)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    other.stdout.readline()
+    monkeypatch.setattr(ports, "_LOCK_S", 0.3)
+    with pytest.raises(EngineStartError, match="another harness holds it"):
+        ports.free_ports(1)
+    ports.release([1])
+    other.kill()
+    other.communicate()
+    ports.release(ports.free_ports(1))
