@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from harness.ci.plan import RETRY_ON, TRIES, Environments, Night, Step, dump, environments, head_of, require_plain
+from harness.ci.plan import (
+    AUDIT_COMMAND,
+    AUDIT_MINUTES,
+    RETRY_ON,
+    TRIES,
+    Environments,
+    Night,
+    Step,
+    dump,
+    environments,
+    head_of,
+    require_plain,
+)
 
 
 class Options(NamedTuple):
@@ -23,7 +35,11 @@ def render(night: Night, options: Options) -> str:
     env = environments(night, options.image, options.gpus, options.queue == options.verdict_queue)
     document = {
         **({"env": env.shared} if env.shared else {}),
-        "steps": [*(_part(s, night, options, env) for s in night.steps), _verdict(night, options, env)],
+        "steps": [
+            *(_part(s, night, options, env) for s in night.steps),
+            _verdict(night, options, env),
+            _audit(options),
+        ],
     }
     head = [
         *head_of(night, "buildkite"),
@@ -58,6 +74,18 @@ def _verdict(night: Night, options: Options, env: Environments) -> dict[str, Any
         "agents": {"queue": options.verdict_queue},
         "artifact_paths": ["reports/merged/**/*"],
         "timeout_in_minutes": 60,
+        "soft_fail": False,
+        "retry": {"automatic": False},
+    }
+
+
+def _audit(options: Options) -> dict[str, Any]:
+    return {
+        "label": "audit of the dependencies",
+        "key": "audit",
+        "command": AUDIT_COMMAND,
+        "agents": {"queue": options.verdict_queue},
+        "timeout_in_minutes": AUDIT_MINUTES,
         "soft_fail": False,
         "retry": {"automatic": False},
     }

@@ -5,7 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from harness.ci.plan import TRIES, Environments, Night, Step, dump, environments, head_of, require_plain
+from harness.ci.plan import (
+    AUDIT_COMMAND,
+    AUDIT_MINUTES,
+    TRIES,
+    Environments,
+    Night,
+    Step,
+    dump,
+    environments,
+    head_of,
+    require_plain,
+)
 from harness.errors import UsageError
 
 ACTIONS: dict[str, tuple[str, str]] = {
@@ -49,6 +60,7 @@ def render(night: Night, options: Options) -> str:
         "jobs": {
             **{s.name: _part(s, night, options, env) for s in night.steps},
             "verdict": _verdict(night, options, env),
+            "audit": _audit(options),
         },
     }
     pins = [f"  {action} {commit} is {version}" for action, (commit, version) in ACTIONS.items()]
@@ -89,6 +101,15 @@ def _part(step: Step, night: Night, options: Options, env: Environments) -> dict
         "timeout-minutes": TRIES * step.timeout_minutes,
         **({"env": env.recording} if env.recording else {}),
         "steps": [_checkout(), record, _keep(step.name, f"reports/{step.name}/")],
+    }
+
+
+def _audit(options: Options) -> dict[str, Any]:
+    return {
+        "name": "audit of the dependencies",
+        "runs-on": options.verdict_runner,
+        "timeout-minutes": AUDIT_MINUTES,
+        "steps": [_checkout(), {"name": "Audit", "run": AUDIT_COMMAND}],
     }
 
 

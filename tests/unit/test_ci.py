@@ -47,6 +47,15 @@ def rendered(system: str, night: Night, **options: object) -> str:
 
 
 def steps(system: str, text: str) -> list[dict]:
+    """The parts and the verdict; the audit beside them is ``audit_of``."""
+    return everything(system, text)[:-1]
+
+
+def audit_of(system: str, text: str) -> dict:
+    return everything(system, text)[-1]
+
+
+def everything(system: str, text: str) -> list[dict]:
     document = yaml.safe_load(text)
     return document["steps"] if system == "buildkite" else list(document["jobs"].values())
 
@@ -147,6 +156,15 @@ def test_a_night_of_two_stages_has_time_for_both(tmp_path):
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
+def test_dependencies_are_audited_beside_the_verdict(system):
+    """Neither waits for the other, and a vulnerability is red by itself."""
+    audit = audit_of(system, rendered(system, plan_night("cpu")))
+    assert "ci/audit.sh" in str(audit)
+    assert not {"needs", "depends_on", "if", "continue-on-error"} & set(audit)
+    assert not audit.get("soft_fail")
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_only_unknown_is_tried_again_and_no_step_fails_softly(system):
     text = rendered(system, plan_night("cpu"))
     *parts, verdict = steps(system, text)
@@ -236,7 +254,7 @@ def test_options_reach_the_pipeline(tmp_path):
     text = rendered("github", plan_night("cpu"), runners=("self-hosted", "h200"), image=DIGEST, gpus="2")
     document = yaml.safe_load(text)
     assert document["env"] == {"HARNESS_IMAGE": DIGEST}
-    *parts, verdict = document["jobs"].values()
+    *parts, verdict, _ = document["jobs"].values()
     assert all(p["env"] == {"HARNESS_GPUS": "2"} for p in parts)
     assert "env" not in verdict
     assert document["jobs"]["part-1"]["runs-on"] == ["self-hosted", "h200"]
