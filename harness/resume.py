@@ -88,7 +88,9 @@ def prepare_resume(folder: Path) -> Resumable:
     scenarios = dict.fromkeys(s for c in run.cells for s in ([COLD] if c.planned else []) + list(c.scenarios))
     source = str(run.profile.get("source", run.profile["name"]))
     whole = prepare(source, [c.cell for c in run.cells], list(scenarios))
-    return Resumable(folder, history, recorded, whole, _rest(whole, history))
+    # Of a run that came to its end, the second stage alone may be missing: its cells had their chance.
+    rest = _rest(whole, history) if unfinished(run) else whole._replace(plan=Plan((), ()), works=(), lacking={})
+    return Resumable(folder, history, recorded, whole, rest)
 
 
 def resume(
@@ -109,7 +111,7 @@ def resume(
         run = left.history.run
         mutants, together = run.mutants, len(run.mutants) > 1
         history = left.history
-        if left.rest.plan.groups or run.finished is None or run.interrupted:
+        if unfinished(run):
             recorder, environment = _recorder(left, engine_python)
             history = Runner(
                 left.rest.profile,

@@ -19,14 +19,14 @@ from harness.baseline.build import identity_in, references_in
 from harness.cli import app
 from harness.errors import UsageError
 from harness.findings import Verdict
-from harness.history import COLD, RESCORE, Observation, load_history
+from harness.history import COLD, RESCORE, SECOND, History, Observation, load_history, write_run
 from harness.lines import move_aside
 from harness.operations import Outcome, assess, check, execute, prepare
 from harness.progress import Reporter
 from harness.resume import prepare_resume, resume
 from harness.storage import FolderLock
 from tests.reseal import reseal
-from tests.unit.builders import change_final
+from tests.unit.builders import change_final, history, observation
 from tests.unit.fake_answers import ENVIRONMENT, perform, score
 from tests.unit.test_runner import FakeSession
 
@@ -374,3 +374,47 @@ def test_lines_are_never_lost_while_they_are_moved(tmp_path, monkeypatch):
     assert path.read_text() == rows[0] + rows[2]
     assert (tmp_path / "aside").read_text() == rows[1] + rows[3]
     assert (tmp_path / "torn").read_text() == '{"cell"'
+
+
+def test_killed_between_the_last_answer_and_the_end(tmp_path, engines):
+    folder = start(tmp_path).folder
+    reseal(folder, lambda r: r.update(finished=None))
+    engines.asked.clear()
+    assert assess(load_history(folder)).verdict is Verdict.UNKNOWN
+    outcome = go_on(folder)
+    assert engines.asked == []
+    assert outcome.summary.verdict is Verdict.PASS
+    assert load_history(folder).run.resumed[0].set_aside == 0
+
+
+def test_answers_that_the_disk_lost_are_asked_for_again(tmp_path, engines):
+    """After a power cut ``run.json`` may say more than the lines have."""
+    folder = killed(tmp_path, engines)
+    rows = lines(folder)
+    (folder / "observations.jsonl").write_text("".join(f"{row}\n" for row in rows[:10]))
+    go_on(folder)
+    assert sorted(engines.asked) == sorted(CELLS)
+
+
+def test_second_stage_that_is_not_whole_is_put_away_and_run_again(tmp_path, engines, monkeypatch):
+    folder = start(tmp_path).folder
+    second = folder / SECOND
+    second.mkdir()
+    (second / "observations.jsonl").write_text("")
+    made = history([observation("single-none")], folder=second).run
+    write_run(second, made.model_copy(update={"finished": None}))
+    # A cell that failed in a run that came to its end is not tried again.
+    reseal(folder, lambda r: r["cells"][1].update(state="failed", reason="engine died"))
+    asked: list[Path] = []
+
+    def again(_prepared: object, made: History, *_: object) -> None:
+        asked.append(made.folder)
+
+    monkeypatch.setattr(harness.resume, "second_stage", again)
+    engines.asked.clear()
+    outcome = go_on(folder)
+    assert asked == [folder]
+    assert engines.asked == []
+    assert not second.exists()
+    assert (folder / f"{SECOND}.superseded-1" / "run.json").is_file()
+    assert outcome.summary.verdict is Verdict.UNKNOWN
