@@ -70,7 +70,8 @@ def _of_others(path: Path) -> bool:
     if not path.is_file():
         return True
     ledger = read_ledger(path)
-    return isinstance(ledger, Ledger) and ledger.held and ledger.holder.pid != os.getpid()
+    # It may have gone meanwhile.
+    return ledger is None or (isinstance(ledger, Ledger) and ledger.held and ledger.holder.pid != os.getpid())
 
 
 class Footprint:

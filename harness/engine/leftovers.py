@@ -20,8 +20,9 @@ from harness.engine.traces import Process, Segment
 from harness.errors import EnvironmentFault
 
 _KILL_S = 30.0
-_WARDEN_S = 35.0
-"""Longest that a warden takes to end its tree."""
+_WARDEN_S = 45.0
+"""Longest that a warden takes to end its tree: 4 s for what ends by itself, 30 s for what cannot be killed, 3 s for
+segments that others use."""
 _POLL_S = 0.05
 _LARGEST = 4 * 2**20
 """Bytes; ledgers of a real pair have under 10,000."""
@@ -96,13 +97,23 @@ class Ledger(BaseModel):
         return sorted(Process(pid, table[pid].start) for pid in mine)
 
     def segments(self, living: list[Process]) -> list[Segment]:
-        """Segments that the tree made and that are there."""
+        """Segments that the tree made and that are there: see ``Tree._is_ours`` of ``harness.engine.warden``."""
         if not self.here:
             return []
         candidates = traces.segments() - set(self.before)
-        pids = {m.pid for m in (*self.members, *living)}
-        used = traces.users(candidates, [p.pid for p in living])
-        return sorted(s for s in candidates if s in self.made or used[s] or traces.named_after(s) in pids)
+        alive = {p.pid for p in living}
+        pids = {m.pid for m in self.members} | alive
+        used = traces.users(candidates, alive)
+
+        def is_ours(one: Segment) -> bool:
+            maker = traces.named_after(one)
+            if one in self.made or (used[one] and traces.of_runtime(one)):
+                return True
+            if maker is None or maker not in pids:
+                return False
+            return traces.all_pids_seen() or (maker in alive and traces.registered_by(one, maker))
+
+        return sorted(filter(is_ours, candidates))
 
 
 class Damaged(NamedTuple):
@@ -112,7 +123,8 @@ class Damaged(NamedTuple):
     why: str
 
 
-def read_ledger(path: Path) -> Ledger | Damaged:
+def read_ledger(path: Path) -> Ledger | Damaged | None:
+    """None when it is not there: whoever wrote it has removed it."""
     try:
         known = path.lstat()
         if known.st_uid != os.getuid() or not path.is_file() or path.is_symlink() or known.st_size > _LARGEST:
@@ -122,6 +134,8 @@ def read_ledger(path: Path) -> Ledger | Damaged:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "top level"
         return Damaged(path, f"expected a ledger, found in {where}: {first['msg']}")
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, RecursionError) as error:
         return Damaged(path, f"expected a ledger, found that it cannot be read ({error})")
     if found.format != 1:
@@ -136,21 +150,17 @@ class Ended(NamedTuple):
     left: list[str]
 
 
-def end_tree(path: Path, ledger: Ledger) -> Ended:
+def end_tree(path: Path | None, ledger: Ledger) -> Ended:
     """End what lives of a tree and remove what it made and its ledger, whoever holds it. The ledger stays when
-    something is left."""
+    something is left; without a path there is none."""
     done: list[str] = []
     segments: set[Segment] = set()
     if ledger.warden is not None and ledger.here and traces.lives(ledger.warden):
-        traces.send(ledger.warden, signal.SIGTERM)
-        deadline = time.monotonic() + _WARDEN_S
-        while traces.lives(ledger.warden) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        if traces.lives(ledger.warden):
-            traces.freeze(ledger.living)
-            segments |= set(ledger.segments(ledger.living()))
-            traces.send(ledger.warden, signal.SIGKILL)
+        segments = _end_warden(ledger.warden, ledger)
         done.append(f"warden {ledger.warden.pid} of {ledger.name} was told to end")
+        # It knows more by now, and may have ended everything itself.
+        newer = read_ledger(path) if path is not None else None
+        ledger = newer if isinstance(newer, Ledger) and newer.mark == ledger.mark else ledger
     traces.freeze(ledger.living)
     living = ledger.living()
     segments |= set(ledger.segments(living))
@@ -158,10 +168,24 @@ def end_tree(path: Path, ledger: Ledger) -> Ended:
     removed, kept = traces.remove(segments | set(ledger.segments([])), {p.pid for p in living})
     done += [f"removed shared memory {traces.SHM / name}" for name in removed]
     left += kept
-    if not left:
+    if not left and path is not None:
         path.unlink(missing_ok=True)
         done.append(f"removed {path}")
     return Ended(done, left)
+
+
+def _end_warden(warden: Process, ledger: Ledger) -> set[Segment]:
+    """Tell a warden to end, and kill it when it does not; returns segments that were in use then."""
+    segments: set[Segment] = set()
+    traces.send(warden, signal.SIGTERM)
+    deadline = time.monotonic() + _WARDEN_S
+    while traces.lives(warden) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    if traces.lives(warden):
+        traces.freeze(ledger.living)
+        segments |= set(ledger.segments(ledger.living()))
+        traces.send(warden, signal.SIGKILL)
+    return segments
 
 
 def _kill(ledger: Ledger, living: list[Process], done: list[str]) -> list[str]:
@@ -262,6 +286,7 @@ def survey() -> Survey:
     folder = _folder()
     if folder is None:
         return Survey([], [], [])
+    # One that is gone meanwhile was of a tree that has ended.
     read = [(path, read_ledger(path)) for path in traces.ledgers(folder)]
     trees = [_found(path, ledger) for path, ledger in read if isinstance(ledger, Ledger)]
     damaged = [ledger for _, ledger in read if isinstance(ledger, Damaged)]
@@ -280,6 +305,8 @@ def clean() -> Ended:
         return Ended(done, left)
     for path in traces.ledgers(folder):
         ledger = read_ledger(path)
+        if ledger is None:
+            continue
         if isinstance(ledger, Damaged):
             left.append(f"{path}: {ledger.why}; look at it and remove it yourself")
             continue

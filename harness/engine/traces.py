@@ -11,9 +11,8 @@ import os
 import re
 import signal
 import stat
-import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +24,14 @@ _FREEZE_S = 2.0
 _NAMED = re.compile(r"__KMP_REGISTERED_LIB_(\d+)_\d+|torch_(\d+)_\d+_\d+")
 """Segments that are called after the process that made them: OpenMP's registration (1 KiB; left by every killed engine
 of vLLM's CPU build) and torch's shared tensors."""
+_RUNTIME = re.compile(
+    r"(psm_|sem\.|torch_\d|__KMP_REGISTERED_LIB_\d|pym-|nccl-|cuda\.shm\.|ucx_shm_posix_|vllm_(mm|offload|ec)_).+|.+-cpushm.*"
+)
+"""How Python's multiprocessing, glibc, torch, OpenMP, NCCL, CUDA, UCX and vLLM 0.32 name what they make. Whatever is
+called otherwise may be somebody's data that an engine only reads."""
+_REGISTERED = re.compile(rb"0x([0-9a-f]+)-")
+_FIRST_NAMESPACE = "pid:[4026531836]"
+"""``PROC_PID_INIT_INO`` of Linux: the pid namespace of the machine, in which every process is seen."""
 
 
 class Process(NamedTuple):
@@ -38,6 +45,7 @@ class Stat(NamedTuple):
     """What is used of ``/proc/PID/stat``."""
 
     state: str
+    """Of a thread that lives."""
     parent: int
     session: int
     start: int
@@ -53,14 +61,48 @@ class Segment(NamedTuple):
 # --- processes -------------------------------------------------------------------------------------------------------
 
 
+def _fields(stat: str) -> list[str]:
+    """Of ``stat``, from the third one on. Raises OSError."""
+    # Without the file's own read: this is done for every process of the machine, again and again.
+    with open(stat, "rb", buffering=0) as file:  # noqa: PTH123
+        return file.read(4096).rpartition(b")")[2].decode("ascii", "replace").split()
+
+
+def _state(pid: int, fields: Sequence[str]) -> str | None:
+    """None when no thread lives. A process whose first thread has ended shows as a zombie and keeps all its memory as
+    long as another one lives, in the kernel after SIGKILL too."""
+    if fields[0] not in "ZX":
+        return fields[0]
+    if int(fields[17]) > 1:
+        thread = _living_thread(pid)
+        return None if thread is None else _fields(f"{thread}/stat")[0]
+    return None
+
+
+def _living_thread(pid: int) -> Path | None:
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                if _fields(f"{thread}/stat")[0] not in "ZX":
+                    return thread
+    return None
+
+
+def _folder_of(pid: int) -> Path:
+    """Where the kernel shows what a process holds: nothing of it at a first thread that has ended."""
+    whole = Path(f"/proc/{pid}")
+    with contextlib.suppress(OSError, IndexError):
+        if _fields(f"/proc/{pid}/stat")[0] in "ZX":
+            return _living_thread(pid) or whole
+    return whole
+
+
 def stat_of(pid: int) -> Stat | None:
-    """None for processes that are gone, and for zombies, which hold nothing any more."""
+    """None for processes that are gone, and for those of which no thread lives, which hold nothing any more."""
     try:
-        # Without Path: this is done for every process of the machine, every other second.
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123
-            fields = file.read(4096).rpartition(b")")[2].split()
-        state = fields[0].decode()
-        return None if state in "ZX" else Stat(state, int(fields[1]), int(fields[3]), int(fields[19]))
+        fields = _fields(f"/proc/{pid}/stat")
+        state = _state(pid, fields)
+        return None if state is None else Stat(state, int(fields[1]), int(fields[3]), int(fields[19]))
     except (OSError, ValueError, IndexError):
         return None
 
@@ -94,7 +136,7 @@ def below(roots: Collection[int], table: Mapping[int, Stat]) -> set[int]:
 def marked(pid: int, mark: str) -> bool:
     """Whether a process was started with this mark."""
     try:
-        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"{MARK}={mark}".encode() in (_folder_of(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
 
@@ -168,16 +210,42 @@ def named_after(segment: Segment) -> int | None:
     return None if found is None else int(next(g for g in found.groups() if g))
 
 
+def of_runtime(segment: Segment) -> bool:
+    """Whether it is called as the libraries of engines call theirs."""
+    return _RUNTIME.fullmatch(segment.name) is not None
+
+
+def all_pids_seen() -> bool:
+    """Whether this is the machine's first pid namespace. In another one, a pid in a name may be of another container
+    that shares ``/dev/shm`` (``--ipc=host``, a pod), and its processes are not seen."""
+    return namespace() == _FIRST_NAMESPACE
+
+
+def registered_by(segment: Segment, pid: int) -> bool:
+    """Whether this very process wrote an OpenMP registration: it holds the address of a variable of its library, which
+    is random for each process. The process must live."""
+    with contextlib.suppress(OSError, ValueError):
+        if found := _REGISTERED.match((SHM / segment.name).read_bytes()[:64]):
+            address = int(found.group(1), 16)
+            for line in (_folder_of(pid) / "maps").read_text(encoding="utf-8", errors="replace").splitlines():
+                span, mode = line.split(maxsplit=2)[:2]
+                low, _, high = span.partition("-")
+                if int(low, 16) <= address < int(high, 16):
+                    return "w" in mode
+    return False
+
+
 def _held(pid: int, inodes: Collection[int]) -> set[int]:
     """Inodes that a process has mapped or open in ``/dev/shm``."""
     found: set[int] = set()
+    folder = _folder_of(pid)
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (folder / "maps").read_text(encoding="utf-8", errors="replace").splitlines():
             fields = line.split(maxsplit=5)
             if len(fields) == 6 and fields[5].startswith(f"{SHM}/") and int(fields[4]) in inodes:
                 found.add(int(fields[4]))
     with contextlib.suppress(OSError):
-        for handle in Path(f"/proc/{pid}/fd").iterdir():
+        for handle in (folder / "fd").iterdir():
             with contextlib.suppress(OSError):
                 if str(handle.readlink()).startswith(f"{SHM}/") and (inode := handle.stat().st_ino) in inodes:
                     found.add(inode)
@@ -187,7 +255,8 @@ def _held(pid: int, inodes: Collection[int]) -> set[int]:
 def users(wanted: Iterable[Segment], pids: Iterable[int]) -> dict[Segment, set[int]]:
     """Which of ``pids`` use each segment: they have it mapped or open."""
     found: dict[Segment, set[int]] = {s: set() for s in wanted}
-    # Two names may be of one inode: links, or a number that was used again after the first one was removed.
+    # Two names may be of one inode: links (glibc's ``sem_open`` makes each semaphore under another name first, and links
+    # it), or a number that was used again after the first one was removed.
     by_inode: dict[int, list[Segment]] = {}
     for segment in found:
         by_inode.setdefault(segment.inode, []).append(segment)
@@ -229,7 +298,9 @@ class FolderError(OSError):
 
 
 def folder_path() -> Path:
-    return Path(tempfile.gettempdir()) / f"kv-harness-{os.getuid()}"
+    """In ``TMPDIR``, or ``/tmp``. Not where ``tempfile`` would go: that tries to write, and takes another folder when
+    the disk is full, where nobody else's claims are."""
+    return Path(os.environ.get("TMPDIR") or "/tmp").absolute() / f"kv-harness-{os.getuid()}"
 
 
 def state_folder() -> Path:

@@ -49,6 +49,7 @@ class Warded:
         handles = ports.handles(about.ports)
         said = self._said_of(argv, about, handles)
         self.ledger = Path(said["ledger"])
+        self._known = self._ledger_of(said)
         # -I: what the environment makes of Python is for the engine, not for its warden.
         launcher = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(warden.__file__).resolve()), json.dumps(said), *argv],
@@ -68,6 +69,8 @@ class Warded:
         self._lock = threading.RLock()
         self._left: list[str] | None = None
         """What the warden said is left; None as long as it has not."""
+        self.notes: list[str] = []
+        """What the warden removed, and what it left because it may be somebody else's, in words."""
         self.returncode: int | None = None
         launcher.wait()
         self.pid = self._first_words(argv)
@@ -88,15 +91,38 @@ class Warded:
             "about": {**about._asdict(), "name": name, "started": time.time()},
         }
 
+    @staticmethod
+    def _ledger_of(said: Mapping[str, Any]) -> leftovers.Ledger:
+        """What is known here without the warden: the mark, and what was there before."""
+        return leftovers.Ledger(
+            format=warden.FORMAT,
+            boot=traces.boot(),
+            namespace=traces.namespace(),
+            mark=said["mark"],
+            holder=said["holder"],
+            warden=None,
+            engine=None,
+            members=(),
+            made=(),
+            before=tuple(sorted(traces.segments())),
+            **said["about"],
+        )
+
     def _first_words(self, argv: Sequence[str]) -> int:
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline:
             lines, over = self._listen()
             if lines and "pid" in lines[0]:
+                pid, start = int(lines[0]["pid"]), int(lines[0]["start"])
+                # Without a start time it had ended before it could be looked at.
+                engine = traces.Process(pid, start) if start else None
+                running = lines[0]["warden"] and traces.Process(*lines[0]["warden"])
+                self._known = self._known.model_copy(update={"engine": engine, "warden": running})
                 self._take(lines[1:])
-                return int(lines[0]["pid"])
+                return pid
             if lines or over:
                 why = lines[0].get("failed") if lines else "its warden ended at once"
+                self._take(lines)
                 self.close()
                 raise EngineStartError(f"expected to start {argv[0]}, found that it cannot be: {why}")
             time.sleep(_POLL_S)
@@ -121,6 +147,8 @@ class Warded:
                 self.returncode = line["ended"]
             if "left" in line:
                 self._left = line["left"]
+                self.notes += [f"removed shared memory {traces.SHM / name}" for name in line["removed"]]
+                self.notes += [f"not removed, because it may be somebody's: {words}" for words in line["kept"]]
 
     def poll(self) -> int | None:
         """The exit code when it has ended, negative for a signal."""
@@ -129,9 +157,9 @@ class Warded:
                 lines, over = self._listen()
                 self._take(lines)
                 if over and self.returncode is None:
-                    # Without its warden it could outlive us.
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(self.pid, signal.SIGKILL)
+                    # Without its warden it could outlive us. Its pid may be another's by now.
+                    if self._left is None:
+                        self._left = self._stand_in()
                     self.returncode = -signal.SIGKILL
             return self.returncode
 
@@ -145,8 +173,8 @@ class Warded:
         return code
 
     def terminate(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGTERM)
+        if self.poll() is None and self._known.engine is not None:
+            traces.send(self._known.engine, signal.SIGTERM)
 
     def close(self) -> list[str]:
         """End the warden, and with it whatever is left below it; returns what could not be ended or removed, in words.
@@ -172,12 +200,13 @@ class Warded:
             return self._left
 
     def _stand_in(self) -> list[str]:
-        if not self.ledger.exists():
-            return []
         found = leftovers.read_ledger(self.ledger)
-        if isinstance(found, leftovers.Damaged):
-            return [f"{found.path}: {found.why}"]
-        return leftovers.end_tree(self.ledger, found).left
+        if isinstance(found, leftovers.Ledger):
+            return leftovers.end_tree(self.ledger, found).left
+        # What carries the mark, and what is below it, is found without a ledger; the rest is not.
+        ended = leftovers.end_tree(None, self._known)
+        gone = "found none" if found is None else f"found it damaged ({found.why})"
+        return [*ended.left, f"whatever {self._known.name} made: expected its ledger {self.ledger}, {gone}"]
 
 
 class WardedEngine(EngineProcess):
@@ -220,6 +249,7 @@ class WardedEngine(EngineProcess):
 
     def _write_left(self, left: Sequence[str]) -> None:
         with contextlib.suppress(OSError), self.log_path.open("a", encoding="utf-8") as log:
+            log.writelines(f"harness: {words}\n" for words in self._warded.notes)
             log.writelines(f"harness: left after the end: {words}\n" for words in left)
 
     def _still_used(self) -> list[str]:

@@ -9,7 +9,8 @@ to do anything any more. Then it removes the shared memory that the tree made.
 
 ABOUT is JSON: ``ledger`` (a file), ``mark``, ``holder`` (pid and start time of whoever asked), ``claims`` (descriptors
 of locked files, held until the tree is gone) and ``about`` (what else the ledger says). The ledger is written before
-COMMAND is started and removed when its tree is gone: what a warden that is killed itself leaves is found by it.
+COMMAND is started, which is not done when it cannot be, and removed when its tree is gone and that has been said: what
+a warden that is killed itself leaves is found by it.
 
 A parent that is killed cannot clean up, and a signal at the parent's death (``PR_SET_PDEATHSIG``) reaches the first
 process only: a vLLM server has an engine core and workers below it. Linux only.
@@ -80,6 +81,12 @@ def say(**what: object) -> None:
         os.write(1, (json.dumps(what) + "\n").encode())
 
 
+def note(words: str) -> None:
+    """One line to the engine's log."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"harness: {words}\n".encode())
+
+
 class Waiter:
     """Waits for the pipe to whoever asked, and for children."""
 
@@ -87,16 +94,22 @@ class Waiter:
         self._ended, wake = os.pipe()
         os.set_blocking(self._ended, False)
         os.set_blocking(wake, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._told = False
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Raises nothing: whenever it comes, the tree is ended whole.
+        signal.signal(signal.SIGTERM, self._tell)
+
+    def _tell(self, *_: object) -> None:
+        self._told = True
 
     def closed(self, timeout_s: float) -> bool:
-        """Whether the pipe to whoever asked is closed; waits for that, or until a child has ended."""
-        ready = select.select([0, self._ended], [], [], timeout_s)[0]
+        """Whether the pipe to whoever asked is closed, or SIGTERM came; waits for that, or until a child has ended."""
+        ready = [] if self._told else select.select([0, self._ended], [], [], timeout_s)[0]
         if self._ended in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._ended, 4096)
-        return 0 in ready and not os.read(0, 4096)
+        return self._told or (0 in ready and not os.read(0, 4096))
 
 
 class Tree:
@@ -113,12 +126,27 @@ class Tree:
         self._made: set[Segment] = set()
         self._new: dict[Segment, float] = {}
         """When each segment was seen first that may be another tree's."""
+        self._read: set[Segment] = set()
+        """Segments that the tree uses and that are called as no library calls its own."""
         self._engine: Process | None = None
         self._looked = 0.0
-        self.write()
+        self._give_up_at = 0.0
+        """When what is left counts as what cannot be killed; 0 as long as nothing is killed."""
+        self._unwritten = ""
+        self._write()
 
     def write(self) -> None:
-        """Write the ledger, in one step."""
+        """Write the ledger; what cannot be written is said in the engine's log, once."""
+        try:
+            self._write()
+            self._unwritten = ""
+        except OSError as error:
+            if not self._unwritten:
+                note(f"the ledger cannot be written ({error.strerror}); what starts now is lost with this warden")
+            self._unwritten = f"the ledger {self._ledger}, which cannot be written ({error.strerror})"
+
+    def _write(self) -> None:
+        """In one step. Raises OSError."""
         ledger = {
             "format": FORMAT,
             "boot": traces.boot(),
@@ -133,14 +161,23 @@ class Tree:
             **self._said["about"],
         }
         temporary = self._ledger.with_suffix(".new")
-        with contextlib.suppress(OSError):
+        try:
             temporary.write_text(json.dumps(ledger), encoding="utf-8")
             temporary.replace(self._ledger)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
     def started(self, pid: int) -> None:
         self._engine = traces.process(pid)
         self.look()
         self.write()
+
+    @property
+    def engine_start(self) -> int:
+        """Of the engine's process; 0 when that was gone at once."""
+        return self._engine.start if self._engine is not None else 0
 
     def look(self) -> None:
         """Note the processes of the tree, and the segments that they made."""
@@ -169,43 +206,67 @@ class Tree:
         return found | {m for m in self._members if m.pid in table and table[m.pid].start == m.start}
 
     def _note_segments(self, asked: set[Segment], mine: set[int]) -> None:
-        pids = {m.pid for m in self._members}
         used = traces.users(asked, mine)
         for one in list(self._new):
-            if used.get(one) or traces.named_after(one) in pids:
+            if self._is_ours(one, bool(used.get(one)), mine):
                 self._made.add(one)
                 del self._new[one]
+            elif used.get(one) and not traces.of_runtime(one):
+                self._read.add(one)
+
+    def _is_ours(self, one: Segment, used: bool, mine: set[int]) -> bool:
+        """Whether the tree made a segment: it uses it, and it is called as libraries call theirs; or it is called after
+        a process of the tree, by which that process is meant and none of another container."""
+        if used and traces.of_runtime(one):
+            return True
+        maker = traces.named_after(one)
+        if maker is None or maker not in {m.pid for m in self._members}:
+            return False
+        return traces.all_pids_seen() or (maker in mine and traces.registered_by(one, maker))
 
     def kill(self) -> None:
         """Kill every descendant, and those that they start meanwhile."""
-        deadline = time.monotonic() + _KILL_S
+        self._give_up_at = self._give_up_at or time.monotonic() + _KILL_S
         traces.freeze(self._below)
-        self._look(everything=True)
-        while time.monotonic() < deadline:
-            left = self._below()
-            if not left:
-                break
+        self._last_look()
+        while left := self._below():
             self._members |= left
             for one in left:
                 traces.send(one, signal.SIGKILL)
             time.sleep(0.02)
             reap()
+            if time.monotonic() > self._give_up_at:
+                break
+
+    def _last_look(self) -> None:
+        """The processes are stopped by now: whatever goes wrong here must not leave them so."""
+        try:
+            self._look(everything=True)
+        except Exception as error:
+            note(f"what the processes hold cannot be looked at ({type(error).__name__}: {error})")
 
     def end(self) -> None:
         """Kill what lives, remove what it made, say what is left, and let go of the ledger when that is nothing."""
         self.kill()
         reap()
-        self._look(everything=True)
+        self._last_look()
         left = [f"process {p.pid} of {self._said['about'].get('name')}, which cannot be killed" for p in self._below()]
         removed, kept = self._remove()
         left += kept
         if left:
             self.write()
-        else:
+            left += [self._unwritten] if self._unwritten else []
+        self._let_go()
+        # Whoever finds no ledger and has not read this knows that something else removed it.
+        say(left=left, removed=removed, kept=self._foreign())
+        if not left:
             with contextlib.suppress(OSError):
                 self._ledger.unlink()
-        self._let_go()
-        say(left=left, removed=removed)
+
+    def _foreign(self) -> list[str]:
+        """What is there of segments that the tree used, and that may be somebody's data, in words."""
+        there = traces.segments() & self._read
+        return [f"{traces.SHM / s.name}, which it had open and which no library calls so" for s in sorted(there)]
 
     def _remove(self) -> tuple[list[str], list[str]]:
         """As ``traces.remove``, with some patience for others that still use a segment: they may be ending too."""
@@ -227,9 +288,8 @@ class Tree:
                 traces.drop_claim(handle)
 
 
-def watch(tree: Tree, command: list[str], mark: str) -> None:
+def watch(tree: Tree, waiter: Waiter, command: list[str], mark: str) -> None:
     """Start the command and wait until it has ended or nobody wants it any more."""
-    waiter = Waiter()
     if waiter.closed(0):
         return
     actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
@@ -241,7 +301,7 @@ def watch(tree: Tree, command: list[str], mark: str) -> None:
         say(failed=f"{command[0]}: {error.strerror}")
         return
     tree.started(pid)
-    say(pid=pid)
+    say(pid=pid, start=tree.engine_start, warden=traces.process(os.getpid()))
     while not waiter.closed(_POLL_S):
         ended = reap()
         tree.look()
@@ -255,12 +315,6 @@ def watch(tree: Tree, command: list[str], mark: str) -> None:
             return
 
 
-def _end(*_: object) -> None:
-    # A second signal must not cut the end short.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(0)
-
-
 def main() -> None:
     # Not a child of whoever asked: some (Ray's workers among them) kill their children before they end.
     if os.fork():
@@ -269,12 +323,17 @@ def main() -> None:
         os.setsid()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    waiter = Waiter()
     said = json.loads(sys.argv[1])
-    tree = Tree(said)
-    signal.signal(signal.SIGTERM, _end)
+    try:
+        tree = Tree(said)
+    except OSError as error:
+        say(failed=f"its ledger {said['ledger']} cannot be written: {error.strerror}; make room there, or set TMPDIR")
+        say(left=[], removed=[], kept=[])
+        return
     adopt_orphans()
     try:
-        watch(tree, sys.argv[2:], said["mark"])
+        watch(tree, waiter, sys.argv[2:], said["mark"])
     finally:
         tree.end()
 

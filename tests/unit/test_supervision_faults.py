@@ -1,0 +1,273 @@
+"""What goes wrong around trees of real processes: nothing of them is left all the same, and nothing else is touched."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.engine import leftovers, traces
+from harness.engine.command import EngineCommand
+from harness.engine.warded import About, Warded, WardedEngine
+from harness.errors import EngineStartError
+from tests.unit.supervised import engine_program, made_by, own_folder, read_pids, start_engine, start_harness, state
+from tests.unit.test_warden import gone, wait_for
+
+__all__ = ["engine_program", "own_folder"]
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def shm():
+    """Names of files in ``/dev/shm`` that are removed after the test."""
+    made: list[Path] = []
+
+    def name(text: str) -> Path:
+        made.append(traces.SHM / text)
+        return made[-1]
+
+    yield name
+    for path in made:
+        path.unlink(missing_ok=True)
+
+
+def program(folder: Path, code: str, *arguments: object) -> WardedEngine:
+    """An engine that runs this code."""
+    argv = [sys.executable, "-c", code, *map(str, arguments)]
+    return WardedEngine(EngineCommand("single", 1, None, argv, {}), folder / "engine.log", dict(os.environ))
+
+
+def test_segment_with_two_names(engine_program, tmp_path, shm):
+    """``sem_open`` links each semaphore; anybody of this user may do so too."""
+    engine, _ = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    (used,) = [traces.SHM / name for name in made_by(pids) if name.startswith("psm_test_")]
+    os.link(used, shm(f"{used.name}_two"))
+    (tree,) = leftovers.survey().trees
+    assert {f"{used.name}_two", used.name} <= {s.name for s in tree.segments}
+    time.sleep(1)
+    assert engine.alive()
+    assert engine.stop(1.0) == []
+    assert gone(pids) and made_by(pids) == [] and state() == []
+
+
+FAILS = """
+import json, os, subprocess, sys
+from harness.engine import traces, warden
+warden.adopt_orphans()
+me = traces.process(os.getpid())
+about = {"name": "x"}
+said = {"ledger": sys.argv[1], "mark": "0" * 16, "holder": me, "claims": [], "about": about}
+tree = warden.Tree(said)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+def fail(*_):
+    raise KeyError("x")
+traces.segments = fail
+try:
+    tree.kill()
+finally:
+    print(traces.lives(traces.Process(child.pid, 0)) or traces.stat_of(child.pid) is not None)
+"""
+
+
+def test_nothing_that_goes_wrong_with_a_look_stops_the_end(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FAILS, str(tmp_path / "tree-1-00.json")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+    assert "cannot be looked at (KeyError" in done.stderr
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.05])
+def test_term_to_a_warden_that_ends_its_tree_already(engine_program, tmp_path, delay):
+    folder = tmp_path / "run"
+    harness = start_harness(engine_program, folder)
+    pids = read_pids(folder)
+    (ledger,) = traces.ledgers(traces.state_folder())
+    warden = leftovers.read_ledger(ledger).warden
+    harness.kill()
+    harness.wait()
+    time.sleep(delay)
+    while traces.lives(warden):
+        traces.send(warden, signal.SIGTERM)
+        time.sleep(0.002)
+    assert gone(pids) and made_by(pids) == [] and state() == []
+
+
+def test_term_to_a_warden_ends_its_tree(engine_program, tmp_path):
+    engine, _ = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    (ledger,) = traces.ledgers(traces.state_folder())
+    traces.send(leftovers.read_ledger(ledger).warden, signal.SIGTERM)
+    wait_for(lambda: not engine.alive())
+    assert engine.stop(1.0) == []
+    assert gone(pids) and made_by(pids) == [] and state() == []
+
+
+READER = """
+import pathlib, sys, time
+path = pathlib.Path(sys.argv[1])
+while not path.exists():
+    time.sleep(0.01)
+with path.open("rb"):
+    print("opened", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_file_of_somebody_that_the_engine_opened_stays(tmp_path, shm):
+    data = shm(f"weights-{os.getpid()}.safetensors")
+    engine = program(tmp_path, READER, data)
+    data.write_bytes(b"x")
+    wait_for(lambda: "opened" in engine.log_text())
+    time.sleep(1)
+    assert leftovers.survey().trees[0].segments == []
+    assert engine.stop(1.0) == []
+    assert data.read_bytes() == b"x"
+    assert f"not removed, because it may be somebody's: {data}" in engine.log_text()
+
+
+def test_what_was_removed_is_in_the_log(engine_program, tmp_path):
+    engine, _ = start_engine(engine_program, tmp_path)
+    names = made_by(read_pids(tmp_path))
+    assert engine.stop(1.0) == []
+    assert all(f"harness: removed shared memory /dev/shm/{name}\n" in engine.log_text() for name in names)
+
+
+# In a pid namespace of its own, as in a container: an engine with an OpenMP registration of its own, and a tensor of
+# another container that is called after the same pid.
+CONTAINER = """
+import os, sys, time
+from harness.engine import traces
+from harness.engine.command import EngineCommand
+from harness.engine.warded import WardedEngine
+from pathlib import Path
+code = '''
+import ctypes, os, sys, time
+own = ctypes.create_string_buffer(8)
+with open(f"/dev/shm/__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}", "wb") as file:
+    file.write(f"{ctypes.addressof(own):#x}-cafe0123-libiomp5.so".encode().ljust(1024, bytes(1)))
+print("up", flush=True)
+time.sleep(600)
+'''
+log = Path(sys.argv[1])
+assert not traces.all_pids_seen()
+engine = WardedEngine(EngineCommand("single", 1, None, [sys.executable, "-c", code], {}), log, dict(os.environ))
+while "up" not in engine.log_text():
+    time.sleep(0.01)
+other = traces.SHM / f"torch_{engine.pid}_1_0"
+other.write_bytes(b"x")
+own = traces.SHM / f"__KMP_REGISTERED_LIB_{engine.pid}_{os.getuid()}"
+foreign = traces.SHM / f"__KMP_REGISTERED_LIB_{engine.pid}_{os.getuid() + 1}"
+foreign.write_bytes(b"0x1000-cafe0123-libiomp5.so")
+time.sleep(1)
+try:
+    print(engine.stop(1.0), own.exists(), other.exists(), foreign.exists())
+finally:
+    for path in (own, other, foreign):
+        path.unlink(missing_ok=True)
+"""
+UNSHARE = ["unshare", "--pid", "--mount", "--fork", "--mount-proc"]
+
+
+def _can_unshare() -> bool:
+    return shutil.which("unshare") is not None and not subprocess.run([*UNSHARE, "true"], check=False).returncode
+
+
+def test_segments_of_another_container_stay(tmp_path):
+    if not _can_unshare():
+        pytest.skip("pid namespaces cannot be made here")
+    done = subprocess.run(
+        [*UNSHARE, sys.executable, "-c", CONTAINER, str(tmp_path / "log")], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[] False True True\n", done.stderr
+
+
+# Its first thread ends; the second one holds a segment.
+HEADLESS = """
+import ctypes, mmap, sys, threading, time
+def hold():
+    file = open(sys.argv[1], "w+b")
+    file.write(b"x" * 4096)
+    file.flush()
+    mapped = mmap.mmap(file.fileno(), 4096)
+    print("held", flush=True)
+    time.sleep(600)
+threading.Thread(target=hold).start()
+time.sleep(0.5)
+ctypes.CDLL(None).syscall(60, 0)
+"""
+
+
+def test_process_whose_first_thread_has_ended_lives(tmp_path, shm):
+    held = shm(f"psm_test_headless_{os.getpid()}")
+    engine = program(tmp_path, HEADLESS, held)
+    wait_for(lambda: Path(f"/proc/{engine.pid}/stat").read_text().split()[2] == "Z")
+    wait_for(lambda: "held" in engine.log_text())
+    segment = traces.Segment(held.name, held.stat().st_ino)
+    assert traces.stat_of(engine.pid).state in "SR"
+    assert traces.users([segment], [engine.pid]) == {segment: {engine.pid}}
+    (ledger,) = traces.ledgers(traces.state_folder())
+    known = leftovers.read_ledger(ledger)
+    assert traces.marked(engine.pid, known.mark)
+    assert traces.remove([segment])[1] == [f"shared memory {held}, used by pid {engine.pid}"]
+    assert engine.alive()
+    assert engine.stop(0.5) == []
+    assert not held.exists()
+    assert traces.stat_of(engine.pid) is None
+
+
+def test_without_a_ledger_nothing_is_started(tmp_path, monkeypatch):
+    mark = "ab" * 8
+    monkeypatch.setattr(secrets, "token_hex", lambda _: mark)
+    # Stands for a disk that is full.
+    (traces.state_folder() / f"tree-{os.getpid()}-{mark}.new").mkdir()
+    made = tmp_path / "made"
+    with (tmp_path / "log").open("wb") as log, pytest.raises(EngineStartError, match=r"ledger.*cannot be written"):
+        Warded([sys.executable, "-c", f"open({str(made)!r}, 'w')"], os.environ, log, About("x"))
+    time.sleep(0.3)
+    assert not made.exists()
+
+
+def test_lost_ledger_and_killed_warden_are_no_good_end(engine_program, tmp_path):
+    engine, _ = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    try:
+        (ledger,) = traces.ledgers(traces.state_folder())
+        known = leftovers.read_ledger(ledger)
+        wait_for(lambda: len(leftovers.read_ledger(ledger).made) == 2)
+        ledger.unlink()
+        os.kill(known.warden.pid, signal.SIGKILL)
+        wait_for(lambda: not engine.alive())
+        left = engine.stop(1.0)
+        assert [words for words in left if "expected its ledger" in words]
+        assert gone(pids)
+    finally:
+        for name in made_by(pids):
+            (traces.SHM / name).unlink()
+
+
+def test_another_process_with_the_pid_of_the_engine_is_not_signalled(engine_program, tmp_path):
+    engine, _ = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    bystander = subprocess.Popen(SLEEPER, start_new_session=True)
+    try:
+        (ledger,) = traces.ledgers(traces.state_folder())
+        engine._warded.pid = bystander.pid
+        engine._warded.terminate()
+        os.kill(leftovers.read_ledger(ledger).warden.pid, signal.SIGKILL)
+        wait_for(lambda: not engine.alive())
+        engine.stop(1.0)
+        assert bystander.poll() is None
+        assert gone(pids) and made_by(pids) == [] and state() == []
+    finally:
+        bystander.kill()
+        bystander.wait()
