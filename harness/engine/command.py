@@ -178,6 +178,10 @@ def _variables(
         }
         if engine.device == "cpu":
             env["UCX_TLS"] = "tcp,sm,self"
+            if host == LOOPBACK:
+                # UCX listens on every interface that it may use: without this one port of each worker was open on the
+                # machine's own address.
+                env["UCX_NET_DEVICES"] = "lo"
     return {**env, **engine.env}
 
 

@@ -64,6 +64,11 @@ def test_engine_gets_the_key_and_the_guard_and_no_key_on_its_command_line():
     assert made.argv[made.argv.index("--host") + 1] == "127.0.0.1"
 
 
+def test_transfer_listens_on_loopback_unless_engines_are_elsewhere():
+    assert command(ApiKey()).env["UCX_NET_DEVICES"] == "lo"
+    assert "UCX_NET_DEVICES" not in command(ApiKey(), host="10.0.0.1").env
+
+
 def test_guard_comes_before_what_a_mutant_puts_on_the_path():
     made = command(ApiKey(), arming={"PYTHONPATH": "/armed:relative::/repository", "KV_HARNESS_MUTANTS": "M1"})
     assert made.env["PYTHONPATH"] == os.pathsep.join([str(GUARD_FOLDER), "/armed", "/repository"])
