@@ -130,6 +130,7 @@ class Tree:
         """Segments that the tree uses and that are called as no library calls its own."""
         self._engine: Process | None = None
         self._looked = 0.0
+        self._troubled = False
         self._give_up_at = 0.0
         """When what is left counts as what cannot be killed; 0 as long as nothing is killed."""
         self._unwritten = ""
@@ -180,8 +181,13 @@ class Tree:
         return self._engine.start if self._engine is not None else 0
 
     def look(self) -> None:
-        """Note the processes of the tree, and the segments that they made."""
-        self._look(everything=False)
+        """Note the processes of the tree, and the segments that they made. What goes wrong here ends no engine."""
+        try:
+            self._look(everything=False)
+        except Exception as error:
+            if not self._troubled:
+                note(f"what the processes hold cannot be looked at ({type(error).__name__}: {error})")
+            self._troubled = True
 
     def _look(self, everything: bool) -> None:
         now = time.monotonic()
@@ -251,7 +257,10 @@ class Tree:
         reap()
         self._last_look()
         left = [f"process {p.pid} of {self._said['about'].get('name')}, which cannot be killed" for p in self._below()]
-        removed, kept = self._remove()
+        try:
+            removed, kept = self._remove()
+        except Exception as error:
+            removed, kept = [], [f"shared memory that cannot be looked at ({type(error).__name__}: {error})"]
         left += kept
         if left:
             self.write()

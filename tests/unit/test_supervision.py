@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -251,3 +252,29 @@ def test_a_stopped_harness_does_not_hold_the_others_for_ever(monkeypatch):
     other.kill()
     other.communicate()
     ports.release(ports.free_ports(1))
+
+
+def test_what_a_warden_cannot_look_at_ends_no_engine(tmp_path):
+    """Nor does it keep one from being ended: its own trouble is written to the log, once."""
+    broken = tmp_path / "harness" / "engine"
+    broken.mkdir(parents=True)
+    for path in Path(traces.__file__).parent.glob("*.py"):
+        (broken / path.name).write_text(path.read_text())
+    (broken.parent / "__init__.py").touch()
+    with (broken / "traces.py").open("a") as file:
+        file.write("\n\ndef users(*_):\n    raise KeyError(7)\n")
+    program = f"""
+import os, sys
+from harness.engine import warded, warden
+warden.__file__ = {str(broken / "warden.py")!r}
+one = warded.Warded(["sleep", "60"], dict(os.environ), open({str(tmp_path / "log")!r}, "wb"))
+import time
+time.sleep(2)
+print(one.poll(), len(one.close()), one.returncode)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "1", "-9"]
+    # Once while it lived, once before it was killed, and once after.
+    assert (tmp_path / "log").read_text().count("KeyError: 7") == 3
+    (ledger,) = traces.ledgers(traces.state_folder())
+    assert leftovers.clean().left == [] and not ledger.exists()
