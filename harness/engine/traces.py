@@ -255,7 +255,7 @@ def _held(pid: int, inodes: Collection[int]) -> set[int]:
 def users(wanted: Iterable[Segment], pids: Iterable[int]) -> dict[Segment, set[int]]:
     """Which of ``pids`` use each segment: they have it mapped or open."""
     found: dict[Segment, set[int]] = {s: set() for s in wanted}
-    # Two names may be of one inode: links (glibc's ``sem_open`` makes each semaphore under another name first, and links
+    # Two names may be of one inode: links (``sem_open`` makes each semaphore under another name first, and links
     # it), or a number that was used again after the first one was removed.
     by_inode: dict[int, list[Segment]] = {}
     for segment in found:
