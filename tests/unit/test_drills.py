@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from harness.drills.catalogue import catalogue, select
 from harness.drills.footprint import MARK, Footprint, new_mark, sweep
 from harness.drills.link import Relay
 from harness.drills.model import GROUPS, ControlRun, Drill, DrillSet, Ending, Result, joined
-from harness.drills.proxy import Proxy, completions
+from harness.drills.proxy import Proxy, completions, path
 from harness.drills.responses import RESPONSES
 from harness.drills.run import load_drills
 from harness.drills.verdict import Seen, judge_drill, lost
@@ -42,7 +43,7 @@ class FakeServer(BaseHTTPRequestHandler):
     seen: list[dict] = []  # noqa: RUF012
 
     def do_GET(self) -> None:
-        self._say(b"vllm:num_preemptions_total 1.0\n")
+        self._say(b"vllm:num_preemptions_total 1.0\nvllm:generation_tokens_total 1.0\n")
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -323,3 +324,33 @@ def test_the_catalogue_is_listed_without_starting_anything():
     shown = CliRunner().invoke(app, ["drill", "--list", "handoff"])
     assert shown.exit_code == 0
     assert "side-refused" in shown.stdout
+
+
+JUDGED_LATER = {"no-echo", "no-acceptance", "no-acceptance-all", "other-model-asked"}
+"""Drills whose answer is well-formed, or that only a real engine refuses."""
+EXCHANGES = [
+    d
+    for d in RESPONSES
+    if d.drill.verdicts == (Verdict.UNKNOWN,) and d.path != "/metrics" and d.drill.id not in JUDGED_LATER
+]
+
+
+@pytest.mark.parametrize("drill", EXCHANGES, ids=lambda d: d.drill.id)
+def test_every_broken_exchange_is_refused_for_the_stated_reason(proxy, drill):
+    """By the real client, over the real proxy; the verdict on real engines is in docs/drills.md."""
+    limit = 1.0 if drill.drill.id in ("hang", "hang-prefill", "drip") else 20.0
+    begun = time.monotonic()
+    with proxy.armed(drill.make(None), completions()), pytest.raises(HandoffError) as found:  # type: ignore[arg-type]
+        ask(proxy, limit)
+    assert re.search(drill.drill.reason, f"the exchange broke: {found.value}", re.DOTALL), found.value
+    assert time.monotonic() - begun < drill.drill.bound_s
+    assert ask(proxy).output_ids == tuple(range(10, 20))
+
+
+@pytest.mark.parametrize("drill", [d for d in RESPONSES if d.path == "/metrics"], ids=lambda d: d.drill.id)
+def test_metrics_of_every_kind_of_wrong_end_in_no_crash(proxy, drill):
+    client = Client("decode", proxy.url, 3.0)
+    with proxy.armed(drill.make(None), path("/metrics")), contextlib.suppress(HandoffError):  # type: ignore[arg-type]
+        assert "generation_tokens" not in client.snapshot()
+    assert proxy.struck == 1
+    client.close()
