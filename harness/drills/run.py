@@ -56,7 +56,28 @@ def drill(
     prepared = prepare(source, [f"{t}-{m}" for t in ("pd", "single") for m in (METHOD, PLAIN)], [COLD])
     environment = engines_for(prepared.profile, prepared.plan, engine_python)
     folder = new_folder(out, prepared.profile, "drill")
-    tried, begun, started, interrupted = Tried(), time.monotonic(), provenance.now(), False
+    begun = time.monotonic()
+    empty = DrillSet(
+        run_id=folder.name,
+        started=provenance.now(),
+        profile=prepared.profile.name,
+        versions=provenance.versions(environment),
+        hardware=provenance.hardware(),
+        asked=tuple(d.id for d in drills),
+        results=(),
+        controls=(),
+        seconds=0.0,
+        interrupted=True,
+    )
+
+    def known(interrupted: bool) -> DrillSet:
+        found = {"results": tuple(tried.results), "controls": tuple(tried.controls), "left": tuple(tried.left)}
+        seconds = round(time.monotonic() - begun, 1)
+        return empty.model_copy(update={**found, "seconds": seconds, "interrupted": interrupted})
+
+    # A set that is killed keeps what it has tried.
+    tried = Tried(lambda: write_drills(known(interrupted=True), folder))
+    interrupted = False
     with _marking() as mark, Reporter(forecast_s(drills)) as reporter:
         reporter.line(f"{len(drills)} drills, about {forecast_s(drills) / 60:.0f} minutes")
         try:
@@ -64,19 +85,7 @@ def drill(
             _on_the_harness(drills, source, engine_python, folder, reporter, mark, tried, seed)
         except KeyboardInterrupt:
             interrupted = True
-    result = DrillSet(
-        run_id=folder.name,
-        started=started,
-        profile=prepared.profile.name,
-        versions=provenance.versions(environment),
-        hardware=provenance.hardware(),
-        asked=tuple(d.id for d in drills),
-        results=tuple(tried.results),
-        controls=tuple(tried.controls),
-        left=tuple(tried.left),
-        seconds=round(time.monotonic() - begun, 1),
-        interrupted=interrupted,
-    )
+    result = known(interrupted)
     write_drills(result, folder)
     point_latest(folder, "latest-drill")
     return result, folder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from harness.drills.model import ControlRun, Ending, Result
 from harness.findings import Verdict
 from harness.progress import Reporter
@@ -11,13 +13,16 @@ from harness.summary import RunSummary
 class Tried:
     """Results, controls and left-overs as they come; said as they come, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[], None] = lambda: None) -> None:
+        """``keep`` is called whenever something is known that was not."""
+        self._keep = keep
         self.results: list[Result] = []
         self.controls: list[ControlRun] = []
         self.left: list[str] = []
 
     def add(self, result: Result, reporter: Reporter) -> None:
         self.results.append(result)
+        self._keep()
         words = result.reason if result.ending is Ending.SURVIVED else "; ".join(result.problems)
         reporter.line(f"{result.id}: {result.ending} ({result.verdict}, {result.seconds} s): {words[:300]}")
 
