@@ -461,7 +461,7 @@ def localise(profile: Profile, name: str = "", hub: Hub | None = None) -> Profil
         found = _look_up(hub, reference, role, also_tokenizer, name or profile.name)
         if isinstance(found, Snapshot):
             trusted = reference.trust_remote_code
-            folders[role] = ModelFolder(path=found.folder, trust_remote_code=True) if trusted else found.folder
+            folders[role] = ModelFolder(path=found.folder, trust_remote_code=trusted) if trusted else found.folder
             sources[role] = Source(repo=reference.repo, revision=reference.revision, commit=found.commit)
         else:
             folders[role] = UnresolvedModel(**reference.model_dump(exclude={"reason"}), reason=found)
