@@ -106,7 +106,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise ValueError(f"expected keys that are text, found {key!r}; put it in quotes where YAML would read a number")
+                raise ValueError(
+                    f"expected keys that are text, found {key!r}; put it in quotes where YAML would read a number"
+                )
             _plain(key)
             _plain(item)
     elif isinstance(value, list):
