@@ -40,8 +40,9 @@ def soak_command(
     from harness.soak.run import Wanted, prepare_soak, soak
 
     prepared = prepare_soak(profile, cell)
-    result, folder = soak(prepared, Wanted(minutes, concurrency), out or DEFAULT_OUT, engine_python)
+    ended = soak(prepared, Wanted(minutes, concurrency), out or DEFAULT_OUT, engine_python)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    print_soak(result, console)
-    console.print(f"report: {folder / 'soak.html'}", soft_wrap=True, highlight=False)
-    raise typer.Exit(result.verdict.exit_code)
+    print_soak(ended.result, console)
+    words = f"no report: {ended.unwritten}" if ended.unwritten else f"report: {ended.folder / 'soak.html'}"
+    console.print(words, soft_wrap=True, highlight=False, markup=False)
+    raise typer.Exit(ended.exit_code)

@@ -23,6 +23,7 @@ from harness import history_index, strict_json
 from harness.config import Route, Strict, describe_validation_error
 from harness.errors import DataError, NotARunError
 from harness.files import write_json
+from harness.findings import Verdict
 from harness.history_index import CellRows, HeldCells, Lazy, RecordedLines
 from harness.migrations import SCHEMA as SCHEMA
 from harness.migrations import migrate
@@ -40,6 +41,7 @@ _MOST_BYTES = 256 * MIB
 """Of a run.json; that of a thousand cells has 4 MiB."""
 
 Form = Literal["ids", "text"]
+Kind = Literal["run", "soak", "drill"]
 RESCORE = "rescore"
 """Pseudo-scenario of requests to the plain engine that re-score what cells gave."""
 COLD = "cold"
@@ -297,13 +299,25 @@ class RunRecord(Strict):
     """The parts of a merged run; None in one that was recorded in one go."""
     resumed: tuple[Resumption, ...] = ()
     """How often, and from where, the run was gone on with."""
+    kind: Kind = "run"
+    """What it was recorded for (``harness.kinds``)."""
+    came_to: Verdict | None = None
+    """What a soak came to as a whole, which its answers alone do not show; None in all others, and until it ended."""
+
+    @property
+    def at_best(self) -> tuple[Verdict, ...]:
+        """Verdicts that the run's is no better than, whatever its cells say."""
+        doubt = (Verdict.UNKNOWN,) if self.doubtful else ()
+        return (*doubt, self.came_to) if self.came_to is not None else doubt
 
     @property
     def doubtful(self) -> bool:
         """Whether the run cannot pass, whatever its cells say: it was interrupted or has no end, a defect was put in on
-        purpose, its parts contradict each other, or answers with findings were asked for again."""
+        purpose, its parts contradict each other, answers with findings were asked for again, or it is a soak without a
+        verdict."""
         unsettled = self.merged is not None and self.merged.unsettled
-        return self.interrupted or self.finished is None or bool(self.mutants) or unsettled or self.asked_twice
+        unended = self.finished is None or (self.kind == "soak" and self.came_to is None)
+        return self.interrupted or unended or bool(self.mutants) or unsettled or self.asked_twice
 
     @property
     def asked_twice(self) -> bool:

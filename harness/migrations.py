@@ -35,7 +35,7 @@ def _to_2(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _to_3(raw: dict[str, Any]) -> dict[str, Any]:
     """Schema 3: sealed (``harness.seal``). Earlier runs have no seal; one that has it is no earlier one."""
-    if kept := {"seal", "record_sha256", "resumed"} & raw.keys():
+    if kept := {"seal", "record_sha256", "resumed", "kind", "came_to"} & raw.keys():
         raise ValueError(f"{', '.join(sorted(kept))} belong to schema 3")
     return {**raw, "schema_version": 3}
 

@@ -18,7 +18,7 @@ from harness.engine.executor import Executor
 from harness.engine.router import program
 from harness.errors import HarnessError, ModelUnavailableError, StorageError, UsageError
 from harness.files import write_json
-from harness.history import COLD, SECOND, History, RunRecord, load_history
+from harness.history import COLD, SECOND, History, Kind, RunRecord, load_history
 from harness.hub import reason_for
 from harness.known import apply_known, load_known
 from harness.matrix import CellName, Plan, make_plan, select_cells, start_expected_s
@@ -332,6 +332,7 @@ def prepared_recorder(
     mutants: Sequence[str] = (),
     run_id: str | None = None,
     adopt: Callable[[RunRecord], RunRecord] = lambda fresh: fresh,
+    kind: Kind = "run",
 ) -> Recorder:
     """A recorder for everything that was prepared; the run is called like its folder unless said otherwise. See
     ``Recorder`` for ``adopt``."""
@@ -345,8 +346,10 @@ def prepared_recorder(
         folder,
         run_id or folder.name,
         mutants=mutants,
-        rescore=prepared.rescores,
+        # Under load nobody re-scores anything: a soak of the plain single engine could never pass.
+        rescore=prepared.rescores and kind != "soak",
         adopt=adopt,
+        kind=kind,
     )
 
 

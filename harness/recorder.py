@@ -16,12 +16,14 @@ from harness.baseline.build import identity_of
 from harness.config import Profile
 from harness.engine.environment import WITHOUT, EngineEnvironment
 from harness.errors import StorageError
+from harness.findings import Verdict
 from harness.history import (
     SCHEMA,
     CellRecord,
     EngineRecord,
     History,
     HistoryWriter,
+    Kind,
     Observation,
     RunRecord,
     load_history,
@@ -66,7 +68,7 @@ def _described(profile: Profile, source: str) -> dict[str, Any]:
     return {**raw, "description": redact.text(raw["description"]), "source": source}
 
 
-def _clean(observation: Observation) -> Observation:
+def cleaned(observation: Observation) -> Observation:
     """The observation without secrets in what engines and errors say freely; tokens, ids and figures are as they
     came."""
     legs = tuple(
@@ -95,6 +97,7 @@ class Recorder:
         mutants: Sequence[str] = (),
         rescore: bool = False,
         adopt: Callable[[RunRecord], RunRecord] = lambda fresh: fresh,
+        kind: Kind = "run",
     ) -> None:
         """``adopt`` puts the record of an interrupted run in the place of a fresh one, when that is gone on with."""
         self.outputs = Outputs()
@@ -133,6 +136,7 @@ class Recorder:
             mutants=tuple(mutants),
             rescore=rescore,
             lacking={name: WITHOUT[name] for name in WITHOUT if not environment.has(name)},
+            kind=kind,
         )
         self.record = adopt(self.record)
         self._earlier_s = self.record.seconds.get("total", 0.0)
@@ -140,7 +144,7 @@ class Recorder:
         write_run(folder, self.record)
 
     def append(self, observation: Observation) -> None:
-        observation = _clean(observation)
+        observation = cleaned(observation)
         with self._lock:
             self._writer.append(observation)
             self.outputs.add(observation)
@@ -174,6 +178,11 @@ class Recorder:
     def interrupted(self) -> None:
         self._update(interrupted=True)
         self.fail_pending([c.cell for c in self.record.cells], "interrupted", "interrupted by the user")
+
+    def came_to(self, verdict: Verdict) -> None:
+        """Record what a soak came to as a whole; before its end."""
+        with self._lock:
+            self._update(came_to=verdict)
 
     def finish(self) -> History:
         """Close the files, seal them, and load what was recorded."""

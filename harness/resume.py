@@ -30,6 +30,7 @@ from harness.history import (
     load_history,
     write_run,
 )
+from harness.kinds import require_plain
 from harness.lines import move_aside
 from harness.matrix import CellName, EngineGroup, Plan
 from harness.operations import (
@@ -139,6 +140,7 @@ def _size(path: Path) -> int:
 
 
 def _require_resumable(history: History) -> None:
+    require_plain(history)
     folder, run = history.folder, history.run
     name = folder.name
     if run.merged is not None:

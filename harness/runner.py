@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 import traceback
@@ -29,6 +28,7 @@ from harness.recorder import Recorder
 from harness.schedule.model import Placement
 from harness.schedule.planning import one_by_one, planned
 from harness.schedule.scheduler import Scheduler
+from harness.signals import deaf
 from harness.slots import Inventory, Memory, describe, jobs_of
 from harness.storage import writing
 from harness.workload import CellWork, expected_s, group_expected_s, perform
@@ -251,20 +251,6 @@ class Runner:
                 self._sessions.discard(session)
             if session.left:
                 self._recorder.set_cell(session.group.cells[0].id, left_over=tuple(session.left))
-
-
-@contextmanager
-def deaf() -> Iterator[None]:
-    """Ignore signals that ask for the end; only the main thread hears any."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def armed(

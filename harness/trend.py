@@ -23,6 +23,7 @@ from harness.config import Judging
 from harness.errors import HarnessError, UsageError
 from harness.findings import Judgement, Verdict
 from harness.history import History, load_history
+from harness.kinds import require_plain
 from harness.operations import assess
 
 ALLOWANCE = 0.5
@@ -102,6 +103,7 @@ def load_trend(folder: Path, between: int = 365) -> Trend:
             continue
         try:
             history = load_history(path.parent)
+            require_plain(history)
             if history.run.mutants:
                 left_out.append(f"{path.parent.name}: a mutant was armed")
                 continue

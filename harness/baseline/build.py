@@ -17,6 +17,7 @@ from harness.config import Method, Profile
 from harness.errors import UsageError
 from harness.files import model_hash, template_hash, tokenizer_hash
 from harness.history import History, Leg
+from harness.kinds import require_plain
 from harness.matrix import CellName
 from harness.prompts import PromptSet
 from harness.provenance import gpu_name
@@ -66,7 +67,8 @@ def identity_in(history: History, lineup: str) -> Identity:
 
 
 def require_unarmed(history: History) -> None:
-    """Raise UsageError when a run says nothing about unchanged engines."""
+    """Raise UsageError when a run says nothing about unchanged engines, each asked for one answer at a time."""
+    require_plain(history)
     armed = history.run.mutants or tuple(m for e in history.run.engines for m in e.mutants)
     if armed or history.run.doubtful:
         found = f"mutant {', '.join(dict.fromkeys(armed))} armed" if armed else f"one that {_why_not_whole(history)}"

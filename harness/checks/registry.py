@@ -19,6 +19,7 @@ from harness.confine import recorded
 from harness.errors import DataError
 from harness.findings import CellVerdict, CheckResult, Judgement, Verdict, worst
 from harness.history import History
+from harness.kinds import notices_of
 from harness.locate.diagnose import diagnose, state_law
 from harness.locate.location import locate
 
@@ -207,6 +208,7 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
         notices.append("the last observation was cut off while being written and was left out")
     notices += history.notices
     notices += [r.sentence for r in history.run.resumed]
+    notices += notices_of(history.run)
     merged = history.run.merged
     if merged is not None:
         notices = [*merged.notices, *notices]
@@ -214,7 +216,7 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
         notices.append("the run was interrupted before its end")
     elif history.run.finished is None:
         # A merged run has no end when one of its parts has none.
-        further = "; `harness run --resume` goes on with it" if merged is None else ""
+        further = "; `harness run --resume` goes on with it" if merged is None and history.run.kind == "run" else ""
         notices.append(f"the run has no end: it was killed, or is still going on{further}")
     notices += [
         f"{cell.cell}: left over when its engines ended: {words}; see `harness ps` and `harness clean`"
@@ -229,8 +231,7 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
             f"ARMED MUTANT {', '.join(mutants)}: a defect was put in on purpose, so this run says nothing about vLLM "
             "and cannot pass"
         )
-    if history.run.doubtful:
-        verdict = worst([verdict, Verdict.UNKNOWN])
+    verdict = worst([verdict, *history.run.at_best])
     return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=tuple(notices), mutants=mutants)
 
 

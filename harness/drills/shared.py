@@ -26,6 +26,7 @@ from harness.progress import Reporter
 from harness.prompts import Prompt
 from harness.recorder import Recorder
 from harness.runner import run_cell
+from harness.storage import FolderLock
 from harness.summary import RunSummary
 from harness.workload import CellWork, Choice, cell_work
 
@@ -122,7 +123,7 @@ class SharedDriller:
 
     def _recorder(self, work: CellWork, name: str) -> Recorder:
         one = self._prepared._replace(works=(work,))
-        recorder = prepared_recorder(one, self._environment, self._folder / name)
+        recorder = prepared_recorder(one, self._environment, self._folder / name, kind="drill")
         # The engines' group is that of the pair, whatever cell is asked.
         recorder.set_cell(work.cell.id, group=self._group.id)
         return recorder
@@ -134,12 +135,14 @@ class SharedDriller:
         recorder = self._recorder(work, name)
         recorder.engines(session.records())
         died: InfrastructureError | None = None
-        try:
-            run_cell(session, work, recorder, self._reporter)
-        except InfrastructureError as error:
-            died = error
-            recorder.fail_pending([cell.id], "failed", str(error))
-        return judge_and_report(recorder.finish()), died
+        with FolderLock(recorder.folder):
+            try:
+                run_cell(session, work, recorder, self._reporter)
+            except InfrastructureError as error:
+                died = error
+                recorder.fail_pending([cell.id], "failed", str(error))
+            history = recorder.finish()
+        return judge_and_report(history), died
 
     def _control(self, session: EngineGroupSession, cell: Cell, name: str) -> None:
         """The same proxies and prompts without a fault. Raises HandoffError when an exchange broke."""

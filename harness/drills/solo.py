@@ -22,6 +22,7 @@ from harness.matrix import Cell, make_plan
 from harness.operations import Prepared, judge_and_report, prepared_recorder
 from harness.progress import Reporter
 from harness.runner import Runner
+from harness.storage import FolderLock
 from harness.summary import RunSummary
 from harness.workload import Choice, cell_work
 
@@ -101,10 +102,11 @@ class SoloDriller:
         work = cell_work(profile, self._prepared.prompts, cell, Choice(scenarios=(COLD,), prompts=ids, forms=FORMS))
         plan = make_plan(profile, [cell])
         prepared = self._prepared._replace(profile=profile, plan=plan, works=(work,), lacking={})
-        recorder = prepared_recorder(prepared, self._environment, self._folder / name)
-        history = Runner(
-            profile, plan, [work], self._environment, recorder, self._reporter, ProxiedExecutor(scene)
-        ).run()
+        recorder = prepared_recorder(prepared, self._environment, self._folder / name, kind="drill")
+        with FolderLock(recorder.folder):
+            history = Runner(
+                profile, plan, [work], self._environment, recorder, self._reporter, ProxiedExecutor(scene)
+            ).run()
         if history.run.interrupted:
             # The runner has ended the engines; the set ends, too.
             raise KeyboardInterrupt

@@ -10,6 +10,7 @@ from harness.history import (
     History,
     load_history,
 )
+from harness.kinds import require_plain
 from harness.merge.night import Loaded, Wanted
 from harness.operations import load_second
 from harness.parts import (
@@ -78,6 +79,7 @@ def _same_recording(first: History, second: History) -> bool:
 
 
 def _require_usable(history: History, wanted: Wanted) -> None:
+    require_plain(history)
     run = history.run
     why = unfinished(run)
     if why and not wanted.keep_going:

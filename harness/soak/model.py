@@ -123,9 +123,11 @@ class Soak(Strict):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the rounds and of the growths; UNKNOWN at least when there are doubts or nothing was seen."""
+        """The worst of the rounds and of the growths; UNKNOWN at least when there are doubts, nothing was seen, or a
+        round has no verdict."""
         seen = [*map(Verdict, self.verdicts), *(g.verdict for g in self.growths)]
-        if self.doubts or not self.growths or not self.answered:
+        unjudged = not self.rounds or sum(self.verdicts.values()) != self.rounds
+        if self.doubts or unjudged or not self.growths or not self.answered:
             seen.append(Verdict.UNKNOWN)
         return worst(seen)
 

@@ -37,7 +37,10 @@ class RoundJudge:
         """The verdict of a round. ``run`` has one cell, which is taken to be complete: a round is."""
         record = run.cells[0].model_copy(update={"state": "complete"})
         history = History(
-            folder=self._folder, run=run.model_copy(update={"cells": (record,)}), observations=tuple(observations)
+            folder=self._folder,
+            run=run.model_copy(update={"cells": (record,)}),
+            observations=tuple(observations),
+            own=True,
         )
         view = CellView(Evidence(history, self._baselines, judging_of(history)), record)
         verdict = judge_cell(view)

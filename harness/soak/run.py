@@ -12,7 +12,7 @@ from harness import provenance, redact
 from harness.checks.registry import baselines_for
 from harness.engine.environment import EngineEnvironment
 from harness.engine.topology import EngineGroupSession
-from harness.errors import HarnessError, UsageError
+from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, HarnessError, StorageError, UsageError
 from harness.findings import Verdict
 from harness.history import COLD, History, Observation
 from harness.known import load_known
@@ -20,12 +20,15 @@ from harness.matrix import EngineGroup, start_expected_s
 from harness.operations import Prepared, engines_for, known_path, new_folder, prepare, prepared_recorder
 from harness.progress import Reporter
 from harness.recorder import Recorder
+from harness.signals import deaf, heard_once, held
+from harness.soak.journal import Journal
 from harness.soak.judge import judge_record
 from harness.soak.load import Load
 from harness.soak.model import HARNESS, Round, Soak
 from harness.soak.processes import Watcher
 from harness.soak.rounds import RoundJudge
 from harness.soak.sampler import Record, Sampler
+from harness.storage import FolderLock
 from harness.workload import CellWork, Item
 
 INTERVAL_S = 5.0
@@ -56,23 +59,40 @@ def prepare_soak(source: str, cell: str) -> Prepared:
     return prepared._replace(works=(CellWork(work.cell, items, ()),))
 
 
-def soak(prepared: Prepared, wanted: Wanted, out: Path, engine_python: str | None) -> tuple[Soak, Path]:
-    """Run the load, judge it and write the reports. Raises HarnessError only before there is anything to judge."""
-    from harness.report.soak import write_soak
+class Ended(NamedTuple):
+    """A soak that was judged."""
 
+    result: Soak
+    folder: Path
+    unwritten: str = ""
+    """Why its reports could not be written."""
+
+    @property
+    def exit_code(self) -> int:
+        """That of the verdict; without its reports it cannot be 0."""
+        code = self.result.verdict.exit_code
+        return EXIT_UNKNOWN if self.unwritten and code != EXIT_REGRESSION else code
+
+
+def soak(prepared: Prepared, wanted: Wanted, out: Path, engine_python: str | None) -> Ended:
+    """Run the load, judge it and write the reports. Raises HarnessError only before there is anything to judge."""
     environment = engines_for(prepared.profile, prepared.plan, engine_python)
     folder = new_folder(out, prepared.profile, "soak")
     group, work = prepared.plan.groups[0], prepared.works[0]
-    with Reporter(start_expected_s(group) + 60 * wanted.minutes) as reporter:
-        reporter.line(
-            f"{work.cell.id}: {len(work.items)} prompts again and again for {wanted.minutes:g} minutes, "
-            f"{wanted.concurrency} requests under way; {folder}"
-        )
+    with FolderLock(folder), heard_once():
+        reporter = Reporter(start_expected_s(group) + 60 * wanted.minutes)
         run = _Run(prepared, wanted, folder, environment, reporter)
-        run.perform(group)
-    result = run.result()
-    write_soak(result, folder)
-    return result, folder
+        try:
+            with reporter:
+                reporter.line(
+                    f"{work.cell.id}: {len(work.items)} prompts again and again for {wanted.minutes:g} minutes, "
+                    f"{wanted.concurrency} requests under way; {folder}"
+                )
+                run.perform(group)
+        except KeyboardInterrupt:
+            run.interrupted()
+        with deaf():
+            return run.end()
 
 
 class _Run:
@@ -89,8 +109,9 @@ class _Run:
         self._work = prepared.works[0]
         self._started = provenance.now()
         self._doubts: list[str] = []
-        self._recorder: Recorder = prepared_recorder(prepared, environment, folder)
+        self._recorder: Recorder = prepared_recorder(prepared, environment, folder, kind="soak")
         self._record = Record(folder)
+        self._journal = Journal(folder)
         self._judge: RoundJudge | None = None
 
     def perform(self, group: EngineGroup) -> None:
@@ -109,14 +130,17 @@ class _Run:
                 self._play(session)
             self._recorder.set_cell(self._work.cell.id, state="complete")
         except KeyboardInterrupt:
-            self._doubts.append("interrupted by the user")
-            self._guarded("closing the record", self._recorder.interrupted)
+            self.interrupted()
         except HarnessError as error:
             self._fail(str(error))
         except Exception as error:
             # Whatever it is, it must not cost what was seen.
             self._fail(redact.text(f"the harness itself failed: {type(error).__name__}: {error}"))
         self._doubts += [f"could not be ended: {words}" for words in session.left]
+
+    def interrupted(self) -> None:
+        self._doubts.append("interrupted by the user")
+        self._guarded("closing the record", self._recorder.interrupted)
 
     def _fail(self, reason: str) -> None:
         self._doubts.append(reason)
@@ -131,10 +155,12 @@ class _Run:
             self._doubts.append(redact.text(f"{what} failed: {type(error).__name__}: {error}"))
 
     def _play(self, session: EngineGroupSession) -> None:
+        # The records have the routers, too.
         roots = {HARNESS: os.getpid(), **{str(e.role): e.pid for e in session.records()}}
         begun = time.monotonic()
         sampler = Sampler(Watcher(roots, [HARNESS]), self._record, begun, self._wanted.interval_s)
-        load = Load(session, self._work.cell, [i.prompt for i in self._work.items], self._wanted.concurrency)
+        prompts = [i.prompt for i in self._work.items]
+        load = Load(session, self._work.cell, prompts, self._wanted.concurrency, self._journal.append)
         number = 0
         try:
             with sampler:
@@ -144,8 +170,7 @@ class _Run:
                     if sampler.trouble:
                         break
         except BaseException:
-            for observation in load.observations:
-                self._recorder.append(observation)
+            self._keep(load)
             raise
         finally:
             if sampler.trouble:
@@ -155,9 +180,7 @@ class _Run:
         started = time.monotonic()
         observations = load.play(number)
         ended = time.monotonic()
-        for observation in observations:
-            self._recorder.append(observation)
-        load.observations = []
+        self._keep(load)
         done = _round_of(observations, number, ended - begun, ended - started, self._judged(observations))
         self._record.append(done)
         self._reporter.step(f"{self._work.cell.id} round {number}", ended - started)
@@ -167,17 +190,50 @@ class _Run:
             + f", {done.verdict}"
         )
 
+    def _keep(self, load: Load) -> None:
+        """Move the answers of a round into the history. A signal waits until all are there, each once."""
+        with held():
+            while load.observations:
+                self._recorder.append(load.observations[0])
+                del load.observations[0]
+            self._journal.clear()
+
     def _judged(self, observations: Sequence[Observation]) -> Verdict:
         if self._judge is None:
-            history = History(folder=self._folder, run=self._recorder.record, observations=())
+            history = History(folder=self._folder, run=self._recorder.record, observations=(), own=True)
             known = load_known(known_path(self._prepared.profile.known_defects))
             self._judge = RoundJudge(self._folder, baselines_for(history), known)
         return self._judge.judge(self._recorder.record, observations)
 
-    def result(self) -> Soak:
-        """What was seen, from ``soak.jsonl``."""
+    def end(self) -> Ended:
+        """Judge and report what was seen, and close the history after that: a soak of a night has more answers than
+        memory may hold, and its result needs none of them."""
         self._guarded("closing the samples", self._record.close)
-        self._guarded("closing the history", self._recorder.finish)
+        result = self._result()
+        unwritten = self._write(result)
+        before = len(self._doubts)
+        self._guarded("closing the history", lambda: self._close(result.verdict))
+        if len(self._doubts) > before:
+            result = result.model_copy(update={"doubts": (*result.doubts, *self._doubts[before:])})
+            unwritten = self._write(result)
+        return Ended(result, self._folder, unwritten)
+
+    def _write(self, result: Soak) -> str:
+        """Write the reports; returns why that was not possible, if it was not."""
+        from harness.report.soak import write_soak
+
+        try:
+            write_soak(result, self._folder)
+        except StorageError as error:
+            return str(error)
+        return ""
+
+    def _close(self, verdict: Verdict) -> None:
+        self._recorder.came_to(verdict)
+        self._recorder.finish()
+
+    def _result(self) -> Soak:
+        """What was seen, from ``soak.jsonl``."""
         seen = judge_record(self._folder)
         judge = self._judge
         return Soak(

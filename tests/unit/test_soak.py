@@ -377,7 +377,7 @@ def fake(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_soak_sends_rounds_at_the_concurrency_and_records_them(tmp_path: Path, fake: type[FakeSession]):
     prepared = prepare_soak("cpu", "single-none")
-    found, folder = soak(prepared, Wanted(0.01, 4, 0.05), tmp_path, None)
+    found, folder, _ = soak(prepared, Wanted(0.01, 4, 0.05), tmp_path, None)
     prompts = len(prepared.works[0].items)
     assert found.rounds >= 1
     assert found.answered == found.rounds * prompts
@@ -396,7 +396,7 @@ def test_a_soak_sends_rounds_at_the_concurrency_and_records_them(tmp_path: Path,
 
 def test_an_engine_that_dies_keeps_what_was_seen(tmp_path: Path, fake: type[FakeSession]):
     fake.dies_after = 60
-    found, folder = soak(prepare_soak("cpu", "single-none"), Wanted(5, 4), tmp_path, None)
+    found, folder, _ = soak(prepare_soak("cpu", "single-none"), Wanted(5, 4), tmp_path, None)
     assert found.verdict is Verdict.UNKNOWN
     assert any("the engine is gone" in d for d in found.doubts)
     assert 50 <= len(load_history(folder).observations) <= 61
@@ -409,7 +409,7 @@ def test_an_interrupt_keeps_what_was_seen(tmp_path: Path, fake: type[FakeSession
         return wait(left, 0.01)
 
     monkeypatch.setattr("harness.soak.load.wait", interrupted)
-    found, folder = soak(prepare_soak("cpu", "single-none"), Wanted(5, 4), tmp_path, None)
+    found, folder, _ = soak(prepare_soak("cpu", "single-none"), Wanted(5, 4), tmp_path, None)
     assert found.verdict is Verdict.UNKNOWN
     assert "interrupted by the user" in found.doubts
     assert 42 <= len(load_history(folder).observations) < 84
@@ -420,7 +420,7 @@ def test_a_crash_of_the_harness_keeps_what_was_seen(
     tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(RoundJudge, "judge", lambda *_: 1 / 0)
-    found, folder = soak(prepare_soak("cpu", "single-none"), Wanted(5, 4), tmp_path, None)
+    found, folder, _ = soak(prepare_soak("cpu", "single-none"), Wanted(5, 4), tmp_path, None)
     assert found.verdict is Verdict.UNKNOWN
     assert any("ZeroDivisionError" in d for d in found.doubts)
     assert load_history(folder).observations
@@ -438,5 +438,5 @@ def test_a_soak_is_of_cold_prompts_as_ids():
 
 def test_what_could_not_be_ended_is_a_doubt(tmp_path: Path, fake: type[FakeSession]):
     fake.stays = ("process 17 of the single engine",)
-    found, _ = soak(prepare_soak("cpu", "single-none"), Wanted(0.01, 4), tmp_path, None)
+    found, *_ = soak(prepare_soak("cpu", "single-none"), Wanted(0.01, 4), tmp_path, None)
     assert "could not be ended: process 17 of the single engine" in found.doubts
