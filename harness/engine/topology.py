@@ -454,9 +454,9 @@ class EngineGroupSession:
         return None
 
     def require_alive(self) -> None:
-        """Raise EngineDiedError when an engine or a router of the group is gone, or was ended for what it took."""
-        if self._given_up:
-            raise EngineDiedError(self._given_up)
+        """Raise EngineDiedError when an engine or a router of the group is gone or is being ended: one that was told to
+        end may still live."""
+        self._require_wanted()
         for process in self._processes.values():
             process.require_alive()
         for router in self._routers:

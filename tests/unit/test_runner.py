@@ -16,10 +16,13 @@ import yaml
 
 import harness.runner
 from harness.checks.registry import baselines_for, judge
+from harness.config import load_profile
 from harness.engine.environment import EngineEnvironment
+from harness.engine.topology import EngineGroupSession
 from harness.errors import EngineDiedError, ModelUnavailableError
 from harness.findings import Verdict
 from harness.history import History
+from harness.matrix import make_plan, select_cells
 from harness.operations import Prepared, prepare, prepared_recorder, record
 from harness.probe.build import WEIGHTS
 from harness.progress import Reporter
@@ -328,3 +331,14 @@ def test_what_cannot_be_ended_is_a_notice_of_its_cell(tmp_path):
     assert [(c.cell, len(c.left_over)) for c in history.run.cells] == [("pd-none", 1), ("single-none", 0)]
     (notice,) = [n for n in judge(history, baselines_for(history)).notices if "left over" in n]
     assert notice.startswith("pd-none: left over when its engines ended: process 7 of") and "harness clean" in notice
+
+
+def test_engines_that_were_told_to_end_complete_no_cell(tmp_path):
+    """They may still live when the last answer is there: a cell was complete with 14 of 48 requests after TERM."""
+    profile = load_profile("cpu")
+    (group,) = make_plan(profile, select_cells(profile, ["single-none"])).groups
+    session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
+    session.require_alive()
+    session.end_engines()
+    with pytest.raises(EngineDiedError, match="ended from outside"):
+        session.require_alive()
