@@ -216,6 +216,11 @@ class CellRecord(Strict):
     left_over: tuple[str, ...] = ()
     """What could not be ended or removed when its engines ended, in words; charged to the first cell of the group."""
 
+    @property
+    def left_running(self) -> bool:
+        """Whether processes of its engines may still be there: memory and ports are all else that can be left."""
+        return any(not words.startswith(("shared memory ", "port ")) for words in self.left_over)
+
 
 class Part(Strict):
     """A recorded run that went into a merged one: where and with what its cells were recorded."""
@@ -317,6 +322,7 @@ class RunRecord(Strict):
         verdict."""
         unsettled = self.merged is not None and self.merged.unsettled
         unended = self.finished is None or (self.kind == "soak" and self.came_to is None)
+        unended = unended or any(c.left_running for c in self.cells)
         return self.interrupted or unended or bool(self.mutants) or unsettled or self.asked_twice
 
     @property

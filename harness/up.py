@@ -103,6 +103,8 @@ def bring_up(
             json_type = "-H 'Content-Type: application/json'"
             example = f"curl -s {router.url}/v1/chat/completions {key.curl} {json_type} -d {said}"
             serve(Address(router.url, dict(urls), proof, example, key.use))
+        for words in router.left:
+            reporter.line(f"{group.id}: LEFT OVER: {words}; see `harness ps` and `harness clean`")
 
 
 def _prove(session: EngineGroupSession, url: str, prompt: Prompt, prepared: Prepared) -> Proof:

@@ -220,6 +220,7 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
         notices.append(f"the run has no end: it was killed, or is still going on{further}")
     notices += [
         f"{cell.cell}: left over when its engines ended: {words}; see `harness ps` and `harness clean`"
+        + ("; a run whose engines may still be there cannot pass" if cell.left_running else "")
         for cell in history.run.cells
         for words in cell.left_over
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count as numbers
 from itertools import islice
 from pathlib import Path
@@ -77,6 +77,14 @@ class Place(Protocol):
 
 
 Places = Mapping[Role, Place]
+
+
+def ended(name: str, end: Callable[[], Sequence[str]]) -> Sequence[str]:
+    """End an engine or a router; returns what is left. One that cannot be ended must not keep the others running."""
+    try:
+        return end() or ()
+    except Exception as error:
+        return (f"processes of {name}, whose end failed ({type(error).__name__}: {error})",)
 
 
 def roles_of(group: EngineGroup) -> tuple[Role, ...]:

@@ -103,11 +103,16 @@ class Router:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> list[str]:
+        """End it; returns what is left of it, in words."""
         if self._process is not None:
             self.left = self._process.stop(5.0)
             self._process = None
             with contextlib.suppress(OSError):
                 redact.file(self._log)
+        return self.left
 
     def require_alive(self) -> None:
         """Raise EngineDiedError when the router is gone."""

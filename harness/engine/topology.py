@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -23,9 +24,9 @@ from harness.engine.command import MODEL_NAME, EngineCommand, Role, build_comman
 from harness.engine.environment import EngineEnvironment
 from harness.engine.exchange import Ask, Exchange, new_id, payload
 from harness.engine.key import ApiKey, require_guarded
-from harness.engine.place import EngineHandle, Places, default_places, roles_of
+from harness.engine.place import EngineHandle, Places, default_places, ended, roles_of
 from harness.engine.ports import free_ports
-from harness.engine.router import Router
+from harness.engine.router import Router, program
 from harness.errors import EngineDiedError, EngineStartError, HandoffError, MutantRefusedError, RequestTimeoutError
 from harness.history import EngineRecord, Form, Leg, Observation
 from harness.matrix import Cell, EngineGroup
@@ -164,6 +165,7 @@ class EngineGroupSession:
             roles = ("prefill", answering) if pair else (answering,)
             urls = {role: p.url for role, p in self._processes.items() if role in roles}
             name = f"{self.group.id}.router" + ("" if pair else "-single")
+            program()
             port, metrics = free_ports(2)
             router = Router(urls, port, metrics, self._logs / f"{name}.log", self.key)
             self._routers.append(router)
@@ -294,8 +296,14 @@ class EngineGroupSession:
         """End the engines from another thread; the one that uses them finds them gone, and leaves the context. One that
         is about to be started is ended by that thread."""
         self.ended = True
-        for process in list(self._processes.values()):
-            self._say_left(process.stop(self.profile.timeouts.stop))
+        self._end_processes()
+
+    def _end_processes(self) -> None:
+        grace_s = self.profile.timeouts.stop
+        ends = [(f"the {role} engine", partial(p.stop, grace_s)) for role, p in self._processes.items()]
+        with ThreadPoolExecutor(max(1, len(ends))) as pool:
+            for left in [pool.submit(ended, *end) for end in ends]:
+                self._say_left(left.result())
 
     def _say_left(self, left: Sequence[str]) -> None:
         for words in left:
@@ -339,13 +347,9 @@ class EngineGroupSession:
             client.close()
         logs = [p.log_path for p in self._processes.values()]
         for router in self._routers:
-            router.__exit__()
-            self._say_left(router.left)
+            self._say_left(ended("the router", router.end))
         self._routers.clear()
-        if self._processes:
-            with ThreadPoolExecutor(len(self._processes)) as pool:
-                for left in pool.map(lambda p: p.stop(self.profile.timeouts.stop), self._processes.values()):
-                    self._say_left(left or ())
+        self._end_processes()
         for place in self._places.values():
             place.give_back()
         # Nobody writes to them any more. A disk that does not take it must not hide why the engines ended.

@@ -329,6 +329,7 @@ def test_what_cannot_be_ended_is_a_notice_of_its_cell(tmp_path):
     FakeSession.left = ["process 7 of pd-none.decode, which cannot be killed"]
     history = run(prepare("cpu", ["pd-none", "single-none"]), tmp_path / "run", FakeExecutor(2))
     assert [(c.cell, len(c.left_over)) for c in history.run.cells] == [("pd-none", 1), ("single-none", 0)]
+    assert history.run.doubtful and not history.run.model_copy(update={"cells": ()}).doubtful
     (notice,) = [n for n in judge(history, baselines_for(history)).notices if "left over" in n]
     assert notice.startswith("pd-none: left over when its engines ended: process 7 of") and "harness clean" in notice
 
