@@ -16,6 +16,11 @@ _EXCEPTION = re.compile(
 )
 
 
+def _signal(number: int) -> str:
+    """Real-time signals have no names."""
+    return signal.Signals(number).name if number in set(signal.Signals) else str(number)
+
+
 class EngineLog:
     """The log file of a server."""
 
@@ -46,7 +51,7 @@ class EngineLog:
 
     def obituary(self, name: str, code: int) -> str:
         """Sentence about a server that ended by itself; ``code`` is negative for a signal."""
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        how = f"signal {_signal(-code)}" if code < 0 else f"exit status {code}"
         return (
             f"the {name} ended by itself with {how}{self.root_error()}; last lines of {self.log_path}:\n"
             f"{self.log_tail()}"

@@ -7,6 +7,7 @@ port until that tree is gone, so that it outlives a harness that is killed for a
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import random
@@ -66,7 +67,7 @@ def _claim_one(folder: Path, port: int, host: str) -> int:
         _bind(port, host).close()
     except OSError as error:
         traces.drop_claim(handle)
-        raise _Taken(f"in use ({error.strerror})") from None
+        raise _Taken(_words(error)) from None
     return handle
 
 
@@ -121,6 +122,9 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
     """Consecutive free ports, claimed together until ``release``, none of which this process has given out before.
     Raises EngineStartError when too few are found."""
     with locked() as folder:
+        if len(_GIVEN) > (_HIGHEST - _LOWEST) // 2:
+            # What was given out first was so thousands of engines ago.
+            _GIVEN.intersection_update(_HELD)
         for first in random.SystemRandom().sample(range(_LOWEST, _HIGHEST - count), _TRIES):
             ports = list(range(first, first + count))
             if not _GIVEN.isdisjoint(ports):
@@ -150,20 +154,30 @@ def claim(ports: Sequence[int], host: str = LOOPBACK) -> None:
 def require_free(ports: Iterable[int], host: str = LOOPBACK) -> None:
     """Raise EngineStartError naming the first port of ``ports`` that something else listens on."""
     for port in ports:
-        if in_use(port, host):
+        if why := trouble(port, host):
             raise EngineStartError(
-                f"expected port {port} on {host} to be free for an engine, found it in use; end what listens there, "
+                f"expected port {port} on {host} to be free for an engine, found it {why}; end what listens there, "
                 "name another --base-port, or leave it out to take free ports"
             )
 
 
-def in_use(port: int, host: str = LOOPBACK) -> bool:
-    """Whether something listens there."""
+def _words(error: OSError) -> str:
+    """Why a port cannot be bound: only one reason says that something listens there."""
+    return "in use" if error.errno == errno.EADDRINUSE else f"not known to be free ({error.strerror})"
+
+
+def trouble(port: int, host: str = LOOPBACK) -> str:
+    """Why nobody could listen there now, in words; empty when somebody could."""
     try:
         _bind(port, host).close()
-    except OSError:
-        return True
-    return False
+    except OSError as error:
+        return _words(error)
+    return ""
+
+
+def in_use(port: int, host: str = LOOPBACK) -> bool:
+    """Whether something listens there, as far as that can be known."""
+    return trouble(port, host) == "in use"
 
 
 def handles(ports: Iterable[int]) -> tuple[int, ...]:
