@@ -6,7 +6,9 @@ a process only when its pid and start time are listed, or its mark or its ancest
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
 import os
 import signal
 import time
@@ -15,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, ValidationError, model_validator
 
-from harness.engine import ports, traces
+from harness.engine import ports, traces, warden
 from harness.engine.traces import Process, Segment
 from harness.errors import EnvironmentFault
 
@@ -32,14 +34,14 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class Ledger(BaseModel):
-    """What a warden wrote about its tree; see ``harness.engine.warden``."""
+    """What a warden wrote about its tree, without the checksum; see ``harness.engine.warden``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     format: int
     boot: str
     namespace: str
-    mark: str
+    mark: str = Field(pattern="^[0-9a-f]{16}$")
     holder: Process
     warden: Process | None
     engine: Process | None
@@ -129,7 +131,12 @@ def read_ledger(path: Path) -> Ledger | Damaged | None:
         known = path.lstat()
         if known.st_uid != os.getuid() or not path.is_file() or path.is_symlink() or known.st_size > _LARGEST:
             return Damaged(path, "expected a small file of this user, found something else")
-        found = Ledger.model_validate_json(path.read_bytes())
+        raw = json.loads(path.read_bytes())
+        if not isinstance(raw, dict) or raw.get("format") != warden.FORMAT:
+            return Damaged(path, f"expected a ledger of format {warden.FORMAT}, found something else")
+        if raw.pop("checksum", None) != traces.checksum(raw):
+            return Damaged(path, "expected what its checksum is of, found something else")
+        found = Ledger.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "top level"
@@ -138,8 +145,8 @@ def read_ledger(path: Path) -> Ledger | Damaged | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         return Damaged(path, f"expected a ledger, found that it cannot be read ({error})")
-    if found.format != 1:
-        return Damaged(path, f"expected format 1, found {found.format}; another version of the harness wrote it")
+    if path.name != (name := f"tree-{found.holder.pid}-{found.mark}.json"):
+        return Damaged(path, f"expected the ledger of this name, found that of {name}")
     return found
 
 
@@ -174,17 +181,17 @@ def end_tree(path: Path | None, ledger: Ledger) -> Ended:
     return Ended(done, left)
 
 
-def _end_warden(warden: Process, ledger: Ledger) -> set[Segment]:
+def _end_warden(one: Process, ledger: Ledger) -> set[Segment]:
     """Tell a warden to end, and kill it when it does not; returns segments that were in use then."""
     segments: set[Segment] = set()
-    traces.send(warden, signal.SIGTERM)
+    traces.send(one, signal.SIGTERM)
     deadline = time.monotonic() + _WARDEN_S
-    while traces.lives(warden) and time.monotonic() < deadline:
+    while traces.lives(one) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    if traces.lives(warden):
+    if traces.lives(one):
         traces.freeze(ledger.living)
         segments |= set(ledger.segments(ledger.living()))
-        traces.send(warden, signal.SIGKILL)
+        traces.send(one, signal.SIGKILL)
     return segments
 
 
@@ -320,10 +327,22 @@ def clean() -> Ended:
     if swept:
         done.append(f"removed {len(swept)} files of claims that nobody holds")
     for new in folder.glob("tree-*.new"):
-        # Half a ledger, of a warden that was killed while it wrote one.
-        if time.time() - new.lstat().st_mtime > _WARDEN_S:
-            new.unlink(missing_ok=True)
+        # It may get its name, or its warden may end, at any moment.
+        with contextlib.suppress(OSError):
+            if _abandoned(new):
+                new.unlink()
     return Ended(done, left)
+
+
+def _abandoned(new: Path) -> bool:
+    """Whether this is half a ledger, of a warden that was killed while it wrote one. Raises OSError."""
+    if abs(time.time() - new.lstat().st_mtime) < _WARDEN_S:
+        return False
+    ledger = read_ledger(new.with_suffix(".json"))
+    if isinstance(ledger, Ledger):
+        return ledger.here and (ledger.warden is None or not traces.lives(ledger.warden))
+    holder = new.name.split("-")[1]
+    return ledger is None and holder.isdecimal() and traces.process(int(holder)) is None
 
 
 def _folder() -> Path | None:

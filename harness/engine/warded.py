@@ -19,6 +19,7 @@ from harness.engine import leftovers, ports, traces, warden
 from harness.engine.command import LOOPBACK, ServerCommand
 from harness.engine.process import EngineProcess
 from harness.errors import EngineStartError
+from harness.storage import writing
 
 _START_S = 60.0
 _END_S = 45.0
@@ -51,15 +52,18 @@ class Warded:
         self.ledger = Path(said["ledger"])
         self._known = self._ledger_of(said)
         # -I: what the environment makes of Python is for the engine, not for its warden.
-        launcher = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(warden.__file__).resolve()), json.dumps(said), *argv],
-            env=dict(env),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            bufsize=0,
-            pass_fds=handles,
-        )
+        try:
+            launcher = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(Path(warden.__file__).resolve()), json.dumps(said), *argv],
+                env=dict(env),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                pass_fds=handles,
+            )
+        except (OSError, ValueError) as error:
+            raise EngineStartError(f"expected to start {argv[0]}, found that its warden cannot be: {error}") from error
         assert launcher.stdin is not None
         assert launcher.stdout is not None
         self._lifeline = launcher.stdin
@@ -72,7 +76,11 @@ class Warded:
         self.notes: list[str] = []
         """What the warden removed, and what it left because it may be somebody else's, in words."""
         self.returncode: int | None = None
-        launcher.wait()
+        try:
+            launcher.wait(_START_S)
+        except subprocess.TimeoutExpired:
+            launcher.kill()
+            launcher.wait()
         self.pid = self._first_words(argv)
 
     @staticmethod
@@ -206,7 +214,7 @@ class Warded:
         # What carries the mark, and what is below it, is found without a ledger; the rest is not.
         ended = leftovers.end_tree(None, self._known)
         gone = "found none" if found is None else f"found it damaged ({found.why})"
-        return [*ended.left, f"whatever {self._known.name} made: expected its ledger {self.ledger}, {gone}"]
+        return [*ended.left, f"whatever {self._known.name} started and made: expected its ledger {self.ledger}, {gone}"]
 
 
 class WardedEngine(EngineProcess):
@@ -216,12 +224,18 @@ class WardedEngine(EngineProcess):
         self, command: ServerCommand, log_path: Path, env: Mapping[str, str], claimed: Sequence[int] = ()
     ) -> None:
         """``env`` is the whole environment; ``claimed`` are the ports that were claimed for it, side channels included,
-        and are let go of when it is gone. Raises EngineStartError when there is no such program."""
+        and are let go of when it is gone. Raises EngineStartError when it cannot be started, and StorageError when its
+        log cannot be written."""
         self._env = env
         self._claimed = tuple(claimed)
         self._ending = threading.Lock()
         self._left: list[str] | None = None
-        super().__init__(command, log_path)
+        try:
+            with writing(log_path):
+                super().__init__(command, log_path)
+        except BaseException:
+            ports.release(self._claimed)
+            raise
 
     def _spawn(self) -> Warded:
         folder = self.log_path.parent
@@ -229,9 +243,8 @@ class WardedEngine(EngineProcess):
         about = About(self.log_path.stem, self._claimed, self.command.host, str(run.resolve()))
         try:
             self._warded = Warded(self.command.argv, self._env, self._log, about)
-        except EngineStartError:
+        except BaseException:
             self._log.close()
-            ports.release(self._claimed)
             raise
         return self._warded
 
@@ -255,5 +268,5 @@ class WardedEngine(EngineProcess):
     def _still_used(self) -> list[str]:
         """Ports of the engine that something listens on though its processes are gone."""
         host = self.command.host
-        used = [p for p in ports.held(self._claimed) if ports.in_use(p, host)]
-        return [f"port {p} on {host}, which something listens on" for p in used]
+        found = {p: ports.trouble(p, host) for p in ports.held(self._claimed)}
+        return [f"port {p} on {host}, which is {why}" for p, why in found.items() if why]

@@ -50,7 +50,7 @@ _USED_S = 3.0
 _YOUNG_S = 10.0
 """For so long a new segment is asked for its users at every poll, and then when the tree ends: it takes 10 ms and more
 for each process, and segments of other harnesses stay new."""
-FORMAT = 1
+FORMAT = 2
 
 
 def adopt_orphans() -> None:
@@ -163,7 +163,7 @@ class Tree:
         }
         temporary = self._ledger.with_suffix(".new")
         try:
-            temporary.write_text(json.dumps(ledger), encoding="utf-8")
+            temporary.write_text(json.dumps({**ledger, "checksum": traces.checksum(ledger)}), encoding="utf-8")
             temporary.replace(self._ledger)
         except OSError:
             with contextlib.suppress(OSError):
@@ -197,11 +197,13 @@ class Tree:
         if not everything and not asked and now - self._looked < _LOOK_S:
             return
         self._looked = now
-        known = len(self._members), len(self._made)
+        known = set(self._members), len(self._made)
         mine = self._below()
         self._members |= mine
         self._note_segments(asked, {p.pid for p in mine})
-        if known != (len(self._members), len(self._made)):
+        # What the others made is noted by now.
+        self._members = mine
+        if known != (self._members, len(self._made)):
             self.write()
 
     def _below(self) -> set[Process]:

@@ -86,6 +86,14 @@ def made_by(pids: list[int]) -> list[str]:
     return [p.name for p in traces.SHM.iterdir() if any(str(pid) in p.name for pid in pids)]
 
 
+def made_by_program(name: str) -> bool:
+    """Whether this is an OpenMP registration as the program writes it."""
+    try:
+        return "KMP" in name and (traces.SHM / name).read_bytes().startswith(b"xx")
+    except FileNotFoundError:
+        return False
+
+
 def start_harness(engine_program: Path, folder: Path) -> subprocess.Popen:
     folder.mkdir()
     command = [sys.executable, "-c", HARNESS, str(engine_program), str(folder)]

@@ -21,6 +21,7 @@ from harness.errors import EngineStartError
 from tests.unit.supervised import (
     engine_program,
     made_by,
+    made_by_program,
     marks,
     own_folder,
     read_pids,
@@ -49,7 +50,8 @@ def test_sigkill_of_the_harness_at_any_moment_leaves_nothing(engine_program, tmp
     pids = list(map(int, (folder / "pids").read_text().split())) if (folder / "pids").exists() else []
     assert gone(pids)
     assert not made_by(pids)
-    assert not [s for s in traces.segments() - before if "psm_test_" in s.name or "KMP" in s.name]
+    # Other engines may come and go on this machine; theirs hold an address.
+    assert not [s for s in traces.segments() - before if "psm_test_" in s.name or made_by_program(s.name)]
     if (folder / "port").exists():
         assert not ports.in_use(int((folder / "port").read_text()))
 

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,11 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.engine import leftovers, traces
+from harness.config import load_profile
+from harness.engine import leftovers, ports, traces
 from harness.engine.command import EngineCommand
+from harness.engine.log import EngineLog
+from harness.engine.topology import EngineGroupSession
 from harness.engine.warded import About, Warded, WardedEngine
-from harness.errors import EngineStartError
+from harness.errors import EngineStartError, StorageError
+from harness.history import CellRecord
+from harness.matrix import make_plan, select_cells
 from tests.unit.supervised import engine_program, made_by, own_folder, read_pids, start_engine, start_harness, state
+from tests.unit.test_engine import ENVIRONMENT
 from tests.unit.test_warden import gone, wait_for
 
 __all__ = ["engine_program", "own_folder"]
@@ -271,3 +278,109 @@ def test_another_process_with_the_pid_of_the_engine_is_not_signalled(engine_prog
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_what_cannot_be_started_lets_go_of_its_claims(tmp_path):
+    """A NUL in the command, and a folder in the place of the log."""
+    (tmp_path / "folder.log").mkdir()
+    for argv, log, kind in (
+        (["/bin/true", "a\0b"], "engine.log", EngineStartError),
+        (["/bin/true"], "folder.log", StorageError),
+    ):
+        claimed = ports.free_ports(1)
+        with pytest.raises(kind):
+            WardedEngine(EngineCommand("single", 1, None, argv, {}), tmp_path / log, dict(os.environ), claimed)
+        assert ports.held(claimed) == ()
+
+
+def test_only_what_listens_is_in_use(monkeypatch):
+    (port,) = ports.free_ports(1)
+    ports.release([port])
+    with socket.create_server(("127.0.0.1", port)):
+        assert ports.in_use(port)
+        assert ports.trouble(port) == "in use"
+    # An address of no machine.
+    assert not ports.in_use(port, "192.0.2.1")
+    assert ports.trouble(port, "192.0.2.1").startswith("not known to be free (")
+    assert ports.trouble(port) == ""
+
+
+def test_ports_do_not_run_out(monkeypatch):
+    monkeypatch.setattr(ports, "_LOWEST", 29000)
+    monkeypatch.setattr(ports, "_HIGHEST", 29040)
+    monkeypatch.setattr(ports, "_TRIES", 38)
+    monkeypatch.setattr(ports, "_GIVEN", set())
+    for _ in range(100):
+        ports.release(ports.free_ports(2))
+
+
+def test_another_folder_is_not_taken_when_the_disk_is_full(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert traces.folder_path().parent == tmp_path / "nowhere"
+    with pytest.raises(EngineStartError, match="nowhere"):
+        ports.free_ports(1)
+
+
+def test_obituary_of_a_real_time_signal(tmp_path):
+    assert "signal 35;" in EngineLog(tmp_path / "log").obituary("engine", -35)
+    assert "signal SIGKILL;" in EngineLog(tmp_path / "log").obituary("engine", -9)
+
+
+def test_processes_that_have_ended_are_not_kept_in_the_ledger(tmp_path, shm):
+    code = "import subprocess, time\nfor _ in range(3): subprocess.run(['sleep', '0.8'])\n"
+    engine = program(tmp_path, f"{code}print('done', flush=True)\ntime.sleep(600)")
+    # A young segment makes the warden look twice a second.
+    shm(f"psm_test_look_{os.getpid()}").write_bytes(b"x")
+    (ledger,) = traces.ledgers(traces.state_folder())
+    seen: set[int] = set()
+    while "done" not in engine.log_text():
+        seen |= {p.pid for p in leftovers.read_ledger(ledger).members}
+        time.sleep(0.05)
+    assert len(seen) > 1
+    wait_for(lambda: [p.pid for p in leftovers.read_ledger(ledger).members] == [engine.pid])
+    assert engine.stop(1.0) == []
+
+
+class FakeHandle:
+    """Stands for an engine and for a router."""
+
+    def __init__(self, folder: Path, error: Exception | None = None) -> None:
+        self.log_path = folder / "fake.log"
+        self.error = error
+        self.ended = False
+
+    def stop(self, _grace_s: float = 0.0) -> list[str]:
+        self.ended = True
+        if self.error is not None:
+            raise self.error
+        return []
+
+    end = stop
+
+
+def test_one_that_cannot_be_ended_does_not_keep_the_others_running(tmp_path):
+    profile = load_profile("cpu")
+    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
+    session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
+    router, decode = FakeHandle(tmp_path, KeyError("x")), FakeHandle(tmp_path, OSError("y"))
+    prefill = FakeHandle(tmp_path)
+    session._routers, session._processes = [router], {"decode": decode, "prefill": prefill}
+    session.stop()
+    assert router.ended and decode.ended and prefill.ended
+    assert session.left == [
+        "processes of the router, whose end failed (KeyError: 'x')",
+        "processes of the decode engine, whose end failed (OSError: y)",
+    ]
+
+
+def test_a_run_whose_processes_may_still_be_there_cannot_pass():
+    cell = CellRecord(cell="pd-none", group="pd-none", block_size=16, lookahead=0, draft_tokens=0, planned=1)
+
+    def left_running(*words: str) -> bool:
+        return cell.model_copy(update={"left_over": words}).left_running
+
+    assert not left_running()
+    assert not left_running("shared memory /dev/shm/psm_1, used by pid 7", "port 5 on 127.0.0.1, which is in use")
+    assert left_running("port 5 on 127.0.0.1, which is in use", "process 7 of pd-none.decode, which cannot be killed")
+    assert left_running("whatever pd-none.decode started and made: expected its ledger x, found none")

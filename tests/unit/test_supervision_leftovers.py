@@ -104,7 +104,7 @@ def ledger_of(tmp_path: Path, **changes) -> Path:
     me = traces.process(os.getpid())
     dead = [2**22 + 1, me.start]
     known = {
-        "format": 1,
+        "format": 2,
         "boot": traces.boot(),
         "namespace": traces.namespace(),
         "mark": "ab" * 8,
@@ -120,8 +120,9 @@ def ledger_of(tmp_path: Path, **changes) -> Path:
         "run": str(tmp_path),
         "started": time.time() - 65,
     }
-    path = traces.state_folder() / "tree-4194305-abababababababab.json"
-    path.write_text(json.dumps({**known, **changes}))
+    known |= changes
+    path = traces.state_folder() / f"tree-{known['holder'][0]}-{known['mark']}.json"
+    path.write_text(json.dumps({**known, "checksum": traces.checksum(known)}))
     return path
 
 
@@ -188,24 +189,78 @@ def test_damaged_ledger_is_said_and_kept(data):
 
 
 def test_corrupted_ledgers_never_cost_anything_that_is_not_theirs(tmp_path, monkeypatch):
-    """Bit flips and swapped fields: no traceback, and no signal to anything but what is listed."""
+    """Bit flips in the ledger of a running tree, and swapped fields: no traceback, and no signal to anything."""
     sent: list[traces.Process] = []
     monkeypatch.setattr(traces, "send", lambda one, _number: sent.append(one))
     me = list(traces.process(os.getpid()))
-    whole = ledger_of(tmp_path, before=[["a", 1]], made=[["b", 2]]).read_bytes()
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        there = wait_for(lambda: traces.process(bystander.pid))
+        _corrupt_all(tmp_path, me, list(there))
+        assert sent == []
+        # The same would be acted on if it were whole and its harness gone.
+        monkeypatch.setattr(leftovers, "_KILL_S", 0.1)
+        ledger_of(tmp_path, holder=[2**22 + 1, me[1]], members=[list(there)])
+        assert leftovers.clean().left and set(sent) == {there}
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def _corrupt_all(tmp_path: Path, me: list[int], there: list[int]) -> None:
+    whole = ledger_of(tmp_path, holder=me, members=[there], made=[["b", 2]])
+    data = whole.read_bytes()
+    for n in range(400):
+        whole.write_bytes(flipped(data, n))
+        found = leftovers.survey()
+        assert len(found.trees) + len(found.damaged) == 1
+        assert found.damaged or found.trees[0].state == "running"
+        leftovers.clean()
+        assert whole.exists()
+    whole.unlink()
     swaps = [
         {"ports": [10**9]}, {"ports": [-1]}, {"host": "example.org"}, {"host": "\0"}, {"started": 1e308},
         {"members": [[1, 10**12]]}, {"members": [[-1, 10**12]]}, {"members": [[0, me[1]]]}, {"format": 2},
         {"members": [me, [me[0], me[1] - 10**6]]}, {"name": None}, {"extra": 1}, {"engine": [10**30, 10**30]},
+        {"mark": ""}, {"mark": "ab"}, {"members": [[there[0], there[1] - 1]], "holder": [2**22 + 1, 0]},
+        {"members": [[there[0], there[1] + 1]], "engine": [there[0], there[1] + 1]},
     ]  # fmt: skip
-    for data in [flipped(whole, n) for n in range(200)] + [ledger_of(tmp_path, **s).read_bytes() for s in swaps]:
-        path = traces.state_folder() / "tree-4194305-abababababababab.json"
-        path.write_bytes(data)
+    for swap in swaps:
+        path = ledger_of(tmp_path, **swap)
         found = leftovers.survey()
         assert len(found.trees) + len(found.damaged) == 1
         ended = leftovers.clean()
         assert found.trees or (ended.left and path.exists())
-    assert sent == []
+        path.unlink(missing_ok=True)
+
+
+def test_ledger_under_another_name_is_not_believed(tmp_path):
+    path = ledger_of(tmp_path)
+    moved = path.rename(path.with_name("tree-1-abababababababab.json"))
+    assert "found that of tree-4194305" in ps()["damaged"][0]["why"]
+    assert call("clean")[0] == 2 and moved.exists()
+
+
+def test_ledger_that_its_warden_removes_meanwhile_is_nothing(tmp_path, monkeypatch):
+    path = traces.state_folder() / "tree-1-ab.json"
+    monkeypatch.setattr(traces, "ledgers", lambda _: [path])
+    assert leftovers.read_ledger(path) is None
+    assert ps()["damaged"] == []
+    assert call("clean") == (0, "nothing to clean\n")
+
+
+def test_half_a_ledger_is_removed_when_its_warden_is_gone(tmp_path):
+    me = list(traces.process(os.getpid()))
+    living = ledger_of(tmp_path, holder=me, warden=me, mark="cd" * 8).with_suffix(".new")
+    dead = ledger_of(tmp_path).with_suffix(".new")
+    starting = traces.state_folder() / f"tree-{os.getpid()}-{'ef' * 8}.new"
+    for new in (living, dead, starting):
+        new.write_text("{")
+        os.utime(new, (0, 0))
+    fresh = traces.state_folder() / f"tree-4194305-{'01' * 8}.new"
+    fresh.write_text("{")
+    assert call("clean")[0] == 0
+    assert [living.exists(), dead.exists(), starting.exists(), fresh.exists()] == [True, False, True, True]
 
 
 def test_ledger_that_is_a_link_is_not_followed(tmp_path):
