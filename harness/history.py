@@ -318,8 +318,8 @@ class RunRecord(Strict):
     @property
     def doubtful(self) -> bool:
         """Whether the run cannot pass, whatever its cells say: it was interrupted or has no end, a defect was put in on
-        purpose, its parts contradict each other, answers with findings were asked for again, or it is a soak without a
-        verdict."""
+        purpose, its parts contradict each other, answers with findings were asked for again, it is a soak without a
+        verdict, or its engines may still be there."""
         unsettled = self.merged is not None and self.merged.unsettled
         unended = self.finished is None or (self.kind == "soak" and self.came_to is None)
         unended = unended or any(c.left_running for c in self.cells)
