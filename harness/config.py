@@ -547,7 +547,12 @@ def load_profile(name_or_path: str) -> Profile:
     for part in profile.written_parts:
         # A variant without prompts is UNKNOWN, and the others run; what a recipe will make can be planned.
         check_paths(part, path, with_prompts=not profile.axes and part.workload.recipe is None)
-    return profile if profile.axes else localise(profile, name_or_path)
+    if profile.axes:
+        return profile
+    local = localise(profile, name_or_path)
+    for problem in remote_code.problems(local):
+        raise ProfileError(f"profile {path}: {problem}")
+    return local
 
 
 def read_profile(name_or_path: str, with_prompts: bool = False) -> Profile:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import UsageError
+from harness.errors import EnvironmentFault, UsageError
 from harness.hub import ModelFolder, ModelReference, folder_of
 
 if TYPE_CHECKING:
@@ -63,22 +63,33 @@ def trusts_code(profile: Profile, method: Method) -> bool:
 def problems(profile: Profile) -> Iterator[str]:
     """What forbids to load the models of a plain profile, in words, as far as they are on this machine."""
     for method in profile.methods:
-        for role, given in _models(profile, method).items():
-            folder = folder_of(given)
-            if folder is None:
-                continue
-            pickled = only_pickled(folder) if role != "tokenizer" else None
-            if pickled is not None:
-                yield (
-                    f"{role}: expected weights as *.safetensors in {folder}, found {pickled} and none: a pickled "
-                    "checkpoint runs code when it is read; convert it"
-                )
-            if trusts_code(profile, method) and not _trusted(given) and brings_code(folder):
-                yield (
-                    f"{role}: expected trust_remote_code: true for {folder} too, which brings code of its own "
-                    "(auto_map), since another model of the same engine has it and vLLM has one switch for all of "
-                    "them; review its code, and say so for this model or for none"
-                )
+        yield from _problems_of(profile, method)
+
+
+def require_loadable(profile: Profile, method: Method) -> None:
+    """Raise EnvironmentFault when an engine of this method must not load its models. Asked before every start, because
+    only then all of them are folders: models of the hub, parts of profiles with axes, and recorded profiles included."""
+    for problem in _problems_of(profile, method):
+        raise EnvironmentFault(problem)
+
+
+def _problems_of(profile: Profile, method: Method) -> Iterator[str]:
+    for role, given in _models(profile, method).items():
+        folder = folder_of(given)
+        if folder is None:
+            continue
+        pickled = only_pickled(folder) if role != "tokenizer" else None
+        if pickled is not None:
+            yield (
+                f"{role}: expected weights as *.safetensors in {folder}, found {pickled} and none: a pickled "
+                "checkpoint runs code when it is read; convert it"
+            )
+        if trusts_code(profile, method) and not _trusted(given) and brings_code(folder):
+            yield (
+                f"{role}: expected trust_remote_code: true for {folder} too, which brings code of its own "
+                "(auto_map), since another model of the same engine has it and vLLM has one switch for all of "
+                "them; review its code, and say so for this model or for none"
+            )
 
 
 def trusted_models(profile: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from harness.config import EngineConfig, Method, NoSpeculation, Profile
 from harness.engine.environment import PER_REQUEST, EngineEnvironment
 from harness.engine.key import GUARD, ApiKey, guarded_path, joined_path
 from harness.errors import EngineStartError
-from harness.remote_code import trusts_code
+from harness.remote_code import require_loadable, trusts_code
 
 Role = Literal["single", "prefill", "decode"]
 LOOPBACK = "127.0.0.1"
@@ -93,7 +93,9 @@ def build_command(
     """Assemble the server command. ``devices`` are the numbers of the cores, or the ids of the GPUs, that the engine
     gets, one for each tensor-parallel rank; none leaves the choice to vLLM. ``host`` is the address that it listens on;
     ``arming`` is the environment of a mutant, when one is put in. Without a ``key`` whoever starts the engine has to
-    add one, because its guard does not let it start without."""
+    add one, because its guard does not let it start without. Raises EnvironmentFault when the models must not be loaded
+    as the profile says, and EngineStartError when there are other devices than ranks."""
+    require_loadable(profile, method)
     engine = profile.engine
     argv = [environment.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--host", host, "--port", str(port)]

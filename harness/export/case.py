@@ -22,7 +22,7 @@ from harness.export import standalone
 from harness.files import write_atomic
 from harness.matrix import Cell
 from harness.prompts import Prompt
-from harness.remote_code import trusts_code
+from harness.remote_code import require_loadable, trusts_code
 from harness.scenarios.script import Script, Send, Stage
 
 EMBEDDED_BYTES = 8 * 2**20
@@ -81,6 +81,7 @@ def write_case(case: Case, environment: EngineEnvironment, target: Path) -> None
             f"--export: expected a cell whose engines are asked directly, found {case.cell.id}; a file that needs "
             "nothing but vLLM and NIXL cannot start a router: name the cell without it"
         )
+    require_loadable(case.profile, case.cell.method)
     folders = model_folders(case.profile, case.cell)
     files: dict[str, bytes] = {}
     models: dict[str, dict[str, Any]] = {}

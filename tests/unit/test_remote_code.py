@@ -10,7 +10,7 @@ import yaml
 
 from harness.config import Profile, load_profile
 from harness.engine.command import build_command
-from harness.errors import ProfileError, UsageError
+from harness.errors import EnvironmentFault, ProfileError, UsageError
 from harness.hub import ModelFolder, ModelReference, folder_of, references_of
 from harness.operations import assess
 from harness.remote_code import require_trusted, said, trusted_models
@@ -71,6 +71,53 @@ def test_permission_for_one_model_is_none_for_another(tmp_path):
     with pytest.raises(ProfileError, match=r"drafter of eagle3: expected trust_remote_code: true .* too"):
         load_profile(changed_profile(tmp_path, lambda r: change(r, False)))
     assert "--trust-remote-code" in argv(load_profile(changed_profile(tmp_path, lambda r: change(r, True))), 1)
+
+
+def snapshot(home: Path, repo: str, commit: str, **made: object) -> dict:
+    """A fake of a model in the hub's cache, and the reference that finds it."""
+    folder = home / "hub" / f"models--{repo.replace('/', '--')}" / "snapshots" / commit
+    folder.parent.mkdir(parents=True)
+    model(folder, **made)
+    return {"repo": repo, "revision": commit}
+
+
+def test_permission_for_one_model_of_the_hub_is_none_for_another(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    target = {**snapshot(tmp_path, "org/target", "a" * 40, code=True), "trust_remote_code": True}
+    drafter = snapshot(tmp_path, "org/draft", "b" * 40, code=True)
+    methods = [{"kind": "none"}, {"kind": "eagle3", "drafter": drafter}]
+
+    def plain(raw: dict) -> None:
+        raw.update(target=target, methods=methods)
+
+    with pytest.raises(ProfileError, match=r"drafter of eagle3: expected trust_remote_code: true .* too"):
+        load_profile(changed_profile(tmp_path, plain))
+
+    def axes(raw: dict) -> None:
+        plain(raw)
+        raw["axes"] = {"block": {"a": {"engine": {"block_size": 32}}, "b": {"engine": {"block_size": 64}}}}
+
+    for part in load_profile(changed_profile(tmp_path, axes)).parts:
+        assert part.target_folder.name == "a" * 40, "the snapshots are found"
+        assert "--trust-remote-code" in argv(part, 0)
+        with pytest.raises(EnvironmentFault, match="drafter of eagle3: expected trust_remote_code: true"):
+            argv(part, 1)
+
+
+def test_recorded_permission_for_one_model_is_none_for_another(tmp_path):
+    recorded = load_profile("cpu").model_dump(mode="json")
+    recorded["target"] = {"path": model(tmp_path / "t", code=True), "trust_remote_code": True}
+    recorded["methods"][1]["drafter"] = model(tmp_path / "d", code=True)
+    with pytest.raises(EnvironmentFault, match="drafter of eagle3: expected trust_remote_code: true"):
+        argv(Profile.model_validate(recorded), 1)
+
+
+def test_pickled_weights_of_a_recorded_profile_are_refused(tmp_path):
+    recorded = load_profile("cpu").model_dump(mode="json")
+    profile = Profile.model_validate({**recorded, "target": model(tmp_path / "m", "pytorch_model.bin")})
+    with pytest.raises(EnvironmentFault, match=r"expected weights as \*\.safetensors"):
+        argv(profile)
 
 
 def test_permission_for_a_drafter_is_for_its_engines_alone(tmp_path):
