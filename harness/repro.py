@@ -92,15 +92,34 @@ class Result(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """1 when it showed, 0 when it never did, 2 when no try says anything."""
-        if not self.told:
-            return EXIT_UNKNOWN
-        return EXIT_REGRESSION if self.shown else EXIT_PASS
+        """1 when it showed; 0 when it never did in tries that all say something, or are enough to decide; 2 otherwise,
+        so that engines which die are never taken for a defect that is gone."""
+        if self.shown:
+            return EXIT_REGRESSION
+        return EXIT_UNKNOWN if self._cut_short else EXIT_PASS
+
+    @property
+    def _cut_short(self) -> str:
+        """Why tries that did not show it do not say that it is gone; empty when they do."""
+        if self.problem:
+            return self.problem
+        if self.interrupted:
+            return "interrupted"
+        lost = len(self.attempts) - self.told
+        if not self.told or (lost and not self.decided):
+            return f"{lost} of {len(self.attempts)} tries say nothing"
+        return ""
 
     @property
     def sentence(self) -> str:
         if not self.told:
-            return f"UNKNOWN: none of {len(self.attempts)} tries says anything about {self.target.words}"
+            why = f": {self.problem}" if self.problem else ""
+            return f"UNKNOWN: none of {len(self.attempts)} tries says anything about {self.target.words}{why}"
+        if not self.shown and self._cut_short:
+            return (
+                f"UNKNOWN: {self.target.words} did not show in {self.told} of {len(self.attempts)} tries, but this "
+                + (f"says too little: {self._cut_short}")
+            )
         what = "reproduced" if self.shown else "not reproduced"
         rate = ""
         if len(self.attempts) > 1:
@@ -254,7 +273,7 @@ def reproduce(
     changed, arming = armed(group, prepared.profile, mutants, folder / "arming" / group.id, False)
     attempts: list[Attempt] = []
     summary: RunSummary | None = None
-    problem, interrupted = "", False
+    problem, interrupted, tried = "", False, False
     try:
         with EngineGroupSession(
             changed, prepared.profile, environment, folder / "logs", None, reporter.line, arming
@@ -271,12 +290,14 @@ def reproduce(
                 )
                 attempts.append(Attempt(summary.verdict, _again(summary, target)))
                 reporter.line(f"try {len(attempts)}: {summary.verdict}")
+            tried = True
             if keep is not None:
                 with header_file(session.key) as key:
                     keep([*_requests(session, prepared, group, folder, key), key.use])
     except KeyboardInterrupt:
         reporter.line("interrupted: engines are gone")
-        interrupted = True
+        # That is how engines that were kept are ended.
+        interrupted = not tried
     except InfrastructureError as error:
         reporter.line(f"{group.id}: UNKNOWN: {error}")
         attempts.append(Attempt(Verdict.UNKNOWN, None))

@@ -61,7 +61,7 @@ def test_shown_again_means_the_same_check_in_the_same_request(red):
 
 @pytest.mark.parametrize(
     ("tries", "code"),
-    [((True,), EXIT_REGRESSION), ((False,), EXIT_PASS), ((None,), EXIT_UNKNOWN), ((None, False), EXIT_PASS), ((), 2)],
+    [((True,), EXIT_REGRESSION), ((False,), EXIT_PASS), ((None,), EXIT_UNKNOWN), ((), EXIT_UNKNOWN)],
 )
 def test_exit_code_and_sentence(tmp_path, red, tries, code):
     target = target_of(find(red.judgement, "pd-none/tokens-baseline"))
@@ -69,6 +69,28 @@ def test_exit_code_and_sentence(tmp_path, red, tries, code):
     result = Result(target, attempts, tmp_path, None, 1.0, False)
     assert result.exit_code == code
     assert target.words in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("tries", "given", "code"),
+    [
+        ((False, None), {"problem": "the decode engine ended by itself"}, EXIT_UNKNOWN),
+        ((False,), {"problem": "the decode engine ended by itself", "decided": True}, EXIT_UNKNOWN),
+        ((False,), {"interrupted": True}, EXIT_UNKNOWN),
+        ((None, False), {}, EXIT_UNKNOWN),
+        ((None, *7 * (False,)), {"decided": True}, EXIT_PASS),
+        ((True, None), {"problem": "the decode engine ended by itself"}, EXIT_REGRESSION),
+        ((True,), {"interrupted": True}, EXIT_REGRESSION),
+    ],
+)
+def test_tries_that_were_cut_short_do_not_say_that_it_is_gone(tmp_path, red, tries, given, code):
+    target = target_of(find(red.judgement, "pd-none/tokens-baseline"))
+    attempts = tuple(Attempt(Verdict.PASS, again) for again in tries)
+    result = Result(target, attempts, tmp_path, None, 1.0, **{"decided": False, **given})
+    assert result.exit_code == code
+    assert result.sentence.startswith({0: "not reproduced", 1: "reproduced", 2: "UNKNOWN"}[code])
+    if code == EXIT_UNKNOWN:
+        assert given.get("problem", "") in result.sentence
 
 
 def test_prompt_of_a_cell_is_prepared_with_its_engines_only():
