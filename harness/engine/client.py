@@ -181,13 +181,12 @@ def parse_completion(
     """Turn a completion response into a Leg. Raises HandoffError when it has another shape."""
     if status != 200:
         raise HandoffError(
-            f"{role} engine: expected status 200 for request {request_id}, found {status}: "
-            f"{' '.join(redact.text(text).split())[:300]}"
+            f"{role} engine: expected status 200 for request {request_id}, found {status}: {redact.quoted(text, 300)}"
         )
     try:
         body = httpx.Response(200, text=text).json()
         if "error" in body:
-            raise ValueError(f"an error body: {redact.text(str(body['error']))[:200]}")
+            raise ValueError(f"an error body: {redact.quoted(str(body['error']), 200)}")
         require_model(body)
         (choice,) = body["choices"]
         logprobs = choice.get("logprobs") or {}
@@ -211,7 +210,7 @@ def parse_completion(
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise HandoffError(
             f"{role} engine: expected a completion with one choice for request {request_id}, found "
-            f"{' '.join(redact.text(str(error)).split())[:200]} in {' '.join(redact.text(text).split())[:200]!r}"
+            f"{redact.quoted(str(error), 200)} in {redact.quoted(text, 200)!r}"
         ) from error
 
 

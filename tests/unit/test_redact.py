@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import pandas
 import pytest
@@ -158,6 +159,47 @@ def test_logs_are_quoted_and_rewritten_without_secrets(tmp_path):
     assert path.read_bytes() == before.replace(key.value.encode(), b"<redacted>")
     assert redact.logs(tmp_path) == 0
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+HOSTILE = {
+    "jwt": "eyJaaaaaaaa-",
+    "jwt with dots": "eyJaaaaaaaa.a.",
+    "bearer": "bearer   ",
+    "address": "://a:",
+    "token": "token= ",
+    "sk": "sk-a",
+}
+
+
+@pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
+def test_text_made_to_take_long_takes_time_in_proportion(piece):
+    """1 MiB of it: quadratic, the first one took hours, with every time limit of the harness held up."""
+    text = piece * (2**20 // len(piece))
+    begun = time.process_time()
+    redact.text(text)
+    with pytest.raises(HandoffError):
+        parse_completion("decode", "r", 500, text, 0.1)
+    assert time.process_time() - begun < 5
+
+
+def test_web_tokens_behind_a_hyphen_are_taken_out():
+    assert PATTERNED["jwt"] not in redact.text(f"x-{PATTERNED['jwt']}")
+
+
+def test_half_a_secret_is_not_left_at_the_end_of_what_is_read_of_an_answer():
+    key = ApiKey()
+    for filling in range(2**16 - 60, 2**16, 3):
+        for filled in (" " * filling, "\n" * (filling - 50) + "x" * 50):
+            assert key.value[:8] not in redact.quoted(filled + key.value + " " * 99, 300)
+
+
+def test_redaction_of_logs_takes_little_time(tmp_path):
+    """Engines told to log everything write millions of lines; 80 us each were 13 minutes at the end of every engine."""
+    log = tmp_path / "x.log"
+    log.write_text("(EngineCore_0 pid=1) INFO 11-22 06:00:00 [core.py:1] Scheduled 192 tokens of 4 requests\n" * 50_000)
+    begun = time.process_time()
+    assert redact.file(log) is False
+    assert time.process_time() - begun < 1.5
 
 
 def test_logs_that_are_links_are_left_alone(tmp_path):
