@@ -68,7 +68,7 @@ def problems(profile: Profile) -> Iterator[str]:
 
 def require_loadable(profile: Profile, method: Method) -> None:
     """Raise EnvironmentFault when an engine of this method must not load its models. Asked before every start, because
-    only then all of them are folders: models of the hub, parts of profiles with axes, and recorded profiles included."""
+    only then all of them are folders: of the hub, of parts of profiles with axes, and of recorded profiles."""
     for problem in _problems_of(profile, method):
         raise EnvironmentFault(problem)
 
