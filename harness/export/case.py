@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness import redact
 from harness.config import Profile
 from harness.engine.client import REMOTE_DECODE
 from harness.engine.command import LOOPBACK, MODEL_NAME, SCRUBBED_PREFIXES, Role, build_command
@@ -107,13 +108,43 @@ def model_folders(profile: Profile, cell: Cell) -> dict[str, Path]:
     return folders
 
 
-_MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+_MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "chat_template*.json",
+    "chat_template*.jinja",
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "*.model",
+    "*.tiktoken",
+)
+"""By name: any other ``*.json`` or ``*.txt`` of a folder may be somebody's notes or credentials, and in the file nobody
+would see them."""
+_WITH_TEXT = ("config.json", "*_config.json", "chat_template*")
+"""Files that people write into."""
 
 
 def _files(folder: Path) -> list[Path]:
-    """What engines read of a model. Nothing else that lies in the folder travels, least of all code."""
-    found = {f for pattern in _MODEL_FILES for f in folder.glob(pattern)}
-    return sorted(f for f in found if f.is_file() and not f.name.startswith("."))
+    """What engines read of a model. Nothing else that lies in the folder travels, least of all code. Raises UsageError
+    for a file that holds what looks like a secret."""
+    named = {f for pattern in _MODEL_FILES for f in folder.glob(pattern)}
+    found = sorted(f for f in named if f.is_file() and not f.name.startswith("."))
+    for file in found:
+        if any(file.match(pattern) for pattern in _WITH_TEXT):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            if redact.text(text) != text:
+                raise UsageError(
+                    f"--export: expected model files without secrets, found what looks like one in {file}; take it out"
+                )
+    return found
 
 
 def engine_commands(case: Case, environment: EngineEnvironment) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ import argparse
 import base64
 import contextlib
 import hashlib
+import http.client
 import json
 import os
 import random
@@ -41,6 +42,8 @@ CASE: dict[str, Any] = {}  # the case
 HOST = "127.0.0.1"
 KEY = secrets.token_urlsafe(32)
 """What the engines answer to: of this try, in their environment and nowhere else."""
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Asks the engines themselves: the proxy of an environment would get the key and the prompts."""
 HOLD_S = 0.25
 """How long an engine is held after requests were sent, so that all of them are queued."""
 
@@ -98,20 +101,33 @@ class Engine:
             return status == 200
         return False
 
+    def require_guarded(self) -> None:
+        """Raise CannotTell when the engine answers whoever has no key."""
+        with contextlib.suppress(urllib.error.HTTPError), OPENER.open(f"{self.url}/metrics", timeout=30) as answer:
+            raise CannotTell(f"expected the {self.role} engine to refuse strangers, found status {answer.status}")
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
 
     def ask(self, path: str, body: dict[str, Any] | None = None, post: bool = False, timeout: float = 120) -> Any:
-        """(status, answer as text)."""
+        """(status, answer as text). Raises CannotTell when what answers speaks no HTTP or no UTF-8, and OSError."""
         data = json.dumps(body).encode() if body is not None else b"" if post else None
-        request = urllib.request.Request(f"http://{HOST}:{self.port}{path}", data=data)
+        request = urllib.request.Request(f"{self.url}{path}", data=data)
         request.add_header("Content-Type", "application/json")
         request.add_header("Authorization", f"Bearer {KEY}")
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
+            with OPENER.open(request, timeout=timeout) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode(errors="replace")
+        except (http.client.HTTPException, ValueError) as error:
+            raise CannotTell(
+                f"expected an answer of the {self.role} engine over HTTP, found {type(error).__name__}: {error}"
+            ) from error
 
     def complete(self, send: dict[str, Any], salt: str, **changes: Any) -> dict[str, Any]:
         """The answer's JSON. Raises CannotTell when there is none."""
@@ -134,8 +150,7 @@ class Engine:
             raise CannotTell(f"expected an answer of the {self.role} engine, found {error}") from error
         if status != 200:
             raise CannotTell(f"expected status 200 of the {self.role} engine, found {status}: {text[:300]}")
-        answer: dict[str, Any] = json.loads(text)
-        return answer
+        return answer_in(text, self.role)
 
     def bytes_moved(self) -> float:
         """Bytes that NIXL brought to this engine so far."""
@@ -169,6 +184,21 @@ class Engine:
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
+
+
+def answer_in(text: str, role: str) -> dict[str, Any]:
+    """A completion as far as it is looked at. Raises CannotTell when it has another shape."""
+    try:
+        answer: dict[str, Any] = json.loads(text)
+        choice = answer["choices"][0]
+        tokens = choice.get("token_ids")
+        if tokens is not None and not all(isinstance(t, int) for t in tokens):
+            raise ValueError("token ids that are no integers")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CannotTell(
+            f"expected a completion of the {role} engine, found {type(error).__name__}: {error} in {text[:300]!r}"
+        ) from error
+    return answer
 
 
 def free_port() -> int:
@@ -485,6 +515,8 @@ def main(argv: list[str] | None = None) -> int:
             for engine in started(options, unpacked(Path(scratch), options.model), logs, Path(scratch) / "guard"):
                 engines.append(engine)
             wait_ready(engines, options.limit)
+            for engine in engines:
+                engine.require_guarded()
             by_role = {e.role: e for e in engines}
             warm_up(by_role)
             print(f"{len(engines)} engines ready after {time.monotonic() - begun:.0f} s", flush=True)
@@ -494,6 +526,10 @@ def main(argv: list[str] | None = None) -> int:
             return 2
         except KeyboardInterrupt:
             print("cannot tell: interrupted")
+            return 2
+        except Exception as error:
+            # Python would end with 1, which says that the defect is there.
+            print(f"cannot tell: {type(error).__name__}: {error}".replace(KEY, "<redacted>"))
             return 2
         finally:
             for engine in engines:

@@ -20,8 +20,10 @@ class FakeEngine(BaseHTTPRequestHandler):
     running.set()
 
     def do_GET(self) -> None:
+        if self.path != "/health" and not self.headers.get("Authorization") and not self.answers.get("open"):
+            return self.reply(401, "{}")
         metrics = f'vllm:nixl_bytes_transferred_sum{{engine="0"}} {type(self).moved}\n'
-        self.reply(200, metrics if self.path == "/metrics" else "{}")
+        return self.reply(200, metrics if self.path == "/metrics" else "{}")
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -44,6 +46,8 @@ class FakeEngine(BaseHTTPRequestHandler):
             "token_ids": tokens,
             "logprobs": {"top_logprobs": [{"a": -0.1, "b": -0.1 - answer.get("gap", 9.0)}] * len(tokens)},
         }
+        if "raw" in answer:
+            return self.reply(200, answer["raw"])
         reply = {"choices": [choice]}
         if "accepted" in answer:
             reply["metrics"] = {"speculative_decoding": {"per_step_accepted": answer["accepted"]}}
@@ -53,6 +57,9 @@ class FakeEngine(BaseHTTPRequestHandler):
 
     def reply(self, status: int, text: str) -> None:
         data = text.encode()
+        if text.startswith("no HTTP"):
+            self.wfile.write(data)
+            return
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

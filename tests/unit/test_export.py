@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import re
+import shutil
 import subprocess
 import sys
+import threading
+import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -31,6 +36,8 @@ ENVIRONMENT = EngineEnvironment(
     transformers="5",
     nixl="1.5.1",
 )
+
+SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWx"
 
 
 def named(cell: str, prompt: str = "copy-062-10", scenario: str = "cold"):
@@ -116,6 +123,80 @@ def test_verdict_of_the_file(exported, change, code, words):
     decode = {**WARM, "62": {**right(), **change}}
     found, output = run(rewritten(exported, {"prefill": {**WARM, "62": right()}, "decode": decode}))
     assert (found, words in output) == (code, True), output
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"choices": [{"tok',
+        "[]",
+        "{}",
+        '{"choices": []}',
+        '{"choices": [3]}',
+        '{"choices": [{"token_ids": 5}]}',
+        '{"choices": [{"token_ids": ["x"]}]}',
+        '{"choices": [{"token_ids": [9], "logprobs": 3}]}',
+        "no HTTP at all",
+    ],
+)
+def test_answer_of_another_shape_tells_nothing(exported, raw):
+    """Python ends with 1 when it does not know what else to do, and 1 says that the defect is there."""
+    decode = {**WARM, "62": {"tokens": [], "raw": raw}}
+    code, output = run(rewritten(exported, {"prefill": {**WARM, "62": right()}, "decode": decode}))
+    assert (code, "cannot tell: " in output, "Traceback" in output) == (2, True, False), output
+
+
+def test_engine_that_answers_strangers_is_not_asked(exported):
+    code, output = run(rewritten(exported, {"prefill": WARM, "decode": {**WARM, "62": right(), "open": True}}))
+    assert (code, "expected the decode engine to refuse strangers" in output) == (2, True), output
+
+
+def test_key_and_prompts_do_not_go_to_a_proxy(exported, monkeypatch):
+    heard = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(dict(self.headers))
+            self.send_response(200)
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.server_address[1]}")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        engines = {"prefill": {**WARM, "62": right()}, "decode": {**WARM, "62": right()}}
+        code, output = run(rewritten(exported, engines))
+        proxy.shutdown()
+    assert code == 0, output
+    assert heard == []
+
+
+def test_only_files_of_the_model_travel(tmp_path):
+    folder = tmp_path / "m"
+    shutil.copytree(load_profile("cpu").target_folder, folder)
+    for name in ("client_secret.json", "token.txt", "notes.txt", "modeling_x.py"):
+        (folder / name).write_text(SECRET)
+    case = named("single-none")
+    profile = case.profile.model_copy(update={"target": folder})
+    file = tmp_path / "repro.py"
+    write_case(case._replace(profile=profile), ENVIRONMENT, file)
+    carried = {name for m in literal(file.read_text(), "CASE")["models"].values() for name in m["files"]}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= carried
+    for packed in literal(file.read_text(), "FILES").values():
+        assert SECRET.encode() not in zlib.decompress(base64.b85decode("".join(packed.split())))
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "note": SECRET}))
+    with pytest.raises(UsageError, match=r"looks like one in .*config\.json"):
+        write_case(case._replace(profile=profile), ENVIRONMENT, tmp_path / "other.py")
+    assert not (tmp_path / "other.py").exists()
 
 
 def test_near_tie_is_no_defect(exported):
