@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Field, InstanceOf, ValidationError
 
 from harness import history_index, strict_json
 from harness.config import Route, Strict, describe_validation_error
-from harness.errors import DataError, NotARunError
+from harness.errors import DataError, NotARunError, StorageError
 from harness.files import write_json
 from harness.findings import Verdict
 from harness.history_index import CellRows, HeldCells, Lazy, RecordedLines
@@ -365,7 +365,7 @@ def write_run(folder: Path, record: RunRecord) -> None:
 
 def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:
     """Columnar copy of the observations: flat columns to query, the whole record as JSON in ``record``. Written as it
-    is read, so many rows at a time. Raises StorageError."""
+    is read, so many rows at a time. Raises StorageError, also for numbers that no column takes."""
     temporary = folder / f".{PARQUET}"
     rows = iter(observations)
     try:
@@ -374,6 +374,11 @@ def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:
                 while group := [_row(o) for o in islice(rows, _GROUP)]:
                     writer.write_table(pa.Table.from_pylist(group, _COLUMNS))
             temporary.replace(folder / PARQUET)
+    except (OverflowError, pa.ArrowException) as error:
+        raise StorageError(
+            f"{folder / PARQUET}: expected numbers of 64 bits with a sign, found others ({error}); they are in the "
+            "lines, and only this copy of them is missing"
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -98,4 +98,7 @@ def _float(text: str) -> float:
 def _int(text: str) -> int:
     if len(text) > _DIGITS:
         raise ValueError(f"expected integers of 64 bits, found one of {len(text)} digits")
-    return int(text)
+    value = int(text)
+    if not -(1 << 63) <= value < 1 << 64:
+        raise ValueError(f"expected integers of 64 bits, found {text}")
+    return value

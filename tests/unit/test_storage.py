@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import harness.operations
 import harness.runner
+from harness import strict_json
 from harness.cli import app
 from harness.errors import EXIT_UNKNOWN, InfrastructureError, StorageError, UsageError
 from harness.files import write_atomic
@@ -234,3 +235,10 @@ def test_recorder_says_what_it_could_not_write(tiny: Path):
     with pytest.raises(StorageError, match=r"run\.json.*No space left"):
         recorder.set_cell("single-none", state="complete")
     assert load_history(tiny / "run").run.cells[0].state == "pending"
+
+
+@pytest.mark.parametrize("number", [2**64, 99999999999999999999, -(2**63) - 1, -9999999999999999999])
+def test_json_numbers_beyond_64_bits_are_refused(number):
+    with pytest.raises(ValueError, match="64 bits"):
+        strict_json.loads(f'{{"a": {number}}}')
+    assert strict_json.loads(f"[{2**64 - 1}, {-(2**63)}]") == [2**64 - 1, -(2**63)]
