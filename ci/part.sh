@@ -32,6 +32,10 @@ for ((try = 1; ; try++)); do
   if [ "$code" -ne 2 ] || [ "$try" -ge "$tries" ]; then break; fi
   printf 'ci: try %s of %s could not record everything; trying again\n' "$try" "$tries" >&2
 done
+if [ "$code" -gt 128 ]; then
+  # A run that was killed has its logs as the engines wrote them.
+  ci/harness.sh clean --logs "$out" || printf 'ci: something of a killed run is left, see above\n' >&2
+fi
 # A link would be uploaded as a second copy.
 rm -f "$out/latest"
 exit "$code"

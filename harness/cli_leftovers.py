@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,16 +65,26 @@ def _row(tree: Found) -> list[str]:
     ]
 
 
-def clean_command() -> None:
+def clean_command(
+    logs: Annotated[
+        list[Path] | None,
+        typer.Option("--logs", metavar="FOLDER", help="Take secrets out of the logs of runs below it, too."),
+    ] = None,
+) -> None:
     """End processes and remove shared memory, claims and ledgers that an earlier crash left, only what is provably a
-    harness's own. What belongs to a living harness is not touched. Exit code 0, or 2 when something is left."""
-    from harness.engine.leftovers import clean
+    harness's own, and take keys and tokens out of the logs of such runs. What belongs to a living harness is not
+    touched. Exit code 0, or 2 when something is left."""
+    from harness.engine.leftovers import clean, survey
+    from harness.killed_logs import redacted
 
+    runs = {Path(tree.ledger.run) for tree in survey().trees if tree.state == "left over" and tree.ledger.run}
     ended = clean()
-    for words in ended.done:
+    # Only now does nobody write to them.
+    done, left = redacted(runs, logs or ())
+    for words in (*ended.done, *done):
         print(_printable(words))
-    for words in ended.left:
+    for words in (*ended.left, *left):
         print(_printable(f"left: {words}"))
-    if not ended.done and not ended.left:
+    if not (ended.done or done or ended.left or left):
         print("nothing to clean")
-    raise typer.Exit(EXIT_UNKNOWN if ended.left else EXIT_PASS)
+    raise typer.Exit(EXIT_UNKNOWN if ended.left or left else EXIT_PASS)

@@ -157,22 +157,31 @@ def file(path: Path) -> bool:
     does not take it, and the file is as it was then."""
     if path.is_symlink() or not path.is_file():
         return False
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    return _rewritten(path, path)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a text file without its secrets, in one step. Raises OSError."""
+    _rewritten(source, target)
+
+
+def _rewritten(source: Path, target: Path) -> bool:
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     changed = False
+    known = _known()
     try:
         # Bytes that are no UTF-8 come out as they went in.
         with (
-            path.open(encoding="utf-8", errors="surrogateescape", newline="") as source,
-            os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as target,
+            source.open(encoding="utf-8", errors="surrogateescape", newline="") as lines,
+            os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as out,
         ):
-            known = _known()
-            for line in source:
+            for line in lines:
                 clean = _without(line, known)
                 changed = changed or clean != line
-                target.write(clean)
-        if changed:
-            shutil.copymode(path, name)
-            Path(name).replace(path)
+                out.write(clean)
+        if changed or target != source:
+            shutil.copymode(source, name)
+            Path(name).replace(target)
     finally:
         with contextlib.suppress(FileNotFoundError):
             Path(name).unlink()
@@ -181,5 +190,5 @@ def file(path: Path) -> bool:
 
 def logs(folder: Path) -> int:
     """Every log of a run folder, those of its parts and tries included; returns how many were changed. For runs whose
-    harness was killed before it could do so. Raises OSError."""
+    harness was killed before it could do so, and whose engines have ended. Raises OSError."""
     return sum(file(path) for path in sorted(folder.rglob("*.log")))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import provenance
+from harness import provenance, redact
 from harness.checks.registry import baselines_for, tripped_tests
 from harness.engine.executor import Executor
 from harness.errors import EXIT_REGRESSION, UsageError
@@ -310,6 +310,7 @@ def _reopen(left: Resumable, fresh: RunRecord) -> RunRecord:
     write_run(folder, record)
     move_aside(folder / LINES, stays, folder / name, folder / _free(folder, f"torn-{number}"))
     with writing(folder):
+        redact.logs(folder)
         (folder / PARQUET).unlink(missing_ok=True)
         for old, new in _logs(folder / "logs", restarted, number):
             old.rename(new)

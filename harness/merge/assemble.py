@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from harness import redact
+from harness.errors import StorageError
 from harness.history import (
     COLD,
     RESCORE,
@@ -130,7 +131,9 @@ def _as_alike(record: CellRecord, cell: Cell, night: Night, like: Sequence[CellR
     return cold, {s: max([1, *(c.scenarios.get(s, 0) for c in alike)]) for s in lacking}
 
 
-def save(folder: Path, run: RunRecord, whole: _Assembled) -> None:
+def save(folder: Path, run: RunRecord, whole: _Assembled) -> list[str]:
+    """Write the merged run; returns what has to be said of it. Raises StorageError."""
+    notices = []
     with HistoryWriter(folder) as writer:
         for observation in whole.observations:
             writer.append(observation)
@@ -138,8 +141,14 @@ def save(folder: Path, run: RunRecord, whole: _Assembled) -> None:
         target = folder / "logs" / name
         with writing(target):
             target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(source, target)
+            # A part whose harness was killed has its logs as the engines wrote them.
+            redact.copy(source, target)
     if whole.observations:
-        write_parquet(folder, whole.observations)
+        try:
+            write_parquet(folder, whole.observations)
+        except StorageError as error:
+            # It is a copy: the run is whole without it.
+            notices.append(str(error))
     # Last: a folder without it is no run.
     write_run(folder, run)
+    return notices

@@ -67,17 +67,18 @@ def write_merged(out: Path, parts: Sequence[Loaded], night: Night, wanted: Wante
         notices=tuple(notices),
         unsettled=bool(contradicted or wrong) or any(p.run.asked_twice for p in parts),
     )
-    save(out, run.model_copy(update={"merged": merged}), whole)
-    _write_second(out / SECOND, parts, night, chosen)
+    said = save(out, run.model_copy(update={"merged": merged}), whole)
+    said += _write_second(out / SECOND, parts, night, chosen)
     # A profile that was named with --expect is the user's own.
-    return load_history(out).model_copy(update={"own": wanted.expect is not None})
+    written = load_history(out)
+    return written.model_copy(update={"own": wanted.expect is not None, "notices": (*written.notices, *said)})
 
 
-def _write_second(folder: Path, parts: Sequence[Loaded], night: Night, chosen: Mapping[str, int]) -> None:
+def _write_second(folder: Path, parts: Sequence[Loaded], night: Night, chosen: Mapping[str, int]) -> list[str]:
     """The second stages of the parts as one: for each cell that of the part whose first stage counts."""
     having = [(i, p.second) for i, p in enumerate(parts) if p.second is not None]
     if not having:
-        return
+        return []
     histories = [second for _, second in having]
     place = {number: at for at, (number, _) in enumerate(having)}
     picked = choose(histories, {cell: place[i] for cell, i in chosen.items() if i in place})
@@ -86,7 +87,7 @@ def _write_second(folder: Path, parts: Sequence[Loaded], night: Night, chosen: M
     cells = sorted(whole.cells.values(), key=lambda c: order.get(c.cell, len(order)))
     sources = [Loaded(h, None) for h in histories]
     run = _run_record(sources, night, SECOND, cells, whole.engines)
-    save(folder, run.model_copy(update={"rescore": any(h.run.rescore for h in histories)}), whole)
+    return save(folder, run.model_copy(update={"rescore": any(h.run.rescore for h in histories)}), whole)
 
 
 def _run_record(

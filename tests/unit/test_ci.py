@@ -270,11 +270,12 @@ def test_options_reach_the_pipeline(tmp_path):
 # --- the scripts -----------------------------------------------------------------------------------------------------
 
 STUB = """#!/usr/bin/env bash
+[ "$1" != clean ] || { echo "$*" >>cleaned; exit 0; }
 echo "$*" >>calls
 out="" previous=""
 for word in "$@"; do [ "$previous" != --out ] || out="$word"; previous="$word"; done
 code="$(sed -n "$(wc -l <calls)p" codes)"
-if [ -e writes ]; then
+if [ -e writes ] && [ -n "$out" ]; then
   if [ "$1" = merge ]; then run="$out"; else
     run="$out/run-$(wc -l <calls)"; mkdir -p "$run"; ln -sfn "$(basename "$run")" "$out/latest"
   fi
@@ -332,6 +333,11 @@ def test_a_part_is_tried_again_for_unknown_alone(tmp_path, codes, tries, code, c
     found, calls = call(folder, "part.sh", "part-1", str(tries), "--cell", "pd-*", GITHUB_STEP_SUMMARY=str(summary))
     assert (found, len(calls)) == (code, count)
     assert calls[0] == "run --part --out reports/part-1 --cell pd-*"
+    # Of a harness that was killed the engines' logs are as they wrote them.
+    cleaned = folder / "cleaned"
+    assert (cleaned.read_text() if code > 128 else cleaned.exists()) == (
+        "clean --logs reports/part-1\n" if code > 128 else False
+    )
     assert sorted(p.name for p in (folder / "reports" / "part-1").iterdir()) == [f"run-{n + 1}" for n in range(count)]
     assert summary.read_text().count("summary of run") == count
 

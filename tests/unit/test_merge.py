@@ -4,6 +4,7 @@ that is lost, damaged or foreign can make a night green."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -678,6 +679,31 @@ def test_engines_of_two_parts_with_the_same_name_stay_apart(tmp_path):
     sizes = {e.group: e.kv_blocks for e in merged.run.engines}
     assert (sizes[of["pd-mtp"]], sizes[of["single-mtp"]]) == (10, 20)
     assert (merged.folder / "logs" / f"{of['single-mtp']}.decode.log").is_file()
+
+
+@pytest.mark.parametrize("sequence", [2**63, 99999999999999999999, -(2**63) - 1])
+def test_numbers_that_no_column_takes_do_not_cost_the_night(tmp_path, sequence):
+    folders = split(night(), tmp_path)
+    lines = folders[1] / "observations.jsonl"
+    # Not of the cell that both parts have.
+    changed = re.sub(r'("cell":"pd-mtp".*?"sequence":)\d+', rf"\g<1>{sequence}", lines.read_text(), count=1)
+    assert changed != lines.read_text()
+    lines.write_text(changed)
+    edited(folders[1])
+    merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
+    assert load_history(tmp_path / "merged").run == merged.run
+    assert any("only this copy of them is missing" in n for n in merged.notices)
+    assert not list((tmp_path / "merged").glob("*.parquet"))
+
+
+def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path):
+    folders = split(night(), tmp_path)
+    (log,) = list((folders[0] / "logs").glob("*.log"))[:1]
+    log.write_text("Authorization: Bearer abcdefghijklmnop\nthe rest")
+    merged = merge(folders, tmp_path / "merged")
+    copied = "".join(p.read_text() for p in (merged.folder / "logs").glob("*.log"))
+    assert "Authorization: Bearer <redacted>\nthe rest" in copied
+    assert "abcdefghijklmnop" not in copied
 
 
 # --- parts that cannot be taken --------------------------------------------------------------------------------------

@@ -348,11 +348,11 @@ def test_interrupted_run_is_opened_again(tmp_path, engines):
 def test_logs_of_engines_that_are_started_again_are_kept(tmp_path, engines):
     folder = killed(tmp_path, engines)
     (folder / "logs").mkdir()
-    (folder / "logs" / "single-none.single.log").write_text("first")
+    (folder / "logs" / "single-none.single.log").write_text("first Bearer abcdefghijklmnop")
     (folder / "logs" / "single-eagle3.single.log").write_text("complete")
     go_on(folder)
     assert {p.name: p.read_text() for p in (folder / "logs").iterdir()} == {
-        "single-none~1.single.log": "first",
+        "single-none~1.single.log": "first Bearer <redacted>",
         "single-eagle3.single.log": "complete",
     }
 

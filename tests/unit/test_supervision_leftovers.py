@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from harness.cli import app
 from harness.engine import leftovers, ports, traces
+from harness.storage import FolderLock
 from tests.unit.supervised import engine_program, made_by, own_folder, read_pids, start_engine, start_harness, state
 from tests.unit.test_warden import gone, wait_for
 
@@ -124,6 +125,26 @@ def ledger_of(tmp_path: Path, **changes) -> Path:
     path = traces.state_folder() / f"tree-{known['holder'][0]}-{known['mark']}.json"
     path.write_text(json.dumps({**known, "checksum": traces.checksum(known)}))
     return path
+
+
+def test_logs_of_killed_runs_lose_their_secrets(tmp_path):
+    said = "Authorization: Bearer abcdefghijklmnop"
+    for name in ("killed", "other", "in-use"):
+        (tmp_path / name / "logs").mkdir(parents=True)
+        (tmp_path / name / "logs" / "pd-none.decode.log").write_text(said)
+    log = {p.parts[-3]: p for p in tmp_path.rglob("*.log")}
+    ledger_of(tmp_path, run=str(tmp_path / "killed"))
+    with FolderLock(tmp_path / "in-use"):
+        code, text = call("clean")
+        assert (code, "took secrets out of 1 logs" in text) == (0, True), text
+        assert "abcdefgh" not in log["killed"].read_text()
+        assert log["other"].read_text() == said
+        code, text = call("clean", "--logs", str(tmp_path))
+        assert (code, "in-use: expected a folder that nobody writes to" in " ".join(text.split())) == (2, True), text
+    assert "abcdefgh" not in log["other"].read_text()
+    assert log["in-use"].read_text() == said
+    assert call("clean", "--logs", str(tmp_path))[0] == 0
+    assert "abcdefgh" not in log["in-use"].read_text()
 
 
 def test_hand_made_ledgers(tmp_path):
