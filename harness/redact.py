@@ -21,6 +21,7 @@ MARK = "<redacted>"
 _SECRET_NAME = re.compile(
     r"(?:^|_)(?:TOKEN|KEYS?|SECRETS?|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH)(?:_|$)|PASSWORD|APIKEY|SECRET", re.I
 )
+_LONGEST_PATH = 4096
 _SHORTEST = 8
 """A value shorter than that is a word that may stand anywhere."""
 _WORD = "[A-Za-z0-9_-]"
@@ -78,13 +79,19 @@ def _known() -> list[str]:
     """Longest first, so that no rest of a longer one is left."""
     with _LOCK:
         known = set(_KNOWN)
-    known |= {v for k, v in os.environ.items() if looks_secret(k) and len(v) >= _SHORTEST and not _harmless(v)}
+    known |= {v for k, v in os.environ.items() if looks_secret(k) and len(v) >= _SHORTEST and not _harmless(k, v)}
     return sorted(known, key=len, reverse=True)
 
 
-def _harmless(value: str) -> bool:
-    """A path or a number, as ``SSH_AUTH_SOCK`` and ``KEY_COUNT`` hold."""
-    return value.startswith("/") or value.isdigit()
+_ABOUT = re.compile(r"_(?:FILE|PATH|SOCK|SOCKET|DIR|COUNT|SIZE|ID)$", re.I)
+"""Ends of names of variables that say where a secret is, or how many there are."""
+
+
+def _harmless(name: str, value: str) -> bool:
+    """A path or a small number, as ``SSH_AUTH_SOCK`` and ``KEY_COUNT`` hold. A secret may begin with a slash, too."""
+    if value.startswith("/"):
+        return bool(_ABOUT.search(name)) or (len(value) < _LONGEST_PATH and os.path.lexists(value))
+    return value.isdigit() and (len(value) < _SHORTEST or bool(_ABOUT.search(name)))
 
 
 def text(value: str) -> str:
@@ -121,23 +128,32 @@ def words(values: Iterable[str]) -> tuple[str, ...]:
     for value in values:
         previous = out[-1] if out else ""
         option = previous.startswith("--") and "=" not in previous
-        if option and _named_secret(previous) and not value.startswith("-") and not _harmless(value):
+        if (
+            option
+            and _named_secret(previous)
+            and not value.startswith("-")
+            and not _harmless(_variable(previous), value)
+        ):
             out.append(MARK)
             continue
         name, equals, given = value.partition("=")
-        if equals and name.startswith("--") and _named_secret(name) and not _harmless(given):
+        if equals and name.startswith("--") and _named_secret(name) and not _harmless(_variable(name), given):
             value = f"{name}={MARK}"
         out.append(text(value))
     return tuple(out)
 
 
 def _named_secret(option: str) -> bool:
-    return looks_secret(option.strip("-").replace("-", "_"))
+    return looks_secret(_variable(option))
+
+
+def _variable(option: str) -> str:
+    return option.strip("-").replace("-", "_")
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """An environment for a record: names stay, values that are secret go."""
-    return {k: MARK if looks_secret(k) and v and not _harmless(v) else text(v) for k, v in env.items()}
+    return {k: MARK if looks_secret(k) and v and not _harmless(k, v) else text(v) for k, v in env.items()}
 
 
 def data(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import httpx
 
+from harness.engine.answer import token_ids
 from harness.engine.client import Sampling, request_body
 from harness.engine.command import MODEL_NAME, Role
 from harness.engine.exchange import new_id, payload
@@ -118,13 +119,13 @@ def _prove(session: EngineGroupSession, url: str, prompt: Prompt, prepared: Prep
         with LimitedClient(headers=session.key.headers, timeout=prepared.profile.timeouts.request) as asking:
             answer = asking.post(f"{url}/v1/completions", json={**body, "cache_salt": new_id()})
         answer.raise_for_status()
-        tokens = answer.json()["choices"][0].get("token_ids")
-    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        tokens = token_ids(answer.json()["choices"][0].get("token_ids"))
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         session.require_alive()
         return Proof(False, None, None, f"{type(error).__name__}: {error}")
     right = None
     if prompt.expected is not None and tokens is not None:
-        right = tuple(tokens) == prompt.expected[: workload.max_tokens]
+        right = tokens == prompt.expected[: workload.max_tokens]
     return Proof(True, right, _moved(session, before) if pair else None)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -93,11 +94,15 @@ class HeaderFile(NamedTuple):
 
     @property
     def curl(self) -> str:
-        return f"-H @{self.path}"
+        return f"-H @{self._quoted}"
 
     @property
     def use(self) -> str:
-        return f"key: {self.curl} for curl; for other clients export OPENAI_API_KEY=$(sed 's/.* //' {self.path})"
+        return f"key: {self.curl} for curl; for other clients export OPENAI_API_KEY=$(sed 's/.* //' {self._quoted})"
+
+    @property
+    def _quoted(self) -> str:
+        return shlex.quote(str(self.path))
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from harness.engine.client import Client
 from harness.engine.command import build_command, full_environment
 from harness.engine.environment import EngineEnvironment
 from harness.engine.guard.kv_harness_guard import KeyGuard
-from harness.engine.key import GUARD, GUARD_FOLDER, ApiKey, header_file, joined_path, require_guarded
+from harness.engine.key import GUARD, GUARD_FOLDER, ApiKey, HeaderFile, header_file, joined_path, require_guarded
 from harness.engine.ray_node import engine_environment
 from harness.engine.router import router_command
 from harness.errors import EngineStartError
@@ -263,3 +263,9 @@ def test_python_of_engines_does_not_import_from_the_current_folder(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
     )
     assert Path(said.stdout.strip()) != tmp_path / "torch.py"
+
+
+def test_commands_for_a_person_hold_in_folders_with_spaces():
+    file = HeaderFile(Path("/a folder/x"))
+    assert file.curl == "-H @'/a folder/x'"
+    assert "'/a folder/x')" in file.use

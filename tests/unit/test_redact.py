@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pandas
 import pytest
 
+import harness.engine.router
 import harness.operations
 import harness.runner
 from harness import redact
+from harness.config import load_profile
 from harness.engine.client import parse_completion
 from harness.engine.key import ApiKey
 from harness.engine.log import EngineLog
+from harness.engine.router import Router
+from harness.engine.topology import EngineGroupSession
 from harness.errors import EngineDiedError, EngineStartError, HandoffError
 from harness.history import load_history
+from harness.matrix import make_plan, select_cells
 from harness.merge import Wanted, merge
 from harness.operations import execute, judge_and_report, prepare
 from harness.progress import Reporter
@@ -76,11 +83,27 @@ def test_ids_numbers_hashes_and_addresses_stay(text):
 def test_values_of_variables_with_telling_names_are_known(monkeypatch):
     monkeypatch.setenv("SOME_PASSWORD", "correct horse battery")
     monkeypatch.setenv("SHORT_TOKEN", "abc")
-    monkeypatch.setenv("KEY_FILE_KEY", "/etc/key")
+    monkeypatch.setenv("KEY_FILE", "/etc/key")
     monkeypatch.setenv("ORDINARY", "ordinary value")
     assert redact.text("<correct horse battery> abc /etc/key ordinary value") == (
         "<<redacted>> abc /etc/key ordinary value"
     )
+
+
+def test_secrets_that_begin_like_paths_or_are_digits_are_known(monkeypatch, tmp_path):
+    """One in 64 secrets in Base64 begins with a slash."""
+    monkeypatch.setenv("DB_PASSWORD", "/aZ9+secret/of/Base64==")
+    monkeypatch.setenv("MY_TOKEN", "84512397764512")
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path))
+    monkeypatch.setenv("TLS_KEY_FILE", "/not/there/yet")
+    monkeypatch.setenv("KEY_COUNT", "1234567890")
+    text = f"</aZ9+secret/of/Base64==> 84512397764512 {tmp_path} /not/there/yet 1234567890"
+    assert redact.text(text) == f"<{redact.MARK}> {redact.MARK} {tmp_path} /not/there/yet 1234567890"
+    assert redact.words(["--password", "/aZ9+secret"]) == ("--password", redact.MARK)
+    assert redact.environment({"DB_PASSWORD": "/aZ9+x", "TLS_KEY_FILE": "/k"}) == {
+        "DB_PASSWORD": redact.MARK,
+        "TLS_KEY_FILE": "/k",
+    }
 
 
 def test_command_lines_lose_secrets_and_keep_the_rest():
@@ -207,6 +230,49 @@ def test_logs_that_are_links_are_left_alone(tmp_path):
     (tmp_path / "x.log").symlink_to(tmp_path / "theirs")
     assert redact.logs(tmp_path) == 0
     assert (tmp_path / "theirs").read_text() == PATTERNED["hub"]
+
+
+class FakeHandle:
+    """Stands for a started process that says its key in its log and on its command line."""
+
+    pid, started = 1, 0.0
+
+    def __init__(self, log: Path, key: ApiKey) -> None:
+        self.log_path, self.key = log, key
+        self.command = SimpleNamespace(argv=["engine", "--api-key", key.value, key.value], env=key.environment)
+        log.write_text(f"first line\n{key.value}\n")
+
+    def stop(self, _grace_s: float = 0.0) -> list[str]:
+        # Engines write until they have ended.
+        with self.log_path.open("a") as log:
+            log.write(f"the last one: {self.key.value}\n")
+        return []
+
+    def log_text(self) -> str:
+        return self.log_path.read_text()
+
+
+def test_ended_engines_leave_no_key_in_logs_and_records(tmp_path, monkeypatch):
+    profile = load_profile("cpu")
+    (group,) = make_plan(profile, select_cells(profile, ["single-none"])).groups
+    session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
+    session._processes = {"single": FakeHandle(tmp_path / "x.log", session.key)}
+    session._places = {"single": SimpleNamespace(node=None, give_back=lambda: None)}
+    monkeypatch.setattr(session, "_kv_blocks", lambda _: None)
+    (record,) = session.records()
+    assert session.key.value not in record.model_dump_json()
+    assert record.argv == ("engine", "--api-key", redact.MARK, redact.MARK)
+    session.stop()
+    assert (tmp_path / "x.log").read_text() == f"first line\n{redact.MARK}\nthe last one: {redact.MARK}\n"
+
+
+def test_ended_routers_leave_no_key_in_logs(tmp_path, monkeypatch):
+    monkeypatch.setattr(harness.engine.router, "launcher", lambda: ["router"])
+    key = ApiKey()
+    router = Router({"single": "http://127.0.0.1:1"}, 2, 3, tmp_path / "router.log", key)
+    router._process = FakeHandle(tmp_path / "router.log", key)
+    router.__exit__()
+    assert (tmp_path / "router.log").read_text() == f"first line\n{redact.MARK}\nthe last one: {redact.MARK}\n"
 
 
 # --- a whole run -----------------------------------------------------------------------------------------------------
