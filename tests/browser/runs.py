@@ -231,11 +231,15 @@ def _aa(text: str) -> AgainstItself:
 
 
 def record(h: History, folder: Path, **run: object) -> Path:
-    """Write the run as the harness would have recorded it."""
+    """Write the run as the harness would have recorded it. Names of runs and cells are plain in a record: others are
+    refused when it is read."""
+    names = {c.cell: c.cell.removesuffix(HOSTILE) for c in h.run.cells}
+    cells = tuple(c.model_copy(update={"cell": names[c.cell], "group": names[c.cell]}) for c in h.run.cells)
     with HistoryWriter(folder) as writer:
         for o in h.observations:
-            writer.append(o)
-    write_run(folder, h.run.model_copy(update={"schema_version": SCHEMA, **run}))
+            writer.append(o.model_copy(update={"cell": names[o.cell]}))
+    named = {"schema_version": SCHEMA, "cells": cells, "run_id": h.run.run_id.removesuffix(f" {HOSTILE}")}
+    write_run(folder, h.run.model_copy(update={**named, **run}))
     return folder
 
 
