@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import weakref
 import json
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 
 import pandas as pd

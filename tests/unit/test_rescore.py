@@ -173,7 +173,7 @@ def test_run_of_the_first_schema_is_still_judged(tmp_path):
     raw["profile"]["judging"] = {"near_tie_nats": 0.02, "acceptance": "exact"}
     raw["profile"]["engine"] = {"device": "cpu"}
     raw["identities"] = {"none": {"method": "none"}}
-    for name in ("rescore", "seal", "record_sha256", "kind", "came_to"):
+    for name in ("rescore", "seal", "record_sha256", "resumed", "kind", "came_to"):
         raw.pop(name)
     (tmp_path / "run.json").write_text(json.dumps(raw))
     with HistoryWriter(tmp_path) as writer:
