@@ -83,9 +83,9 @@ class CellView(NamedTuple):
     @property
     def acceptance_slack(self) -> float:
         """Share by which a request's accepted drafts may differ from the reference: zero, but for pressure and for
-        cold prompts under load (``harness soak``), where a prompt is prefilled in other chunks than alone, which
-        changes what EAGLE3 and MTP drafters see."""
-        loaded = self.cold and any(o.concurrent > 1 for o in self.observations().values())
+        the cold prompts of a soak, where a prompt is prefilled in other chunks than alone, which changes what EAGLE3
+        and MTP drafters see."""
+        loaded = self.cold and self.evidence.history.run.kind == "soak"
         return PRESSURE_SLACK if loaded or isinstance(self.config, Pressure) else 0.0
 
     def engine(self, role: str) -> EngineRecord | None:

@@ -185,9 +185,10 @@ class RayHandle(EngineLog):
         return int(self._actor.call("gather_threads"))
 
     def stop(self, grace_s: float) -> list[str]:
-        """End the engine and fetch the rest of its log; a lost one was ended by its warden, or with its machine."""
+        """End the engine and fetch the rest of its log; a lost one was ended by its warden, or with its machine, which
+        nobody can tell from here."""
         self._stopping.set()
-        left: list[str] = []
+        left = [f"engine {self.pid} on {self._actor.name}, which did not say that it had ended"]
         if self.lost is None:
             with contextlib.suppress(InfrastructureError):
                 left = self._actor.call("stop", grace_s, limit_s=grace_s + _CALL_S)

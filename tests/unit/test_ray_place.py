@@ -250,7 +250,7 @@ def test_lost_node_leaves_the_log_and_a_reason_with_its_end(tmp_path, monkeypatc
     assert not engine.alive()
     with pytest.raises(EngineDiedError, match=r"(?s)on node 10.0.0.3/ab is lost.*\| loading"):
         engine.require_alive()
-    engine.stop(1)
+    assert "did not say that it had ended" in engine.stop(1)[0]
     assert (tmp_path / "logs" / "decode.log").read_text() == "loading\n"
 
 
