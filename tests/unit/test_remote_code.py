@@ -82,8 +82,7 @@ def snapshot(home: Path, repo: str, commit: str, **made: object) -> dict:
 
 
 def test_permission_for_one_model_of_the_hub_is_none_for_another(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     target = {**snapshot(tmp_path, "org/target", "a" * 40, code=True), "trust_remote_code": True}
     drafter = snapshot(tmp_path, "org/draft", "b" * 40, code=True)
     methods = [{"kind": "none"}, {"kind": "eagle3", "drafter": drafter}]

@@ -272,7 +272,7 @@ def test_ledger_that_its_warden_removes_meanwhile_is_nothing(tmp_path, monkeypat
 
 def test_half_a_ledger_is_removed_when_its_warden_is_gone(tmp_path):
     me = list(traces.process(os.getpid()))
-    living = ledger_of(tmp_path, holder=me, warden=me, mark="cd" * 8).with_suffix(".new")
+    living = ledger_of(tmp_path, holder=me, warden=me, mark="cd" * 8, run=str(tmp_path / "other")).with_suffix(".new")
     dead = ledger_of(tmp_path).with_suffix(".new")
     starting = traces.state_folder() / f"tree-{os.getpid()}-{'ef' * 8}.new"
     for new in (living, dead, starting):
