@@ -171,10 +171,10 @@ class Timeouts(Strict):
     """Limits in seconds. Starts take 28–55 s on two cores. On a slow day of such a machine a pair was ready after 97 s
     and had not compiled its first kernels 150 s later, which is why the limit leaves so much room."""
 
-    start: float = Field(default=480.0, gt=0)
-    request: float = Field(default=90.0, gt=0)
-    handshake_attempts: int = Field(default=5, ge=1)
-    stop: float = Field(default=15.0, gt=0)
+    start: float = Field(default=480.0, gt=0, le=2_592_000)
+    request: float = Field(default=90.0, gt=0, le=2_592_000)
+    handshake_attempts: int = Field(default=5, ge=1, le=1000)
+    stop: float = Field(default=15.0, gt=0, le=86_400)
     cell: float | None = Field(default=None, gt=0, le=2_592_000)
     """For all requests of one cell. None: ten times what is expected, 600 s at least (``harness.limits``)."""
     run: float | None = Field(default=None, gt=0, le=2_592_000)
@@ -185,10 +185,10 @@ class Expected(Strict):
     """Rough times in seconds, for plans, schedules and CI steps; nothing is judged by them. The defaults were measured
     with the probe models on two cores."""
 
-    pair_start_s: float = Field(default=45.0, gt=0)
-    single_start_s: float = Field(default=30.0, gt=0)
-    pd_request_s: float = Field(default=0.65, gt=0)
-    single_request_s: float = Field(default=0.45, gt=0)
+    pair_start_s: float = Field(default=45.0, gt=0, le=86_400)
+    single_start_s: float = Field(default=30.0, gt=0, le=86_400)
+    pd_request_s: float = Field(default=0.65, gt=0, le=86_400)
+    single_request_s: float = Field(default=0.45, gt=0, le=86_400)
 
     def start_s(self, topology: str) -> float:
         return self.pair_start_s if topology == "pd" else self.single_start_s

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -70,6 +72,28 @@ def tokenizer_hash(folder: Path) -> str:
 
 def template_hash(folder: Path) -> str:
     return sha256_files(folder, ["chat_template.jinja", "tokenizer_config.json"])
+
+
+def ends_of(path: Path, most: int) -> str:
+    """Text of a regular file; of one with more than twice ``most`` bytes, its first and its last ``most``. What is not
+    UTF-8 is replaced. Raises OSError, also for what is no regular file: a pipe would be waited for."""
+    with os.fdopen(_without_waiting(path), "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size <= 2 * most:
+            data = stream.read(2 * most)
+        else:
+            first = stream.read(most)
+            stream.seek(size - most)
+            data = first + b"\n[...]\n" + stream.read(most)
+    return data.decode(errors="replace")
+
+
+def _without_waiting(path: Path) -> int:
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -33,7 +33,7 @@ def run_limit_s(timeouts: Timeouts, expected_s: float) -> float:
 def limited(limit_s: float, over: Callable[[], None]) -> Iterator[None]:
     """Call ``over`` from another thread when the block takes longer; leaving the block waits for a call that has
     begun."""
-    timer = threading.Timer(limit_s, over)
+    timer = threading.Timer(min(limit_s, threading.TIMEOUT_MAX), over)
     timer.daemon = True
     timer.start()
     try:

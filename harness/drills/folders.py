@@ -76,7 +76,7 @@ class FolderDriller:
                 result = by_id[drill.id](footprint)
             except Exception as error:
                 result = lost(drill, f"{type(error).__name__}: {error}", footprint.left(0), drill.id)
-            sweep(self._mark)
+            sweep(footprint)
             self._tried.add(result, self._reporter)
 
     def _child(self, name: str, out: Path) -> Child:

@@ -1,5 +1,6 @@
 """What a drill leaves behind: processes, listening ports, shared memory, ledgers. Processes are known by a mark in
-their environment, which children inherit and a process cannot lose by changing its session or its parent."""
+their environment, which children inherit and a process cannot lose by changing its session or its parent; those that
+overwrite it, as vLLM's engine cores and workers do, by their age, and by having no parent that is somebody else's."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import contextlib
 import os
 import time
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -17,6 +19,8 @@ from harness.engine.leftovers import Ledger, read_ledger
 MARK = "KV_DRILL_MARK"
 _SHARED = Path("/dev/shm")
 _POLL_S = 0.25
+_WARDENS_S = 35.0
+"""Longest that a warden takes to end its tree."""
 
 
 def new_mark() -> str:
@@ -33,6 +37,28 @@ def marked(mark: str) -> list[psutil.Process]:
         with contextlib.suppress(OSError, psutil.Error):
             inherited = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
             if wanted in inherited and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _blank(pid: int) -> bool:
+    """Whether a process has overwritten its environment (``setproctitle``)."""
+    with contextlib.suppress(OSError):
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        return bool(environment) and b"=" not in environment
+    return False
+
+
+def nameless(known: Collection[traces.Process]) -> list[psutil.Process]:
+    """Living processes of this user, not among the known ones, that have overwritten their environment and are below
+    no process that has not: below the machine's first one, or what adopts orphans."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if traces.process(process.pid) in known or process.uids().real != os.getuid():
+                continue
+            above = [p.pid for p in process.parents() if p.pid != 1]
+            if _blank(process.pid) and all(_blank(pid) for pid in above):
                 found.append(process)
     return found
 
@@ -81,6 +107,12 @@ class Footprint:
         self.mark = mark
         self._shared = shared_memory()
         self._ledgers = ledgers()
+        table = traces.processes()
+        self._processes = frozenset(traces.Process(pid, known.start) for pid, known in table.items())
+
+    def running(self) -> list[psutil.Process]:
+        """Processes of the drill that live."""
+        return [*marked(self.mark), *nameless(self._processes)]
 
     def left(self, patience_s: float) -> tuple[str, ...]:
         """What is still there after at most so many seconds; nothing is ended by this."""
@@ -91,7 +123,7 @@ class Footprint:
 
     def _now(self) -> tuple[str, ...]:
         found = []
-        for process in marked(self.mark):
+        for process in self.running():
             with contextlib.suppress(psutil.Error):
                 ports = [str(c.laddr.port) for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
                 listening = f", listening on {', '.join(ports)}" if ports else ""
@@ -103,10 +135,22 @@ class Footprint:
         return tuple(found)
 
 
-def sweep(mark: str) -> None:
-    """Kill what carries the mark, so that one drill's left-overs do not disturb the next; they are recorded before."""
-    left = marked(mark)
+def sweep(footprint: Footprint) -> None:
+    """End what a drill left, so that it does not disturb the next; it is recorded before. Wardens are told first: each
+    ends its tree whole, whatever that has overwritten."""
+    wardens = [p for p in marked(footprint.mark) if _is_warden(p)]
+    for process in wardens:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    psutil.wait_procs(wardens, timeout=_WARDENS_S)
+    left = footprint.running()
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(left, timeout=5)
+
+
+def _is_warden(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any(word.endswith("warden.py") for word in process.cmdline())
+    return False

@@ -15,7 +15,7 @@ from harness import provenance
 from harness.config import describe_validation_error
 from harness.drills.catalogue import EXCHANGES
 from harness.drills.folders import FolderDriller
-from harness.drills.footprint import MARK, new_mark, sweep
+from harness.drills.footprint import MARK, Footprint, new_mark, sweep
 from harness.drills.model import Drill, DrillSet, joined
 from harness.drills.moments import MomentDriller
 from harness.drills.processes import PROCESSES
@@ -40,12 +40,13 @@ _STARTS_S = 80.0
 def _marking() -> Iterator[str]:
     """Mark every process that is started meanwhile, and end at last what a drill left behind."""
     mark = new_mark()
+    footprint = Footprint(mark)
     os.environ[MARK] = mark
     try:
         yield mark
     finally:
         del os.environ[MARK]
-        sweep(mark)
+        sweep(footprint)
 
 
 def drill(

@@ -36,6 +36,8 @@ _PROMPTS = 3
 _CALM_S = 90.0
 """Time in which P must have given up all blocks: a hoard of 18 prompts takes five leases."""
 _END_S = 30.0
+_RESTARTS = 1
+"""Further starts of engines that did not come up: P answered no /metrics for 15 s after one of them."""
 
 
 def chosen_prompts(prepared: Prepared) -> list[Prompt]:
@@ -83,7 +85,7 @@ class SharedDriller:
     def run(self, drills: Sequence[ExchangeDrill]) -> None:
         """Engines that a drill ended are started again for those after it."""
         todo = list(drills)
-        starts = 0
+        starts = failed = 0
         while todo:
             starts += 1
             before = len(todo)
@@ -92,7 +94,8 @@ class SharedDriller:
                 self._on_one_pair(todo, self._folder / f"engines-{starts}", starts)
             except InfrastructureError as error:
                 self._reporter.line(f"engines: {error}")
-                if len(todo) == before:
+                failed = failed + 1 if len(todo) == before else 0
+                if failed > _RESTARTS:
                     self._tried.results += [lost(d.drill, f"the engines did not come up: {error}") for d in todo]
                     todo.clear()
             self._tried.left += footprint.left(_END_S)

@@ -64,7 +64,7 @@ class SoloDriller:
             except Exception as error:
                 # A set goes on; what is not known is said.
                 result = lost(drill.drill, f"{type(error).__name__}: {error}", footprint.left(0), drill.drill.id)
-            sweep(self._mark)
+            sweep(footprint)
             self._tried.add(result, self._reporter)
 
     def _drill(self, drill: ProcessDrill, footprint: Footprint) -> Result:

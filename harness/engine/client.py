@@ -114,7 +114,7 @@ class Client:
             raise _broken(error)(
                 f"{self.role} engine: expected metrics, found {type(error).__name__}: {error}"
             ) from error
-        return response.text
+        return _text(response)
 
     def complete(
         self,
@@ -156,7 +156,7 @@ class Client:
                 f"{role} engine: expected an answer to request {request_id}, found {type(error).__name__}: {error}"
             ) from error
         seconds = time.monotonic() - start
-        leg = parse_completion(role, request_id, response.status_code, response.text, seconds, rescore_from)
+        leg = parse_completion(role, request_id, response.status_code, _text(response), seconds, rescore_from)
         if not count:
             return leg
         return leg.model_copy(update={"counters": self.counters_after(before, dict.fromkeys(await_counters, 1))})
@@ -169,6 +169,12 @@ class Client:
             if all(grown.get(name, 0.0) >= count for name, count in awaited.items()) or time.monotonic() > deadline:
                 return grown
             time.sleep(_COUNTER_POLL_S)
+
+
+def _text(response: httpx.Response) -> str:
+    """The body as UTF-8, whatever charset its header names: Python knows some that are none (``hex``, ``rot13``) and
+    fails on them in ways of its own."""
+    return response.content.decode("utf-8", errors="replace")
 
 
 def _broken(error: httpx.HTTPError) -> type[HandoffError]:

@@ -7,8 +7,11 @@ import signal
 from pathlib import Path
 
 from harness import redact
+from harness.files import ends_of
 
 LOG_TAIL_LINES = 8
+_MOST = 8 * 2**20
+"""Bytes of each end of a log. A start writes under 100 KiB, and what is looked for stands in it or at the end."""
 # A traceback's last line, behind vLLM's prefix of process and place. EngineDeadError only repeats that there was one.
 _EXCEPTION = re.compile(
     r"^(?:\(.*?\) )?(?:ERROR [^\]]*\] )?((?!\S*EngineDeadError)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b: .*)$",
@@ -28,9 +31,9 @@ class EngineLog:
         self.log_path = path
 
     def log_text(self) -> str:
-        """All that the engine has written so far."""
+        """What the engine has written so far; of a log of gigabytes its beginning and its end."""
         try:
-            return self.log_path.read_text(encoding="utf-8", errors="replace")
+            return ends_of(self.log_path, _MOST)
         except OSError:
             return ""
 

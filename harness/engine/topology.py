@@ -255,7 +255,7 @@ class EngineGroupSession:
         ids, sampling = self._warm_up_request()
         with ThreadPoolExecutor(len(self._clients)) as pool:
             asked = [
-                pool.submit(c.complete, ids, sampling, new_id(), new_id(), timeout_s=limit)
+                pool.submit(c.complete, ids, sampling, new_id(), new_id(), count=False, timeout_s=limit)
                 for c in self._clients.values()
             ]
         for answer in asked:

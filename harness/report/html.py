@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from harness import redact
 from harness.config import REPOSITORY
+from harness.files import ends_of
 from harness.findings import Finding, Verdict
 from harness.history import COLD, Observation
 from harness.locate.diagnose import damage_name
@@ -35,6 +36,7 @@ from harness.selftest.outcome import matrix_columns
 from harness.summary import RunSummary, grouped_findings
 
 _TAIL_LINES = 12
+_TAIL_BYTES = 64 * 1024
 _SECTIONS = (
     (
         "acceptance",
@@ -128,9 +130,16 @@ def _tails(summary: RunSummary) -> dict[str, dict[str, str]]:
             if path.is_symlink():
                 # Of a run from elsewhere it could lead anywhere.
                 continue
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
-            out.setdefault(cell, {})[path.name] = "\n".join(redact.text(line)[:400] for line in lines)
+            out.setdefault(cell, {})[path.name] = _tail(path)
     return out
+
+
+def _tail(path: Path) -> str:
+    try:
+        lines = ends_of(path, _TAIL_BYTES).splitlines()[-_TAIL_LINES:]
+    except OSError as error:
+        return f"(cannot be read: {error.strerror})"
+    return "\n".join(redact.text(line[:2000])[:400] for line in lines)
 
 
 def render_page(template: str, env: Environment, charts: Sequence[Chart], **values: Any) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import pytest
 
 from harness.checks.drafting import drafts_happened
-from harness.engine.client import Client, parse_completion
+from harness.engine.client import Client, Sampling, parse_completion
 from harness.engine.counters import parse_counters
 from harness.engine.environment import PER_REQUEST
 from harness.errors import HandoffError
@@ -93,3 +94,21 @@ def test_an_engine_that_is_asked_for_acceptance_and_omits_it_is_unknown():
     # Versions that cannot report it are judged by counters, as they always were.
     assert judged(lacking={PER_REQUEST: "…"}).verdict is Verdict.PASS
     assert judged(engine={"argv": ()}).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("charset", ["hex", "rot13", "idna", "undefined", "utf-7", "no such"])
+def test_charset_of_an_answer_changes_nothing(charset, monkeypatch):
+    """Python knows charsets that are none, and fails on them in ways of its own."""
+    served = httpx.Response(
+        200,
+        content=json.dumps(answer()).encode(),
+        headers={"Content-Type": f"application/json; charset={charset}"},
+        request=httpx.Request("POST", "http://127.0.0.1:1/v1/completions"),
+    )
+    client = Client("single", "http://127.0.0.1:1", 1.0)
+    monkeypatch.setattr(client._http, "post", lambda *_, **__: served)
+    monkeypatch.setattr(client._http, "get", lambda *_, **__: served)
+    assert client.complete([4, 5], Sampling(3, 2), "id", "salt", count=False).output_ids == (1, 2, 3)
+    with pytest.raises(HandoffError, match="expected metrics as Prometheus writes them"):
+        client.snapshot()
+    client.close()

@@ -14,6 +14,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -229,10 +230,32 @@ def test_left_overs_are_found_and_swept(tmp_path):
     (left,) = before.left(0)
     assert f"process {child.pid}" in left
     assert "listening on" in left
-    sweep(mark)
+    sweep(before)
     child.wait(5)
     child.stdout.close()
     assert before.left(5) == ()
+
+
+def test_processes_that_overwrite_their_environment_are_found_and_swept():
+    """As vLLM's engine cores and workers do, when they have lost their parent."""
+    before = Footprint(new_mark())
+    code = (
+        "import os, time\nif os.fork(): os._exit(0)\nimport setproctitle\n"
+        "setproctitle.setproctitle('VLLM::EngineCore')\nprint(os.getpid(), flush=True)\nos.close(1)\ntime.sleep(60)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, MARK: before.mark},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        check=True,
+    )
+    pid = int(done.stdout)
+    assert any(f"process {pid} " in left for left in before.left(0))
+    sweep(before)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert not any(f"process {pid} " in left for left in before.left(5))
 
 
 def test_a_drill_is_survived_only_with_its_verdict_its_reason_its_data_and_in_time():

@@ -108,12 +108,22 @@ def test_a_harness_that_does_not_end_is_not_survived(driller, monkeypatch):
     assert any("found none" in p for p in result.problems)
 
 
-def test_a_run_that_ended_before_the_signal_is_lost(driller, monkeypatch):
-    monkeypatch.setattr(FakeHarness, "ends", "raise SystemExit(0)")
+@pytest.mark.parametrize("code", [0, 2, 64])
+@pytest.mark.parametrize("name", ["TERM", "KILL"])
+def test_a_run_that_ended_before_the_signal_is_lost(driller, monkeypatch, code, name):
+    monkeypatch.setattr(FakeHarness, "ends", f"raise SystemExit({code})")
     drill, tried = driller
     monkeypatch.setattr(drill._random, "uniform", lambda *_: 5.0)
-    drill.run([moment_drills(1)[0]])
+    drill.run([moment_drills(2)[name == "KILL"]])
     assert tried.results[0].ending is Ending.LOST
+
+
+def test_a_harness_that_answers_term_with_exit_code_0_is_a_false_green(driller, monkeypatch):
+    monkeypatch.setattr(FakeHarness, "ends", "import os\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))")
+    drill, tried = driller
+    monkeypatch.setattr(drill._random, "uniform", lambda *_: 1.5)
+    drill.run([moment_drills(1)[0]])
+    assert tried.results[0].ending is Ending.FALSE_GREEN
 
 
 def test_a_mount_that_is_refused_is_an_environment_fault(tmp_path):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from harness.config import REPOSITORY, load_profile
 from harness.errors import DataError, NotARunError, ProfileError, UsageError
+from harness.files import ends_of
 from harness.history import HistoryWriter, load_history, write_parquet, write_run
 from harness.matrix import Cell, make_plan, select_cells
-from harness.operations import prepare
+from harness.operations import judge_and_report, prepare
 from harness.probe import spec
 from harness.probe.build import WEIGHTS
 from harness.prompts import Layout, build_probe_prompts, load_prompts, write_prompts
@@ -232,3 +234,31 @@ def test_outputs_must_fit_the_model_length(tmp_path):
     path = changed_profile(tmp_path, lambda r: r["engine"].update(max_model_len=256))
     with pytest.raises(UsageError, match="max_model_len"):
         prepare(path, [])
+
+
+def test_ends_of_a_file_are_read_and_nothing_that_is_waited_for(tmp_path):
+    log = tmp_path / "engine.log"
+    log.write_bytes(b"first\n" + b"x" * 5000 + b"\nlast \xff\n")
+    assert ends_of(log, 10_000) == "first\n" + "x" * 5000 + "\nlast \ufffd\n"
+    assert ends_of(log, 20).startswith("first\nxx") and ends_of(log, 20).endswith("x\nlast \ufffd\n")
+    assert len(ends_of(log, 20)) < 60
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(log)
+    for other in ("pipe", "link", "."):
+        with pytest.raises(OSError):
+            ends_of(tmp_path / other, 20)
+
+
+def test_logs_that_cannot_be_read_cost_no_verdict(tmp_path, monkeypatch):
+    h = history([observation("pd-none", 40, error="broke")], folder=tmp_path)
+    (tmp_path / "logs" / "pd-none.prefill.log").mkdir(parents=True)
+    os.mkfifo(tmp_path / "logs" / "pd-none.decode.log")
+    summary = judge_and_report(h)
+    assert not summary.unwritten
+    assert (tmp_path / "report.html").read_text().count("it is no regular file") == 2
+    monkeypatch.setattr("harness.operations.write_reports", lambda *_: 1 / 0)
+    broken = judge_and_report(h)
+    assert broken.verdict is summary.verdict
+    assert "ZeroDivisionError" in broken.unwritten
+    assert broken.exit_code == 2
+    assert "Traceback" in (tmp_path / "report-error.txt").read_text()

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from harness.checks.registry import baselines_for, judge
-from harness.config import Timeouts
+from harness.config import Expected, Timeouts
 from harness.engine import limited, stacks
 from harness.engine.client import Client, Sampling
 from harness.engine.command import EngineCommand
@@ -259,6 +259,11 @@ def test_default_limits_follow_what_is_expected():
     for bad in (0, -1, float("inf"), float("nan"), 1e12):
         with pytest.raises(ValueError, match="cell"):
             Timeouts(cell=bad)
+    for name in ("start", "request", "stop", "run"):
+        with pytest.raises(ValueError, match=name):
+            Timeouts(**{name: 1e10})
+    with pytest.raises(ValueError, match="pd_request_s"):
+        Expected(pd_request_s=1e9)
 
 
 # --- stacks ----------------------------------------------------------------------------------------------------------
