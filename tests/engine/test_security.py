@@ -60,14 +60,14 @@ def test_engine_and_router_answer_to_the_key_alone(tmp_path):
         (engine,) = session._processes.values()
         pids = tree(engine.pid)
         with Router({"single": url}, *free_ports(2), tmp_path / "logs" / "router.log", key) as router:
+            body = {"model": "target", "prompt": [1, 2, 3], "max_tokens": 2}
             for headers in strangers:
                 asked = [("GET", "/v1/models"), ("GET", "/health"), ("GET", "/workers")]
                 for method, path in [*asked, ("POST", "/v1/completions"), ("POST", "/flush_cache")]:
-                    # Without a body it says 415 before it looks at the key.
-                    body = {} if method == "POST" else None
-                    given = httpx.request(method, f"{router.url}{path}", headers=headers, json=body, timeout=10)
+                    # Without a body that it understands it says so before it looks at the key.
+                    said = body if method == "POST" else None
+                    given = httpx.request(method, f"{router.url}{path}", headers=headers, json=said, timeout=10)
                     assert given.status_code == 401, (method, path)
-            body = {"model": "target", "prompt": [1, 2, 3], "max_tokens": 2}
             answer = httpx.post(f"{router.url}/v1/completions", headers=key.headers, json=body, timeout=60)
             assert answer.status_code == 200, answer.text
             pids += tree(router.pid)
