@@ -10,11 +10,12 @@ import os
 import re
 import stat
 import tempfile
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import strict_json
+from harness import redact, strict_json
 from harness.errors import DataError
 from harness.storage import writing
 
@@ -115,6 +116,11 @@ def write_atomic(path: Path, text: str) -> None:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink(missing_ok=True)
             raise
+
+
+def write_traceback(path: Path) -> None:
+    """Keep the traceback of the exception that is being handled, without secrets. Raises StorageError."""
+    write_atomic(path, redact.text(traceback.format_exc()))
 
 
 def write_json(path: Path, value: Any, sort_keys: bool = True) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,7 +18,7 @@ from harness.engine.environment import EngineEnvironment, inspect_environment, n
 from harness.engine.executor import Executor
 from harness.engine.router import program
 from harness.errors import HarnessError, ModelUnavailableError, StorageError, UsageError
-from harness.files import write_atomic, write_json
+from harness.files import write_json, write_traceback
 from harness.history import COLD, SECOND, History, Kind, RunRecord, load_history
 from harness.hub import reason_for
 from harness.known import apply_known, load_known
@@ -427,7 +426,7 @@ def judge_and_report(history: History, references: References = PROFILE_OWN) -> 
         # Whatever a recorded run holds that a page cannot show, the verdict is known.
         log = history.folder / "report-error.txt"
         with contextlib.suppress(StorageError):
-            write_atomic(log, traceback.format_exc())
+            write_traceback(log)
         return summary._replace(unwritten=f"writing the report failed: {type(error).__name__}: {error}; see {log}")
     return summary
 

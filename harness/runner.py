@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness import redact
 from harness.config import NoSpeculation, Profile
 from harness.engine.arming import Arming
 from harness.engine.environment import EngineEnvironment
 from harness.engine.executor import Executor, LocalExecutor
 from harness.engine.topology import EngineGroupSession
 from harness.errors import EngineStartError, InfrastructureError, StorageError
-from harness.files import write_atomic
+from harness.files import write_traceback
 from harness.history import History
 from harness.limits import cell_limit_s, limited, run_limit_s
 from harness.matrix import EngineGroup, Plan, start_expected_s
@@ -227,7 +225,7 @@ class Runner:
             if self._ending:
                 return
             log = recorder.folder / "logs" / f"{group.id}.harness.log"
-            write_atomic(log, redact.text(traceback.format_exc()))
+            write_traceback(log)
             self._failed(group, f"the harness itself failed: {type(error).__name__}: {error}; see {log}")
 
     def _failed(self, group: EngineGroup, reason: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from harness.engine.environment import EngineEnvironment
 from harness.engine.place import default_places, roles_of
 from harness.engine.topology import EngineGroupSession
 from harness.errors import EngineDiedError, HandoffError, InfrastructureError
+from harness.files import write_traceback
 from harness.history import COLD, Form
 from harness.matrix import Cell, EngineGroup
 from harness.operations import Prepared, judge_and_report, prepared_recorder
@@ -195,8 +195,7 @@ class SharedDriller:
 
     def _crashed(self, drill: Drill, error: Exception, struck: bool) -> None:
         log = self._folder / drill.id / "crash.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(traceback.format_exc(), encoding="utf-8")
+        write_traceback(log)
         words = f"the harness itself failed: {type(error).__name__}: {error}"
         seen = Seen(None, (" ".join(words.split())[:300],), len(self._prompts), 0, 0.0, struck=struck)
         self._tried.add(judge_drill(drill, seen, drill.id), self._reporter)

@@ -17,7 +17,6 @@ import yaml
 import harness.runner
 from harness.checks.registry import baselines_for, judge
 from harness.config import load_profile
-from harness.engine.environment import EngineEnvironment
 from harness.engine.topology import EngineGroupSession
 from harness.errors import EngineDiedError, ModelUnavailableError
 from harness.findings import Verdict
@@ -29,17 +28,7 @@ from harness.progress import Reporter
 from harness.runner import Runner
 from harness.schedule.model import Device, Placement
 from harness.slots import Inventory, Memory, cpu_inventory, jobs_of
-
-ENVIRONMENT = EngineEnvironment(
-    executable="python",
-    python="3.11",
-    prefix="/",
-    vllm="0.32.0",
-    vllm_build="cpu",
-    torch=None,
-    transformers=None,
-    nixl="1",
-)
+from tests.unit.fake_answers import ENVIRONMENT
 
 
 class FakeSession:
