@@ -123,9 +123,9 @@ class Soak(Strict):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the rounds and of the growths; UNKNOWN at least when there are doubts, nothing was seen, or a
-        round has no verdict."""
-        seen = [*map(Verdict, self.verdicts), *(g.verdict for g in self.growths)]
+        """The worst of the rounds, of the findings and of the growths; UNKNOWN at least when there are doubts, nothing
+        was seen, or a round has no verdict."""
+        seen = [*map(Verdict, self.verdicts), *(f.verdict for f in self.findings), *(g.verdict for g in self.growths)]
         unjudged = not self.rounds or sum(self.verdicts.values()) != self.rounds
         if self.doubts or unjudged or not self.growths or not self.answered:
             seen.append(Verdict.UNKNOWN)

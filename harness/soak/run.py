@@ -236,6 +236,7 @@ class _Run:
         """What was seen, from ``soak.jsonl``."""
         seen = judge_record(self._folder)
         judge = self._judge
+        together = judge.together(self._work.cell.id) if judge else []
         return Soak(
             run_id=self._folder.name,
             started=self._started,
@@ -244,8 +245,8 @@ class _Run:
             versions=provenance.versions(self._environment),
             minutes=self._wanted.minutes,
             concurrency=self._wanted.concurrency,
-            findings=tuple(judge.findings) if judge else (),
-            found=judge.found if judge else 0,
+            findings=(*together, *(judge.findings if judge else ())),
+            found=len(together) + (judge.found if judge else 0),
             doubts=(*self._doubts, *seen.doubts),
             **seen.counts,
             growths=seen.growths,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from harness.errors import EngineDiedError, UsageError
-from harness.findings import Verdict
+from harness.findings import CellVerdict, CheckResult, Verdict
 from harness.history import load_history
 from harness.soak import run as soak_run
 from harness.soak.growth import LIMITS, PARTS, judge_growth, line, split
@@ -291,6 +291,48 @@ def test_findings_are_kept_up_to_a_limit_and_counted_beyond(tmp_path: Path):
         judged(tmp_path, judge)
     assert len(judge.findings) == 50
     assert judge.found >= 80
+
+
+def pooled(ours: float, reference: float) -> CellVerdict:
+    figures = {"ours": {"acceptance_length_pooled": 1 + ours}, "reference": {"acceptance_length_pooled": 1 + reference}}
+    result = CheckResult(
+        check="acceptance-baseline", cell="pd-eagle3", verdict=Verdict.PASS, judged=42, figures=figures
+    )
+    return CellVerdict(cell="pd-eagle3", verdict=Verdict.PASS, results=(result,))
+
+
+def rounds_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: list[float]) -> tuple[list[Verdict], RoundJudge]:
+    """A soak's judge after rounds with these accepted drafts per step, of 2.446 recorded ones."""
+    judge = RoundJudge(tmp_path, {}, None)
+    told = iter(ours)
+    monkeypatch.setattr("harness.soak.rounds.apply_known", lambda judged, *_: judged)
+    monkeypatch.setattr("harness.soak.rounds.judge_cell", lambda _: pooled(next(told), 2.446))
+    return [judged(tmp_path, judge) for _ in ours], judge
+
+
+def test_a_loss_that_no_round_shows_is_found_in_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    verdicts, judge = rounds_of(tmp_path, monkeypatch, [2.446 * 0.99] * 10)
+    assert set(verdicts) == {Verdict.PASS}
+    (found,) = judge.together("pd-eagle3")
+    assert found.verdict is Verdict.REGRESSION
+    assert found.check == "soak-acceptance-all"
+    assert found.evidence["rounds"] == 10
+
+
+def test_honest_rounds_show_nothing_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    verdicts, judge = rounds_of(tmp_path, monkeypatch, [2.4389, 2.4450, 2.4459, 2.4459] * 10)
+    assert set(verdicts) == {Verdict.PASS}
+    assert judge.together("pd-eagle3") == []
+
+
+def test_too_few_rounds_are_not_judged_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert rounds_of(tmp_path, monkeypatch, [2.446 * 0.99] * 9)[1].together("pd-eagle3") == []
+
+
+def test_one_round_far_off_is_a_regression_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    verdicts, judge = rounds_of(tmp_path, monkeypatch, [2.446, 2.446 * 0.97])
+    assert verdicts == [Verdict.PASS, Verdict.REGRESSION]
+    assert [f.check for f in judge.findings] == ["soak-acceptance"]
 
 
 # --- a whole soak, on a fake session ---------------------------------------------------------------------------------
