@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 
 from harness.config import REPOSITORY
 from harness.drills.model import ControlRun
@@ -23,19 +26,30 @@ from harness.seal import LINES
 _POLL_S = 0.05
 _CHECK_S = 300.0
 _LIFE_S = 900.0
+_END_S = 60.0
+
+
+def _ended_with_us() -> list[str]:
+    """Program in front of a child that has it get TERM when this process is killed. It is of util-linux; without it, a
+    child of a killed ``harness drill`` goes on to its own end."""
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", "TERM"] if found else []
 
 
 class Child:
-    """A ``harness`` command in a session of its own; its output is a file."""
+    """A ``harness`` command in a session of its own; its output is a file. Use as a context manager: leaving it ends
+    the command, which ends its engines."""
 
-    def __init__(self, arguments: Sequence[str], log: Path, shell: Sequence[str] = ()) -> None:
-        """``shell`` is a program in front of it, as ``unshare``. The environment is this process's, mark included."""
+    program: Sequence[str] = (sys.executable, "-m", "harness")
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        """The environment is this process's, mark included."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         self.begun = time.monotonic()
         with log.open("ab") as stream:
             self.popen = subprocess.Popen(
-                [*shell, sys.executable, "-m", "harness", *arguments],
+                [*_ended_with_us(), *self.program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -43,6 +57,17 @@ class Child:
                 env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
                 start_new_session=True,
             )
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """TERM first: a harness that is killed leaves its engines to their wardens, which takes longer."""
+        if self.running:
+            self.popen.send_signal(signal.SIGTERM)
+            self.wait(_END_S)
 
     @property
     def running(self) -> bool:
@@ -89,26 +114,29 @@ class Undisturbed:
 
     def __call__(self, cell: str) -> float:
         """Seconds of a whole run of a cell."""
+        return self.control(cell).seconds
+
+    def control(self, cell: str) -> ControlRun:
+        """A whole run of a cell; each cell is run once."""
         name = f"control-{cell}"
         for control in self._tried.controls:
             if control.id == name:
-                return control.seconds
+                return control
         out = self._folder / name
-        child = Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{name}.log")
-        code = child.wait(_LIFE_S)
+        with Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{name}.log") as child:
+            code = child.wait(_LIFE_S)
         seconds = time.monotonic() - child.begun
         verdict = Verdict.PASS if code == 0 else Verdict.UNKNOWN
-        self._tried.controls.append(
-            ControlRun(
-                id=name,
-                verdict=verdict,
-                requests=whole_lines(folder_in(out)),
-                seconds=round(seconds, 1),
-                findings=() if code == 0 else (child.text[-600:],),
-            )
+        control = ControlRun(
+            id=name,
+            verdict=verdict,
+            requests=whole_lines(folder_in(out)),
+            seconds=round(seconds, 1),
+            findings=() if code == 0 else (child.text[-600:],),
         )
+        self._tried.controls.append(control)
         self._reporter.line(f"control {name}: {verdict}, {seconds:.0f} s")
-        return seconds
+        return control
 
 
 def folder_in(out: Path) -> Path | None:
@@ -134,8 +162,8 @@ class After:
         self.recorded = 0
         self.complete = False
         """Whether everything that the plan asks for is there."""
-        check = Child(["check", str(folder)], log)
-        code = check.wait(_CHECK_S)
+        with Child(["check", str(folder)], log) as check:
+            code = check.wait(_CHECK_S)
         if "Traceback" in check.text:
             self.reasons.append("harness check ended with a traceback")
             return

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.drills.children import After, Child, Undisturbed, folder_in, run_arguments, whole_lines
 from harness.drills.footprint import Footprint, sweep
 from harness.drills.model import Drill, Result
 from harness.drills.tried import Tried
 from harness.drills.verdict import Seen, judge_drill, lost
-from harness.errors import EnvironmentFault
+from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, EnvironmentFault
 from harness.findings import Verdict
 from harness.progress import Reporter
 
@@ -39,7 +41,7 @@ FULL = Drill(
     f"a disk of {_FULL_KIB} KiB that fills up",
     "the output folder, during the run",
     (Verdict.UNKNOWN,),
-    "No space left|disk is full|interrupted|not complete|expected .* observations",
+    "the disk is full",
     _LIMIT_S,
 )
 READ_ONLY = Drill(
@@ -48,7 +50,7 @@ READ_ONLY = Drill(
     "a read-only file system",
     "the output folder, from the start",
     (Verdict.UNKNOWN,),
-    "[Rr]ead-only",
+    "Read-only file system",
     60.0,
 )
 FOLDERS = (TWO, FULL, READ_ONLY)
@@ -66,9 +68,12 @@ class FolderDriller:
         self._reporter = reporter
         self._mark = mark
         self._tried = tried
+        self._requests = 0
+        """Of a run that nothing is done to."""
 
     def run(self, drills: Sequence[Drill]) -> None:
-        Undisturbed(self._source, self._python, self._folder, self._reporter, self._tried)(_CELL)
+        undisturbed = Undisturbed(self._source, self._python, self._folder, self._reporter, self._tried)
+        self._requests = undisturbed.control(_CELL).requests
         by_id = {TWO.id: self._two, FULL.id: self._full, READ_ONLY.id: self._read_only}
         for drill in drills:
             footprint = Footprint(self._mark)
@@ -86,84 +91,129 @@ class FolderDriller:
         """Both verdicts must be those of runs alone, each in a folder with its own observations only."""
         out = self._folder / TWO.id
         begun = time.monotonic()
-        children = [self._child(f"{TWO.id}-{n}", out) for n in (1, 2)]
-        codes = [c.wait(_LIMIT_S) for c in children]
+        with contextlib.ExitStack() as held:
+            children = [held.enter_context(self._child(f"{TWO.id}-{n}", out)) for n in (1, 2)]
+            codes = [c.wait(_LIMIT_S) for c in children]
         seconds = time.monotonic() - begun
         folders = [p for p in sorted(out.glob("*")) if p.is_dir() and not p.is_symlink()]
         reasons = []
         verdict: Verdict | None = None
-        recorded = planned = 0
+        recorded = 0
         if codes != [0, 0] or len(folders) != 2:
             reasons.append(f"expected two runs that pass, found exit codes {codes} and {len(folders)} folders")
         else:
             afters = [After(f, self._folder / f"{TWO.id}.check.log") for f in folders]
-            counts = [whole_lines(f) for f in folders]
-            planned, recorded = sum(counts), sum(a.recorded for a in afters)
+            recorded = sum(a.recorded for a in afters)
             latest = (out / "latest").resolve()
             if all(a.complete and a.verdict is Verdict.PASS for a in afters) and latest in folders:
                 verdict = Verdict.PASS
                 reasons.append("each is as right as alone, and latest is one of them")
-        seen = Seen(verdict, tuple(reasons), planned, recorded, seconds, footprint.left(_END_S))
+        # Their own files cannot say what they lack; the control can.
+        seen = Seen(verdict, tuple(reasons), 2 * self._requests, recorded, seconds, footprint.left(_END_S))
         return judge_drill(TWO, seen, TWO.id)
 
     def _full(self, footprint: Footprint) -> Result:
         out, kept = self._folder / FULL.id, self._folder / f"{FULL.id}-kept"
-        with mounted(out, f"size={_FULL_KIB}k"):
-            child = self._child(FULL.id, out)
-            code = child.wait(_LIMIT_S)
-            seconds = time.monotonic() - child.begun
+        with mounted(out, f"size={_FULL_KIB}k") as mount:
+            with self._child(FULL.id, out) as child:
+                watch = _Filling(out)
+                child.until(watch.look, _LIMIT_S)
+                code = child.wait(_LIMIT_S)
+                seconds = time.monotonic() - child.begun
             folder = folder_in(out)
-            before = whole_lines(folder)
             left = footprint.left(_END_S)
             if folder is not None:
                 shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("logs"))
-        return self._said(FULL, child, code, kept if folder else None, before, seconds, left)
+        ended = _Ended(code, child.text, seconds, (*left, *mount.left), watch.full, watch.recorded)
+        return self._said(FULL, ended, kept if folder else None)
 
     def _read_only(self, footprint: Footprint) -> Result:
         out = self._folder / READ_ONLY.id
-        with mounted(out, "size=64k,ro"):
-            child = self._child(READ_ONLY.id, out)
-            code = child.wait(_LIMIT_S)
-            seconds = time.monotonic() - child.begun
+        with mounted(out, "size=64k,ro") as mount:
+            with self._child(READ_ONLY.id, out) as child:
+                code = child.wait(_LIMIT_S)
+                seconds = time.monotonic() - child.begun
             left = footprint.left(_END_S)
-        return self._said(READ_ONLY, child, code, None, 0, seconds, left)
+        return self._said(READ_ONLY, _Ended(code, child.text, seconds, (*left, *mount.left)), None)
 
-    def _said(
-        self,
-        drill: Drill,
-        child: Child,
-        code: int | None,
-        folder: Path | None,
-        before: int,
-        seconds: float,
-        left: tuple[str, ...],
-    ) -> Result:
+    def _said(self, drill: Drill, ended: _Ended, folder: Path | None) -> Result:
         """What the command said, and what its folder says when there is one."""
-        reasons = [" ".join(child.text[-2000:].split())]
-        verdict: Verdict | None = Verdict.UNKNOWN if code not in (0, None) else None
+        reasons = [" ".join(ended.text[-2000:].split())]
+        verdict = _VERDICTS.get(ended.code)
         recorded = 0
-        if code == 0:
-            verdict = Verdict.PASS
-        elif folder is not None:
+        if verdict is Verdict.UNKNOWN and folder is not None:
             after = After(folder, self._folder / f"{drill.id}.check.log")
             reasons += after.reasons
             verdict, recorded = after.verdict, after.recorded
-        if "Traceback" in child.text:
+        if "Traceback" in ended.text:
             reasons.insert(0, "the harness ended with a traceback")
             verdict = None
-        return judge_drill(drill, Seen(verdict, tuple(reasons), before, recorded, seconds, left), drill.id)
+        seen = Seen(verdict, tuple(reasons), ended.before, recorded, ended.seconds, ended.left, ended.struck)
+        return judge_drill(drill, seen, drill.id)
+
+
+_VERDICTS = {
+    EXIT_PASS: Verdict.PASS,
+    EXIT_REGRESSION: Verdict.REGRESSION,
+    EXIT_UNKNOWN: Verdict.UNKNOWN,
+    EXIT_USAGE: Verdict.UNKNOWN,
+}
+"""What an exit code says to a nightly job; any other is no verdict."""
+
+
+class _Ended(NamedTuple):
+    """A command that ended."""
+
+    code: int | None
+    text: str
+    seconds: float
+    left: tuple[str, ...]
+    struck: bool = True
+    """Whether the folder was in the trouble that it was to be in."""
+    before: int = 0
+    """Observations that were seen in the folder while the command ran."""
+
+
+class _Filling:
+    """Looks at a folder while a run writes into it."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self.full = False
+        """Whether there was no room left at any moment."""
+        self.recorded = 0
+        """Most whole observations that were there at any moment."""
+
+    def look(self) -> bool:
+        """Never what is waited for: the run ends by itself."""
+        self.full |= os.statvfs(self._out).f_bavail == 0
+        self.recorded = max(self.recorded, whole_lines(folder_in(self._out)))
+        return False
+
+
+class Mount:
+    """A mounted file system."""
+
+    def __init__(self) -> None:
+        self.left: tuple[str, ...] = ()
+        """Why it is still mounted, when it could not be unmounted."""
 
 
 @contextlib.contextmanager
-def mounted(folder: Path, options: str) -> Iterator[None]:
+def mounted(folder: Path, options: str) -> Iterator[Mount]:
     """A file system in memory at ``folder``. Raises EnvironmentFault when this user may not mount one."""
     folder.mkdir(parents=True)
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True, check=False
-    )
+    done = _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
     if done.returncode:
         raise EnvironmentFault(f"expected to mount a file system for this drill, found: {done.stderr.strip()}")
+    mount = Mount()
     try:
-        yield
+        yield mount
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, check=False)
+        done = _run("umount", "--lazy", str(folder))
+        if done.returncode:
+            mount.left = (f"mount {folder.name}: {done.stderr.strip()}",)
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, check=False)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
+from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
 from harness.findings import Verdict
 from harness.strict import Strict
 
@@ -92,6 +92,8 @@ class DrillSet(Strict):
     run_id: str
     started: str
     profile: str
+    commits: tuple[str, ...] = ()
+    """Of the harness, with ``+changes`` when its files differed; several in joined sets."""
     versions: dict[str, str | None]
     hardware: dict[str, object]
     asked: tuple[str, ...]
@@ -143,6 +145,7 @@ class DrillSet(Strict):
         words += [f"{n} lost"] if (n := self.count(Ending.LOST)) else []
         words += [f"not tried: {', '.join(self.missing)}"] if self.missing else []
         words += ["interrupted"] if self.interrupted else []
+        words += [f"of {n} states of the harness"] if (n := len(self.commits)) > 1 else []
         if self.void:
             words.append("void, because a control did not pass")
         return f"{', '.join(words)}; {len(self.controls)} controls, {self.seconds:.0f} s."
@@ -153,8 +156,22 @@ def _no_control(drills: DrillSet) -> ControlRun:
     return ControlRun(id=f"none in {drills.run_id}", verdict=Verdict.UNKNOWN, requests=0, seconds=0.0)
 
 
+def _require_alike(sets: Sequence[DrillSet]) -> None:
+    first = sets[0]
+    for other in sets[1:]:
+        for what in ("profile", "versions"):
+            ours, theirs = getattr(first, what), getattr(other, what)
+            if ours != theirs:
+                raise UsageError(
+                    f"{other.run_id}: expected the {what} of {first.run_id} ({ours}), found {theirs}; join sets of the "
+                    "same engines and profile, or print each on its own"
+                )
+
+
 def joined(sets: Sequence[DrillSet]) -> DrillSet:
-    """Several sets as one; of a drill in several the worst result counts, so that a second try is no second chance."""
+    """Several sets as one; of a drill in several the worst result counts, so that a second try is no second chance.
+    Raises UsageError when their profiles or engines differ: one table cannot speak for both."""
+    _require_alike(sets)
     order = [Ending.SURVIVED, Ending.LOST, Ending.FAILED, Ending.FALSE_GREEN]
     kept: dict[str, Result] = {}
     for result in (r for s in sets for r in s.results):
@@ -165,6 +182,7 @@ def joined(sets: Sequence[DrillSet]) -> DrillSet:
     return first.model_copy(
         update={
             "run_id": "+".join(s.run_id for s in sets),
+            "commits": tuple(dict.fromkeys(c for s in sets for c in s.commits or ("unknown",))),
             "asked": tuple(dict.fromkeys(i for s in sets for i in s.asked)),
             "results": tuple(kept.values()),
             "controls": tuple(c for s in sets for c in s.controls or (_no_control(s),)),

@@ -91,19 +91,19 @@ class MomentDriller:
 
     def _drill(self, drill: Drill, cell: str, life: float, footprint: Footprint) -> Result:
         out = self._folder / drill.id
-        child = Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{drill.id}.log")
-        if drill.id == TWICE.id:
-            reached = child.until(lambda: whole_lines(folder_in(out)) >= 5, _LIFE_S)
-            where = "after 5 requests"
-        else:
-            moment = self._random.uniform(0.0, life)
-            child.until(lambda: time.monotonic() - child.begun >= moment, _LIFE_S)
-            reached, where = child.running, f"after {moment:.1f} of about {life:.0f} s"
-        before = whole_lines(folder_in(out))
-        since = time.monotonic()
-        self._signal(drill, child)
-        code = child.wait(_BOUND_S)
-        seconds = time.monotonic() - since
+        with Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{drill.id}.log") as child:
+            if drill.id == TWICE.id:
+                reached = child.until(lambda: whole_lines(folder_in(out)) >= 5, _LIFE_S)
+                where = "after 5 requests"
+            else:
+                moment = self._random.uniform(0.0, life)
+                child.until(lambda: time.monotonic() - child.begun >= moment, _LIFE_S)
+                reached, where = child.running, f"after {moment:.1f} of about {life:.0f} s"
+            before = whole_lines(folder_in(out))
+            since = time.monotonic()
+            self._signal(drill, child)
+            code = child.wait(_BOUND_S)
+            seconds = time.monotonic() - since
         left = footprint.left(_END_S)
         return self._judge(
             drill._replace(strikes=f"{drill.strikes}: {where}"), child, out, code, before, seconds, left, reached

@@ -30,15 +30,17 @@ from harness.operations import Prepared, engines_for, new_folder, prepare
 from harness.progress import Reporter
 from harness.report.drills import write_drills
 from harness.runner import point_latest
+from harness.signals import deaf, heard_once
 
 RESULTS = "drills.json"
 _EXCHANGE_S = 6.0
 _STARTS_S = 80.0
+_END_S = 30.0
 
 
 @contextlib.contextmanager
-def _marking() -> Iterator[str]:
-    """Mark every process that is started meanwhile, and end at last what a drill left behind."""
+def _marking(tried: Tried) -> Iterator[str]:
+    """Mark every process that is started meanwhile. What is still there at last is told, and ended."""
     mark = new_mark()
     footprint = Footprint(mark)
     os.environ[MARK] = mark
@@ -46,7 +48,15 @@ def _marking() -> Iterator[str]:
         yield mark
     finally:
         del os.environ[MARK]
-        sweep(footprint)
+        with deaf():
+            told = {what for r in tried.results for what in r.left} | set(tried.left)
+            tried.left += [what for what in footprint.left(_END_S) if what not in told]
+            sweep(footprint)
+
+
+def _commit() -> str:
+    commit, dirty = provenance.git_state()
+    return f"{commit or 'unknown'}{'+changes' if dirty else ''}"
 
 
 def drill(
@@ -62,6 +72,7 @@ def drill(
         run_id=folder.name,
         started=provenance.now(),
         profile=prepared.profile.name,
+        commits=(_commit(),),
         versions=provenance.versions(environment),
         hardware=provenance.hardware(),
         asked=tuple(d.id for d in drills),
@@ -79,7 +90,7 @@ def drill(
     # A set that is killed keeps what it has tried.
     tried = Tried(lambda: write_drills(known(interrupted=True), folder))
     interrupted = False
-    with _marking() as mark, Reporter(forecast_s(drills)) as reporter:
+    with heard_once(), _marking(tried) as mark, Reporter(forecast_s(drills)) as reporter:
         reporter.line(f"{len(drills)} drills, about {forecast_s(drills) / 60:.0f} minutes")
         try:
             _on_engines(drills, prepared, environment, folder, reporter, mark, tried)

@@ -66,7 +66,8 @@ def _seconds(result: Result) -> str:
 def render_markdown(drills: DrillSet) -> str:
     """The table, fit for ``docs/``."""
     versions = ", ".join(f"{k} {v}" for k, v in drills.versions.items() if v and k in ("vllm", "torch", "nixl"))
-    lines = [f"{drills.sentence} Profile {drills.profile}, {versions}.", ""]
+    at = ", ".join(c[:12] + ("+changes" if c.endswith("+changes") else "") for c in drills.commits) or "unknown"
+    lines = [f"{drills.sentence} Profile {drills.profile}, {versions}, harness at {at}.", ""]
     for group in GROUPS:
         mine = [r for r in drills.results if r.group == group]
         if mine:

@@ -325,6 +325,21 @@ def test_joining_keeps_the_worst_of_a_drill():
     assert "2 faults tried, 2 survived, 0 false greens, 0 left-overs" in both.sentence
 
 
+def test_sets_of_other_engines_or_profiles_are_not_joined():
+    survived = judge_drill(DRILL, GOOD)
+    with pytest.raises(UsageError, match="expected the versions of r"):
+        joined([made(survived), made(survived).model_copy(update={"versions": {"vllm": "0.31.0"}})])
+    with pytest.raises(UsageError, match="expected the profile of r"):
+        joined([made(survived), made(survived).model_copy(update={"profile": "other"})])
+
+
+def test_joined_sets_say_of_which_states_of_the_harness_they_are():
+    survived = judge_drill(DRILL, GOOD)
+    both = joined([made(survived, commits=("a" * 40,)), made(survived, commits=("b" * 40 + "+changes",))])
+    assert "of 2 states of the harness" in both.sentence
+    assert f"harness at {'a' * 12}, {'b' * 12}+changes" in render_markdown(both)
+
+
 def test_results_are_written_read_again_and_printed(tmp_path):
     drills = made(judge_drill(DRILL, GOOD._replace(reasons=("the exchange broke | <b>",))))
     write_drills(drills, tmp_path)

@@ -4,9 +4,13 @@ the harness; no engine."""
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.drills import children, folders, moments
@@ -63,15 +67,19 @@ class FakeHarness(Child):
 
     ends = ""
 
-    def __init__(self, arguments, log: Path, shell=()) -> None:
+    def __init__(self, arguments, log: Path) -> None:
         if arguments[0] != "run":
             super().__init__(arguments, log)
             return
         out = Path(arguments[arguments.index("--out") + 1])
         recorded(out / "20260101-000000-fake", "pending", 2)
-        program = f"import signal, time\n{self.ends}\ntime.sleep(60)"
         # What comes after the program are arguments that it does not read.
-        super().__init__((), log, (sys.executable, "-c", program))
+        program = f"import signal, time\n{self.ends}\nprint('ready', flush=True)\ntime.sleep(60)"
+        self.program = (sys.executable, "-c", program)
+        super().__init__((), log)
+        # A busy machine may take seconds to start it.
+        while self.running and "ready" not in self.text:
+            time.sleep(0.05)
 
 
 @pytest.fixture
@@ -100,8 +108,6 @@ def test_a_harness_that_does_not_end_is_not_survived(driller, monkeypatch):
     monkeypatch.setattr(FakeHarness, "ends", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     monkeypatch.setattr(moments, "_BOUND_S", 1.0)
     drill, tried = driller
-    # Time to ignore the signal before it comes.
-    monkeypatch.setattr(drill._random, "uniform", lambda *_: 1.5)
     drill.run([moment_drills(1)[0]])
     (result,) = tried.results
     assert result.ending is Ending.FAILED
@@ -121,9 +127,131 @@ def test_a_run_that_ended_before_the_signal_is_lost(driller, monkeypatch, code, 
 def test_a_harness_that_answers_term_with_exit_code_0_is_a_false_green(driller, monkeypatch):
     monkeypatch.setattr(FakeHarness, "ends", "import os\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))")
     drill, tried = driller
-    monkeypatch.setattr(drill._random, "uniform", lambda *_: 1.5)
     drill.run([moment_drills(1)[0]])
     assert tried.results[0].ending is Ending.FALSE_GREEN
+
+
+def test_an_interrupt_of_the_drills_ends_the_child_and_is_passed_on(driller, monkeypatch):
+    started = []
+
+    class Interrupted(FakeHarness):
+        """Whoever waits for it is interrupted."""
+
+        def until(self, condition, limit_s):
+            started.append(self)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(moments, "Child", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        driller[0].run([moment_drills(1)[0]])
+    assert not started[0].running
+    # Told to end, not killed: it is the one that can end its engines.
+    assert started[0].popen.returncode == -signal.SIGTERM
+
+
+PARENT = """
+import sys
+import time
+from pathlib import Path
+from harness.drills.children import Child
+Child.program = (sys.executable, "-c", "import time; time.sleep(60)")
+print(Child((), Path(sys.argv[1])).popen.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_child_ends_with_drills_that_are_killed(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "log")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    psutil.wait_procs([child], timeout=10)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+class FakeFiller(Child):
+    """Stands in for ``harness run`` on a small disk: records three observations, fills the disk or not, loses what it
+    recorded or not, and ends."""
+
+    fills, loses, says, code = True, False, "found No space left on device: the disk is full; make room", 2
+
+    def __init__(self, arguments, log: Path) -> None:
+        if arguments[0] != "run":
+            super().__init__(arguments, log)
+            return
+        folder = recorded(Path(arguments[arguments.index("--out") + 1]) / "20260101-000000-fake")
+        lines = [
+            "import time",
+            "time.sleep(0.3)",
+            f"if {self.fills}:",
+            "    try:",
+            f"        open({str(folder / 'more')!r}, 'wb', 0).write(b'x' * (1 << 20))",
+            f"        open({str(folder / 'more')!r}, 'ab', 0).write(b'x' * (1 << 20))",
+            "    except OSError:",
+            "        time.sleep(0.3)",
+            f"if {self.loses}:",
+            f"    open({str(folder / 'observations.jsonl')!r}, 'r+b').truncate(10)",
+            f"print({self.says!r})",
+            f"raise SystemExit({self.code})",
+        ]
+        self.program = (sys.executable, "-c", "\n".join(lines))
+        super().__init__((), log)
+
+
+@pytest.fixture
+def filled(tmp_path, monkeypatch):
+    """Tries the full disk with changes of the stand-in. Without the right to mount it fails: CI has it."""
+
+    def tried(**changes):
+        for name, value in changes.items():
+            monkeypatch.setattr(FakeFiller, name, value)
+        monkeypatch.setattr(folders, "Child", FakeFiller)
+        known = Tried()
+        known.controls.append(ControlRun(id="control-single-none", verdict=Verdict.PASS, requests=3, seconds=2.0))
+        mark = new_mark()
+        monkeypatch.setitem(os.environ, MARK, mark)
+        with Reporter(1.0) as reporter:
+            folders.FolderDriller("cpu", None, tmp_path, reporter, mark, known).run([folders.FULL])
+        return known.results[0]
+
+    return tried
+
+
+def test_a_disk_that_was_full_is_survived_with_all_that_was_recorded(filled):
+    result = filled()
+    assert result.recorded == result.planned == 3
+    # What the stand-in left is a whole run without a baseline: UNKNOWN.
+    assert result.ending is Ending.SURVIVED, result
+
+
+def test_a_disk_that_was_not_full_is_lost(filled):
+    assert filled(fills=False).ending is Ending.LOST
+
+
+def test_a_record_that_was_cut_on_a_full_disk_is_not_survived(filled):
+    result = filled(loses=True)
+    assert result.ending is Ending.FAILED
+    assert any("expected 3 recorded observations" in p for p in result.problems)
+
+
+def test_a_run_that_ends_for_another_reason_has_not_named_the_disk(filled):
+    assert filled(says="the single engine ended by itself").ending is Ending.FAILED
+
+
+def test_a_green_exit_on_a_full_disk_is_a_false_green(filled):
+    assert filled(code=0).ending is Ending.FALSE_GREEN
+
+
+def test_a_read_only_folder_is_named_by_the_harness_itself(tmp_path, monkeypatch):
+    known = Tried()
+    known.controls.append(ControlRun(id="control-single-none", verdict=Verdict.PASS, requests=3, seconds=2.0))
+    mark = new_mark()
+    monkeypatch.setitem(os.environ, MARK, mark)
+    with Reporter(1.0) as reporter:
+        folders.FolderDriller("cpu", None, tmp_path, reporter, mark, known).run([folders.READ_ONLY])
+    assert known.results[0].ending is Ending.SURVIVED, known.results[0]
 
 
 def test_a_mount_that_is_refused_is_an_environment_fault(tmp_path):
