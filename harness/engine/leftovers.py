@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, ValidationError, model_validator
 
-from harness.engine import ports, traces, warden
+from harness.engine import ports, scratch, traces, warden
 from harness.engine.traces import Process, Segment
 from harness.errors import EnvironmentFault
 
@@ -54,6 +54,8 @@ class Ledger(BaseModel):
     host: IPvAnyAddress
     run: str
     """Folder of the run."""
+    scratch: str = ""
+    """Folder for temporary files; none where its path would be too long."""
     started: float = Field(ge=0)
     """Seconds since the epoch."""
 
@@ -63,6 +65,16 @@ class Ledger(BaseModel):
         listed = [*self.members, *(p for p in (self.warden, self.engine) if p is not None)]
         if any(p.start < self.holder.start or p.pid <= 1 for p in listed):
             raise ValueError("processes that are older than their harness")
+        return self
+
+    @model_validator(mode="after")
+    def _scratch_is_its_own(self) -> Ledger:
+        """It is removed with all that is in it."""
+        if self.scratch:
+            folder = Path(self.scratch)
+            wanted = (f"kv-harness-{os.getuid()}", scratch.name_of(self.mark))
+            if not folder.is_absolute() or ".." in folder.parts or folder.parts[-2:] != wanted:
+                raise ValueError("a folder for temporary files that is not called after its mark")
         return self
 
     @property
@@ -175,6 +187,9 @@ def end_tree(path: Path | None, ledger: Ledger) -> Ended:
     removed, kept = traces.remove(segments | set(ledger.segments([])), {p.pid for p in living})
     done += [f"removed shared memory {traces.SHM / name}" for name in removed]
     left += kept
+    if ledger.scratch and not ledger.living() and os.path.lexists(ledger.scratch):
+        words = scratch.remove(Path(ledger.scratch))
+        (left if words else done).append(words or f"removed {ledger.scratch}")
     if not left and path is not None:
         path.unlink(missing_ok=True)
         done.append(f"removed {path}")
@@ -239,6 +254,7 @@ class Found(NamedTuple):
             "age_s": round(self.age_s, 1),
             "processes": [p.pid for p in self.processes],
             "shared_memory": [s.name for s in self.segments],
+            "temporary_files": known.scratch if os.path.lexists(known.scratch) else None,
             "ledger": str(self.path),
         }
 
@@ -323,7 +339,8 @@ def clean() -> Ended:
             done += ended.done
             left += ended.left
     with ports.locked():
-        swept = [p for p in _claim_files(folder) if ports.sweep(p)]
+        cores = (p for p in folder.glob("core-*") if p.name[5:].isdigit() and p.is_file() and not p.is_symlink())
+        swept = [p for p in (*_claim_files(folder), *cores) if ports.sweep(p)]
     if swept:
         done.append(f"removed {len(swept)} files of claims that nobody holds")
     for new in folder.glob("tree-*.new"):

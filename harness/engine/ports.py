@@ -6,6 +6,7 @@ port until that tree is gone, so that it outlives a harness that is killed for a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -201,6 +202,13 @@ def release(ports: Iterable[int]) -> None:
             if handle is not None:
                 os.close(handle)
                 sweep(folder / f"port-{port}")
+
+
+@atexit.register
+def _release_all() -> None:
+    """What is still claimed when this process ends as it should: its locks end by themselves, their files do not."""
+    if claimed := tuple(_HELD):
+        release(claimed)
 
 
 def sweep(path: Path) -> bool:

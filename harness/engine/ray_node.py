@@ -9,12 +9,14 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import harness
+from harness.engine import traces
 from harness.engine.command import EngineCommand, full_environment
 from harness.engine.environment import EngineEnvironment, inspect_environment
 from harness.engine.key import GUARD_FOLDER, joined_path
@@ -63,14 +65,16 @@ class Look(NamedTuple):
 
 class Cores:
     """Cores of this machine, claimed by locks on files, so that engines do not share one: Ray counts cores and does not
-    say which, and several nodes of a cluster may be one machine. A claim ends with the process that holds it."""
+    say which, and several nodes of a cluster may be one machine. A claim ends with the process that holds it. The files
+    lie where nobody else can put a link in their place: in the folder of ledgers."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or Path(tempfile.gettempdir())
-        self._held: list[IO[bytes]] = []
+        self._folder = folder
+        self._held: list[int] = []
 
     def claim(self, count: int) -> tuple[str, ...]:
-        """Numbers of ``count`` cores that nobody has; empty when there are not enough, which leaves it to vLLM."""
+        """Numbers of ``count`` cores that nobody has; empty when there are not enough, which leaves it to vLLM. Raises
+        EngineStartError when there is no folder for claims."""
         claimed: list[str] = []
         for core in sorted(os.sched_getaffinity(0)):
             if len(claimed) == count:
@@ -83,18 +87,30 @@ class Cores:
         return tuple(claimed)
 
     def _lock(self, core: int) -> bool:
-        file = (self._folder / f"kv-harness-{os.getuid()}-core-{core}").open("wb")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path = (self._folder or traces.state_folder()) / f"core-{core}"
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise EngineStartError(f"expected to claim core {core} for an engine, found: {error}") from error
+        known = os.fstat(handle)
+        if not stat.S_ISREG(known.st_mode) or known.st_uid != os.getuid():
+            os.close(handle)
+            raise EngineStartError(f"expected {path} to be a file of this user, found something else; remove it")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever let go of it may have removed the file between the two calls.
+            mine = path.stat().st_ino == known.st_ino
         except OSError:
-            file.close()
+            mine = False
+        if not mine:
+            os.close(handle)
             return False
-        self._held.append(file)
+        self._held.append(handle)
         return True
 
     def release(self) -> None:
         while self._held:
-            self._held.pop().close()
+            traces.drop_claim(self._held.pop())
 
 
 def engine_environment(env: dict[str, str]) -> dict[str, str]:

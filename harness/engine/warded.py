@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from harness.engine import leftovers, ports, traces, warden
+from harness.engine import leftovers, ports, scratch, traces, warden
 from harness.engine.command import LOOPBACK, ServerCommand
 from harness.engine.process import EngineProcess
 from harness.errors import EngineStartError
@@ -48,6 +48,8 @@ class Warded:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: IO[bytes], about: About = NOTHING) -> None:
         """Raises EngineStartError when there is no such program, or no folder for the ledger."""
         handles = ports.handles(about.ports)
+        self.notes: list[str] = []
+        """What the warden removed, and what it left because it may be somebody else's, in words."""
         said = self._said_of(argv, about, handles)
         self.ledger = Path(said["ledger"])
         self._known = self._ledger_of(said)
@@ -73,8 +75,6 @@ class Warded:
         self._lock = threading.RLock()
         self._left: list[str] | None = None
         """What the warden said is left; None as long as it has not."""
-        self.notes: list[str] = []
-        """What the warden removed, and what it left because it may be somebody else's, in words."""
         self.returncode: int | None = None
         try:
             launcher.wait(_START_S)
@@ -83,20 +83,24 @@ class Warded:
             launcher.wait()
         self.pid = self._first_words(argv)
 
-    @staticmethod
-    def _said_of(argv: Sequence[str], about: About, handles: Sequence[int]) -> dict[str, Any]:
+    def _said_of(self, argv: Sequence[str], about: About, handles: Sequence[int]) -> dict[str, Any]:
         mark = secrets.token_hex(8)
         try:
-            ledger = traces.state_folder() / f"tree-{os.getpid()}-{mark}.json"
+            state = traces.state_folder()
         except OSError as error:
             raise EngineStartError(f"expected a folder for the ledger of engines, found none: {error}") from error
-        name = about.name or Path(argv[0]).name
+        ledger = state / f"tree-{os.getpid()}-{mark}.json"
+        name, own = about.name or Path(argv[0]).name, ""
+        try:
+            own = str(scratch.folder_for(state, mark))
+        except scratch.ScratchError as error:
+            self.notes.append(str(error))
         return {
             "ledger": str(ledger),
             "mark": mark,
             "holder": traces.process(os.getpid()),
             "claims": list(handles),
-            "about": {**about._asdict(), "name": name, "started": time.time()},
+            "about": {**about._asdict(), "name": name, "scratch": own, "started": time.time()},
         }
 
     @staticmethod

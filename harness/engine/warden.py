@@ -8,9 +8,9 @@ tree at once, with SIGKILL, when its standard input is closed: whoever holds the
 to do anything any more. Then it removes the shared memory that the tree made.
 
 ABOUT is JSON: ``ledger`` (a file), ``mark``, ``holder`` (pid and start time of whoever asked), ``claims`` (descriptors
-of locked files, held until the tree is gone) and ``about`` (what else the ledger says). The ledger is written before
-COMMAND is started, which is not done when it cannot be, and removed when its tree is gone and that has been said: what
-a warden that is killed itself leaves is found by it.
+of locked files, held until the tree is gone) and ``about`` (what else the ledger says; ``scratch`` in it is a folder to
+make, COMMAND's TMPDIR). The ledger is written before COMMAND is started, which is not done when it cannot be, and
+removed when its tree is gone and that has been said: what a warden that is killed itself leaves is found by it.
 
 A parent that is killed cannot clean up, and a signal at the parent's death (``PR_SET_PDEATHSIG``) reaches the first
 process only: a vLLM server has an engine core and workers below it. Linux only.
@@ -33,7 +33,7 @@ if not __package__:
     # As a program in isolated mode it does not find this package; the standard library still comes first.
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from harness.engine import traces
+from harness.engine import scratch, traces
 from harness.engine.traces import Process, Segment
 
 _SET_CHILD_SUBREAPER = 36
@@ -128,6 +128,7 @@ class Tree:
         """When each segment was seen first that may be another tree's."""
         self._read: set[Segment] = set()
         """Segments that the tree uses and that are called as no library calls its own."""
+        self._scratch = Path(named) if (named := said["about"].get("scratch")) else None
         self._engine: Process | None = None
         self._looked = 0.0
         self._troubled = False
@@ -169,6 +170,14 @@ class Tree:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+
+    def make_scratch(self) -> dict[str, str]:
+        """Make the tree's folder for temporary files, when it is to have one; returns variables for it. Raises
+        OSError."""
+        if self._scratch is None:
+            return {}
+        self._scratch.mkdir(mode=0o700)
+        return scratch.environment(self._scratch)
 
     def started(self, pid: int) -> None:
         self._engine = traces.process(pid)
@@ -264,6 +273,8 @@ class Tree:
         except Exception as error:
             removed, kept = [], [f"shared memory that cannot be looked at ({type(error).__name__}: {error})"]
         left += kept
+        if self._scratch is not None and not self._below() and (words := scratch.remove(self._scratch)):
+            left.append(words)
         if left:
             self.write()
             left += [self._unwritten] if self._unwritten else []
@@ -305,7 +316,11 @@ def watch(tree: Tree, waiter: Waiter, command: list[str], mark: str) -> None:
         return
     actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
     ignored = (*_IGNORED, signal.SIGXFSZ)
-    env = {**os.environ, traces.MARK: mark}
+    try:
+        env = {**os.environ, traces.MARK: mark, **tree.make_scratch()}
+    except OSError as error:
+        say(failed=f"its folder for temporary files cannot be made: {error}; make room there, or set TMPDIR")
+        return
     try:
         pid = os.posix_spawnp(command[0], command, env, file_actions=actions, setsid=True, setsigdef=ignored)
     except OSError as error:
