@@ -10,9 +10,9 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from harness import remote_code, strict_json, strict_yaml
+from harness import redact, remote_code, strict_json, strict_yaml
 from harness.confine import REPOSITORY as REPOSITORY
 from harness.confine import joined
 from harness.engine.allowed import check_arguments, check_variables
@@ -299,7 +299,8 @@ class Exclude(Strict):
 
     cells: str
     """A shell pattern over cell ids, with or without their variant."""
-    reason: str = Field(min_length=1)
+    reason: Annotated[str, Field(min_length=1), AfterValidator(redact.text)]
+    """What its author wrote freely is shown and recorded without secrets."""
 
 
 class Profile(Strict):

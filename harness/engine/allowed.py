@@ -56,7 +56,10 @@ VALUES = frozenset(
         "--uvicorn-log-level",
     }
 )
-"""Arguments with one value or several."""
+"""Arguments with one value."""
+SEVERAL = frozenset({"--cudagraph-capture-sizes"})
+"""Of these, those that take several, all numbers. Behind any other, a second word would be positional: vLLM's server
+takes it for the model."""
 VARIABLES = frozenset(
     {
         "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -135,13 +138,22 @@ def _plain(value: str) -> bool:
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raise ValueError, in words, for the first argument that a profile may not pass to engines."""
-    wants_value = False
+    wanting = several = ""
     for argument in arguments:
-        if not argument.startswith("-") or (wants_value and _plain(argument)):
-            if not wants_value:
-                raise ValueError(f"expected an argument that begins with --, found {argument!r} without one before it")
+        if wanting and (not argument.startswith("-") or _plain(argument)):
             _check_value(argument)
+            several = wanting if wanting in SEVERAL and argument.isdecimal() else ""
+            wanting = ""
             continue
+        if several and argument.isdecimal():
+            continue
+        if wanting:
+            raise ValueError(f"{wanting}: expected a value, found {argument!r}")
+        if not argument.startswith("-"):
+            raise ValueError(
+                f"expected an argument that begins with --, found {argument!r}, which is the value of none before it"
+            )
+        several = ""
         name, equals, value = argument.partition("=")
         # vLLM's parser takes underscores for dashes.
         name = name.replace("_", "-")
@@ -155,7 +167,9 @@ def check_arguments(arguments: Sequence[str]) -> None:
             raise ValueError(f"{argument!r}: expected {name} without a value")
         if equals:
             _check_value(value)
-        wants_value = not equals and not switch
+        wanting = "" if equals or switch else name
+    if wanting:
+        raise ValueError(f"{wanting}: expected a value, found none")
 
 
 def _check_value(value: str) -> None:

@@ -136,6 +136,15 @@ def test_no_source_binds_every_address():
         ["--scheduling-policy=../x"],
         ["--scheduling-policy", '{"a": 1}'],
         ["--block-size", "32", "33", "--middleware=x.y"],
+        # Positional: the server would take it for the model.
+        ["--block-size", "32", "evil/model"],
+        ["--block-size", "32", "evil-model"],
+        ["--block-size=32", "evil-model"],
+        ["--max-logprobs", "-1", "evil-model"],
+        ["--cudagraph-capture-sizes", "1", "2", "evil-model"],
+        ["--cudagraph-capture-sizes", "1", "-1"],
+        ["--async-scheduling", "--block-size"],
+        ["--block-size", "--async-scheduling"],
         ["--enforce-eager", "stray"],
         ["--enforce-eager=stray"],
         ["--scheduling-policy", "--middleware=x.y"],
@@ -148,6 +157,13 @@ def test_arguments_that_could_run_code_or_open_addresses_are_refused(arguments, 
     profile = changed_profile(tmp_path, lambda r: r["engine"].update(extra_args=arguments))
     with pytest.raises(ProfileError, match="extra_args"):
         load_profile(profile)
+
+
+def test_reasons_of_excluded_cells_are_shown_without_secrets(tmp_path):
+    said = f"fails, see https://me:{'p' * 12}@host/1 with hf_{'a' * 20}"
+    changed = changed_profile(tmp_path, lambda r: r.update(exclude=[{"cells": "pd-mtp", "reason": said}]))
+    reason = load_profile(changed).exclude[0].reason
+    assert reason == "fails, see https://<redacted>@host/1 with <redacted>"
 
 
 def test_arguments_that_only_tune_are_taken():
