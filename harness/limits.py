@@ -24,6 +24,13 @@ def cell_limit_s(timeouts: Timeouts, group: EngineGroup, work: CellWork) -> floa
     return max(_CELL_FLOOR_S, _MARGIN * group.expected.request_s(work.cell.topology) * work.requests)
 
 
+def rescore_limit_s(timeouts: Timeouts, group: EngineGroup, outputs: int) -> float:
+    """Seconds for reading ``outputs`` once more on the plain engine: as for so many requests of a cell of its own."""
+    if timeouts.cell is not None:
+        return timeouts.cell
+    return max(_CELL_FLOOR_S, _MARGIN * group.expected.request_s("single") * outputs)
+
+
 def run_limit_s(timeouts: Timeouts, expected_s: float) -> float:
     """Seconds for a run: ``timeouts.run``, or ten times the expected time, an hour at least."""
     return timeouts.run if timeouts.run is not None else max(_RUN_FLOOR_S, _MARGIN * expected_s)

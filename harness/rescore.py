@@ -13,7 +13,7 @@ from harness import clock
 from harness.engine.client import Sampling
 from harness.engine.exchange import new_id
 from harness.engine.topology import EngineGroupSession
-from harness.errors import HandoffError
+from harness.errors import EngineDiedError, HandoffError
 from harness.history import COLD, RESCORE, Leg, Observation
 from harness.matrix import CellName
 from harness.sequences import output_key
@@ -49,29 +49,22 @@ class Outputs:
     def requests(self, session: EngineGroupSession) -> Iterator[Observation]:
         """Score each pair of the session's variant on the engine that answers plain single requests.
 
-        Raises EngineDiedError when it is gone; an exchange that breaks is part of the observation.
+        An exchange that breaks is part of the observation. When the engine is gone, every output that it did not read
+        says why, and EngineDiedError is raised after the last.
         """
         limit = session.profile.engine.max_model_len
         known = dict(self._known.get(session.group.variant, {}))
+        gone: EngineDiedError | None = None
         for number, ((prompt_id, key), (prompt, output)) in enumerate(known.items()):
             started, legs, error = clock.now(), list[Leg](), None
             # The engine has to have room for one token of its own.
             scored = output[: max(0, limit - len(prompt) - 1)]
-            try:
-                legs.append(
-                    session.client("single").complete(
-                        [*prompt, *scored],
-                        Sampling(1, session.profile.workload.logprobs),
-                        new_id(),
-                        new_id(),
-                        role="single",
-                        count=False,
-                        rescore_from=len(prompt),
-                    )
-                )
-            except HandoffError as failure:
-                session.require_alive()
-                error = str(failure)
+            if gone is None:
+                try:
+                    legs.append(_score(session, prompt, scored))
+                except HandoffError as failure:
+                    error = str(failure)
+                    gone = _end_of(session)
             yield Observation(
                 cell=session.group.name.reference,
                 prompt_id=prompt_id,
@@ -82,6 +75,25 @@ class Outputs:
                 sent_ids=(*prompt, *scored),
                 engine_roles=session.roles,
                 legs=tuple(legs),
-                error=error,
+                error=error if gone is None else str(gone),
                 started_at=started,
             )
+        if gone is not None:
+            raise gone
+
+
+def _score(session: EngineGroupSession, prompt: tuple[int, ...], output: tuple[int, ...]) -> Leg:
+    """Raises HandoffError."""
+    sampling = Sampling(1, session.profile.workload.logprobs)
+    return session.client("single").complete(
+        [*prompt, *output], sampling, new_id(), new_id(), role="single", count=False, rescore_from=len(prompt)
+    )
+
+
+def _end_of(session: EngineGroupSession) -> EngineDiedError | None:
+    """Why the engine does not answer any more; None while it lives."""
+    try:
+        session.require_alive()
+    except EngineDiedError as error:
+        return error
+    return None

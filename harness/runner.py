@@ -19,7 +19,7 @@ from harness.engine.topology import EngineGroupSession
 from harness.errors import EngineStartError, InfrastructureError, StorageError
 from harness.files import write_traceback
 from harness.history import History
-from harness.limits import cell_limit_s, limited, run_limit_s
+from harness.limits import cell_limit_s, limited, rescore_limit_s, run_limit_s
 from harness.matrix import EngineGroup, Plan, start_expected_s
 from harness.progress import Reporter
 from harness.recorder import Recorder
@@ -308,11 +308,18 @@ def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, r
 
 
 def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter) -> None:
-    """Let the plain engine read what the cells gave. Raises EngineDiedError when it is gone."""
+    """Let the plain engine read what the cells gave. Raises EngineDiedError when it is gone, or when it takes too long:
+    it is ended then. What was read in time is kept."""
     begun = time.monotonic()
     count = recorder.outputs.count(session.group.variant)
-    for observation in list(recorder.outputs.requests(session)):
-        recorder.append(observation)
+    limit_s = rescore_limit_s(session.profile.timeouts, session.group, count)
+    late = (
+        f"expected {count} outputs to be re-scored within {limit_s:.0f} s (timeouts.cell), found them unfinished, so "
+        f"the engine was ended; see logs/{session.group.id}.*.stacks.txt, or raise the limit"
+    )
+    with limited(limit_s, lambda: session.give_up("re-scoring", late)):
+        for observation in recorder.outputs.requests(session):
+            recorder.append(observation)
     reporter.line(f"{count} distinct outputs re-scored in {time.monotonic() - begun:.1f} s")
 
 

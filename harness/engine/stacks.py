@@ -9,8 +9,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
+
+from harness import redact
 
 _LIMIT_S = 10.0
 """For each process; all are asked at the same time. A dump of an engine's process takes 0.3 to 2 s."""
@@ -27,24 +30,49 @@ def is_python(process: psutil.Process) -> bool:
     return False
 
 
-def dump_of(processes: Callable[[], Sequence[int]], target: Path, cause: str) -> None:
-    """As ``dump``, for what ``processes`` names."""
-    dump(processes(), target, cause)
+class Dumped(NamedTuple):
+    """What came of an attempt."""
+
+    stacks: int
+    """Processes whose stacks are in the file."""
+    trouble: str = ""
+    """Why others, or all, are not there; empty when they are."""
 
 
-def dump(pids: Sequence[int], target: Path, cause: str) -> None:
-    """Append the stacks of these processes to ``target``. What keeps them from being read is written there instead;
-    nothing is raised."""
+def dump_of(processes: Callable[[], Sequence[int]], target: Path, cause: str) -> Dumped:
+    """As ``dump``, for what ``processes`` names, which may be gone by now."""
+    try:
+        pids = processes()
+    except Exception as error:
+        return _write(target, cause, [], [f"its processes cannot be found ({type(error).__name__}: {error})"])
+    return dump(pids, target, cause)
+
+
+def dump(pids: Sequence[int], target: Path, cause: str) -> Dumped:
+    """Append the stacks of these processes to ``target``, without secrets: each begins with a whole command line. What
+    keeps them from being read is written there instead; nothing is raised."""
     with ThreadPoolExecutor(max(1, len(pids))) as pool:
-        texts = list(pool.map(_stack, pids)) or ["no Python process of this engine is on this machine\n"]
+        found = list(pool.map(_stack, pids))
+    troubles = [text for good, text in found if not good]
+    if not found:
+        troubles = ["no Python process of this engine is on this machine"]
+    return _write(target, cause, [text for good, text in found if good], troubles)
+
+
+def _write(target: Path, cause: str, texts: Sequence[str], troubles: Sequence[str]) -> Dumped:
     stamp = datetime.now(UTC).isoformat(timespec="seconds")
-    with contextlib.suppress(OSError):
+    whole = "\n".join([*texts, *(f"{words}\n" for words in troubles)])
+    try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("a", encoding="utf-8") as file:
-            file.write(f"=== {stamp}: {cause}\n\n" + "\n".join(texts) + "\n")
+            file.write(redact.text(f"=== {stamp}: {cause}\n\n{whole}\n"))
+    except OSError as error:
+        return Dumped(0, f"{target} cannot be written ({error.strerror})")
+    return Dumped(len(texts), redact.text("; ".join(troubles)))
 
 
-def _stack(pid: int) -> str:
+def _stack(pid: int) -> tuple[bool, str]:
+    """Whether there are stacks, and these, or why not."""
     command = [str(program()), "dump", "--pid", str(pid)]
     try:
         done = subprocess.run(
@@ -57,10 +85,10 @@ def _stack(pid: int) -> str:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return f"process {pid}: py-spy did not answer within {_LIMIT_S:.0f} s\n"
+        return False, f"process {pid}: py-spy did not answer within {_LIMIT_S:.0f} s"
     except OSError as error:
-        return f"process {pid}: py-spy cannot be run ({error.strerror}: {program()}); pip install py-spy\n"
+        return False, f"process {pid}: py-spy cannot be run ({error.strerror}: {program()}); pip install py-spy"
     if done.returncode:
         why = " ".join(done.stderr.split())[:300]
-        return f"process {pid}: py-spy found nothing ({why}); see docs/supervision.md#stacks\n"
-    return done.stdout
+        return False, f"process {pid}: py-spy found nothing ({why}); see docs/supervision.md#stacks"
+    return True, done.stdout

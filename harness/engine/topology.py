@@ -314,22 +314,31 @@ class EngineGroupSession:
     def give_up(self, cause: str, reason: str) -> None:
         """End the engines from another thread because something takes too long, once it is written where they are. The
         thread that uses them finds ``reason``."""
-        self.dump_stacks(cause)
-        self._given_up = reason
-        self.end_engines()
+        try:
+            self.dump_stacks(cause)
+        finally:
+            self._given_up = reason
+            self.end_engines()
 
     def dump_stacks(self, cause: str) -> None:
         """Write the stacks of the engines' Python processes beside their logs, once per engine and cause."""
         with self._dumping:
-            wanted = [r for r in self._processes if (r, cause) not in self._dumped]
+            # In one step: ``stop`` clears the engines in another thread.
+            wanted = {r: p for r, p in tuple(self._processes.items()) if (r, cause) not in self._dumped}
             self._dumped |= {(r, cause) for r in wanted}
         if not wanted:
             return
         with ThreadPoolExecutor(len(wanted)) as pool:
-            for role in wanted:
-                target = self._logs / f"{self.group.id}.{role}.stacks.txt"
-                pool.submit(stacks.dump_of, self._processes[role].python_processes, target, cause)
-        self._progress(f"{self.group.id}: no answer in time ({cause}): stacks of {', '.join(wanted)} are in the logs")
+            asked = {
+                role: pool.submit(
+                    stacks.dump_of, process.python_processes, self._logs / f"{self.group.id}.{role}.stacks.txt", cause
+                )
+                for role, process in wanted.items()
+            }
+        found = {role: answer.result() for role, answer in asked.items()}
+        said = [f"stacks of {role} are in the logs" for role, one in found.items() if one.stacks]
+        said += [f"no stacks of {role}: {one.trouble}" for role, one in found.items() if not one.stacks]
+        self._progress(f"{self.group.id}: no answer in time ({cause}): {'; '.join(said)}")
 
     def _look_why(self, error: BaseException | None, cause: str) -> None:
         if isinstance(error, RequestTimeoutError) and not self.ended:

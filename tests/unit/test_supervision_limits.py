@@ -24,11 +24,12 @@ from harness.engine.client import Client, Sampling
 from harness.engine.command import EngineCommand
 from harness.engine.executor import LocalExecutor
 from harness.engine.place import LocalPlace, roles_of
+from harness.engine.topology import EngineGroupSession
 from harness.engine.warded import WardedEngine
-from harness.errors import HandoffError, RequestTimeoutError
+from harness.errors import EngineDiedError, HandoffError, RequestTimeoutError
 from harness.findings import Verdict
-from harness.history import COLD, History
-from harness.limits import cell_limit_s, run_limit_s
+from harness.history import COLD, RESCORE, History
+from harness.limits import cell_limit_s, rescore_limit_s, run_limit_s
 from harness.operations import prepare, prepared_recorder
 from harness.progress import Reporter
 from harness.runner import Runner
@@ -292,6 +293,87 @@ def test_stacks_that_cannot_be_taken_are_said_and_no_error(tmp_path, monkeypatch
     assert text.count("did not answer within") == 4
     (tmp_path / "file").touch()
     stacks.dump([os.getpid()], tmp_path / "file" / "x", "no folder")
+
+
+def test_stacks_hold_no_secrets(tmp_path, monkeypatch):
+    """The first line of a dump is the whole command line of the process."""
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\necho 'Process 1: python server.py --hf-token hf_abcdefghijklmnopqrst'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(stacks, "program", lambda: program)
+    assert stacks.dump([os.getpid()], tmp_path / "x.stacks.txt", "cell") == stacks.Dumped(1)
+    text = (tmp_path / "x.stacks.txt").read_text()
+    assert "server.py" in text and "hf_abc" not in text
+
+
+class Elusive:
+    """Stands for an engine whose processes may not be looked at."""
+
+    def __init__(self, found: Callable[[], list[int]]) -> None:
+        self.python_processes = found
+
+
+def refused() -> list[int]:
+    raise psutil.AccessDenied(4)
+
+
+def test_only_stacks_that_were_taken_are_announced(tmp_path, monkeypatch):
+    """Also when the engines are ended meanwhile, by the thread that uses them."""
+    (group,) = prepare("cpu", ["pd-none"]).plan.groups
+    said: list[str] = []
+    session = EngineGroupSession(
+        group, prepare("cpu", ["pd-none"]).profile, ENVIRONMENT, tmp_path, progress=said.append
+    )
+
+    def ending() -> list[int]:
+        session._processes.clear()
+        return []
+
+    session._processes = {"decode": Elusive(ending), "prefill": Elusive(refused)}
+    session.dump_stacks("cell")
+    (line,) = said
+    assert "are in the logs" not in line
+    assert "no stacks of decode: no Python process" in line and "no stacks of prefill: its processes" in line
+    assert "AccessDenied" in (tmp_path / "pd-none.prefill.stacks.txt").read_text()
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\necho 'Thread 1'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(stacks, "program", lambda: program)
+    session._processes = {"decode": Elusive(lambda: [1]), "prefill": Elusive(refused)}
+    session.dump_stacks("run")
+    assert "stacks of decode are in the logs" in said[1] and "no stacks of prefill" in said[1]
+
+
+def test_engines_are_given_up_whatever_comes_of_their_stacks(tmp_path, monkeypatch):
+    prepared = prepare("cpu", ["single-none"])
+    session = EngineGroupSession(prepared.plan.groups[0], prepared.profile, ENVIRONMENT, tmp_path)
+    monkeypatch.setattr(session, "dump_stacks", lambda _: refused())
+    with pytest.raises(psutil.AccessDenied):
+        session.give_up("cell", "it took too long")
+    with pytest.raises(EngineDiedError, match="it took too long"):
+        session.require_alive()
+
+
+def test_re_scoring_past_its_limit_is_ended_and_says_why(tmp_path):
+    """The 48 requests of the cell and the first one are answered, the first of the re-scoring is not."""
+    begun = time.monotonic()
+    history = run(tmp_path, {"cell": 20.0, "request": 300.0}, none=(0, 49))
+    assert time.monotonic() - begun < 120
+    assert history.cell("single-none").state == "complete"
+    scores = list(history.of_scenario(RESCORE))
+    assert scores and all("re-scored within 20 s (timeouts.cell)" in o.error for o in scores)
+    assert stacks_of(tmp_path, "single-none").count(": re-scoring") == 1
+    judged = judge(history, baselines_for(history)).cells[0]
+    (found,) = [r for r in judged.results if r.check == "rescored"]
+    assert found.verdict is Verdict.UNKNOWN and "re-scored within 20 s" in found.findings[0].message
+    nothing_left()
+
+
+def test_re_scoring_has_the_limit_of_so_many_requests():
+    (group,) = prepare("cpu", ["single-none"]).plan.groups
+    assert rescore_limit_s(Timeouts(), group, 10) == 600
+    assert rescore_limit_s(Timeouts(), group, 1000) == 10 * 0.45 * 1000
+    assert rescore_limit_s(Timeouts(cell=5), group, 1000) == 5
 
 
 # --- the command line ------------------------------------------------------------------------------------------------
