@@ -1,4 +1,5 @@
-"""A real run that is killed with SIGKILL in the middle of a cell goes on where it stopped, and passes."""
+"""A real run that is killed with SIGKILL in the middle of a cell leaves nothing of its engine, goes on where it
+stopped, and passes."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.config import REPOSITORY
+from harness.engine import leftovers, ports, traces
 from harness.history import load_history
 from tests.engine.conftest import harness, left_over
 
@@ -20,6 +22,18 @@ pytestmark = pytest.mark.engine
 
 def _answers(out: Path, cell: str) -> int:
     return sum(p.read_text().count(f'"cell":"{cell}"') for p in out.glob("*/observations.jsonl"))
+
+
+def nothing_is_left(tree: leftovers.Found, within_s: float = 30.0) -> None:
+    """Of an engine whose harness was killed: processes, segments, ports, claims and the ledger."""
+    deadline = time.monotonic() + within_s
+    while tree.path.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not tree.path.exists()
+    assert not [p for p in tree.processes if traces.lives(p)]
+    assert not traces.segments() & set(tree.segments)
+    assert not [p for p in tree.ledger.ports if ports.in_use(p)]
+    assert not set(tree.ledger.ports) & set(leftovers.survey().claims)
 
 
 def test_killed_run_goes_on_to_its_end(tmp_path):
@@ -34,12 +48,13 @@ def test_killed_run_goes_on_to_its_end(tmp_path):
     deadline = time.monotonic() + 300
     while _answers(tmp_path, "single-none") < 7 and time.monotonic() < deadline and running.poll() is None:
         time.sleep(0.05)
+    (tree,) = [t for t in leftovers.survey().trees if t.ledger.run.startswith(str(tmp_path))]
+    assert len(tree.processes) >= 3 and tree.segments and tree.listening
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
+    nothing_is_left(tree)
     (folder,) = (p for p in tmp_path.iterdir() if p.is_dir())
-    deadline = time.monotonic() + 30
-    while left_over(folder) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    assert left_over(folder) == []
     killed = load_history(folder)
     assert {c.cell: c.state for c in killed.run.cells} == {"single-none": "pending", "single-eagle3": "complete"}
     assert len(killed.in_order("single-none")) >= 7
