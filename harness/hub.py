@@ -33,6 +33,7 @@ _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*")
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _MODEL_FILES = (*_TOKENIZER_FILES, "*.safetensors")
+_CODE_FILES = ("*.py",)
 # fnmatch's * crosses slashes; vLLM loads what lies at the top, and folders hold other formats of the same weights.
 _NOT_WANTED = ("*/*",)
 _TIMEOUT_S = 20.0
@@ -214,12 +215,14 @@ class Hub:
                 revision=commit,
                 cache_dir=self.cache,
                 local_files_only=True,
-                allow_patterns=list(_files_of(role)),
+                allow_patterns=list(_files_of(reference, role)),
                 ignore_patterns=list(_NOT_WANTED),
             )
         except (LocalEntryNotFoundError, OSError):
             return False
-        return lacking(self.snapshot_folder(reference.repo, commit), role) is None
+        folder = self.snapshot_folder(reference.repo, commit)
+        code_is_there = not reference.trust_remote_code or not lacking_code(folder)
+        return code_is_there and lacking(folder, role) is None
 
     def free(self) -> int:
         """Free bytes where the cache lies."""
@@ -256,7 +259,7 @@ class Hub:
         _refuse_moved(reference, info.sha)
         blobs = self._repository(reference.repo) / "blobs"
         size = missing = 0
-        for file in _wanted(info.siblings or (), role):
+        for file in _wanted(info.siblings or (), reference, role):
             size += file.size or 0
             name = file.lfs.sha256 if file.lfs is not None else file.blob_id
             missing += 0 if name and (blobs / name).is_file() else file.size or 0
@@ -282,7 +285,7 @@ class Hub:
                 revision=reference.revision,
                 cache_dir=self.cache,
                 endpoint=self.endpoint,
-                allow_patterns=list(_files_of(role)),
+                allow_patterns=list(_files_of(reference, role)),
                 ignore_patterns=list(_NOT_WANTED),
             ),
         )
@@ -378,25 +381,53 @@ def _refuse_moved(reference: ModelReference, commit: str) -> None:
         )
 
 
-def _files_of(role: str) -> tuple[str, ...]:
-    return _TOKENIZER_FILES if role == TOKENIZER else _MODEL_FILES
+def _files_of(reference: ModelReference, role: str) -> tuple[str, ...]:
+    """Patterns of the files that are fetched; code only of a model whose code may run."""
+    files = _TOKENIZER_FILES if role == TOKENIZER else _MODEL_FILES
+    return (*files, *_CODE_FILES) if reference.trust_remote_code else files
 
 
-def _wanted(siblings: Any, role: str) -> list[Any]:
+def _wanted(siblings: Any, reference: ModelReference, role: str) -> list[Any]:
     from huggingface_hub.utils import filter_repo_objects
 
     return list(
         filter_repo_objects(
             siblings,
-            allow_patterns=list(_files_of(role)),
+            allow_patterns=list(_files_of(reference, role)),
             ignore_patterns=list(_NOT_WANTED),
             key=lambda file: str(file.rfilename),
         )
     )
 
 
+_NAMING = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+"""Files of a model in which ``auto_map`` names code."""
+
+
+def code_of(folder: Path) -> list[str]:
+    """What a model's files name as its code, as ``module.Class``, or ``organisation/name--module.Class`` of another
+    repository."""
+    found: set[str] = set()
+    for name in _NAMING:
+        try:
+            raw = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        named = raw.get("auto_map") if isinstance(raw, dict) else None
+        # A tokenizer's are lists: the slow one and the fast one, either of which may be missing.
+        for value in named.values() if isinstance(named, dict) else [named]:
+            found |= {str(v) for v in (value if isinstance(value, list) else [value]) if v}
+    return sorted(found)
+
+
+def lacking_code(folder: Path) -> list[str]:
+    """Files of code that a model names as its own and has not got."""
+    modules = {named.partition(".")[0] for named in code_of(folder) if "--" not in named}
+    return sorted(f"{m}.py" for m in modules if not (folder / f"{m}.py").is_file())
+
+
 def lacking(folder: Path, role: str) -> str | None:
-    """What a model folder lacks for its role, in words; None when it is complete."""
+    """What a model folder lacks for its role, in words; None when it is complete. Its code is not looked at."""
     if role == TOKENIZER:
         return None if (folder / "tokenizer_config.json").is_file() else "no tokenizer_config.json"
     if not (folder / "config.json").is_file():

@@ -7,19 +7,16 @@ with ``--trust-remote-code``, a switch of the whole engine: target, tokenizer an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import EnvironmentFault, UsageError
-from harness.hub import ModelFolder, ModelReference, folder_of
+from harness.hub import ModelFolder, ModelReference, code_of, folder_of, lacking_code
 
 if TYPE_CHECKING:
     from harness.config import Method, Profile
 
-_NAMING = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
-"""Files of a model in which ``auto_map`` names code."""
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _MODEL_KEYS = ("target", "tokenizer", "drafter")
 
@@ -28,14 +25,7 @@ Given = Path | ModelFolder | ModelReference | None
 
 def brings_code(folder: Path) -> bool:
     """Whether a model's files name code of its own."""
-    for name in _NAMING:
-        try:
-            raw = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(raw, dict) and raw.get("auto_map"):
-            return True
-    return False
+    return bool(code_of(folder))
 
 
 def only_pickled(folder: Path) -> str | None:
@@ -84,12 +74,28 @@ def _problems_of(profile: Profile, method: Method) -> Iterator[str]:
                 f"{role}: expected weights as *.safetensors in {folder}, found {pickled} and none: a pickled "
                 "checkpoint runs code when it is read; convert it"
             )
+        if _trusted(given):
+            yield from _unfit_code(role, folder)
         if trusts_code(profile, method) and not _trusted(given) and brings_code(folder):
             yield (
                 f"{role}: expected trust_remote_code: true for {folder} too, which brings code of its own "
                 "(auto_map), since another model of the same engine has it and vLLM has one switch for all of "
                 "them; review its code, and say so for this model or for none"
             )
+
+
+def _unfit_code(role: str, folder: Path) -> Iterator[str]:
+    """What is wrong with code that may run."""
+    elsewhere = sorted({named.partition("--")[0] for named in code_of(folder) if "--" in named})
+    if elsewhere:
+        yield (
+            f"{role}: expected that {folder} brings its code itself, found code of {', '.join(elsewhere)} (auto_map), "
+            "which would be fetched at whatever commit it has that day; copy the reviewed files into a folder of your "
+            "own, name them there, and give that folder"
+        )
+    gone = lacking_code(folder)
+    if gone:
+        yield f"{role}: expected {', '.join(gone)} in {folder}, which its config names (auto_map), found none; add them"
 
 
 def trusted_models(profile: Mapping[str, Any]) -> list[str]:

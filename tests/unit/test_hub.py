@@ -40,6 +40,11 @@ A, B = "a" * 40, "b" * 40
 TOKEN = "hf_fakefakefakefakefakefake"
 TARGET, DRAFTER, GATED = "fake/target", "fake/drafter-eagle3", "fake/gated"
 CONFIG = b'{"architectures": ["Fake"]}'
+CODED = "fake/coded"
+CODE = {
+    "config.json": b'{"architectures": ["Fake"], "auto_map": {"AutoModel": "modeling_fake.Fake"}}',
+    "modeling_fake.py": b"class Fake: ...",
+}
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -53,6 +58,7 @@ def repositories() -> dict[str, FakeRepository]:
     return {
         TARGET: FakeRepository({A: target | extra, B: target}, {"main": A, "v1": A}),
         DRAFTER: FakeRepository({A: files_of(WEIGHTS / "eagle3")}, {"main": A}),
+        CODED: FakeRepository({A: small | CODE}, {"main": A}),
         GATED: FakeRepository({A: small}, {"main": A}, gated=True, granted={TOKEN}),
     }
 
@@ -148,6 +154,18 @@ def test_only_the_tokenizer_is_fetched_for_a_tokenizer(hub):
     assert not list(snapshot.folder.glob("*.safetensors"))
     assert hub.cached(reference(), "tokenizer") == snapshot
     assert hub.cached(reference(), "target") is None
+
+
+def test_code_is_fetched_only_of_a_model_whose_code_may_run(hub):
+    plain = reference(CODED)
+    trusted = plain.model_copy(update={"trust_remote_code": True})
+    assert not list(hub.download(plain, "target").folder.glob("*.py"))
+    # What was fetched without its code is not complete for an engine that is to run it.
+    assert hub.cached(plain, "target") is not None
+    assert hub.cached(trusted, "target") is None
+    folder = hub.download(trusted, "target").folder
+    assert [f.name for f in folder.glob("*.py")] == ["modeling_fake.py"]
+    assert hub.cached(trusted, "target") is not None
 
 
 def test_snapshot_with_a_lost_file_is_none(hub):

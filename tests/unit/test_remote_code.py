@@ -26,6 +26,8 @@ def model(folder: Path, weights: str = "model.safetensors", code: bool = False) 
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text("{}")
     (folder / weights).write_bytes(b"")
+    if code:
+        (folder / "evil.py").write_text("class Model: ...")
     return str(folder)
 
 
@@ -59,6 +61,24 @@ def test_code_of_a_model_does_not_run_where_nothing_is_said(tmp_path):
     profile = load_profile(changed_profile(tmp_path, lambda r: r.update(target={"path": target})))
     assert "--trust-remote-code" not in argv(profile)
     assert said(profile.model_dump(mode="json")) == ""
+
+
+def test_code_that_may_run_but_is_not_there_is_named(tmp_path):
+    folder = Path(model(tmp_path / "m", code=True))
+    (folder / "evil.py").unlink()
+    target = {"path": str(folder), "trust_remote_code": True}
+    with pytest.raises(ProfileError, match=r"target: expected evil\.py in .*, found none"):
+        load_profile(changed_profile(tmp_path, lambda r: r.update(target=target)))
+
+
+def test_code_of_another_repository_is_never_run(tmp_path):
+    """It would be fetched from the hub when the engine starts, at whatever commit it has then."""
+    folder = Path(model(tmp_path / "m", code=True))
+    config = {"model_type": "llama", "auto_map": {"AutoTokenizer": ["other/code--evil.Slow", None]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    target = {"path": str(folder), "trust_remote_code": True}
+    with pytest.raises(ProfileError, match="brings its code itself, found code of other/code"):
+        load_profile(changed_profile(tmp_path, lambda r: r.update(target=target)))
 
 
 def test_permission_for_one_model_is_none_for_another(tmp_path):
