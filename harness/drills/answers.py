@@ -7,10 +7,16 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from harness.drills.proxy import Answer, Call, Fault
+from harness.drills.proxy import Answer, Call, Fault, FaultError
 
 Change = Callable[[dict[str, Any]], object]
 _JSON = (("content-type", "application/json"),)
+
+
+def _require_change(before: object, after: object) -> None:
+    """Raises FaultError when a fault left everything as it was."""
+    if before == after:
+        raise FaultError("the fault changed nothing")
 
 
 def edited(change: Change) -> Fault:
@@ -20,6 +26,7 @@ def edited(change: Change) -> Fault:
         answer = call.forward()
         body = answer.json
         change(body)
+        _require_change(answer.json, body)
         return answer.with_json(body)
 
     return fault
@@ -31,6 +38,7 @@ def asked_otherwise(change: Change) -> Fault:
     def fault(call: Call) -> Answer:
         body = call.request.json
         change(body)
+        _require_change(call.request.json, body)
         return call.forward(call.request.with_json(body))
 
     return fault
@@ -46,7 +54,9 @@ def spoiled_text(change: Callable[[bytes], bytes]) -> Fault:
 
     def fault(call: Call) -> Answer:
         answer = call.forward()
-        return answer._replace(body=change(answer.body))
+        body = change(answer.body)
+        _require_change(answer.body, body)
+        return answer._replace(body=body)
 
     return fault
 
@@ -58,34 +68,45 @@ def on_the_wire(answer: Answer, body: bytes, extra: str = "", length: int | None
     return f"HTTP/1.1 {answer.status} OK\r\n{kept}{extra}Content-Length: {size}\r\n\r\n".encode() + body
 
 
+def _sent(call: Call, data: bytes) -> bool:
+    """The fault's own bytes: it has acted when they are out, and the harness listens."""
+    if call.abandoned or not call.send(data):
+        return False
+    call.acted()
+    return True
+
+
 def cut(call: Call) -> None:
     """Half of the body that the header promises, then the end of the connection."""
     answer = call.forward()
-    call.send(on_the_wire(answer, answer.body[: len(answer.body) // 2]))
+    _sent(call, on_the_wire(answer, answer.body[: len(answer.body) // 2]))
 
 
 def closed(call: Call) -> None:
     """The connection ends without an answer."""
+    call.acted()
 
 
 def reset(call: Call) -> None:
     """The connection is reset without an answer."""
+    call.acted()
     call.reset()
 
 
 def garbage(call: Call) -> None:
     """Bytes that are no HTTP."""
-    call.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 40)
+    _sent(call, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 40)
 
 
 def old_http(call: Call) -> None:
     """An HTTP/1.0 answer without a length that ends in the middle of its JSON."""
     answer = call.forward()
-    call.send(b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n" + answer.body[:-40])
+    _sent(call, b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n" + answer.body[:-40])
 
 
 def hung(call: Call) -> None:
     """No answer at all, and the connection stays."""
+    call.acted()
     call.wait(600)
 
 
@@ -96,7 +117,7 @@ def dripping(seconds: float) -> Fault:
         answer = call.forward()
         call.send(on_the_wire(answer, b""))
         for at in range(int(seconds)):
-            if not call.send(answer.body[at : at + 1]) or call.wait(1):
+            if not _sent(call, answer.body[at : at + 1]) or call.wait(1):
                 return
         call.send(answer.body[int(seconds) :])
 
@@ -113,7 +134,7 @@ def padded(mebibytes: int) -> Fault:
             return
         blank = b" " * 2**20
         for _ in range(mebibytes):
-            if not call.send(blank):
+            if not _sent(call, blank):
                 return
         call.send(answer.body)
 

@@ -39,6 +39,8 @@ class ExchangeDrill(NamedTuple):
     path: str
     fatal: bool = False
     """Whether vLLM may not live through it, so that later prompts are struck too."""
+    late: bool = False
+    """Whether D counts its failed transfer with the request after the struck one, whose transfer is UNKNOWN then."""
 
 
 def on_answers(
@@ -55,15 +57,18 @@ def on_answers(
     bound_s: float = BOUND_S,
     make: Make | None = None,
     fatal: bool = False,
+    late: bool = False,
 ) -> ExchangeDrill:
     """A drill whose fault is ``fault``, or what ``make`` makes of the running engines."""
     whose = {"prefill": "P", "decode": "D", "single": "single"}[role if topology == "pd" else "single"]
     strikes = f"{whose}, {path}, {_WHOM[struck]}"
+    if late:
+        strikes += "; the transfer of the next one may be UNKNOWN, too: D counts a failed one there"
     drill = Drill(name, group, title, strikes, verdicts, reason, bound_s)
     if make is None:
         assert fault is not None
         make = _always(fault)
-    return ExchangeDrill(drill, topology, role, make, struck, path, fatal)
+    return ExchangeDrill(drill, topology, role, make, struck, path, fatal, late)
 
 
 def _always(fault: Fault) -> Make:

@@ -7,8 +7,9 @@ import socket
 import threading
 import uuid
 from types import TracebackType
+from typing import Any
 
-from harness.drills.proxy import Answer, Call, Fault
+from harness.drills.proxy import Answer, Call, Fault, FaultError
 from harness.engine.command import LOOPBACK
 
 REFUSED_PORT = 1
@@ -28,6 +29,8 @@ class Relay:
         self._closing = threading.Event()
         self._open: list[socket.socket] = []
         self.connections = 0
+        self.trouble = ""
+        """Why the target was not reached."""
         self._listener = socket.create_server((LOOPBACK, 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -44,24 +47,33 @@ class Relay:
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
+    @property
+    def failed(self) -> str:
+        """Why the relay says nothing about a drill; empty when D came to it."""
+        return self.trouble or ("" if self.connections else "D never connected to the relay of P's side channel")
+
     def _accept(self) -> None:
         while not self._closing.is_set():
             try:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            self.connections += 1
             self._open.append(near)
+            self.connections += 1
             if self._target is not None:
                 threading.Thread(target=self._connect, args=(near, self._target), daemon=True).start()
 
     def _connect(self, near: socket.socket, target: int) -> None:
-        with contextlib.suppress(OSError):
+        try:
             far = socket.create_connection((LOOPBACK, target), timeout=10)
-            far.settimeout(None)
-            self._open.append(far)
-            threading.Thread(target=self._pump, args=(far, near), daemon=True).start()
-            self._pump(near, far)
+        except OSError as error:
+            self.trouble = f"the relay did not reach P's side channel: {error}"
+            near.close()
+            return
+        far.settimeout(None)
+        self._open.append(far)
+        threading.Thread(target=self._pump, args=(far, near), daemon=True).start()
+        self._pump(near, far)
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -79,11 +91,17 @@ def led_to(port: int, new_engine: bool = True) -> Fault:
     def fault(call: Call) -> Answer:
         answer = call.forward()
         body = answer.json
-        params = body.get("kv_transfer_params")
-        if params:
-            params["remote_port"] = port
-            if new_engine:
-                params["remote_engine_id"] = str(uuid.uuid4())
+        lead(body, port, new_engine)
         return answer.with_json(body)
 
     return fault
+
+
+def lead(body: dict[str, Any], port: int, new_engine: bool = True) -> None:
+    """Change P's parameters in an answer or a request. Raises FaultError when there are none."""
+    params = body.get("kv_transfer_params")
+    if not params:
+        raise FaultError("expected kv_transfer_params to change, found none")
+    params["remote_port"] = port
+    if new_engine:
+        params["remote_engine_id"] = str(uuid.uuid4())

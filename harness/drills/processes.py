@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import httpx
-import psutil
 
 from harness.drills.exchange import Make, Topology, U
+from harness.drills.link import Relay, lead
 from harness.drills.model import Drill, Group
-from harness.drills.proxy import Answer, Call, Fault
+from harness.drills.proxy import Answer, Call, Fault, FaultError
 from harness.drills.scene import Scene
+from harness.drills.tasks import Task
 from harness.engine.command import Role
 from harness.engine.key import ApiKey
 from harness.findings import Verdict
+from harness.history import Observation
 
 FROZEN_S = 20.0
 """Longer than the lease of 8 s and the request limit of 15 s."""
 _WORK_S = 0.7
 """After this long with its worker stopped, an engine has a request scheduled and cannot finish it."""
 _STATE_S = 10.0
-_DIED = r"ended by itself|Disconnected|disconnected|Connect"
+_POLL_S = 0.01
+_METRICS_S = 2.0
+_POOL = 8
+"""Blocks: fewer than one sequence of the profile needs."""
+
+
+def _died(role: Role) -> str:
+    """What the harness says of an engine that was killed."""
+    return rf"{role} engine[^;]*(ended by itself with signal SIGKILL|found RemoteProtocolError: Server disconnected)"
+
+
+def _failed(role: Role) -> str:
+    """What the harness says of an engine that has lost its worker: vLLM answers with an error, or ends itself."""
+    return rf"{role} engine[^;]*(ended by itself with|found RemoteProtocolError: Server disconnected|found 50[03]:)"
+
+
+_SLOW = "found ReadTimeout"
 
 
 class ProcessDrill(NamedTuple):
@@ -40,47 +57,43 @@ class ProcessDrill(NamedTuple):
     make: Make | None
     engine: Mapping[str, Any] = {}
     """Changes of the profile's engine settings."""
+    kills: Role | None = None
+    """The engine that must not have served the struck request: it was killed, or stopped for good, before."""
 
 
-def session_of(scene: Scene, role: Role) -> list[psutil.Process]:
-    """The engine's processes, by their session."""
-    pid = scene.engines[role].pid
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError, psutil.Error):
-            if os.getsid(process.pid) == pid:
-                found.append(process)
-    return found
-
-
-def kill_server(scene: Scene, role: Role) -> None:
-    """KILL to the API server; its children have to be ended by somebody else."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(scene.engines[role].pid, signal.SIGKILL)
-
-
-def signal_to(scene: Scene, role: Role, number: signal.Signals, part: str = "") -> int:
-    """Send a signal to the engine's processes whose name contains ``part``; returns how many got it."""
-    count = 0
-    for process in session_of(scene, role):
-        with contextlib.suppress(psutil.Error):
-            if part in process.name():
-                process.send_signal(number)
-                count += 1
-    return count
+def served(drill: ProcessDrill, struck: Sequence[Observation]) -> str:
+    """How an engine that was to be gone took part in the struck request all the same; empty when it did not."""
+    for leg in (leg for o in struck if (leg := o.leg("decode"))):
+        if drill.kills == "decode":
+            return "D answered the struck request, though it was to be gone before"
+        if drill.kills == "prefill" and leg.counters.get("nixl_bytes"):
+            return "D pulled KV for the struck request from a P that was to be gone before"
+    return ""
 
 
 def _before(role: Role) -> Make:
-    """Killed when the request has been sent, and before the engine has it."""
+    """Killed when the request has been sent, and before the engine has it: the API server alone."""
 
     def make(scene: Scene) -> Fault:
         def fault(call: Call) -> Answer:
-            kill_server(scene, role)
+            scene.family(role).kill_server()
+            call.acted()
             return call.forward()
 
         return fault
 
     return make
+
+
+def _between(scene: Scene) -> Fault:
+    """P is killed whole when D is to be asked, and gone when D is: there is nothing left to pull from."""
+
+    def fault(call: Call) -> Answer:
+        scene.family("prefill").kill()
+        call.acted()
+        return call.forward()
+
+    return fault
 
 
 def _during(role: Role) -> Make:
@@ -88,10 +101,12 @@ def _during(role: Role) -> Make:
 
     def make(scene: Scene) -> Fault:
         def fault(call: Call) -> Answer:
-            if not signal_to(scene, role, signal.SIGSTOP, "Worker"):
-                scene.failed = "no worker process was found"
-            threading.Timer(_WORK_S, kill_server, (scene, role)).start()
-            return call.forward()
+            def act() -> None:
+                scene.family(role).kill_server()
+                call.acted()
+
+            scene.family(role).send(signal.SIGSTOP, "Worker")
+            return _with_task(call, scene.later(_WORK_S, act))
 
         return fault
 
@@ -99,12 +114,13 @@ def _during(role: Role) -> Make:
 
 
 def _after(role: Role) -> Make:
-    """Killed when it has answered, before the harness has the answer."""
+    """Killed whole when it has answered, before the harness has the answer."""
 
     def make(scene: Scene) -> Fault:
         def fault(call: Call) -> Answer:
             answer = call.forward()
-            kill_server(scene, role)
+            scene.family(role).kill()
+            call.acted()
             return answer
 
         return fault
@@ -112,20 +128,36 @@ def _after(role: Role) -> Make:
     return make
 
 
-def _then(scene: Scene, role: Role, state: str, act: Callable[[], object]) -> None:
-    """Once the engine says that a request is in a state (a gauge of /metrics above zero), act."""
+def _with_task(call: Call, task: Task) -> Answer:
+    """Forward while a task does the deed. Raises FaultError when the engine answered before it was done."""
+    try:
+        answer = call.forward()
+    finally:
+        task.end()
+    if not call.struck:
+        raise FaultError("the engine had answered before the fault was there")
+    return answer
+
+
+def _once(scene: Scene, role: Role, state: str, act: Callable[[], object], over: threading.Event) -> None:
+    """Act as soon as the engine says that a request is in a state (a gauge of /metrics above zero). Raises FaultError
+    when it does not say so in time, or when all is over before."""
     deadline = time.monotonic() + _STATE_S
     engine = scene.engines[role]
-    url, headers = f"{engine.url}/metrics", ApiKey.of(engine.command.env).headers
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.HTTPError):
-            text = httpx.get(url, headers=headers, timeout=2).text
-            if any(_above_zero(line) for line in text.splitlines() if line.startswith(state)):
+    headers = ApiKey.of(engine.command.env).headers
+    with httpx.Client(base_url=engine.url, headers=headers, timeout=_METRICS_S) as http:
+        while not over.wait(_POLL_S) and time.monotonic() < deadline:
+            if _is_in(http, state) and not over.is_set():
                 act()
                 return
-        time.sleep(0.01)
-    scene.failed = f"the {role} engine had no request in the state {state} within {_STATE_S:.0f} s"
-    act()
+    raise FaultError(f"expected the {role} engine to have a request in the state {state} in time, found none")
+
+
+def _is_in(http: httpx.Client, state: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        lines = http.get("/metrics").text.splitlines()
+        return any(_above_zero(line) for line in lines if line.startswith(state))
+    return False
 
 
 def _above_zero(line: str) -> bool:
@@ -134,32 +166,40 @@ def _above_zero(line: str) -> bool:
     return False
 
 
-def _in_thread(function: Callable[..., object], *arguments: object) -> None:
-    threading.Thread(target=function, args=arguments, daemon=True).start()
-
-
 def _pulling(scene: Scene) -> Fault:
-    """P is frozen, so that D's pull cannot end; D is killed once it has the request waiting for KV. P goes on then."""
-
-    def act() -> None:
-        kill_server(scene, "decode")
-        signal_to(scene, "prefill", signal.SIGCONT)
+    """D is led to a side channel that takes its connection and says nothing, and killed once it waits there. A pull of
+    128 tokens takes milliseconds, and may be done without P's help: P need not run for its memory to be read."""
+    relay = scene.held.enter_context(Relay(None))
+    scene.require(lambda: relay.failed)
 
     def fault(call: Call) -> Answer:
-        signal_to(scene, "prefill", signal.SIGSTOP)
-        _in_thread(_then, scene, "decode", "vllm:num_requests_waiting{", act)
-        return call.forward()
+        def act(over: threading.Event) -> None:
+            deadline = time.monotonic() + _STATE_S
+            while not relay.connections:
+                if over.wait(_POLL_S) or time.monotonic() > deadline:
+                    raise FaultError(relay.failed)
+            scene.family("decode").kill()
+            call.acted()
+
+        body = call.request.json
+        lead(body, relay.port)
+        call.request = call.request.with_json(body)
+        return _with_task(call, scene.task(act))
 
     return fault
 
 
 def _decoding(act: Callable[[Scene], object]) -> Make:
-    """Once D decodes the request."""
+    """Once D decodes the request, which has no end but its length here, so that there is time for it."""
 
     def make(scene: Scene) -> Fault:
         def fault(call: Call) -> Answer:
-            _in_thread(_then, scene, "decode", "vllm:num_requests_running{", partial(act, scene))
-            return call.forward()
+            def deed() -> None:
+                act(scene)
+                call.acted()
+
+            call.request = call.request.with_json({**call.request.json, "ignore_eos": True})
+            return _with_task(call, scene.task(partial(_once, scene, "decode", "vllm:num_requests_running{", deed)))
 
         return fault
 
@@ -171,9 +211,10 @@ def _frozen(role: Role, seconds: float | None) -> Make:
 
     def make(scene: Scene) -> Fault:
         def fault(call: Call) -> Answer:
-            signal_to(scene, role, signal.SIGSTOP)
+            scene.family(role).send(signal.SIGSTOP)
+            call.acted()
             if seconds is not None:
-                threading.Timer(seconds, signal_to, (scene, role, signal.SIGCONT)).start()
+                scene.later(seconds, partial(scene.family(role).send, signal.SIGCONT))
             return call.forward()
 
         return fault
@@ -186,8 +227,8 @@ def _out_of_memory(role: Role, part: str) -> Make:
 
     def make(scene: Scene) -> Fault:
         def fault(call: Call) -> Answer:
-            if not signal_to(scene, role, signal.SIGKILL, part):
-                scene.failed = f"no process called {part} was found"
+            scene.family(role).send(signal.SIGKILL, part)
+            call.acted()
             return call.forward()
 
         return fault
@@ -201,34 +242,57 @@ def _process(
     strikes: str,
     proxy: Role | None,
     make: Make | None,
-    reason: str = _DIED,
+    reason: str,
     verdicts: tuple[Verdict, ...] = U,
     bound_s: float = 90.0,
     topology: Topology = "pd",
     engine: Mapping[str, Any] | None = None,
     group: Group = "process",
+    kills: Role | None = None,
 ) -> ProcessDrill:
     return ProcessDrill(
-        Drill(name, group, title, strikes, verdicts, reason, bound_s), topology, proxy, make, engine or {}
+        Drill(name, group, title, strikes, verdicts, reason, bound_s), topology, proxy, make, engine or {}, kills
     )
 
 
+_p_killed = partial(_process, reason=_died("prefill"), kills="prefill")
+_d_killed = partial(_process, proxy="decode", reason=_died("decode"), kills="decode")
+_out_of = partial(_process, group="resource")
+
 PROCESSES: tuple[ProcessDrill, ...] = (
-    _process(
-        "p-killed-before", "P killed before prefill", "P, before it has the request", "prefill", _before("prefill")
+    _p_killed(
+        "p-killed-before",
+        "P's API server killed before prefill",
+        "P, before it has the request",
+        "prefill",
+        _before("prefill"),
     ),
-    _process(
-        "p-killed-during", "P killed during prefill", "P, with the request scheduled", "prefill", _during("prefill")
+    _p_killed(
+        "p-killed-during",
+        "P's API server killed during prefill",
+        "P, with the request scheduled",
+        "prefill",
+        _during("prefill"),
     ),
-    _process("p-killed-after", "P killed after prefill", "P, before its answer arrives", "prefill", _after("prefill")),
-    _process("p-killed-between", "P killed between the legs", "P, when D is asked", "decode", _before("prefill")),
-    _process("d-killed-pulling", "D killed while pulling", "D, while it waits for KV", "decode", _pulling),
-    _process(
+    _p_killed(
+        "p-killed-after",
+        "all of P killed after prefill",
+        "P, before its answer arrives",
+        "prefill",
+        _after("prefill"),
+    ),
+    _p_killed("p-killed-between", "all of P killed between the legs", "P, when D is asked", "decode", _between),
+    _d_killed(
+        "d-killed-pulling",
+        "all of D killed while pulling",
+        "D, while it waits for P's side channel, which is silent",
+        make=_pulling,
+    ),
+    _d_killed(
         "d-killed-decoding",
-        "D killed while decoding",
+        "all of D killed while decoding",
         "D, while it runs the request",
-        "decode",
-        _decoding(lambda scene: kill_server(scene, "decode")),
+        make=_decoding(lambda scene: scene.family("decode").kill()),
     ),
     _process(
         "p-frozen",
@@ -236,7 +300,7 @@ PROCESSES: tuple[ProcessDrill, ...] = (
         "P, between the legs",
         "decode",
         _frozen("prefill", FROZEN_S),
-        "Timeout|within .* s|lease",
+        _SLOW,
         bound_s=180.0,
     ),
     _process(
@@ -245,26 +309,27 @@ PROCESSES: tuple[ProcessDrill, ...] = (
         "D, when it is asked",
         "decode",
         _frozen("decode", None),
-        "Timeout|within .* s",
+        _SLOW,
         bound_s=240.0,
+        kills="decode",
     ),
-    _process(
+    _out_of(
         "d-out-of-memory",
         "D's worker killed as by the OOM killer",
         "D's worker, while it runs the request",
         "decode",
-        _decoding(lambda scene: signal_to(scene, "decode", signal.SIGKILL, "Worker")),
-        group="resource",
-        reason=f"{_DIED}|found 500",
+        _decoding(lambda scene: scene.family("decode").send(signal.SIGKILL, "Worker")),
+        _failed("decode"),
+        kills="decode",
     ),
-    _process(
+    _out_of(
         "p-out-of-memory",
         "P's worker killed as by the OOM killer",
         "P's worker, before prefill",
         "prefill",
         _out_of_memory("prefill", "Worker"),
-        group="resource",
-        reason=f"{_DIED}|found 500",
+        _failed("prefill"),
+        kills="prefill",
     ),
     _process(
         "wrong-engine",
@@ -272,21 +337,21 @@ PROCESSES: tuple[ProcessDrill, ...] = (
         "single engine, from the start",
         None,
         None,
-        "expected the model 'target' behind",
-        bound_s=150.0,
+        r"expected the model 'target' behind .*another-model",
+        bound_s=240.0,
         topology="single",
         engine={"extra_args": ("--served-model-name", "another-model")},
     ),
-    _process(
+    _out_of(
         "pool-too-small",
         "a KV pool that cannot hold one sequence",
         "single engine, from the start",
         None,
         None,
-        "KV cache|kv cache|blocks",
-        bound_s=150.0,
+        # vLLM 0.32.0, v1/core/kv_cache_utils.py, _check_enough_kv_cache_memory.
+        r"To serve at least one request with the model's max seq len .* larger than the available KV cache memory",
+        bound_s=240.0,
         topology="single",
-        group="resource",
-        engine={"kv_blocks": 8},
+        engine={"kv_blocks": _POOL},
     ),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from harness.engine.command import LOOPBACK
 COMPLETIONS = "/v1/completions"
 _UPSTREAM_S = 900.0
 """The harness's own limits must strike first."""
+_CALL_OFF_S = 2.0
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length"}
 
 
@@ -63,13 +65,26 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
+class FaultError(Exception):
+    """A fault could not be brought about; the text says why."""
+
+
 class Call:
     """One exchange in the hands of a fault."""
 
-    def __init__(self, request: Request, proxy: Proxy, connection: socket.socket) -> None:
+    def __init__(self, request: Request, proxy: Proxy, connection: socket.socket, armed: Armed | None = None) -> None:
         self.request = request
         self.proxy = proxy
+        self.armed = armed
+        self.struck = False
+        """Whether the fault has acted."""
         self._connection = connection
+
+    def acted(self) -> None:
+        """The fault has done what it is there for: only now it counts."""
+        if not self.struck and self.armed is not None:
+            self.armed.acted()
+        self.struck = True
 
     def forward(self, request: Request | None = None, to: str | None = None) -> Answer:
         """Ask the engine, or the server at the URL ``to``. Raises httpx.HTTPError when it does not answer."""
@@ -84,8 +99,19 @@ class Call:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait; True when the proxy is being closed meanwhile."""
-        return self.proxy.closing.wait(seconds)
+        """Wait; True when the fault is called off, or the proxy closed, meanwhile."""
+        over = self.proxy.closing if self.armed is None else self.armed.over
+        return over.wait(seconds)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the harness has closed the connection, so that no answer reaches it."""
+        try:
+            return self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def reset(self) -> None:
         """End the connection with RST instead of FIN."""
@@ -94,7 +120,10 @@ class Call:
 
 
 Fault = Callable[[Call], Answer | None]
-"""Answers an exchange in the engine's place; None when it dealt with the connection itself, which is closed then."""
+"""Answers an exchange in the engine's place; None when it dealt with the connection itself, which is closed then.
+
+A fault has acted when its answer goes out, or when it says so by ``Call.acted``; one that raises before has not.
+"""
 Wanted = Callable[[Request], bool]
 
 
@@ -117,6 +146,82 @@ def anything(_: Request) -> bool:
     return True
 
 
+class Armed:
+    """A fault that is let loose on the wanted exchanges, and what came of it."""
+
+    def __init__(self, fault: Fault, wanted: Wanted, fatal: bool = False) -> None:
+        """``fatal`` is whether the engine may be gone when it has acted, so that nothing is forwarded any more."""
+        self.fault = fault
+        self.wanted = wanted
+        self.fatal = fatal
+        self.struck = 0
+        """Exchanges in which the fault has acted."""
+        self.struck_at: float | None = None
+        """``time.monotonic()`` of the first of them."""
+        self.troubles: list[str] = []
+        """What went wrong in the fault or in the proxy, in words: the drill says nothing then."""
+        self.over = threading.Event()
+        """Set when it is called off."""
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._idle = threading.Condition(self._lock)
+
+    def acted(self) -> None:
+        with self._lock:
+            self.struck += 1
+            self.struck_at = self.struck_at or time.monotonic()
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        with self._lock:
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._under_way -= 1
+                self._idle.notify_all()
+
+    def call_off(self, patience_s: float = _CALL_OFF_S) -> None:
+        """End what waits in it; one that waits for the engine itself is not waited for longer."""
+        self.over.set()
+        with self._idle:
+            self._idle.wait_for(lambda: not self._under_way, patience_s)
+
+    def trouble(self, words: str) -> None:
+        with self._lock:
+            self.troubles.append(" ".join(words.split()))
+
+    @property
+    def failed(self) -> str:
+        """Why nothing is known; empty when the fault acted and nothing went wrong."""
+        with self._lock:
+            if self.troubles:
+                return "; ".join(dict.fromkeys(self.troubles))
+            return "" if self.struck else "no exchange was struck"
+
+
+def _struck(call: Call, armed: Armed) -> Answer | None:
+    """What a fault makes of an exchange, and a note of what it did."""
+    try:
+        answer = armed.fault(call)
+    except Exception as error:
+        # An engine that the fault has ended does not answer it.
+        ended = call.struck and (armed.fatal or armed.over.is_set())
+        if not (ended and isinstance(error, httpx.HTTPError)):
+            armed.trouble(f"the fault failed ({type(error).__name__}: {error})")
+        return None
+    if call.struck:
+        return answer
+    if answer is None:
+        armed.trouble("the fault ended without having acted")
+    elif call.abandoned:
+        armed.trouble("the harness had given up before the fault's answer was there")
+    else:
+        call.acted()
+    return answer
+
+
 class Proxy:
     """A proxy in front of one engine, on a port of its own. Use as a context manager."""
 
@@ -124,13 +229,10 @@ class Proxy:
         """``target`` is the engine's URL; it may be set later."""
         self.target = target
         self.closing = threading.Event()
-        self._armed: list[tuple[Wanted, Fault]] = []
+        self._armed: list[Armed] = []
         self._lock = threading.Lock()
-        self.struck = 0
-        """Exchanges that a fault was let loose on since it was armed."""
-        self.struck_at: float | None = None
-        """``time.monotonic()`` of the first of them."""
-        self._http = httpx.Client(timeout=_UPSTREAM_S, limits=httpx.Limits(max_connections=64))
+        # Engines close idle connections after 5 s: one that is about to be closed must not be used.
+        self._http = httpx.Client(timeout=_UPSTREAM_S, limits=httpx.Limits(max_connections=64, keepalive_expiry=2.0))
         self._server = _Server((LOOPBACK, 0), _Handler)
         self._server.proxy = self
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
@@ -153,26 +255,41 @@ class Proxy:
         self._http.close()
 
     @contextlib.contextmanager
-    def armed(self, fault: Fault, wanted: Wanted) -> Iterator[None]:
+    def armed(self, fault: Fault, wanted: Wanted, fatal: bool = False) -> Iterator[Armed]:
         """Let a fault loose on the wanted exchanges while the context lasts; of several the last one counts."""
-        entry = (wanted, fault)
+        entry = Armed(fault, wanted, fatal)
         with self._lock:
-            self.struck, self.struck_at = 0, None
             self._armed.append(entry)
         try:
-            yield
+            yield entry
         finally:
             with self._lock:
                 self._armed.remove(entry)
+            entry.call_off()
 
-    def fault_for(self, request: Request) -> Fault | None:
+    def armed_for(self, request: Request) -> Armed | None:
         with self._lock:
-            for wanted, fault in reversed(self._armed):
-                if wanted(request):
-                    self.struck += 1
-                    self.struck_at = self.struck_at or time.monotonic()
-                    return fault
-        return None
+            return next((a for a in reversed(self._armed) if a.wanted(request)), None)
+
+    def trouble(self, words: str) -> None:
+        """Something went wrong that no fault did; after one that may end the engine, it is what came of it."""
+        with self._lock:
+            for armed in self._armed:
+                if not (armed.fatal and armed.struck):
+                    armed.trouble(words)
+
+    def answer(self, call: Call) -> Answer | None:
+        """What the harness is told; None when the connection is to be closed."""
+        armed = call.armed
+        if armed is None:
+            try:
+                return call.forward()
+            except Exception as error:
+                # What the engine does not answer is not answered here either.
+                self.trouble(f"{call.request.path} was not forwarded ({type(error).__name__}: {error})")
+                return None
+        with armed.at_work():
+            return _struck(call, armed)
 
     def forward(self, request: Request, to: str | None = None) -> Answer:
         """Raises httpx.HTTPError."""
@@ -190,7 +307,10 @@ class _Server(ThreadingHTTPServer):
     proxy: Proxy
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Connections that break are what this is for."""
+        """Connections that break are what this is for; anything else is a fault of the proxy."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            self.proxy.trouble(f"the proxy failed ({type(error).__name__}: {error})")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -201,13 +321,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         request = Request(self.command, self.path, tuple(self.headers.items()), body)
         proxy = self.server.proxy
-        fault = proxy.fault_for(request)
-        try:
-            call = Call(request, proxy, self.connection)
-            answer = call.forward() if fault is None else fault(call)
-        except httpx.HTTPError:
-            # What the engine does not answer is not answered here either.
-            answer = None
+        answer = proxy.answer(Call(request, proxy, self.connection, proxy.armed_for(request)))
         if answer is None:
             self.close_connection = True
             return

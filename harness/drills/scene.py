@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
 from harness.config import Profile
-from harness.drills.proxy import Proxy
+from harness.drills.family import Family
+from harness.drills.proxy import FaultError, Proxy
+from harness.drills.tasks import Task
 from harness.engine.command import EngineCommand, Role, ServerCommand
 from harness.engine.environment import EngineEnvironment
 from harness.engine.executor import LocalExecutor
@@ -26,8 +29,11 @@ class Scene:
         self.proxies: dict[Role, Proxy] = {role: self.held.enter_context(Proxy()) for role in roles}
         self.engines: dict[Role, EngineHandle] = {}
         self.side_channels: dict[Role, int] = {}
-        self.failed = ""
-        """Why a fault could not be brought about, when one could not."""
+        self.families: dict[Role, Family] = {}
+        self._troubles: list[str] = []
+        self._proofs: list[Callable[[], str]] = []
+        self._tasks: list[Task] = []
+        self._settling = threading.Lock()
 
     def __enter__(self) -> Scene:
         return self
@@ -35,13 +41,69 @@ class Scene:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.settle()
         self.held.close()
+
+    def begin(self) -> None:
+        """A new fault: what was noted of the last one is forgotten."""
+        self.settle()
+        self._troubles.clear()
+        self._proofs.clear()
+
+    def trouble(self, words: str) -> None:
+        """Note why a fault could not be brought about."""
+        self._troubles.append(" ".join(words.split()))
+
+    def require(self, proof: Callable[[], str]) -> None:
+        """Ask this when all is over: it says why the fault did not take place, or nothing."""
+        self._proofs.append(proof)
+
+    @property
+    def failed(self) -> str:
+        """Why the fault did not take place as it was stated; empty when it did."""
+        return "; ".join(dict.fromkeys(filter(None, (*self._troubles, *(proof() for proof in self._proofs)))))
+
+    def task(self, function: Callable[[threading.Event], object]) -> Task:
+        """Do something beside the exchange, until ``settle``."""
+        task = Task(function, self.trouble)
+        self._tasks.append(task)
+        return task
+
+    def later(self, seconds: float, act: Callable[[], object]) -> Task:
+        """Do something in so many seconds. When all is over before, the fault did not take place as it was stated."""
+
+        def wait(over: threading.Event) -> None:
+            if over.wait(seconds):
+                raise FaultError(f"expected the run to last {seconds:g} s after the strike, found it over")
+            act()
+
+        return self.task(wait)
+
+    def settle(self) -> None:
+        """End whatever faults still do. Done before engines are ended, and before anything is judged."""
+        with self._settling:
+            tasks, self._tasks = self._tasks, []
+            for task in tasks:
+                task.end()
 
     def started(self, command: EngineCommand, handle: EngineHandle) -> None:
         self.engines[command.role] = handle
+        self._follow(command.role, handle.pid)
         self.proxies[command.role].target = handle.url
         if command.side_channel_port is not None:
             self.side_channels[command.role] = command.side_channel_port
+
+    def _follow(self, role: Role, pid: int) -> None:
+        self.families.pop(role, None)
+        # One that has ended already is the harness's to notice.
+        with contextlib.suppress(FaultError):
+            self.families[role] = Family(pid)
+
+    def family(self, role: Role) -> Family:
+        """The processes of an engine. Raises FaultError when it has none."""
+        if role not in self.families:
+            raise FaultError(f"expected a running {role} engine, found none")
+        return self.families[role]
 
     def places(self, inner: Places) -> Places:
         return {role: ProxiedPlace(place, self) for role, place in inner.items()}
@@ -75,15 +137,16 @@ class ProxiedPlace:
     def start(self, command: EngineCommand, log_path: Path) -> EngineHandle:
         handle = self._inner.start(command, log_path)
         self._scene.started(command, handle)
-        return ProxiedEngine(handle, self._scene.proxies[command.role])
+        return ProxiedEngine(handle, self._scene.proxies[command.role], self._scene.settle)
 
 
 class ProxiedEngine:
     """A started engine whose address is that of its proxy."""
 
-    def __init__(self, inner: EngineHandle, proxy: Proxy) -> None:
+    def __init__(self, inner: EngineHandle, proxy: Proxy, before_end: Callable[[], object]) -> None:
         self._inner = inner
         self._proxy = proxy
+        self._before_end = before_end
         self.log_path = inner.log_path
         self.started = inner.started
 
@@ -121,6 +184,7 @@ class ProxiedEngine:
         return self._inner.gather_threads()
 
     def stop(self, grace_s: float) -> list[str]:
+        self._before_end()
         return self._inner.stop(grace_s)
 
 

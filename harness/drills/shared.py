@@ -14,10 +14,12 @@ from harness.drills.proxy import COMPLETIONS, Wanted, completions, path
 from harness.drills.scene import Scene
 from harness.drills.tried import Tried
 from harness.drills.verdict import Seen, judge_drill, lost, reasons_of, strays
+from harness.engine.client import Sampling
 from harness.engine.environment import EngineEnvironment
+from harness.engine.exchange import new_id
 from harness.engine.place import default_places, roles_of
 from harness.engine.topology import EngineGroupSession
-from harness.errors import EngineDiedError, HandoffError, InfrastructureError
+from harness.errors import EngineDiedError, HandoffError, InfrastructureError, UsageError
 from harness.files import write_traceback
 from harness.history import COLD, Form
 from harness.matrix import Cell, EngineGroup
@@ -33,6 +35,7 @@ from harness.workload import CellWork, Choice, cell_work
 METHOD = "eagle3"
 FORMS: tuple[Form, ...] = ("ids",)
 _PROMPTS = 3
+_OUTPUT = 16
 _CALM_S = 90.0
 """Time in which P must have given up all blocks: a hoard of 18 prompts takes five leases."""
 _END_S = 30.0
@@ -43,9 +46,24 @@ _RESTARTS = 1
 def chosen_prompts(prepared: Prepared) -> list[Prompt]:
     """Three cold prompts of two to four blocks, with outputs long enough to be cut, changed and repeated."""
     size = prepared.profile.engine.block_size
-    fitting = [p for p in prepared.prompts.cold if 2 * size - 2 <= p.tokens <= 4 * size and len(p.expected or ()) >= 16]
+    fitting = [
+        p for p in prepared.prompts.cold if 2 * size - 2 <= p.tokens <= 4 * size and len(p.expected or ()) >= _OUTPUT
+    ]
     step = max(1, len(fitting) // _PROMPTS)
     return fitting[::step][:_PROMPTS]
+
+
+def require_prompts(prepared: Prepared) -> list[Prompt]:
+    """The prompts of drills. Raises UsageError when there are not enough, before anything is started."""
+    found = chosen_prompts(prepared)
+    if len(found) < _PROMPTS:
+        size = prepared.profile.engine.block_size
+        raise UsageError(
+            f"expected {_PROMPTS} cold prompts of {2 * size - 2} to {4 * size} tokens with a known output of at least "
+            f"{_OUTPUT} tokens in profile {prepared.profile.name}, found {len(found)}; drills need a profile of probe "
+            "models, as cpu"
+        )
+    return found
 
 
 def drill_profile(profile: Profile) -> Profile:
@@ -72,6 +90,7 @@ class SharedDriller:
         mark: str,
         tried: Tried,
     ) -> None:
+        """Raises UsageError when there are not enough prompts."""
         self._tried = tried
         self._prepared = prepared._replace(profile=drill_profile(prepared.profile))
         self._environment = environment
@@ -80,7 +99,7 @@ class SharedDriller:
         self._mark = mark
         method = next(m for m in prepared.profile.methods if m.kind == METHOD)
         self._group = EngineGroup("pd", method, (Cell("pd", method), Cell("single", method)))
-        self._prompts = chosen_prompts(prepared)
+        self._prompts = require_prompts(prepared)
 
     def run(self, drills: Sequence[ExchangeDrill]) -> None:
         """Engines that a drill ended are started again for those after it."""
@@ -96,9 +115,16 @@ class SharedDriller:
                 self._reporter.line(f"engines: {error}")
                 failed = failed + 1 if len(todo) == before else 0
                 if failed > _RESTARTS:
-                    self._tried.results += [lost(d.drill, f"the engines did not come up: {error}") for d in todo]
-                    todo.clear()
+                    self._lose(todo, f"the engines did not come up: {error}")
+            except Exception as error:
+                # What fails of a control would fail of the next one; other groups go on.
+                self._lose(todo, f"a control failed: {type(error).__name__}: {error}")
             self._tried.left += footprint.left(_END_S)
+
+    def _lose(self, todo: list[ExchangeDrill], why: str) -> None:
+        for drill in todo:
+            self._tried.add(lost(drill.drill, why), self._reporter)
+        todo.clear()
 
     def _on_one_pair(self, todo: list[ExchangeDrill], folder: Path, start: int) -> None:
         with Scene(roles_of(self._group)) as scene:
@@ -156,48 +182,56 @@ class SharedDriller:
             raise died
         self._tried.control(name, summary, time.monotonic() - begun, self._reporter)
 
-    def _struck(self, drill: ExchangeDrill) -> tuple[list[Prompt], Wanted]:
+    def _struck(self, drill: ExchangeDrill) -> tuple[slice, Wanted]:
+        """Which prompts are struck, and how their exchanges are known."""
         if drill.struck == "all":
-            return self._prompts, completions() if drill.path == COMPLETIONS else path(drill.path)
-        prompt = self._prompts[1 if drill.struck == "one" else -1]
-        return [prompt], completions(prompt.ids)
+            return slice(0, None), completions() if drill.path == COMPLETIONS else path(drill.path)
+        at = 1 if drill.struck == "one" else len(self._prompts) - 1
+        return slice(at, at + 1), completions(self._prompts[at].ids)
 
     def _drill(self, session: EngineGroupSession, scene: Scene, drill: ExchangeDrill) -> bool:
         """One drill; False when the engines cannot be used any more."""
         cell = next(c for c in self._group.cells if c.topology == drill.topology)
         struck, wanted = self._struck(drill)
-        proxy = scene.proxies[drill.proxy]
+        prompts = [p.id for p in self._prompts]
         begun = time.monotonic()
         alive = True
+        trouble = "it was not made"
         try:
-            with proxy.armed(drill.make(scene), wanted):
-                summary, died = self._perform(session, cell, drill.drill.id)
+            scene.begin()
+            with scene.proxies[drill.proxy].armed(drill.make(scene), wanted, drill.fatal) as armed:
+                try:
+                    summary, died = self._perform(session, cell, drill.drill.id)
+                finally:
+                    trouble = armed.failed or scene.failed
+            scene.settle()
+            # Again, because one that went wrong while it was called off is wrong, too.
+            trouble = armed.failed or scene.failed
             alive = not isinstance(died, EngineDiedError)
+            after = prompts[struck.stop :][:1] if drill.late and struck.stop else []
             seen = Seen(
                 verdict=summary.verdict,
                 reasons=reasons_of(summary.judgement, summary.history),
-                planned=self._recorded_before(died, summary),
+                # All must be there, unless engines died on the way: then those before the strike.
+                planned=len(prompts) if died is None else struck.start,
                 recorded=len(summary.history.observations),
                 seconds=time.monotonic() - begun,
-                struck=proxy.struck > 0,
-                strays=() if drill.fatal else strays(summary.judgement, [p.id for p in struck]),
+                struck=not trouble,
+                trouble=trouble,
+                strays=() if drill.fatal else strays(summary.judgement, prompts[struck], after),
             )
             self._tried.add(judge_drill(drill.drill, seen, drill.drill.id), self._reporter)
         except Exception as error:
             # A crash of the harness in a drill is what drills are for.
-            self._crashed(drill.drill, error, proxy.struck > 0)
+            self._crashed(drill.drill, error, trouble)
         return alive and self._calm(session)
 
-    def _recorded_before(self, died: InfrastructureError | None, summary: RunSummary) -> int:
-        """Observations that must be there: all, unless engines died on the way."""
-        lines = (summary.history.folder / "observations.jsonl").read_bytes().count(b"\n")
-        return len(self._prompts) if died is None else lines
-
-    def _crashed(self, drill: Drill, error: Exception, struck: bool) -> None:
+    def _crashed(self, drill: Drill, error: Exception, trouble: str) -> None:
         log = self._folder / drill.id / "crash.log"
         write_traceback(log)
         words = f"the harness itself failed: {type(error).__name__}: {error}"
-        seen = Seen(None, (" ".join(words.split())[:300],), len(self._prompts), 0, 0.0, struck=struck)
+        said = (" ".join(words.split())[:300],)
+        seen = Seen(None, said, len(self._prompts), 0, 0.0, struck=not trouble, trouble=trouble)
         self._tried.add(judge_drill(drill, seen, drill.id), self._reporter)
 
     def _calm(self, session: EngineGroupSession) -> bool:
@@ -207,7 +241,7 @@ class SharedDriller:
             try:
                 session.require_alive()
                 session.reset_caches()
-                session.refresh_counters()
+                self._count_out(session)
                 return True
             except EngineDiedError:
                 return False
@@ -215,3 +249,13 @@ class SharedDriller:
                 if time.monotonic() > deadline:
                     self._reporter.line(f"engines are started again: {error}")
                     return False
+
+    def _count_out(self, session: EngineGroupSession) -> None:
+        """One more request to each engine, which is no drill's: vLLM counts a failed transfer with the next one. Raises
+        HandoffError."""
+        ids = list(range(1, self._prepared.profile.engine.block_size))
+        sampling = Sampling(1, self._prepared.profile.workload.logprobs)
+        for role in session.roles:
+            client = session.client(role)
+            client.complete(ids, sampling, new_id(), new_id(), await_counters=("finished_requests",))
+        session.refresh_counters()

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.config import Profile
+from harness.drills.exchange import Topology
 from harness.drills.footprint import Footprint, sweep
 from harness.drills.model import Result
-from harness.drills.processes import ProcessDrill
+from harness.drills.processes import ProcessDrill, served
 from harness.drills.proxy import completions
 from harness.drills.scene import ProxiedExecutor, Scene
-from harness.drills.shared import FORMS, chosen_prompts, drill_profile
+from harness.drills.shared import FORMS, drill_profile, require_prompts
 from harness.drills.tried import Tried
 from harness.drills.verdict import Seen, judge_drill, lost, reasons_of
 from harness.engine.command import Role
@@ -29,7 +30,7 @@ from harness.workload import Choice, cell_work
 METHOD = "none"
 """What dies does not depend on the method, and plain engines start fastest."""
 _END_S = 30.0
-_ROLES: dict[str, tuple[Role, ...]] = {"pd": ("decode", "prefill"), "single": ("single",)}
+_ROLES: dict[Topology, tuple[Role, ...]] = {"pd": ("decode", "prefill"), "single": ("single",)}
 
 
 class SoloDriller:
@@ -44,21 +45,24 @@ class SoloDriller:
         mark: str,
         tried: Tried,
     ) -> None:
+        """Raises UsageError when there are not enough prompts."""
         self._tried = tried
         self._prepared = prepared
         self._environment = environment
         self._folder = folder
         self._reporter = reporter
         self._mark = mark
-        self._prompts = chosen_prompts(prepared)
+        self._prompts = require_prompts(prepared)
 
     def run(self, drills: Sequence[ProcessDrill]) -> None:
-        """The control first."""
-        with Scene(_ROLES["pd"]) as scene:
-            summary, seconds = self._perform(scene, "pd", drill_profile(self._prepared.profile), "control-process")
-        self._tried.control("control-process", summary, seconds, self._reporter)
+        """The controls first, one for each topology that is drilled."""
+        topologies = dict.fromkeys(d.topology for d in drills)
+        failed = {topology: self._control(topology) for topology in topologies}
         for drill in drills:
             footprint = Footprint(self._mark)
+            if why := failed[drill.topology]:
+                self._tried.add(lost(drill.drill, f"its control failed: {why}"), self._reporter)
+                continue
             try:
                 result = self._drill(drill, footprint)
             except Exception as error:
@@ -67,37 +71,56 @@ class SoloDriller:
             sweep(footprint)
             self._tried.add(result, self._reporter)
 
+    def _control(self, topology: Topology) -> str:
+        """The same proxies and prompts without a fault; returns what it failed of, if it did."""
+        name = f"control-process-{topology}"
+        footprint = Footprint(self._mark)
+        try:
+            with Scene(_ROLES[topology]) as scene:
+                summary, seconds = self._perform(scene, topology, drill_profile(self._prepared.profile), name)
+            self._tried.control(name, summary, seconds, self._reporter)
+        except Exception as error:
+            sweep(footprint)
+            self._reporter.line(f"control {name}: {type(error).__name__}: {error}")
+            return f"{type(error).__name__}: {error}"
+        return ""
+
     def _drill(self, drill: ProcessDrill, footprint: Footprint) -> Result:
         profile = drill_profile(self._prepared.profile)
         profile = profile.model_copy(update={"engine": profile.engine.model_copy(update=dict(drill.engine))})
-        begun = time.monotonic()
+        since = time.monotonic()
+        trouble = ""
         with Scene(_ROLES[drill.topology]) as scene:
             if drill.proxy is None or drill.make is None:
                 summary, _ = self._perform(scene, drill.topology, profile, drill.drill.id)
-                struck, since = True, begun
             else:
-                proxy = scene.proxies[drill.proxy]
-                with proxy.armed(drill.make(scene), completions(self._prompts[1].ids)):
+                prompt = self._prompts[1]
+                fault = drill.make(scene)
+                with scene.proxies[drill.proxy].armed(fault, completions(prompt.ids), fatal=True) as armed:
                     summary, _ = self._perform(scene, drill.topology, profile, drill.drill.id)
-                struck, since = proxy.struck > 0 and not scene.failed, proxy.struck_at or begun
+                scene.settle()
+                struck = [o for o in summary.history.observations if o.prompt_id == prompt.id]
+                trouble = armed.failed or scene.failed or served(drill, struck)
+                since = armed.struck_at or since
             seconds = time.monotonic() - since
             seen = Seen(
                 verdict=summary.verdict,
-                reasons=(*((scene.failed,) if scene.failed else ()), *reasons_of(summary.judgement, summary.history)),
+                reasons=reasons_of(summary.judgement, summary.history),
                 # The prompt before the struck one was answered and must be there.
                 planned=0 if drill.proxy is None else 1,
                 recorded=len(summary.history.observations),
                 seconds=seconds,
                 left=footprint.left(_END_S),
-                struck=struck,
+                struck=not trouble,
+                trouble=trouble,
             )
         return judge_drill(drill.drill, seen, drill.drill.id)
 
-    def _perform(self, scene: Scene, topology: str, profile: Profile, name: str) -> tuple[RunSummary, float]:
+    def _perform(self, scene: Scene, topology: Topology, profile: Profile, name: str) -> tuple[RunSummary, float]:
         """A whole run of one cell of three prompts; returns its summary and the seconds that it took."""
         begun = time.monotonic()
         method = next(m for m in profile.methods if m.kind == METHOD)
-        cell = Cell("pd" if topology == "pd" else "single", method)
+        cell = Cell(topology, method)
         ids = frozenset(p.id for p in self._prompts)
         work = cell_work(profile, self._prepared.prompts, cell, Choice(scenarios=(COLD,), prompts=ids, forms=FORMS))
         plan = make_plan(profile, [cell])

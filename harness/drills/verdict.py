@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.drills.model import Drill, Ending, Result
-from harness.findings import Judgement, Verdict
+from harness.findings import Finding, Judgement, Verdict
 from harness.history import History
 
 _SHOWN = 300
@@ -26,6 +26,8 @@ class Seen(NamedTuple):
     left: tuple[str, ...] = ()
     struck: bool = True
     """Whether the fault took place."""
+    trouble: str = ""
+    """Why it did not."""
     strays: tuple[str, ...] = ()
     """Findings on what was not struck."""
 
@@ -38,9 +40,18 @@ def reasons_of(judgement: Judgement, history: History) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*found, *judgement.notices]))
 
 
-def strays(judgement: Judgement, struck: Sequence[str]) -> tuple[str, ...]:
-    """Findings on prompts that no fault struck."""
-    return tuple(f.id for f in judgement.findings if f.prompt_id is not None and f.prompt_id not in struck)
+def strays(judgement: Judgement, struck: Sequence[str], late: Sequence[str] = ()) -> tuple[str, ...]:
+    """Findings on prompts that no fault struck. ``late`` are prompts whose transfer, and nothing else of them, may be
+    UNKNOWN because a failed one is counted there."""
+    return tuple(
+        f.id
+        for f in judgement.findings
+        if f.prompt_id is not None and f.prompt_id not in struck and not (f.prompt_id in late and _uncounted(f))
+    )
+
+
+def _uncounted(finding: Finding) -> bool:
+    return finding.check == "transfer" and finding.verdict is Verdict.UNKNOWN
 
 
 def judge_drill(drill: Drill, seen: Seen, folder: str = "") -> Result:
@@ -50,7 +61,8 @@ def judge_drill(drill: Drill, seen: Seen, folder: str = "") -> Result:
     green = seen.verdict in (Verdict.PASS, Verdict.KNOWN) and Verdict.PASS not in drill.verdicts
     if not seen.struck:
         ending = Ending.LOST
-        problems = ("the fault did not take place", *problems)
+        why = f": {seen.trouble[:_SHOWN]}" if seen.trouble else ""
+        problems = (f"the fault did not take place{why}", *problems)
     elif green:
         ending = Ending.FALSE_GREEN
     else:

@@ -126,21 +126,21 @@ def test_drills_are_chosen_by_id_pattern_and_group():
 
 def test_what_is_not_struck_passes_through_unchanged(proxy):
     direct = httpx.post(f"{proxy.target}/v1/completions", json={"prompt": [1], "model": "m"}).json()
-    with proxy.armed(answers.instead(500, b""), completions((9, 9))):
+    with proxy.armed(answers.instead(500, b""), completions((9, 9))) as armed:
         headers = {"Authorization": "Bearer planted"}
         through = httpx.post(f"{proxy.url}/v1/completions", json={"prompt": [1], "model": "m"}, headers=headers)
     assert through.json() == direct
     assert through.headers["content-type"] == "application/json"
     assert FakeServer.seen[-1]["authorization"] == "Bearer planted"
     assert httpx.get(f"{proxy.url}/metrics").text == httpx.get(f"{proxy.target}/metrics").text
-    assert proxy.struck == 0
+    assert armed.struck == 0
 
 
 def test_a_fault_strikes_its_prompt_only_while_it_is_armed(proxy):
-    with proxy.armed(answers.instead(500, b"{}"), completions((5, 6, 7))):
+    with proxy.armed(answers.instead(500, b"{}"), completions((5, 6, 7))) as armed:
         with pytest.raises(HandoffError, match="found 500"):
             ask(proxy)
-        assert proxy.struck == 1
+        assert armed.struck == 1
     assert ask(proxy).output_ids == tuple(range(10, 20))
 
 
@@ -159,8 +159,9 @@ BREAKING = [
 
 @pytest.mark.parametrize(("fault", "reason"), BREAKING)
 def test_broken_answers_are_named_by_the_real_client(proxy, fault, reason):
-    with proxy.armed(fault, completions()), pytest.raises(HandoffError, match=reason):
+    with proxy.armed(fault, completions()) as armed, pytest.raises(HandoffError, match=reason):
         ask(proxy)
+    assert armed.failed == ""
     assert ask(proxy).output_ids == tuple(range(10, 20))
 
 
@@ -378,8 +379,9 @@ def test_every_broken_exchange_is_refused_for_the_stated_reason(proxy, drill):
     """By the real client, over the real proxy; the verdict on real engines is in docs/drills.md."""
     limit = 1.0 if drill.drill.id in ("hang", "hang-prefill", "drip") else 20.0
     begun = time.monotonic()
-    with proxy.armed(drill.make(None), completions()), pytest.raises(HandoffError) as found:  # type: ignore[arg-type]
+    with proxy.armed(drill.make(None), completions()) as armed, pytest.raises(HandoffError) as found:  # type: ignore[arg-type]
         ask(proxy, limit)
+    assert armed.failed == ""
     assert re.search(drill.drill.reason, f"the exchange broke: {found.value}", re.DOTALL), found.value
     assert time.monotonic() - begun < drill.drill.bound_s
     assert ask(proxy).output_ids == tuple(range(10, 20))
@@ -388,7 +390,7 @@ def test_every_broken_exchange_is_refused_for_the_stated_reason(proxy, drill):
 @pytest.mark.parametrize("drill", [d for d in RESPONSES if d.path == "/metrics"], ids=lambda d: d.drill.id)
 def test_metrics_of_every_kind_of_wrong_end_in_no_crash(proxy, drill):
     client = Client("decode", proxy.url, 3.0)
-    with proxy.armed(drill.make(None), path("/metrics")), contextlib.suppress(HandoffError):  # type: ignore[arg-type]
+    with proxy.armed(drill.make(None), path("/metrics")) as armed, contextlib.suppress(HandoffError):  # type: ignore[arg-type]
         assert "generation_tokens" not in client.snapshot()
-    assert proxy.struck == 1
+    assert armed.failed == ""
     client.close()

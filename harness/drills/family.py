@@ -1,0 +1,107 @@
+"""The processes of a started engine, and signals to them. A process is known by its pid and its start time, from the
+start of its engine on: nothing is sent to another one that has its pid by now."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+import psutil
+
+from harness.drills.proxy import FaultError
+
+_WAIT_S = 5.0
+_POLL_S = 0.01
+
+
+class Family:
+    """An engine's API server, which leads a session, and whatever else lives in that session."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises FaultError when there is no such process."""
+        try:
+            self.server = psutil.Process(pid)
+        except psutil.Error as error:
+            raise FaultError(f"expected the engine's process {pid}, found none: {error}") from error
+        self._known = {self.server}
+
+    def members(self, part: str = "") -> list[psutil.Process]:
+        """Those that live and whose name contains ``part``."""
+        found = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                if os.getsid(process.pid) == self.server.pid:
+                    found.add(process)
+        # A session has its leader's pid, which is nobody else's while the leader is there.
+        if self.server.is_running():
+            self._known |= found
+        return [p for p in self._known if lives(p) and part in _name(p)]
+
+    def send(self, number: signal.Signals, part: str = "") -> int:
+        """Send a signal and wait for what it does; returns how many got it. Raises FaultError when there are none, or
+        it does nothing."""
+        reached = self.members(part)
+        for process in reached:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        if not reached:
+            raise FaultError(f"expected a living process of the engine{f' called {part}' if part else ''}, found none")
+        _await_effect(number, reached)
+        return len(reached)
+
+    def kill_server(self) -> None:
+        """KILL to the API server alone; its children have to be ended by somebody else. Raises FaultError."""
+        if not lives(self.server):
+            raise FaultError("expected the engine to live until it is killed, found it gone")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.server.send_signal(signal.SIGKILL)
+        _await_effect(signal.SIGKILL, [self.server])
+
+    def kill(self) -> None:
+        """KILL to every process, the workers first: nobody reads from them when this is over. Raises FaultError."""
+        if not lives(self.server):
+            raise FaultError("expected the engine to live until it is killed, found it gone")
+        # Whoever ends a tree whose server is gone must not be what is seen to work here.
+        for process in sorted(self.members(), key=lambda p: p == self.server):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        _await_effect(signal.SIGKILL, self.members())
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether it is there and no zombie."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return process.name()
+    return ""
+
+
+def _stopped(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.status() == psutil.STATUS_STOPPED
+    return False
+
+
+_EFFECTS: dict[signal.Signals, Callable[[psutil.Process], bool]] = {
+    signal.SIGKILL: lambda p: not lives(p),
+    signal.SIGSTOP: lambda p: _stopped(p) or not lives(p),
+    signal.SIGCONT: lambda p: not _stopped(p),
+}
+
+
+def _await_effect(number: signal.Signals, processes: Sequence[psutil.Process]) -> None:
+    effect = _EFFECTS[number]
+    deadline = time.monotonic() + _WAIT_S
+    while not all(effect(p) for p in processes):
+        if time.monotonic() > deadline:
+            raise FaultError(f"expected {number.name} to take effect within {_WAIT_S:.0f} s, found none")
+        time.sleep(_POLL_S)
