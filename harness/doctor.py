@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
 from harness import provenance
 from harness.baseline.lookup import Lookup
+from harness.baseline.shelf import Shelf
 from harness.config import REPOSITORY, Profile, load_profile
 from harness.engine.environment import WITHOUT, EngineEnvironment, inspect_environment, need_nixl
 from harness.engine.ports import free_ports, release
@@ -190,20 +192,21 @@ def _data_items(profile: Profile, source: str) -> list[Item]:
         items.append(_attempt("prompts", f"restore the file, or run `harness prompts build{recipe}`", prompts))
         if items[-1].ok:
             digest = load_prompts(path).sha256
+            shelves: dict[Path, Shelf] = {}
             for part in parts:
-                found |= lookups_of(part, source, digest, None, hardware)
+                found |= lookups_of(part, source, digest, None, hardware, shelves)
     advice = f"harness baseline record --profile {source}"
     if not profile.axes:
         return items + [
             Item(
                 f"baseline {lineup}",
                 f"{len(k.baseline.rows)} prompts" if k.baseline else k.reason,
-                k.baseline is not None,
+                k.found,
                 True,
                 advice,
             )
             for lineup, k in found.items()
         ]
     lineups = {CellName.of(c.id).lineup for c in all_cells(profile)}
-    there = [lineup for lineup in lineups if lineup in found and found[lineup].baseline is not None]
+    there = [lineup for lineup in lineups if lineup in found and found[lineup].found]
     return [*items, Item("baselines", f"{len(there)} of {len(lineups)}", len(there) == len(lineups), True, advice)]

@@ -157,7 +157,7 @@ def figures_of(history: History, judgement: Judgement, baselines: Mapping[str, L
     """All figures of a judged run. Raises DataError when the recorded profile is damaged."""
     evidence = Evidence(history, baselines, judging_of(history))
     views = [CellView(evidence, r) for r in history.run.cells if r.planned or not r.scenarios]
-    known = {m: lookup.baseline for m, lookup in baselines.items() if lookup.baseline is not None}
+    known = {m: lookup for m, lookup in baselines.items() if lookup.found}
     cells = [_of_cell(v, known, judgement) for v in views]
     return Figures(
         tuple(_positions(views, cells, known)),
@@ -165,9 +165,15 @@ def figures_of(history: History, judgement: Judgement, baselines: Mapping[str, L
         tuple(_published(history, views)),
         tuple(s for c in cells for s in c.steps),
         tuple(s for c in cells for s in c.survival),
-        tuple(s for m, b in known.items() for s in _equal_runs(m, b)),
+        tuple(s for m, lookup in known.items() for s in _equal_runs(m, lookup.baseline)),
         tuple(_worst(history, judgement)),
     )
+
+
+def _known(baselines: Mapping[str, Lookup], method: str) -> Baseline | None:
+    """One at a time: those of a large run do not fit into memory."""
+    lookup = baselines.get(method)
+    return lookup.baseline if lookup is not None else None
 
 
 class _Cell(NamedTuple):
@@ -179,7 +185,7 @@ class _Cell(NamedTuple):
     survival: tuple[Survival, ...]
 
 
-def _of_cell(view: CellView, baselines: Mapping[str, Baseline], judgement: Judgement) -> _Cell:
+def _of_cell(view: CellView, baselines: Mapping[str, Lookup], judgement: Judgement) -> _Cell:
     """All of a cell at once: the observations of a large run are read anew for each cell."""
     survival = tuple(_survival(view, baselines))
     if not view.speculative:
@@ -191,14 +197,14 @@ def _of_cell(view: CellView, baselines: Mapping[str, Baseline], judgement: Judge
 
 
 def _positions(
-    views: Sequence[CellView], cells: Sequence[_Cell], baselines: Mapping[str, Baseline]
+    views: Sequence[CellView], cells: Sequence[_Cell], baselines: Mapping[str, Lookup]
 ) -> Iterable[Position]:
     tonight: dict[str, list[Position]] = {}
     for view, cell in zip(views, cells, strict=True):
         if view.speculative:
             tonight.setdefault(view.lineup, []).extend(cell.tonight)
     for method, found in tonight.items():
-        baseline = baselines.get(method)
+        baseline = _known(baselines, method)
         if baseline is not None:
             summary = baseline.header.summary
             intervals = summary.get("rates_interval_99", [])
@@ -250,7 +256,7 @@ def _detectable(judgement: Judgement, cell: str) -> float | None:
     return float(points) / 100 if points is not None else None
 
 
-def _seen(view: CellView, baselines: Mapping[str, Baseline], judgement: Judgement) -> Seen:
+def _seen(view: CellView, baselines: Mapping[str, Lookup], judgement: Judgement) -> Seen:
     result, change = _comparison(judgement, view.id), _detectable(judgement, view.id)
     if view.lineup not in baselines:
         text = "unknown, as there is no baseline to compare with"
@@ -307,8 +313,8 @@ def _shares(name: str, partings: Sequence[int | None], longest: int) -> Iterable
         yield Survival(name, t, round(1 - left / len(partings), 4))
 
 
-def _survival(view: CellView, baselines: Mapping[str, Baseline]) -> Iterable[Survival]:
-    baseline = baselines.get(view.lineup)
+def _survival(view: CellView, baselines: Mapping[str, Lookup]) -> Iterable[Survival]:
+    baseline = _known(baselines, view.lineup)
     if baseline is None:
         return
     rows = baseline.by_prompt()
@@ -324,8 +330,8 @@ def _survival(view: CellView, baselines: Mapping[str, Baseline]) -> Iterable[Sur
     yield from _shares(view.id, partings, longest)
 
 
-def _equal_runs(method: str, baseline: Baseline) -> Iterable[Survival]:
-    rows = [r for r in baseline.rows if r.again is not None]
+def _equal_runs(method: str, baseline: Baseline | None) -> Iterable[Survival]:
+    rows = [r for r in baseline.rows if r.again is not None] if baseline is not None else []
     longest = max((len(r.output_ids) for r in rows), default=0)
     yield from _shares(method, [r.again.divergence for r in rows if r.again is not None], longest)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from harness.baseline.build import identity_of
 from harness.baseline.lookup import Limits, Lookup, look_up
 from harness.baseline.model import Baseline
+from harness.baseline.shelf import Shelf
 from harness.baseline.summary import baseline_arms
 from harness.checks.night import TestName, tests_of
 from harness.config import Judging, Profile
@@ -148,24 +150,33 @@ def lookups_now(prepared: Prepared, environment: EngineEnvironment | None) -> di
     """Baselines by lineup that a run of the prepared cells would be judged against, were it made now."""
     version = environment.vllm if environment else None
     hardware = tuple(gpus())
-    return {
-        lineup: lookup
-        for part in prepared.parts
-        for lineup, lookup in lookups_of(
-            part, prepared.source, prepared.sets[part.variant].sha256, version, hardware
-        ).items()
-    }
+    shelves: dict[Path, Shelf] = {}
+    out: dict[str, Lookup] = {}
+    for part in prepared.parts:
+        digest = prepared.sets[part.variant].sha256
+        out |= lookups_of(part, prepared.source, digest, version, hardware, shelves)
+    return out
 
 
 def lookups_of(
-    part: Profile, source: str, prompts_sha256: str, vllm: str | None, hardware: tuple[str, ...]
+    part: Profile,
+    source: str,
+    prompts_sha256: str,
+    vllm: str | None,
+    hardware: tuple[str, ...],
+    shelves: dict[Path, Shelf] | None = None,
 ) -> dict[str, Lookup]:
-    """The same for a plain profile; ``hardware`` is what ``harness.provenance.gpus`` found."""
+    """The same for a plain profile; ``hardware`` is what ``harness.provenance.gpus`` found. ``shelves`` keeps what was
+    read of each folder where several parts are looked up."""
+    shelves = {} if shelves is None else shelves
+    if part.baselines not in shelves:
+        shelves[part.baselines] = Shelf(part.baselines)
+    shelf = shelves[part.baselines]
     limits = Limits(part.judging.baseline_days, part.judging.baseline_minors)
     return {
         CellName("single", m.kind, variant=part.variant).lineup: Lookup(None, reason)
         if (reason := reason_for(part, m.kind)) is not None
-        else look_up(part.baselines, identity_of(part, m, prompts_sha256, vllm, hardware), source, limits, now())
+        else look_up(part.baselines, identity_of(part, m, prompts_sha256, vllm, hardware), source, limits, now(), shelf)
         for m in part.methods
     }
 

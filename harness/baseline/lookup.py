@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from harness.baseline.model import Baseline, Identity
-from harness.baseline.store import load_baseline, stored
+from harness.baseline.model import Baseline, Header, Identity
+from harness.baseline.shelf import Shelf, StoredBaseline
+from harness.baseline.store import load_header, read_table, stored
 from harness.errors import DataError
 from harness.files import sha256_json
 
@@ -33,10 +34,21 @@ class Limits(NamedTuple):
 class Lookup(NamedTuple):
     """A baseline, or the reason why there is none to compare with."""
 
-    baseline: Baseline | None
+    held: Baseline | StoredBaseline | None
+    """In memory, or on disk: rows of stored ones are read when they are asked for."""
     reason: str
     notices: tuple[str, ...] = ()
     path: Path | None = None
+
+    @property
+    def found(self) -> bool:
+        return self.held is not None
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """With its rows. Not to be kept: those of all lineups of a large run do not fit into memory. Raises DataError
+        when the stored one is no longer what was found."""
+        return self.held.load() if isinstance(self.held, StoredBaseline) else self.held
 
 
 def differing(ours: Identity, theirs: Identity) -> list[str]:
@@ -72,42 +84,53 @@ def minor_distance(ours: str | None, theirs: str | None) -> int | None:
     return abs((a.major - b.major) * 100 + a.minor - b.minor)
 
 
-def look_up(folder: Path, identity: Identity, profile_name: str, limits: Limits, started: str) -> Lookup:
+def look_up(
+    folder: Path, identity: Identity, profile_name: str, limits: Limits, started: str, shelf: Shelf | None = None
+) -> Lookup:
     """The baseline for an identity, or why there is none and which command mends it.
 
     ``started`` is when the run began (ISO 8601): the age is judged against it, so that judging again later gives the
-    same answer.
+    same answer. ``shelf`` holds the folder's headers where several identities are looked up.
     """
+    shelf = shelf or Shelf(folder)
     mend = f"record it with `harness baseline record --profile {profile_name}`"
-    near: list[tuple[int, Path, Baseline]] = []
-    refused: list[tuple[int, str]] = []
-    for path in stored(folder):
+    candidates = [(item, differing(identity, item.header.identity)) for item in shelf.of_method(identity.method)]
+    damaged = list(shelf.damaged(identity.method))
+    for item in _nearest(identity, (item for item, fields in candidates if not fields)):
         try:
-            baseline = load_baseline(path)
+            # Not from memory: it may have been damaged since.
+            item.read()
         except DataError as error:
-            if path.stem.split("-", 1)[0] == identity.method:
-                refused.append((0, str(error)))
+            damaged.append(str(error))
             continue
-        theirs = baseline.header.identity
-        if theirs.method != identity.method:
-            continue
-        fields = differing(identity, theirs)
-        if fields:
-            why = f"the baseline {path} belongs to something else ({describe_difference(identity, theirs, fields)})"
-            refused.append((len(fields), f"{why}; {mend}"))
-            continue
-        distance = minor_distance(identity.vllm, theirs.vllm)
-        near.append((1_000_000 if distance is None else distance, path, baseline))
-    if near:
-        _, path, baseline = min(near, key=lambda item: (item[0], item[1]))
-        return Lookup(baseline, "", tuple(_notices(baseline, path, identity, limits, started)), path)
-    if refused:
-        return Lookup(None, min(refused)[1])
+        return Lookup(item, "", tuple(_notices(item.header, item.path, identity, limits, started)), item.path)
+    if damaged:
+        return Lookup(None, min(damaged))
+    others = [(len(fields), item, fields) for item, fields in candidates if fields]
+    if others:
+        fewest = min(count for count, _, _ in others)
+        reasons = (
+            f"the baseline {item.path} belongs to something else "
+            f"({describe_difference(identity, item.header.identity, fields)})"
+            for count, item, fields in others
+            if count == fewest
+        )
+        return Lookup(None, f"{min(reasons)}; {mend}")
     return Lookup(None, f"expected a baseline of {identity.method} in {folder}, found none; {mend}")
 
 
-def _notices(baseline: Baseline, path: Path, identity: Identity, limits: Limits, started: str) -> Iterable[str]:
-    theirs = baseline.header.identity.vllm
+def _nearest(identity: Identity, items: Iterable[StoredBaseline]) -> list[StoredBaseline]:
+    """By distance of vLLM's version, then by path."""
+
+    def distance(item: StoredBaseline) -> tuple[int, Path]:
+        found = minor_distance(identity.vllm, item.header.identity.vllm)
+        return (1_000_000 if found is None else found, item.path)
+
+    return sorted(items, key=distance)
+
+
+def _notices(header: Header, path: Path, identity: Identity, limits: Limits, started: str) -> Iterable[str]:
+    theirs = header.identity.vllm
     if theirs != identity.vllm:
         distance = minor_distance(identity.vllm, theirs)
         far = distance is None or distance > limits.minors
@@ -116,7 +139,7 @@ def _notices(baseline: Baseline, path: Path, identity: Identity, limits: Limits,
             f"{identity.vllm or 'an unknown version'}"
             + (f": expired, more than {limits.minors} minor versions apart; record it anew" if far else "")
         )
-    recorded = baseline.header.provenance.recorded
+    recorded = header.provenance.recorded
     try:
         days = (_instant(started) - _instant(recorded)).days
     except ValueError:
@@ -142,10 +165,12 @@ def unused(folder: Path, identities: Iterable[Identity]) -> list[str]:
     out = []
     for path in stored(folder):
         try:
-            theirs = load_baseline(path).header.identity
+            header = load_header(path)
+            read_table(path, header)
         except DataError as error:
             out.append(str(error))
             continue
+        theirs = header.identity
         mine = [i for i in known if i.method == theirs.method]
         if not mine:
             out.append(f"baseline {path.name} is unused: no cell of the profile uses {theirs.method}")

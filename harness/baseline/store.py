@@ -36,29 +36,47 @@ COLUMNS = (
 _MOST_BYTES = 256 * strict_json.MIB
 
 
-def load_baseline(path: Path) -> Baseline:
-    """Load and verify a baseline by its ``.json`` file. Raises DataError naming the damage."""
-    mend = "restore the file from version control, or record it anew with `harness baseline record`"
+_MEND = "restore the file from version control, or record it anew with `harness baseline record`"
+
+
+def load_header(path: Path) -> Header:
+    """The header of a baseline by its ``.json`` file, as it was written; its rows are not read. Raises DataError."""
     try:
         header = Header.model_validate(strict_json.loads(strict_json.read_text(path, _MOST_BYTES)))
     except ValidationError as error:
         raise DataError(f"baseline {path} is damaged:\n{describe_validation_error(error)}") from error
     except (OSError, ValueError) as error:
-        raise DataError(f"baseline {path}: expected JSON, but it cannot be read ({error}); {mend}") from error
+        raise DataError(f"baseline {path}: expected JSON, but it cannot be read ({error}); {_MEND}") from error
     if header.format != FORMAT:
-        raise DataError(f"baseline {path}: expected format {FORMAT}, found {header.format!r}; {mend}")
+        raise DataError(f"baseline {path}: expected format {FORMAT}, found {header.format!r}; {_MEND}")
+    return header
+
+
+def read_table(path: Path, header: Header) -> str:
+    """The text of a baseline's rows, which is what the header's hash says. Raises DataError."""
     table = path.with_suffix(".csv")
     try:
         text = strict_json.read_text(table, _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise DataError(
-            f"baseline {table}: expected the rows of {path.name}, but they cannot be read ({error}); {mend}"
+            f"baseline {table}: expected the rows of {path.name}, but they cannot be read ({error}); {_MEND}"
         ) from error
     if sha256_bytes(text.encode()) != header.rows_sha256:
         raise DataError(
-            f"baseline {table}: its rows do not match the hash in {path.name}, so lines were changed or lost; {mend}"
+            f"baseline {table}: its rows do not match the hash in {path.name}, so lines were changed or lost; {_MEND}"
         )
-    rows = _parse(text, table)
+    return text
+
+
+def load_baseline(path: Path) -> Baseline:
+    """Load and verify a baseline by its ``.json`` file. Raises DataError naming the damage."""
+    header = load_header(path)
+    return with_rows(path, header, read_table(path, header))
+
+
+def with_rows(path: Path, header: Header, text: str) -> Baseline:
+    """The baseline of a header and the text of its rows. Raises DataError for damaged rows."""
+    rows = _parse(text, path.with_suffix(".csv"))
     # The hash covers the rows alone: figures are worked out from them, whatever the header says.
     figures = summarise(rows, header.identity.draft_tokens)
     return Baseline(header=header.model_copy(update={"summary": figures}), rows=rows)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from harness.baseline.build import identity_in
 from harness.baseline.lookup import Limits, Lookup, look_up, unused
+from harness.baseline.shelf import Shelf
 from harness.checks import drafting, exchange, rescored, state, tokens, transfer
 from harness.checks.evidence import CellView, Evidence
 from harness.checks.night import RegisteredTest, TestName, run_tests
@@ -268,6 +269,7 @@ def baselines_for(history: History, folder: Path | None = None) -> dict[str, Loo
     out: dict[str, Lookup] = {}
     judging = judging_of(history)
     limits = Limits(judging.baseline_days, judging.baseline_minors)
+    shelf = Shelf(where) if where is not None else None
     for method in history.run.identities:
         if where is None:
             out[method] = Lookup(None, out_of_reach("baselines", "--baselines", history))
@@ -275,7 +277,7 @@ def baselines_for(history: History, folder: Path | None = None) -> dict[str, Loo
         try:
             identity = identity_in(history, method)
             source = str(profile.get("source", profile["name"]))
-            out[method] = look_up(where, identity, source, limits, history.run.started)
+            out[method] = look_up(where, identity, source, limits, history.run.started, shelf)
         except (ValidationError, KeyError) as error:
             out[method] = Lookup(None, f"the run's identity of {method} is damaged: {error}")
     return out

@@ -377,3 +377,75 @@ def test_again_of_a_run_that_parts(tmp_path):
     row = load_baseline(path).rows[0]
     assert row.again is not None
     assert (row.again.divergence, row.again.gap) == (5, 9.0)
+
+
+def _baselines_of_variants(folder: Path, count: int) -> list[Path]:
+    """One baseline for each of so many block sizes, all of one method."""
+    out = []
+    for size in range(1, count + 1):
+        path = folder / f"eagle3-{size:02d}.json"
+        write_baseline(path, identity("eagle3", block_size=size), provenance(), rows([31, 32, 40 + size], "eagle3"))
+        out.append(path)
+    return out
+
+
+def test_rows_are_read_of_the_baseline_that_fits_and_headers_once(tmp_path, monkeypatch):
+    from harness.baseline import shelf
+
+    _baselines_of_variants(tmp_path, 6)
+    headers, tables = [], []
+    load_header, read_table = shelf.load_header, shelf.read_table
+    monkeypatch.setattr(shelf, "load_header", lambda path: headers.append(path.name) or load_header(path))
+    monkeypatch.setattr(shelf, "read_table", lambda path, header: tables.append(path.name) or read_table(path, header))
+    ours = shelf.Shelf(tmp_path)
+    assert (len(headers), tables) == (6, [])
+    for size in range(1, 7):
+        found = look_up(tmp_path, identity("eagle3", block_size=size), "cpu", LIMITS, STARTED, ours)
+        assert found.path is not None and found.path.name == f"eagle3-{size:02d}.json"
+    assert tables == [f"eagle3-{size:02d}.json" for size in range(1, 7)]
+    # Each is verified once more when its rows are read, and never for another one.
+    assert sorted(headers) == sorted(2 * tables)
+    assert not look_up(tmp_path, identity("eagle3", block_size=99), "cpu", LIMITS, STARTED, ours).found
+    assert len(tables) == 6
+
+
+def test_rows_of_lineups_that_are_not_judged_are_forgotten(tmp_path, monkeypatch):
+    import gc
+    import weakref
+
+    from harness.baseline import shelf
+
+    monkeypatch.setattr(shelf, "CACHED", 0)
+    _baselines_of_variants(tmp_path, 6)
+    lookups = [found(tmp_path, block_size=size) for size in range(1, 7)]
+    held = []
+    for lookup in lookups:
+        baseline = lookup.baseline
+        assert baseline is not None and baseline.rows[2].prompt_id == f"p{40 + baseline.header.identity.block_size}"
+        held.append(weakref.ref(baseline))
+        del baseline
+    gc.collect()
+    assert [r() is not None for r in held] == [False] * 4 + [True] * 2
+    assert lookups[0].baseline == load_baseline(tmp_path / "eagle3-01.json")
+
+
+def test_a_stored_baseline_that_changes_while_it_is_judged_is_not_judged_on(tmp_path, monkeypatch):
+    from harness.baseline import shelf
+
+    monkeypatch.setattr(shelf, "_AT_LEAST", 0)
+    monkeypatch.setattr(shelf, "CACHED", 0)
+    lookup = found(write(tmp_path).parent)
+    write_baseline(tmp_path / "eagle3.json", identity("eagle3"), provenance(), rows([31, 32], "eagle3"))
+    with pytest.raises(DataError, match="changed meanwhile"):
+        _ = lookup.baseline
+
+
+def test_a_damaged_baseline_does_not_hide_the_next_nearest(tmp_path):
+    for name, version in (("eagle3", "0.32.0"), ("eagle3-2", "0.31.0")):
+        write_baseline(
+            tmp_path / f"{name}.json", identity("eagle3", vllm=version), provenance(), rows(LENGTHS, "eagle3")
+        )
+    (tmp_path / "eagle3.csv").write_text("x")
+    assert found(tmp_path, vllm="0.32.0").path == tmp_path / "eagle3-2.json"
+    (tmp_path / "eagle3-2.csv").write_text("x")
+    assert "do not match the hash" in found(tmp_path, vllm="0.32.0").reason

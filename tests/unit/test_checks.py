@@ -265,7 +265,7 @@ def test_missing_baseline_is_unknown_with_its_reason():
     cell = view(
         history([observation("single-none")]),
         "single-none",
-        {"none": lookup([])._replace(baseline=None, reason="none found; record it with `harness baseline record`")},
+        {"none": lookup([])._replace(held=None, reason="none found; record it with `harness baseline record`")},
     )
     result = tokens.tokens_baseline(cell)
     assert result.verdict is Verdict.UNKNOWN

@@ -220,7 +220,7 @@ def test_free_text_fills_what_the_evidence_gives_and_says_so():
 
     def freed(lookup):
         rows = tuple(r.model_copy(update={"output_ids": free}) for r in lookup.baseline.rows)
-        return lookup._replace(baseline=lookup.baseline.model_copy(update={"rows": rows}))
+        return lookup._replace(held=lookup.baseline.model_copy(update={"rows": rows}))
 
     judgement = judge(history(cold("pd-eagle3", lookahead_defect)), {m: freed(b) for m, b in baselines.items()})
     text = " ".join(f.location.text for f in judgement.findings if f.location)

@@ -158,7 +158,7 @@ def test_sampling_is_judged_only_where_margins_force_every_token(temperature, ga
     h = history([o], scenarios=[SAMPLED])
     recorded = lookup([40])
     rows = tuple(r.model_copy(update={"min_top_gap": gap}) for r in recorded.baseline.rows)
-    recorded = recorded._replace(baseline=recorded.baseline.model_copy(update={"rows": rows}))
+    recorded = recorded._replace(held=recorded.baseline.model_copy(update={"rows": rows}))
     assert state.state_occurred(view(h, "single-none", {"none": recorded}, "sampled")).verdict is verdict
 
 
