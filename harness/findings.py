@@ -133,12 +133,19 @@ class Finding(Strict):
     """Id of the known defect that covers it."""
     link: str | None = None
     """Where that defect is reported."""
+    others: int = Field(default=0, ge=0)
+    """Further findings of the check in this cell that differ in their request alone, and are counted here only."""
     evidence: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def id(self) -> str:
         scenario = None if self.scenario == "cold" else self.scenario
         return "/".join(p for p in (self.cell, scenario, self.check, self.part or self.prompt_id, self.form) if p)
+
+
+def how_many(findings: Iterable[Finding]) -> int:
+    """Findings with those that they stand for."""
+    return sum(1 + f.others for f in findings)
 
 
 class CheckResult(Strict):
@@ -152,6 +159,11 @@ class CheckResult(Strict):
     findings: tuple[Finding, ...] = ()
     note: str = ""
     figures: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def found(self) -> int:
+        """Findings with those that are counted only."""
+        return how_many(self.findings)
 
 
 class CellVerdict(Strict):
@@ -184,6 +196,7 @@ class Judgement(Strict):
 
     @property
     def findings(self) -> list[Finding]:
+        """Those that are listed; see ``how_many``."""
         return [f for c in self.cells for r in c.results for f in r.findings]
 
 

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError, field_validator
 from harness import strict_yaml
 from harness.config import describe_validation_error
 from harness.errors import EXIT_REGRESSION, DataError
-from harness.findings import CellVerdict, CheckResult, Finding, Judgement, Verdict, worst
+from harness.findings import CellVerdict, CheckResult, Finding, Judgement, Verdict, how_many, worst
 from harness.history import History
 from harness.strict import Strict
 
@@ -207,7 +207,7 @@ def _entry_notices(entry: Entry, before: Judgement, after: Iterable[CellVerdict]
     mine = [f for f in findings if f.known == defect.id]
     lines = f"lines {entry.first_line} to {entry.last_line} of {name}"
     if mine:
-        yield f"KNOWN {defect.id}: {len(mine)} findings, until {defect.expires}: {defect.reason} ({defect.link})"
+        yield f"KNOWN {defect.id}: {how_many(mine)} findings, until {defect.expires}: {defect.reason} ({defect.link})"
         wider = sorted(
             {
                 f"{f.cell}" + (f" in {f.scenario}" if f.scenario != "cold" else "")

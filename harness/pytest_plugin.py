@@ -183,11 +183,12 @@ class CheckItem(pytest.Item):
 
 def _explain(result: CheckResult) -> str:
     lines = [
-        f"{result.verdict}: {result.check} of {result.cell}: {len(result.findings)} findings {result.note}".rstrip()
+        f"{result.verdict}: {result.check} of {result.cell}: {result.found} findings {result.note}".rstrip()
     ]
     lines += [f"  {f.prompt_id or ''} {f.message}" for f in result.findings[:_SHOWN]]
-    if len(result.findings) > _SHOWN:
-        lines.append(f"  … and {len(result.findings) - _SHOWN} more")
+    shown = len(result.findings[:_SHOWN])
+    if result.found > shown:
+        lines.append(f"  … and {result.found - shown} more")
     return "\n".join(lines)
 
 

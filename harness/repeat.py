@@ -13,7 +13,7 @@ from harness import provenance, strict_json
 from harness.acceptance import real_steps
 from harness.engine.environment import EngineEnvironment
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
-from harness.findings import Judgement, Verdict
+from harness.findings import Judgement, Verdict, how_many
 from harness.history import COLD, History, Observation, load_history
 from harness.operations import Prepared, judge_and_report
 from harness.progress import Reporter
@@ -136,7 +136,9 @@ def count(histories: Sequence[History], judged: Sequence[Judgement]) -> tuple[Co
             key = (item.cell, item.scenario)
             mine = verdicts.setdefault(key, {})
             mine[item.verdict] = mine.get(item.verdict, 0) + 1
-            findings[key] = findings.get(key, 0) + sum(f.known is None for r in item.results for f in r.findings)
+            findings[key] = findings.get(key, 0) + how_many(
+                f for r in item.results for f in r.findings if f.known is None
+            )
     for number, history in enumerate(histories):
         for o in history.observations:
             row = rows.setdefault((o.cell, o.scenario), dict.fromkeys(("requests", "compared", "tokens", "steps"), 0))

@@ -353,7 +353,8 @@ def _again(summary: RunSummary, target: Target) -> bool | None:
     ]
     if any(f.verdict is not Verdict.UNKNOWN for f in found):
         return True
-    if not results or any(r.verdict is Verdict.UNKNOWN for r in results):
+    # Of findings that are not listed nobody can say whether it is among them.
+    if not results or any(r.verdict is Verdict.UNKNOWN or r.found > len(r.findings) for r in results):
         return None
     return False
 

@@ -14,7 +14,7 @@ from harness.checks.night import cell_counts
 from harness.config import Judging
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, DataError
 from harness.figures import Figures, figures_of
-from harness.findings import CellVerdict, Finding, Judgement, Verdict, worst
+from harness.findings import CellVerdict, Finding, Judgement, Verdict, how_many, worst
 from harness.history import COLD, History
 from harness.remote_code import said
 from harness.strata import Stratum
@@ -163,6 +163,7 @@ def _equal_tokens(judgement: Judgement, cell: str) -> str:
     if result is None or not result.judged:
         return "not judged"
     wrong = len({f.prompt_id for f in result.findings if f.verdict is not Verdict.UNKNOWN})
+    wrong += sum(f.others for f in result.findings if f.verdict is not Verdict.UNKNOWN)
     return f"{result.judged - wrong}/{result.judged}"
 
 
@@ -193,7 +194,7 @@ def describe(history: History, judgement: Judgement) -> str:
             "request moved its KV."
         )
     if judgement.verdict is Verdict.KNOWN:
-        count = sum(f.known is not None for f in judgement.findings)
+        count = how_many(f for f in judgement.findings if f.known is not None)
         return (
             f"{count} findings of known defects ({', '.join(known)}) and nothing else in {cells} cells, {requests} "
             "requests."
@@ -202,7 +203,7 @@ def describe(history: History, judgement: Judgement) -> str:
     if not bad:
         return f"{judgement.verdict}: {'; '.join(judgement.notices) or 'no cell was judged'}."
     armed = f"With {', '.join(judgement.mutants)} put in on purpose, " if judgement.mutants else ""
-    return f"{armed}{len(bad)} of {cells} cells do not pass ({names}); {len(judgement.findings)} findings."
+    return f"{armed}{len(bad)} of {cells} cells do not pass ({names}); {how_many(judgement.findings)} findings."
 
 
 def _group(f: Finding) -> tuple[str, ...]:
@@ -219,5 +220,5 @@ def grouped_findings(judgement: Judgement) -> list[tuple[Finding, int, list[str]
     for f in judgement.findings:
         groups[_group(f)].append(f)
     order = list(Verdict)
-    out = [(fs[0], len(fs), sorted({f.stratum for f in fs if f.stratum})) for fs in groups.values()]
+    out = [(fs[0], how_many(fs), sorted({f.stratum for f in fs if f.stratum})) for fs in groups.values()]
     return sorted(out, key=lambda g: -order.index(g[0].verdict))

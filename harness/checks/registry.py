@@ -13,6 +13,7 @@ from harness.baseline.lookup import Limits, Lookup, look_up, unused
 from harness.baseline.shelf import Shelf
 from harness.checks import drafting, exchange, rescored, state, tokens, transfer
 from harness.checks.evidence import CellView, Evidence
+from harness.checks.listed import listed, most_listed
 from harness.checks.night import RegisteredTest, TestName, run_tests
 from harness.checks.statistical import check_for, tripped
 from harness.config import Judging, Tier, describe_validation_error
@@ -202,7 +203,9 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     """Judge a recorded run and its second stage, if it has one. Reads nothing but its arguments."""
     judging = judging_of(history)
     evidence = with_tests(Evidence(history, baselines, judging), second)
-    cells = tuple(judge_cell(view) for view in views(evidence))
+    asked = views(evidence)
+    most = most_listed(len(asked))
+    cells = tuple(listed(judge_cell(view), most) for view in asked)
     verdict = worst(c.verdict for c in cells)
     notices = [n for lookup in baselines.values() for n in lookup.notices]
     if history.torn_line:

@@ -41,8 +41,8 @@ def _moment(started: str) -> dict[str, str]:
 
 def _detail(result: CheckResult) -> str:
     lines = [f.message for f in result.findings[:_SHOWN]]
-    if len(result.findings) > _SHOWN:
-        lines.append(f"… and {len(result.findings) - _SHOWN} more findings")
+    if result.found > len(lines):
+        lines.append(f"… and {result.found - len(lines)} more findings")
     return xml_safe("\n".join(lines) or result.note or "nothing to examine")
 
 

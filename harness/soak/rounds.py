@@ -10,7 +10,7 @@ from harness.baseline.lookup import Lookup
 from harness.checks.evidence import CellView, Evidence
 from harness.checks.registry import judge_cell, judging_of
 from harness.decision import Facts, decide
-from harness.findings import CellVerdict, Finding, Judgement, Verdict, worst
+from harness.findings import CellVerdict, Finding, Judgement, Verdict, how_many, worst
 from harness.history import History, Observation, RunRecord
 from harness.known import KnownDefects, apply_known
 from harness.sequences import common_prefix
@@ -75,7 +75,7 @@ class RoundJudge:
             for r in cell.results
             if not r.findings and r.verdict is not Verdict.PASS
         ]
-        self.found += len(found)
+        self.found += how_many(found)
         self.findings += found[: max(0, _KEPT - len(self.findings))]
 
     def _changed(self, view: CellView) -> list[Finding]:
