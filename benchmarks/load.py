@@ -1,122 +1,302 @@
 """Peak memory and time of judging, reporting and merging a large recorded run:
 
-    python benchmarks/load.py [CELLS] [OBSERVATIONS_PER_CELL] [FOLDER]
+    python benchmarks/load.py [CELLS [PROMPTS [FOLDER]]]
 
-Writes a made-up run of so many cells (variants of four: single and P/D, with and without EAGLE3; in one variant of
-fifty every tenth answer of P/D is wrong), whole and as two halves, and runs ``harness check`` on the whole and
-``harness merge`` on the halves as child processes.
+Writes a made-up night of so many cells, each with so many cold prompts and four prompts in a scenario: variants of four
+cells (single and P/D, with and without EAGLE3), with identities, a baseline for each lineup, and every output re-scored
+by the plain engine of its variant. In one variant of fifty every tenth answer of P/D is wrong; in another one the plain
+engine died, so nothing of the variant has a reference. It is written whole and as two halves. Judging, reporting and
+merging run in processes of their own, and each is held to what has to come out. What was written stays in FOLDER.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.config import load_profile
-from harness.history import LINES, Observation, RunRecord, write_run
-from tests.unit.builders import change_final, history, observation
+from benchmarks.memory import peak_mib
+from harness.baseline.model import Row
+from harness.baseline.store import load_header, write_baseline
+from harness.checks.registry import judge
+from harness.config import REPOSITORY, Profile, load_profile
+from harness.files import write_json
+from harness.findings import Judgement, Verdict, how_many
+from harness.history import LINES, RESCORE, Observation, RunRecord, load_history, write_run
+from harness.matrix import CellName
+from harness.merge import Wanted, merge
+from harness.operations import References, lookups_for
+from harness.report import write_reports
+from harness.sequences import output_key
+from harness.summary import summarise_run
+from tests.unit.builders import change_final, engine, history, identity, leg, observation, provenance, rows
 
 CELLS = ("pd-eagle3", "single-eagle3", "pd-none", "single-none")
+METHODS = ("none", "eagle3")
 LENGTHS = range(40, 140)
+SCENARIO = "chunked"
+LONG = (210, 222, 223, 224)
+BUDGET = 192
+"""Tokens of an engine step, less than the prompts of the scenario."""
 _MIB = 1 << 20
 
 
-def templates() -> dict[str, list[tuple[Observation, Observation]]]:
-    """Right and wrong observations by cell, one pair per prompt length."""
-    out: dict[str, list[tuple[Observation, Observation]]] = {}
-    for cell in CELLS:
-        for tokens in LENGTHS:
-            o = observation(cell, tokens)
-            assert o.final is not None and o.final.output_ids is not None
-            wrong = change_final(o, output_ids=(9, *o.final.output_ids[1:]))
-            out.setdefault(cell, []).append((o, wrong))
-    return out
+def is_damaged(variant: int) -> bool:
+    """Whether every tenth answer of P/D is wrong in it."""
+    return variant % 50 == 0
+
+
+def is_lost(variant: int) -> bool:
+    """Whether its plain engine died."""
+    return variant % 50 == 25
+
+
+def _wrong(o: Observation) -> Observation:
+    assert o.final is not None and o.final.output_ids is not None
+    return change_final(o, output_ids=(9, *o.final.output_ids[1:]))
+
+
+def _in_scenario(cell: str, tokens: int) -> Observation:
+    """A prompt that was prefilled in chunks."""
+    o = observation(cell, tokens, scenario=SCENARIO, part="subject", prompt_id=f"long-{tokens}")
+    first = o.legs[0]
+    counters = {**first.counters, "prompt_tokens_local_compute": float(tokens)}
+    return o.model_copy(update={"legs": (first.model_copy(update={"counters": counters}), *o.legs[1:])})
+
+
+def _scored(o: Observation) -> Observation:
+    """What the plain engine says of an output: that it would not have begun with 9."""
+    assert o.final is not None and o.final.output_ids is not None
+    output = o.final.output_ids
+    gaps = (5.0 if output[0] == 9 else 0.0, *(0.0 for _ in output[1:]))
+    scores = leg("single", o.sent_ids, (1,), rescored=gaps)
+    changes = {"cell": "single-none", "scenario": RESCORE, "part": output_key(output)}
+    return o.model_copy(update={**changes, "engine_roles": ("single",), "legs": (scores,)})
+
+
+def _text(o: Observation) -> str:
+    return json.dumps(o.model_dump(mode="json"))
+
+
+def _profile(variants: int) -> dict[str, Any]:
+    """A profile whose matrix is the night's."""
+    raw = load_profile("cpu").model_dump(mode="json")
+    raw |= {
+        "methods": [m for m in raw["methods"] if m["kind"] in METHODS],
+        "routes": ["client"],
+        "exclude": [],
+        "scenarios": [{"id": SCENARIO, "kind": "chunked-prefill", "prompts": [f"long-{n}" for n in LONG]}],
+        "axes": {"setting": {f"v{n:04d}": {"engine": {"env": _env(n)}} for n in range(variants)}},
+    }
+    # Rows of the history are made by hand, so the prompts are on no machine.
+    raw["workload"] |= {"rescore": True, "text_prompts": 0}
+    return {**Profile.model_validate(raw).model_dump(mode="json"), "source": "cpu"}
+
+
+def _env(variant: int) -> dict[str, str]:
+    return {"KMP_BLOCKTIME": str(variant)}
 
 
 def records(cells: int) -> RunRecord:
     """Provenance of a run of so many cells, as variants of ``CELLS``."""
     base = history([observation(c) for c in CELLS]).run
-    made = tuple(
-        record.model_copy(update={"cell": f"{record.cell}+v{v:04d}", "group": f"{record.group}+v{v:04d}"})
-        for v in range(-(-cells // len(CELLS)))
-        for record in base.cells
-    )[:cells]
-    profile: dict[str, Any] = {**load_profile("cpu").model_dump(mode="json"), "source": "cpu"}
-    profile["scenarios"] = []
-    return base.model_copy(update={"cells": made, "profile": profile})
+    variants = -(-cells // len(CELLS))
+    made = []
+    engines = []
+    for v in range(variants):
+        for record in base.cells:
+            name = f"{record.cell}+v{v:04d}"
+            lost = is_lost(v) and record.cell == "single-none"
+            ended = {"state": "failed", "reason": "the engine died"} if lost else {}
+            made.append(record.model_copy(update={"cell": name, "group": name, **ended}))
+            roles = ("single",) if name.startswith("single") else ("prefill", "decode")
+            engines += [engine(name, role, step_tokens=BUDGET) for role in roles]
+    kept = tuple(made[:cells])
+    groups = {c.group for c in kept}
+    return base.model_copy(
+        update={
+            "cells": kept,
+            "engines": tuple(e for e in engines if e.group in groups),
+            "profile": _profile(variants),
+            "rescore": True,
+            "hardware": {**base.hardware, "platform": "Linux x86_64"},
+            "identities": {
+                f"{m}+v{v:04d}": identity(m, env=_env(v)).model_dump(mode="json")
+                for v in range(variants)
+                for m in METHODS
+            },
+        }
+    )
 
 
-def lines(run: RunRecord, each: int) -> Iterator[str]:
-    """Observations as JSON lines, cell after cell."""
-    patterns = {
-        cell: [tuple(json.dumps(o.model_dump(mode="json")) for o in pair) for pair in pairs]
-        for cell, pairs in templates().items()
-    }
+def lines(run: RunRecord, prompts: int, broken: int = 0) -> Iterator[str]:
+    """Observations as JSON lines, cell after cell; the first ``broken`` requests of each cell have no answer."""
+    pairs = {cell: [(o, _wrong(o)) for o in (observation(cell, n) for n in LENGTHS)] for cell in CELLS}
+    answers = {cell: [tuple(map(_text, pair)) for pair in made] for cell, made in pairs.items()}
+    failed = {cell: _text(made[0][0].model_copy(update={"error": "it broke"})) for cell, made in pairs.items()}
+    scores = [tuple(_text(_scored(o)) for o in pair) for pair in pairs["pd-none"]]
+    long = {cell: [_text(_in_scenario(cell, n)) for n in LONG] for cell in CELLS}
+
+    def put(text: str, name: str, record: str, i: int, renamed: bool = True) -> str:
+        text = text.replace(f'"cell": "{name}"', f'"cell": "{record}"', 1).replace(
+            '"sequence": 0', f'"sequence": {i}', 1
+        )
+        return (
+            text.replace(f'"prompt_id": "{_prompt(i)[0]}"', f'"prompt_id": "{_prompt(i)[1]}"', 1) if renamed else text
+        )
+
     for record in run.cells:
+        if record.state != "complete":
+            continue
         name, _, variant = record.cell.partition("+")
-        damaged = name.startswith("pd") and int(variant[1:]) % 50 == 0
-        for i in range(each):
-            right, wrong = patterns[name][i % len(LENGTHS)]
-            text = wrong if damaged and i % 10 == 0 else right
-            text = text.replace(f'"cell": "{name}"', f'"cell": "{record.cell}"', 1)
-            prompt = f"p{LENGTHS[i % len(LENGTHS)]}"
-            text = text.replace(f'"prompt_id": "{prompt}"', f'"prompt_id": "{prompt}-{i:05d}"', 1)
-            yield text.replace('"sequence": 0', f'"sequence": {i}', 1)
+        v = int(variant[1:])
+        for i in range(prompts):
+            wrong = is_damaged(v) and name.startswith("pd") and i % 10 == 0
+            text = answers[name][i % len(LENGTHS)][wrong] if i >= broken or i % len(LENGTHS) else failed[name]
+            yield put(text, name, record.cell, i)
+        for i, text in enumerate(long[name]):
+            yield put(text, name, record.cell, prompts + i, renamed=False)
+        if name == "single-none":
+            for i in range(prompts):
+                for wrong in (False, True)[: 2 if is_damaged(v) and i % 10 == 0 else 1]:
+                    yield put(scores[i % len(LENGTHS)][wrong], name, record.cell, i)
 
 
-def write(folder: Path, run: RunRecord, each: int) -> None:
+def _prompt(i: int) -> tuple[str, str]:
+    """Name of a prompt in the templates and in the run."""
+    plain = f"p{LENGTHS[i % len(LENGTHS)]}"
+    return plain, f"{plain}-{i:05d}"
+
+
+def write(folder: Path, run: RunRecord, prompts: int, broken: int = 0) -> None:
     """A run folder, written as it is made."""
     folder.mkdir(parents=True)
+    asked = {"planned": prompts, "scenarios": {SCENARIO: len(LONG)}}
+    lineups = {CellName.of(c.cell).lineup for c in run.cells}
     run = run.model_copy(
         update={
             "run_id": folder.name,
-            "cells": tuple(c.model_copy(update={"planned": each}) for c in run.cells),
+            "cells": tuple(c.model_copy(update=asked) for c in run.cells),
+            "identities": {k: v for k, v in run.identities.items() if k in lineups},
         }
     )
     with (folder / LINES).open("w", encoding="utf-8") as stream:
-        for line in lines(run, each):
+        for line in lines(run, prompts, broken):
             stream.write(line + "\n")
     write_run(folder, run)
 
 
-def measured(name: str, arguments: Sequence[str], folder: Path) -> None:
-    """Run ``harness`` and print its time, its own peak memory and how it ended."""
+def write_baselines(folder: Path, run: RunRecord, prompts: int) -> None:
+    """A baseline for each lineup, each with a row for each prompt."""
+    for method in METHODS:
+        by_length = {n: rows([n], method)[0] for n in (*LENGTHS, *LONG)}
+        made = [_row(by_length[LENGTHS[i % len(LENGTHS)]], _prompt(i)[1]) for i in range(prompts)]
+        made += [_row(by_length[n], f"long-{n}") for n in LONG]
+        first = folder / f"{method}-0000.json"
+        write_baseline(first, identity(method, env=_env(0)), provenance(), made)
+        header = load_header(first)
+        for v in range(1, len(run.profile["axes"]["setting"])):
+            path = folder / f"{method}-{v:04d}.json"
+            shutil.copyfile(first.with_suffix(".csv"), path.with_suffix(".csv"))
+            own = header.model_copy(update={"identity": identity(method, env=_env(v))})
+            write_json(path, own.model_dump(mode="json"))
+
+
+def _row(row: Row, prompt: str) -> Row:
+    return row.model_copy(update={"prompt_id": prompt})
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+
+def expected(cell: str) -> Verdict:
+    """What has to come out."""
+    name, _, variant = cell.partition("+")
+    v = int(variant[1:])
+    if is_damaged(v) and name.startswith("pd"):
+        return Verdict.REGRESSION
+    return Verdict.UNKNOWN if is_lost(v) else Verdict.PASS
+
+
+def require(judgement: Judgement, cells: Iterable[str]) -> None:
+    wrong = {c: str(v) for c, v in judgement.by_cell().items() if v is not expected(c)}
+    if wrong or set(judgement.by_cell()) != set(cells):
+        raise SystemExit(f"expected other verdicts of {len(wrong)} cells: {dict(list(wrong.items())[:6])}")
+
+
+def stage_judge(folder: Path) -> str:
+    whole = load_history(folder / "whole")
+    judgement = judge(whole, lookups_for(whole, References(baselines=folder / "baselines")))
+    write_json(folder / "judged.json", judgement.model_dump(mode="json"))
+    require(judgement, (c.cell for c in whole.run.cells))
+    listed = len(judgement.findings)
+    return f"{len(whole.observations)} observations; {how_many(judgement.findings)} findings, {listed} listed"
+
+
+def stage_report(folder: Path) -> str:
+    whole = load_history(folder / "whole")
+    judgement = Judgement.model_validate_json((folder / "judged.json").read_bytes())
+    known = lookups_for(whole, References(baselines=folder / "baselines"))
+    write_reports(summarise_run(whole, judgement, known), whole.folder)
+    names = ("judgement.json", "report.html", "junit.xml", "summary.md")
+    return ", ".join(f"{n} {(whole.folder / n).stat().st_size / _MIB:.1f} MiB" for n in names)
+
+
+def stage_merge(folder: Path) -> str:
+    halves = [folder / "first", folder / "second"]
+    merged = merge(halves, folder / "merged", Wanted(baselines=folder / "baselines"))
+    whole = json.loads((folder / "whole" / "run.json").read_text(encoding="utf-8"))
+    if {c.cell for c in merged.run.cells} != {c["cell"] for c in whole["cells"]}:
+        raise SystemExit("expected the cells of the whole run in the merged one")
+    return f"{len(merged.observations)} observations"
+
+
+STAGES: dict[str, Callable[[Path], str]] = {"judge": stage_judge, "report": stage_report, "merge": stage_merge}
+
+
+def run_stage(name: str, folder: Path) -> None:
+    """One stage in this process."""
     begun = time.monotonic()
-    with (folder / f"{name}.log").open("w") as log:
-        child = subprocess.Popen([sys.executable, "-m", "harness", *arguments], stdout=log, stderr=log)
-        _, status, used = os.wait4(child.pid, 0)
-    seconds, peak = time.monotonic() - begun, used.ru_maxrss * 1024
+    said = STAGES[name](folder)
+    used = resource.getrusage(resource.RUSAGE_SELF)
     print(
-        f"| {name} | {peak / _MIB:.0f} MiB | {seconds:.0f} s | {used.ru_utime + used.ru_stime:.0f} s | "
-        f"{os.waitstatus_to_exitcode(status)} |",
+        f"| {name} | {peak_mib():.0f} MiB | {used.ru_utime + used.ru_stime:.0f} s | {time.monotonic() - begun:.0f} s | "
+        f"{said} |",
         flush=True,
     )
 
 
-def main() -> None:
-    cells, each = (int(a) for a in (sys.argv[1:3] or ("1000", "1000")))
-    folder = Path(sys.argv[3] if len(sys.argv) > 3 else tempfile.mkdtemp(prefix="harness-load-"))
+def main(arguments: Sequence[str]) -> None:
+    if arguments[:1] == ["--stage"]:
+        run_stage(arguments[1], Path(arguments[2]))
+        return
+    cells, prompts = (int(a) for a in (*arguments[:2], *("1000", "1000")[len(arguments[:2]) :]))
+    folder = Path(arguments[2] if len(arguments) > 2 else tempfile.mkdtemp(prefix="harness-load-"))
     run = records(cells)
     half = len(run.cells) // 2 // len(CELLS) * len(CELLS)
-    write(folder / "whole", run, each)
+    write(folder / "whole", run, prompts)
     for name, part in (("first", run.cells[:half]), ("second", run.cells[half:])):
-        write(folder / name, run.model_copy(update={"cells": part}), each)
+        groups = {c.group for c in part}
+        engines = tuple(e for e in run.engines if e.group in groups)
+        write(folder / name, run.model_copy(update={"cells": part, "engines": engines}), prompts)
+    write_baselines(folder / "baselines", run, prompts)
     size = (folder / "whole" / LINES).stat().st_size
-    print(f"{len(run.cells)} cells × {each} observations, {size / _MIB:.0f} MiB of lines, in {folder}\n")
-    print("| command | peak | time | CPU | exit |\n|---|---:|---:|---:|---:|")
-    measured("check", ["check", str(folder / "whole")], folder)
-    halves = [str(folder / "first"), str(folder / "second")]
-    measured("merge", ["merge", *halves, "--out", str(folder / "merged")], folder)
-    for path in sorted((folder / "whole").iterdir()):
-        print(f"{path.name}: {path.stat().st_size / _MIB:.1f} MiB")
+    print(f"{len(run.cells)} cells × {prompts} prompts, {size / _MIB:.0f} MiB of lines, in {folder}\n")
+    print("| stage | peak | CPU | time | |\n|---|---:|---:|---:|---|", flush=True)
+    for name in STAGES:
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.load", "--stage", name, str(folder.resolve())],
+            cwd=REPOSITORY,
+            check=True,
+        )
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -378,12 +378,13 @@ def known_of(history: History) -> Path | None:
     return known_path(listed if history.own or not listed else recorded(listed))
 
 
-def load_second(history: History) -> History | None:
-    """The second stage of a run, if it had one. One that was interrupted or belongs to something else is none."""
+def load_second(history: History, in_memory: int | None = None) -> History | None:
+    """The second stage of a run, if it had one. One that was interrupted or belongs to something else is none.
+    ``in_memory`` as for ``load_history``."""
     folder = history.folder / SECOND
     if not (folder / "run.json").is_file():
         return None
-    second = load_history(folder)
+    second = load_history(folder, in_memory)
     ours, theirs = history.run, second.run
     # It has the variants of what failed alone.
     ended = theirs.finished is not None and not theirs.interrupted

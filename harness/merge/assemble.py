@@ -10,22 +10,18 @@ from harness import redact
 from harness.errors import StorageError
 from harness.history import (
     COLD,
-    RESCORE,
     CellRecord,
     EngineRecord,
     History,
     HistoryWriter,
-    Observation,
     RunRecord,
     write_parquet,
     write_run,
 )
 from harness.matrix import Cell, CellName
 from harness.merge.night import Night
+from harness.merge.scores import Scores
 from harness.merge.together import Together
-from harness.parts import (
-    rescored,
-)
 from harness.storage import writing
 
 NO_PART = "no part ran it"
@@ -40,9 +36,9 @@ class _Assembled(NamedTuple):
     """Log files and what they are called in the merged run."""
 
 
-def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores_of: int = 0) -> _Assembled:
-    """The chosen recordings as one. Groups of engines that two parts call alike get names of their own. Of an output
-    that several parts re-scored, the scores of ``scores_of`` come first."""
+def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores: Scores) -> _Assembled:
+    """The chosen recordings as one, with the scores of all. Groups of engines that two parts call alike get names of
+    their own."""
     cells: dict[str, CellRecord] = {}
     engines: list[EngineRecord] = []
     logs: list[tuple[Path, str]] = []
@@ -58,7 +54,6 @@ def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores_of:
                 log = group + engine.log.removeprefix(engine.group)
                 engines.append(engine.model_copy(update={"group": group, "log": log}))
         logs += _logs(history.folder / "logs", names)
-    scores = _scores(sorted(histories, key=lambda h: h is not histories[scores_of]))
     return _Assembled(cells, tuple(engines), Together(histories, chosen, scores), tuple(logs))
 
 
@@ -69,17 +64,6 @@ def _logs(folder: Path, names: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
         group, *rest = path.name.rsplit(".", 2)
         if group in names and path.is_file() and not path.is_symlink():
             yield path, ".".join([names[group], *rest])
-
-
-def _scores(histories: Sequence[History]) -> list[Observation]:
-    """Each distinct output's re-scoring, as one run has it: of several the first that was answered."""
-    kept: dict[tuple[str, str], Observation] = {}
-    for history in histories:
-        for o in history.of_scenario(RESCORE):
-            key = (o.cell, o.key)
-            if key not in kept or (rescored(o) and not rescored(kept[key])):
-                kept[key] = o
-    return [o.model_copy(update={"sequence": number}) for number, o in enumerate(kept.values())]
 
 
 def missing(cell: Cell, night: Night, like: Sequence[CellRecord]) -> CellRecord:

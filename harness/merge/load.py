@@ -36,7 +36,7 @@ def load_parts(folders: Sequence[Path], wanted: Wanted) -> tuple[list[Loaded], l
     twins: dict[str, list[Path]] = {}
     for run in runs:
         try:
-            # There may be many parts: none is kept in memory, however small.
+            # There may be many parts: none is kept in memory, however small, nor is its second stage.
             history = load_history(run, in_memory=0)
             _require_usable(history, wanted)
         except HarnessError as error:
@@ -60,7 +60,7 @@ def load_parts(folders: Sequence[Path], wanted: Wanted) -> tuple[list[Loaded], l
 def _with_second(history: History) -> tuple[Loaded, str]:
     """A run with its second stage, and why that cannot be read."""
     try:
-        return Loaded(history, load_second(history)), ""
+        return Loaded(history, load_second(history, in_memory=0)), ""
     except HarnessError as error:
         return Loaded(history, None), f"second stage of {history.run.run_id}: {error}"
 

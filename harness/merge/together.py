@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness.history import RESCORE, History, Observation
 from harness.history_index import CellRows, Lazy
+from harness.merge.scores import Scores
 
 _NOTHING = CellRows({}, [])
 
@@ -13,10 +14,11 @@ _NOTHING = CellRows({}, [])
 class Together(Lazy):
     """Of each cell what the chosen part recorded, part after part, and then the scores."""
 
-    def __init__(self, histories: Sequence[History], chosen: Mapping[str, int], scores: Sequence[Observation]) -> None:
+    def __init__(self, histories: Sequence[History], chosen: Mapping[str, int], scores: Scores) -> None:
         self._histories = tuple(histories)
         self._chosen = dict(chosen)
-        self._scores = tuple(scores)
+        self._scores = scores
+        self._last: tuple[str, CellRows] | None = None
 
     def __iter__(self) -> Iterator[Observation]:
         for i, history in enumerate(self._histories):
@@ -35,11 +37,18 @@ class Together(Lazy):
         return (o for o in self if o.scenario == scenario) if scenario != RESCORE else iter(self._scores)
 
     def of_cell(self, cell: str) -> CellRows:
+        # Each check of a cell asks for it.
+        last = self._last
+        if last is None or last[0] != cell:
+            self._last = last = cell, self._rows(cell)
+        return last[1]
+
+    def _rows(self, cell: str) -> CellRows:
         number = self._chosen.get(cell)
         rows = self._histories[number].of_cell(cell) if number is not None else _NOTHING
-        scores = [o for o in self._scores if o.cell == cell]
+        scores = sorted(self._scores.of_cell(cell), key=lambda o: o.sequence)
         by_place = {place: found for place, found in rows.by_place.items() if place[1] != RESCORE}
         for o in scores:
-            by_place[o.form, o.scenario] = [*by_place.get((o.form, o.scenario), ()), o]
+            by_place.setdefault((o.form, o.scenario), []).append(o)
         ordered = [*(o for o in rows.ordered if o.scenario != RESCORE), *scores]
         return CellRows(by_place, sorted(ordered, key=lambda o: o.sequence))

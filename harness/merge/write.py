@@ -20,20 +20,21 @@ from harness.history import (
 )
 from harness.matrix import CellName, all_cells
 from harness.merge.assemble import NO_PART, as_planned, assemble, missing, save
-from harness.merge.choose import choose, compare_duplicates
+from harness.merge.choose import Holdings, choose, compare_duplicates
 from harness.merge.night import Loaded, Night, Wanted
 from harness.merge.others import found_elsewhere
+from harness.merge.scores import ScoreIndex
 from harness.parts import (
     Evidence,
-    evidence_of,
     unfinished,
 )
 
 
 def write_merged(out: Path, parts: Sequence[Loaded], night: Night, wanted: Wanted, notices: list[str]) -> History:
     histories = [p.history for p in parts]
-    chosen = choose(histories)
-    whole = assemble(histories, chosen)
+    holdings, scores = Holdings(histories), ScoreIndex(histories)
+    chosen = choose(holdings)
+    whole = assemble(histories, chosen, scores.scores())
     recorded = list(whole.cells.values())
     cells = [
         as_planned(whole.cells[c.id], c, night, recorded) if c.id in whole.cells else missing(c, night, recorded)
@@ -46,11 +47,11 @@ def write_merged(out: Path, parts: Sequence[Loaded], night: Night, wanted: Wante
         update={
             "rescore": any(p.run.rescore for p in parts)
             or (night.profile.workload.rescore and any(c == CellName.of(c).reference for c in lost)),
-            "interrupted": any(_cut_short(parts, i) for i in set(chosen.values())),
+            "interrupted": any(_cut_short(parts, i, holdings) for i in set(chosen.values())),
         }
     )
     contradicted, duplicates = compare_duplicates(parts, chosen, night)
-    wrong = found_elsewhere(parts, chosen, run, out, wanted)
+    wrong = found_elsewhere(parts, holdings, scores, chosen, run, out, wanted)
     notices += [f"no part ran {', '.join(lost)}"] if lost else []
     again = [f"part {p.run.run_id} was {r.sentence}" for p in parts for r in p.run.resumed]
     notices += [
@@ -81,8 +82,8 @@ def _write_second(folder: Path, parts: Sequence[Loaded], night: Night, chosen: M
         return []
     histories = [second for _, second in having]
     place = {number: at for at, (number, _) in enumerate(having)}
-    picked = choose(histories, {cell: place[i] for cell, i in chosen.items() if i in place})
-    whole = assemble(histories, picked)
+    picked = choose(Holdings(histories), {cell: place[i] for cell, i in chosen.items() if i in place})
+    whole = assemble(histories, picked, ScoreIndex(histories).scores())
     order = {c.id: n for n, c in enumerate(all_cells(night.profile))}
     cells = sorted(whole.cells.values(), key=lambda c: order.get(c.cell, len(order)))
     sources = [Loaded(h, None) for h in histories]
@@ -137,13 +138,13 @@ def _part(part: Loaded, number: int, chosen: Mapping[str, int]) -> Part:
     )
 
 
-def _cut_short(parts: Sequence[Loaded], number: int) -> bool:
+def _cut_short(parts: Sequence[Loaded], number: int, holdings: Holdings) -> bool:
     """Whether a part did not come to its end, and no other one that did recorded all its cells wholly."""
     part = parts[number]
     if not unfinished(part.run):
         return False
-    ended = [p.history for p in parts if not unfinished(p.run)]
-    return any(all(evidence_of(h, c.cell) < Evidence.WHOLE for h in ended) for c in part.run.cells)
+    ended = [i for i, p in enumerate(parts) if not unfinished(p.run)]
+    return any(all(holdings.of(i, c.cell) < Evidence.WHOLE for i in ended) for c in part.run.cells)
 
 
 def _halves(parts: Sequence[Loaded], chosen: Mapping[str, int]) -> list[str]:

@@ -8,17 +8,23 @@ import subprocess
 import sys
 import textwrap
 import weakref
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from benchmarks.load import records, write
+from benchmarks.load import STAGES, records, write, write_baselines
+from benchmarks.memory import forget_peak, peak_mib
 from harness import history_index
 from harness.config import REPOSITORY, load_profile
 from harness.errors import DataError
-from harness.history import History, HistoryWriter, Observation, _parse, load_history, write_parquet, write_run
+from harness.history import SECOND, History, HistoryWriter, Observation, _parse, load_history, write_parquet, write_run
 from harness.history_index import HeldCells, RecordedLines
+from harness.merge import merge
+from harness.merge.load import load_parts
+from harness.merge.night import Wanted
+from harness.merge.scores import ScoreIndex
 from harness.merge.together import Together
 from harness.operations import judge_and_report
 from tests.unit.builders import change_final, history, observation
@@ -130,20 +136,82 @@ def test_a_file_that_changes_while_it_is_judged_is_not_judged_on(tmp_path: Path,
         lazy.in_order("single-none")
 
 
+def scored(tokens: int, answered: bool = True) -> Observation:
+    """A re-scored output of the plain engine."""
+    o = observation("single-none", tokens, scenario="rescore", part="x", sequence=900 + tokens)
+    return change_final(o, rescored=(0.0,)) if answered else o.model_copy(update={"error": "the exchange broke"})
+
+
 def test_parts_are_put_together_as_if_they_were_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     everything = rows()
-    first = [o for o in everything if o.cell.startswith("pd")]
-    second = [o for o in everything if o.cell.startswith("single")]
+    # The first part has no plain engine's cell that counts, and scored one output in vain and another one well.
+    first = [o for o in everything if o.cell.startswith("pd")] + [scored(40, answered=False), scored(63)]
+    second = [o for o in everything if o.cell.startswith("single")] + [scored(40), scored(63), scored(64)]
     parts = [both(recorded(tmp_path / str(i), part), monkeypatch) for i, part in enumerate((first, second))]
     chosen = {c: int(c.startswith("single")) for c in CELLS}
-    scores = [observation("single-none", 40, scenario="rescore", part="x", sequence=7)]
-    held, lazy = (Together([p[i] for p in parts], chosen, scores) for i in (0, 1))
-    assert list(held) == list(lazy) == [*first, *second, *scores]
-    assert len(lazy) == len(everything) + 1 and lazy
-    assert list(lazy.of_scenario("rescore")) == scores
+    histories = [[p[i] for p in parts] for i in (0, 1)]
+    held, lazy = (Together(some, chosen, ScoreIndex(some).scores()) for some in histories)
+    asked = [o for o in (*first, *second) if o.scenario != "rescore"]
+    kept = [
+        scored(63).model_copy(update={"sequence": 1}),
+        *(scored(t).model_copy(update={"sequence": n}) for t, n in ((40, 0), (64, 2))),
+    ]
+    assert list(held) == list(lazy) == [*asked, *kept]
+    assert len(lazy) == len(everything) + 3 and lazy
+    assert list(lazy.of_scenario("rescore")) == kept
+    everyone = HeldCells([*asked, *sorted(kept, key=lambda o: o.sequence)])
     for cell in CELLS:
-        assert lazy.of_cell(cell) == held.of_cell(cell) == HeldCells([*first, *second, *scores]).of_cell(cell)
-    assert not Together([], {}, [])
+        assert lazy.of_cell(cell) == held.of_cell(cell) == everyone.of_cell(cell)
+    # Where the second part comes first, all its scores count.
+    assert [o.prompt_id for o in ScoreIndex(histories[1]).scores(1)] == ["p40", "p63", "p64"]
+    assert not Together([], {}, ScoreIndex([]).scores())
+
+
+def test_scores_of_parts_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(history_index, "CACHED", 0)
+    part = load_history(recorded(tmp_path / "run", [*rows(), *(scored(t) for t in LENGTHS)]), in_memory=0)
+    scores = ScoreIndex([part]).scores()
+    seen = [weakref.ref(o) for o in scores]
+    gc.collect()
+    assert len(seen) == len(scores) == len(LENGTHS)
+    assert all(r() is None for r in seen)
+
+
+def test_a_second_stage_of_a_part_is_not_held_either(tmp_path: Path):
+    folder = recorded(tmp_path / "run", rows(), identities={"none": {}})
+    recorded(folder / SECOND, rows(), identities={"none": {}})
+    (part,), problems = load_parts([folder], Wanted())
+    assert not problems and part.second is not None
+    assert isinstance(part.second.observations, RecordedLines)
+
+
+def test_a_part_is_parsed_once_however_many_of_its_cells_broke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each cell of the first part has a request that broke; the second part repeats them all."""
+    monkeypatch.setattr(history_index, "CACHED", 0)
+    parsed: Counter[str] = Counter()
+    of_cell = RecordedLines.of_cell
+
+    def counted(lines: RecordedLines, cell: str) -> object:
+        parsed[cell] += 1
+        return of_cell(lines, cell)
+
+    def run(name: str, cells: int, broken: bool) -> Path:
+        made = records(cells).model_copy(update={"run_id": name, "started": f"2026-01-0{1 + broken}T00:00:00+00:00"})
+        write(tmp_path / name, made, 3, broken=1 if broken else 0)
+        return tmp_path / name
+
+    def cost(cells: int) -> float:
+        folders = [run(f"{name}-{cells}", cells, name == "broken") for name in ("broken", "good")]
+        parsed.clear()
+        monkeypatch.setattr(RecordedLines, "of_cell", counted)
+        merged = merge(folders, tmp_path / f"merged-{cells}")
+        monkeypatch.undo()
+        monkeypatch.setattr(history_index, "CACHED", 0)
+        assert len(merged.run.cells) >= cells
+        return parsed.total() / cells
+
+    few, many = cost(4), cost(16)
+    assert many < 1.3 * few, f"{few:.0f} and {many:.0f} readings of each cell"
 
 
 def test_parquet_is_written_in_groups_and_holds_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -156,23 +224,55 @@ def test_parquet_is_written_in_groups_and_holds_every_record(tmp_path: Path, mon
 
 
 def test_memory_does_not_grow_with_the_run(tmp_path: Path):
-    """In memory, ten times the cells take 400 MiB more."""
+    """Held in memory, ten times the cells take 400 MiB more. Judged, reported and merged."""
     script = textwrap.dedent("""
-        import resource, sys
+        import sys
         from pathlib import Path
-        from harness.checks.registry import judge
-        from harness.history import load_history
-        judge(load_history(Path(sys.argv[1]), in_memory=0), {})
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        from benchmarks.load import STAGES
+        from benchmarks.memory import peak_mib
+        STAGES[sys.argv[1]](Path(sys.argv[2]))
+        print(peak_mib())
     """)
-    peaks = []
+    peaks: dict[str, list[float]] = {}
     for cells in (8, 80):
         folder = tmp_path / str(cells)
-        write(folder, records(cells), 300)
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(folder)], cwd=REPOSITORY, capture_output=True, text=True, check=True
-        )
-        peaks.append(int(done.stdout) / 1024)
-    size = (tmp_path / "80" / "observations.jsonl").stat().st_size / 2**20
+        run = records(cells)
+        write(folder / "whole", run, 300)
+        for name, part in (("first", run.cells[: cells // 2]), ("second", run.cells[cells // 2 :])):
+            write(folder / name, run.model_copy(update={"cells": part}), 300)
+        write_baselines(folder / "baselines", run, 300)
+        for stage in STAGES:
+            done = subprocess.run(
+                [sys.executable, "-c", script, stage, str(folder)], cwd=REPOSITORY, capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stderr
+            peaks.setdefault(stage, []).append(float(done.stdout.split()[-1]))
+    size = (tmp_path / "80" / "whole" / "observations.jsonl").stat().st_size / 2**20
     assert size > 60
-    assert peaks[1] - peaks[0] < 150, f"{peaks} MiB for {size:.0f} MiB of lines"
+    grown = {stage: after - before for stage, (before, after) in peaks.items()}
+    assert max(grown.values()) < 150, f"{peaks} MiB for {size:.0f} MiB of lines"
+
+
+def test_the_peak_is_this_process_own(tmp_path: Path):
+    """Of ``ru_maxrss`` a child inherits its parent's, through exec: nothing that it measures could fail then."""
+    script = textwrap.dedent("""
+        import subprocess, sys
+        held = b"x" * (300 << 20)
+        subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+    """)
+    child = (
+        "import resource; from benchmarks.memory import *; print(peak_mib(), resource.getrusage(0).ru_maxrss / 1024)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, child], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    mine, inherited = map(float, done.stdout.split())
+    assert mine < 100 < 300 < inherited
+
+
+def test_a_peak_can_be_forgotten():
+    held = b"x" * (200 << 20)
+    before = peak_mib()
+    del held
+    forget_peak()
+    assert peak_mib() < before - 150
