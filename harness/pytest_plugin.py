@@ -182,9 +182,7 @@ class CheckItem(pytest.Item):
 
 
 def _explain(result: CheckResult) -> str:
-    lines = [
-        f"{result.verdict}: {result.check} of {result.cell}: {result.found} findings {result.note}".rstrip()
-    ]
+    lines = [f"{result.verdict}: {result.check} of {result.cell}: {result.found} findings {result.note}".rstrip()]
     lines += [f"  {f.prompt_id or ''} {f.message}" for f in result.findings[:_SHOWN]]
     shown = len(result.findings[:_SHOWN])
     if result.found > shown:

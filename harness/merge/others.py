@@ -69,9 +69,7 @@ def found_elsewhere(
     return [notice for at in sorted(notices) for notice in notices[at]]
 
 
-def _judged_together(
-    holdings: Holdings, recorded: Iterable[tuple[int, str]]
-) -> Iterable[tuple[int, list[str]]]:
+def _judged_together(holdings: Holdings, recorded: Iterable[tuple[int, str]]) -> Iterable[tuple[int, list[str]]]:
     """Recordings that can stand in one night. A whole one serves those of its part as the reference, as it did there;
     what broke is no reference of others and stands alone."""
     whole: dict[int, list[str]] = {}
