@@ -13,7 +13,8 @@ import psutil
 
 from harness.drills.proxy import FaultError
 
-_WAIT_S = 5.0
+_WAIT_S = 10.0
+"""Under the request limit of drills, 15 s."""
 _POLL_S = 0.01
 
 

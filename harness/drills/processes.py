@@ -47,6 +47,10 @@ def _failed(role: Role) -> str:
 _SLOW = "found ReadTimeout"
 
 
+_WITH_P = rf"{_died('prefill')}|decode engine[^;]*ended by itself with"
+"""P is gone, and D may die of reading from it."""
+
+
 class ProcessDrill(NamedTuple):
     """A fault that engines need not survive."""
 
@@ -280,8 +284,16 @@ PROCESSES: tuple[ProcessDrill, ...] = (
         "P, before its answer arrives",
         "prefill",
         _after("prefill"),
+        reason=_WITH_P,
     ),
-    _p_killed("p-killed-between", "all of P killed between the legs", "P, when D is asked", "decode", _between),
+    _p_killed(
+        "p-killed-between",
+        "all of P killed between the legs",
+        "P, when D is asked",
+        "decode",
+        _between,
+        reason=_WITH_P,
+    ),
     _d_killed(
         "d-killed-pulling",
         "all of D killed while pulling",

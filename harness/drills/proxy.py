@@ -227,7 +227,9 @@ class Proxy:
 
     def __init__(self, target: str = "") -> None:
         """``target`` is the engine's URL; it may be set later."""
-        self.target = target
+        self._target = target
+        self._answered = False
+        """Whether the engine has answered anything: before, it is starting, and need not."""
         self.closing = threading.Event()
         self._armed: list[Armed] = []
         self._lock = threading.Lock()
@@ -237,6 +239,15 @@ class Proxy:
         self._server.proxy = self
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         self._thread.start()
+
+    @property
+    def target(self) -> str:
+        """The engine's URL."""
+        return self._target
+
+    @target.setter
+    def target(self, url: str) -> None:
+        self._target, self._answered = url, False
 
     @property
     def url(self) -> str:
@@ -286,7 +297,8 @@ class Proxy:
                 return call.forward()
             except Exception as error:
                 # What the engine does not answer is not answered here either.
-                self.trouble(f"{call.request.path} was not forwarded ({type(error).__name__}: {error})")
+                if self._answered:
+                    self.trouble(f"{call.request.path} was not forwarded ({type(error).__name__}: {error})")
                 return None
         with armed.at_work():
             return _struck(call, armed)
@@ -296,6 +308,7 @@ class Proxy:
         headers = [(k, v) for k, v in request.headers if k.lower() not in {*_HOP_BY_HOP, "accept-encoding"}]
         url = (to or self.target) + request.path
         found = self._http.request(request.method, url, headers=headers, content=request.body)
+        self._answered = True
         kept = tuple((k, v) for k, v in found.headers.multi_items() if k.lower() not in _HOP_BY_HOP)
         return Answer(found.status_code, kept, found.content)
 
