@@ -33,8 +33,10 @@ from harness.findings import Finding, Judgement, Verdict
 from harness.history import COLD, Leg
 from harness.operations import prepare
 from harness.progress import Reporter
-from tests.unit.test_drills import ask, proxy  # noqa: F401
+from tests.unit import test_drills
+from tests.unit.test_drills import ask
 
+proxy = test_drills.proxy
 DRILLS = {d.drill.id: d for d in PROCESSES}
 
 
@@ -167,14 +169,14 @@ UNDONE = [
 
 
 @pytest.mark.parametrize(("fault", "why"), UNDONE)
-def test_what_goes_wrong_in_a_fault_is_said_and_strikes_nothing(proxy, fault, why):  # noqa: F811
+def test_what_goes_wrong_in_a_fault_is_said_and_strikes_nothing(proxy, fault, why):
     with proxy.armed(fault, completions()) as armed, contextlib.suppress(HandoffError):
         ask(proxy)
     assert armed.struck == 0
     assert re.search(why, armed.failed)
 
 
-def test_a_drip_that_never_dripped_is_no_drip(proxy, monkeypatch):  # noqa: F811
+def test_a_drip_that_never_dripped_is_no_drip(proxy, monkeypatch):
     """The engine is slow, and the harness gives up before there is anything to drip."""
 
     def slow(*_: object) -> Answer:
@@ -188,7 +190,7 @@ def test_a_drip_that_never_dripped_is_no_drip(proxy, monkeypatch):  # noqa: F811
     assert "without having acted" in armed.failed
 
 
-def test_an_answer_that_nobody_waits_for_any_more_strikes_nothing(proxy):  # noqa: F811
+def test_an_answer_that_nobody_waits_for_any_more_strikes_nothing(proxy):
     def slow(call: Call) -> Answer:
         call.wait(10)
         return Answer(500, (), b"")
@@ -199,7 +201,7 @@ def test_an_answer_that_nobody_waits_for_any_more_strikes_nothing(proxy):  # noq
     assert "had given up" in armed.failed
 
 
-def test_a_proxy_that_cannot_forward_makes_a_drill_lost(proxy):  # noqa: F811
+def test_a_proxy_that_cannot_forward_makes_a_drill_lost(proxy):
     made, good = proxy, proxy.target
     with made.armed(answers.closed, completions((9,))) as armed:
         # Not while the engine is starting.
@@ -223,7 +225,7 @@ def test_a_proxy_that_cannot_forward_makes_a_drill_lost(proxy):  # noqa: F811
     assert armed.failed == ""
 
 
-def test_what_waits_in_a_fault_ends_with_it(proxy):  # noqa: F811
+def test_what_waits_in_a_fault_ends_with_it(proxy):
     ended = threading.Event()
 
     def waiting(call: Call) -> None:
@@ -536,3 +538,49 @@ def test_a_fault_that_did_not_act_makes_its_drill_lost(prepared, tmp_path, tried
     (result,) = tried.results
     assert result.ending is Ending.LOST
     assert "ConnectError" in result.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "pulled", "ending", "why"),
+    [
+        ("p-killed-between", 0.0, Ending.SURVIVED, ""),
+        ("p-killed-between", 4096.0, Ending.LOST, "D pulled KV"),
+        ("p-killed-during", 0.0, Ending.LOST, "no exchange was struck"),
+        ("p-frozen", 0.0, Ending.LOST, "expected the run to last 20 s"),
+    ],
+)
+def test_a_process_drill_is_lost_when_its_fault_did_not_take_place(
+    prepared,
+    tmp_path,
+    tried,
+    monkeypatch,
+    proxy,
+    engine,
+    name,
+    pulled,
+    ending,
+    why,
+):
+    """Its run is over at once; the engine behind the proxies is a fake that lives whatever is killed."""
+    made = driller(SoloDriller, prepared, tmp_path, tried)
+    (observation,) = struck(leg("prefill"), leg("decode", nixl_bytes=pulled))
+    observation.prompt_id = made._prompts[1].id
+    said = "the prefill engine (pid 7) ended by itself with signal SIGKILL: found ReadTimeout"
+    summary = SimpleNamespace(
+        verdict=Verdict.UNKNOWN,
+        judgement=SimpleNamespace(findings=(), cells=(), notices=(said,)),
+        history=SimpleNamespace(observations=(observation,), run=SimpleNamespace(cells=())),
+    )
+
+    def perform(scene, *_: object):
+        scene.families = {"prefill": engine}
+        scene.proxies["decode"].target = proxy.target
+        body = {"prompt": list(made._prompts[1].ids), "model": "m"}
+        httpx.post(f"{scene.proxies['decode'].url}/v1/completions", json=body)
+        scene.settle()
+        return summary, 1.0
+
+    monkeypatch.setattr(made, "_perform", perform)
+    result = made._drill(DRILLS[name], shared.Footprint("mark"))
+    assert result.ending is ending, result.problems
+    assert ending is Ending.SURVIVED or why in result.problems[0]
