@@ -6,8 +6,8 @@ Needs vLLM, NIXL where a prefill and a decode engine are involved, and the stand
     python THIS_FILE --python /other/env/bin/python --keep-logs logs
 
 Exit code 1 when the defect is there, 0 when the answers are right, 2 when it cannot be told. Nothing is fetched;
-engines listen on loopback only, answer to a random key alone, and are ended with this program. Written by
-kv-acceptance-harness.
+engines listen on loopback only, answer to a random key alone, and are ended with this program, whatever ends it. Their
+temporary files go with them. Written by kv-acceptance-harness.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import getpass
 import hashlib
 import http.client
 import json
 import os
 import random
+import re
 import secrets
+import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -48,8 +52,135 @@ HOLD_S = 0.25
 """How long an engine is held after requests were sent, so that all of them are queued."""
 
 
+RUNNING: list[Engine] = []
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SOCKETS_IN = 70
+"""Bytes of a folder's path in which vLLM's sockets, called after UUIDs, have names that are short enough."""
+
+
 class CannotTell(Exception):
     """The case could not be tried; the message says why."""
+
+
+# --- what engines leave ----------------------------------------------------------------------------------------------
+
+
+def own_temporary(folder: Path) -> dict[str, str]:
+    """Variables for an engine whose temporary files are to lie in ``folder``, which is made: vLLM leaves sockets and
+    other files there. Compiled kernels are kept where torch would have kept them."""
+    if len(os.fsencode(folder)) > SOCKETS_IN:
+        print(
+            f"temporary files of engines stay in {tempfile.gettempdir()}: the path of {folder} is too long for sockets"
+        )
+        return {}
+    folder.mkdir(mode=0o700)
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid_{os.getuid()}"
+    kernels = Path(tempfile.gettempdir()) / ("torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
+    return {
+        "TMPDIR": str(folder),
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(kernels),
+    }
+
+
+def status_of(pid: int) -> list[str]:
+    """Fields of ``/proc/PID/stat`` from the third one on: the state, and the start time as the 20th. Raises OSError."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def session_of(leader: int) -> list[int]:
+    """Living processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if os.getsid(int(entry.name)) == leader and status_of(int(entry.name))[0] not in "ZX":
+                found.append(int(entry.name))
+    return found
+
+
+def registrations(pids: list[int]) -> dict[Path, int]:
+    """Inodes of OpenMP's registrations (1 KiB in ``/dev/shm``) that these living processes made, by path. A process
+    that is killed leaves its own. It holds the address of a variable of that very process."""
+    found = {}
+    for pid in pids:
+        path = Path(f"/dev/shm/__KMP_REGISTERED_LIB_{pid}_{os.getuid()}")
+        with contextlib.suppress(OSError, ValueError):
+            known = path.lstat()
+            address = re.match(rb"0x([0-9a-f]+)-", path.read_bytes()[:64]) if stat.S_ISREG(known.st_mode) else None
+            if address is None or known.st_uid != os.getuid():
+                continue
+            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+                span, mode = line.split(maxsplit=2)[:2]
+                low, _, high = span.partition("-")
+                if "w" in mode and int(low, 16) <= int(address.group(1), 16) < int(high, 16):
+                    found[path] = known.st_ino
+    return found
+
+
+def end_session(leader: int, made: dict[Path, int]) -> None:
+    """Kill what lives of a session, and remove what its processes made."""
+    deadline = time.monotonic() + 10
+    while (living := session_of(leader)) and time.monotonic() < deadline:
+        made = made | registrations(living)
+        for pid in living:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    for path, inode in made.items():
+        with contextlib.suppress(OSError):
+            if path.lstat().st_ino == inode:
+                path.unlink()
+
+
+class Keeper:
+    """A process that waits for the end of this one, SIGKILL included, and then ends the engines that it was told of and
+    removes their folder. A vLLM server that loses whoever started it goes on."""
+
+    def __init__(self) -> None:
+        """Forks: nothing else may run in this process yet."""
+        read, self._write = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self._write)
+                keep(read)
+            finally:
+                os._exit(0)
+        os.close(read)
+
+    def tell(self, kind: str, *what: object) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._write, (json.dumps([kind, *what]) + "\n").encode())
+
+    def end(self) -> None:
+        """Let it do what is left to do."""
+        os.close(self._write)
+        with contextlib.suppress(OSError):
+            os.waitpid(self._pid, 0)
+
+
+def keep(pipe: int) -> None:
+    os.setsid()
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for handle in (0, 1, 2):
+        os.dup2(nothing, handle)
+    with os.fdopen(pipe, encoding="utf-8") as lines:
+        told = [json.loads(line) for line in lines if line.endswith("\n")]
+    for kind, *what in told:
+        if kind == "engine":
+            leader, start = what
+            # Somebody else's process may have its pid by now.
+            with contextlib.suppress(OSError):
+                if status_of(leader)[19] != start:
+                    continue
+            end_session(leader, {})
+    for kind, *what in told:
+        if kind == "folder":
+            shutil.rmtree(what[0], ignore_errors=True)
 
 
 # --- engines ---------------------------------------------------------------------------------------------------------
@@ -86,6 +217,8 @@ class Engine:
             self.process = subprocess.Popen(
                 argv, env=env | extra, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
             )
+        self.made: dict[Path, int] = {}
+        RUNNING.append(self)
 
     def alive(self) -> bool:
         return self.process.poll() is None
@@ -160,28 +293,24 @@ class Engine:
 
     def gather_threads(self) -> None:
         """On CPU, keep the worker's threads on its core: NIXL's polling thread stalls the other engine otherwise."""
-        for pid in self.family():
+        for pid in session_of(self.process.pid):
             with contextlib.suppress(OSError):
                 if self.core is not None and "Worker" in Path(f"/proc/{pid}/comm").read_text():
                     for task in Path(f"/proc/{pid}/task").iterdir():
                         os.sched_setaffinity(int(task.name), {self.core})
 
-    def family(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                if os.getsid(int(entry.name)) == self.process.pid:
-                    found.append(int(entry.name))
-        return found
-
-    def stop(self) -> None:
+    def tell_to_end(self) -> None:
+        """What its processes made is looked at before: those that end at once cannot be asked any more."""
+        self.made |= registrations(session_of(self.process.pid))
         if self.alive():
             self.process.terminate()
+
+    def stop(self) -> None:
+        self.tell_to_end()
+        if self.alive():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(15)
-        for pid in self.family():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        end_session(self.process.pid, self.made)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
 
@@ -222,14 +351,20 @@ def filled(text: str, words: dict[str, str]) -> str:
     return text
 
 
-def started(options: argparse.Namespace, models: dict[str, str], logs: Path, guard: Path) -> Iterator[Engine]:
+def started(
+    options: argparse.Namespace, models: dict[str, str], logs: Path, scratch: Path, keeper: Keeper
+) -> Iterator[Engine]:
+    guard = scratch / "guard"
     guard.mkdir()
     for name, source in CASE["guard"].items():
         (guard / f"{name}.py").write_text(source)
     for spec in CASE["engines"]:
         role = spec["role"]
         extra = dict(item.partition(":")[2].split("=", 1) for item in options.env if item.startswith(f"{role}:"))
-        yield Engine(spec, options.python, models, extra, logs, guard)
+        engine = Engine(spec, options.python, models, own_temporary(scratch / f"tmp-{role}") | extra, logs, guard)
+        with contextlib.suppress(OSError):
+            keeper.tell("engine", engine.process.pid, status_of(engine.process.pid)[19])
+        yield engine
 
 
 def wait_ready(engines: list[Engine], limit_s: float) -> None:
@@ -497,43 +632,59 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 
 
 def terminated(*_: object) -> NoReturn:
+    """Once: engines are told to end, so that no request waits for them, and the program ends them."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    for engine in RUNNING:
+        with contextlib.suppress(OSError):
+            engine.tell_to_end()
     raise KeyboardInterrupt
 
 
 def main(argv: list[str] | None = None) -> int:
     """Try the case once; returns the exit code."""
     options = parsed(argv)
-    signal.signal(signal.SIGTERM, terminated)
+    keeper = Keeper()
+    try:
+        for number in SIGNALS:
+            # Whoever starts this with nohup means that.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, terminated)
+        with tempfile.TemporaryDirectory(prefix=f"repro-{os.getuid()}-", ignore_cleanup_errors=True) as scratch:
+            keeper.tell("folder", scratch)
+            return attempt(options, Path(scratch), keeper)
+    except KeyboardInterrupt:
+        print("cannot tell: interrupted")
+        return 2
+    finally:
+        keeper.end()
+
+
+def attempt(options: argparse.Namespace, scratch: Path, keeper: Keeper) -> int:
     print(CASE["title"])
     print(f"recorded with vllm {CASE['versions'].get('vllm')}, {CASE['cell']}, {CASE['scenario']}")
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f"repro-{os.getuid()}-") as scratch:
+    try:
         logs = Path(options.keep_logs or scratch)
         logs.mkdir(parents=True, exist_ok=True)
-        engines: list[Engine] = []
-        try:
-            for engine in started(options, unpacked(Path(scratch), options.model), logs, Path(scratch) / "guard"):
-                engines.append(engine)
-            wait_ready(engines, options.limit)
-            for engine in engines:
-                engine.require_guarded()
-            by_role = {e.role: e for e in engines}
-            warm_up(by_role)
-            print(f"{len(engines)} engines ready after {time.monotonic() - begun:.0f} s", flush=True)
-            return outcome(by_role)
-        except (CannotTell, OSError) as error:
-            print(f"cannot tell: {error}".replace(KEY, "<redacted>"))
-            return 2
-        except KeyboardInterrupt:
-            print("cannot tell: interrupted")
-            return 2
-        except Exception as error:
-            # Python would end with 1, which says that the defect is there.
-            print(f"cannot tell: {type(error).__name__}: {error}".replace(KEY, "<redacted>"))
-            return 2
-        finally:
-            for engine in engines:
-                engine.stop()
+        engines = list(started(options, unpacked(scratch, options.model), logs, scratch, keeper))
+        wait_ready(engines, options.limit)
+        for engine in engines:
+            engine.require_guarded()
+        by_role = {e.role: e for e in engines}
+        warm_up(by_role)
+        print(f"{len(engines)} engines ready after {time.monotonic() - begun:.0f} s", flush=True)
+        return outcome(by_role)
+    except (CannotTell, OSError) as error:
+        print(f"cannot tell: {error}".replace(KEY, "<redacted>"))
+        return 2
+    except Exception as error:
+        # Python would end with 1, which says that the defect is there.
+        print(f"cannot tell: {type(error).__name__}: {error}".replace(KEY, "<redacted>"))
+        return 2
+    finally:
+        with ThreadPoolExecutor(max(1, len(RUNNING))) as pool:
+            list(pool.map(Engine.stop, RUNNING))
 
 
 FILES: dict[str, str] = {}  # the models' files by SHA-256, compressed, as Base85
