@@ -139,7 +139,7 @@ class FolderDriller:
     def _said(self, drill: Drill, ended: _Ended, folder: Path | None) -> Result:
         """What the command said, and what its folder says when there is one."""
         reasons = [" ".join(ended.text[-2000:].split())]
-        verdict = _VERDICTS.get(ended.code)
+        verdict = _VERDICTS.get(ended.code) if ended.code is not None else None
         recorded = 0
         if verdict is Verdict.UNKNOWN and folder is not None:
             after = After(folder, self._folder / f"{drill.id}.check.log")

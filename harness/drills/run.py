@@ -19,7 +19,7 @@ from harness.drills.footprint import MARK, Footprint, new_mark, sweep
 from harness.drills.model import Drill, DrillSet, joined
 from harness.drills.moments import MomentDriller
 from harness.drills.processes import PROCESSES
-from harness.drills.shared import METHOD, SharedDriller
+from harness.drills.shared import METHOD, SharedDriller, require_prompts
 from harness.drills.solo import METHOD as PLAIN
 from harness.drills.solo import SoloDriller
 from harness.drills.tried import Tried
@@ -65,6 +65,8 @@ def drill(
     """Try the drills; returns the results and their folder. What can be wrong in the request is checked first.
     ``seed`` is that of the random moments."""
     prepared = prepare(source, [f"{t}-{m}" for t in ("pd", "single") for m in (METHOD, PLAIN)], [COLD])
+    if any(d.group not in ("harness", "folder") for d in drills):
+        require_prompts(prepared)
     environment = engines_for(prepared.profile, prepared.plan, engine_python)
     folder = new_folder(out, prepared.profile, "drill")
     begun = time.monotonic()
