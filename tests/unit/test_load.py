@@ -251,7 +251,7 @@ def _peaks(tmp_path: Path, in_memory: int) -> dict[str, float]:
 
 
 def test_memory_does_not_grow_with_the_run(tmp_path: Path):
-    """Held in memory, five times the cells take 150 MiB more."""
+    """Held in memory, five times the cells take 138 MiB more."""
     for cells in (8, 40):
         run = records(cells)
         write(tmp_path / str(cells) / "whole", run, 150)
