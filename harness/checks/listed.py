@@ -9,8 +9,9 @@ come out otherwise.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from harness.findings import CellVerdict, CheckResult, Finding
 
@@ -20,6 +21,8 @@ _MOST = 100
 """Findings of a check that are listed in one cell and scenario, and ``_FEWEST`` however many of these there are. The
 largest profile that is shipped asks for 52 cold prompts on a CPU."""
 _FEWEST = 5
+_FIGURES = re.compile(r"\d[\d.,]*|\[.*?\]|[0-9a-f]{16,}")
+_SAID = 80
 
 
 def most_listed(views: int) -> int:
@@ -35,14 +38,19 @@ def listed(cell: CellVerdict, most: int) -> CellVerdict:
 def _result(result: CheckResult, most: int) -> CheckResult:
     if len(result.findings) <= most:
         return result
-    kinds = Counter(_kind(f) for f in result.findings)
+    kind_of: Callable[[Finding], Hashable] = _spoken
+    kinds = {kind_of(f) for f in result.findings}
+    if len(kinds) > most:
+        # So many sentences are not so many faults: they quote what differs by request.
+        kind_of = _kind
+        kinds = {kind_of(f) for f in result.findings}
     # Room for the first of each kind, whichever comes last.
     room = most - len(kinds)
     kept: list[Finding] = []
     place: dict[Hashable, int] = {}
     left: Counter[Hashable] = Counter()
     for finding in result.findings:
-        kind = _kind(finding)
+        kind = kind_of(finding)
         if kind not in place:
             place[kind] = len(kept)
         elif room > 0:
@@ -66,3 +74,8 @@ def _kind(f: Finding) -> Hashable:
     changed = tuple(map(str, f.evidence.get("changed") or ()))
     reason = str(f.evidence.get("reason", "")) if f.prompt_id is None else ""
     return (f.verdict, f.damage, f.stratum, f.prompt_id is None, f.known, changed, reason)
+
+
+def _spoken(f: Finding) -> Hashable:
+    """The kind, and what it says: what differs in figures alone is the same fault."""
+    return (_kind(f), _FIGURES.sub("#", f.message)[:_SAID])

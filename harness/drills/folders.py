@@ -26,6 +26,9 @@ _END_S = 30.0
 _FULL_KIB = 512
 """A run writes 1.2 MB and more, most of it while requests are sent."""
 
+_LITTLE = 16 << 10
+"""Bytes. An observation of a drill is 4 to 14 KB."""
+
 TWO = Drill(
     "two-runs",
     "folder",
@@ -93,13 +96,17 @@ class FolderDriller:
         begun = time.monotonic()
         with contextlib.ExitStack() as held:
             children = [held.enter_context(self._child(f"{TWO.id}-{n}", out)) for n in (1, 2)]
+            # A run counts when it has an answer while the other is still under way.
+            both = children[0].until(lambda: len(_begun(out)) == 2 and children[1].running, _LIMIT_S)
             codes = [c.wait(_LIMIT_S) for c in children]
         seconds = time.monotonic() - begun
         folders = [p for p in sorted(out.glob("*")) if p.is_dir() and not p.is_symlink()]
         reasons = []
         verdict: Verdict | None = None
         recorded = 0
-        if codes != [0, 0] or len(folders) != 2:
+        if any("Traceback" in c.text for c in children):
+            reasons.append("a run printed a traceback")
+        elif codes != [0, 0] or len(folders) != 2:
             reasons.append(f"expected two runs that pass, found exit codes {codes} and {len(folders)} folders")
         else:
             afters = [After(f, self._folder / f"{TWO.id}.check.log") for f in folders]
@@ -109,7 +116,7 @@ class FolderDriller:
                 verdict = Verdict.PASS
                 reasons.append("each is as right as alone, and latest is one of them")
         # Their own files cannot say what they lack; the control can.
-        seen = Seen(verdict, tuple(reasons), 2 * self._requests, recorded, seconds, footprint.left(_END_S))
+        seen = Seen(verdict, tuple(reasons), 2 * self._requests, recorded, seconds, footprint.left(_END_S), both)
         return judge_drill(TWO, seen, TWO.id)
 
     def _full(self, footprint: Footprint) -> Result:
@@ -161,6 +168,11 @@ _VERDICTS = {
 """What an exit code says to a nightly job; any other is no verdict."""
 
 
+def _begun(out: Path) -> list[Path]:
+    """Runs that have an answer."""
+    return [p for p in out.glob("*") if p.is_dir() and not p.is_symlink() and whole_lines(p)]
+
+
 class _Ended(NamedTuple):
     """A command that ended."""
 
@@ -180,13 +192,15 @@ class _Filling:
     def __init__(self, out: Path) -> None:
         self._out = out
         self.full = False
-        """Whether there was no room left at any moment."""
+        """Whether there was no room left for a few observations at any moment. What does not fit is taken back at once,
+        so that a full disk is seen as one by chance only."""
         self.recorded = 0
         """Most whole observations that were there at any moment."""
 
     def look(self) -> bool:
         """Never what is waited for: the run ends by itself."""
-        self.full |= os.statvfs(self._out).f_bavail == 0
+        disk = os.statvfs(self._out)
+        self.full |= disk.f_bavail * disk.f_frsize <= _LITTLE
         self.recorded = max(self.recorded, whole_lines(folder_in(self._out)))
         return False
 

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import threading
 import time
 import uuid
 from collections.abc import Collection
 from pathlib import Path
+from types import TracebackType
 
 import psutil
 
@@ -19,6 +22,7 @@ from harness.engine.leftovers import Ledger, read_ledger
 MARK = "KV_DRILL_MARK"
 _SHARED = Path("/dev/shm")
 _POLL_S = 0.25
+_LOOK_S = 0.5
 _WARDENS_S = 35.0
 """Longest that a warden takes to end its tree."""
 
@@ -39,6 +43,42 @@ def marked(mark: str) -> list[psutil.Process]:
             if wanted in inherited and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+class Watch:
+    """Remembers which processes were below a marked one at any time, also those that overwrite the mark: what may be
+    killed. Use as a context manager around all drills with the mark."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="drill-watch", daemon=True)
+        self.known: set[traces.Process] = set()
+
+    def __enter__(self) -> Watch:
+        _WATCHES[self._mark] = self
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        del _WATCHES[self._mark]
+
+    def look(self) -> None:
+        for process in marked(self._mark):
+            with contextlib.suppress(psutil.Error):
+                below = (traces.process(p.pid) for p in (process, *process.children(recursive=True)))
+                self.known |= {p for p in below if p is not None}
+
+    def _look_on(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            self.look()
+
+
+_WATCHES: dict[str, Watch] = {}
 
 
 def _blank(pid: int) -> bool:
@@ -128,22 +168,33 @@ class Footprint:
                 ports = [str(c.laddr.port) for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
                 listening = f", listening on {', '.join(ports)}" if ports else ""
                 found.append(f"process {process.pid} {process.name()} ({process.status()}){listening}")
-        # Segments that another's process uses are another's.
-        new = shared_memory() - self._shared
+        # Segments that another's process uses, or is named in, are another's.
+        new = {name for name in shared_memory() - self._shared if not self._of_another(name)}
         found += [f"shared memory {name}" for name in sorted(new - _in_use(new))]
         found += [f"ledger {path.name}" for path in sorted(ledgers() - self._ledgers) if not _of_others(path)]
         return tuple(found)
 
+    def _of_another(self, name: str) -> bool:
+        """Whether a segment is called after a living process that is none of the drill's: OpenMP has its own neither
+        open nor mapped."""
+        found = re.fullmatch(r"__KMP_REGISTERED_LIB_(\d+)_\d+", name)
+        if found is None or not psutil.pid_exists(int(found[1])):
+            return False
+        return int(found[1]) not in {p.pid for p in self.running()}
+
 
 def sweep(footprint: Footprint) -> None:
     """End what a drill left, so that it does not disturb the next; it is recorded before. Wardens are told first: each
-    ends its tree whole, whatever that has overwritten."""
+    ends its tree whole, whatever that has overwritten. What was never seen below a marked process may be somebody
+    else's: it is told as left behind, and lives."""
     wardens = [p for p in marked(footprint.mark) if _is_warden(p)]
     for process in wardens:
         with contextlib.suppress(psutil.Error):
             process.terminate()
     psutil.wait_procs(wardens, timeout=_WARDENS_S)
-    left = footprint.running()
+    watch = _WATCHES.get(footprint.mark)
+    known = watch.known if watch else set()
+    left = [*marked(footprint.mark), *(p for p in nameless(()) if traces.process(p.pid) in known)]
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()

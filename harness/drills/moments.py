@@ -7,12 +7,14 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.drills.children import After, Child, Undisturbed, folder_in, no_run, run_arguments, whole_lines
 from harness.drills.footprint import Footprint, sweep
 from harness.drills.model import Drill, Result
 from harness.drills.tried import Tried
 from harness.drills.verdict import Seen, judge_drill, lost
+from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
 from harness.findings import Verdict
 from harness.progress import Reporter
 
@@ -51,6 +53,21 @@ TWICE = Drill(
 
 def cell_of(number: int) -> str:
     return _PAIR if number % _EVERY_PAIR == 0 else _SINGLE
+
+
+class _Wrong(NamedTuple):
+    """An exit code that does not tell what happened, and what a nightly job takes it for."""
+
+    verdict: Verdict | None
+
+
+def _wrongly_ended(code: int, begun: bool, complete: bool) -> _Wrong | None:
+    """Whether the exit code of an interrupted run is wrong: it is 2, or 0 when all was recorded. Before anything was,
+    the signal's own effect tells it, too."""
+    right = {EXIT_UNKNOWN} | ({EXIT_PASS} if complete else set()) | (set() if begun else {-signal.SIGTERM})
+    if code in right:
+        return None
+    return _Wrong({EXIT_PASS: Verdict.PASS, EXIT_REGRESSION: Verdict.REGRESSION}.get(code))
 
 
 class MomentDriller:
@@ -151,10 +168,12 @@ class MomentDriller:
         if code is None:
             reasons.insert(0, f"the harness did not end within {_BOUND_S:.0f} s of the signal")
             verdict = None
-        if code == 0 and not complete:
-            # That is what a nightly job goes by.
-            reasons.insert(0, "the harness ended with exit code 0 and an incomplete record")
-            verdict = Verdict.PASS
+        if code is not None and not drill.id.startswith("kill"):
+            wrong = _wrongly_ended(code, folder is not None and not no_run(folder), complete)
+            if wrong is not None:
+                # That is what a nightly job goes by.
+                reasons.insert(0, f"the harness ended with exit code {code}, which does not tell what happened")
+                verdict = wrong.verdict
         if not reached or (drill.id.startswith("kill") and code != -signal.SIGKILL):
             return lost(drill, f"the run had ended before the signal, with exit code {code}", left, drill.id)
         seen = Seen(verdict, tuple(reasons), before, recorded, seconds, left)

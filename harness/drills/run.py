@@ -15,7 +15,7 @@ from harness import provenance
 from harness.config import describe_validation_error
 from harness.drills.catalogue import EXCHANGES
 from harness.drills.folders import FolderDriller
-from harness.drills.footprint import MARK, Footprint, new_mark, sweep
+from harness.drills.footprint import MARK, Footprint, Watch, new_mark, sweep
 from harness.drills.model import Drill, DrillSet, joined
 from harness.drills.moments import MomentDriller
 from harness.drills.processes import PROCESSES
@@ -44,14 +44,15 @@ def _marking(tried: Tried) -> Iterator[str]:
     mark = new_mark()
     footprint = Footprint(mark)
     os.environ[MARK] = mark
-    try:
-        yield mark
-    finally:
-        del os.environ[MARK]
-        with deaf():
-            told = {what for r in tried.results for what in r.left} | set(tried.left)
-            tried.left += [what for what in footprint.left(_END_S) if what not in told]
-            sweep(footprint)
+    with Watch(mark):
+        try:
+            yield mark
+        finally:
+            del os.environ[MARK]
+            with deaf():
+                told = {what for r in tried.results for what in r.left} | set(tried.left)
+                tried.left += [what for what in footprint.left(_END_S) if what not in told]
+                sweep(footprint)
 
 
 def _commit() -> str:

@@ -42,7 +42,7 @@ class Limit(NamedTuple):
 
 LIMITS = (
     Limit("rss_mib", "RSS", "MiB", 20, 0, per_hour=True),
-    Limit("pss_mib", "PSS", "MiB", 20, 64, per_hour=True),
+    Limit("pss_mib", "PSS", "MiB", 20, 256, per_hour=True),
     Limit("descriptors", "descriptors", "", 4, 4),
     Limit("sockets", "sockets", "", 4, 4),
     Limit("threads", "threads", "", 2, 2),
@@ -50,7 +50,9 @@ LIMITS = (
     Limit("shm_files", "shared memory files", "", 0, 0),
     Limit("shm_mib", "shared memory", "MiB", 1, 1),
 )
-"""RSS of engines is recorded, not judged: it counts what their processes share several times."""
+"""RSS of engines is recorded, not judged: it counts what their processes share several times. In its first hour, less
+and less, vLLM 0.32.0's D grew by 135 MiB and P by 20 (docs/soak.md): what an engine may is for its makers to say, and
+this limit finds what is far beyond."""
 
 
 def judge_growth(series: Mapping[str, Mapping[str, Sequence[float]]], times_s: Sequence[float]) -> list[Growth]:

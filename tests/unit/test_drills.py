@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 from harness.cli import app
 from harness.drills import answers
 from harness.drills.catalogue import catalogue, select
-from harness.drills.footprint import MARK, Footprint, new_mark, sweep
+from harness.drills.footprint import MARK, Footprint, Watch, new_mark, sweep
 from harness.drills.link import Relay
 from harness.drills.model import GROUPS, ControlRun, Drill, DrillSet, Ending, Result, joined
 from harness.drills.proxy import Proxy, completions, path
@@ -237,24 +238,32 @@ def test_left_overs_are_found_and_swept(tmp_path):
     assert before.left(5) == ()
 
 
-def test_processes_that_overwrite_their_environment_are_found_and_swept():
+@pytest.mark.parametrize("watched", [True, False])
+def test_processes_that_overwrite_their_environment_are_found_and_swept_when_known(watched):
     """As vLLM's engine cores and workers do, when they have lost their parent."""
-    before = Footprint(new_mark())
+    mark = new_mark()
+    before = Footprint(mark)
     code = (
-        "import os, time\nif os.fork(): os._exit(0)\nimport setproctitle\n"
+        # Its parent lives long enough to be seen with it.
+        "import os, time\nif os.fork(): time.sleep(2); os._exit(0)\nimport setproctitle\n"
         "setproctitle.setproctitle('VLLM::EngineCore')\nprint(os.getpid(), flush=True)\nos.close(1)\ntime.sleep(60)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, MARK: before.mark},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        check=True,
-    )
-    pid = int(done.stdout)
-    assert any(f"process {pid} " in left for left in before.left(0))
-    sweep(before)
+    with Watch(mark) if watched else contextlib.nullcontext():
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, MARK: mark},
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            check=True,
+        )
+        pid = int(done.stdout)
+        assert any(f"process {pid} " in left for left in before.left(0))
+        sweep(before)
+    if not watched:
+        # Told, and left alone: it may be somebody else's.
+        os.kill(pid, signal.SIGKILL)
+        return
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     assert not any(f"process {pid} " in left for left in before.left(5))
 

@@ -124,11 +124,17 @@ def test_a_run_that_ended_before_the_signal_is_lost(driller, monkeypatch, code, 
     assert tried.results[0].ending is Ending.LOST
 
 
-def test_a_harness_that_answers_term_with_exit_code_0_is_a_false_green(driller, monkeypatch):
-    monkeypatch.setattr(FakeHarness, "ends", "import os\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))")
+@pytest.mark.parametrize(
+    ("code", "ending"),
+    [(0, Ending.FALSE_GREEN), (1, Ending.FAILED), (2, Ending.SURVIVED), (64, Ending.FAILED), (None, Ending.FAILED)],
+)
+def test_the_exit_code_after_term_tells_what_happened(driller, monkeypatch, code, ending):
+    """It is what a nightly job goes by; None is TERM's own effect, which reports nothing and ends no engine."""
+    handler = "signal.SIG_DFL" if code is None else f"lambda *_: os._exit({code})"
+    monkeypatch.setattr(FakeHarness, "ends", f"import os\nsignal.signal(signal.SIGTERM, {handler})")
     drill, tried = driller
     drill.run([moment_drills(1)[0]])
-    assert tried.results[0].ending is Ending.FALSE_GREEN
+    assert tried.results[0].ending is ending, tried.results[0]
 
 
 def test_an_interrupt_of_the_drills_ends_the_child_and_is_passed_on(driller, monkeypatch):

@@ -160,3 +160,41 @@ def test_small_results_stay_as_they_are():
     assert listed(cell, most_listed(12)) == cell
     assert (most_listed(1), most_listed(1000), most_listed(10**6)) == (100, 20, 5)
     assert CheckResult.model_validate(cell.results[0].model_dump(mode="json")).found == 52
+
+
+def test_another_fault_of_the_same_verdict_is_listed_however_many_of_the_first_there_are():
+    def finding(number: int, message: str) -> Finding:
+        return Finding(
+            check="response-invariants",
+            cell=CELL,
+            verdict=Verdict.REGRESSION,
+            damage="sampler",
+            message=message,
+            prompt_id=f"p{number}",
+            stratum="aligned",
+        )
+
+    many = [finding(n, f"expected usage to count {n} tokens, found {n + 1}") for n in range(200)]
+    whole = of([*many, finding(200, "expected no step to accept more than it drafted, found 4 of 3")])
+    (result,) = listed(whole, 5).results
+    assert len(result.findings) == 5
+    assert result.found == 201
+    assert any("no step to accept more" in f.message for f in result.findings)
+
+
+def test_sentences_that_quote_the_request_are_one_kind():
+    many = [
+        Finding(
+            check="complete",
+            cell=CELL,
+            verdict=Verdict.UNKNOWN,
+            damage="infrastructure",
+            message=f"the exchange broke: {chr(97 + n % 26)}{chr(97 + n // 26)}",
+            prompt_id=f"p{n}",
+            stratum="aligned",
+        )
+        for n in range(300)
+    ]
+    (result,) = listed(of(many), 5).results
+    assert len(result.findings) == 5
+    assert result.found == 300
