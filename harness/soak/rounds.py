@@ -20,8 +20,8 @@ _POOLED = 0.02
 at concurrency 4 differed by 0.5 % at most, for the chunks in which they were prefilled and for requests that were
 preempted and resumed."""
 _POOLED_ALL = 0.005
-"""The same over all rounds together: the mean of 142 rounds was 0.21 % below, single ones −0.79 to +0.27 %. One step that
-is lost in every hand-off of half of the prompts is 1 % at 192 output tokens, which each round alone would let pass."""
+"""The same over all rounds together: the mean of 142 rounds was 0.21 % below, single ones −0.79 to +0.27 %. One step
+that is lost in every hand-off of half of the prompts is 1 % at 192 output tokens, which each round would let pass."""
 _ROUNDS = 10
 """Rounds from which on they are judged together."""
 _KEPT = 50
