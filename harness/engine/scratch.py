@@ -1,16 +1,14 @@
-"""A folder of its own for what a tree of processes puts into the temporary folder. Standard library alone, because the
-warden uses it.
+"""A folder of its own for the sockets of a tree of processes. Standard library alone, because the warden uses it.
 
-vLLM leaves its sockets (``ipc://TMPDIR/UUID``) and the file of its process group (``TMPDIR/vllm_dist_HEX``) there, six
-files for each engine, also when that ends well; their names say nothing of whose they are. So every tree gets a folder
-as ``TMPDIR``, which is removed with it. It lies in the folder of ledgers and is called after the tree's mark.
+vLLM leaves its sockets (``ipc://VLLM_RPC_BASE_PATH/UUID``) in the temporary folder, five to seven for each engine, also
+when that ends well; their names say nothing of whose they are. So every tree gets a folder for them, which is removed
+with it. It lies in the folder of ledgers and is called after the tree's mark. The file of vLLM's process group
+(``vllm_dist_HEX``, 2 KB) goes to the temporary folder and nowhere else, and stays.
 """
 
 from __future__ import annotations
 
-import getpass
 import os
-import re
 import shutil
 import stat
 import tempfile
@@ -34,26 +32,17 @@ def folder_for(state: Path, mark: str) -> Path:
     folder = state / name_of(mark)
     if (found := len(os.fsencode(folder))) > LONGEST:
         raise ScratchError(
-            f"temporary files of this engine stay in {tempfile.gettempdir()}: expected at most {LONGEST} bytes for the "
+            f"sockets of this engine stay in {tempfile.gettempdir()}: expected at most {LONGEST} bytes for the "
             f"path of a folder of its own, so that sockets fit into it, found {found}; set TMPDIR to a shorter path"
         )
     return folder
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Variables for the tree. What is a cache has to outlive it and stays where it was: compiled kernels of torch lie
-    in the temporary folder, too, and would be made anew at every start. Call it where ``TMPDIR`` is what the tree would
-    have had."""
-    return {"TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _inductor()}
-
-
-def _inductor() -> str:
-    """Torch's own choice (``default_cache_dir`` of ``torch/_inductor/runtime/cache_dir_utils.py``, torch 2.13)."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, ModuleNotFoundError, OSError):
-        user = f"uid_{os.getuid()}"
-    return str(Path(tempfile.gettempdir()) / ("torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user)))
+    """Variables for the tree. ``TMPDIR`` itself stays as it is: torch keeps its precompiled headers there, under a path
+    that is part of every kernel's key (``_HEADER_DIR`` of ``torch/_inductor/codecache.py``, torch 2.13), so that with a
+    folder of its own each engine compiled for a minute at its first request."""
+    return {"VLLM_RPC_BASE_PATH": str(folder)}
 
 
 def there(folder: Path) -> bool:

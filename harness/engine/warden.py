@@ -9,7 +9,7 @@ to do anything any more. Then it removes the shared memory that the tree made.
 
 ABOUT is JSON: ``ledger`` (a file), ``mark``, ``holder`` (pid and start time of whoever asked), ``claims`` (descriptors
 of locked files, held until the tree is gone) and ``about`` (what else the ledger says; ``scratch`` in it is a folder to
-make, COMMAND's TMPDIR). The ledger is written before COMMAND is started, which is not done when it cannot be, and
+make, for COMMAND's sockets). The ledger is written before COMMAND is started, which is not done when it cannot be, and
 removed when its tree is gone and that has been said: what a warden that is killed itself leaves is found by it.
 
 A parent that is killed cannot clean up, and a signal at the parent's death (``PR_SET_PDEATHSIG``) reaches the first

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
-import getpass
 import hashlib
 import http.client
 import json
@@ -66,23 +65,12 @@ class CannotTell(Exception):
 
 
 def own_temporary(folder: Path) -> dict[str, str]:
-    """Variables for an engine whose temporary files are to lie in ``folder``, which is made: vLLM leaves sockets and
-    other files there. Compiled kernels are kept where torch would have kept them."""
+    """Variables for an engine whose sockets are to lie in ``folder``, which is made: vLLM leaves them behind."""
     if len(os.fsencode(folder)) > SOCKETS_IN:
-        print(
-            f"temporary files of engines stay in {tempfile.gettempdir()}: the path of {folder} is too long for sockets"
-        )
+        print(f"sockets of engines stay in {tempfile.gettempdir()}: the path of {folder} is too long for sockets")
         return {}
     folder.mkdir(mode=0o700)
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = f"uid_{os.getuid()}"
-    kernels = Path(tempfile.gettempdir()) / ("torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
-    return {
-        "TMPDIR": str(folder),
-        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(kernels),
-    }
+    return {"VLLM_RPC_BASE_PATH": str(folder)}
 
 
 def status_of(pid: int) -> list[str]:

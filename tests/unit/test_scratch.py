@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import shutil
@@ -27,13 +26,13 @@ __all__ = ["own_folder"]
 # Stands for an engine: a socket called after a UUID and a file, as vLLM 0.32 makes them, and a link out of the folder.
 ENGINE = """
 import json, os, socket, sys, tempfile, time, uuid
-folder = tempfile.gettempdir()
+folder = os.environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir()
 held = socket.socket(socket.AF_UNIX)
 held.bind(f"{folder}/{uuid.uuid4()}")
 os.mkdir(f"{folder}/made")
 open(f"{folder}/made/vllm_dist_{uuid.uuid4().hex}", "w").close()
 os.symlink(sys.argv[2], f"{folder}/link")
-said = {k: os.environ.get(k) for k in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR")}
+said = {"sockets": folder, "TMPDIR": os.environ.get("TMPDIR")}
 said |= {"mode": oct(os.stat(folder).st_mode & 0o777), "pid": os.getpid()}
 with open(sys.argv[1] + ".new", "w") as file:
     json.dump(said, file)
@@ -55,7 +54,7 @@ def short(own_folder, monkeypatch):
     folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="t"))
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
     yield folder
     shutil.rmtree(folder)
 
@@ -90,20 +89,20 @@ def test_temporary_files_of_an_engine_go_with_it(short, tmp_path, outside, lives
     with (tmp_path / "log").open("wb") as log:
         warded = Warded(argv(tmp_path, outside, lives_s), dict(os.environ), log)
     found = said(tmp_path)
-    folder = Path(found["TMPDIR"])
+    folder = Path(found["sockets"])
     assert folder.parent == traces.state_folder() and found["mode"] == "0o700"
     if lives_s:
         assert len(list(folder.iterdir())) == 3
         assert ps()["trees"][0]["temporary_files"] == str(folder)
     assert warded.close() == []
     assert nothing(short) and (outside / "mine").read_text() == "stays"
-    # Compiled kernels outlive it.
-    assert found["TORCHINDUCTOR_CACHE_DIR"] == str(short / f"torchinductor_{getpass.getuser()}")
+    # Torch's compiled kernels go by the temporary folder's path.
+    assert found["TMPDIR"] == str(short)
 
 
 def test_temporary_files_go_with_a_harness_that_is_killed(short, tmp_path, outside):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, *argv(tmp_path, outside)])
-    folder = Path(said(tmp_path)["TMPDIR"])
+    folder = Path(said(tmp_path)["sockets"])
     assert folder.is_dir()
     holder.kill()
     holder.wait()
@@ -120,9 +119,9 @@ def test_temporary_files_that_a_killed_warden_left_are_cleaned(short, tmp_path, 
     holder.kill()
     holder.wait()
     wait_for(lambda: gone([ledger["warden"][0]]))
-    assert ps()["trees"][0]["temporary_files"] == found["TMPDIR"]
+    assert ps()["trees"][0]["temporary_files"] == found["sockets"]
     code, text = call("clean")
-    assert code == 0 and f"removed {found['TMPDIR']}" in text
+    assert code == 0 and f"removed {found['sockets']}" in text
     assert gone([found["pid"]]) and nothing(short)
     assert (outside / "mine").read_text() == "stays"
 
@@ -137,7 +136,7 @@ def test_a_path_that_is_too_long_for_sockets_is_said_and_costs_no_engine(short, 
         scratch.folder_for(traces.state_folder(), "ab" * 8)
     with (tmp_path / "log").open("wb") as log:
         warded = Warded(argv(tmp_path, outside, 0), dict(os.environ), log)
-    assert said(tmp_path)["TMPDIR"] == str(longer)
+    assert said(tmp_path)["sockets"] == str(longer)
     assert warded.close() == []
     assert any("set TMPDIR to a shorter path" in words for words in warded.notes)
 
