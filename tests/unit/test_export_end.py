@@ -18,9 +18,9 @@ from tests.unit.test_warden import gone, wait_for
 __all__ = ["exported"]
 
 # Stands for an engine that never becomes ready: a server and a worker, which ignores TERM. Both leave an OpenMP
-# registration and a temporary file; in the place of the prefill worker's registration is somebody else's.
+# registration and a socket; in the place of the prefill worker's registration is somebody else's.
 LINGERING = """
-import ctypes, os, signal, subprocess, sys, tempfile, time
+import ctypes, os, signal, subprocess, sys, time
 role, worker = sys.argv[1], len(sys.argv) == 2
 if worker:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -30,10 +30,11 @@ held = ctypes.create_string_buffer(8)
 address = 4096 if worker and role == "prefill" else ctypes.addressof(held)
 with open(f"/dev/shm/__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}", "w") as file:
     file.write(f"0x{address:x}-cafe-libtest.so")
-with open(f"{tempfile.gettempdir()}/vllm_dist_{os.getpid()}", "w"):
+sockets = os.environ["VLLM_RPC_BASE_PATH"]
+with open(f"{sockets}/{os.getpid()}", "w"):
     pass
 with open(os.path.join(os.path.dirname(__file__), "pids"), "a") as file:
-    file.write(f"{os.getpid()} {role} {tempfile.gettempdir()}\\n")
+    file.write(f"{os.getpid()} {role} {sockets}\\n")
 time.sleep(600)
 """
 
