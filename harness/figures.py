@@ -6,6 +6,7 @@ between 0 and 1; an absent figure is None, never zero.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -165,15 +166,18 @@ def figures_of(history: History, judgement: Judgement, baselines: Mapping[str, L
         tuple(_published(history, views)),
         tuple(s for c in cells for s in c.steps),
         tuple(s for c in cells for s in c.survival),
-        tuple(s for m, lookup in known.items() for s in _equal_runs(m, lookup.baseline)),
+        tuple(s for m in known for s in _equal_runs(m, _known(known, m))),
         tuple(_worst(history, judgement)),
     )
 
 
 def _known(baselines: Mapping[str, Lookup], method: str) -> Baseline | None:
-    """One at a time: those of a large run do not fit into memory."""
+    """One at a time: those of a large run do not fit into memory. None also when it changed since the run was judged:
+    the verdict is known, and is not to be lost by a chart."""
     lookup = baselines.get(method)
-    return lookup.baseline if lookup is not None else None
+    with contextlib.suppress(DataError):
+        return lookup.baseline if lookup is not None else None
+    return None
 
 
 class _Cell(NamedTuple):

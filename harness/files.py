@@ -63,8 +63,9 @@ def sha256_files(folder: Path, names: Iterable[str]) -> str:
 
 
 def model_hash(folder: Path) -> str:
-    """Hash of a checkpoint: its config and weights."""
-    return sha256_files(folder, ["config.json", *(p.name for p in folder.glob("*.safetensors"))])
+    """Hash of a checkpoint: its config and weights, and its code where it brings some."""
+    weights = [p.name for p in folder.glob("*.safetensors")]
+    return sha256_files(folder, ["config.json", *weights, *(p.name for p in folder.glob("*.py"))])
 
 
 def tokenizer_hash(folder: Path) -> str:

@@ -293,6 +293,11 @@ class Hub:
         why = lacking(Path(folder), role)
         if why is not None:
             raise ProfileError(f"{reference}: expected a model for vLLM, found {why}; name another repository")
+        if reference.trust_remote_code and (gone := lacking_code(Path(folder))):
+            raise ProfileError(
+                f"{reference}: expected {', '.join(gone)} beside the config that names it (auto_map), found none in "
+                "its repository; copy the model into a folder, take the entry out, and name that folder"
+            )
         return Snapshot(Path(folder), Path(folder).name)
 
     def _require_room(self, reference: ModelReference, remote: Remote) -> None:

@@ -18,7 +18,7 @@ from harness.engine.key import HeaderFile, header_file
 from harness.engine.topology import EngineGroupSession
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, DataError, InfrastructureError, UsageError
 from harness.files import write_json
-from harness.findings import CheckResult, Finding, Judgement, Verdict
+from harness.findings import CheckResult, Finding, Judgement, Verdict, how_many
 from harness.history import COLD, Form, History, load_history
 from harness.matrix import CellName, EngineGroup, all_cells, make_plan, start_expected_s
 from harness.operations import Prepared, assess, engines_for, judge_and_report, new_folder, prepare, prepared_recorder
@@ -137,7 +137,10 @@ def find(judgement: Judgement, wanted: str) -> Finding:
     """The finding of that id, or the only one whose id begins so. Raises UsageError naming what there is."""
     findings = judgement.findings
     exact = [f for f in findings if f.id == wanted]
-    begun = list({f.id: f for f in findings if f.id.startswith(wanted)}.values())
+    unlisted = how_many(findings) - len(findings)
+    # Where not all are listed, the only one that begins so may not be the one that is meant.
+    beginning = f"{wanted.rstrip('/')}/" if unlisted else wanted
+    begun = list({f.id: f for f in findings if f.id.startswith(beginning)}.values())
     if exact or len(begun) == 1:
         return (exact or begun)[0]
     known = [f.id for f in begun] or list(dict.fromkeys(f.id for f in findings))
@@ -145,7 +148,9 @@ def find(judgement: Judgement, wanted: str) -> Finding:
     what = f"{len(begun)} of them" if begun else "none"
     raise UsageError(
         f"expected the id of a finding of {judgement.run_id}, or a beginning that only one has, found {what} for "
-        f"{wanted!r}; " + (f"there are:\n{shown}" if known else "the run has no findings")
+        f"{wanted!r}; "
+        + (f"{unlisted} more are counted and not listed, try theirs with --cell and --prompt; " if unlisted else "")
+        + (f"there are:\n{shown}" if known else "the run has no findings")
     )
 
 

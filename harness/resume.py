@@ -323,7 +323,7 @@ def _found(history: History) -> tuple[str, ...]:
     # The profile is the user's: it was loaded again, and is the same.
     judgement = assess(history.model_copy(update={"own": True})).judgement
     return tuple(
-        f"{f.cell} {f.check} {f.verdict}: {f.message}"
+        f"{f.cell} {f.check} {f.verdict}: {f.message}" + (f" … and {f.others} more like it" if f.others else "")
         for f in judgement.findings
         if f.known is None and f.verdict.exit_code == EXIT_REGRESSION
     )

@@ -41,6 +41,7 @@ TOKEN = "hf_fakefakefakefakefakefake"
 TARGET, DRAFTER, GATED = "fake/target", "fake/drafter-eagle3", "fake/gated"
 CONFIG = b'{"architectures": ["Fake"]}'
 CODED = "fake/coded"
+GONE = b'{"architectures": ["Fake"], "auto_map": {"AutoModel": "modeling_gone.Fake"}}'
 CODE = {
     "config.json": b'{"architectures": ["Fake"], "auto_map": {"AutoModel": "modeling_fake.Fake"}}',
     "modeling_fake.py": b"class Fake: ...",
@@ -58,7 +59,7 @@ def repositories() -> dict[str, FakeRepository]:
     return {
         TARGET: FakeRepository({A: target | extra, B: target}, {"main": A, "v1": A}),
         DRAFTER: FakeRepository({A: files_of(WEIGHTS / "eagle3")}, {"main": A}),
-        CODED: FakeRepository({A: small | CODE}, {"main": A}),
+        CODED: FakeRepository({A: small | CODE, B: small | {"config.json": GONE}}, {"main": A}),
         GATED: FakeRepository({A: small}, {"main": A}, gated=True, granted={TOKEN}),
     }
 
@@ -166,6 +167,11 @@ def test_code_is_fetched_only_of_a_model_whose_code_may_run(hub):
     folder = hub.download(trusted, "target").folder
     assert [f.name for f in folder.glob("*.py")] == ["modeling_fake.py"]
     assert hub.cached(trusted, "target") is not None
+
+
+def test_trusted_code_that_its_repository_lacks_is_said_once_and_for_all(hub):
+    with pytest.raises(ProfileError, match=r"expected modeling_gone\.py beside the config .* found none in its repos"):
+        hub.download(reference(CODED, B).model_copy(update={"trust_remote_code": True}), "target")
 
 
 def test_snapshot_with_a_lost_file_is_none(hub):

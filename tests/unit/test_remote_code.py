@@ -11,6 +11,7 @@ import yaml
 from harness.config import Profile, load_profile
 from harness.engine.command import build_command
 from harness.errors import EnvironmentFault, ProfileError, UsageError
+from harness.files import model_hash
 from harness.hub import ModelFolder, ModelReference, folder_of, references_of
 from harness.operations import assess
 from harness.remote_code import require_trusted, said, trusted_models
@@ -79,6 +80,13 @@ def test_code_of_another_repository_is_never_run(tmp_path):
     target = {"path": str(folder), "trust_remote_code": True}
     with pytest.raises(ProfileError, match="brings its code itself, found code of other/code"):
         load_profile(changed_profile(tmp_path, lambda r: r.update(target=target)))
+
+
+def test_code_is_part_of_a_models_identity(tmp_path):
+    folder = Path(model(tmp_path / "m", code=True))
+    before = model_hash(folder)
+    (folder / "evil.py").write_text("class Model: worse = True")
+    assert model_hash(folder) != before
 
 
 def test_permission_for_one_model_is_none_for_another(tmp_path):

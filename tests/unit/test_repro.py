@@ -37,6 +37,31 @@ def test_finding_is_named_by_its_id_or_a_beginning(red):
         find(judged(observation("pd-none", 96)).judgement, "x")
 
 
+def test_a_beginning_names_no_other_prompt_when_not_all_findings_are_listed(red):
+    """The one that is meant may be among those that are counted."""
+    cut = red.judgement.model_copy(
+        update={
+            "cells": tuple(
+                c.model_copy(
+                    update={
+                        "results": tuple(
+                            r.model_copy(
+                                update={"findings": tuple(f.model_copy(update={"others": 3}) for f in r.findings)}
+                            )
+                            for r in c.results
+                        )
+                    }
+                )
+                for c in red.judgement.cells
+            )
+        }
+    )
+    wanted = "pd-none/tokens-baseline/p96/ids"
+    assert find(cut, wanted).id == find(cut, "pd-none/tokens-baseline/p96").id == wanted
+    with pytest.raises(UsageError, match="more are counted and not listed, try theirs with --cell and --prompt"):
+        find(cut, "pd-none/tokens-baseline/p9")
+
+
 def test_target_is_the_request_of_the_finding(red):
     target = target_of(find(red.judgement, "pd-none/tokens-baseline"))
     assert (target.cell, target.prompt, target.form, target.scenario) == ("pd-none", "p96", "ids", "cold")
