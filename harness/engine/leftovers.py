@@ -1,7 +1,7 @@
 """What earlier runs left on this machine: process trees and their ledgers, shared memory, claims of ports.
 
-A ledger is acted on only when its holder is gone and its identities are those of this machine, boot and pid namespace;
-a process only when its pid and start time are listed, or its mark or its ancestry says that it belongs to the tree.
+A ledger is acted on only when its holder is gone and its identities are those of this machine and pid namespace; a
+process only when its pid and start time are listed, or its mark or its ancestry says that it belongs to the tree.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -40,6 +41,8 @@ class Ledger(BaseModel):
 
     format: int
     boot: str
+    machine: str = ""
+    """Empty where it is not known which."""
     namespace: str
     mark: str = Field(pattern="^[0-9a-f]{16}$")
     holder: Process
@@ -84,7 +87,10 @@ class Ledger(BaseModel):
 
     @property
     def gone_by_reboot(self) -> bool:
-        return self.boot != traces.boot()
+        """Whether this very machine was started anew since. A tree of another one, which has the same folder for
+        temporary files, may live."""
+        again = bool(self.boot and traces.boot()) and self.boot != traces.boot()
+        return again and bool(self.machine) and self.machine == traces.machine() and self.started < traces.booted_at()
 
     @property
     def held(self) -> bool:
@@ -144,8 +150,10 @@ def read_ledger(path: Path) -> Ledger | Damaged | None:
         if known.st_uid != os.getuid() or not path.is_file() or path.is_symlink() or known.st_size > _LARGEST:
             return Damaged(path, "expected a small file of this user, found something else")
         raw = json.loads(path.read_bytes())
-        if not isinstance(raw, dict) or raw.get("format") != warden.FORMAT:
-            return Damaged(path, f"expected a ledger of format {warden.FORMAT}, found something else")
+        if not isinstance(raw, dict) or raw.get("format") not in warden.READABLE:
+            return Damaged(
+                path, f"expected a ledger of format {' or '.join(map(str, warden.READABLE))}, found something else"
+            )
         if raw.pop("checksum", None) != traces.checksum(raw):
             return Damaged(path, "expected what its checksum is of, found something else")
         found = Ledger.model_validate(raw)
@@ -235,7 +243,8 @@ class Found(NamedTuple):
     path: Path
     ledger: Ledger
     state: State
-    """``running``: its harness lives. ``elsewhere``: of another pid namespace, which nothing can be said of here."""
+    """``running``: its harness lives. ``elsewhere``: of another pid namespace or machine, which nothing can be said of
+    here."""
     processes: list[Process]
     segments: list[Segment]
     listening: list[int]
@@ -304,6 +313,13 @@ def _claim_files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("port-*") if p.name[5:].isdigit() and p.is_file() and not p.is_symlink())
 
 
+def _claim_files_but_of(elsewhere: Sequence[Ledger], folder: Path) -> list[Path]:
+    """Claims that may be looked at by locking them: not every file system shows a lock to another machine."""
+    spared = {f"port-{port}" for ledger in elsewhere for port in ledger.ports}
+    cores = (p for p in folder.glob("core-*") if p.name[5:].isdigit() and p.is_file() and not p.is_symlink())
+    return [p for p in _claim_files(folder) if p.name not in spared] + ([] if elsewhere else sorted(cores))
+
+
 def survey() -> Survey:
     """What there is. Raises EnvironmentFault when the folder is somebody else's."""
     folder = _folder()
@@ -324,6 +340,7 @@ def clean() -> Ended:
     folder = _folder()
     done: list[str] = []
     left: list[str] = []
+    elsewhere: list[Ledger] = []
     if folder is None:
         return Ended(done, left)
     for path in traces.ledgers(folder):
@@ -334,13 +351,15 @@ def clean() -> Ended:
             left.append(f"{path}: {ledger.why}; look at it and remove it yourself")
             continue
         # Asked again for each: trees end while others are being ended.
-        if _found(path, ledger).state == "left over":
+        state = _found(path, ledger).state
+        if state == "left over":
             ended = end_tree(path, ledger)
             done += ended.done
             left += ended.left
+        elif state == "elsewhere":
+            elsewhere.append(ledger)
     with ports.locked():
-        cores = (p for p in folder.glob("core-*") if p.name[5:].isdigit() and p.is_file() and not p.is_symlink())
-        swept = [p for p in (*_claim_files(folder), *cores) if ports.sweep(p)]
+        swept = [p for p in _claim_files_but_of(elsewhere, folder) if ports.sweep(p)]
     if swept:
         done.append(f"removed {len(swept)} files of claims that nobody holds")
     for new in folder.glob("tree-*.new"):

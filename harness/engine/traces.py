@@ -7,6 +7,7 @@ memory is (name, inode). Nothing here ends or removes what it cannot tell by the
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -32,6 +33,7 @@ _RUNTIME = re.compile(
 """How Python's multiprocessing, glibc, torch, OpenMP, NCCL, CUDA, UCX and vLLM 0.32 name what they make. Whatever is
 called otherwise may be somebody's data that an engine only reads."""
 _REGISTERED = re.compile(rb"0x([0-9a-f]+)-")
+_MACHINE_ID = Path("/etc/machine-id")
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """``PROC_PID_INIT_INO`` of Linux: the pid namespace of the machine, in which every process is seen."""
 
@@ -181,6 +183,27 @@ def boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def booted_at() -> float:
+    """When the machine was started, in seconds since the epoch; 0 where that cannot be told."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    return 0.0
+
+
+def machine() -> str:
+    """Of the machine, the same after it was started anew; empty where that cannot be told. Machines that are copies of
+    one image may share their ``machine-id(5)``, which is to be told to nobody as it is, and others their name."""
+    try:
+        known = _MACHINE_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    if not re.fullmatch("[0-9a-f]{32}", known):
+        return ""
+    return hashlib.sha256(f"kv-harness {known} {os.uname().nodename}".encode()).hexdigest()[:16]
 
 
 def namespace() -> str:

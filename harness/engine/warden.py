@@ -50,7 +50,9 @@ _USED_S = 3.0
 _YOUNG_S = 10.0
 """For so long a new segment is asked for its users at every poll, and then when the tree ends: it takes 10 ms and more
 for each process, and segments of other harnesses stay new."""
-FORMAT = 2
+FORMAT = 3
+READABLE = (2, FORMAT)
+"""Formats of ledgers: 2 says nothing of the machine."""
 
 
 def adopt_orphans() -> None:
@@ -152,6 +154,7 @@ class Tree:
         ledger = {
             "format": FORMAT,
             "boot": traces.boot(),
+            "machine": traces.machine(),
             "namespace": traces.namespace(),
             "mark": self._said["mark"],
             "holder": self._said["holder"],

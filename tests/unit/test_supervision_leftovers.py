@@ -105,8 +105,9 @@ def ledger_of(tmp_path: Path, **changes) -> Path:
     me = traces.process(os.getpid())
     dead = [2**22 + 1, me.start]
     known = {
-        "format": 2,
+        "format": 3,
         "boot": traces.boot(),
+        "machine": traces.machine(),
         "namespace": traces.namespace(),
         "mark": "ab" * 8,
         "holder": dead,
@@ -152,9 +153,7 @@ def test_hand_made_ledgers(tmp_path):
     (tree,) = ps()["trees"]
     assert tree["state"] == "left over" and 64 < tree["age_s"] < 120
     assert call("clean")[0] == 0 and not path.exists()
-    # Of an earlier boot nothing can live; of another container's processes nothing is known here.
-    path = ledger_of(tmp_path, boot="earlier", members=[list(traces.process(os.getpid()))])
-    assert call("clean")[0] == 0 and not path.exists()
+    # Of another container's processes nothing is known here.
     path = ledger_of(tmp_path, namespace="pid:[1]")
     assert ps()["trees"][0]["state"] == "elsewhere"
     assert call("clean") == (0, "nothing to clean\n") and path.exists()
@@ -162,6 +161,72 @@ def test_hand_made_ledgers(tmp_path):
     text = call("ps")[1]
     assert "[red]x[/red]" in text and "\x1b[2J" not in text
     assert call("clean") == (0, "nothing to clean\n") and path.exists()
+
+
+@pytest.fixture
+def own_machine(tmp_path, monkeypatch):
+    """This one, with an id wherever the tests run."""
+    known = tmp_path / "machine-id"
+    known.write_text(f"{'0123456789abcdef' * 2}\n")
+    monkeypatch.setattr(traces, "_MACHINE_ID", known)
+    return known
+
+
+def with_temporary_files(tmp_path: Path, **changes) -> tuple[Path, Path]:
+    """A ledger and the folder of its tree, which are there."""
+    folder = traces.state_folder() / f"s-{'ab' * 8}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / "socket").touch()
+    return ledger_of(tmp_path, scratch=str(folder), **changes), folder
+
+
+def test_of_an_earlier_boot_of_this_machine_nothing_can_live(tmp_path, own_machine):
+    before = traces.booted_at() - 60
+    assert 0 < before < time.time()
+    path, folder = with_temporary_files(
+        tmp_path, boot="earlier", started=before, members=[list(traces.process(os.getpid()))]
+    )
+    assert ps()["trees"][0]["state"] == "left over"
+    assert call("clean")[0] == 0 and not path.exists() and not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"machine": "fedcba9876543210"},
+        {"machine": ""},
+        {"started": time.time()},
+        {"format": 2, "machine": ""},
+        {"boot": ""},
+    ],
+    ids=["other", "unknown", "younger than this boot", "written before machines were", "no boot id"],
+)
+def test_a_tree_that_may_live_on_another_machine_keeps_its_files(tmp_path, own_machine, changes):
+    """Two machines may have the same folder for temporary files."""
+    earlier = {"boot": "earlier", "started": traces.booted_at() - 60}
+    path, folder = with_temporary_files(tmp_path, **earlier | changes)
+    claims = [traces.state_folder() / name for name in ("port-28500", "core-0")]
+    for claim in claims:
+        claim.touch()
+    assert ps()["trees"][0]["state"] == "elsewhere"
+    assert call("clean") == (0, "nothing to clean\n")
+    assert path.exists() and (folder / "socket").exists() and all(c.exists() for c in claims)
+
+
+@pytest.mark.parametrize("said", ["", "uninitialized", "\xff"])
+def test_machine_that_has_no_id_is_not_taken_for_another_without_one(tmp_path, own_machine, said):
+    own_machine.write_text(said, encoding="latin-1")
+    assert traces.machine() == ""
+    path, folder = with_temporary_files(tmp_path, boot="earlier", machine="", started=traces.booted_at() - 60)
+    assert call("clean") == (0, "nothing to clean\n") and path.exists() and folder.exists()
+
+
+def test_warden_says_which_machine_its_tree_is_of(engine_program, tmp_path):
+    engine, _ = start_engine(engine_program, tmp_path)
+    (path,) = traces.ledgers(traces.state_folder())
+    ledger = leftovers.read_ledger(path)
+    assert (ledger.format, ledger.machine) == (3, traces.machine())
+    assert engine.stop(1.0) == []
 
 
 def test_a_segment_that_a_ledger_names_is_removed_only_with_its_inode(tmp_path):
