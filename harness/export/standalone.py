@@ -38,7 +38,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 CASE: dict[str, Any] = {}  # the case
 
@@ -51,6 +51,17 @@ HOLD_S = 0.25
 """How long an engine is held after requests were sent, so that all of them are queued."""
 
 
+SHM = Path("/dev/shm")
+LIBRARIES = re.compile(
+    r"(psm_|sem\.|torch_\d|__KMP_REGISTERED_LIB_\d|pym-|nccl-|cuda\.shm\.|ucx_shm_posix_|vllm_(mm|offload|ec)_).+|.+-cpushm.*"
+)
+"""How the libraries of engines call the shared memory that they make. Any other may be somebody's data that is only
+read."""
+TRACKERS_S = 3.0
+"""What Python's resource trackers get, after the processes that they work for are gone, to remove what these made."""
+ORPHANS_S = 2.0
+"""What an engine's other processes get to end by themselves after its server has ended."""
+
 RUNNING: list[Engine] = []
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SOCKETS_IN = 70
@@ -59,6 +70,15 @@ SOCKETS_IN = 70
 
 class CannotTell(Exception):
     """The case could not be tried; the message says why."""
+
+
+@contextlib.contextmanager
+def starting(what: str) -> Iterator[None]:
+    """Raises CannotTell where OSError would be raised."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotTell(f"expected to start {what}, found: {error}") from error
 
 
 # --- what engines leave ----------------------------------------------------------------------------------------------
@@ -93,7 +113,7 @@ def registrations(pids: list[int]) -> dict[Path, int]:
     that is killed leaves its own. It holds the address of a variable of that very process."""
     found = {}
     for pid in pids:
-        path = Path(f"/dev/shm/__KMP_REGISTERED_LIB_{pid}_{os.getuid()}")
+        path = SHM / f"__KMP_REGISTERED_LIB_{pid}_{os.getuid()}"
         with contextlib.suppress(OSError, ValueError):
             known = path.lstat()
             address = re.match(rb"0x([0-9a-f]+)-", path.read_bytes()[:64]) if stat.S_ISREG(known.st_mode) else None
@@ -107,19 +127,82 @@ def registrations(pids: list[int]) -> dict[Path, int]:
     return found
 
 
-def end_session(leader: int, made: dict[Path, int]) -> None:
-    """Kill what lives of a session, and remove what its processes made."""
-    deadline = time.monotonic() + 10
-    while (living := session_of(leader)) and time.monotonic() < deadline:
-        made = made | registrations(living)
-        for pid in living:
+def held(pid: int) -> set[int]:
+    """Inodes of shared memory that a process has mapped or open. A semaphore is mapped under another name than it has,
+    so names say nothing here."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and fields[5].startswith(f"{SHM}/"):
+                found.add(int(fields[4]))
+    with contextlib.suppress(OSError):
+        for handle in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
+                if str(handle.readlink()).startswith(f"{SHM}/"):
+                    found.add(handle.stat().st_ino)
+    return found
+
+
+def made_by(pids: list[int]) -> dict[Path, int]:
+    """Inodes of what these living processes leave in ``/dev/shm`` when they are killed, by path."""
+    used = {inode for pid in pids for inode in held(pid)}
+    found = registrations(pids)
+    with contextlib.suppress(OSError), os.scandir(SHM) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                known = entry.stat(follow_symlinks=False)
+                own = stat.S_ISREG(known.st_mode) and known.st_uid == os.getuid()
+                if own and known.st_ino in used and LIBRARIES.fullmatch(entry.name):
+                    found[SHM / entry.name] = known.st_ino
+    return found
+
+
+def remove_made(made: dict[Path, int]) -> None:
+    """Remove what is still there of this, and what no living process uses."""
+    there = {}
     for path, inode in made.items():
         with contextlib.suppress(OSError):
             if path.lstat().st_ino == inode:
+                there[path] = inode
+    if there:
+        used = {inode for entry in Path("/proc").iterdir() if entry.name.isdigit() for inode in held(int(entry.name))}
+        for path in (p for p, inode in there.items() if inode not in used):
+            with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def tracks_resources(pid: int) -> bool:
+    """Whether this is the process of Python's multiprocessing that removes named resources when all that use it are
+    gone: vLLM's segments (``psm_*``, 160 MB and more each) and semaphores."""
+    with contextlib.suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def end_session(leader: int, made: dict[Path, int]) -> list[int]:
+    """Kill what lives of a session, its resource trackers last, and remove what its processes made. Returns processes
+    that cannot be killed."""
+    made = dict(made)
+    deadline = time.monotonic() + 10
+    while (living := [p for p in session_of(leader) if not tracks_resources(p)]) and time.monotonic() < deadline:
+        made |= made_by(living)
+        kill(living)
+    deadline = time.monotonic() + TRACKERS_S
+    while session_of(leader) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    deadline = time.monotonic() + 10
+    while (living := session_of(leader)) and time.monotonic() < deadline:
+        kill(living)
+    remove_made(made)
+    return living
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(0.02)
 
 
 class Keeper:
@@ -127,32 +210,49 @@ class Keeper:
     removes their folder. A vLLM server that loses whoever started it goes on."""
 
     def __init__(self) -> None:
-        """Forks: nothing else may run in this process yet."""
+        """Forks: nothing else may run in this process yet. Raises CannotTell."""
+        with starting("the process that ends the engines when this one is killed"):
+            self._fork()
+
+    def _fork(self) -> None:
         read, self._write = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            try:
-                os.close(self._write)
-                keep(read)
-            finally:
-                os._exit(0)
+        # One that comes before it ignores them would end it alone.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            self._pid = os.fork()
+            if self._pid == 0:
+                try:
+                    os.close(self._write)
+                    keep(read, before)
+                finally:
+                    os._exit(0)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(read)
 
     def tell(self, kind: str, *what: object) -> None:
-        with contextlib.suppress(OSError):
+        """Raises CannotTell when it is gone."""
+        try:
             os.write(self._write, (json.dumps([kind, *what]) + "\n").encode())
+        except OSError as error:
+            raise CannotTell(
+                f"expected the process that ends the engines when this one is killed to live, found: {error}"
+            ) from error
 
     def end(self) -> None:
-        """Let it do what is left to do."""
+        """Let it do what is left to do. Nothing interrupts that."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         os.close(self._write)
         with contextlib.suppress(OSError):
             os.waitpid(self._pid, 0)
 
 
-def keep(pipe: int) -> None:
+def keep(pipe: int, mask: set[int | signal.Signals]) -> None:
     os.setsid()
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     nothing = os.open(os.devnull, os.O_RDWR)
     for handle in (0, 1, 2):
         os.dup2(nothing, handle)
@@ -174,12 +274,36 @@ def keep(pipe: int) -> None:
 # --- engines ---------------------------------------------------------------------------------------------------------
 
 
+BEGIN = """
+import json, os, sys
+try:
+    argv, env = json.loads(sys.stdin.buffer.read())
+except ValueError:
+    sys.exit("whoever started this is gone")
+os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+try:
+    os.execvpe(argv[0], argv, env)
+except OSError as error:
+    sys.exit(f"{argv[0]}: {error.strerror}")
+"""
+"""Becomes the engine when it has read all of its command, and ends when the pipe is closed before: whatever happens to
+this program meanwhile, no engine runs that the keeper was not told of."""
+
+
 class Engine:
     """A vLLM server in a session of its own."""
 
     def __init__(
-        self, spec: dict[str, Any], python: str, models: dict[str, str], extra: dict[str, str], logs: Path, guard: Path
+        self,
+        spec: dict[str, Any],
+        python: str,
+        models: dict[str, str],
+        extra: dict[str, str],
+        logs: Path,
+        guard: Path,
+        keeper: Keeper,
     ):
+        """Raises CannotTell when it cannot be started, and OSError when its log cannot be written."""
         self.role: str = spec["role"]
         self.port, side_channel = free_port(), free_port()
         self.core = core_of(spec.get("slot"))
@@ -201,12 +325,20 @@ class Engine:
         if not Path(env.get("LD_PRELOAD", "")).is_file():
             env.pop("LD_PRELOAD", None)
         self.log = logs / f"{self.role}.log"
-        with self.log.open("wb") as stream:
-            self.process = subprocess.Popen(
-                argv, env=env | extra, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
-            )
         self.made: dict[Path, int] = {}
+        with self.log.open("wb") as stream, starting(f"the {self.role} engine"):
+            self._begin(argv, env | extra, stream, keeper)
+
+    def _begin(self, argv: list[str], env: dict[str, str], log: BinaryIO, keeper: Keeper) -> None:
+        begin = [sys.executable, "-I", "-S", f"-Xutf8={sys.flags.utf8_mode}", "-c", BEGIN]
+        self.process = subprocess.Popen(
+            begin, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
         RUNNING.append(self)
+        keeper.tell("engine", self.process.pid, status_of(self.process.pid)[19])
+        assert self.process.stdin is not None
+        with self.process.stdin as order:
+            order.write(json.dumps([argv, env]).encode())
 
     def alive(self) -> bool:
         return self.process.poll() is None
@@ -289,7 +421,7 @@ class Engine:
 
     def tell_to_end(self) -> None:
         """What its processes made is looked at before: those that end at once cannot be asked any more."""
-        self.made |= registrations(session_of(self.process.pid))
+        self.made |= made_by(session_of(self.process.pid))
         if self.alive():
             self.process.terminate()
 
@@ -298,7 +430,11 @@ class Engine:
         if self.alive():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(15)
-        end_session(self.process.pid, self.made)
+        deadline = time.monotonic() + ORPHANS_S
+        while session_of(self.process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if left := end_session(self.process.pid, self.made):
+            print(f"cannot be killed: processes {', '.join(map(str, left))} of the {self.role} engine")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
 
@@ -349,10 +485,8 @@ def started(
     for spec in CASE["engines"]:
         role = spec["role"]
         extra = dict(item.partition(":")[2].split("=", 1) for item in options.env if item.startswith(f"{role}:"))
-        engine = Engine(spec, options.python, models, own_temporary(scratch / f"tmp-{role}") | extra, logs, guard)
-        with contextlib.suppress(OSError):
-            keeper.tell("engine", engine.process.pid, status_of(engine.process.pid)[19])
-        yield engine
+        own = own_temporary(scratch / f"tmp-{role}") | extra
+        yield Engine(spec, options.python, models, own, logs, guard, keeper)
 
 
 def wait_ready(engines: list[Engine], limit_s: float) -> None:
@@ -630,8 +764,38 @@ def terminated(*_: object) -> NoReturn:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Try the case once; returns the exit code."""
-    options = parsed(argv)
+    """Try the case once; returns the exit code. Whatever keeps it from that is 2: Python would end with 1, which says
+    that the defect is there."""
+    try:
+        code = kept(parsed(argv))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return cannot_tell("interrupted")
+    except (CannotTell, OSError) as error:
+        return cannot_tell(str(error))
+    except Exception as error:
+        return cannot_tell(f"{type(error).__name__}: {error}")
+
+
+def cannot_tell(why: str) -> int:
+    """Say so, wherever that can still be written."""
+    words = f"cannot tell: {why}".replace(KEY, "<redacted>")
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):
+            print(words, file=stream, flush=True)
+            return 2
+    return 2
+
+
+def kept(options: argparse.Namespace) -> int:
+    """Try the case with somebody who cleans up when this program is killed; returns the exit code."""
+    with contextlib.suppress(OSError):
+        # No pipe may get the number of an output that is closed.
+        while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(handle)
     keeper = Keeper()
     try:
         for number in SIGNALS:
@@ -641,9 +805,6 @@ def main(argv: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix=f"repro-{os.getuid()}-", ignore_cleanup_errors=True) as scratch:
             keeper.tell("folder", scratch)
             return attempt(options, Path(scratch), keeper)
-    except KeyboardInterrupt:
-        print("cannot tell: interrupted")
-        return 2
     finally:
         keeper.end()
 
@@ -663,20 +824,24 @@ def attempt(options: argparse.Namespace, scratch: Path, keeper: Keeper) -> int:
         warm_up(by_role)
         print(f"{len(engines)} engines ready after {time.monotonic() - begun:.0f} s", flush=True)
         return outcome(by_role)
-    except (CannotTell, OSError) as error:
-        print(f"cannot tell: {error}".replace(KEY, "<redacted>"))
-        return 2
-    except Exception as error:
-        # Python would end with 1, which says that the defect is there.
-        print(f"cannot tell: {type(error).__name__}: {error}".replace(KEY, "<redacted>"))
-        return 2
     finally:
         with ThreadPoolExecutor(max(1, len(RUNNING))) as pool:
             list(pool.map(Engine.stop, RUNNING))
+
+
+def end_with(code: int) -> NoReturn:
+    """End with this very code: Python tries again to write what could not be written, and ends with 120 then."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)
 
 
 FILES: dict[str, str] = {}  # the models' files by SHA-256, compressed, as Base85
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main())
