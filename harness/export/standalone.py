@@ -599,19 +599,24 @@ class Player:
         if held is not None:
             held.ask("/pause?mode=keep&clear_cache=false", post=True)
         with ThreadPoolExecutor(len(stage["sends"])) as pool:
-            futures = [pool.submit(run, s) for s in stage["sends"]]
             try:
-                for number, _ in enumerate(early, 1):
-                    if number == len(early):
-                        last.set()
-                    queued.acquire(timeout=60)
-                last.set()
-                time.sleep(HOLD_S)
+                futures = [pool.submit(run, s) for s in stage["sends"]]
+                try:
+                    for number, _ in enumerate(early, 1):
+                        if number == len(early):
+                            last.set()
+                        queued.acquire(timeout=60)
+                    last.set()
+                    time.sleep(HOLD_S)
+                finally:
+                    if held is not None:
+                        held.ask("/resume", post=True)
+                for future in futures:
+                    future.result()
             finally:
-                if held is not None:
-                    held.ask("/resume", post=True)
-            for future in futures:
-                future.result()
+                # The pool waits for its threads, and one of them may wait for a request that will never be sent.
+                for event in (last, *answered.values()):
+                    event.set()
 
 
 # --- judging ---------------------------------------------------------------------------------------------------------

@@ -164,6 +164,35 @@ def test_no_engine_is_left_by_a_file_that_is_ended_while_it_starts_one(exported,
     assert found == []
 
 
+INTERRUPTED = """
+from concurrent import futures
+from harness.export import standalone
+submit, calls = futures.ThreadPoolExecutor.submit, []
+def interrupted(pool, *what):
+    calls.append(what)
+    if len(calls) > 1:
+        raise KeyboardInterrupt
+    return submit(pool, *what)
+futures.ThreadPoolExecutor.submit = interrupted
+class FakeEngine:
+    def complete(self, *_):
+        return {}
+first, second = ({"part": p, "group": p, "route": "local", "last": False, "after_s": 0} for p in "ab")
+try:
+    standalone.Player({"single": FakeEngine()}).together(
+        {"hold": None, "sends": [{**first, "after": ["b"]}, {**second, "after": []}]}
+    )
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_interrupt_between_requests_that_are_sent_together_is_not_waited_out():
+    """The first one waits for the second, which is never sent."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == "interrupted\n", done.stderr
+
+
 REFUSED = "def refused(*_, **__):\n    raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
 NEVER_BEGUN = {
     "no temporary folder": ("tempfile.tempdir = '/nonexistent'\n", "/nonexistent"),

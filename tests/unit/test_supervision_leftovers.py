@@ -306,7 +306,7 @@ def _corrupt_all(tmp_path: Path, me: list[int], there: list[int]) -> None:
     whole.unlink()
     swaps = [
         {"ports": [10**9]}, {"ports": [-1]}, {"host": "example.org"}, {"host": "\0"}, {"started": 1e308},
-        {"members": [[1, 10**12]]}, {"members": [[-1, 10**12]]}, {"members": [[0, me[1]]]}, {"format": 2},
+        {"members": [[1, 10**12]]}, {"members": [[-1, 10**12]]}, {"members": [[0, me[1]]]}, {"format": 4},
         {"members": [me, [me[0], me[1] - 10**6]]}, {"name": None}, {"extra": 1}, {"engine": [10**30, 10**30]},
         {"mark": ""}, {"mark": "ab"}, {"members": [[there[0], there[1] - 1]], "holder": [2**22 + 1, 0]},
         {"members": [[there[0], there[1] + 1]], "engine": [there[0], there[1] + 1]},
