@@ -18,10 +18,10 @@ from harness.engine.ray_node import Cores
 from harness.engine.warded import Warded
 from harness.errors import EngineStartError
 from tests.unit.supervised import own_folder
-from tests.unit.test_supervision_leftovers import call, ledger_of, ps
+from tests.unit.test_supervision_leftovers import call, ledger_of, own_machine, ps
 from tests.unit.test_warden import gone, wait_for
 
-__all__ = ["own_folder"]
+__all__ = ["own_folder", "own_machine"]
 
 # Stands for an engine: a socket called after a UUID and a file, as vLLM 0.32 makes them, and a link out of the folder.
 ENGINE = """
@@ -184,11 +184,11 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(short, tmp_path, outs
     assert (outside / "mine").exists()
 
 
-def test_temporary_files_of_an_earlier_boot_are_removed(short, tmp_path):
+def test_temporary_files_of_an_earlier_boot_are_removed(short, tmp_path, own_machine):
     folder = traces.state_folder() / scratch.name_of("ab" * 8)
     folder.mkdir()
     (folder / "file").touch()
-    ledger_of(tmp_path, scratch=str(folder), boot="an earlier one")
+    ledger_of(tmp_path, scratch=str(folder), boot="an earlier one", started=traces.booted_at() - 60)
     assert call("clean")[0] == 0
     assert nothing(short)
 
