@@ -132,12 +132,16 @@ def ledgers() -> set[Path]:
 
 
 def _of_others(path: Path) -> bool:
-    """Whether a ledger belongs to another harness that lives, or is gone by now."""
+    """Whether a ledger belongs to another harness that lives, or to another machine, or is gone by now."""
     if not path.is_file():
         return True
     ledger = read_ledger(path)
     # It may have gone meanwhile.
-    return ledger is None or (isinstance(ledger, Ledger) and ledger.held and ledger.holder.pid != os.getpid())
+    if ledger is None:
+        return True
+    if not isinstance(ledger, Ledger):
+        return False
+    return not ledger.here or (ledger.held and ledger.holder.pid != os.getpid())
 
 
 class Footprint:
