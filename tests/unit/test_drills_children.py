@@ -118,10 +118,32 @@ def test_a_harness_that_does_not_end_is_not_survived(driller, monkeypatch):
 @pytest.mark.parametrize("name", ["TERM", "KILL"])
 def test_a_run_that_ended_before_the_signal_is_lost(driller, monkeypatch, code, name):
     monkeypatch.setattr(FakeHarness, "ends", f"raise SystemExit({code})")
+    monkeypatch.setattr(moments, "_TRIES", 1)
     drill, tried = driller
     monkeypatch.setattr(drill._random, "uniform", lambda *_: 5.0)
     drill.run([moment_drills(2)[name == "KILL"]])
     assert tried.results[0].ending is Ending.LOST
+
+
+def test_a_moment_beyond_the_end_is_drawn_again_within_the_shorter_life(driller, monkeypatch):
+    drill, tried = driller
+    made = iter(["raise SystemExit(0)", "import os\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(2))"])
+
+    class Shorter(FakeHarness):
+        """Its first run ends at once."""
+
+        def __init__(self, arguments, log: Path) -> None:
+            if arguments[0] == "run":
+                self.ends = next(made)
+            super().__init__(arguments, log)
+
+    monkeypatch.setattr(moments, "Child", Shorter)
+    lives = []
+    monkeypatch.setattr(drill._random, "uniform", lambda _, life: lives.append(life) or (1.0 if len(lives) == 1 else 0))
+    drill.run([moment_drills(1)[0]])
+    (result,) = tried.results
+    assert result.ending is Ending.SURVIVED, result
+    assert lives[1] < lives[0] == 2.0
 
 
 @pytest.mark.parametrize(
