@@ -24,8 +24,8 @@ _CELL = "single-none"
 _LIMIT_S = 900.0
 _END_S = 30.0
 _FULL_KIB = 256
-"""A run writes 340 KiB of observations, then a report of 900: of 512 KiB all observations were there, and the run a PASS
-without its report."""
+"""A run writes 340 KiB of observations, then a report of 900: of 512 KiB all observations were there, and the run a
+PASS without its report."""
 
 _LITTLE = 16 << 10
 """Bytes. An observation of a drill is 4 to 14 KB."""
