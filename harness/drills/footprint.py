@@ -167,24 +167,25 @@ class Footprint:
 
     def _now(self) -> tuple[str, ...]:
         found = []
-        for process in self.running():
+        running = self.running()
+        for process in running:
             with contextlib.suppress(psutil.Error):
                 ports = [str(c.laddr.port) for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
                 listening = f", listening on {', '.join(ports)}" if ports else ""
                 found.append(f"process {process.pid} {process.name()} ({process.status()}){listening}")
         # Segments that another's process uses, or is named in, are another's.
-        new = {name for name in shared_memory() - self._shared if not self._of_another(name)}
+        ours = {p.pid for p in running}
+        new = {name for name in shared_memory() - self._shared if not _of_another(name, ours)}
         found += [f"shared memory {name}" for name in sorted(new - _in_use(new))]
         found += [f"ledger {path.name}" for path in sorted(ledgers() - self._ledgers) if not _of_others(path)]
         return tuple(found)
 
-    def _of_another(self, name: str) -> bool:
-        """Whether a segment is called after a living process that is none of the drill's: OpenMP has its own neither
-        open nor mapped."""
-        found = re.fullmatch(r"__KMP_REGISTERED_LIB_(\d+)_\d+", name)
-        if found is None or not psutil.pid_exists(int(found[1])):
-            return False
-        return int(found[1]) not in {p.pid for p in self.running()}
+
+def _of_another(name: str, ours: Collection[int]) -> bool:
+    """Whether a segment is called after a living process that is none of the drill's: OpenMP has its own neither open
+    nor mapped."""
+    found = re.fullmatch(r"__KMP_REGISTERED_LIB_(\d+)_\d+", name)
+    return found is not None and int(found[1]) not in ours and psutil.pid_exists(int(found[1]))
 
 
 def sweep(footprint: Footprint) -> None:

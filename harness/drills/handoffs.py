@@ -8,6 +8,7 @@ from functools import partial
 
 from harness.drills import answers as a
 from harness.drills.exchange import EITHER, LEASE_S, ExchangeDrill, R, U, on_answers
+from harness.drills.gauges import WAITING, above_zero
 from harness.drills.link import REFUSED_PORT, Relay, led_to
 from harness.drills.proxy import Answer, Call, Fault, FaultError, Request
 from harness.drills.scene import Scene
@@ -85,12 +86,6 @@ def _decode_engine(scene: Scene) -> Fault:
     return a.elsewhere(lambda: scene.engines["decode"].url)
 
 
-def _waiting(metrics: str) -> bool:
-    """Whether requests wait for room."""
-    lines = [line for line in metrics.splitlines() if line.startswith("vllm:num_requests_waiting{")]
-    return any(float(line.rpartition(" ")[2]) > 0 for line in lines)
-
-
 def hoard(count: int) -> Fault:
     """So many other prompts are prefilled on P first, for hand-offs that D never takes over. A pool of 28 blocks holds
     four of them, each until its lease ends, so that the struck request waits for several leases."""
@@ -110,7 +105,8 @@ def hoard(count: int) -> Fault:
                 why = "; ".join(troubles) or f"none of them had to wait within {_QUEUE_S:.0f} s"
                 raise FaultError(f"expected P to have no room for all of the other prompts, found: {why}")
             # Once may be a request that is about to be scheduled.
-            seen = seen + 1 if _waiting(call.forward(metrics).body.decode(errors="replace")) else 0
+            text = call.forward(metrics).body.decode(errors="replace")
+            seen = seen + 1 if above_zero(text, WAITING) else 0
         call.acted()
         return call.forward()
 

@@ -112,13 +112,13 @@ class MomentDriller:
 
     def _tried_again(self, drill: Drill, cell: str, footprint: Footprint) -> Result:
         """A run that ended before its moment says nothing of the signal, but how long runs live now."""
-        for number in range(1, _TRIES):
-            name = drill.id if number == 1 else f"{drill.id}-{number}"
-            result = self._drill(drill, cell, footprint, name)
+        result = self._drill(drill, cell, footprint, drill.id)
+        for number in range(2, _TRIES + 1):
             if result.ending is not Ending.LOST or drill.id == TWICE.id:
-                return result
-            self._reporter.line(f"{name}: {'; '.join(result.problems)}; once more")
-        return self._drill(drill, cell, footprint, f"{drill.id}-{_TRIES}")
+                break
+            self._reporter.line(f"{drill.id}: {'; '.join(result.problems)}; once more")
+            result = self._drill(drill, cell, footprint, f"{drill.id}-{number}")
+        return result
 
     def _drill(self, drill: Drill, cell: str, footprint: Footprint, name: str) -> Result:
         out, life = self._folder / name, self._life[cell]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from harness.drills.exchange import Make, Topology, U
+from harness.drills.gauges import RUNNING, above_zero
 from harness.drills.link import Relay, lead
 from harness.drills.model import Drill, Group
 from harness.drills.proxy import Answer, Call, Fault, FaultError
@@ -159,14 +160,7 @@ def _once(scene: Scene, role: Role, state: str, act: Callable[[], object], over:
 
 def _is_in(http: httpx.Client, state: str) -> bool:
     with contextlib.suppress(httpx.HTTPError):
-        lines = http.get("/metrics").text.splitlines()
-        return any(_above_zero(line) for line in lines if line.startswith(state))
-    return False
-
-
-def _above_zero(line: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return float(line.rpartition(" ")[2]) > 0
+        return above_zero(http.get("/metrics").text, state)
     return False
 
 
@@ -203,7 +197,7 @@ def _decoding(act: Callable[[Scene], object]) -> Make:
                 call.acted()
 
             call.request = call.request.with_json({**call.request.json, "ignore_eos": True})
-            return _with_task(call, scene.task(partial(_once, scene, "decode", "vllm:num_requests_running{", deed)))
+            return _with_task(call, scene.task(partial(_once, scene, "decode", RUNNING, deed)))
 
         return fault
 

@@ -229,20 +229,30 @@ class FakeFiller(Child):
 
 
 @pytest.fixture
-def filled(tmp_path, monkeypatch):
+def of_a_folder(tmp_path, monkeypatch):
+    """Tries one drill on a folder; its control is there already."""
+
+    def tried(drill):
+        known = Tried()
+        known.controls.append(ControlRun(id="control-single-none", verdict=Verdict.PASS, requests=3, seconds=2.0))
+        mark = new_mark()
+        monkeypatch.setitem(os.environ, MARK, mark)
+        with Reporter(1.0) as reporter:
+            folders.FolderDriller("cpu", None, tmp_path, reporter, mark, known).run([drill])
+        return known.results[0]
+
+    return tried
+
+
+@pytest.fixture
+def filled(of_a_folder, monkeypatch):
     """Tries the full disk with changes of the stand-in. Without the right to mount it fails: CI has it."""
 
     def tried(**changes):
         for name, value in changes.items():
             monkeypatch.setattr(FakeFiller, name, value)
         monkeypatch.setattr(folders, "Child", FakeFiller)
-        known = Tried()
-        known.controls.append(ControlRun(id="control-single-none", verdict=Verdict.PASS, requests=3, seconds=2.0))
-        mark = new_mark()
-        monkeypatch.setitem(os.environ, MARK, mark)
-        with Reporter(1.0) as reporter:
-            folders.FolderDriller("cpu", None, tmp_path, reporter, mark, known).run([folders.FULL])
-        return known.results[0]
+        return of_a_folder(folders.FULL)
 
     return tried
 
@@ -272,14 +282,9 @@ def test_a_green_exit_on_a_full_disk_is_a_false_green(filled):
     assert filled(code=0).ending is Ending.FALSE_GREEN
 
 
-def test_a_read_only_folder_is_named_by_the_harness_itself(tmp_path, monkeypatch):
-    known = Tried()
-    known.controls.append(ControlRun(id="control-single-none", verdict=Verdict.PASS, requests=3, seconds=2.0))
-    mark = new_mark()
-    monkeypatch.setitem(os.environ, MARK, mark)
-    with Reporter(1.0) as reporter:
-        folders.FolderDriller("cpu", None, tmp_path, reporter, mark, known).run([folders.READ_ONLY])
-    assert known.results[0].ending is Ending.SURVIVED, known.results[0]
+def test_a_read_only_folder_is_named_by_the_harness_itself(of_a_folder):
+    result = of_a_folder(folders.READ_ONLY)
+    assert result.ending is Ending.SURVIVED, result
 
 
 def test_a_mount_that_is_refused_is_an_environment_fault(tmp_path):
