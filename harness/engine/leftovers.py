@@ -199,6 +199,9 @@ def end_tree(path: Path | None, ledger: Ledger) -> Ended:
         words = scratch.remove(Path(ledger.scratch))
         (left if words else done).append(words or f"removed {ledger.scratch}")
     if not left and path is not None:
+        # Half a ledger lies beside it when its warden was killed while it wrote one.
+        with contextlib.suppress(OSError):
+            traces.half(path).unlink()
         path.unlink(missing_ok=True)
         done.append(f"removed {path}")
     return Ended(done, left)
@@ -362,7 +365,7 @@ def clean() -> Ended:
         swept = [p for p in _claim_files_but_of(elsewhere, folder) if ports.sweep(p)]
     if swept:
         done.append(f"removed {len(swept)} files of claims that nobody holds")
-    for new in folder.glob("tree-*.new"):
+    for new in folder.glob(f"tree-*{traces.HALF}"):
         # It may get its name, or its warden may end, at any moment.
         with contextlib.suppress(OSError):
             if _abandoned(new):

@@ -349,6 +349,14 @@ def checksum(ledger: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
+HALF = ".new"
+
+
+def half(ledger: Path) -> Path:
+    """Where a ledger is written before it gets its name."""
+    return ledger.with_suffix(HALF)
+
+
 def ledgers(folder: Path) -> Iterator[Path]:
     yield from sorted(folder.glob("tree-*.json"))
 

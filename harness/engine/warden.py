@@ -165,7 +165,7 @@ class Tree:
             "before": sorted(self._before),
             **self._said["about"],
         }
-        temporary = self._ledger.with_suffix(".new")
+        temporary = traces.half(self._ledger)
         try:
             temporary.write_text(json.dumps({**ledger, "checksum": traces.checksum(ledger)}), encoding="utf-8")
             temporary.replace(self._ledger)

@@ -270,7 +270,11 @@ def test_another_process_with_the_pid_of_the_engine_is_not_signalled(engine_prog
         (ledger,) = traces.ledgers(traces.state_folder())
         engine._warded.pid = bystander.pid
         engine._warded.terminate()
-        os.kill(leftovers.read_ledger(ledger).warden.pid, signal.SIGKILL)
+        warden = leftovers.read_ledger(ledger).warden.pid
+        os.kill(warden, signal.SIGSTOP)
+        # As of a warden that is killed while it writes.
+        traces.half(ledger).write_text('{"format": ')
+        os.kill(warden, signal.SIGKILL)
         wait_for(lambda: not engine.alive())
         engine.stop(1.0)
         assert bystander.poll() is None
