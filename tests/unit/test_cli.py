@@ -9,20 +9,27 @@ from pathlib import Path
 import pytest
 
 from harness.config import REPOSITORY
+from tests.unit.program import harness
 from tests.unit.test_files import recorded
 
 
 def run(*arguments: str) -> tuple[int, str]:
+    done = harness(*arguments)
+    assert "Traceback" not in done.output, done.output
+    return done.code, " ".join(done.output.split())
+
+
+def test_module_is_the_program():
     done = subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
+        [sys.executable, "-m", "harness", "plan", "--profile", "nowhere"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=REPOSITORY,
         check=False,
     )
-    assert "Traceback" not in done.stdout, done.stdout
-    return done.returncode, " ".join(done.stdout.split())
+    assert (done.returncode, done.stdout) == harness("plan", "--profile", "nowhere")
+    assert done.returncode == 64
 
 
 @pytest.mark.parametrize(

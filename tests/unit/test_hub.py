@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +33,7 @@ from harness.progress import Reporter
 from harness.sensitivity import lookups_now
 from tests.unit.builders import changed_profile
 from tests.unit.fake_hub import FakeRepository, fake_hub
+from tests.unit.program import harness
 
 A, B = "a" * 40, "b" * 40
 TOKEN = "hf_fakefakefakefakefakefake"
@@ -443,12 +442,9 @@ def test_published_figures_are_found_by_the_names_on_the_hub():
 def run(served, tmp_path: Path, *arguments: str, **variables: str) -> tuple[int, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
     env |= {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), **variables}
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *arguments], capture_output=True, text=True, env=env, check=False
-    )
-    output = done.stdout + done.stderr
-    assert "Traceback" not in output, output
-    return done.returncode, " ".join(output.split())
+    done = harness(*arguments, env=env)
+    assert "Traceback" not in done.output, done.output
+    return done.code, " ".join(done.output.split())
 
 
 def test_models_command_shows_fetches_and_verifies(served, tmp_path):

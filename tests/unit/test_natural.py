@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from harness.strata import Stratum, classify, target_lengths
 from harness.texts import Texts, fetch_texts, first_turn, read_texts
 from tests.unit.builders import changed_profile
 from tests.unit.fake_hub import FakeRepository, fake_hub
+from tests.unit.program import harness
 from tests.unit.test_cli import run as cli
 
 TOPICS = [
@@ -318,12 +318,9 @@ def test_missing_package_is_named(monkeypatch, tmp_path):
 
 def run(*arguments: str, **variables: str) -> tuple[int, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))} | variables
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *arguments], capture_output=True, text=True, env=env, check=False
-    )
-    output = done.stdout + done.stderr
-    assert "Traceback" not in output, output
-    return done.returncode, " ".join(output.split())
+    done = harness(*arguments, env=env)
+    assert "Traceback" not in done.output, done.output
+    return done.code, " ".join(done.output.split())
 
 
 @pytest.fixture(scope="module")

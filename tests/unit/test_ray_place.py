@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ from harness.operations import prepare
 from harness.schedule.model import Placement
 from harness.schedule.planning import planned
 from harness.slots import Inventory, jobs_of
+from tests.unit.test_cli import run as cli
 from tests.unit.test_engine import ENVIRONMENT
 
 # --- what may be asked for -------------------------------------------------------------------------------------------
@@ -77,9 +77,9 @@ def test_what_cannot_be_is_refused_before_anything_starts(choice, mutants, port,
 
 def test_command_line_refuses_too():
     arguments = ["run", "--executor", "ray", "--mutant", "M1", "--cell", "single-none"]
-    done = subprocess.run([sys.executable, "-m", "harness", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 64
-    assert "mutants are switched by files" in " ".join((done.stdout + done.stderr).split())
+    code, output = cli(*arguments)
+    assert code == 64
+    assert "mutants are switched by files" in output
 
 
 def test_missing_ray_is_said_with_what_to_install(monkeypatch):
