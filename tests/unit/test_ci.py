@@ -20,7 +20,7 @@ from harness.config import REPOSITORY, read_profile, shipped_profile_names
 from harness.errors import EXIT_UNKNOWN, UsageError
 from harness.matrix import CellName, all_cells
 from tests.unit.builders import changed_profile
-from tests.unit.test_cli import run as cli
+from tests.unit.program import run as cli
 
 CI = REPOSITORY / "ci"
 DIGEST = "registry.example/kv@sha256:" + "0" * 64

@@ -9,14 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.config import REPOSITORY
-from tests.unit.program import harness
+from tests.unit.program import harness, run
 from tests.unit.test_files import recorded
-
-
-def run(*arguments: str) -> tuple[int, str]:
-    done = harness(*arguments)
-    assert "Traceback" not in done.output, done.output
-    return done.code, " ".join(done.output.split())
 
 
 def test_module_is_the_program():

@@ -30,7 +30,7 @@ from harness.sequences import output_key
 from harness.summary import summarise_run
 from tests.reseal import reseal as edited
 from tests.unit.builders import change_final, engine, history, identity, leg, observation, provenance
-from tests.unit.test_cli import run as cli
+from tests.unit.program import run as cli
 from tests.unit.test_night import again, baselines, recorded, worse
 
 LENGTHS = list(range(32, 32 + 30))

@@ -32,8 +32,7 @@ from harness.strata import Stratum, classify, target_lengths
 from harness.texts import Texts, fetch_texts, first_turn, read_texts
 from tests.unit.builders import changed_profile
 from tests.unit.fake_hub import FakeRepository, fake_hub
-from tests.unit.program import harness
-from tests.unit.test_cli import run as cli
+from tests.unit.program import run as cli
 
 TOPICS = [
     "rivers",
@@ -318,9 +317,7 @@ def test_missing_package_is_named(monkeypatch, tmp_path):
 
 def run(*arguments: str, **variables: str) -> tuple[int, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))} | variables
-    done = harness(*arguments, env=env)
-    assert "Traceback" not in done.output, done.output
-    return done.code, " ".join(done.output.split())
+    return cli(*arguments, env=env)
 
 
 @pytest.fixture(scope="module")

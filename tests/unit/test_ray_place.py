@@ -28,7 +28,7 @@ from harness.operations import prepare
 from harness.schedule.model import Placement
 from harness.schedule.planning import planned
 from harness.slots import Inventory, jobs_of
-from tests.unit.test_cli import run as cli
+from tests.unit.program import run as cli
 from tests.unit.test_engine import ENVIRONMENT
 
 # --- what may be asked for -------------------------------------------------------------------------------------------
