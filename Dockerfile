@@ -3,7 +3,7 @@
 #   docker build --build-arg EXTRA=gpu -t kv-acceptance-harness .
 #   docker run --rm --gpus all kv-acceptance-harness doctor
 #
-# Pipelines name the image by digest: `harness ci github --image NAME@sha256:DIGEST`. See docs/ci.md.
+# Pipelines name the image by digest: HARNESS_IMAGE=NAME@sha256:DIGEST. See docs/ci.md.
 
 # python:3.11.15-slim-bookworm. `docker buildx imagetools inspect python:3.11.15-slim-bookworm` says whether that tag
 # still has this digest; a later patch release is named with --build-arg BASE=NAME@sha256:DIGEST.
@@ -37,10 +37,11 @@ RUN python -m venv "${VIRTUAL_ENV}" \
  && uv pip install --no-deps -r "requirements/${EXTRA}.txt"
 
 # Editable, because profiles, prompts and baselines are found beside the package.
-COPY pyproject.toml README.md known-defects.yaml ./
+COPY pyproject.toml setup.py README.md known-defects.yaml ./
 COPY harness/ harness/
 COPY prompts/ prompts/
 COPY baselines/ baselines/
+COPY models/ models/
 RUN uv pip install --no-deps --no-build-isolation --editable . \
  && useradd --uid 10001 --create-home harness \
  && install -d -o harness -g harness reports

@@ -1,4 +1,4 @@
-"""Root of the test suite, and the pytest front end of the matrix (see harness/pytest_plugin.py)."""
+"""Hooks the pytest front end of the matrix into pytest; see harness/pytest_plugin.py."""
 
 from __future__ import annotations
 

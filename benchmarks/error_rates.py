@@ -1,7 +1,7 @@
-"""Writes docs/error-rates.md: python benchmarks/error_rates.py [NIGHTS]
+"""Write docs/error-rates.md: python benchmarks/error_rates.py [RUNS]
 
-Simulates nights of 36 cells without any change, and with one cell a point worse, and judges them by our gate, by ours
-with a fault in it, and by the ±5 % gate in common use.
+Simulates runs of 36 cells without any change, and with one cell that is a point worse, and judges them with our gate,
+with ours with a fault in it, and with the common ±5 % gate.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import time
 
 import numpy as np
 
-from harness.config import REPOSITORY
 from harness.stats.multiplicity import stage_alpha
-from harness.stats.simulate import Scene
-from tests.quality.nights import CELLS, FAMILY_ALPHA, FAULTY, OURS, Share, false_alarms, five_percent, power
+from harness.util.paths import REPOSITORY
+from tests.statistics.nights import CELLS, FAMILY_ALPHA, FAULTY, OURS, Share, false_alarms, five_percent, power
+from tests.support.simulate import Scene
 
 PROMPTS = {0.1: 68, 0.5: 362, 1.0: 732}
 REGIMES = {
@@ -35,12 +35,12 @@ def main(nights: int) -> None:
     lines = [
         "# Measured error rates",
         "",
-        "Simulated nights of 36 cells (`harness/stats/simulate.py`: prompts with acceptance of their own, 107 steps on",
+        "Simulated nights of 36 cells (`tests/support/simulate.py`: prompts with acceptance of their own, 107 steps on",
         "average, the second run equal to the first up to where a request diverges). Shares with their 99 %",
         "Clopper-Pearson intervals. The ±5 % gate is the one in common use: a cell fails when any pooled rate moved by",
-        f"more than 5 % of itself. Written by `python benchmarks/error_rates.py {nights}`; `tests/quality` holds the",
-        "bounds on every change, and simulates whole nights from observations to verdicts (48 prompts, near ties at 0,",
-        "1 and 10 % of tokens): 0, 0 and 2 % of nights trip in the first stage.",
+        f"more than 5 % of itself. Written by `python benchmarks/error_rates.py {nights}`; `tests/statistics` holds",
+        "the bounds on every change, and simulates whole nights from observations to verdicts (48 prompts, near ties",
+        "at 0, 1 and 10 % of tokens): 0, 0 and 2 % of nights trip in the first stage.",
         "",
         "## Nights without any change",
         "",

@@ -1,4 +1,4 @@
-"""Time of judging 36 cells × 1,000 prompts × 100 steps with 20,000 permutations, on one core:
+"""Measure the time of judging 36 cells × 1,000 prompts × 100 steps with 20,000 permutations, on one core:
 
 python benchmarks/judging.py [CELLS] [PROMPTS]
 """
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from harness.stats.multiplicity import holm, stage_alpha
 from harness.stats.paired import differences, label_swap
-from harness.stats.simulate import Scene, simulate, to_arms
+from tests.support.simulate import Scene, simulate, to_arms
 
 STRATA = ("aligned", "lookahead", "first", "middle", "sub-block")
 

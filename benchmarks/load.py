@@ -1,12 +1,12 @@
-"""Peak memory and time of judging, reporting and merging a large recorded run:
+"""Measure peak memory and time of judging, reporting and merging a large recorded run:
 
     python benchmarks/load.py [CELLS [PROMPTS [FOLDER]]]
 
-Writes a made-up night of so many cells, each with so many cold prompts and four prompts in a scenario: variants of four
+Writes a synthetic run of CELLS cells, each with PROMPTS cold prompts and four prompts in a scenario: variants of four
 cells (single and P/D, with and without EAGLE3), with identities, a baseline for each lineup, and every output re-scored
 by the plain engine of its variant. In one variant of fifty every tenth answer of P/D is wrong; in another one the plain
-engine died, so nothing of the variant has a reference. It is written whole and as two halves. Judging, reporting and
-merging run in processes of their own, and each is held to what has to come out. What was written stays in FOLDER.
+engine died, so that the variant has no reference. The run is written whole and in two halves. Judging, reporting and
+merging run in separate processes, and their results are checked. The files stay in FOLDER.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.memory import peak_mib
-from harness.baseline.model import Row
-from harness.baseline.store import load_header, write_baseline
-from harness.checks.registry import judge
-from harness.config import REPOSITORY, Profile, load_profile
-from harness.files import write_json
-from harness.findings import Judgement, Verdict, how_many
-from harness.history import LINES, RESCORE, Observation, RunRecord, load_history, write_run
-from harness.matrix import CellName
-from harness.merge import Wanted, merge
-from harness.operations import References, lookups_for
-from harness.report import write_reports
-from harness.sequences import output_key
-from harness.summary import summarise_run
-from tests.unit.builders import change_final, engine, history, identity, leg, observation, provenance, rows
+from harness.baselines.model import Row
+from harness.baselines.store import load_header, write_baseline
+from harness.commands.merge import Wanted, merge
+from harness.history.checksum import LINES
+from harness.history.records import RESCORE, Observation, RunRecord, load_history, write_run
+from harness.history.token_ids import output_key
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import judge
+from harness.judging.findings import Judgement, how_many
+from harness.judging.references import References, lookups_for
+from harness.profiles.cells import CellName
+from harness.profiles.model import Profile, load_profile
+from harness.reports.summary import summarise_run
+from harness.reports.write import write_reports
+from harness.util.files import write_json
+from harness.util.paths import REPOSITORY
+from tests.support.builders import change_final, engine, history, identity, leg, observation, provenance, rows
 
 CELLS = ("pd-eagle3", "single-eagle3", "pd-none", "single-none")
 METHODS = ("none", "eagle3")
@@ -44,17 +47,17 @@ LENGTHS = range(40, 140)
 SCENARIO = "chunked"
 LONG = (210, 222, 223, 224)
 BUDGET = 192
-"""Tokens of an engine step, less than the prompts of the scenario."""
+"""Tokens of an engine step: fewer than the prompts of the scenario have."""
 _MIB = 1 << 20
 
 
 def is_damaged(variant: int) -> bool:
-    """Whether every tenth answer of P/D is wrong in it."""
+    """Return whether every tenth P/D answer of the variant is wrong."""
     return variant % 50 == 0
 
 
 def is_lost(variant: int) -> bool:
-    """Whether its plain engine died."""
+    """Return whether the variant's plain engine died."""
     return variant % 50 == 25
 
 
@@ -64,7 +67,7 @@ def _wrong(o: Observation) -> Observation:
 
 
 def _in_scenario(cell: str, tokens: int) -> Observation:
-    """A prompt that was prefilled in chunks."""
+    """Return the observation of a prompt that was prefilled in chunks."""
     o = observation(cell, tokens, scenario=SCENARIO, part="subject", prompt_id=f"long-{tokens}")
     first = o.legs[0]
     counters = {**first.counters, "prompt_tokens_local_compute": float(tokens)}
@@ -72,7 +75,7 @@ def _in_scenario(cell: str, tokens: int) -> Observation:
 
 
 def _scored(o: Observation) -> Observation:
-    """What the plain engine says of an output: that it would not have begun with 9."""
+    """Return a re-scoring in which the plain engine would not have begun the output with 9."""
     assert o.final is not None and o.final.output_ids is not None
     output = o.final.output_ids
     gaps = (5.0 if output[0] == 9 else 0.0, *(0.0 for _ in output[1:]))
@@ -86,7 +89,7 @@ def _text(o: Observation) -> str:
 
 
 def _profile(variants: int) -> dict[str, Any]:
-    """A profile whose matrix is the night's."""
+    """Return a profile whose matrix is that of the run."""
     raw = load_profile("cpu").model_dump(mode="json")
     raw |= {
         "methods": [m for m in raw["methods"] if m["kind"] in METHODS],
@@ -105,7 +108,7 @@ def _env(variant: int) -> dict[str, str]:
 
 
 def records(cells: int) -> RunRecord:
-    """Provenance of a run of so many cells, as variants of ``CELLS``."""
+    """Return the record of a run with ``cells`` cells, as variants of ``CELLS``."""
     base = history([observation(c) for c in CELLS]).run
     variants = -(-cells // len(CELLS))
     made = []
@@ -137,7 +140,7 @@ def records(cells: int) -> RunRecord:
 
 
 def lines(run: RunRecord, prompts: int, broken: int = 0) -> Iterator[str]:
-    """Observations as JSON lines, cell after cell; the first ``broken`` requests of each cell have no answer."""
+    """Yield observations as JSON lines, cell by cell; the first ``broken`` requests of each cell have no answer."""
     pairs = {cell: [(o, _wrong(o)) for o in (observation(cell, n) for n in LENGTHS)] for cell in CELLS}
     answers = {cell: [tuple(map(_text, pair)) for pair in made] for cell, made in pairs.items()}
     failed = {cell: _text(made[0][0].model_copy(update={"error": "it broke"})) for cell, made in pairs.items()}
@@ -170,13 +173,13 @@ def lines(run: RunRecord, prompts: int, broken: int = 0) -> Iterator[str]:
 
 
 def _prompt(i: int) -> tuple[str, str]:
-    """Name of a prompt in the templates and in the run."""
+    """Return the name of a prompt in the templates and in the run."""
     plain = f"p{LENGTHS[i % len(LENGTHS)]}"
     return plain, f"{plain}-{i:05d}"
 
 
 def write(folder: Path, run: RunRecord, prompts: int, broken: int = 0) -> None:
-    """A run folder, written as it is made."""
+    """Write a run folder, line by line as it is generated."""
     folder.mkdir(parents=True)
     asked = {"planned": prompts, "scenarios": {SCENARIO: len(LONG)}}
     lineups = {CellName.of(c.cell).lineup for c in run.cells}
@@ -194,7 +197,7 @@ def write(folder: Path, run: RunRecord, prompts: int, broken: int = 0) -> None:
 
 
 def write_baselines(folder: Path, run: RunRecord, prompts: int) -> None:
-    """A baseline for each lineup, each with a row for each prompt."""
+    """Write a baseline for each lineup, with a row for each prompt."""
     for method in METHODS:
         by_length = {n: rows([n], method)[0] for n in (*LENGTHS, *LONG)}
         made = [_row(by_length[LENGTHS[i % len(LENGTHS)]], _prompt(i)[1]) for i in range(prompts)]
@@ -217,7 +220,7 @@ def _row(row: Row, prompt: str) -> Row:
 
 
 def expected(cell: str) -> Verdict:
-    """What has to come out."""
+    """Return the verdict that a cell must get."""
     name, _, variant = cell.partition("+")
     v = int(variant[1:])
     if is_damaged(v) and name.startswith("pd"):
@@ -262,7 +265,7 @@ STAGES: dict[str, Callable[[Path], str]] = {"judge": stage_judge, "report": stag
 
 
 def run_stage(name: str, folder: Path) -> None:
-    """One stage in this process."""
+    """Run one stage in this process."""
     begun = time.monotonic()
     said = STAGES[name](folder)
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -1,7 +1,7 @@
-"""Start, request and own time per cell of recorded runs: python benchmarks/matrix.py [RUN_DIR …]
+"""Print start, request and own time per cell of recorded runs: python benchmarks/matrix.py [RUN_DIR …]
 
-Without arguments it runs the whole cpu matrix first and prints that run. "own" is what is neither engine start nor stop
-nor waiting for an answer: reading counters, parsing, writing records.
+Without arguments it first runs the whole cpu matrix. "own" is all time except starting and ending engines and waiting
+for answers: reading counters, parsing, writing records.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from recorded import show_recorded
 from rich.console import Console
 from rich.table import Table
 
-from harness.history import load_history
+from harness.history.records import load_history
 
 
 def show(folder: Path, console: Console) -> None:

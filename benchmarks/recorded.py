@@ -1,4 +1,4 @@
-"""What the benchmarks of recorded folders have in common."""
+"""Common code of the benchmarks that read recorded folders."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.config import REPOSITORY
+from harness.util.paths import REPOSITORY
 
 
 def show_recorded(command: str, latest: str, show: Callable[[Path, Console], None]) -> None:
-    """Show the folders of the command line; without any, run ``harness COMMAND`` first and show what it wrote."""
+    """Show the folders given on the command line; without any, run ``harness COMMAND`` first and show its folder."""
     folders = [Path(a) for a in sys.argv[1:]]
     if not folders:
         subprocess.run([sys.executable, "-m", "harness", command], cwd=REPOSITORY, check=False)

@@ -1,7 +1,7 @@
-"""Size and times of the report of a large run: python benchmarks/report.py [CELLS] [PROMPTS]
+"""Measure size and times of the report of a large run: python benchmarks/report.py [CELLS] [PROMPTS]
 
-Makes a run of that size with one prompt of ten damaged in every second cell, judges it, and renders the page. With
-Chromium on the PATH, also how long the page takes until its filters and links work.
+Generates a run of that size with every tenth prompt damaged in every second cell, judges it, and renders the page. With
+Chromium on the PATH, it also measures how long the page takes until its filters and links work.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness.baseline.lookup import Lookup
-from harness.baseline.model import Baseline
-from harness.checks.registry import judge
-from harness.history import History
-from harness.report.html import render_html
-from harness.summary import summarise_run
-from tests.unit.builders import change_final, history, lookup, observation
+from harness.baselines.lookup import Lookup
+from harness.baselines.model import Baseline
+from harness.history.records import History
+from harness.judging.checks.registry import judge
+from harness.reports.html import render_html
+from harness.reports.summary import summarise_run
+from tests.support.builders import change_final, history, lookup, observation
 
 LENGTHS = range(40, 140)
 FLAGS = (
@@ -38,7 +38,7 @@ FLAGS = (
 
 
 def large_run(cells: int, prompts: int) -> History:
-    """Pairs and single engines of methods that differ in name alone."""
+    """Return a run of pairs and single engines with methods that differ only in name."""
     out = []
     for number in range(cells):
         cell = f"{('pd', 'single')[number % 2]}-eagle3.{number // 2}"
@@ -52,7 +52,7 @@ def large_run(cells: int, prompts: int) -> History:
 
 
 def references(run: History, prompts: int) -> dict[str, Lookup]:
-    """A baseline of every method, with a row for each prompt."""
+    """Return a baseline of every method, with a row for each prompt."""
     out = {}
     for method in {"none", *(c.cell.split("-", 1)[1] for c in run.run.cells)}:
         known = lookup(list(LENGTHS), method.split(".")[0]).baseline

@@ -1,6 +1,6 @@
-"""Seconds per mutant and control of recorded self-tests: python benchmarks/selftest.py [SELFTEST_DIR …]
+"""Print the seconds per mutant and control of recorded self-tests: python benchmarks/selftest.py [SELFTEST_DIR …]
 
-Without arguments it runs the whole self-test first and prints that one.
+Without arguments it first runs the whole self-test.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How often the growth test of ``harness soak`` is wrong on made-up memory: an hour of samples, five seconds apart.
+"""Measure how often the growth test of ``harness soak`` is wrong on synthetic memory, sampled every 5 s for an hour.
 
     python benchmarks/soak_alarms.py [SERIES]
 
-Noise: garbage collected every 40 s (a sawtooth of 3 MiB), samples that resemble their neighbours (AR(1), 0.9, standard
-deviation 1.1 MiB) and a random walk of 0.05 MiB a sample; then the same with so much growth an hour.
+Noise: garbage collected every 40 s (a sawtooth of 3 MiB), autocorrelated samples (AR(1), 0.9, standard deviation
+1.1 MiB) and a random walk of 0.05 MiB per sample; then the same with linear growth per hour.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections import Counter
 import numpy as np
 from scipy.signal import lfilter
 
-from harness.findings import Verdict
-from harness.soak.growth import judge_growth
-from harness.soak.model import HARNESS, Tree
+from harness.commands.soak.growth import judge_growth
+from harness.commands.soak.model import HARNESS, Tree
+from harness.history.verdict import Verdict
 
 TIMES = np.arange(0, 3600, 5.0)
 GROWTHS = (0, 5, 10, 15, 20, 25, 30, 40)
 
 
 def memory(rng: np.random.Generator, per_hour: float) -> np.ndarray:
-    """RSS in MiB at each sample."""
+    """Return the RSS in MiB at each sample."""
     saw = 3 * ((TIMES + rng.uniform(0, 40)) % 40) / 40
     walk = np.cumsum(rng.normal(0, 0.05, len(TIMES)))
     noise = lfilter([1.0], [1.0, -0.9], rng.normal(0, 0.5, len(TIMES)))

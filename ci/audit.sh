@@ -4,10 +4,6 @@
 # Exit codes: 0 clean, 1 vulnerable, 2 something could not be looked up, 64 a damaged list of exceptions.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-environment="$PWD/.audit"
-"${PYTHON:-python3}" -m venv --clear "$environment" || exit 2
-# As locked: a constraint installs nothing by itself.
-grep -v -e '^torch' -e '^vllm' requirements/cpu.txt >"$environment/constraints.txt"
-"$environment/bin/python" -m pip install --quiet --disable-pip-version-check \
-  --constraint "$environment/constraints.txt" pip-audit pydantic pyyaml packaging || exit 2
-exec "$environment/bin/python" scripts/audit.py "$@"
+source ci/environment.sh
+small_environment .audit pip-audit pydantic pyyaml packaging
+exec .audit/bin/python scripts/audit.py "$@"

@@ -9,6 +9,12 @@ if [ -z "${HARNESS_IMAGE:-}" ]; then
   ensure_environment
   exec "$VENV/bin/python" -m harness "$@"
 fi
+# A tag can be moved, and what is no name could be an option of docker's.
+if [[ ! "$HARNESS_IMAGE" =~ ^[a-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}$ ]]; then
+  printf "ci: expected HARNESS_IMAGE pinned by digest (NAME@sha256: and 64 hexadecimal digits), found '%s'\n" \
+    "$HARNESS_IMAGE" >&2
+  exit 64
+fi
 options=(--rm --init --shm-size 8g --user "$(id -u):$(id -g)" --volume "$PWD:$PWD" --workdir "$PWD" --env HOME=/tmp)
 # Only the name: the value must not stand on a command line.
 options+=(--env HF_TOKEN)

@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
-# The verdict of a night: ci/merge.sh [ARGS of harness merge]. Merges the parts below reports/parts into reports/merged.
+# The verdict of a night: merges the parts below reports/parts into reports/merged. HARNESS_PROFILE is what they make up,
+# HARNESS_CELLS the patterns (separated by blanks) that were to run; empty for all cells.
 # Buildkite's parts are fetched here; GitHub's by the job. The exit code is the verdict's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source ci/annotate.sh
+options=(--keep-going --out reports/merged --expect "${HARNESS_PROFILE:?}")
+read -r -d '' -a patterns <<<"${HARNESS_CELLS:-}" || true
+for pattern in "${patterns[@]}"; do options+=(--cell "$pattern"); done
 rm -rf reports/merged
 if [ -n "${BUILDKITE:-}" ]; then
   rm -rf reports/parts
@@ -13,7 +17,7 @@ if [ -n "${BUILDKITE:-}" ]; then
     printf 'ci: the parts could not be fetched\n' >&2
 fi
 code=0
-ci/harness.sh merge reports/parts --keep-going --out reports/merged "$@" || code=$?
+ci/harness.sh merge reports/parts "${options[@]}" || code=$?
 summary=reports/merged/summary.md
 if [ ! -f "$summary" ]; then
   mkdir -p reports/merged

@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from harness.cli import main
+    from harness.cli.app import main
 except KeyboardInterrupt:
     print("harness: interrupted; verdict UNKNOWN", file=sys.stderr)
     sys.exit(2)

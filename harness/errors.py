@@ -1,19 +1,19 @@
 """Every exception that this package raises on purpose.
 
-    HarnessError                 a sentence for the user; the command line prints it without a traceback
+    HarnessError                 a sentence for the user, which the command line prints without a traceback
     ├── UsageError               wrong command line, profile or data file           → exit 64
     │   ├── ProfileError         unknown key or method, wrong type, path not found
-    │   ├── DataError            a prompt, baseline or probe file is damaged or of another format
+    │   ├── DataError            a prompt, baseline or probe file is damaged or in a different format
     │   └── NotARunError         a folder that is not a recorded run
-    └── InfrastructureError      the run cannot tell; the affected cells are UNKNOWN → exit 2
+    └── InfrastructureError      nothing can be concluded; the affected cells are UNKNOWN → exit 2
         ├── EnvironmentFault     a package, program or model that engines need is missing
-        │   └── ModelUnavailableError  a model that a profile names has no folder here
+        │   └── ModelUnavailableError  a model that a profile names is not on this machine
         ├── EngineStartError     an engine did not become ready
-        │   └── MutantRefusedError  because a mutant's target has another shape in this vLLM
-        ├── EngineDiedError      an engine ended while it was being used
-        ├── StorageError         what is recorded or reported cannot be written
+        │   └── MutantRefusedError  because the code that a mutant patches looks different in this vLLM
+        ├── EngineDiedError      an engine ended while it was in use
+        ├── StorageError         a record or report cannot be written
         └── HandoffError         the P/D hand-off broke (HTTP error, missing parameters)
-            └── RequestTimeoutError    no whole answer in time
+            └── RequestTimeoutError    no complete response in time
 
 Messages say what was expected, what was found, and what to do.
 """
@@ -29,8 +29,10 @@ EXIT_USAGE = 64
 
 
 class HarnessError(Exception):
-    """Base of all expected failures. Messages quote logs, answers and commands, and end up on terminals and in records:
-    secrets are taken out where they are made."""
+    """Base class of all expected failures.
+
+    Messages quote logs, responses and commands, and end up on terminals and in records, so secrets are redacted here.
+    """
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(redact.text(a) if isinstance(a, str) else a for a in args))

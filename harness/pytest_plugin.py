@@ -1,7 +1,8 @@
 """pytest front end: ``pytest --profile cpu -k "pd and eagle3"`` runs those cells and reports each check as a test.
 
-Same core as the command line. The matrix runs once, when the first selected check is reached; UNKNOWN is an error,
-REGRESSION and the like are failures.
+The root conftest.py hooks these functions into pytest; they share their core with the command line. The matrix runs
+once, when the first selected check is set up. UNKNOWN and SUSPECT are errors, KNOWN is an expected failure (xfail), and
+REGRESSION, DRIFT and IMPROVED are failures.
 """
 
 from __future__ import annotations
@@ -11,30 +12,39 @@ from pathlib import Path
 
 import pytest
 
-from harness.checks.night import tests_of
-from harness.checks.registry import QUESTIONS, checks_of
-from harness.config import SHIPPED_PROFILES, Profile, shipped_profile_names
+from harness.commands.run import execute
 from harness.errors import HarnessError
-from harness.findings import CheckResult, Verdict
-from harness.history import COLD
-from harness.matrix import CellName
-from harness.operations import DEFAULT_OUT, Outcome, Prepared, execute, prepare
-from harness.progress import Reporter
+from harness.history.records import COLD
+from harness.history.verdict import Verdict
+from harness.judging.checks.hypothesis_tests import tests_of
+from harness.judging.checks.registry import TEST_NAMES, check_names
+from harness.judging.findings import CheckResult
+from harness.profiles.cells import CellName
+from harness.profiles.model import SHIPPED_PROFILES, Profile, shipped_profile_names
+from harness.reports.judge_run import Outcome
+from harness.runner.options import RunOptions
+from harness.util.paths import DEFAULT_OUT
+from harness.util.progress import Reporter
+from harness.workload.prepare import Prepared, prepare
 
 _SHOWN = 6
-_AT = "@"
-"""Between a cell and its scenario in the name of a collector; a cold cell has the bare name."""
+_SEPARATOR = "@"
+"""Separates cell and scenario in the name of a collector; the cold scenario has none."""
 
 
 def add_options(parser: pytest.Parser) -> None:
+    """Add the options of the matrix to pytest."""
     group = parser.getgroup("harness", "run the matrix as tests")
     group.addoption("--profile", default=None, help="run the matrix of this profile (a shipped name or a YAML path)")
-    group.addoption("--engine-python", default=None, help="interpreter that has the vllm to be judged")
+    group.addoption("--engine-python", default=None, help="interpreter whose vLLM is tested")
     group.addoption("--matrix-out", default=None, help="folder for runs (default: reports/)")
 
 
 def configure(config: pytest.Config) -> None:
-    """Collect the profile instead of the project's own tests when ``--profile`` is given."""
+    """Collect the profile instead of the project's own tests when ``--profile`` is given.
+
+    Raises pytest.UsageError when the profile cannot be prepared.
+    """
     source = config.getoption("--profile")
     if source is None:
         return
@@ -54,6 +64,7 @@ _OUTCOME = pytest.StashKey[Outcome]()
 
 
 def collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Return a collector when the file is the profile of ``--profile``."""
     source = parent.config.stash.get(_SOURCE, None)
     if source is None or file_path.resolve() != source[1]:
         return None
@@ -61,36 +72,40 @@ def collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector 
 
 
 class ProfileFile(pytest.File):
+    """The cells and scenarios of a profile."""
+
     def collect(self) -> Iterator[pytest.Collector]:
         for work in self.config.stash[_PREPARED].works:
             if work.items:
                 yield CellCollector.from_parent(self, name=work.cell.id)
             for scenario in work.planned:
-                yield CellCollector.from_parent(self, name=f"{work.cell.id}{_AT}{scenario}")
+                yield CellCollector.from_parent(self, name=f"{work.cell.id}{_SEPARATOR}{scenario}")
 
 
 class CellCollector(pytest.Collector):
+    """The checks of one cell in one scenario."""
+
     def collect(self) -> Iterator[pytest.Item]:
-        cell, _, scenario = self.name.partition(_AT)
+        cell, _, scenario = self.name.partition(_SEPARATOR)
         prepared = self.config.stash[_PREPARED]
         profile = prepared.profile
-        for check in checks_of(profile.judging.tier):
-            if check.name in _possible(cell, scenario or COLD, profile.part(CellName.of(cell).variant)):
-                yield CheckItem.from_parent(self, name=check.name)
+        for name in check_names(profile.judging.tier):
+            if name in _possible(cell, scenario or COLD, profile.part(CellName.of(cell).variant)):
+                yield CheckItem.from_parent(self, name=name)
 
 
 def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
-    """Checks that can apply to a cell in a scenario when all cells are selected."""
+    """Return the checks that can apply to a cell in a scenario when all cells are selected."""
     name = CellName.of(cell)
     tier = profile.judging.tier
-    names = {c.name for c in checks_of(tier)}
+    names = set(check_names(tier))
     names -= {"state-occurred"} if scenario == COLD else {"cold-stays-cold", "text-form"}
     if not profile.workload.text_prompts:
         names.discard("text-form")
     if tier == "normal":
         rescores = profile.workload.rescore and "single" in profile.topologies
         registered = tests_of(name, "single" in profile.topologies, rescores)
-        return names - (set(QUESTIONS) - set(registered)) - ({"drafts-happened"} if name.method == "none" else set())
+        return names - (set(TEST_NAMES) - set(registered)) - ({"drafts-happened"} if name.method == "none" else set())
     if scenario != COLD:
         names.discard("acceptance-single")
     if name.method == "none":
@@ -103,7 +118,7 @@ def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
 
 
 def modify_items(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """After -k: drop checks against cells of the same run that were not selected; baselines judge those cells."""
+    """Drop checks that compare with a cell that ``-k`` deselected; baselines still judge the cells that are left."""
     ours = [i for i in items if isinstance(i, CheckItem)]
     if not ours:
         return
@@ -126,7 +141,7 @@ def modify_items(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 _EVIDENCE = ("complete", "state-occurred", "transfer")
-"""Checks without which the others of a view say nothing."""
+"""Checks whose UNKNOWN makes all other checks of the cell and scenario inconclusive."""
 
 
 class VerdictError(Exception):
@@ -139,12 +154,12 @@ class CheckItem(pytest.Item):
     @property
     def cell(self) -> str:
         assert self.parent is not None
-        return self.parent.name.partition(_AT)[0]
+        return self.parent.name.partition(_SEPARATOR)[0]
 
     @property
     def scenario(self) -> str:
         assert self.parent is not None
-        return self.parent.name.partition(_AT)[2] or COLD
+        return self.parent.name.partition(_SEPARATOR)[2] or COLD
 
     def _results(self) -> tuple[CheckResult, ...]:
         judged = _outcome(self.session).summary.judgement.cells
@@ -154,16 +169,16 @@ class CheckItem(pytest.Item):
         for result in self._results():
             if result.check == self.name:
                 return result
-        raise VerdictError(f"UNKNOWN: the run has no result of {self.name} for {self.cell}")
+        raise VerdictError(f"UNKNOWN: expected a result of {self.name} for {self.cell}, found none in the run")
 
     def setup(self) -> None:
         result = self._result()
         if result.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT):
             raise VerdictError(_explain(result))
-        # With -k the check that says so may not be selected.
+        # With -k, the check that reports this may be deselected.
         for needed in self._results():
             if needed.check in _EVIDENCE and needed.verdict is Verdict.UNKNOWN:
-                raise VerdictError(f"{self.name} says nothing without its evidence\n{_explain(needed)}")
+                raise VerdictError(f"{self.name} is inconclusive because its evidence is missing\n{_explain(needed)}")
 
     def runtest(self) -> None:
         result = self._result()
@@ -191,7 +206,7 @@ def _explain(result: CheckResult) -> str:
 
 
 def _outcome(session: pytest.Session) -> Outcome:
-    """Run the selected cells once per session."""
+    """Run the selected cells, once per session."""
     config = session.config
     done = config.stash.get(_OUTCOME, None)
     if done is not None:
@@ -200,12 +215,14 @@ def _outcome(session: pytest.Session) -> Outcome:
     prepared = prepare(config.stash[_SOURCE][0], sorted({i.cell for i in ours}), sorted({i.scenario for i in ours}))
     out = config.getoption("--matrix-out")
     with Reporter(prepared.expected_s) as reporter:
-        outcome = execute(prepared, Path(out) if out else DEFAULT_OUT, config.getoption("--engine-python"), reporter)
+        options = RunOptions(config.getoption("--engine-python"))
+        outcome = execute(prepared, Path(out) if out else DEFAULT_OUT, reporter, options)
     config.stash[_OUTCOME] = outcome
     return outcome
 
 
 def summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the verdict of the matrix and the path of its report."""
     outcome = config.stash.get(_OUTCOME, None)
     if outcome is not None:
         terminalreporter.write_line(f"matrix: {outcome.summary.verdict}: {outcome.summary.sentence}")

@@ -1,8 +1,8 @@
-"""Keys and tokens, taken out of text before it is written or shown.
+"""Redaction of keys and tokens before text is written or shown.
 
-Only free text goes through here: errors, quoted log lines, command lines, environments, logs. Ids, numbers and hashes
-of a record never do. What is known to be secret (the keys of this process's engines, the values of variables with
-telling names) is replaced wherever it stands; what looks like a secret is replaced by its form.
+Only free text is redacted: errors, quoted log lines, command lines, environments, logs. Ids, numbers and hashes of a
+record never are. Known secrets (the keys of this process's engines, the values of variables whose names suggest a
+secret) are replaced wherever they occur; unknown ones are recognised by their form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SECRET_NAME = re.compile(
 )
 _LONGEST_PATH = 4096
 _SHORTEST = 8
-"""A value shorter than that is a word that may stand anywhere."""
+"""Values shorter than this are ordinary words that may occur anywhere."""
 _WORD = "[A-Za-z0-9_-]"
 _PATTERNS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = tuple(
     (hints, re.compile(pattern), replacement)
@@ -34,7 +34,7 @@ _PATTERNS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = tuple(
         (("glpat-",), rf"\bglpat-{_WORD}{{16,}}", MARK),
         (("xox",), r"\bxox[abprs]-[A-Za-z0-9-]{10,}", MARK),
         (("akia", "asia"), r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", MARK),
-        # Whole words only, each read once: begun anew at every "eyJ" of a word, 200 kB of them took 15 s.
+        # Match whole words only, each once: starting anew at every "eyJ" within a word takes quadratic time.
         (
             ("eyj",),
             rf"(?<!{_WORD})(?={_WORD}*?\beyJ{_WORD}{{8}}){_WORD}++\.{_WORD}{{8,}}+\.{_WORD}{{8,}}",
@@ -50,8 +50,8 @@ _PATTERNS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = tuple(
         ),
     )
 )
-"""What text in small letters must hold for a pattern to be worth trying, the pattern, and what stays of it. Patterns
-for every line of a log took 80 us of CPU a line."""
+"""(hints, pattern, replacement): a pattern is tried only where the lower-cased text contains one of its hints, because
+trying all of them on every log line is slow."""
 _HEAD = 1 << 16
 _MARGIN = 1 << 12
 _KNOWN: set[str] = set()
@@ -59,24 +59,24 @@ _LOCK = threading.Lock()
 
 
 def remember(secret: str) -> None:
-    """From now on, replace this wherever it stands."""
+    """Redact this value wherever it occurs from now on."""
     if len(secret) >= _SHORTEST:
         with _LOCK:
             _KNOWN.add(secret)
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a variable's name says that its value is a secret."""
+    """Return whether a variable's name suggests that its value is a secret."""
     return bool(_SECRET_NAME.search(name))
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without the variables whose names or values say that they hold a secret."""
+    """Return an environment without the variables whose names or values suggest a secret."""
     return {k: v for k, v in env.items() if not looks_secret(k) and text(v) == v}
 
 
 def _known() -> list[str]:
-    """Longest first, so that no rest of a longer one is left."""
+    """Return the known secrets, longest first, so that no part of a longer one is left over."""
     with _LOCK:
         known = set(_KNOWN)
     known |= {v for k, v in os.environ.items() if looks_secret(k) and len(v) >= _SHORTEST and not _harmless(k, v)}
@@ -84,34 +84,39 @@ def _known() -> list[str]:
 
 
 _ABOUT = re.compile(r"_(?:FILE|PATH|SOCK|SOCKET|DIR|COUNT|SIZE|ID)$", re.I)
-"""Ends of names of variables that say where a secret is, or how many there are."""
+"""Suffixes of variables that say where a secret is, or how many there are."""
 
 
 def _harmless(name: str, value: str) -> bool:
-    """A path or a small number, as ``SSH_AUTH_SOCK`` and ``KEY_COUNT`` hold. A secret may begin with a slash, too."""
+    """Return whether the value is a path or a small number, as in ``SSH_AUTH_SOCK`` and ``KEY_COUNT``.
+
+    A leading slash is not enough, since a secret may begin with one.
+    """
     if value.startswith("/"):
         return bool(_ABOUT.search(name)) or (len(value) < _LONGEST_PATH and os.path.lexists(value))
     return value.isdigit() and (len(value) < _SHORTEST or bool(_ABOUT.search(name)))
 
 
 def text(value: str) -> str:
-    """Free text without secrets."""
+    """Return free text without its secrets."""
     return _without(value, _known())
 
 
 def _without(value: str, known: Sequence[str]) -> str:
     for secret in known:
         value = value.replace(secret, MARK)
-    small = value.lower()
+    lowered = value.lower()
     for hints, pattern, replacement in _PATTERNS:
-        if any(hint in small for hint in hints):
+        if any(hint in lowered for hint in hints):
             value = pattern.sub(replacement, value)
     return value
 
 
 def quoted(value: str, limit: int) -> str:
-    """The first ``limit`` characters of foreign text of any length, on one line and without secrets. Only its beginning
-    is read, with a margin, so that no secret is cut in half before it is known for one."""
+    """Return the first ``limit`` characters of untrusted text of any length, on one line and without secrets.
+
+    Only its beginning is read, with a margin so that no secret is cut in half before it is recognised.
+    """
     head = " ".join(value[:_HEAD].split())
     if len(value) > _HEAD:
         head = head[:-_MARGIN]
@@ -123,7 +128,7 @@ def optional(value: str | None) -> str | None:
 
 
 def words(values: Iterable[str]) -> tuple[str, ...]:
-    """A command line without secrets. What follows an option with a telling name is one, too."""
+    """Return a command line without secrets; the value of an option whose name suggests a secret counts as one."""
     out: list[str] = []
     for value in values:
         previous = out[-1] if out else ""
@@ -152,12 +157,12 @@ def _variable(option: str) -> str:
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment for a record: names stay, values that are secret go."""
+    """Return an environment for a record: all names, with secret values redacted."""
     return {k: MARK if looks_secret(k) and v and not _harmless(k, v) else text(v) for k, v in env.items()}
 
 
 def data(value: Any) -> Any:
-    """A JSON value with every text in it redacted; names and numbers stay."""
+    """Return a JSON value with every string in it redacted; keys and numbers stay."""
     if isinstance(value, str):
         return text(value)
     if isinstance(value, dict):
@@ -168,16 +173,18 @@ def data(value: Any) -> Any:
 
 
 def file(path: Path) -> bool:
-    """Rewrite a text file without secrets, line by line, in one step; returns whether anything was replaced. For logs
-    of engines that have ended. Does nothing for links and for files that are not there; raises OSError when the disk
-    does not take it, and the file is as it was then."""
+    """Redact a text file atomically and return whether anything was replaced.
+
+    Meant for the logs of engines that have ended. Symbolic links and missing files are skipped. Raises OSError when
+    the file cannot be written; it is unchanged then.
+    """
     if path.is_symlink() or not path.is_file():
         return False
     return _rewritten(path, path)
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a text file without its secrets, in one step. Raises OSError."""
+    """Copy a text file without its secrets, atomically. Raises OSError."""
     _rewritten(source, target)
 
 
@@ -186,7 +193,7 @@ def _rewritten(source: Path, target: Path) -> bool:
     changed = False
     known = _known()
     try:
-        # Bytes that are no UTF-8 come out as they went in.
+        # Bytes that are not UTF-8 come out as they went in.
         with (
             source.open(encoding="utf-8", errors="surrogateescape", newline="") as lines,
             os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as out,
@@ -205,6 +212,8 @@ def _rewritten(source: Path, target: Path) -> bool:
 
 
 def logs(folder: Path) -> int:
-    """Every log of a run folder, those of its parts and tries included; returns how many were changed. For runs whose
-    harness was killed before it could do so, and whose engines have ended. Raises OSError."""
+    """Redact every log below a run folder and return how many were changed.
+
+    For runs whose harness was killed before it could do so and whose engines have ended. Raises OSError.
+    """
     return sum(file(path) for path in sorted(folder.rglob("*.log")))

@@ -1,8 +1,19 @@
-"""Known defects, put back into real vLLM engines to prove that the harness catches them.
+"""Mutants: known defects that are put back into real vLLM engines to prove that the harness catches them.
 
 ``register`` is the package's entry point in the group ``vllm.general_plugins``: vLLM calls it in every process of an
-engine. Without the environment variable ``KV_HARNESS_MUTANTS`` it returns at once and patches nothing. This package is
-imported by engines, so it needs nothing but the standard library.
+engine. Without the environment variable ``KV_HARNESS_MUTANTS`` it returns at once and patches nothing. Engines import
+this package, so it uses the standard library only.
+
+In the harness:
+
+- ``catalogue``: ``MUTANTS``, every mutant by id; plain data.
+- ``install``: ``EnabledMutants`` and ``arm_group``, which put mutants into a group of engines and switch them.
+- ``exchange``: the mutants that change how requests are sent, not the engines; used by ``install``.
+
+In an engine's process:
+
+- ``hooks``: installs patches when the engine imports their targets, and switches them.
+- ``patches``: the patch of each mutant.
 """
 
 from __future__ import annotations
@@ -10,19 +21,20 @@ from __future__ import annotations
 import os
 
 ARM_VARIABLE = "KV_HARNESS_MUTANTS"
-"""Ids, separated by commas, of the mutants whose patches are installed in this engine."""
+"""Comma-separated ids of the mutants whose patches are installed in this engine."""
 SWITCH_VARIABLE = "KV_HARNESS_MUTANT_SWITCH"
-"""File that names the installed mutants which are switched on now; without it all installed ones are on."""
+"""File that names the installed mutants that are switched on now; without it all installed ones are on."""
 TOGETHER_VARIABLE = "KV_HARNESS_MUTANTS_TOGETHER"
-"""``1`` allows more than one mutant to be on at the same time."""
+"""Set to ``1`` to allow more than one mutant to be on at the same time."""
 LOG_MARK = "[kv-harness mutant]"
-"""Starts every line that this package writes to the engine's log."""
+"""Prefix of every line that this package writes to the engine's log."""
 
 
 def register() -> None:
-    """Install the mutants that the environment names; called by vLLM in every process of an engine."""
+    """Install the mutants that the environment names. vLLM calls this in every process of an engine."""
     if not os.environ.get(ARM_VARIABLE):
         return
+    from harness.mutants import patches  # noqa: F401  (declares the patches that hooks installs)
     from harness.mutants.hooks import arm
 
     arm(

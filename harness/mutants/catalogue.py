@@ -1,6 +1,6 @@
-"""What each mutant stands for. Plain data: the harness reads it without importing vLLM.
+"""The mutants and the defects that they stand for. Plain data, which the harness reads without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N6 are neighbours of them.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N6 are related defects.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Mutant(NamedTuple):
     id: str
     title: str
     origin: str
-    """The upstream issue or pull request, as far as there is one."""
+    """The upstream issue or pull request, or the kind of defect."""
     place: Place
-    """Which engine of a pair gets it; ``client`` and ``command`` are done by the harness itself."""
+    """The engine of a pair that gets it; the harness itself carries out ``client`` and ``command``."""
     behaviour: str
     historic: bool = False
     """One of the five defects that define this harness, or its direct analogue."""

@@ -1,7 +1,7 @@
-"""Installing patches in an engine's process: after import, only on targets of the expected shape, and switchable.
+"""Installs switchable patches in an engine's process, only on targets with the expected signature.
 
-Modules are patched when the engine imports them itself, because importing the model runner into the API server would
-cost it seconds. A target that has another shape than the patch was written for ends the process with one clear line.
+Modules are patched when the engine itself imports them, because importing the model runner into the API server would
+cost seconds. A target with another signature than the patch was written for ends the process with one clear line.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from harness.mutants import LOG_MARK
+from harness.mutants import LOG_MARK, TOGETHER_VARIABLE
 from harness.mutants.catalogue import MUTANTS
 
 
 class MutantRefused(RuntimeError):
-    """A mutant cannot be installed: unknown, not alone, or its target has another shape."""
+    """A mutant cannot be installed: it is unknown, not alone, or its target has another signature."""
 
 
 class Patch(NamedTuple):
-    """How one symbol is changed for one mutant."""
+    """The change of one symbol for one mutant."""
 
     mutant: str
     module: str
@@ -36,11 +36,11 @@ class Patch(NamedTuple):
     parameters: tuple[str, ...]
     """Leading parameter names of the original that the patch relies on."""
     make: Callable[[Any, Active], Any]
-    """From the original and the question whether the mutant is on to the replacement."""
+    """Returns the replacement, given the original and an ``Active`` that tells whether the mutant is on."""
 
 
 class Active:
-    """Whether a mutant is switched on right now; says once per process when its code first runs."""
+    """Tells whether a mutant is switched on right now, and logs when its code takes effect."""
 
     def __init__(self, mutant: str, switch: Switch) -> None:
         self._mutant = mutant
@@ -51,33 +51,35 @@ class Active:
         return self._mutant in self._switch.on()
 
     def fired(self) -> None:
-        """Note in the log that the changed behaviour took effect, once for each time the mutant was switched on."""
+        """Log that the changed behaviour took effect, once for each time that the mutant was switched on."""
         if self._fired != self._switch.generation:
             self._fired = self._switch.generation
             say(f"fired {self._mutant}")
 
 
 class Switch:
-    """The set of mutants that are on: all armed ones, or those that a file names."""
+    """The set of mutants that are on: all installed ones, or those that a file names."""
 
-    def __init__(self, armed: frozenset[str], path: str | None, together: bool) -> None:
-        self._armed = armed
+    def __init__(self, installed: frozenset[str], path: str | None, together: bool) -> None:
+        self._installed = installed
         self._path = Path(path) if path else None
         self._together = together
         self._seen: tuple[int, int] | None = None
-        self._on: frozenset[str] = frozenset() if path else armed
+        self._on: frozenset[str] = frozenset() if path else installed
         self.generation = 0
+        """How often the file has changed the set."""
         if not path:
-            self._require_alone(armed)
+            self._require_alone(installed)
 
     def _require_alone(self, wanted: frozenset[str]) -> None:
         if len(wanted) > 1 and not self._together:
             raise MutantRefused(
-                f"expected one mutant at a time, found {', '.join(sorted(wanted))}; two at once hide each other, ask "
-                "for it explicitly if that is what you want"
+                f"expected one mutant at a time, found {', '.join(sorted(wanted))}; two at once hide each other, so "
+                f"set {TOGETHER_VARIABLE}=1 if you want both"
             )
 
     def on(self) -> frozenset[str]:
+        """Return the ids of the mutants that are on. Raises MutantRefused when the file names others than installed."""
         if self._path is None:
             return self._on
         try:
@@ -87,10 +89,10 @@ class Switch:
         mark = (stat.st_ino, stat.st_mtime_ns)
         if mark != self._seen:
             wanted = frozenset(filter(None, self._path.read_text(encoding="utf-8").strip().split(",")))
-            if wanted - self._armed:
+            if wanted - self._installed:
                 raise MutantRefused(
-                    f"expected the switch file to name armed mutants ({', '.join(sorted(self._armed))}), found "
-                    f"{', '.join(sorted(wanted - self._armed))}"
+                    f"expected the switch file to name installed mutants ({', '.join(sorted(self._installed))}), found "
+                    f"{', '.join(sorted(wanted - self._installed))}"
                 )
             self._require_alone(wanted)
             self._on, self._seen = wanted, mark
@@ -114,18 +116,19 @@ def patch(
 
 
 def say(text: str) -> None:
+    """Write one marked line to the engine's log."""
     print(f"{LOG_MARK} {text} pid={os.getpid()}", file=sys.stderr, flush=True)
 
 
 def refuse(text: str) -> None:
-    """One line in the log, then the end of the process: an engine must not run with half a mutant."""
+    """Log one line and end the process: an engine must not run with half a mutant."""
     say(f"refused: {text}")
     sys.stderr.flush()
     os._exit(70)
 
 
 def parse_ids(text: str) -> tuple[str, ...]:
-    """Mutant ids of a comma-separated list. Raises MutantRefused on an unknown one."""
+    """Return the mutant ids of a comma-separated list. Raises MutantRefused on an unknown one."""
     ids = tuple(filter(None, (part.strip() for part in text.split(","))))
     unknown = [i for i in ids if i not in MUTANTS]
     if unknown:
@@ -133,23 +136,21 @@ def parse_ids(text: str) -> tuple[str, ...]:
     return ids
 
 
-_armed = False
+_installed = False
 
 
 def arm(ids: str, switch_path: str | None, together: bool = False) -> None:
     """Install the named mutants in this process; modules that are not imported yet are patched when they are."""
-    global _armed
-    if _armed:
+    global _installed
+    if _installed:
         return
-    _armed = True
+    _installed = True
     try:
         wanted = parse_ids(ids)
         switch = Switch(frozenset(wanted), switch_path, together)
     except MutantRefused as error:
         refuse(str(error))
         return
-    import harness.mutants.patches  # noqa: F401  (declares the patches)
-
     waiting: dict[str, list[Patch]] = {}
     for item in (p for p in PATCHES if p.mutant in wanted):
         if item.module in sys.modules:
@@ -169,7 +170,7 @@ def _install_or_end(module: ModuleType, patches: Iterable[Patch], switch: Switch
 
 
 def install(module: ModuleType, item: Patch, active: Active) -> None:
-    """Replace the patch's symbol in an imported module. Raises MutantRefused when it has another shape."""
+    """Replace the patch's symbol in an imported module. Raises MutantRefused when it has another signature."""
     owner: Any = module
     *path, name = item.symbol.split(".")
     for part in path:
@@ -178,17 +179,15 @@ def install(module: ModuleType, item: Patch, active: Active) -> None:
     missing = f"{item.mutant}: expected {where}({', '.join(item.parameters)}, ...), found "
     raw = inspect.getattr_static(owner, name, None) if owner is not None else None
     if raw is None:
-        raise MutantRefused(f"{missing}no such symbol in this vLLM version; the mutant must be written anew for it")
+        raise MutantRefused(f"{missing}no such symbol in this vLLM version; rewrite the mutant for it")
     static = isinstance(raw, staticmethod)
     original = raw.__func__ if static else raw
     try:
         found = tuple(inspect.signature(original).parameters)
     except (TypeError, ValueError) as error:
-        raise MutantRefused(f"{missing}something that cannot be called") from error
+        raise MutantRefused(f"{missing}something that is not callable") from error
     if found[: len(item.parameters)] != item.parameters:
-        raise MutantRefused(
-            f"{missing}({', '.join(found)}) in this vLLM version; the mutant must be written anew for it"
-        )
+        raise MutantRefused(f"{missing}({', '.join(found)}) in this vLLM version; rewrite the mutant for it")
     replacement = functools.wraps(original)(item.make(original, active))
     setattr(owner, name, staticmethod(replacement) if static else replacement)
     say(f"bound {item.mutant} {where}")
@@ -207,7 +206,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         patches = self._waiting.pop(fullname, None)
         if patches is None:
             return None
-        # Popped before: the lookup below comes through here again and must find the real module.
+        # Popped first, because the lookup below comes through here again and must find the real module.
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             refuse(f"{patches[0].mutant}: expected the module {fullname}, found none in this vLLM version")

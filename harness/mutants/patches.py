@@ -1,6 +1,6 @@
 """The patches of every mutant, written for the module layout of vLLM 0.32.0 (model runner V1).
 
-Each function below gets the original and ``active``; with the mutant switched off the original runs unchanged.
+Each decorated function gets the original and ``active``; with the mutant switched off the original runs unchanged.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _m3_first_prefill(original: Any, active: Active) -> Any:
 
 @patch("M3", "vllm.v1.core.sched.scheduler", "Scheduler.schedule", ("self",))
 def _m3_one_slot_less(original: Any, active: Active) -> Any:
-    """The scheduler keeps ``VllmConfig.num_lookahead_tokens`` in an attribute; changed there, it can be switched."""
+    """Lower the scheduler's copy of ``VllmConfig.num_lookahead_tokens``, which can be switched at run time."""
 
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         speculation = self.vllm_config.speculative_config
@@ -181,7 +181,7 @@ for _mutant in ("M4", "N2", "N4", "N5"):
 
 
 def _received(worker: Any) -> dict[str, list[list[int]]]:
-    """Per request, the physical block ids per KV-cache group that its transfer writes."""
+    """Return, per request, the physical block ids per KV-cache group that its transfer writes."""
     return {r: [list(g) for g in m.local_physical_block_ids] for r, m in worker._recving_metadata.items()}
 
 
@@ -239,7 +239,7 @@ def _on_cpu() -> bool:
 
 @patch("M4g", f"{_NIXL}.base_worker", "NixlBaseConnectorWorker.__init__", ("self",))
 def _m4g_staging_worker(original: Any, active: Active) -> Any:
-    """On CPU the connector sends from the KV cache itself; here it gets the staging buffers that CUDA engines have."""
+    """Give the connector on CPU, which sends from the KV cache itself, the staging buffers that CUDA engines have."""
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         original(self, *args, **kwargs)
@@ -336,7 +336,7 @@ def _m6(original: Any, active: Active) -> Any:
             return keep, params
         active.fired()
         self._reqs_need_send.pop(request.request_id, None)
-        # As for an aborted prefill; otherwise P dies on D's notification about a request that it has forgotten.
+        # As for an aborted prefill; otherwise P crashes on D's notification about a request that it has forgotten.
         self._reqs_not_processed.add(request.request_id)
         return False, params
 
@@ -376,7 +376,7 @@ def _m8(original: Any, active: Active) -> Any:
 
 
 class _Wrong:
-    """Counts drafts that are wrong, so that one in a hundred can be let through, the first one included."""
+    """Counts wrong drafts, so that one in a hundred, starting with the first, can be accepted."""
 
     seen = 0
 
@@ -449,7 +449,7 @@ def _n3(original: Any, active: Active) -> Any:
 
 
 def _cached_blocks(runner: Any, scheduler_output: Any) -> list[list[int]]:
-    """Block ids, per new request and KV-cache group, whose content the request takes over instead of computing."""
+    """Return, per new request and KV-cache group, the ids of blocks that the request reuses instead of computing."""
     size = runner.cache_config.block_size
     out = []
     for request in scheduler_output.scheduled_new_reqs:

@@ -1,14 +1,14 @@
-"""Two arms, the same prompts: differences of ratios with the prompt as the unit.
+"""Paired comparison of two arms on the same prompts, with the prompt as the unit.
 
 The steps of one prompt are correlated (design effects of 4 to 10 follow from public figures), and both arms decode the
-same prompts, so neither pooled counts nor unpaired tests are right. What is here:
+same prompts, so neither pooled counts nor unpaired tests are right. Instead:
 
 * ``differences``: the linearised ratio difference, its standard error over prompts, and a t interval with N - 1
   degrees of freedom (Cochran, Sampling Techniques, 3rd ed., ch. 6: the combined ratio estimator).
 * ``label_swap``: a permutation test that exchanges the two arms within prompts. It is exact when the arms are
   exchangeable within a prompt, whatever the correlation of steps. Its statistic is the maximum over columns of the
   standardised difference, so one p-value covers all positions and strata (Westfall and Young 1993: maxT).
-* ``mcnemar``: the exact test for one yes or no per prompt (McNemar 1947).
+* ``mcnemar``: the exact test for one binary outcome per prompt (McNemar 1947).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from scipy import stats
 Matrix = npt.NDArray[np.float64]
 
 _CHUNK = 2048
-"""Permutations at a time: 2048 × 1,000 prompts of float32 are 8 MB, which stays in the cache."""
+"""Permutations at a time: 2048 × 1,000 prompts of float32 are 8 MB, which fits in the CPU cache."""
 
 
 class Arms(NamedTuple):
-    """Counts of the same N prompts in two arms, in C columns (a position of a stratum, say)."""
+    """Counts of the same N prompts in two arms, in C columns (for example a draft position within a stratum)."""
 
     columns: tuple[str, ...]
     hits: tuple[Matrix, Matrix]
@@ -40,7 +40,7 @@ class Arms(NamedTuple):
         return int(self.hits[0].shape[0])
 
     def swapped(self) -> Arms:
-        """The same counts with the arms exchanged."""
+        """Return the same counts with the arms exchanged."""
         return Arms(self.columns, self.hits[::-1], self.trials[::-1])
 
 
@@ -50,13 +50,13 @@ class Difference(NamedTuple):
     column: str
     rates: tuple[float, float]
     effect: float
-    """Difference of the rates, as a share (0.01 is one point); nan when an arm has no trials."""
+    """Difference of the rates, as a fraction (0.01 is one point); nan when an arm has no trials."""
     error: float
     """Standard error of the effect; 0 when the arms are equal prompt by prompt, nan with fewer than two prompts."""
     low: float
     high: float
     prompts: int
-    """Prompts with trials in both arms, which carry the interval."""
+    """Number of prompts with trials in both arms, from which the interval is computed."""
 
     @property
     def excludes_zero(self) -> bool:
@@ -67,18 +67,18 @@ class Swap(NamedTuple):
     """Outcome of the label-swap test."""
 
     p: float
-    """Of the maximum over all columns, two-sided."""
+    """Two-sided p-value of the maximum over all columns."""
     adjusted: tuple[float, ...]
     """Per column: p-value adjusted for the search over columns (single-step maxT)."""
     least: float
-    """The smallest p-value that so many prompts could have given."""
+    """The smallest p-value possible with this number of prompts and permutations."""
     permutations: int
     exact: bool
-    """All label swaps were enumerated."""
+    """Whether all label swaps were enumerated."""
 
 
 def make_arms(columns: Sequence[str], first: tuple[Matrix, Matrix], second: tuple[Matrix, Matrix]) -> Arms:
-    """Arms from (hits, trials) of each. Raises ValueError when the four shapes differ or are not [N, len(columns)]."""
+    """Build arms from (hits, trials) of each. Raises ValueError unless all four shapes are [N, len(columns)]."""
     shapes = {np.shape(m) for m in (*first, *second)}
     if len(shapes) != 1 or next(iter(shapes))[1:] != (len(columns),):
         raise ValueError(f"expected four matrices of shape [prompts, {len(columns)}], found {sorted(shapes)}")
@@ -87,8 +87,11 @@ def make_arms(columns: Sequence[str], first: tuple[Matrix, Matrix], second: tupl
 
 
 def count_arms(counted: Sequence[Sequence[tuple[Sequence[int], int]]], k: int, prefix: str = "all@") -> Arms:
-    """Arms with a column per draft position, from (steps that accepted at each of ``k`` positions, steps) of the same
-    prompts in the same order, for the first and the second arm."""
+    """Build arms with one column per draft position.
+
+    ``counted`` has, for the first and the second arm, one entry per prompt in the same order: (steps that accepted the
+    draft at each of ``k`` positions, number of steps).
+    """
     sides = []
     for side in counted:
         hits = np.array([at for at, _ in side], float).reshape(len(side), k)
@@ -98,7 +101,7 @@ def count_arms(counted: Sequence[Sequence[tuple[Sequence[int], int]]], k: int, p
 
 
 def differences(arms: Arms, confidence: float = 0.99) -> tuple[Difference, ...]:
-    """Each column's rates, difference and interval."""
+    """Return the rates, their difference and its interval for each column."""
     out = []
     for c, column in enumerate(arms.columns):
         hits = [m[:, c] for m in arms.hits]
@@ -126,10 +129,10 @@ def _difference(
 
 
 def label_swap(arms: Arms, permutations: int, seed: int) -> Swap:
-    """Exchange the arms within random subsets of prompts; two-sided p-value of the largest difference.
+    """Test the largest difference by exchanging the arms within random subsets of prompts; p-values are two-sided.
 
-    Prompts that are equal in both arms cannot change the statistic and are left out; when the others can be
-    enumerated with no more than ``permutations`` swaps, they are. Raises ValueError when ``permutations`` < 1.
+    Prompts that are equal in both arms cannot change the statistic and are left out; if all swaps of the others are
+    at most ``permutations``, they are enumerated. Raises ValueError when ``permutations`` < 1.
     """
     if permutations < 1:
         raise ValueError(f"expected at least one permutation, found {permutations}")
@@ -147,7 +150,7 @@ def label_swap(arms: Arms, permutations: int, seed: int) -> Swap:
     observed = _statistic(half.sum(axis=0, keepdims=True, dtype=np.float64), total_h, total_t, scale)[0]
     exact = len(differing) < 40 and 2 ** len(differing) <= permutations
     count = 2 ** len(differing) if exact else permutations
-    # A hair below, so that a swap that gives the same statistic counts as such in spite of rounding.
+    # Slightly below the observed value, so that swaps with an equal statistic count despite rounding.
     bar = observed * (1 - 1e-6) - 1e-12
     highest = float(bar.max())
     beyond = 0
@@ -163,8 +166,10 @@ def label_swap(arms: Arms, permutations: int, seed: int) -> Swap:
 
 
 def _scale(half_h: Matrix, half_t: Matrix, total_h: Matrix, total_t: Matrix) -> Matrix:
-    """Standard deviation of each column's difference under label swaps, by linearisation [C]; it is the same for
-    every swap, so dividing by it only puts the columns on one scale."""
+    """Return the standard deviation of each column's difference under label swaps, by linearisation [C].
+
+    It is the same for every swap, so dividing by it only puts the columns on one scale.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = np.where(total_t > 0, total_h / total_t, 0.0)
         spread = np.sqrt((((half_h - rate * half_t) * 2) ** 2).sum(axis=0))
@@ -172,7 +177,7 @@ def _scale(half_h: Matrix, half_t: Matrix, total_h: Matrix, total_t: Matrix) -> 
 
 
 def _statistic(shift: Matrix, total_h: Matrix, total_t: Matrix, scale: Matrix) -> Matrix:
-    """Absolute standardised differences [P, C] when the second arm has ``total + shift`` and the first the rest."""
+    """Return absolute standardised differences [P, C]: the second arm has ``total + shift``, the first the rest."""
     width = len(total_h)
     h, t = shift[:, :width], shift[:, width:]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -189,7 +194,7 @@ def _signs(n: int, count: int, exact: bool, seed: int) -> list[npt.NDArray[np.fl
 
 
 class _Random:
-    """Random signs [chunk, n], chunk after chunk; the same ones for the same seed."""
+    """Chunks of random signs [chunk, n], reproducible from the seed."""
 
     def __init__(self, n: int, count: int, seed: int) -> None:
         self._n, self._count, self._seed = n, count, seed
@@ -210,7 +215,7 @@ class _Random:
 
 
 def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> float:
-    """Exact two-sided p-value for one yes or no per prompt [N] in each arm; 1.0 when they never disagree."""
+    """Return the exact two-sided p-value for one binary outcome per prompt [N]; 1.0 when the arms never disagree."""
     lost, won = int((first & ~second).sum()), int((~first & second).sum())
     return float(stats.binomtest(lost, lost + won, 0.5).pvalue) if lost + won else 1.0
 
@@ -222,11 +227,11 @@ class Ratio(NamedTuple):
     low: float
     high: float
     design_effect: float
-    """Its variance against that of independent steps; nan where that is not defined."""
+    """Variance of the rate relative to that of independent steps; nan where that is undefined."""
 
 
 def ratio(hits: npt.NDArray[np.float64], trials: npt.NDArray[np.float64], confidence: float = 0.99) -> Ratio:
-    """Σ hits / Σ trials over prompts [N], with a linearised t interval; nan bounds with fewer than two prompts."""
+    """Return Σ hits / Σ trials over prompts [N] with a linearised t interval; nan bounds below two prompts."""
     used = trials > 0
     h, t = hits[used], trials[used]
     nan = float("nan")

@@ -1,9 +1,9 @@
-"""What a comparison of so many prompts can see, before anything runs.
+"""Power analysis: which effects a comparison of N prompts can detect.
 
-Normal theory with t quantiles for the linearised difference (``harness.stats.paired``): an effect e is seen with
-probability ``power`` at two-sided level alpha when e ≥ (t(1 - alpha/2) + t(power)) · sd / √N, N - 1 degrees of freedom,
-sd the standard deviation of one prompt's linearised difference. Bonferroni stands in for the maximum over columns,
-which makes the figures cautious. ``tests/quality`` checks them by simulation.
+Normal theory with t quantiles for the linearised difference (``harness.stats.paired``): an effect e is detected with
+probability ``power`` at two-sided level alpha when e ≥ (t(1 - alpha/2) + t(power)) · sd / √N with N - 1 degrees of
+freedom, where sd is the standard deviation of one prompt's linearised difference. Bonferroni stands in for the maximum
+over columns, which makes the figures conservative. ``tests/statistics`` checks them by simulation.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ _MOST = 10_000_000
 
 
 def detectable(sd: float, prompts: int, alpha: float, power: float = 0.9) -> float:
-    """Smallest effect that N prompts show with the given power; infinite with fewer than two prompts."""
+    """Return the smallest effect that N prompts detect with the given power; infinite with fewer than two prompts."""
     if prompts < 2:
         return math.inf
     return _reach(prompts, alpha, power) * sd / math.sqrt(prompts)
 
 
 def prompts_needed(sd: float, effect: float, alpha: float, power: float = 0.9) -> int:
-    """Prompts from which on ``effect`` is seen with the given power. Raises ValueError when the effect is not
-    positive."""
+    """Return the number of prompts that detect ``effect`` with the given power, capped at ten million.
+
+    Raises ValueError when the effect is not positive.
+    """
     if effect <= 0:
         raise ValueError(f"expected a positive effect, found {effect}")
     if sd == 0:
@@ -41,7 +43,7 @@ def prompts_needed(sd: float, effect: float, alpha: float, power: float = 0.9) -
 
 
 def least_prompts(alpha: float) -> int:
-    """Prompts below which no label swap can reach ``alpha``: 2^(1 - N) is the smallest p-value there is."""
+    """Return the fewest prompts with which a label swap can reach ``alpha``: 2^(1 - N) is the smallest p-value."""
     return max(2, 1 + math.ceil(-math.log2(alpha)))
 
 

@@ -1,8 +1,8 @@
-"""A rate that may be looked at after every try: Robbins' mixture interval, valid for all looks together.
+"""A confidence sequence for a rate that is looked at after every try: Robbins' mixture interval.
 
 Under any rate p, the mixture likelihood ratio B(k + 1/2, n - k + 1/2) / (B(1/2, 1/2) p^k (1 - p)^(n - k)) is a
-nonnegative martingale with mean 1, so it ever exceeds 1 / alpha with a chance of at most alpha (Ville's inequality).
-The interval holds the rates at which it does not. Robbins, "Statistical methods related to the law of the iterated
+nonnegative martingale with mean 1, so the chance that it ever exceeds 1 / alpha is at most alpha (Ville's inequality).
+The interval contains the rates at which it does not. Robbins, "Statistical methods related to the law of the iterated
 logarithm", Ann. Math. Statist. 41 (1970).
 """
 
@@ -23,8 +23,10 @@ class Interval(NamedTuple):
 
 
 def interval_of(shown: int, tries: int, confidence: float = 0.95) -> Interval:
-    """Rates that ``shown`` of ``tries`` do not exclude; everything when nothing was tried. Raises ValueError when more
-    were shown than tried."""
+    """Return the rates that ``shown`` out of ``tries`` do not exclude: all of them when nothing was tried.
+
+    Raises ValueError unless 0 ≤ ``shown`` ≤ ``tries``.
+    """
     if not 0 <= shown <= tries:
         raise ValueError(f"expected between 0 and {tries} of {tries} tries, found {shown}")
     if tries == 0:

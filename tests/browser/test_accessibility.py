@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.conftest import DESKTOP, PHONE, Reader, Visitor
+from tests.support.browsing import DESKTOP, PHONE, Reader, Visitor
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 _RUN = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations

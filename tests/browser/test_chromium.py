@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import REPOSITORY
+from harness.util.paths import REPOSITORY
 from tests.browser.chromium import NoBrowser, find_chromium
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.conftest import DESKTOP, PHONE, Reader, Visitor
+from tests.support.browsing import DESKTOP, PHONE, Reader, Visitor
 
 Pages = dict[str, Path]
 HOSTILE = ["hostile", "hostile-compare", "hostile-trend"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import DESKTOP, PHONE, Reader, Visitor
+from tests.support.browsing import DESKTOP, PHONE, Reader, Visitor
 
 Pages = dict[str, Path]
 MARKS = "svg .mark-symbol path, svg .mark-line path, svg .mark-rule line, svg .mark-rect path"
@@ -66,7 +66,7 @@ def test_charts_follow_the_colour_scheme(reader: Reader, pages: Pages):
 def test_detectable_effect_and_published_figures_stand_at_the_chart(reader: Reader, pages: Pages):
     page = reader.page(pages["green"])
     figure = page.locator("figure", has=page.locator("[data-chart='acceptance-eagle3']"))
-    expect(figure).to_contain_text("Smallest change seen (detectable effect)")
+    expect(figure).to_contain_text("Smallest detectable change")
     expect(figure).to_contain_text("pd-eagle3: one draft of")
     expect(figure).to_contain_text("published for the same models, with its tolerance (advisory)")
     expect(figure).to_contain_text("rates 0.7296 0.5208 0.3545")
@@ -259,7 +259,8 @@ def test_self_test_and_aa_beside_the_run_are_panels(visitor: Visitor, pages: Pag
 def test_worst_prompt_shows_both_sides_of_the_hand_off(reader: Reader, pages: Pages):
     page = reader.page(pages["red"])
     worst = page.locator("details.card[data-cell=pd-eagle3]").first
-    for text in ("Top-2 gap at the difference: 9.000 nats", "remote_num_tokens", "NIXL bytes", "NIXL descriptors"):
+    gap = "Gap between the two best tokens at the difference: 9.000 nats"
+    for text in (gap, "remote_num_tokens", "NIXL bytes", "NIXL descriptors"):
         expect(worst).to_contain_text(text)
     expect(worst).to_contain_text("prompt tokens from P")
     expect(worst).to_contain_text("prompt tokens from its own prefix cache")

@@ -9,16 +9,17 @@ from collections import Counter
 
 import pytest
 
-from harness.acceptance import pool, real_steps
-from harness.config import REPOSITORY
-from harness.findings import Verdict
-from harness.history import RESCORE
-from harness.operations import References, assess
-from harness.probe import spec
-from harness.strata import blocks, classify
-from tests.engine.conftest import Done, harness, left_over
-from tests.reseal import reseal
-from tests.unit.pages import Page
+from harness.history.acceptance import pool, real_steps
+from harness.history.records import RESCORE
+from harness.history.verdict import Verdict
+from harness.judging.references import References
+from harness.prompts import probe_task
+from harness.prompts.lengths import blocks, classify
+from harness.reports.judge_run import assess
+from harness.util.paths import REPOSITORY
+from tests.support.pages import Page
+from tests.support.real_engines import Done, harness, left_over
+from tests.support.reseal import reseal
 
 pytestmark = pytest.mark.engine
 
@@ -44,7 +45,7 @@ def test_every_distinct_output_was_scored_by_the_plain_engine(eagle3: Done):
     cells = ("pd-eagle3", "pd-eagle3-router", "single-eagle3", "single-none")
     outputs = {(o.prompt_id, o.final.output_ids) for c in cells for o in history.of(c).values()}
     assert len(scores) >= len(outputs) >= 40
-    right = {(*p, *spec.expected_output(list(p))) for p in sent(history)}
+    right = {(*p, *probe_task.expected_output(list(p))) for p in sent(history)}
     scored = [s for s in scores.values() if s.sent_ids in right]
     assert len(scored) >= 40
     assert all(max(s.final.rescored) == 0 for s in scored)
@@ -63,7 +64,7 @@ def test_every_output_is_the_known_answer(eagle3: Done):
         if o.final is None:
             assert o.route == "prefill"
             continue
-        expected = spec.expected_output(list(o.sent_ids))[: o.max_tokens]
+        expected = probe_task.expected_output(list(o.sent_ids))[: o.max_tokens]
         assert list(o.final.output_ids) == expected, (o.cell, o.scenario, o.key)
         strata[o.cell, classify(len(o.sent_ids), 32, 3).value] += 1
     for cell in ("pd-eagle3", "pd-eagle3-router", "single-eagle3"):

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from harness.config import REPOSITORY
-from harness.drills.model import Ending
-from harness.drills.run import load_drills
+from faults.model import Ending
+from faults.run import load_drills
+from harness.util.paths import REPOSITORY
 
 pytestmark = pytest.mark.engine
 
@@ -18,7 +18,7 @@ DRILLS = ("error-body", "cut", "nan-logprob", "fewer", "no-acceptance", "no-para
 
 def test_faults_on_one_pair_are_survived_for_their_reasons(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "harness", "drill", *DRILLS, "--out", str(tmp_path)],
+        [sys.executable, "-m", "faults", *DRILLS, "--out", str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

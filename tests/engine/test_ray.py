@@ -12,18 +12,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from harness.config import REPOSITORY, load_profile
-from harness.engine.command import EngineCommand, Role
-from harness.engine.environment import inspect_environment
-from harness.engine.place import EngineHandle, Place
-from harness.engine.ray_place import RayExecutor, RayHandle
+from harness.engines.command import EngineCommand
+from harness.engines.environment import inspect_environment
+from harness.engines.places import EngineHandle, Place
+from harness.engines.ray.driver import RayExecutor, RayHandle
 from harness.errors import EngineDiedError, EngineStartError
-from harness.findings import Verdict
-from harness.history import load_history
-from harness.matrix import EngineGroup, make_plan, select_cells
-from harness.operations import assess
-from harness.schedule.model import Job, Placement
-from tests.engine.conftest import left_over, living, newest
+from harness.history.records import load_history
+from harness.history.verdict import Verdict
+from harness.profiles.cells import EngineGroup, Role, make_plan, select_cells
+from harness.profiles.model import load_profile
+from harness.reports.judge_run import assess
+from harness.scheduling.model import Job, Placement
+from harness.util.paths import REPOSITORY
+from tests.support.real_engines import left_over, living, newest
 
 pytestmark = pytest.mark.engine
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from harness.mutants import ARM_VARIABLE, SWITCH_VARIABLE
-from harness.strata import spills
-from tests.engine.conftest import Done, harness
+from harness.prompts.lengths import spills
+from tests.support.real_engines import Done, harness
 
 pytestmark = pytest.mark.engine
 
@@ -113,5 +113,5 @@ def test_the_issue_says_what_a_maintainer_needs(small: Small):
     assert small.record["law"] in text
     assert "vLLM 0.32.0" in text
     assert "NixlConnector" in text
-    assert "Armed with M1" in text
+    assert "Mutants enabled: M1" in text
     assert str(small.file.parent) not in text

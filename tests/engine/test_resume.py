@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import REPOSITORY
-from harness.engine import leftovers, ports, traces
-from harness.history import load_history
-from tests.engine.conftest import harness, left_over
+from harness.history.records import load_history
+from harness.supervision import orphans, ports, procfs
+from harness.util.paths import REPOSITORY
+from tests.support.real_engines import harness, left_over
 
 pytestmark = pytest.mark.engine
 
@@ -24,16 +24,16 @@ def _answers(out: Path, cell: str) -> int:
     return sum(p.read_text().count(f'"cell":"{cell}"') for p in out.glob("*/observations.jsonl"))
 
 
-def nothing_is_left(tree: leftovers.Found, within_s: float = 30.0) -> None:
+def nothing_is_left(tree: orphans.Found, within_s: float = 30.0) -> None:
     """Of an engine whose harness was killed: processes, segments, ports, claims and the ledger."""
     deadline = time.monotonic() + within_s
     while tree.path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not tree.path.exists()
-    assert not [p for p in tree.processes if traces.lives(p)]
-    assert not traces.segments() & set(tree.segments)
+    assert not [p for p in tree.processes if procfs.lives(p)]
+    assert not procfs.segments() & set(tree.segments)
     assert not [p for p in tree.ledger.ports if ports.in_use(p)]
-    assert not set(tree.ledger.ports) & set(leftovers.survey().claims)
+    assert not set(tree.ledger.ports) & set(orphans.survey().claims)
 
 
 def test_killed_run_goes_on_to_its_end(tmp_path):
@@ -48,7 +48,7 @@ def test_killed_run_goes_on_to_its_end(tmp_path):
     deadline = time.monotonic() + 300
     while _answers(tmp_path, "single-none") < 7 and time.monotonic() < deadline and running.poll() is None:
         time.sleep(0.05)
-    (tree,) = [t for t in leftovers.survey().trees if t.ledger.run.startswith(str(tmp_path))]
+    (tree,) = [t for t in orphans.survey().trees if t.ledger.run.startswith(str(tmp_path))]
     assert len(tree.processes) >= 3 and tree.segments and tree.listening
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
@@ -60,7 +60,7 @@ def test_killed_run_goes_on_to_its_end(tmp_path):
     assert len(killed.in_order("single-none")) >= 7
     judged = harness("check", str(folder))
     assert judged.code == 2, judged.output
-    assert "has no end" in judged.output
+    assert "never finished" in judged.output
 
     went_on = harness("run", "--resume", str(folder))
     assert went_on.code == 0, went_on.output
@@ -73,5 +73,5 @@ def test_killed_run_goes_on_to_its_end(tmp_path):
     assert harness("check", str(folder)).code == 0
     again = harness("run", "--resume", str(folder))
     assert again.code == 64, again.output
-    assert "came to its end" in again.output
+    assert "found one that finished at" in again.output
     assert left_over(folder) == []

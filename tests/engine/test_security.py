@@ -10,12 +10,12 @@ import httpx
 import psutil
 import pytest
 
-from harness.config import load_profile
-from harness.engine.environment import inspect_environment
-from harness.engine.ports import free_ports
-from harness.engine.router import Router
-from harness.engine.topology import EngineGroupSession
-from harness.matrix import make_plan, select_cells
+from harness.engines.environment import inspect_environment
+from harness.engines.router import Router
+from harness.engines.session import EngineGroupSession
+from harness.profiles.cells import make_plan, select_cells
+from harness.profiles.model import load_profile
+from harness.supervision.ports import free_ports
 
 pytestmark = pytest.mark.engine
 
@@ -57,7 +57,7 @@ def test_engine_and_router_answer_to_the_key_alone(tmp_path):
         for path in ("/v1/models", "/metrics", "/server_info"):
             assert httpx.get(f"{url}{path}", headers=key.headers, timeout=30).status_code == 200, path
 
-        (engine,) = session._processes.values()
+        (engine,) = session._launcher.processes.values()
         pids = tree(engine.pid)
         with Router({"single": url}, *free_ports(2), tmp_path / "logs" / "router.log", key) as router:
             body = {"model": "target", "prompt": [1, 2, 3], "max_tokens": 2}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import REPOSITORY
 from harness.mutants.catalogue import HISTORIC
-from tests.engine.conftest import living
+from harness.util.paths import REPOSITORY
+from tests.support.real_engines import living
 
 pytestmark = pytest.mark.engine
 

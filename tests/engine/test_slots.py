@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.config import Profile
-from harness.engine.executor import LocalExecutor
-from harness.findings import Verdict
-from harness.history import load_history
-from harness.operations import References, assess, execute, prepare
-from harness.progress import Reporter
-from harness.schedule.model import Device
-from harness.slots import Inventory
-from tests.engine.conftest import left_over
+from harness.commands.run import execute
+from harness.engines.executor import LocalExecutor
+from harness.engines.inventory import Inventory
+from harness.history.records import load_history
+from harness.history.verdict import Verdict
+from harness.judging.references import References
+from harness.profiles.model import Profile
+from harness.reports.judge_run import assess
+from harness.runner.options import RunOptions
+from harness.scheduling.model import Device
+from harness.util.progress import Reporter
+from harness.workload.prepare import prepare
+from tests.support.real_engines import left_over
 
 pytestmark = pytest.mark.engine
 
@@ -53,7 +57,7 @@ def test_a_variant_runs_in_its_slots_and_one_that_vllm_refuses_costs_its_own_cel
     path.write_text(yaml.safe_dump(GPU_ON_CPU))
     prepared = prepare(str(path), [], prompts_per_stratum=1)
     with Reporter(prepared.expected_s) as reporter:
-        done = execute(prepared, tmp_path / "runs", None, reporter, executor=MadeUpGpus())
+        done = execute(prepared, tmp_path / "runs", reporter, RunOptions(executor=MadeUpGpus()))
     # Nothing is recorded of these variants: without a baseline no cell can pass.
     assert done.summary.verdict is Verdict.UNKNOWN
     history = load_history(done.folder)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import REPOSITORY
-from harness.engine import leftovers, traces
-from harness.history import load_history
-from tests.unit.builders import changed_profile
+from harness.history.records import load_history
+from harness.supervision import orphans, procfs
+from harness.util.paths import REPOSITORY
+from tests.support.builders import changed_profile
 
 pytestmark = pytest.mark.engine
 
@@ -44,7 +44,7 @@ def test_engine_that_hangs_leaves_its_stacks_and_the_cell_is_unknown(tmp_path):
     out = tmp_path / "out"
     running = start(out, "--profile", profile, "--scenario", "cold")
     wait_for(lambda: recorded(out) >= 3)
-    (tree,) = [t for t in leftovers.survey().trees if t.ledger.run.startswith(str(out))]
+    (tree,) = [t for t in orphans.survey().trees if t.ledger.run.startswith(str(out))]
     cores = [p for p in tree.processes if "EngineCore" in Path(f"/proc/{p.pid}/cmdline").read_text()]
     for core in cores:
         os.kill(core.pid, signal.SIGSTOP)
@@ -54,4 +54,4 @@ def test_engine_that_hangs_leaves_its_stacks_and_the_cell_is_unknown(tmp_path):
     assert cell.state == "failed" and "(timeouts.cell)" in str(cell.reason)
     stacks = (folder / "logs" / "single-none.single.stacks.txt").read_text()
     assert stacks.count(": cell") == 1 and "MainThread" in stacks
-    assert not tree.path.exists() and not [p for p in tree.processes if traces.lives(p)]
+    assert not tree.path.exists() and not [p for p in tree.processes if procfs.lives(p)]

@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from harness.config import REPOSITORY
-from harness.history import load_history
-from tests.engine.conftest import harness, left_over, newest
-from tests.unit.builders import changed_profile
+from harness.history.records import load_history
+from harness.util.paths import REPOSITORY
+from tests.support.builders import changed_profile
+from tests.support.real_engines import harness, left_over, newest
 
 pytestmark = pytest.mark.engine
 

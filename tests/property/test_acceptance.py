@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.acceptance import align, by_position, pool, real_steps, same_steps
-from harness.probe import spec
-from tests.unit.builders import leg, speculation
+from harness.history.acceptance import align, by_position, pool, real_steps, same_steps
+from harness.prompts import probe_task
+from tests.support.builders import leg, speculation
 
 K = 3
 steps = st.lists(st.integers(0, K), min_size=1, max_size=40).map(tuple)
@@ -72,11 +72,11 @@ def test_nothing_pooled_has_no_length():
     assert pool([()], K).length_per_prompt is None
 
 
-@given(st.lists(st.integers(spec.FIRST_WORD, spec.VOCAB_SIZE - 1), min_size=1, max_size=150, unique=True))
+@given(st.lists(st.integers(probe_task.FIRST_WORD, probe_task.VOCAB_SIZE - 1), min_size=1, max_size=150, unique=True))
 def test_forecast_accounts_for_every_output_token(words):
-    prompt = spec.render(words)
-    forecast = spec.forecast_acceptance(prompt, K, max_tokens=192)
-    assert sum(a + 1 for a in forecast.accepted) >= len(spec.expected_output(prompt)) - 1
+    prompt = probe_task.render(words)
+    forecast = probe_task.forecast_acceptance(prompt, K, max_tokens=192)
+    assert sum(a + 1 for a in forecast.accepted) >= len(probe_task.expected_output(prompt)) - 1
     assert all(0 <= a <= K for a in forecast.accepted)
 
 

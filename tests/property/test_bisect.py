@@ -7,7 +7,7 @@ from math import ceil, log2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bisect.search import bracket, next_index, search
+from harness.commands.bisect.search import bracket, next_index, search
 
 
 @st.composite

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import io
 import unicodedata
-from pathlib import Path
 
-import xmlschema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from harness.checks.registry import judge
-from harness.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement, Verdict
-from harness.report.junit import render_junit
-from harness.report.markdown import MAX_LINES, render_markdown
-from harness.report.terminal import print_summary
-from harness.summary import RunSummary, summarise_run
-from tests.unit.builders import history, lookups
-from tests.unit.test_checks import CELLS, LENGTHS, flawless
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import judge
+from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement
+from harness.reports.junit import render_junit
+from harness.reports.markdown import MAX_LINES, render_markdown
+from harness.reports.summary import RunSummary, summarise_run
+from harness.reports.terminal import print_summary
+from tests.support.builders import CELLS, LENGTHS, flawless, history, lookups
+from tests.support.junit import SCHEMA
 
-SCHEMA = xmlschema.XMLSchema10(Path(__file__).parents[1] / "unit" / "schemas" / "junit.xsd")
 _HISTORY = history(flawless(), CELLS)
 GREEN = summarise_run(_HISTORY, judge(_HISTORY, lookups(LENGTHS)), lookups(LENGTHS))
 RED = st.sampled_from([Verdict.REGRESSION, Verdict.DRIFT, Verdict.UNKNOWN, Verdict.SUSPECT, Verdict.KNOWN])
@@ -90,7 +88,7 @@ def test_terminal_has_at_most_40_lines_with_the_verdict_first_and_the_report_las
     assert len(lines) <= 40
     assert lines[0].startswith(f"{summary.verdict.symbol} {summary.verdict}")
     assert lines[-1] == f"report: {summary.history.folder}/report.html"
-    assert lines[-2].startswith("try the first again: harness repro run ")
+    assert lines[-2].startswith("reproduce the first: harness repro run ")
     # Nothing reaches the terminal that it would obey.
     assert not [c for c in text if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.strata import Stratum, blocks, classify, spills, target_lengths
+from harness.prompts.lengths import Stratum, blocks, classify, spills, target_lengths
 
 block_sizes = st.sampled_from([8, 16, 32, 64, 128])
 lookaheads = st.integers(0, 7)

@@ -11,24 +11,29 @@ from types import SimpleNamespace
 import pandas
 import pytest
 
-import harness.engine.router
-import harness.operations
-import harness.runner
+import harness.engines.environment
+import harness.engines.router
+import harness.reports.judge_run
+import harness.runner.groups
+import harness.runner.record_cells
+import harness.runner.run
 from harness import redact
-from harness.config import load_profile
-from harness.engine.client import parse_completion
-from harness.engine.key import ApiKey
-from harness.engine.log import EngineLog
-from harness.engine.router import Router
-from harness.engine.topology import EngineGroupSession
+from harness.commands.merge import Wanted, merge
+from harness.commands.run import execute
+from harness.engines.api_key import ApiKey
+from harness.engines.client import parse_completion
+from harness.engines.router import Router
+from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, EngineStartError, HandoffError
-from harness.history import load_history
-from harness.matrix import make_plan, select_cells
-from harness.merge import Wanted, merge
-from harness.operations import execute, judge_and_report, prepare
-from harness.progress import Reporter
-from tests.unit.builders import changed_profile, engine, observation
-from tests.unit.test_key import ENVIRONMENT
+from harness.history.records import load_history
+from harness.profiles.cells import make_plan, select_cells
+from harness.profiles.model import load_profile
+from harness.reports.judge_run import judge_and_report
+from harness.supervision.log import EngineLog
+from harness.util.progress import Reporter
+from harness.workload.prepare import prepare
+from tests.support.builders import changed_profile, engine, observation
+from tests.support.engines import ENVIRONMENT
 
 PATTERNED = {
     "hub": "hf_AbCdEfGhIjKlMnOpQrStUvWx",
@@ -256,8 +261,8 @@ def test_ended_engines_leave_no_key_in_logs_and_records(tmp_path, monkeypatch):
     profile = load_profile("cpu")
     (group,) = make_plan(profile, select_cells(profile, ["single-none"])).groups
     session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
-    session._processes = {"single": FakeHandle(tmp_path / "x.log", session.key)}
-    session._places = {"single": SimpleNamespace(node=None, give_back=lambda: None)}
+    session._launcher.processes = {"single": FakeHandle(tmp_path / "x.log", session.key)}
+    session._launcher.places = {"single": SimpleNamespace(node=None, give_back=lambda: None)}
     monkeypatch.setattr(session, "_kv_blocks", lambda _: None)
     (record,) = session.records()
     assert session.key.value not in record.model_dump_json()
@@ -267,7 +272,7 @@ def test_ended_engines_leave_no_key_in_logs_and_records(tmp_path, monkeypatch):
 
 
 def test_ended_routers_leave_no_key_in_logs(tmp_path, monkeypatch):
-    monkeypatch.setattr(harness.engine.router, "launcher", lambda: ["router"])
+    monkeypatch.setattr(harness.engines.router, "launcher", lambda: ["router"])
     key = ApiKey()
     router = Router({"single": "http://127.0.0.1:1"}, 2, 3, tmp_path / "router.log", key)
     router._process = FakeHandle(tmp_path / "router.log", key)
@@ -324,17 +329,17 @@ def test_planted_secrets_are_in_no_file_of_a_run_nor_in_what_is_made_of_it(tmp_p
     keys: list[str] = []
     remember = redact.remember
     monkeypatch.setattr(redact, "remember", lambda secret: (keys.append(secret), remember(secret)))
-    monkeypatch.setattr(harness.runner, "EngineGroupSession", FakeLeakySession)
-    monkeypatch.setattr(harness.runner, "run_cell", leaky_cell)
-    monkeypatch.setattr(harness.runner, "rescore", lambda *_: None)
-    monkeypatch.setattr(harness.operations, "inspect_environment", lambda _: ENVIRONMENT)
-    monkeypatch.setattr(harness.operations, "need_nixl", lambda _: None)
+    monkeypatch.setattr(harness.runner.groups, "EngineGroupSession", FakeLeakySession)
+    monkeypatch.setattr(harness.runner.record_cells, "run_cell", leaky_cell)
+    monkeypatch.setattr(harness.runner.record_cells, "rescore", lambda *_: None)
+    monkeypatch.setattr(harness.engines.environment, "inspect_environment", lambda _: ENVIRONMENT)
+    monkeypatch.setattr(harness.engines.environment, "need_nixl", lambda _: None)
     monkeypatch.setenv("HF_TOKEN", PLANTED)
     monkeypatch.setattr(sys, "argv", ["harness", "run", "--ray-address", f"http://me:{PLANTED}@head", PATTERNED["sk"]])
     profile = changed_profile(tmp_path, lambda r: r.update(description=f"with {PATTERNED['aws']} and {PLANTED}"))
     prepared = prepare(profile, ["pd-none", "single-none"], ["cold"])
     with Reporter(1.0) as reporter:
-        folder = execute(prepared, tmp_path / "out", None, reporter).folder
+        folder = execute(prepared, tmp_path / "out", reporter).folder
     merge([folder], tmp_path / "merged", Wanted(keep_going=True))
     judge_and_report(load_history(tmp_path / "merged"))
     assert {"run.json", "observations.jsonl", "report.html", "junit.xml", "summary.md", "judgement.json"} <= {

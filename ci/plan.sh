@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# The parts of a night, for a CI system: ci/plan.sh github|buildkite. On GitHub they are the step's output `matrix`; on
+# Buildkite their steps are uploaded. Planning needs neither vLLM nor models.
+# NIGHT_PROFILE (cpu), NIGHT_CELLS (patterns, separated by blanks), NIGHT_MINUTES and NIGHT_GPUS are options of
+# `harness ci`; NIGHT_QUEUE and NIGHT_VERDICT_QUEUE are Buildkite's alone.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+system="${1:?expected github or buildkite}"
+options=(--profile "${NIGHT_PROFILE:-cpu}")
+read -r -d '' -a patterns <<<"${NIGHT_CELLS:-}" || true
+for pattern in "${patterns[@]}"; do options+=(--cell "$pattern"); done
+[ -z "${NIGHT_MINUTES:-}" ] || options+=(--minutes-per-step "$NIGHT_MINUTES")
+[ -z "${NIGHT_GPUS:-}" ] || options+=(--gpus "$NIGHT_GPUS")
+harness=(ci/harness.sh)
+if [ -z "${HARNESS_IMAGE:-}" ]; then
+  source ci/environment.sh
+  small_environment .plan --editable .
+  harness=(.plan/bin/python -m harness)
+fi
+case "$system" in
+  github)
+    matrix="$("${harness[@]}" ci matrix "${options[@]}")"
+    printf 'matrix=%s\n' "$matrix" >>"$GITHUB_OUTPUT"
+    ;;
+  buildkite)
+    [ -z "${NIGHT_QUEUE:-}" ] || options+=(--queue "$NIGHT_QUEUE")
+    [ -z "${NIGHT_VERDICT_QUEUE:-}" ] || options+=(--verdict-queue "$NIGHT_VERDICT_QUEUE")
+    mkdir -p reports
+    "${harness[@]}" ci buildkite "${options[@]}" >reports/pipeline.json
+    # Dollar signs are data.
+    buildkite-agent pipeline upload --no-interpolation reports/pipeline.json
+    ;;
+  *)
+    printf "ci: expected github or buildkite, found '%s'\n" "$system" >&2
+    exit 64
+    ;;
+esac

@@ -1,0 +1,201 @@
+"""Run the harness itself as a child process: start it like a user, signal it, and judge what its folder says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from faults.model import ControlRun
+from faults.results import Tried
+from harness.commands.merge.shards import missing_evidence
+from harness.errors import HarnessError
+from harness.history.checksum import LINES
+from harness.history.records import RUN, History, load_history
+from harness.history.verdict import Verdict
+from harness.judging.findings import Judgement
+from harness.util.paths import REPOSITORY
+from harness.util.progress import Reporter
+
+_POLL_S = 0.05
+_CHECK_S = 300.0
+_LIFE_S = 900.0
+_END_S = 60.0
+
+
+def _ended_with_us() -> list[str]:
+    """Return the prefix of a command that gets TERM when this process is killed (``setpriv`` of util-linux).
+
+    Without that program, a child of a killed ``python -m faults`` runs to its own end.
+    """
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", "TERM"] if found else []
+
+
+class Child:
+    """A ``harness`` command in a session of its own, with its output in a file.
+
+    Use it as a context manager: leaving it ends the command, which ends its engines.
+    """
+
+    program: Sequence[str] = (sys.executable, "-m", "harness")
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        """Start the command in this process's environment, mark included."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self.begun = time.monotonic()
+        with log.open("ab") as stream:
+            self.popen = subprocess.Popen(
+                [*_ended_with_us(), *self.program, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                cwd=REPOSITORY,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the command, with TERM first: after KILL, supervisors have to end the engines, which is slower."""
+        if self.running:
+            self.popen.send_signal(signal.SIGTERM)
+            self.wait(_END_S)
+
+    @property
+    def running(self) -> bool:
+        return self.popen.poll() is None
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def until(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        """Wait for a condition; return False when the command ended first or ``limit_s`` passed."""
+        deadline = time.monotonic() + limit_s
+        while self.running and time.monotonic() < deadline:
+            if condition():
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def wait(self, limit_s: float) -> int | None:
+        """Wait and return the exit code; after ``limit_s``, kill the command and return None."""
+        try:
+            return self.popen.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+            return None
+
+
+def run_arguments(cell: str, source: str, engine_python: str | None, out: Path) -> list[str]:
+    """Return the arguments for a run of one cell's cold prompts."""
+    chosen = ["--engine-python", engine_python] if engine_python else []
+    return ["run", "--profile", source, "--cell", cell, "--scenario", "cold", "--out", str(out), *chosen]
+
+
+class Undisturbed:
+    """Control runs without a fault, one per cell, which also measure how long such a run takes."""
+
+    def __init__(self, source: str, engine_python: str | None, folder: Path, reporter: Reporter, tried: Tried) -> None:
+        self._source = source
+        self._python = engine_python
+        self._folder = folder
+        self._reporter = reporter
+        self._tried = tried
+
+    def __call__(self, cell: str) -> float:
+        """Return the seconds that a whole run of a cell takes."""
+        return self.control(cell).seconds
+
+    def control(self, cell: str) -> ControlRun:
+        """Return the control run of a cell; each cell is run once."""
+        name = f"control-{cell}"
+        for control in self._tried.controls:
+            if control.id == name:
+                return control
+        out = self._folder / name
+        with Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{name}.log") as child:
+            code = child.wait(_LIFE_S)
+        seconds = time.monotonic() - child.begun
+        verdict = Verdict.PASS if code == 0 else Verdict.UNKNOWN
+        control = ControlRun(
+            id=name,
+            verdict=verdict,
+            requests=whole_lines(folder_in(out)),
+            seconds=round(seconds, 1),
+            findings=() if code == 0 else (child.text[-600:],),
+        )
+        self._tried.controls.append(control)
+        self._reporter.line(f"control {name}: {verdict}, {seconds:.0f} s")
+        return control
+
+
+def folder_in(out: Path) -> Path | None:
+    """Return the only run folder below ``out``."""
+    return next((p for p in sorted(out.glob("*")) if p.is_dir() and not p.is_symlink()), None)
+
+
+def whole_lines(folder: Path | None) -> int:
+    """Return the number of whole observations in the file of a run in progress."""
+    try:
+        return (folder / LINES).read_bytes().count(b"\n") if folder is not None else 0
+    except OSError:
+        return 0
+
+
+class After:
+    """The verdict and evidence of a run folder after its run has ended in any way."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        """Judge the folder with ``harness check``, like a user."""
+        self.reasons: list[str] = []
+        self.verdict: Verdict | None = None
+        self.recorded = 0
+        self.complete = False
+        """Whether everything in the plan was recorded."""
+        with Child(["check", str(folder)], log) as check:
+            code = check.wait(_CHECK_S)
+        if "Traceback" in check.text:
+            self.reasons.append("harness check ended with a traceback")
+            return
+        try:
+            history: History = load_history(folder)
+        except HarnessError as error:
+            self.reasons.append(str(error))
+            return
+        self.recorded = len(history.observations)
+        missing = missing_evidence(history)
+        self.complete = not missing
+        self._judged(folder, code)
+        self.reasons += [*missing, *(c.reason for c in history.run.cells if c.reason)]
+
+    def _judged(self, folder: Path, code: int | None) -> None:
+        try:
+            judgement = Judgement.model_validate(json.loads((folder / "judgement.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            self.reasons.append(f"harness check wrote no readable judgement: {error}")
+            return
+        self.verdict = judgement.verdict
+        self.reasons += [*judgement.notices, *(f.message for f in judgement.findings)]
+        if code != judgement.verdict.exit_code:
+            self.reasons.append(f"harness check said {judgement.verdict} and exited with {code}")
+            self.verdict = None
+
+
+def no_run(folder: Path | None) -> bool:
+    """Return whether recording has not started."""
+    return folder is None or not (folder / RUN).is_file()

@@ -1,0 +1,257 @@
+"""Drills on the hand-off and the link between P and D, on a pair that keeps running."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+
+from faults import response_faults as a
+from faults.metrics import WAITING, above_zero
+from faults.proxy import Answer, Call, Fault, FaultError, Request
+from faults.request_drill import EITHER, LEASE_S, ExchangeDrill, R, U, on_answers
+from faults.tcp_relay import REFUSED_PORT, Relay, led_to
+from faults.testbed import Scene
+from harness.engines.request import new_id
+
+_BROKEN = "the exchange broke: .*decode engine"
+_REFUSED = "the exchange broke: decode engine: expected status 200 .* found 500"
+"""All that vLLM 0.32.0 answers after a failed handshake; its log says more."""
+_HANDSHAKE_S = 6.0
+"""Delay that fails the handshake: vLLM waits 5 s for each message of P's side channel (zmq)."""
+_QUEUE_S = 20.0
+
+
+def _params(body: dict[str, object]) -> dict[str, list[list[int]]]:
+    return body["kv_transfer_params"]  # type: ignore[return-value]
+
+
+def _shift_blocks(body: dict[str, object]) -> None:
+    """Make P name the wrong blocks of its pool. Block 0 is vLLM's null block."""
+    _params(body)["remote_block_ids"] = [[b % 24 + 2 for b in group] for group in _params(body)["remote_block_ids"]]
+
+
+def _empty_blocks(body: dict[str, object]) -> None:
+    _params(body)["remote_block_ids"] = [[] for _ in _params(body)["remote_block_ids"]]
+
+
+def _no_groups(body: dict[str, object]) -> None:
+    _params(body)["remote_block_ids"] = []
+
+
+def _fewer_blocks(body: dict[str, object]) -> None:
+    _params(body)["remote_block_ids"] = [group[:-1] for group in _params(body)["remote_block_ids"]]
+
+
+def _blocks_beyond(body: dict[str, object]) -> None:
+    _params(body)["remote_block_ids"] = [[9999] * len(group) for group in _params(body)["remote_block_ids"]]
+
+
+def _relayed(scene: Scene, delay_s: float | None) -> Fault:
+    """Return a fault that leads D to P's side channel through a slow relay, or without a delay, a silent one."""
+    target = None if delay_s is None else scene.side_channels["prefill"]
+    relay = scene.resources.enter_context(Relay(target, delay_s or 0.0))
+    scene.require(lambda: relay.failed)
+    return led_to(relay.port)
+
+
+def _silent(scene: Scene) -> Fault:
+    return _relayed(scene, None)
+
+
+def _slow(scene: Scene) -> Fault:
+    return _relayed(scene, _HANDSHAKE_S)
+
+
+def _another_id(scene: Scene) -> Fault:
+    return led_to(scene.side_channels["prefill"])
+
+
+def delayed(seconds: float) -> Fault:
+    """Return a fault that delays the request to the engine."""
+
+    def fault(call: Call) -> Answer:
+        if call.wait(seconds):
+            raise FaultError(f"expected the run to last {seconds:g} s after the strike, found it over")
+        return call.forward()
+
+    return fault
+
+
+def _prefill_engine(scene: Scene) -> Fault:
+    return a.elsewhere(lambda: scene.engines["prefill"].url)
+
+
+def _decode_engine(scene: Scene) -> Fault:
+    return a.elsewhere(lambda: scene.engines["decode"].url)
+
+
+def exhaust_pool(count: int) -> Fault:
+    """Return a fault that first prefills ``count`` other prompts on P whose KV D never pulls.
+
+    A pool of 28 blocks holds four of them, each until its lease ends, so the struck request waits for several leases.
+    """
+
+    def fault(call: Call) -> Answer:
+        troubles: list[str] = []
+        for number in range(count):
+            body = {**call.request.json, "prompt": [*range(10, 190)], "cache_salt": new_id(), "seed": number}
+            headers = tuple((k, v) for k, v in call.request.headers if k.lower() != "x-request-id")
+            other = call.request._replace(headers=(*headers, ("X-Request-Id", new_id()))).with_json(body)
+            threading.Thread(target=_ask, args=(call, other, troubles), daemon=True).start()
+        metrics = call.request._replace(method="GET", path="/metrics", body=b"")
+        deadline = time.monotonic() + _QUEUE_S
+        seen = 0
+        while seen < 2:
+            if call.wait(1.0) or troubles or time.monotonic() > deadline:
+                why = "; ".join(troubles) or f"none of them had to wait within {_QUEUE_S:.0f} s"
+                raise FaultError(f"expected P to have no room for all of the other prompts, found: {why}")
+            # Seen only once, it may be a request that is about to be scheduled.
+            text = call.forward(metrics).body.decode(errors="replace")
+            seen = seen + 1 if above_zero(text, WAITING) else 0
+        call.acted()
+        return call.forward()
+
+    return fault
+
+
+def _ask(call: Call, request: Request, troubles: list[str]) -> None:
+    try:
+        status = call.forward(request).status
+    except Exception as error:
+        troubles.append(f"{type(error).__name__}: {error}")
+    else:
+        if status != 200:
+            troubles.append(f"status {status}")
+
+
+_on_p = partial(on_answers, target="P", group="handoff", bound_s=90.0)
+_on_d = partial(on_answers, target="D", group="handoff", bound_s=120.0)
+
+HANDOFFS: tuple[ExchangeDrill, ...] = (
+    _on_p(
+        "no-parameters",
+        "P hands over no parameters",
+        fault=a.edited(lambda b: b.pop("kv_transfer_params")),
+        verdicts=U,
+        reason="expected kv_transfer_params",
+    ),
+    _on_p(
+        "other-blocks",
+        "P hands over other blocks of its pool",
+        fault=a.edited(_shift_blocks),
+        verdicts=R,
+        reason="expected the tokens of",
+    ),
+    _on_d(
+        "lost-parameters",
+        "D is asked without P's parameters",
+        fault=a.altered_request(lambda b: b.pop("kv_transfer_params")),
+        verdicts=U,
+        reason="proof that KV moved",
+    ),
+    _on_p(
+        "side-refused",
+        "P's side channel refuses connections",
+        fault=led_to(REFUSED_PORT),
+        verdicts=U,
+        reason=_REFUSED,
+        late=True,
+    ),
+    _on_p(
+        "side-silent",
+        "P's side channel takes connections and says nothing",
+        fault=None,
+        make=_silent,
+        verdicts=U,
+        reason=_REFUSED,
+        late=True,
+    ),
+    _on_p(
+        "side-slow",
+        f"a link that delays P's side channel by {_HANDSHAKE_S:.0f} s each way",
+        fault=None,
+        make=_slow,
+        verdicts=U,
+        reason=_REFUSED,
+        late=True,
+    ),
+    _on_p(
+        "other-engine-id",
+        "P's parameters name another engine",
+        fault=None,
+        make=_another_id,
+        verdicts=U,
+        reason=_REFUSED,
+        late=True,
+    ),
+    _on_d(
+        "late",
+        "D has the request after P's lease, each time",
+        fault=delayed(LEASE_S + 2),
+        verdicts=EITHER,
+        reason="P's lease|leases that expired",
+    ),
+    _on_d(
+        "p-for-d",
+        "a P behind D's port",
+        fault=None,
+        make=_prefill_engine,
+        verdicts=EITHER,
+        reason="proof that KV moved|the exchange broke",
+        struck="all",
+    ),
+    _on_p(
+        "d-for-p",
+        "a D behind P's port",
+        fault=None,
+        make=_decode_engine,
+        verdicts=EITHER,
+        reason="proof that KV moved|the exchange broke",
+        struck="all",
+    ),
+    on_answers(
+        "pool-exhausted",
+        "P's KV pool is full of hand-offs that nobody takes over",
+        "P",
+        exhaust_pool(18),
+        U,
+        "ReadTimeout|within .* s",
+        struck="last",
+        group="resource",
+        bound_s=120.0,
+    ),
+    # These come last, because D of vLLM 0.32.0 dies of block lists that are too short.
+    _on_p(
+        "fewer-blocks",
+        "P hands over one block too few",
+        fault=a.edited(_fewer_blocks),
+        verdicts=EITHER,
+        reason=f"blocks in KV-cache group|{_BROKEN}|ended by itself",
+        fatal=True,
+    ),
+    _on_p(
+        "no-groups",
+        "P hands over no block lists",
+        fault=a.edited(_no_groups),
+        verdicts=U,
+        reason=f"block ids per KV-cache group|{_BROKEN}|ended by itself",
+        fatal=True,
+    ),
+    _on_p(
+        "empty-blocks",
+        "P hands over empty block lists",
+        fault=a.edited(_empty_blocks),
+        verdicts=U,
+        reason=f"block ids per KV-cache group|{_BROKEN}|ended by itself",
+        fatal=True,
+    ),
+    _on_p(
+        "blocks-beyond",
+        "P hands over blocks that no pool has",
+        fault=a.edited(_blocks_beyond),
+        verdicts=EITHER,
+        reason=f"{_BROKEN}|ended by itself|expected the tokens of",
+        fatal=True,
+    ),
+)

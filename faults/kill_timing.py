@@ -1,0 +1,198 @@
+"""Drills on the harness: TERM and KILL at random moments of its lifetime, and Ctrl-C twice."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from faults.cli_child import After, Child, Undisturbed, folder_in, no_run, run_arguments, whole_lines
+from faults.leaks import Footprint, sweep
+from faults.model import Drill, Ending, Result
+from faults.results import Tried
+from faults.verdict import Seen, judge_drill, lost
+from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
+from harness.history.verdict import Verdict
+from harness.util.progress import Reporter
+
+MOMENTS = 20
+_SINGLE, _PAIR = "single-none", "pd-eagle3"
+_EVERY_PAIR = 5
+"""Interval at which a pair is run instead of a single engine."""
+_LIFE_S = 900.0
+_BOUND_S = 60.0
+_END_S = 30.0
+_TRIES = 3
+"""Tries of a drill: after a slow control, a moment can fall behind the end of the run."""
+_UNKNOWN = (Verdict.UNKNOWN,)
+_REASON = "interrupted|not complete|expected .* observations|nothing was recorded|pending"
+
+
+def moment_drills(moments: int = MOMENTS) -> tuple[Drill, ...]:
+    """Return drills with alternating TERM and KILL, each at its own moment."""
+    out = []
+    for number in range(1, moments + 1):
+        name = "TERM" if number % 2 else "KILL"
+        strikes = f"the harness, at a random moment of a run of {cell_of(number)}"
+        title = f"{name} at a random moment"
+        out.append(Drill(f"{name.lower()}-{number:02}", "harness", title, strikes, _UNKNOWN, _REASON, _BOUND_S))
+    return tuple(out)
+
+
+TWICE = Drill(
+    "interrupt-twice",
+    "harness",
+    "Ctrl-C twice",
+    "the harness, in the middle of the requests and again at once",
+    _UNKNOWN,
+    "interrupted",
+    _BOUND_S,
+)
+
+
+def cell_of(number: int) -> str:
+    return _PAIR if number % _EVERY_PAIR == 0 else _SINGLE
+
+
+class _Wrong(NamedTuple):
+    """An exit code that does not reflect what happened, and the verdict that a nightly job takes it for."""
+
+    verdict: Verdict | None
+
+
+def _wrong_exit_code(code: int, begun: bool, complete: bool) -> _Wrong | None:
+    """Return what is wrong with the exit code of an interrupted run; None if it is right.
+
+    Right are 2, 0 if everything was recorded, and death by the signal if nothing was.
+    """
+    right = {EXIT_UNKNOWN} | ({EXIT_PASS} if complete else set()) | (set() if begun else {-signal.SIGTERM})
+    if code in right:
+        return None
+    return _Wrong({EXIT_PASS: Verdict.PASS, EXIT_REGRESSION: Verdict.REGRESSION}.get(code))
+
+
+class MomentDriller:
+    """Runs the harness repeatedly and ends it with signals."""
+
+    def __init__(
+        self,
+        source: str,
+        engine_python: str | None,
+        folder: Path,
+        reporter: Reporter,
+        mark: str,
+        tried: Tried,
+        seed: int,
+    ) -> None:
+        self._source = source
+        self._python = engine_python
+        self._folder = folder
+        self._reporter = reporter
+        self._mark = mark
+        self._tried = tried
+        self._random = random.Random(seed)
+        self._undisturbed = Undisturbed(source, engine_python, folder, reporter, tried)
+        self._life: dict[str, float] = {}
+        """Seconds that a run of a cell takes: as the control, or a later run that was shorter."""
+
+    def run(self, drills: Sequence[Drill]) -> None:
+        """Run the drills after a control for each cell, within whose duration moments are drawn."""
+        for drill in drills:
+            number = int(drill.id.rpartition("-")[2]) if drill.id != TWICE.id else 1
+            cell = cell_of(number)
+            self._life.setdefault(cell, self._undisturbed(cell))
+            footprint = Footprint(self._mark)
+            try:
+                result = self._retried(drill, cell, footprint)
+            except Exception as error:
+                result = lost(drill, f"{type(error).__name__}: {error}", footprint.left(0), drill.id)
+            sweep(footprint)
+            self._tried.add(result, self._reporter)
+
+    def _retried(self, drill: Drill, cell: str, footprint: Footprint) -> Result:
+        """Retry when the run ended before its moment, now with that run's duration."""
+        result = self._drill(drill, cell, footprint, drill.id)
+        for number in range(2, _TRIES + 1):
+            if result.ending is not Ending.LOST or drill.id == TWICE.id:
+                break
+            self._reporter.line(f"{drill.id}: {'; '.join(result.problems)}; trying again")
+            result = self._drill(drill, cell, footprint, f"{drill.id}-{number}")
+        return result
+
+    def _drill(self, drill: Drill, cell: str, footprint: Footprint, name: str) -> Result:
+        out, life = self._folder / name, self._life[cell]
+        with Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{name}.log") as child:
+            if drill.id == TWICE.id:
+                reached = child.until(lambda: whole_lines(folder_in(out)) >= 5, _LIFE_S)
+                where = "after 5 requests"
+            else:
+                moment = self._random.uniform(0.0, life)
+                child.until(lambda: time.monotonic() - child.begun >= moment, _LIFE_S)
+                reached, where = child.running, f"after {moment:.1f} of about {life:.0f} s"
+                if not reached:
+                    self._life[cell] = min(life, time.monotonic() - child.begun)
+            before = whole_lines(folder_in(out))
+            since = time.monotonic()
+            self._signal(drill, child)
+            code = child.wait(_BOUND_S)
+            seconds = time.monotonic() - since
+        left = footprint.left(_END_S)
+        return self._judge(
+            drill._replace(strikes=f"{drill.strikes}: {where}"), child, out, code, before, seconds, left, reached
+        )
+
+    def _signal(self, drill: Drill, child: Child) -> None:
+        if drill.id == TWICE.id:
+            child.popen.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            child.popen.send_signal(signal.SIGINT)
+        else:
+            child.popen.send_signal(signal.SIGKILL if drill.id.startswith("kill") else signal.SIGTERM)
+
+    def _judge(
+        self,
+        drill: Drill,
+        child: Child,
+        out: Path,
+        code: int | None,
+        before: int,
+        seconds: float,
+        left: tuple[str, ...],
+        reached: bool,
+    ) -> Result:
+        folder = folder_in(out)
+        reasons: list[str] = []
+        recorded, verdict, complete = 0, None, False
+        if folder is None or no_run(folder):
+            # The signal came before there was anything to record.
+            reasons.append("nothing was recorded before the signal")
+            verdict = Verdict.UNKNOWN
+        else:
+            after = After(folder, self._folder / f"{drill.id}.check.log")
+            reasons += after.reasons
+            recorded, verdict = after.recorded, after.verdict
+            complete = after.complete
+            if complete:
+                # All evidence was recorded before the signal, so the run has to pass.
+                title = f"{drill.title}, after everything was recorded"
+                drill = drill._replace(verdicts=(Verdict.PASS,), reason="", title=title)
+                reasons.append("complete")
+        if "Traceback" in child.text:
+            reasons.insert(0, "the harness ended with a traceback")
+            verdict = None
+        if code is None:
+            reasons.insert(0, f"the harness did not end within {_BOUND_S:.0f} s of the signal")
+            verdict = None
+        if code is not None and not drill.id.startswith("kill"):
+            wrong = _wrong_exit_code(code, folder is not None and not no_run(folder), complete)
+            if wrong is not None:
+                # A nightly job goes by the exit code.
+                reasons.insert(0, f"the harness ended with exit code {code}, which does not reflect what happened")
+                verdict = wrong.verdict
+        if not reached or (drill.id.startswith("kill") and code != -signal.SIGKILL):
+            return lost(drill, f"the run had ended before the signal, with exit code {code}", left, drill.id)
+        seen = Seen(verdict, tuple(reasons), before, recorded, seconds, left)
+        return judge_drill(drill, seen, drill.id)

@@ -1,1 +1,0 @@
-"""Baselines: recorded references of single engines, per prompt, with identity and provenance."""

@@ -1,0 +1,324 @@
+"""Build baselines from recorded runs: only from complete single cells whose outputs are correct."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from harness.baselines.diff import describe_change
+from harness.baselines.lookup import Limits, Lookup, describe_difference, differing, free_place, look_up
+from harness.baselines.model import CLOSE_NATS, FORMAT, Again, Baseline, Header, Provenance, Row
+from harness.baselines.store import write_baseline
+from harness.errors import UsageError
+from harness.history.acceptance import request_counts
+from harness.history.identity import Identity, identity_in
+from harness.history.records import History, Leg
+from harness.history.run_kind import require_plain
+from harness.history.token_ids import common_prefix
+from harness.profiles.cells import CellName
+from harness.prompts.model import PromptSet
+
+
+def require_reference_run(history: History) -> None:
+    """Raise UsageError unless a run is plain, complete and made with unmodified engines."""
+    require_plain(history)
+    mutants = history.run.mutants or tuple(m for e in history.run.engines for m in e.mutants)
+    if mutants or history.run.cannot_pass:
+        names = ", ".join(dict.fromkeys(mutants))
+        found = f"mutants {names} enabled" if mutants else f"a run that {_why_incomplete(history)}"
+        raise UsageError(
+            f"{history.folder}: expected a complete run of unmodified engines, found {found}; record it again"
+        )
+
+
+def _why_incomplete(history: History) -> str:
+    run = history.run
+    if run.interrupted or run.finished is None:
+        return "was interrupted" if run.interrupted else "never finished"
+    return (
+        "was resumed after wrong answers"
+        if run.reasked_after_findings
+        else "was merged from parts that contradict each other"
+    )
+
+
+class Recorded(NamedTuple):
+    """One baseline that was written."""
+
+    method: str
+    path: Path
+    rows: int
+    change: tuple[str, ...]
+    """Differences from the baseline it replaced, in words; empty if there are none."""
+
+
+def record_from(
+    history: History, again: History | None, sets: Mapping[str, PromptSet], folder: Path, keep_unasked: bool = False
+) -> list[Recorded]:
+    """Write one baseline per single cell of a recorded run.
+
+    ``again`` is a repetition of the run (A/A) and ``sets`` holds the prompts by variant. With ``keep_unasked``, prompts
+    that are not sent cold may be missing from the run; they keep their rows from the baseline that is replaced.
+
+    All rows are collected and checked before the first file is written: against the known answers of the prompts, and
+    for speculative methods against the plain engine's tokens. Raises UsageError, with nothing written, if anything is
+    missing or wrong.
+    """
+    require_reference_run(history)
+    if again is not None:
+        _require_repetition(history, again)
+    singles = [c.cell for c in history.run.cells if c.cell.startswith("single-") and c.route == "client"]
+    if not singles:
+        raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
+    collected = {}
+    kept: dict[str, int] = {}
+    known: set[str] = set()
+    for cell in singles:
+        name = CellName.of(cell)
+        method = name.lineup
+        if method not in history.run.identities:
+            record = history.cell(cell)
+            raise UsageError(
+                f"{history.folder}: expected the models of {cell}, found that they were missing "
+                f"({record.reason if record else 'no reason recorded'}); fetch them and record again"
+            )
+        prompts = sets.get(name.variant)
+        if prompts is None or identity_in(history, method).prompts_sha256 != prompts.sha256:
+            raise UsageError(
+                f"{history.folder}: expected the current prompts of the profile, found a run with different ones; "
+                "record it again"
+            )
+        known |= {p.id for p in prompts.prompts if p.expected is not None}
+        asked = history.of(cell)
+        old = _replaced(history, method, folder).baseline
+        before = old.by_prompt() if old is not None and keep_unasked else {}
+        keep = {p.id: before[p.id] for p in prompts.prompts if p.use != "cold" and p.id not in asked and p.id in before}
+        kept[method] = len(keep)
+        fresh = rows_from(
+            history,
+            cell,
+            {p.id: p.sha256 for p in prompts.prompts if p.id not in keep},
+            {p.id: p.expected for p in prompts.prompts},
+            again,
+        )
+        rows = {**keep, **{r.prompt_id: r for r in fresh}}
+        collected[method] = [rows[p.id] for p in prompts.prompts]
+    near_tie = float((history.run.profile.get("judging") or {}).get("near_tie_nats", 0.02))
+    _require_same_tokens(collected, known, near_tie)
+    _require_one_baseline_per_identity(history, collected)
+    return [_write(history, method, rows, folder, kept[method]) for method, rows in collected.items()]
+
+
+def _require_one_baseline_per_identity(history: History, collected: Mapping[str, list[Row]]) -> None:
+    """Raise UsageError if variants that share an identity, and hence a baseline, gave different rows."""
+    seen: dict[str, str] = {}
+    for lineup, rows in collected.items():
+        key = identity_in(history, lineup).model_dump_json()
+        first = seen.setdefault(key, lineup)
+        said = [[(r.prompt_id, r.output_ids, r.accepted) for r in some] for some in (collected[first], rows)]
+        if said[0] != said[1] and (history.run.profile.get("judging") or {}).get("tier") == "bitwise":
+            raise UsageError(
+                f"{history.folder}: expected {first} and {lineup} to give the same output, because they have the same "
+                "identity and so share a baseline, found different tokens or accepted drafts; record only one of them "
+                "(--cell)"
+            )
+
+
+def _with_known_noise(row: Row, old: Row | None) -> Row:
+    """Return an unchanged row with the A/A result of the old baseline, if the run has no repetition of its own."""
+    if row.again is not None or old is None or (old.output_ids, old.accepted) != (row.output_ids, row.accepted):
+        return row
+    return row.model_copy(update={"again": old.again})
+
+
+def _replaced(history: History, method: str, folder: Path) -> Lookup:
+    """Look up the baseline that a new one from this run would replace."""
+    identity = identity_in(history, method)
+    limits = Limits(10**6, 10**6)
+    return look_up(folder, identity, str(history.run.profile["name"]), limits, history.run.started)
+
+
+def _require_repetition(history: History, again: History) -> None:
+    """Raise UsageError unless ``again`` is another run with the same identities and prompts."""
+    require_reference_run(again)
+    if again.run.run_id == history.run.run_id:
+        raise UsageError(f"{again.folder}: expected a repetition, found the run itself")
+    if again.run.prompts_sha256 != history.run.prompts_sha256:
+        raise UsageError(
+            f"{again.folder}: expected a repetition of {history.folder}, found a run with different prompts"
+        )
+    for method in history.run.identities:
+        if method not in again.run.identities:
+            continue
+        ours, theirs = identity_in(history, method), identity_in(again, method)
+        fields = [*differing(ours, theirs), *(["vllm"] if ours.vllm != theirs.vllm else [])]
+        if fields:
+            raise UsageError(
+                f"{again.folder}: expected a repetition of {history.folder}, found a run of something else "
+                f"({describe_difference(ours, theirs, fields)})"
+            )
+
+
+def _require_same_tokens(collected: Mapping[str, list[Row]], known: Collection[str], near_tie_nats: float) -> None:
+    """Raise UsageError if speculation changed tokens other than at a near tie of the plain engine.
+
+    If the run does not include the plain engine, every prompt must have a known answer (``known``).
+    """
+    for method, rows in collected.items():
+        plain = {r.prompt_id: r for r in collected.get(CellName.of_lineup(method).plain, [])}
+        for row in rows:
+            reference = plain.get(row.prompt_id)
+            if reference is None and row.prompt_id not in known:
+                raise UsageError(
+                    f"single-{method}: expected {CellName.of_lineup(method).reference} in the same run to verify the "
+                    f"output of prompt {row.prompt_id}, found none; nothing was recorded"
+                )
+            if reference is not None and not _same_tokens(reference, row, near_tie_nats):
+                raise UsageError(
+                    f"single-{method}: expected the tokens of the plain engine of the same run for prompt "
+                    f"{row.prompt_id}, found others; a reference must be correct, so nothing was recorded"
+                )
+
+
+def _same_tokens(reference: Row, row: Row, near_tie_nats: float) -> bool:
+    """Return whether tokens are equal, or first differ where the plain engine's top two tokens nearly tied."""
+    if row.output_ids == reference.output_ids:
+        return True
+    at = common_prefix(row.output_ids, reference.output_ids)
+    return any(token == at and gap <= near_tie_nats for token, gap in reference.close)
+
+
+def rows_from(
+    history: History,
+    cell_id: str,
+    prompt_hashes: Mapping[str, str],
+    expected: Mapping[str, tuple[int, ...] | None],
+    again: History | None = None,
+) -> list[Row]:
+    """Return baseline rows from a recorded single cell.
+
+    Raises UsageError if the recording is incomplete or an output is not the known answer: a reference must not come
+    from an engine that is already wrong.
+    """
+    observed = history.of(cell_id)
+    repeated = again.of(cell_id) if again is not None else {}
+    record = history.cell(cell_id)
+    k = record.draft_tokens if record is not None else 0
+    rows = []
+    for prompt_id, digest in prompt_hashes.items():
+        observation = observed.get(prompt_id)
+        leg = observation.final if observation else None
+        if observation is None or leg is None or leg.output_ids is None or observation.error:
+            reason = observation.error if observation else "it was not sent"
+            raise UsageError(
+                f"{cell_id}: expected an answer to prompt {prompt_id}, found none ({reason}); nothing was recorded"
+            )
+        right = expected.get(prompt_id)
+        if right is not None and tuple(right)[: observation.max_tokens] != leg.output_ids:
+            raise UsageError(
+                f"{cell_id}: expected the known answer {list(right)[:6]}… to prompt {prompt_id} from the single "
+                f"engine, found {list(leg.output_ids)[:6]}…; nothing was recorded"
+            )
+        if k and (leg.speculation is None or not leg.speculation.per_step_accepted) and len(leg.output_ids) > 1:
+            raise UsageError(
+                f"{cell_id}: expected accepted drafts per step for prompt {prompt_id}, found none: record baselines "
+                "with a vLLM that has --per-request-spec-decode-metrics; nothing was recorded"
+            )
+        other = repeated.get(prompt_id)
+        gaps = [g for g in leg.top_gaps or () if g is not None]
+        rows.append(
+            Row(
+                prompt_id=prompt_id,
+                prompt_sha256=digest,
+                output_ids=leg.output_ids,
+                min_top_gap=round(min(gaps), 3) if gaps else None,
+                accepted=leg.speculation.per_step_accepted if leg.speculation else (),
+                close=_close(leg),
+                again=_again(leg, other.final if other is not None and other.error is None else None, k),
+            )
+        )
+    return rows
+
+
+def _close(leg: Leg) -> tuple[tuple[int, float], ...]:
+    """Return the output positions where the top two tokens were close, with their distance in nats."""
+    gaps = enumerate(leg.top_gaps or ())
+    return tuple((i, round(g, 4)) for i, g in gaps if g is not None and g <= CLOSE_NATS)
+
+
+def _again(leg: Leg, other: Leg | None, k: int) -> Again | None:
+    if other is None or other.output_ids is None or leg.output_ids is None:
+        return None
+    at = None if leg.output_ids == other.output_ids else common_prefix(leg.output_ids, other.output_ids)
+    gap = leg.top_gaps[at] if at is not None and leg.top_gaps is not None and at < len(leg.top_gaps) else None
+    counted = request_counts(other, k)
+    return Again(
+        divergence=at,
+        gap=gap,
+        steps=counted.steps if counted else 0,
+        accepted_at=counted.accepted_at if counted else (0,) * k,
+    )
+
+
+def references_in(history: History, wanted: Mapping[str, Identity]) -> dict[str, Lookup]:
+    """Return the single cells of another run as references, by method, without writing them.
+
+    A method without a complete single cell in that run, or with a different identity, has a reason instead.
+    """
+    out: dict[str, Lookup] = {}
+    for method, identity in wanted.items():
+        cell = f"single-{method}"
+        if history.cell(cell) is None:
+            out[method] = Lookup(None, f"expected a cell {cell} in {history.folder} to compare with, found none")
+            continue
+        try:
+            theirs = identity_in(history, method)
+        except (KeyError, ValidationError) as error:
+            out[method] = Lookup(None, f"{history.folder} has no usable identity of {method}: {error}")
+            continue
+        fields = differing(identity, theirs)
+        if fields:
+            words = describe_difference(identity, theirs, fields)
+            out[method] = Lookup(None, f"{history.folder} belongs to something else ({words})")
+            continue
+        prompts = {o.prompt_id: "" for o in history.of(cell).values()}
+        try:
+            require_reference_run(history)
+            rows = rows_from(history, cell, prompts, {})
+        except UsageError as error:
+            out[method] = Lookup(None, str(error))
+            continue
+        header = Header(format=FORMAT, identity=theirs, provenance=_provenance(history), summary={}, rows_sha256="")
+        reason = "" if rows else f"expected answers in {cell} of {history.folder}, found none"
+        out[method] = Lookup(Baseline(header=header, rows=tuple(rows)) if rows else None, reason)
+    return out
+
+
+def _provenance(history: History) -> Provenance:
+    run = history.run
+    return Provenance(
+        recorded=run.started,
+        run_id=run.run_id,
+        # Keep local paths out of committed data.
+        command=("harness", *(Path(a).name if Path(a).is_absolute() else a for a in run.command[1:])),
+        git_commit=run.git_commit,
+        versions=run.versions,
+        hardware=run.hardware,
+    )
+
+
+def _write(history: History, method: str, rows: list[Row], folder: Path, kept: int) -> Recorded:
+    identity = identity_in(history, method)
+    found = _replaced(history, method, folder)
+    old = found.baseline
+    before = old.by_prompt() if old is not None else {}
+    rows = [_with_known_noise(r, before.get(r.prompt_id)) for r in rows]
+    path = found.path or free_place(folder, identity)
+    change = describe_change(old, rows, identity)
+    if kept:
+        change.append(f"{kept} prompts that the run did not send cold keep their rows; record again if these moved too")
+    write_baseline(path, identity, _provenance(history), rows)
+    return Recorded(method, path, len(rows), tuple(change))

@@ -1,0 +1,72 @@
+"""Describe in words what changed between two baselines, for code review."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.baselines.lookup import shortened
+from harness.baselines.model import Baseline, Row
+from harness.baselines.summary import counts
+from harness.history.acceptance import pool
+from harness.history.identity import Identity
+from harness.history.token_ids import common_prefix
+from harness.stats.paired import count_arms, differences
+
+_NAMED = 5
+
+
+def diff(old: Baseline, new: Baseline) -> list[str]:
+    """Return one line per difference; empty if the baselines are equal."""
+    return [*_identity(old.header.identity, new.header.identity), *describe_change(old, new.rows, new.header.identity)]
+
+
+def _identity(old: Identity, new: Identity) -> Iterator[str]:
+    for field in Identity.model_fields:
+        a, b = getattr(old, field), getattr(new, field)
+        if a != b:
+            yield f"{field}: {shortened(a)} → {shortened(b)}"
+
+
+def describe_change(old: Baseline | None, rows: Sequence[Row], identity: Identity) -> list[str]:
+    """Return one line per difference between ``rows`` and the old baseline."""
+    if old is None:
+        return [f"new: {len(rows)} prompts"]
+    before = old.by_prompt()
+    after = {r.prompt_id: r for r in rows}
+    out = []
+    gone = [p for p in before if p not in after]
+    new = [p for p in after if p not in before]
+    out += [f"{len(gone)} prompts left out: {_names(gone)}"] if gone else []
+    out += [f"{len(new)} prompts added: {_names(new)}"] if new else []
+    both = [p for p in after if p in before]
+    tokens = [p for p in both if before[p].output_ids != after[p].output_ids]
+    if tokens:
+        at = [common_prefix(before[p].output_ids, after[p].output_ids) for p in tokens]
+        out.append(
+            f"tokens of {len(tokens)} of {len(both)} prompts, first at output tokens {min(at)} to {max(at)}: "
+            f"{_names(tokens)}"
+        )
+    steps = [p for p in both if before[p].accepted != after[p].accepted]
+    if steps:
+        out.append(f"accepted drafts of {len(steps)} of {len(both)} prompts: {_names(steps)}")
+        out += list(_acceptance([before[p] for p in both], [after[p] for p in both], identity.draft_tokens))
+    again = sum(before[p].again != after[p].again for p in both)
+    out += [f"A/A differences were measured again for {again} of {len(both)} prompts"] if again else []
+    return out
+
+
+def _acceptance(old: Sequence[Row], new: Sequence[Row], k: int) -> Iterator[str]:
+    if not k:
+        return
+    arms = count_arms([[counts(r.accepted, k) for r in rows] for rows in (old, new)], k, "position ")
+    for d in differences(arms):
+        yield (
+            f"{d.column}: {d.rates[0]:.4f} → {d.rates[1]:.4f} ({100 * d.effect:+.2f} points, 99 % interval "
+            f"{100 * d.low:+.2f} to {100 * d.high:+.2f})"
+        )
+    lengths = [pool([r.accepted for r in rows], k).length_pooled or 0.0 for rows in (old, new)]
+    yield f"acceptance length (pooled): {lengths[0]:.4f} → {lengths[1]:.4f}"
+
+
+def _names(prompts: Sequence[str]) -> str:
+    return ", ".join(prompts[:_NAMED]) + (" …" if len(prompts) > _NAMED else "")

@@ -1,0 +1,163 @@
+"""Read and write baseline files: damage is reported precisely, writes are atomic, and row order keeps diffs short."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from harness.baselines.model import FORMAT, Again, Baseline, Header, Provenance, Row
+from harness.baselines.summary import summarise
+from harness.errors import DataError
+from harness.history.identity import Identity
+from harness.util import json_io
+from harness.util.files import sha256_bytes, write_atomic, write_json
+from harness.util.strict import describe_validation_error
+
+COLUMNS = (
+    "prompt_id",
+    "prompt_sha256",
+    "output_tokens",
+    "steps",
+    "accepted",
+    "min_top_gap",
+    "close",
+    "again_divergence",
+    "again_gap",
+    "again_steps",
+    "again_accepted_at",
+    "output_ids",
+)
+"""``accepted`` holds the accepted drafts of every verify step; lists are numbers separated by spaces, and ``close``
+is a list of ``token:gap`` pairs."""
+
+_MOST_BYTES = 256 * json_io.MIB
+_REMEDY = "restore the file from version control, or record it again with `harness baseline record`"
+
+
+def load_header(path: Path) -> Header:
+    """Load the header of a baseline from its ``.json`` file, without its rows. Raises DataError."""
+    try:
+        header = Header.model_validate(json_io.loads(json_io.read_text(path, _MOST_BYTES)))
+    except ValidationError as error:
+        raise DataError(f"baseline {path} is damaged:\n{describe_validation_error(error)}") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"baseline {path}: expected JSON, but it cannot be read ({error}); {_REMEDY}") from error
+    if header.format != FORMAT:
+        raise DataError(f"baseline {path}: expected format {FORMAT}, found {header.format!r}; {_REMEDY}")
+    return header
+
+
+def read_table(path: Path, header: Header) -> str:
+    """Return the text of a baseline's rows, verified against the header's hash. Raises DataError."""
+    table = path.with_suffix(".csv")
+    try:
+        text = json_io.read_text(table, _MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"baseline {table}: expected the rows of {path.name}, but they cannot be read ({error}); {_REMEDY}"
+        ) from error
+    if sha256_bytes(text.encode()) != header.rows_sha256:
+        raise DataError(
+            f"baseline {table}: its rows do not match the hash in {path.name}, so lines were changed or lost; {_REMEDY}"
+        )
+    return text
+
+
+def load_baseline(path: Path) -> Baseline:
+    """Load and verify a baseline from its ``.json`` file. Raises DataError describing the damage."""
+    header = load_header(path)
+    return with_rows(path, header, read_table(path, header))
+
+
+def with_rows(path: Path, header: Header, text: str) -> Baseline:
+    """Build a baseline from a header and the text of its rows. Raises DataError if rows are damaged."""
+    rows = _parse(text, path.with_suffix(".csv"))
+    # The hash covers only the rows, so the summary is recomputed from them rather than trusted.
+    figures = summarise(rows, header.identity.draft_tokens)
+    return Baseline(header=header.model_copy(update={"summary": figures}), rows=rows)
+
+
+def _parse(text: str, table: Path) -> tuple[Row, ...]:
+    reader = csv.DictReader(io.StringIO(text))
+    if tuple(reader.fieldnames or ()) != COLUMNS:
+        raise DataError(f"baseline {table}: expected the columns {', '.join(COLUMNS)}, found {reader.fieldnames}")
+    rows = []
+    for number, raw in enumerate(reader, start=2):
+        try:
+            rows.append(_row(raw))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"baseline {table}, line {number}: expected a row, found damaged data ({error})") from error
+    return tuple(rows)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(v) for v in text.split())
+
+
+def _row(raw: dict[str, str]) -> Row:
+    again = None
+    if raw["again_steps"]:
+        again = Again(
+            divergence=int(raw["again_divergence"]) if raw["again_divergence"] else None,
+            gap=float(raw["again_gap"]) if raw["again_gap"] else None,
+            steps=int(raw["again_steps"]),
+            accepted_at=_numbers(raw["again_accepted_at"]),
+        )
+    return Row(
+        prompt_id=raw["prompt_id"],
+        prompt_sha256=raw["prompt_sha256"],
+        output_ids=_numbers(raw["output_ids"]),
+        min_top_gap=float(raw["min_top_gap"]) if raw["min_top_gap"] else None,
+        accepted=_numbers(raw["accepted"]),
+        close=tuple((int(a), float(b)) for a, _, b in (pair.partition(":") for pair in raw["close"].split())),
+        again=again,
+    )
+
+
+def _text(rows: Sequence[Row]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for r in rows:
+        again = r.again
+        writer.writerow(
+            [
+                r.prompt_id,
+                r.prompt_sha256,
+                len(r.output_ids),
+                len(r.accepted),
+                " ".join(map(str, r.accepted)),
+                "" if r.min_top_gap is None else r.min_top_gap,
+                " ".join(f"{at}:{gap}" for at, gap in r.close),
+                "" if again is None or again.divergence is None else again.divergence,
+                "" if again is None or again.gap is None else again.gap,
+                "" if again is None else again.steps,
+                "" if again is None else " ".join(map(str, again.accepted_at)),
+                " ".join(map(str, r.output_ids)),
+            ]
+        )
+    return out.getvalue()
+
+
+def write_baseline(path: Path, identity: Identity, provenance: Provenance, rows: Sequence[Row]) -> None:
+    """Write both files of a baseline; ``path`` is the ``.json`` one. Rows keep the order of the prompt set."""
+    text = _text(rows)
+    header = Header(
+        format=FORMAT,
+        identity=identity,
+        provenance=provenance,
+        summary=summarise(rows, identity.draft_tokens),
+        rows_sha256=sha256_bytes(text.encode()),
+    )
+    # Rows first: a reader between the two writes sees a hash mismatch and refuses.
+    write_atomic(path.with_suffix(".csv"), text)
+    write_json(path, header.model_dump(mode="json"))
+
+
+def stored(folder: Path) -> list[Path]:
+    """Return the ``.json`` files of all baselines in a folder, sorted."""
+    return sorted(folder.glob("*.json")) if folder.is_dir() else []

@@ -1,0 +1,67 @@
+"""Headline figures of a baseline, for readers and for diffs in review."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.baselines.model import CLOSE_NATS, Row
+from harness.history.acceptance import pool
+from harness.stats.paired import Arms, count_arms, ratio
+
+CONFIDENCE = 0.99
+
+
+def summarise(rows: Sequence[Row], k: int) -> dict[str, Any]:
+    """Return counts, rates with intervals, both acceptance lengths, the design effect and the A/A differences."""
+    gaps = [r.min_top_gap for r in rows if r.min_top_gap is not None]
+    out: dict[str, Any] = {
+        "prompts": len(rows),
+        "output_tokens": sum(len(r.output_ids) for r in rows),
+        "min_top_gap_nats": round(min(gaps), 3) if gaps else None,
+        "again": _again(rows),
+    }
+    if k and rows:
+        rates = pool([r.accepted for r in rows], k)
+        arms = baseline_arms(rows, k)
+        by_position = [ratio(arms.hits[0][:, p], arms.trials[0][:, p], CONFIDENCE) for p in range(k)]
+        out |= {
+            "steps": rates.steps,
+            "rates": [round(v, 4) for v in rates.rates],
+            "rates_interval_99": [[round(r.low, 4), round(r.high, 4)] for r in by_position],
+            "design_effect": round(by_position[0].design_effect, 2),
+            "acceptance_length_pooled": round(rates.length_pooled or 0.0, 4),
+            "acceptance_length_per_prompt": round(rates.length_per_prompt or 0.0, 4),
+        }
+    return out
+
+
+def _again(rows: Sequence[Row]) -> dict[str, Any] | None:
+    again = [r.again for r in rows if r.again is not None]
+    if not again:
+        return None
+    parted = [a for a in again if a.divergence is not None]
+    return {
+        "prompts": len(again),
+        "diverged": len(parted),
+        "noise_floor_nats": max((a.gap for a in parted if a.gap is not None and a.gap <= CLOSE_NATS), default=0.0),
+        "steps_differ": sum(
+            r.again is not None and (r.again.steps, sum(r.again.accepted_at)) != (len(r.accepted), sum(r.accepted))
+            for r in rows
+        ),
+    }
+
+
+def baseline_arms(rows: Sequence[Row], k: int) -> Arms:
+    """Return the reference and its repetition (A/A) as two arms with one column per draft position.
+
+    Rows without a repetition have no trials in the second arm.
+    """
+    first = [counts(r.accepted, k) for r in rows]
+    second = [(r.again.accepted_at, r.again.steps) if r.again else ((0,) * k, 0) for r in rows]
+    return count_arms([first, second], k)
+
+
+def counts(accepted: Sequence[int], k: int) -> tuple[tuple[int, ...], int]:
+    """Return (number of steps that accepted the draft at each position, number of steps)."""
+    return tuple(sum(a > p for a in accepted) for p in range(k)), len(accepted)

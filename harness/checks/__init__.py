@@ -1,1 +1,0 @@
-"""Checks: pure functions of the recorded history and the baselines. See ``harness.checks.registry``."""

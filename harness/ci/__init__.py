@@ -1,1 +1,0 @@
-"""Pipelines for CI systems, generated from a profile."""

@@ -1,0 +1,135 @@
+"""Entry point of ``python -m harness`` and ``harness``: the commands, and ``main``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from harness import __version__
+from harness.cli.baseline import baseline_app
+from harness.cli.bisect import bisect_command
+from harness.cli.ci import ci_app
+from harness.cli.judge import check_command, merge_command, report_command, trend_command
+from harness.cli.leftovers import clean_command, ps_command
+from harness.cli.models import models_command
+from harness.cli.plan import doctor_command, plan_command
+from harness.cli.probe import probe_app
+from harness.cli.prompts import prompts_app
+from harness.cli.repro import repro_command
+from harness.cli.run import run_command
+from harness.cli.soak import soak_command
+from harness.cli.trust import aa_command, selftest_command
+from harness.cli.up import up_command
+from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, HarnessError
+
+app = typer.Typer(
+    name="harness",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=(
+        "Checks that speculative decoding and prefill/decode disaggregation still produce the right tokens and "
+        "acceptance, on real vLLM engines with real NIXL transfers.\n\n"
+        "Start with [bold]harness doctor[/bold], then [bold]harness plan[/bold], then [bold]harness run[/bold].\n\n"
+        "Exit codes: 0 PASS (with or without known defects); 1 REGRESSION or DRIFT (or an improvement that needs a new "
+        "baseline); 2 UNKNOWN (infrastructure failed or evidence is missing) or SUSPECT (failed once, not confirmed); "
+        "64 wrong usage or configuration."
+    ),
+)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "doctor": doctor_command,
+    "plan": plan_command,
+    "run": run_command,
+    "up": up_command,
+    "check": check_command,
+    "report": report_command,
+    "trend": trend_command,
+    "merge": merge_command,
+    "repro": repro_command,
+    "bisect": bisect_command,
+    "selftest": selftest_command,
+    "aa": aa_command,
+    "soak": soak_command,
+    "models": models_command,
+    "ps": ps_command,
+    "clean": clean_command,
+}
+_GROUPS = {"baseline": baseline_app, "prompts": prompts_app, "probe": probe_app, "ci": ci_app}
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_command)
+for _name, _group in _GROUPS.items():
+    app.add_typer(_group, name=_name)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"harness {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+_TYPER_INTERRUPTED = 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _interrupted() -> NoReturn:
+    # A second signal during the exit must not cause a traceback.
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    print("harness: interrupted; verdict UNKNOWN", file=sys.stderr)
+    sys.exit(EXIT_UNKNOWN)
+
+
+def main(program: typer.Typer = app) -> None:
+    """Run a command line; expected failures end as one sentence and an exit code, never as a traceback.
+
+    ``program`` defaults to ``harness``; the tools beside the package in a checkout pass their own.
+    """
+    # click exits with 2 on a usage error, which means UNKNOWN here. Recent versions of typer carry a copy of click, so
+    # that what they raise is not a click.exceptions.UsageError; BadParameter's base is the public way to their class.
+    usage_error: Any = typer.BadParameter.__base__
+    usage_error.exit_code = EXIT_USAGE
+    # SIGTERM and a closed terminal must stop the engines as Ctrl-C does, and a shell may have started us with SIGINT
+    # ignored.
+    for number in _SIGNALS:
+        signal.signal(number, _interrupt)
+    try:
+        program()
+    except HarnessError as error:
+        print(f"harness: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        _interrupted()
+    except SystemExit as end:
+        # typer turns an interrupt into this exit code without a message.
+        if end.code == _TYPER_INTERRUPTED:
+            _interrupted()
+        raise
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_UNKNOWN)
+    except OSError as error:
+        print(
+            f"harness: expected to read and write its files, found {error.strerror}: {error.filename}; choose a "
+            "writable folder with free space",
+            file=sys.stderr,
+        )
+        sys.exit(EXIT_USAGE)

@@ -1,0 +1,148 @@
+"""``harness baseline``: recorded references that runs are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from harness.cli.options import (
+    BaselinesFolderOption,
+    CellOption,
+    OutOption,
+    ProfileOption,
+    PythonOption,
+    RunDir,
+    make_console,
+)
+from harness.errors import EXIT_REGRESSION, UsageError
+
+if TYPE_CHECKING:
+    from harness.baselines.build import Recorded
+
+baseline_app = typer.Typer(no_args_is_help=True, help="Recorded references that runs are compared with.")
+
+
+@baseline_app.command("record")
+def record(
+    profile: ProfileOption = "cpu",
+    cell: CellOption = None,
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+    repeat: Annotated[
+        int,
+        typer.Option(
+            "--repeat", "-n", min=1, max=2, help="2 asks everything twice, to measure run-to-run noise (A/A)."
+        ),
+    ] = 2,
+    from_run: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN_DIR", help="Use a recorded run instead of starting engines."),
+    ] = None,
+    again: Annotated[
+        Path | None, typer.Option("--again", metavar="RUN_DIR", help="With --from: a repetition of that run, for A/A.")
+    ] = None,
+    baselines: BaselinesFolderOption = None,
+) -> None:
+    """Record baselines from single engines (never from P/D) and write them to the profile's folder."""
+    from harness.baselines.build import record_from
+    from harness.commands.baseline import record_references
+    from harness.history.records import load_history
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+    from harness.workload.prepare import prepare
+
+    prepared = prepare(profile, cell or ["single-*"], record=True)
+    folder = baselines or prepared.profile.baselines
+    if again is not None and from_run is None:
+        raise UsageError("--again: expected --from RUN_DIR with it, found none")
+    if from_run is not None:
+        repetition = load_history(again) if again is not None else None
+        recorded = record_from(load_history(from_run), repetition, prepared.sets, folder)
+    else:
+        with Reporter(repeat * prepared.expected_s) as reporter:
+            recorded = record_references(prepared, out or DEFAULT_OUT, engine_python, reporter, repeat, folder)
+    _print_recorded(recorded)
+
+
+def _print_recorded(recorded: Sequence[Recorded]) -> None:
+    for item in recorded:
+        typer.echo(f"{item.method}: {item.rows} prompts: {item.path}" + ("" if item.change else ": unchanged"))
+        for line in item.change:
+            typer.echo(f"  {line}")
+
+
+@baseline_app.command("accept")
+def accept(
+    run_dir: RunDir,
+    again: Annotated[
+        Path | None, typer.Option("--again", metavar="RUN_DIR", help="A repetition of that run, for A/A.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", "-p", help="Profile of the baselines. Default: the run's own.")
+    ] = None,
+    baselines: BaselinesFolderOption = None,
+) -> None:
+    """Accept a recorded run as the new reference, after a DRIFT or IMPROVED that is intended.
+
+    Prints what changed and exits with 1 even on success: an accepted change must never look like a pass.
+    """
+    from harness.commands.baseline import accept as accept_run
+
+    _print_recorded(accept_run(run_dir, again, profile, baselines))
+    typer.echo("accepted: review and commit the files; the exit code is 1, because an accepted change is not a pass")
+    raise typer.Exit(EXIT_REGRESSION)
+
+
+@baseline_app.command("diff")
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A baseline (.json) or a folder of them.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The one to compare with it.")],
+) -> None:
+    """Print what changed between two baselines. Exit code 0 when nothing did, otherwise 1."""
+    from harness.commands.baseline import compare
+
+    changes = compare(old, new)
+    for change in changes:
+        typer.echo(change.name)
+        for line in change.lines:
+            typer.echo(f"  {line}")
+    if not changes:
+        typer.echo("no difference")
+    raise typer.Exit(EXIT_REGRESSION if changes else 0)
+
+
+@baseline_app.command("list")
+def list_stored(
+    profile: ProfileOption = "cpu",
+    baselines: Annotated[
+        Path | None, typer.Option("--baselines", help="Folder to list. Default: the profile's.")
+    ] = None,
+) -> None:
+    """List the stored baselines. Exit code 1 when one is damaged, orphaned, or used by no cell."""
+    from harness.commands.baseline import overview
+
+    rows, problems = overview(profile, baselines)
+    table = Table(title="baselines", title_justify="left")
+    for column in ("file", "prompts", "rates", "length", "equal runs", "vLLM", "recorded"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        header = row["header"]
+        s = header.summary
+        again = s.get("again")
+        table.add_row(
+            row["name"],
+            str(s.get("prompts")),
+            " ".join(f"{r:.3f}" for r in s.get("rates", [])) or "–",
+            f"{s['acceptance_length_pooled']:.3f}" if "acceptance_length_pooled" in s else "–",
+            f"{again['diverged']} of {again['prompts']} diverge" if again else "not measured",
+            header.identity.vllm or "?",
+            header.provenance.recorded[:10],
+        )
+    make_console().print(table)
+    for problem in problems:
+        typer.echo(problem)
+    raise typer.Exit(EXIT_REGRESSION if problems else 0)

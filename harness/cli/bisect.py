@@ -1,0 +1,104 @@
+"""``harness bisect``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.options import OutOption, ProfileOption, make_console
+from harness.cli.target import CellOption, PromptOption, ScenarioOption, TrustOption, what_to_try
+from harness.errors import UsageError
+
+
+def bisect_command(
+    good: Annotated[
+        str,
+        typer.Option(
+            "--good", metavar="VERSION|PYTHON", help="The older end, without the defect: 0.30.0, or an interpreter."
+        ),
+    ],
+    bad: Annotated[str, typer.Option("--bad", metavar="VERSION|PYTHON", help="The newer end, with the defect.")],
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN_DIR", help="The run that had the finding. Default: reports/latest.", show_default=False
+        ),
+    ] = None,
+    finding: Annotated[
+        str | None, typer.Option("--finding", "-f", help="The finding's id or a unique prefix of it.")
+    ] = None,
+    cell: CellOption = None,
+    prompt: PromptOption = None,
+    scenario: ScenarioOption = "cold",
+    profile: ProfileOption = "cpu",
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--candidate",
+            metavar="VERSION|PYTHON",
+            help="An intermediate version. Repeatable. Default: every release between the ends, or none when both ends "
+            "are interpreters.",
+        ),
+    ] = None,
+    repeat: Annotated[
+        int,
+        typer.Option(
+            "--repeat",
+            "-n",
+            min=1,
+            max=1000,
+            help="Attempts per version: one that shows the defect makes it bad, all must be clean to make it good.",
+        ),
+    ] = 1,
+    trust_code: TrustOption = False,
+    out: OutOption = None,
+) -> None:
+    """Find the first vLLM version in which a finding shows, by binary search with repro as the test.
+
+    Versions are installed into a cache, both ends are tried first, and versions that cannot start or are inconclusive
+    are skipped. Exit code 0 when the first bad version is found (or a few that it is among), 2 when undecided.
+    """
+    from harness.commands.bisect.environments import (
+        DISTRIBUTIONS,
+        Cache,
+        UvInstaller,
+        cache_folder,
+        in_order,
+        read_candidate,
+        released_versions,
+    )
+    from harness.commands.bisect.report import print_bisection
+    from harness.commands.bisect.run import VersionTrier, expected_total_s, start
+    from harness.commands.bisect.run import bisect as search_versions
+    from harness.runner.run import new_folder
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+
+    if finding is None and run_dir is not None:
+        raise UsageError("expected --finding ID with RUN_DIR, found none; `harness check RUN_DIR` lists its findings")
+    if finding is not None and run_dir is None and cell is None:
+        run_dir = DEFAULT_OUT / "latest"
+    prepared, target, mutants = what_to_try(run_dir, finding, cell, prompt, scenario, profile, trust_code)
+    device = prepared.profile.engine.device
+    package = DISTRIBUTIONS[device]
+    candidates = in_order(
+        read_candidate("--good", good),
+        read_candidate("--bad", bad),
+        [read_candidate("--candidate", c) for c in candidate or []],
+        lambda: released_versions(package),
+    )
+    folder = new_folder(out or DEFAULT_OUT, prepared.profile, "bisect")
+    with Reporter(expected_total_s(prepared, repeat, len(candidates))) as reporter:
+        reporter.line(f"{len(candidates)} versions from {candidates[0].version} to {candidates[-1].version}")
+        cache = Cache(cache_folder(), UvInstaller(device), reporter.line)
+        trier = VersionTrier(
+            prepared, target, mutants, repeat, lambda version, log: cache.python(package, version, log), reporter
+        )
+        begun = start(prepared, target, mutants, candidates, repeat)
+        found = search_versions(begun, candidates, folder, trier, reporter.line)
+    console = make_console()
+    print_bisection(found, console)
+    console.print(f"steps: {folder / 'bisect.json'}", soft_wrap=True, highlight=False)
+    raise typer.Exit(found.exit_code)

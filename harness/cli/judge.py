@@ -1,0 +1,148 @@
+"""``harness check``, ``report``, ``trend`` and ``merge``: everything that judges recorded runs. Starts no engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.options import BaselinesOption, KnownOption, RunDir, make_console
+from harness.errors import StorageError, UsageError
+
+
+def check_command(
+    run_dir: RunDir,
+    baselines: BaselinesOption = None,
+    known: KnownOption = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="RUN_DIR", help="Compare with the single-engine cells of this run instead."),
+    ] = None,
+) -> None:
+    """Judge a recorded run again; equal inputs give equal verdicts. Starts no engine."""
+    from harness.judging.references import References
+    from harness.reports.judge_run import check as judge_again
+    from harness.reports.terminal import print_summary
+
+    if baselines is not None and against is not None:
+        raise UsageError("expected --baselines or --against, found both")
+    outcome = judge_again(run_dir, References(baselines, known, against))
+    print_summary(outcome.summary, make_console())
+    raise typer.Exit(outcome.summary.exit_code)
+
+
+def report_command(
+    run_dir: RunDir,
+    compare: Annotated[
+        Path | None,
+        typer.Option(
+            "--compare", metavar="FIRST", help="Compare this run with RUN_DIR: report --compare FIRST SECOND."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="With --compare: the file to write.")] = None,
+    baselines: BaselinesOption = None,
+    known: KnownOption = None,
+) -> None:
+    """Rewrite the reports of a recorded run, or compare two runs. The exit code is 0 whatever the verdict."""
+    from harness.judging.references import References
+    from harness.reports.judge_run import check as judge_again
+
+    if compare is not None:
+        if baselines is not None or known is not None:
+            raise UsageError("--compare: expected no --baselines or --known, found one; each run is judged by its own")
+        _compare(compare, run_dir, out or run_dir / "compare.html")
+        return
+    outcome = judge_again(run_dir, References(baselines, known))
+    if outcome.summary.unwritten:
+        raise StorageError(f"verdict: {outcome.summary.verdict}; {outcome.summary.unwritten}")
+    for name in ("report.html", "summary.md", "junit.xml", "judgement.json"):
+        typer.echo(str(outcome.folder / name))
+    typer.echo(f"verdict: {outcome.summary.verdict}")
+
+
+def _compare(first: Path, second: Path, page: Path) -> None:
+    from harness.reports.beyond import print_comparison, render_comparison
+    from harness.reports.compare import compare_runs
+    from harness.util.files import write_atomic
+
+    found = compare_runs(first, second)
+    print_comparison(found, make_console())
+    write_atomic(page, render_comparison(found))
+    typer.echo(f"report: {page}")
+
+
+def trend_command(
+    runs_dir: Annotated[Path, typer.Argument(metavar="RUNS_DIR", help="A folder of recorded runs, e.g. reports.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: RUNS_DIR/trend.html.")] = None,
+    nights: Annotated[
+        int,
+        typer.Option("--nights", min=2, help="Mean number of runs of unchanged engines between false drift notices."),
+    ] = 365,
+) -> None:
+    """Show verdicts and acceptance over many runs, and detect drifts too small for a single run.
+
+    The exit code is 0 whatever the verdicts of the runs.
+    """
+    from harness.reports.beyond import print_trend, render_trend
+    from harness.reports.trend import load_trend
+    from harness.util.files import write_atomic
+
+    found = load_trend(runs_dir, nights)
+    print_trend(found, make_console())
+    target = out or runs_dir / "trend.html"
+    write_atomic(target, render_trend(found, target))
+    typer.echo(f"report: {target}")
+
+
+def merge_command(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Recorded runs, or folders with runs below them.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the merged run; new or empty.")],
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            "--expect",
+            metavar="PROFILE",
+            help="The profile that the parts cover: all its cells must be present, and its baselines are used. "
+            "Default: the recorded profile.",
+        ),
+    ] = None,
+    cell: Annotated[
+        list[str] | None,
+        typer.Option("--cell", "-c", help="Expect only the cells that match this shell pattern. Repeatable."),
+    ] = None,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option("--scenario", "-s", help="Expect only the scenarios that match this shell pattern. Repeatable."),
+    ] = None,
+    keep_going: Annotated[
+        bool,
+        typer.Option(
+            "--keep-going",
+            help="Skip parts that cannot be read or do not fit, and use what interrupted parts recorded. Whatever is "
+            "missing is UNKNOWN.",
+        ),
+    ] = False,
+    armed: Annotated[bool, typer.Option("--armed", help="Accept parts that were run with mutants enabled.")] = False,
+    baselines: BaselinesOption = None,
+    known: KnownOption = None,
+) -> None:
+    """Merge the parts of a run and judge them once, over all cells together. Starts no engine.
+
+    Parts need the same profile, prompts, models, vLLM and kind of machine. A cell that no part ran is UNKNOWN. When a
+    cell was recorded twice, the more complete recording counts, or else the earlier one: a retry is not a second
+    chance. The exit code is that of the verdict.
+    """
+    from harness.commands.merge import Wanted, merge
+    from harness.judging.references import References
+    from harness.reports.judge_run import judge_and_report
+    from harness.reports.terminal import print_summary
+
+    history = merge(
+        folders, out, Wanted(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going, baselines, known)
+    )
+    summary = judge_and_report(history, References(baselines, known))
+    print_summary(summary, make_console())
+    raise typer.Exit(summary.exit_code)

@@ -1,0 +1,55 @@
+"""Options and arguments that several commands share, and the console that they print to."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+ProfileOption = Annotated[
+    str, typer.Option("--profile", "-p", help="A shipped profile, e.g. 'cpu', or the path of a profile YAML file.")
+]
+CellOption = Annotated[
+    list[str] | None,
+    typer.Option("--cell", "-c", help="Select only cells that match this shell pattern, e.g. 'pd-*'. Repeatable."),
+]
+ScenarioOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scenario",
+        "-s",
+        help="Select only scenarios that match this shell pattern, e.g. cold or 'prefix-*'. Repeatable. Default: all.",
+    ),
+]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for runs. Default: reports/ of the project.")]
+PythonOption = Annotated[
+    str | None,
+    typer.Option("--engine-python", help="Interpreter whose vLLM is tested. Default: the one that runs harness."),
+]
+BasePortOption = Annotated[
+    int | None,
+    typer.Option("--base-port", min=1024, max=65000, help="Use consecutive ports from here. Default: any free ports."),
+]
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A recorded run, e.g. reports/latest.")]
+BaselinesOption = Annotated[
+    Path | None,
+    typer.Option("--baselines", help="Compare with the baselines in this folder instead of the profile's."),
+]
+BaselinesFolderOption = Annotated[
+    Path | None, typer.Option("--baselines", help="Folder to write to. Default: the profile's.")
+]
+KnownOption = Annotated[
+    Path | None, typer.Option("--known", help="Read the known defects from this file instead of the profile's list.")
+]
+
+
+def make_console(width: int = 160) -> Console:
+    """Return a console for results, ``width`` columns wide in a file or a pipe.
+
+    There rich would assume 80 columns, which is too narrow for the tables.
+    """
+    return Console(width=None if sys.stdout.isatty() else width)

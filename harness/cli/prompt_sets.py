@@ -1,0 +1,197 @@
+"""Builds what ``harness prompts build`` asks for: from options, or from the recipes of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.table import Table
+
+from harness.cli.options import make_console
+from harness.errors import EXIT_UNKNOWN, HarnessError, UsageError
+
+if TYPE_CHECKING:
+    from harness.profiles.model import Profile
+    from harness.prompts.datasets import Texts
+    from harness.prompts.model import Layout, PromptSet, SizedStratum
+    from harness.prompts.padded import Built
+
+_BLOCK_SIZE, _LOOKAHEAD = 32, 4
+
+
+def parts_with_recipes(name: str) -> list[Profile]:
+    """Return the parts of a profile whose prompt sets have a recipe, one part per set."""
+    from harness.profiles.model import localise, read_profile
+
+    parts = [localise(p, name) for p in read_profile(name).written_parts if p.workload.recipe is not None]
+    return list({p.workload.prompts: p for p in reversed(parts)}.values())
+
+
+def build_recipes(parts: Sequence[Profile], file: Path | None, overwrite: bool) -> int:
+    """Build the prompt set of each part from its recipe and return the exit code.
+
+    ``file`` replaces the dataset of the recipe. A set that cannot be built does not stop the others. Existing sets are
+    kept unless ``overwrite`` is set, because baselines belong to them.
+    """
+    from harness.prompts.model import Layout, load_prompts, write_prompts
+    from harness.prompts.padded import DATE
+
+    code = 0
+    for part in parts:
+        recipe, path = part.workload.recipe, part.workload.prompts
+        if recipe is None:
+            continue
+        try:
+            folder = part.tokenizer_folder
+            if path.is_file() and not overwrite:
+                kept = load_prompts(path)
+                kept.check_tokenizer(folder, path)
+                typer.echo(f"{path} already exists with {len(kept.prompts)} prompts; --overwrite rebuilds it")
+                continue
+            texts = texts_of(
+                file, None if file else recipe.dataset, recipe.config, recipe.split, recipe.column, recipe.revision
+            )
+            built = natural(folder, texts, Layout.of_recipe(recipe), recipe.per_stratum, DATE)
+        except HarnessError as error:
+            typer.echo(f"{path}: not built: {error}")
+            code = max(code, EXIT_UNKNOWN)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        print_shortages(built.prompts, recipe.per_stratum)
+        write_prompts(built.prompts, path)
+        typer.echo(f"{len(built.prompts.prompts)} prompts: {path}")
+    return code
+
+
+def profile_without_prompts(name: str) -> Profile:
+    """Load a profile whose prompts need not exist yet."""
+    from harness.profiles.model import localise, read_profile
+
+    return localise(read_profile(name, with_prompts=False), name)
+
+
+def layout_of(block_sizes: list[int] | None, lookaheads: list[int] | None, profile: Profile | None) -> Layout:
+    """Return the block sizes and lookaheads to cover: as given, else the profile's, else the defaults.
+
+    Raises UsageError when a lookahead does not fit into the smallest block.
+    """
+    from harness.prompts.model import Layout
+
+    sizes = tuple(dict.fromkeys(block_sizes or [profile.engine.block_size if profile else _BLOCK_SIZE]))
+    wanted = lookaheads or ([m.lookahead for m in profile.methods] if profile else [_LOOKAHEAD])
+    largest, *smaller = sorted(set(wanted), reverse=True)
+    if largest >= min(sizes):
+        raise UsageError(f"--lookahead: expected less than --block-size {min(sizes)}, found {largest}")
+    # Below 2, the lookahead stratum has no length of its own.
+    more = tuple(n for n in smaller if n > 1)
+    return Layout(block_size=sizes[0], lookahead=largest, more_sizes=sizes[1:], more_lookaheads=more)
+
+
+def default_out() -> Path:
+    """Return the path of the shipped prompt set."""
+    from harness.util.paths import REPOSITORY
+
+    return REPOSITORY / "prompts" / "probe.jsonl"
+
+
+def copies(folder: Path | None, layout: Layout) -> PromptSet:
+    """Build prompts of kind 'copy', by default with the probe models' tokenizer."""
+    from harness.prompts.model import build_probe_prompts
+    from harness.prompts.probe_task import WEIGHTS
+
+    return build_probe_prompts(folder or WEIGHTS / "tokenizer", layout)
+
+
+def echoes(folder: Path, layout: Layout) -> PromptSet:
+    """Build prompts of kind 'echo' with the tokenizer in ``folder``."""
+    from harness.prompts.echo import build_echo_prompts
+
+    return build_echo_prompts(folder, layout)
+
+
+def natural(folder: Path, texts: Texts, layout: Layout, count: int, day: date) -> Built:
+    """Build ``count`` prompts of kind 'natural' per stratum, and count the texts that were left out by reason."""
+    from harness.prompts.padded import build_natural_prompts
+
+    return build_natural_prompts(folder, texts, layout, count, day)
+
+
+def texts_of(
+    file: Path | None, dataset: str | None, config: str | None, split: str, column: str, revision: str
+) -> Texts:
+    """Read texts from a file or fetch them from the hub. Raises UsageError when both are given."""
+    from harness.profiles.hub import Hub
+    from harness.prompts.datasets import MT_BENCH, fetch_texts, read_texts
+
+    if file is not None and dataset is not None:
+        raise UsageError("expected --file or --dataset, found both")
+    if file is not None:
+        return read_texts(file, column)
+    return fetch_texts(dataset or MT_BENCH, config, split, column, revision, Hub())
+
+
+def count_per_stratum(given: int | None, source: str | None, effect: float | None) -> int:
+    """Return the number of prompts per stratum: as given, as ``effect`` needs in the profile ``source``, or 8."""
+    if given is not None and effect is not None:
+        raise UsageError("expected --per-stratum or --effect, found both")
+    if effect is None:
+        return given or 8
+    if source is None:
+        raise UsageError("--effect: expected --for-profile NAME with it, found none")
+    from harness.judging.power import per_stratum
+    from harness.workload.prepare import prepare
+
+    prompts = profile_without_prompts(source).workload.prompts
+    if not prompts.is_file():
+        raise UsageError(
+            f"--effect: expected the profile's prompt set {prompts}, which determines the tests, found none; build a "
+            "first one with --per-stratum"
+        )
+    return per_stratum(prepare(source, ()), effect)
+
+
+def parse_day(given: str | None) -> date:
+    """Parse ``--date``; without one, return the date that prompt sets have by default."""
+    from harness.prompts.padded import DATE
+
+    if given is None:
+        return DATE
+    try:
+        return date.fromisoformat(given)
+    except ValueError as error:
+        raise UsageError(f"--date {given!r}: expected a day as YYYY-MM-DD, found something else") from error
+
+
+def print_shortages(prompts: PromptSet, wanted: int) -> None:
+    """Print the strata that have fewer prompts than wanted."""
+    from harness.prompts.padded import coverage
+
+    held = bool(prompts.held_out)
+    for row in coverage(prompts):
+        found = min(row.cold, row.held_out) if held else row.cold
+        if found < wanted:
+            typer.echo(
+                f"block size {row.key.block_size}, {_stratum_name(row.key)}: expected {wanted} prompts, found {found}: "
+                "too few texts have such a length"
+            )
+
+
+def _stratum_name(key: SizedStratum) -> str:
+    # Only in this stratum does the lookahead matter to a reader.
+    return f"{key.stratum} {key.lookahead}" if key.stratum == "lookahead" else key.stratum.value
+
+
+def print_coverage(prompts: PromptSet) -> None:
+    """Print a table of the number of prompts per stratum."""
+    from harness.prompts.padded import coverage
+
+    table = Table(title="prompts per stratum", title_justify="left")
+    for name in ("block size", "stratum", "cold", "held out", "whole blocks"):
+        table.add_column(name, justify="left" if name in ("stratum", "whole blocks") else "right")
+    for row in coverage(prompts):
+        blocks = ", ".join(map(str, row.blocks)) or "–"
+        table.add_row(str(row.key.block_size), _stratum_name(row.key), str(row.cold), str(row.held_out), blocks)
+    make_console(120).print(table)

@@ -1,0 +1,159 @@
+"""``harness prompts``: the options of building prompt sets. What they do is in ``harness.cli.prompt_sets``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.errors import UsageError
+
+prompts_app = typer.Typer(no_args_is_help=True, help="Prompt sets.")
+
+_KINDS = ("copy", "echo", "natural")
+
+
+# Without a callback, typer makes the only command of a group the group itself.
+@prompts_app.callback()
+def _group() -> None:
+    """Prompt sets."""
+
+
+@prompts_app.command("build")
+def build(
+    context: typer.Context,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind",
+            help="'copy' for the probe models; for real instruct models 'echo' (words to repeat) or 'natural' "
+            "(questions that people asked).",
+        ),
+    ] = "copy",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", help="Folder with tokenizer and chat template; needed for 'echo' and 'natural'."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: prompts/probe.jsonl.")] = None,
+    block_size: Annotated[
+        list[int] | None,
+        typer.Option(min=8, help="KV block size of the strata. Repeatable: one set then covers all. Default: 32."),
+    ] = None,
+    lookahead: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0,
+            help="Lookahead of a method (DFlash: k + 1). Repeatable: natural prompts fill a stratum for each, the "
+            "other kinds only for the largest. Default: 4.",
+        ),
+    ] = None,
+    max_blocks: Annotated[
+        int, typer.Option(min=1, max=64, help="Maximum number of whole blocks in a prompt (of the largest block size).")
+    ] = 5,
+    seed: Annotated[int, typer.Option(help="Seed for choosing words, texts and held-out halves.")] = 7,
+    per_length: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=200,
+            help="copy, echo: prompts per length; `harness plan` says how many an effect size needs.",
+        ),
+    ] = 1,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Add as many again for the second stage of the normal tier.")
+    ] = False,
+    per_stratum: Annotated[
+        int | None,
+        typer.Option("--per-stratum", min=1, max=5000, help="natural: prompts per stratum and block size. Default: 8."),
+    ] = None,
+    for_profile: Annotated[
+        str | None,
+        typer.Option(
+            "--for-profile",
+            help="Use the tokenizer, block size and lookahead of this profile; alone, build the sets of its recipes.",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="With recipes: rebuild sets that already exist.")
+    ] = False,
+    effect: Annotated[
+        float | None,
+        typer.Option(
+            "--effect",
+            min=0.01,
+            max=100,
+            help="natural, with --for-profile: build as many prompts as this effect size (percentage points) needs.",
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="natural: a .jsonl or .parquet file of texts, instead of the hub.")
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option("--dataset", help="natural: dataset on the hub. Default: HuggingFaceH4/mt_bench_prompts."),
+    ] = None,
+    config: Annotated[str | None, typer.Option("--config", help="natural: configuration of the dataset.")] = None,
+    split: Annotated[str, typer.Option("--split", help="natural: split of the dataset.")] = "train",
+    column: Annotated[
+        str, typer.Option("--column", help="natural: column with a text, turns or messages; the first turn is used.")
+    ] = "prompt",
+    revision: Annotated[
+        str, typer.Option("--revision", help="natural: commit, tag or branch of the dataset.")
+    ] = "main",
+    day: Annotated[
+        str | None,
+        typer.Option("--date", metavar="YYYY-MM-DD", help="natural: the date for chat templates that contain one."),
+    ] = None,
+) -> None:
+    """Build a prompt set on and around block boundaries, and show how many prompts each stratum has."""
+    from harness.cli import prompt_sets
+    from harness.prompts.model import write_prompts
+
+    if kind not in _KINDS:
+        raise UsageError(f"--kind {kind!r}: expected {', '.join(_KINDS)}")
+    if for_profile is not None and tokenizer is None and out is None:
+        parts = prompt_sets.parts_with_recipes(for_profile)
+        if parts:
+            _require_alone(context, for_profile)
+            raise typer.Exit(prompt_sets.build_recipes(parts, file, overwrite))
+    profile = prompt_sets.profile_without_prompts(for_profile) if for_profile is not None else None
+    layout = prompt_sets.layout_of(block_size, lookahead, profile)._replace(
+        max_blocks=max_blocks, seed=seed, per_length=per_length, held_out=held_out
+    )
+    folder = tokenizer or (profile.tokenizer_folder if profile is not None else None)
+    dropped: dict[str, int] = {}
+    if kind == "copy":
+        prompts, path = prompt_sets.copies(folder, layout), out or prompt_sets.default_out()
+    else:
+        if folder is None or out is None:
+            raise UsageError(
+                f"--kind {kind}: expected --tokenizer DIR (or --for-profile) and --out FILE, found one of them missing"
+            )
+        if not (folder / "tokenizer_config.json").is_file():
+            raise UsageError(f"--tokenizer {folder}: expected a folder with tokenizer_config.json, found none")
+        path = out
+        if kind == "echo":
+            prompts = prompt_sets.echoes(folder, layout)
+        else:
+            count = prompt_sets.count_per_stratum(per_stratum, for_profile, effect)
+            read_day = prompt_sets.parse_day(day)
+            texts = prompt_sets.texts_of(file, dataset, config, split, column, revision)
+            prompts, dropped = prompt_sets.natural(folder, texts, layout, count, read_day)
+            prompt_sets.print_shortages(prompts, count)
+    write_prompts(prompts, path)
+    prompt_sets.print_coverage(prompts)
+    for reason, number in dropped.items():
+        typer.echo(f"{number} texts left out: {reason}")
+    typer.echo(f"{len(prompts.prompts)} prompts: {path}")
+
+
+def _require_alone(context: typer.Context, profile: str) -> None:
+    """Raise UsageError for options that building from a recipe would ignore."""
+    used = {"for_profile", "file", "overwrite"}
+    given = [n for n in context.params if str(context.get_parameter_source(n)).endswith("COMMANDLINE")]
+    if ignored := [f"--{n.replace('_', '-')}" for n in given if n not in used]:
+        raise UsageError(
+            f"--for-profile {profile}: expected its recipes (workload.recipe) to determine the prompts, found "
+            f"{', '.join(ignored)} too; change the recipe, or build one set with --out FILE"
+        )

@@ -1,0 +1,157 @@
+"""``harness repro``: try a finding again, shrink it, or export it as a file of its own."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.options import OutOption, ProfileOption, PythonOption, make_console
+from harness.cli.target import CellOption, PromptOption, ScenarioOption, TrustOption, what_to_try
+from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from harness.commands.export.finding import Exported
+    from harness.commands.repro import Target
+    from harness.workload.prepare import Prepared
+
+
+def repro_command(
+    run_dir: Annotated[
+        Path | None, typer.Argument(metavar="RUN_DIR", help="The run that had the finding.", show_default=False)
+    ] = None,
+    finding: Annotated[
+        str | None, typer.Argument(metavar="FINDING", help="The finding's id or a unique prefix of it.")
+    ] = None,
+    cell: CellOption = None,
+    prompt: PromptOption = None,
+    scenario: ScenarioOption = "cold",
+    profile: ProfileOption = "cpu",
+    repeat: Annotated[
+        int,
+        typer.Option(
+            "--repeat", "-n", min=1, max=1000, help="Maximum attempts, on the same engines; stops once decided."
+        ),
+    ] = 1,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="Keep the engines running until Ctrl-C; print their URLs and the curl commands."),
+    ] = False,
+    shrink: Annotated[
+        bool,
+        typer.Option("--shrink", help="Find the smallest case that shows it, and the rule of failing prompt lengths."),
+    ] = False,
+    starts: Annotated[
+        int,
+        typer.Option("--starts", min=0, help="With --shrink: maximum engine restarts for trying fewer drafts."),
+    ] = 4,
+    mutant: Annotated[
+        list[str] | None, typer.Option("--mutant", "-m", help="Without a run: inject this fault.")
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="FILE", help="Write one Python file that shows it without this project."),
+    ] = None,
+    export_issue: Annotated[
+        bool, typer.Option("--export-issue", help="With --export: write the text of an issue beside the file.")
+    ] = False,
+    trust_code: TrustOption = False,
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+) -> None:
+    """Try a finding again: the same cell, engine flags, prompt and scenario.
+
+    Exit code 1 when it shows again, 0 when it does not, 2 when no attempt was conclusive.
+    """
+    from harness.commands.repro import expected_s, reproduce
+    from harness.mutants.install import require_alone, require_known
+    from harness.reports.terminal import print_summary
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+
+    prepared, target, mutants = what_to_try(run_dir, finding, cell, prompt, scenario, profile, trust_code)
+    if mutant:
+        if run_dir is not None:
+            raise UsageError("--mutant: expected none with RUN_DIR, found one; the mutants of the run are used")
+        require_known(mutant)
+        require_alone(mutant, together=False)
+        mutants = tuple(mutant)
+    console = make_console()
+    if export_issue and export is None:
+        raise UsageError("--export-issue: expected --export FILE with it, found none")
+    if (keep or repeat > 1) and (export is not None or shrink):
+        raise UsageError(
+            "expected --export or --shrink without --keep and --repeat, found them together; run them separately"
+        )
+    if shrink:
+        raise typer.Exit(
+            _shrink(prepared, target, mutants, out, engine_python, (run_dir, finding), export, export_issue, starts)
+        )
+    if export is not None:
+        from harness.commands.export.finding import export_target
+
+        written = export_target(prepared, target, run_dir, finding, export, export_issue, engine_python, mutants)
+        _print_exported(written)
+        return
+
+    def wait(lines: list[str]) -> None:
+        console.print("engines keep running until Ctrl-C:", highlight=False)
+        for line in lines:
+            print(f"  {line}", flush=True)
+        signal.pause()
+
+    with Reporter(expected_s(prepared, repeat)) as reporter:
+        result = reproduce(
+            prepared,
+            target,
+            mutants,
+            out or DEFAULT_OUT,
+            engine_python or sys.executable,
+            reporter,
+            repeat,
+            wait if keep else None,
+        )
+    if result.summary is not None:
+        print_summary(result.summary, console)
+    console.print(f"{result.sentence}; {result.seconds:.0f} s", highlight=False)
+    raise typer.Exit(result.exit_code)
+
+
+def _shrink(
+    prepared: Prepared,
+    target: Target,
+    mutants: tuple[str, ...],
+    out: Path | None,
+    engine_python: str | None,
+    found: tuple[Path | None, str | None],
+    export: Path | None,
+    issue: bool,
+    starts: int,
+) -> int:
+    """Shrink, print the result, export it when asked to, and return the exit code."""
+    from harness.commands.shrink.export import export_shrunk
+    from harness.commands.shrink.run import expected_s, shrink
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+
+    with Reporter(expected_s(prepared)) as reporter:
+        python = engine_python or sys.executable
+        result = shrink(prepared, target, mutants, out or DEFAULT_OUT, python, reporter, starts)
+    print(result.sentence)
+    if result.law:
+        print(f"lengths: {result.law}")
+    if result.symptom is not None:
+        print(f"prompt: {list(result.variant.subject.prompt.ids)}")
+    print(f"record: {result.folder / 'shrink.json'}")
+    if export is not None and result.symptom is not None:
+        _print_exported(export_shrunk(result, prepared, found, export, issue, engine_python))
+    return result.exit_code
+
+
+def _print_exported(written: Exported) -> None:
+    print(f"{written.case}: `python {written.case.name}` starts the engines and says whether the defect shows")
+    if written.issue is not None:
+        print(f"{written.issue}: the text of an issue")

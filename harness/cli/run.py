@@ -1,0 +1,150 @@
+"""``harness run``, with ``--resume`` and ``--part``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from harness.cli.options import (
+    BasePortOption,
+    CellOption,
+    OutOption,
+    ProfileOption,
+    PythonOption,
+    ScenarioOption,
+    make_console,
+)
+from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
+
+if TYPE_CHECKING:
+    from harness.engines.executor import ExecutorChoice
+    from harness.reports.judge_run import Outcome
+
+_RECORDED = ("profile", "cell", "scenario", "out", "mutant", "together")
+"""Options that ``--resume`` takes from the recorded run."""
+
+
+def run_command(
+    context: typer.Context,
+    profile: ProfileOption = "cpu",
+    cell: CellOption = None,
+    scenario: ScenarioOption = None,
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+    base_port: BasePortOption = None,
+    mutant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mutant", "-m", help="Inject this fault. Every report of such a run says so, and it never passes."
+        ),
+    ] = None,
+    together: Annotated[bool, typer.Option("--together", help="Allow several mutants at once.")] = False,
+    part: Annotated[
+        bool,
+        typer.Option(
+            "--part",
+            help="Record a part of a run that `harness merge` will judge: exit with 0 when everything was recorded, "
+            "whatever the verdict, and with 2 when something is missing and a retry may help.",
+        ),
+    ] = False,
+    executor: Annotated[
+        str, typer.Option("--executor", help="local: engines on this machine. ray: on the nodes of a Ray cluster.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            metavar="HOST:PORT",
+            help="With --executor ray: the cluster. Default: RAY_ADDRESS, or a cluster of this machine alone.",
+        ),
+    ] = None,
+    pair_nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--pair-nodes",
+            metavar="same|different|any",
+            help="With --executor ray: whether P and D share a node. Default: any.",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN_DIR",
+            help="Resume a killed or interrupted run in its folder; incomplete cells start over. Refused when the "
+            "profile, prompts, models, versions or hardware differ from the recorded ones.",
+        ),
+    ] = None,
+) -> None:
+    """Run the matrix on real engines, judge it, write the reports, print the verdict."""
+    from harness.commands.run import execute
+    from harness.engines.executor import ExecutorChoice, make_executor
+    from harness.runner.options import RunOptions
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+    from harness.workload.prepare import prepare
+
+    if part and mutant:
+        raise UsageError("--part: expected no --mutant with it, found one; the parts of a run test vLLM as it is")
+    choice = ExecutorChoice(executor, ray_address, pair_nodes)
+    if resume is not None:
+        _end(_resume(context, resume, engine_python, choice, base_port), part)
+    prepared = prepare(profile, cell or [], scenario or [])
+    chosen = make_executor(choice, mutant or [], base_port)
+    with chosen, Reporter(prepared.expected_s) as reporter:
+        reporter.line(
+            f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts, "
+            f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
+        )
+        outcome = execute(
+            prepared, out or DEFAULT_OUT, reporter, RunOptions(engine_python, chosen, tuple(mutant or ()), together)
+        )
+    _end(outcome, part)
+
+
+def _resume(
+    context: typer.Context, run_dir: Path, engine_python: str | None, choice: ExecutorChoice, base_port: int | None
+) -> Outcome:
+    """Resume a run. Raises UsageError when an option is given that the recorded run determines."""
+    from harness.commands.resume import prepare_resume, resume
+    from harness.engines.executor import make_executor
+    from harness.runner.options import RunOptions
+    from harness.util.progress import Reporter
+
+    sources = {name: context.get_parameter_source(name) for name in _RECORDED}
+    # By name: typer carries a copy of click, whose enumeration of sources is not click's own.
+    given = [n for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        options = ", ".join(f"--{n}" for n in given)
+        raise UsageError(f"--resume: expected no {options} with it, which the recorded run determines; leave it out")
+    left = prepare_resume(run_dir)
+    chosen = make_executor(choice, list(left.history.run.mutants), base_port)
+    with chosen, Reporter(left.rest.expected_s) as reporter:
+        reporter.line(
+            f"resuming {left.history.run.run_id}: {len(left.again)} of {len(left.history.run.cells)} cells, "
+            f"{left.rest.requests} requests, about {left.rest.expected_s / 60:.0f} minutes"
+        )
+        return resume(left, reporter, RunOptions(engine_python, chosen))
+
+
+def _end(outcome: Outcome, part: bool) -> NoReturn:
+    """Print the summary of a run and exit accordingly."""
+    from harness.reports.terminal import print_summary
+
+    print_summary(outcome.summary, make_console())
+    raise typer.Exit(_exit_of_part(outcome.folder) if part else outcome.summary.exit_code)
+
+
+def _exit_of_part(folder: Path) -> int:
+    """Print what is missing in a run and return the exit code of ``--part``: 0 when nothing is, 2 otherwise."""
+    from harness.commands.merge.shards import missing_evidence
+    from harness.history.records import load_history
+
+    missing = missing_evidence(load_history(folder))
+    for why in missing:
+        print(f"not recorded: {why}")
+    if not missing:
+        print("part: everything was recorded; `harness merge` judges it together with the other parts")
+    return EXIT_UNKNOWN if missing else EXIT_PASS

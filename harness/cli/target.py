@@ -1,0 +1,48 @@
+"""What ``harness repro`` and ``harness bisect`` try: a finding of a run, or a cell with a prompt or scenario."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from harness.commands.repro import Target
+    from harness.workload.prepare import Prepared
+
+CellOption = Annotated[str | None, typer.Option("--cell", "-c", help="Without a run: the cell, e.g. pd-eagle3.")]
+PromptOption = Annotated[str | None, typer.Option("--prompt", help="Without a run: the id of a prompt.")]
+ScenarioOption = Annotated[str, typer.Option("--scenario", "-s", help="Without a run: the scenario.")]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-recorded-code", help="Allow trust_remote_code for the models for which the recorded profile sets it."
+    ),
+]
+
+
+def what_to_try(
+    run_dir: Path | None,
+    finding: str | None,
+    cell: str | None,
+    prompt: str | None,
+    scenario: str,
+    profile: str,
+    trust_code: bool,
+) -> tuple[Prepared, Target, tuple[str, ...]]:
+    """Return the cell, the prompt or scenario in it, and the mutants that repro and bisect try.
+
+    Raises UsageError unless exactly one of a finding of a run and a cell is given.
+    """
+    from harness.commands.repro import from_names, from_run
+
+    if (run_dir is None) == (cell is None) or (run_dir is None) != (finding is None):
+        raise UsageError("expected RUN_DIR and FINDING, or --cell and --prompt, found something else; see --help")
+    if run_dir is not None and finding is not None:
+        return from_run(run_dir, finding, trust_code)
+    if prompt is None and scenario == "cold":
+        raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
+    return from_names(profile, cell or "", prompt or "", scenario)

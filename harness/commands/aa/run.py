@@ -1,0 +1,134 @@
+"""A/A: run the same cells repeatedly on the same engines; judge them against the baselines and each other.
+
+Nothing changes between repetitions, so every finding is a false alarm of the harness or nondeterminism of the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.engines.environment import EngineEnvironment, engines_for, versions
+from harness.errors import UsageError
+from harness.history.acceptance import real_steps
+from harness.history.records import COLD, History, Observation, load_history
+from harness.judging.findings import Judgement, how_many
+from harness.profiles.cells import start_expected_s
+from harness.reports.aa_result import AgainstItself, Count
+from harness.reports.judge_run import judge_and_report
+from harness.runner.repetitions import record_repetitions
+from harness.runner.run import new_folder
+from harness.util import json_io, machine
+from harness.util.progress import Reporter
+from harness.workload.prepare import Prepared, prepare
+
+
+def against_itself(
+    prepared: Prepared, environment: EngineEnvironment, folder: Path, repetitions: int, reporter: Reporter
+) -> AgainstItself:
+    """Repeat the cells, judge every repetition and count the differences."""
+    begun, started = time.monotonic(), machine.now()
+    done = record_repetitions(prepared, environment, folder, repetitions, reporter)
+    judged = [judge_and_report(history).judgement for history in done.histories]
+    return AgainstItself(
+        run_id=folder.name,
+        started=started,
+        profile=prepared.profile.name,
+        versions=versions(environment),
+        repetitions=repetitions,
+        counts=count(done.histories, judged),
+        seconds=round(time.monotonic() - begun, 1),
+        interrupted=done.interrupted,
+    )
+
+
+def judge_again(folder: Path) -> AgainstItself:
+    """Judge the repetitions of a recorded A/A run with the current checks, and count again. Raises UsageError when the
+    folder does not hold an A/A run."""
+    try:
+        raw = json_io.loads(json_io.read_text(folder / "aa.json", 16 * json_io.MIB))
+        before = AgainstItself.model_validate({k: v for k, v in raw.items() if k in AgainstItself.model_fields})
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"{folder}: expected the folder of an A/A run with a readable aa.json, found none ({error})"
+        ) from error
+    histories = [load_history(p) for p in sorted(folder.glob("repetition-*"))]
+    if len(histories) != before.repetitions:
+        raise UsageError(f"{folder}: expected {before.repetitions} repetitions, found {len(histories)}")
+    judged = [judge_and_report(history).judgement for history in histories]
+    return before.model_copy(update={"counts": count(histories, judged)})
+
+
+def count(histories: Sequence[History], judged: Sequence[Judgement]) -> tuple[Count, ...]:
+    """Compare each repetition with the first, request by request, and count verdicts and findings."""
+    first = {_place(o): o for o in histories[0].observations}
+    rows: dict[tuple[str, str], dict[str, int]] = {}
+    verdicts: dict[tuple[str, str], dict[str, int]] = {}
+    findings: dict[tuple[str, str], int] = {}
+    for judgement in judged:
+        for item in judgement.cells:
+            key = (item.cell, item.scenario)
+            mine = verdicts.setdefault(key, {})
+            mine[item.verdict] = mine.get(item.verdict, 0) + 1
+            findings[key] = findings.get(key, 0) + how_many(
+                f for r in item.results for f in r.findings if f.known is None
+            )
+    for number, history in enumerate(histories):
+        for o in history.observations:
+            row = rows.setdefault((o.cell, o.scenario), dict.fromkeys(("requests", "compared", "tokens", "steps"), 0))
+            row["requests"] += o.error is None
+            other = first.get(_place(o))
+            if number and other is not None and o.final is not None and other.final is not None:
+                row["compared"] += 1
+                row["tokens"] += o.final.output_ids != other.final.output_ids
+                row["steps"] += _steps(o) != _steps(other)
+    return tuple(
+        Count(
+            cell=cell,
+            scenario=scenario,
+            requests=rows.get((cell, scenario), {}).get("requests", 0),
+            compared=rows.get((cell, scenario), {}).get("compared", 0),
+            tokens_differ=rows.get((cell, scenario), {}).get("tokens", 0),
+            steps_differ=rows.get((cell, scenario), {}).get("steps", 0),
+            findings=findings[cell, scenario],
+            verdicts=dict(mine),
+        )
+        for (cell, scenario), mine in verdicts.items()
+    )
+
+
+def _place(o: Observation) -> tuple[str, str, str, str]:
+    return (o.cell, o.scenario, o.form, o.prompt_id if o.scenario == COLD else o.key)
+
+
+def _steps(o: Observation) -> tuple[int, ...] | None:
+    steps = real_steps(o.final) if o.final is not None else None
+    return steps.accepted if steps is not None else None
+
+
+def repeat_cells(
+    source: str,
+    patterns: Sequence[str],
+    scenarios: Sequence[str],
+    prompts_per_stratum: int | None,
+    repetitions: int,
+    out: Path,
+    engine_python: str | None,
+) -> tuple[AgainstItself, Path]:
+    """Run A/A on real engines; return the counts and the run folder."""
+    from harness.commands.aa.report import write_repeat
+
+    prepared = prepare(source, patterns, scenarios, prompts_per_stratum=prompts_per_stratum)
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
+    folder = new_folder(out, prepared.profile, "aa")
+    starts = sum(start_expected_s(g) for g in prepared.plan.groups)
+    seconds = starts + repetitions * (prepared.expected_s - starts)
+    with Reporter(seconds) as reporter:
+        reporter.line(
+            f"{repetitions} repetitions of {len(prepared.plan.cells)} cells, {repetitions * prepared.requests} "
+            f"requests, about {seconds / 60:.0f} minutes"
+        )
+        result = against_itself(prepared, environment, folder, repetitions, reporter)
+    write_repeat(result, folder)
+    return result, folder

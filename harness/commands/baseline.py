@@ -1,0 +1,101 @@
+"""``harness baseline``: record, accept, compare and list baselines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.baselines.build import Recorded, record_from
+from harness.baselines.diff import diff
+from harness.baselines.lookup import unused
+from harness.baselines.model import Baseline
+from harness.baselines.store import load_baseline, stored
+from harness.engines.environment import inspect_environment
+from harness.errors import DataError, UsageError
+from harness.history.identity import identity_of
+from harness.history.records import load_history
+from harness.profiles.model import reason_for
+from harness.runner.repetitions import record_repetitions
+from harness.runner.run import new_folder, point_latest
+from harness.scheduling.gpus import gpus
+from harness.util.progress import Reporter
+from harness.workload.prepare import Prepared, prepare
+
+
+def record_references(
+    prepared: Prepared, out: Path, engine_python: str | None, reporter: Reporter, repeat: int, folder: Path
+) -> list[Recorded]:
+    """Send every prompt to single engines ``repeat`` times and write the answers as baselines.
+
+    The second repetition measures by how much equal runs differ. Raises UsageError, before anything is written, when
+    something is missing or wrong.
+    """
+    environment = inspect_environment(engine_python or sys.executable)
+    runs = new_folder(out, prepared.profile, "baseline")
+    done = record_repetitions(prepared, environment, runs, repeat, reporter)
+    point_latest(runs / "repetition-01", "latest")
+    again = done.histories[1] if repeat > 1 else None
+    return record_from(done.histories[0], again, prepared.sets, folder)
+
+
+def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Path | None) -> list[Recorded]:
+    """Make the single cells of a recorded run the new baselines.
+
+    Prompts that a matrix run does not send cold (those of scenarios and of the second stage) keep their old rows, and
+    the result says so.
+    """
+    history = load_history(run_dir)
+    again = load_history(again_dir) if again_dir is not None else None
+    prepared = prepare(source or str(history.run.profile.get("source", history.run.profile["name"])), ["single-*"])
+    return record_from(history, again, prepared.sets, folder or prepared.profile.baselines, keep_unasked=True)
+
+
+class Change(NamedTuple):
+    name: str
+    lines: tuple[str, ...]
+
+
+def compare(old: Path, new: Path) -> list[Change]:
+    """Return the changes between two baselines (``.json`` files) or two folders of them."""
+    if old.is_dir() != new.is_dir():
+        raise UsageError("expected two baseline files or two folders of them, found one of each")
+    if not old.is_dir():
+        lines = diff(_load(old), _load(new))
+        return [Change(new.name, tuple(lines))] if lines else []
+    before, after = ({p.name: p for p in stored(folder)} for folder in (old, new))
+    if not before and not after:
+        raise UsageError(f"expected baselines in {old} or {new}, found none")
+    out = [Change(name, ("only in the old folder",)) for name in before if name not in after]
+    out += [Change(name, ("only in the new folder",)) for name in after if name not in before]
+    for name in sorted(set(before) & set(after)):
+        lines = diff(_load(before[name]), _load(after[name]))
+        out += [Change(name, tuple(lines))] if lines else []
+    return out
+
+
+def _load(path: Path) -> Baseline:
+    if not path.is_file():
+        raise UsageError(f"expected a baseline file or a folder of them at {path}, found none")
+    return load_baseline(path.with_suffix(".json"))
+
+
+def overview(source: str, folder: Path | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each stored baseline, and a sentence for each that is damaged, unused or orphaned."""
+    prepared = prepare(source, ["single-*"])
+    where = folder or prepared.profile.baselines
+    rows = []
+    for path in stored(where):
+        try:
+            header = load_baseline(path).header
+        except DataError:
+            continue
+        rows.append({"name": path.name, "header": header})
+    hardware = tuple(gpus())
+    known = [
+        identity_of(part, m, prepared.sets[part.variant].sha256, None, hardware)
+        for part in prepared.parts
+        for m in part.methods
+        if reason_for(part, m.kind) is None
+    ]
+    return rows, unused(where, known)

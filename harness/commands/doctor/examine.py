@@ -1,0 +1,206 @@
+"""Examine what this machine can run: packages, memory, disk, ports, models, prompts, baselines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from harness.baselines.index import BaselineIndex
+from harness.baselines.lookup import Lookup
+from harness.commands.doctor.model import Item
+from harness.engines.environment import EngineEnvironment, inspect_environment, need_nixl
+from harness.engines.inventory import ENGINE_GIB
+from harness.engines.router import program
+from harness.errors import HarnessError
+from harness.history.surfaces import WITHOUT
+from harness.judging.power import lookups_of
+from harness.profiles.cells import CellName, all_cells
+from harness.profiles.model import Profile, load_profile
+from harness.profiles.model_reference import folder_of
+from harness.prompts.model import load_prompts
+from harness.prompts.probe_task import RECIPE_FILE, WEIGHTS
+from harness.scheduling.gpus import gpus
+from harness.supervision.ports import free_ports, release
+from harness.util.files import sha256_file
+from harness.util.paths import REPOSITORY
+
+
+def _attempt(what: str, advice: str, action: Callable[[], str]) -> Item:
+    """Build an item from an action that returns what it found, or raises a HarnessError saying what is wrong."""
+    try:
+        return Item(what, action(), True, True)
+    except HarnessError as error:
+        return Item(what, str(error), False, True, advice)
+
+
+def examine(executable: str, source: str) -> list[Item]:
+    """Return all items for a profile, in the order in which a run would need them."""
+    items: list[Item] = []
+    environment: EngineEnvironment | None = None
+    try:
+        environment = inspect_environment(executable)
+        items.append(
+            Item("vllm", f"{environment.vllm} ({environment.vllm_build}), torch {environment.torch}", True, True)
+        )
+    except HarnessError as error:
+        items.append(Item("vllm", str(error), False, True, "run ./run_matrix.sh, or name --engine-python"))
+    profile: Profile | None = None
+    try:
+        profile = load_profile(source)
+        items.append(Item("profile", f"{profile.name}, {len(all_cells(profile))} cells", True, True))
+    except HarnessError as error:
+        items.append(Item("profile", str(error), False, True, "correct the profile"))
+    if environment is not None:
+        items += _environment_items(environment, profile)
+    items += _machine_items(profile)
+    if profile is not None:
+        items += _real_model_items(profile, source, environment)
+    if profile is None or any(
+        (f := folder_of(p.target)) is not None and f.is_relative_to(WEIGHTS) for p in profile.parts
+    ):
+        items.append(_probe_item())
+    if profile is not None:
+        items += _data_items(profile, source)
+    return items
+
+
+def _real_model_items(profile: Profile, source: str, environment: EngineEnvironment | None) -> list[Item]:
+    from harness.commands.doctor.gpu import gpu_items, hub_items, read_gpus, transport_items, weights_of
+
+    items = hub_items(source)
+    if profile.engine.device == "gpu":
+        items += transport_items(profile, environment) if environment is not None else []
+        items += gpu_items(profile, environment, read_gpus(), weights_of(source))
+    return items
+
+
+def _environment_items(environment: EngineEnvironment, profile: Profile | None) -> list[Item]:
+    wants_pair = profile is None or "pd" in profile.topologies
+
+    def nixl() -> str:
+        need_nixl(environment)
+        return str(environment.nixl)
+
+    nixl_item = _attempt("nixl", "install the extra `cpu` or `gpu`", nixl)
+    items = [nixl_item._replace(needed=wants_pair)]
+    if profile is not None:
+        device = profile.engine.device
+        right = environment.vllm_build == device
+        items.append(Item("vllm build", environment.vllm_build, right, True, f"install the extra `{device}`"))
+    if profile is not None and any(c.routed for c in all_cells(profile)):
+        items.append(_attempt("router", "install the extra `router`, or take routes: [client]", lambda: str(program())))
+    missing = [name for name in WITHOUT if not environment.has(name)]
+    found = ", ".join(f"no {name}" for name in missing) or f"all {len(WITHOUT)} that the harness needs"
+    cost = "; ".join(WITHOUT[name] for name in missing)
+    items.append(Item("vllm surfaces", found, not missing, False, f"{cost}. Use a newer vLLM, or accept this"))
+    if profile is not None and profile.engine.device == "cpu":
+        openmp = environment.openmp
+        items.append(
+            Item(
+                "libiomp5",
+                str(openmp) if openmp else "not found",
+                openmp is not None,
+                False,
+                "install intel-openmp: without it a P/D request may take a minute instead of 1–2 s",
+            )
+        )
+        compiler = shutil.which("g++") or shutil.which("c++")
+        items.append(
+            Item(
+                "C++ compiler",
+                compiler or "not found",
+                compiler is not None,
+                True,
+                "install g++: vLLM's CPU kernels are compiled at the first request",
+            )
+        )
+    return items
+
+
+def _machine_items(profile: Profile | None) -> list[Item]:
+    pair = profile is None or "pd" in profile.topologies
+    cores = len(os.sched_getaffinity(0))
+    memory = psutil.virtual_memory().available / 2**30
+    gpu = profile is not None and profile.engine.device == "gpu"
+    on_host = profile is None or not gpu or profile.engine.kv_buffer_device == "cpu"
+    cache = 0 if not on_host else profile.engine.kv_cache_gib if profile is not None else 1
+    wanted = (2 if pair else 1) * (ENGINE_GIB + cache)
+    disk = shutil.disk_usage(REPOSITORY).free / 2**30
+    found_gpus = gpus()
+    items = [
+        Item("cores", str(cores), cores >= 2, False, "two engines on one core work, but slowly"),
+        Item(
+            "free memory",
+            f"{memory:.1f} GiB, {wanted:.1f} needed",
+            memory >= wanted,
+            True,
+            "end other programs",
+        ),
+        Item("free disk", f"{disk:.0f} GiB", disk >= 1, True, "free some disk space"),
+        Item(
+            "GPUs",
+            ", ".join(found_gpus) or "none",
+            bool(found_gpus),
+            gpu,
+            "run on a machine with GPUs that nvidia-smi lists" if gpu else "only GPU profiles need one",
+        ),
+    ]
+    try:
+        release(free_ports(4))
+        items.append(Item("loopback ports", "free ones available", True, True))
+    except (OSError, HarnessError) as error:
+        items.append(Item("loopback ports", str(error), False, True, "allow sockets on 127.0.0.1"))
+    return items
+
+
+def _probe_item() -> Item:
+    advice = "restore models/probe from version control, or run `python -m tools.probe_models build` in a checkout"
+    try:
+        hashes = json.loads((WEIGHTS / RECIPE_FILE).read_text(encoding="utf-8"))["weights_sha256"]
+        wrong = [n for n, h in hashes.items() if sha256_file(WEIGHTS / n / "model.safetensors") != h]
+    except (OSError, ValueError, KeyError) as error:
+        return Item("probe models", f"cannot be read: {error}", False, True, advice)
+    if wrong:
+        return Item("probe models", f"{', '.join(wrong)} differ from the recipe's hash", False, True, advice)
+    return Item("probe models", f"{', '.join(hashes)} match their hashes", True, True)
+
+
+def _data_items(profile: Profile, source: str) -> list[Item]:
+    """Return items for prompt sets and baselines; the baselines of a profile with axes are only counted."""
+    items, found = [], dict[str, Lookup]()
+    hardware = tuple(gpus())
+    for path in dict.fromkeys(p.workload.prompts for p in profile.parts):
+        parts = [p for p in profile.parts if p.workload.prompts == path]
+        recipe = f" --for-profile {source}" if parts[0].workload.recipe is not None else ""
+
+        def prompts(part: Profile = parts[0]) -> str:
+            prompt_set = load_prompts(part.workload.prompts)
+            prompt_set.check_tokenizer(part.tokenizer_folder, part.workload.prompts)
+            return f"{len(prompt_set.prompts)} in {part.workload.prompts.name}"
+
+        items.append(_attempt("prompts", f"restore the file, or run `harness prompts build{recipe}`", prompts))
+        if items[-1].ok:
+            digest = load_prompts(path).sha256
+            indexes: dict[Path, BaselineIndex] = {}
+            for part in parts:
+                found |= lookups_of(part, source, digest, None, hardware, indexes)
+    advice = f"harness baseline record --profile {source}"
+    if not profile.axes:
+        return items + [
+            Item(
+                f"baseline {lineup}",
+                f"{len(k.baseline.rows)} prompts" if k.baseline else k.reason,
+                k.found,
+                True,
+                advice,
+            )
+            for lineup, k in found.items()
+        ]
+    lineups = {CellName.of(c.id).lineup for c in all_cells(profile)}
+    there = [lineup for lineup in lineups if lineup in found and found[lineup].found]
+    return [*items, Item("baselines", f"{len(there)} of {len(lineups)}", len(there) == len(lineups), True, advice)]

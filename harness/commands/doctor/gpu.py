@@ -1,0 +1,267 @@
+"""Examine what real models need: the hub, disk, UCX's CUDA transports, and the GPU's driver and memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.commands.doctor.model import Item
+from harness.engines.environment import EngineEnvironment
+from harness.profiles.hub import GIB, Hub
+from harness.profiles.model import NoSpeculation, Profile, read_profile, references_of
+from harness.profiles.model_reference import folder_of
+from harness.profiles.model_survey import Model, survey
+
+_CUDA_TRANSPORTS = ("cuda_copy", "cuda_ipc")
+# UCX's names for groups of transports.
+_UCX_GROUPS = {"all": _CUDA_TRANSPORTS, "cuda": _CUDA_TRANSPORTS}
+# Oldest Linux driver for each major CUDA version (minor-version compatibility).
+_DRIVERS = {12: 525.6, 13: 580.0}
+# Activations, CUDA graphs and context besides weights and KV: a threshold for a warning, not a measurement.
+_OVERHEAD_GIB = 2.0
+
+
+# --- the hub --------------------------------------------------------------------------------------------------------
+
+
+def hub_items(source: str, hub: Hub | None = None) -> list[Item]:
+    """Return items for hub, token, models and disk; none unless the profile names models on the hub.
+
+    Raises ProfileError when the profile cannot be read.
+    """
+    profile = read_profile(source, with_prompts=False)
+    if not any(references_of(part) for part in profile.written_parts):
+        return []
+    hub = hub or Hub()
+    models = survey(profile, hub)
+    absent = [m for m in models if not m.cached]
+    answers = any(m.gated is not None for m in models)
+    locked = [m.reference.repo for m in absent if m.gated]
+    missing = sum(m.missing or 0 for m in models)
+    unsure = " or more" if any(m.missing is None for m in models) else ""
+    return [
+        Item(
+            "hub",
+            f"{hub.endpoint}: {'answers' if answers else 'no answer'}",
+            answers,
+            bool(absent),
+            "check the network, name another hub with HF_ENDPOINT, or fill HF_HOME on another machine",
+        ),
+        Item(
+            "hub token",
+            ("found" if hub.has_token else "none") + (f", needed by {', '.join(locked)}" if locked else ""),
+            hub.has_token,
+            bool(locked),
+            "set HF_TOKEN; only gated and private models need it",
+        ),
+        *(_model_item(m, source) for m in models),
+        Item(
+            "disk for models",
+            f"{missing / GIB:.1f} GiB{unsure} to fetch, {hub.free() / GIB:.1f} GiB free at {hub.cache}",
+            missing <= hub.free(),
+            bool(absent),
+            "free some disk space, or point HF_HOME at a larger disk",
+        ),
+    ]
+
+
+def _model_item(model: Model, source: str) -> Item:
+    size = "size unknown" if model.size is None else f"{model.size / GIB:.2f} GiB"
+    facts = [f"{model.reference} is {(model.commit or '?')[:12]}", size]
+    facts += ["gated"] if model.gated else []
+    facts.append("in the cache" if model.cached else "not in the cache")
+    found = ", ".join(facts) if model.error is None else str(model.error)
+    ok = model.cached and model.error is None
+    return Item(f"model {model.role}", found, ok, True, f"harness models {source} --download")
+
+
+# --- transports -----------------------------------------------------------------------------------------------------
+
+
+def transport_items(profile: Profile, environment: EngineEnvironment) -> list[Item]:
+    """Return items that say whether NIXL can move KV between GPUs; none for CPU profiles or without P/D."""
+    if profile.engine.device != "gpu" or "pd" not in profile.topologies:
+        return []
+    wanted = _CUDA_TRANSPORTS if profile.engine.kv_buffer_device == "cuda" else ()
+    where, found = _transports(environment)
+    lacking = [t for t in wanted if t not in found]
+    names = ", ".join(sorted(found)) or "none"
+    return [
+        Item(
+            "UCX transports",
+            f"{names} ({where})" + (f"; no {', '.join(lacking)}" if lacking else ""),
+            not lacking,
+            bool(wanted),
+            "install nixl's CUDA wheel (extra `gpu`), or set engine.kv_buffer_device to cpu",
+        ),
+        _tls_item(profile.engine.env, wanted),
+    ]
+
+
+def _transports(environment: EngineEnvironment) -> tuple[str, set[str]]:
+    """Return where transports were looked for, and the GPU transports that were found."""
+    program = shutil.which("ucx_info")
+    if program is not None:
+        done = _ask([program, "-d"])
+        return "ucx_info -d", set(re.findall(r"Transport:\s*(\S+)", done)) & set(_CUDA_TRANSPORTS)
+    place = _package_folder(environment.executable, "nixl")
+    return "libraries of the nixl wheel; whether they work depends on the GPU", shipped_transports(place)
+
+
+def shipped_transports(site_packages: Path | None) -> set[str]:
+    """Return the GPU transports of the UCX bundled with a nixl wheel (``nixl*.libs/ucx``), without loading it."""
+    if site_packages is None:
+        return set()
+    folders = [f for f in site_packages.iterdir() if f.name.lstrip(".").startswith("nixl") and f.name.endswith(".libs")]
+    libraries = [lib for f in folders for lib in (f / "ucx").glob("libuct_cuda*.so*")]
+    return {t for lib in libraries for t in _CUDA_TRANSPORTS if t.encode() in lib.read_bytes()}
+
+
+def _tls_item(env: Mapping[str, str], wanted: tuple[str, ...]) -> Item:
+    given = env.get("UCX_TLS")
+    ignored = "; UCX_TLS of this shell is not passed on" if "UCX_TLS" in os.environ else ""
+    if given is None:
+        return Item("UCX_TLS", f"not set by the profile: UCX chooses{ignored}", True, False)
+    named = given.removeprefix("^").split(",")
+    named += [t for n in named for t in _UCX_GROUPS.get(n, ())]
+    lacking = [t for t in wanted if (t in named) == given.startswith("^")]
+    return Item(
+        "UCX_TLS",
+        given + (f" leaves out {', '.join(lacking)}" if lacking else "") + ignored,
+        not lacking,
+        bool(wanted),
+        "add cuda_copy and cuda_ipc to UCX_TLS in engine.env, or leave it out",
+    )
+
+
+# --- the GPU --------------------------------------------------------------------------------------------------------
+
+
+class Gpu(NamedTuple):
+    name: str
+    driver: str
+    total_gib: float
+    free_gib: float
+
+
+def read_gpus() -> list[Gpu]:
+    """Return the GPUs that the driver lists, with memory in GiB."""
+    fields = "name,driver_version,memory.total,memory.free"
+    return parse_gpus(_ask(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]))
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    out = []
+    for line in text.splitlines():
+        words = [w.strip() for w in line.split(",")]
+        # The memory of a partitioned GPU may read "[N/A]".
+        if len(words) == 4 and words[2].isdigit() and words[3].isdigit():
+            out.append(Gpu(words[0], words[1], int(words[2]) / 1024, int(words[3]) / 1024))
+    return out
+
+
+def gpu_items(
+    profile: Profile, environment: EngineEnvironment | None, gpus: list[Gpu], weights: Mapping[str, int]
+) -> list[Item]:
+    """Return items for driver and memory of a GPU profile.
+
+    ``weights`` has bytes by folder or name on the hub, as far as known.
+    """
+    if profile.engine.device != "gpu" or not gpus:
+        return []
+    items = [_driver_item(gpus[0], _cuda_version(environment))] if environment is not None else []
+    return [*items, _memory_item(profile, gpus[0], weights)]
+
+
+def _driver_item(gpu: Gpu, cuda: str | None) -> Item:
+    major = int(cuda.split(".")[0]) if cuda else None
+    oldest = _DRIVERS.get(major) if major is not None else None
+    found = f"{gpu.driver}, torch is built for CUDA {cuda or '?'}"
+    if oldest is None:
+        return Item("GPU driver", f"{found}: not judged", True, False)
+    digits = re.match(r"\d+\.\d+", gpu.driver)
+    ok = digits is not None and float(digits.group()) >= oldest
+    return Item("GPU driver", found, ok, True, f"CUDA {major} needs driver {oldest:g} or newer: update it")
+
+
+def _memory_item(profile: Profile, gpu: Gpu, weights: Mapping[str, int]) -> Item:
+    """Check that weights, KV and working space fit into each engine's share of GPU memory.
+
+    For a profile with axes, the variant that fits worst is shown.
+    """
+
+    def slack(part: Profile) -> float:
+        needed = _weights_gib(part, weights) + part.engine.kv_cache_gib + _OVERHEAD_GIB
+        return part.engine.gpu_memory_utilization * gpu.total_gib - needed
+
+    part = min(profile.written_parts, key=slack)
+    engines = 2 if "pd" in part.topologies else 1
+    share = part.engine.gpu_memory_utilization * gpu.total_gib
+    return Item(
+        "GPU memory",
+        (f"{part.variant}: " if part.variant else "")
+        + f"{gpu.name}: {gpu.free_gib:.0f} of {gpu.total_gib:.0f} GiB free; {engines} engines of {share:.1f} GiB "
+        f"(gpu_memory_utilization {part.engine.gpu_memory_utilization:g}), weights "
+        f"{_weights_gib(part, weights):.1f} GiB and KV {part.engine.kv_cache_gib} GiB each",
+        slack(part) >= 0 and engines * share <= gpu.free_gib,
+        True,
+        "end other programs, change engine.gpu_memory_utilization or engine.kv_cache_gib, or use smaller models",
+    )
+
+
+def _weights_gib(part: Profile, weights: Mapping[str, int]) -> float:
+    """Return the GiB of weights on each device of an engine with the largest drafter."""
+    parallel = part.engine.tensor_parallel
+    drafters = [weights.get(str(m.drafter), 0) for m in part.methods if not isinstance(m, NoSpeculation)]
+    whole = weights.get(str(part.target), 0) + max(drafters, default=0)
+    return whole / GIB / min(parallel.prefill, parallel.decode)
+
+
+def weights_of(source: str, hub: Hub | None = None) -> dict[str, int]:
+    """Return the weights' bytes of every target and drafter of a profile, by folder or hub name, as far as known."""
+    profile = read_profile(source, with_prompts=False)
+    given = {p.target for p in profile.written_parts} | {
+        m.drafter for p in profile.written_parts for m in p.methods if not isinstance(m, NoSpeculation)
+    }
+    out = {
+        str(model): sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+        for model in given
+        if (folder := folder_of(model)) is not None
+    }
+    if any(references_of(p) for p in profile.written_parts):
+        out |= {str(m.reference): m.size for m in survey(profile, hub or Hub()) if m.size}
+    return out
+
+
+def _cuda_version(environment: EngineEnvironment | None) -> str | None:
+    """Return the CUDA version of the engines' torch, read from its files because importing it takes seconds."""
+    place = _package_folder(environment.executable, "torch") if environment is not None else None
+    try:
+        text = (place / "torch" / "version.py").read_text(encoding="utf-8") if place is not None else ""
+    except OSError:
+        return None
+    found = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def _package_folder(executable: str, package: str) -> Path | None:
+    """Return the folder in which an interpreter has a package."""
+    question = f"import importlib.util as u; s = u.find_spec({package!r}); print(s.origin if s else '')"
+    origin = _ask([executable, "-c", question]).strip()
+    return Path(origin).parent.parent if origin else None
+
+
+def _ask(argv: list[str]) -> str:
+    """Return what a program prints; nothing when it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "PYTHONPATH": ""}
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,212 @@
+"""Export a finding, or a prompt in a cell, as a standalone file and the text of an issue."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.commands.export.case import Case, case_of, cold_stage, engine_commands, right_answers, write_case
+from harness.commands.repro import Target, find
+from harness.engines.environment import EngineEnvironment, engines_for
+from harness.history.records import History, load_history
+from harness.judging.diagnosis.diagnose import damage_name
+from harness.judging.figures import TokenDifference
+from harness.judging.findings import Diagnosis, Finding
+from harness.judging.power import lookups_now
+from harness.judging.recorded_cell import PRESSURE_SLACK
+from harness.profiles.scenarios import Pressure
+from harness.prompts.model import Prompt
+from harness.reports.judge_run import assess
+from harness.scheduling.hardware import hardware
+from harness.util.files import write_atomic
+from harness.workload.prepare import Prepared
+from harness.workload.scripts import Script, Send, Stage
+
+_LINE = 100
+
+
+class Exported(NamedTuple):
+    """The files that were written."""
+
+    case: Path
+    issue: Path | None
+
+
+class Smallest(NamedTuple):
+    """The result of shrinking, for the issue."""
+
+    law: str
+    observed: tuple[int, ...]
+
+
+def script_of(prepared: Prepared) -> Script | Stage:
+    """Return what the prepared cell is sent: one cold prompt, or one run through a scenario."""
+    (work,) = prepared.works
+    if work.scripts:
+        return work.scripts[0]
+    return cold_stage(work.items[0].prompt)
+
+
+def sends_of(script: Script | Stage) -> list[Send]:
+    """Return all requests of the case."""
+    stages = script.stages if isinstance(script, Script) else (script,)
+    return [s for stage in stages for s in stage.sends]
+
+
+def case_from(prepared: Prepared, target: Target, environment: EngineEnvironment) -> Case:
+    """Return the case of a prompt or a scenario, with the recorded answers as the right ones.
+
+    Raises UsageError when no right answer is known.
+    """
+    (work,) = prepared.works
+    script = script_of(prepared)
+    lookups = lookups_now(prepared, environment.vllm)
+    plain, own = (lookups.get(m) for m in (work.cell.name.plain, work.cell.name.lineup))
+    known = plain.baseline.by_prompt() if plain is not None and plain.baseline is not None else {}
+    steps = own.baseline.by_prompt() if own is not None and own.baseline is not None else {}
+    tokens = {p.id: _right(p, known[p.id].output_ids if p.id in known else None) for p in prepared.prompts.prompts}
+    right = right_answers(
+        sends_of(script),
+        {k: v for k, v in tokens.items() if v},
+        {k: r.accepted for k, r in steps.items()},
+        prepared.profile.workload.max_tokens,
+    )
+    config = next((s for s in prepared.profile.scenarios if s.id == target.scenario), None)
+    case = case_of(target.words, prepared.profile, work.cell, target.scenario, script, right)
+    return case._replace(slack=PRESSURE_SLACK if isinstance(config, Pressure) else 0.0)
+
+
+def export_target(
+    prepared: Prepared,
+    target: Target,
+    run_dir: Path | None,
+    finding: str | None,
+    file: Path,
+    issue: bool,
+    engine_python: str | None,
+    mutants: tuple[str, ...],
+) -> Exported:
+    """Export what ``harness repro`` would try, without starting an engine."""
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
+    history = load_history(run_dir) if run_dir is not None else None
+    case = case_from(prepared, target, environment)._replace(mutants=mutants)
+    return export(case, environment, file, history, finding, issue)
+
+
+def _right(prompt: Prompt, recorded: tuple[int, ...] | None) -> tuple[int, ...]:
+    return recorded if recorded is not None else prompt.expected or ()
+
+
+def export(
+    case: Case,
+    environment: EngineEnvironment,
+    target: Path,
+    history: History | None,
+    finding: str | None,
+    issue: bool,
+    smallest: Smallest | None = None,
+) -> Exported:
+    """Write the file and, with ``issue``, the text of an issue next to it."""
+    write_case(case, environment, target)
+    if not issue:
+        return Exported(target, None)
+    beside = target.with_suffix(".md")
+    write_atomic(beside, issue_text(case, environment, target.name, history, finding, smallest))
+    return Exported(target, beside)
+
+
+def issue_text(
+    case: Case,
+    environment: EngineEnvironment,
+    file: str,
+    history: History | None,
+    wanted: str | None,
+    smallest: Smallest | None = None,
+) -> str:
+    """Return the text of an issue: environment, commands, symptom and tokens, but no path of this machine."""
+    found, diagnosis = _looked_up(history, wanted)
+    method = case.cell.method
+    topology = "a NIXL prefill/decode pair" if case.cell.topology == "pd" else "a single engine"
+    draft = f"{method.kind}, {method.draft_tokens} draft tokens" if method.draft_tokens else "no speculation"
+    damage = diagnosis.damage if diagnosis is not None else found.damage if found is not None else None
+    what = damage_name(damage) if damage is not None else "an answer that differs from the recorded one"
+    lines = [f"# {what}: {method.kind} on {topology}, {case.scenario} prompt, vLLM {environment.vllm}", ""]
+    lines += ["## What happens", "", *_happens(case, found, diagnosis, smallest), ""]
+    lines += ["## To reproduce", "", f"`{file}` needs vLLM, NIXL and the standard library:", ""]
+    lines += ["```", f"python {file}      # exit code 1: the defect is there; 0: it is not; 2: cannot tell", "```", ""]
+    lines += ["It starts:", "", "```"]
+    lines += [f"{role}: {_shell(argv)}" for role, argv in engine_commands(case, environment).items()]
+    lines += ["```", "", "## Environment", ""]
+    machine = history.run.hardware if history is not None else hardware()
+    gpus = ", ".join(map(str, machine.get("gpus") or []))
+    lines += [
+        f"- vLLM {environment.vllm} ({environment.vllm_build}), torch {environment.torch}, NIXL {environment.nixl}, "
+        f"Python {environment.python}",
+        f"- {machine.get('processor')}, {machine.get('cores')} cores, GPUs: {gpus or 'none'}",
+        f"- {draft}; block size {case.profile.engine.block_size}; {case.profile.engine.dtype}",
+    ]
+    if case.mutants:
+        lines += ["", f"**Mutants enabled: {', '.join(case.mutants)}. The defect is deliberate; not for upstream.**"]
+    return "\n".join(lines) + "\n"
+
+
+def _looked_up(history: History | None, wanted: str | None) -> tuple[Finding | None, Diagnosis | None]:
+    if history is None or wanted is None:
+        return None, None
+    judgement = assess(history).judgement
+    found = find(judgement, wanted)
+    place = next((c for c in judgement.cells if (c.cell, c.scenario) == (found.cell, found.scenario)), None)
+    return found, place.diagnosis if place is not None else None
+
+
+def _happens(case: Case, found: Finding | None, diagnosis: Diagnosis | None, smallest: Smallest | None) -> list[str]:
+    lines = []
+    if smallest is not None and smallest.law:
+        lines += [f"Prompt lengths, swept around the smallest failing one, {_plain(smallest.law)}.", ""]
+    if diagnosis is not None:
+        lines += [_plain(diagnosis.text), ""]
+    if found is not None:
+        lines += [f"- {_plain(found.message)}"]
+        if found.law and (diagnosis is None or diagnosis.law is None):
+            lines += [f"- law of lengths: {found.law}"]
+        if found.location is not None:
+            lines += [f"- where: {_plain(found.location.text)}"]
+    for part, right in case.right.items():
+        send = next(s for stage in case.stages for s in stage.sends if s.part == part)
+        lines += [
+            f"- `{part}`, a prompt of {len(send.prompt.ids)} tokens, must give:",
+            "",
+            "```",
+            *_wrapped(right.tokens),
+        ]
+        lines += ["```", ""]
+    if smallest is not None:
+        return [*lines, "and gave:", "", "```", *_wrapped(smallest.observed), "```"]
+    seen = found.evidence if found is not None else None
+    if isinstance(seen, TokenDifference) and seen.found:
+        lines += [f"and gave, from output token {seen.window_start} on:", "", "```", *_wrapped(seen.found), "```"]
+    return lines
+
+
+def _shell(argv: list[str]) -> str:
+    """Quote a command for a shell that expands the names after a dollar sign."""
+    return " ".join(a if a.startswith("$") else shlex.quote(a) for a in argv)
+
+
+def _plain(text: str) -> str:
+    """Return the text as one line, escaped for Markdown."""
+    line = " ".join(text.split())
+    for mark in "\\`*_<>[]|":
+        line = line.replace(mark, "\\" + mark)
+    return line
+
+
+def _wrapped(tokens: object) -> list[str]:
+    lines, line = [], ""
+    for token in map(str, tokens if isinstance(tokens, (list, tuple)) else ()):
+        if len(line) + len(token) >= _LINE:
+            lines.append(line)
+            line = ""
+        line = f"{line} {token}".strip()
+    return [*lines, line] if line else lines

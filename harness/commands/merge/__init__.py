@@ -1,0 +1,68 @@
+"""``harness merge``: join parts of one run, recorded on several machines, into one recorded run that is judged once.
+
+Judging needs the whole family: the registered tests of the normal tier are adjusted over all cells together, and error
+rates are stated for a whole run, not for a part of it. The second stage needs no further run: each part has run one
+for the tests that its own, smaller family rejected, and at the same level Holm's procedure rejects in a part of a
+family whatever it rejects in the whole. A test that the whole family rejects and no part repeated is UNKNOWN, as in
+any run.
+
+A complete recording is never replaced by a later one, and recordings that do not count are judged too, as if they did:
+a retry fills in what is missing, but gives nothing a second chance.
+
+``night``: what the merged run should consist of.
+``load``: find, read and compare the parts.
+``shards``: completeness and compatibility of parts.
+``selection``: which recording of a cell counts.
+``duplicates``: judge the recordings that do not count.
+``score_index``, ``union``: the parts' re-scored outputs and observations, read lazily.
+``assemble``: the counting recordings as one.
+``write``: write the merged run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.commands.merge.load import load_parts, matching_parts
+from harness.commands.merge.night import Wanted, night_of
+from harness.commands.merge.write import write_merged
+from harness.errors import InfrastructureError, UsageError
+from harness.history.records import History
+from harness.util.storage import LOCK, FolderLock, writing
+
+__all__ = ["Wanted", "merge"]
+
+
+def merge(folders: Sequence[Path], out: Path, wanted: Wanted | None = None) -> History:
+    """Merge recorded runs into a new run folder ``out`` and load it, without judging it.
+
+    Raises UsageError when a part cannot be used, or does not match the others or the profile that was given, and
+    InfrastructureError when no part is left; nothing has been written then. Raises StorageError when the folder cannot
+    be written.
+    """
+    wanted = wanted or Wanted()
+    _require_empty(out)
+    parts, problems = load_parts(folders, wanted)
+    parts, foreign, signature = matching_parts(parts)
+    problems += foreign
+    if problems and not wanted.keep_going:
+        shown = "\n".join(f"  {p}" for p in problems)
+        raise UsageError(f"{len(problems)} of the parts cannot be merged (--keep-going leaves them out):\n{shown}")
+    if not parts or signature is None:
+        raise InfrastructureError(
+            "expected parts of a run, found none that can be used: " + ("; ".join(problems) or "no run in the folders")
+        )
+    night = night_of(parts[0].run, signature, wanted)
+    notices = [f"a part was left out: {p}" for p in problems]
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with FolderLock(out):
+        # Another merge may have written to it before we had the lock.
+        _require_empty(out)
+        return write_merged(out, parts, night, wanted, notices)
+
+
+def _require_empty(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(p.name != LOCK for p in out.iterdir())):
+        raise UsageError(f"--out {out}: expected a new or an empty folder, found one with files in it; name another")

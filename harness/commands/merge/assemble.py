@@ -1,0 +1,141 @@
+"""Assemble the recordings that count into one: cells, engines, observations, logs, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harness import redact
+from harness.commands.merge.night import Night
+from harness.commands.merge.score_index import Scores
+from harness.commands.merge.union import MergedObservations
+from harness.errors import StorageError
+from harness.history.records import (
+    COLD,
+    CellRecord,
+    EngineRecord,
+    History,
+    HistoryWriter,
+    RunRecord,
+    write_parquet,
+    write_run,
+)
+from harness.profiles.cells import Cell, CellName
+from harness.util.storage import writing
+
+NO_PART = "no part ran it"
+_NO_GROUP = "(no part)"
+
+
+class _Assembled(NamedTuple):
+    cells: dict[str, CellRecord]
+    engines: tuple[EngineRecord, ...]
+    observations: MergedObservations
+    logs: tuple[tuple[Path, str], ...]
+    """Log files and their names in the merged run."""
+
+
+def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores: Scores) -> _Assembled:
+    """Return the chosen recordings as one, with the scores of all parts.
+
+    Engine groups whose names clash between parts are renamed.
+    """
+    cells: dict[str, CellRecord] = {}
+    engines: list[EngineRecord] = []
+    logs: list[tuple[Path, str]] = []
+    taken: set[str] = set()
+    for i, history in enumerate(histories):
+        mine = [c for c in history.run.cells if chosen.get(c.cell) == i]
+        names = {g: g if g not in taken else f"{g}~{i + 1}" for g in dict.fromkeys(c.group for c in mine)}
+        taken.update(names.values())
+        cells |= {c.cell: c.model_copy(update={"group": names[c.group]}) for c in mine}
+        for engine in history.run.engines:
+            if engine.group in names:
+                group = names[engine.group]
+                log = group + engine.log.removeprefix(engine.group)
+                engines.append(engine.model_copy(update={"group": group, "log": log}))
+        logs += _logs(history.folder / "logs", names)
+    return _Assembled(cells, tuple(engines), MergedObservations(histories, chosen, scores), tuple(logs))
+
+
+def _logs(folder: Path, names: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
+    """Yield the logs of the groups. Names come from existing files, so none leads out of the folder."""
+    for path in sorted(folder.glob("*.log")):
+        # A group's id may contain dots; the role and the suffix follow it.
+        group, *rest = path.name.rsplit(".", 2)
+        if group in names and path.is_file() and not path.is_symlink():
+            yield path, ".".join([names[group], *rest])
+
+
+def missing(cell: Cell, night: Night, like: Sequence[CellRecord]) -> CellRecord:
+    """Return the record of a cell that no part ran, with its planned requests as far as they are known."""
+    return as_planned(
+        CellRecord(
+            cell=cell.id,
+            group=_NO_GROUP,
+            block_size=night.profile.part(cell.variant).engine.block_size,
+            lookahead=cell.method.lookahead,
+            draft_tokens=cell.method.draft_tokens,
+            route=cell.route,
+            planned=0,
+            state="failed",
+            reason=NO_PART,
+        ),
+        cell,
+        night,
+        like,
+    )
+
+
+def as_planned(record: CellRecord, cell: Cell, night: Night, like: Sequence[CellRecord]) -> CellRecord:
+    """Return the record with the requests that the merged run plans: those its part did not plan count as missing.
+
+    Their number is known if the prompts are on this machine; otherwise it is taken from similar cells.
+    """
+    work = night.works.get(cell.id)
+    if work is None and record.reason != NO_PART and not record.planned and not record.scenarios:
+        # It could not be sent anything, and gives the reason.
+        return record
+    cold, asked = (len(work.items), work.planned) if work is not None else _as_alike(record, cell, night, like)
+    had = {COLD: record.planned, **record.scenarios}
+    unasked = [s for s, n in {COLD: cold, **asked}.items() if n and not had.get(s)]
+    reason = f"no part planned its requests for {', '.join(unasked)}" if unasked else None
+    return record.model_copy(
+        update={
+            "planned": max(record.planned, cold),
+            "scenarios": {**record.scenarios, **{s: max(n, record.scenarios.get(s, 0)) for s, n in asked.items()}},
+            "reason": record.reason or reason,
+        }
+    )
+
+
+def _as_alike(record: CellRecord, cell: Cell, night: Night, like: Sequence[CellRecord]) -> tuple[int, dict[str, int]]:
+    """Return the missing cold requests, and those by scenario: as many as similar cells have, at least one."""
+    alike = [c for c in like if c.route == cell.route and CellName.of(c.cell).topology == cell.topology]
+    cold = max([1, *(c.planned for c in alike)]) if night.choice.wants(COLD) and not record.planned else 0
+    lacking = [s for s in night.asks(cell) if s not in record.scenarios]
+    return cold, {s: max([1, *(c.scenarios.get(s, 0) for c in alike)]) for s in lacking}
+
+
+def save(folder: Path, run: RunRecord, whole: _Assembled) -> list[str]:
+    """Write the merged run and return notices about it. Raises StorageError."""
+    notices = []
+    with HistoryWriter(folder) as writer:
+        for observation in whole.observations:
+            writer.append(observation)
+    for source, name in whole.logs:
+        target = folder / "logs" / name
+        with writing(target):
+            target.parent.mkdir(exist_ok=True)
+            # If the harness of a part was killed, its logs are not redacted yet.
+            redact.copy(source, target)
+    if whole.observations:
+        try:
+            write_parquet(folder, whole.observations)
+        except StorageError as error:
+            # The run is complete without it: it only repeats the observations.
+            notices.append(str(error))
+    # Last, because a folder counts as a run only with this file.
+    write_run(folder, run)
+    return notices

@@ -1,0 +1,131 @@
+"""The plan of a merged run: what it should consist of, and what is tolerated in its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from harness.commands.merge.shards import Signature, commits_in, comparable_profile, describe_differences
+from harness.errors import DataError, UsageError
+from harness.history.records import COLD, History, RunRecord
+from harness.profiles.cells import Cell, all_cells, select_cells
+from harness.profiles.model import Profile, read_profile
+from harness.prompts.model import load_prompts
+from harness.util.strict import describe_validation_error
+from harness.workload.cells import CellWork, Choice, cell_work, choose_scenarios
+
+
+class Wanted(NamedTuple):
+    """What the merged run should consist of, and what is tolerated in its parts."""
+
+    expect: str | None = None
+    """Profile whose matrix the parts should cover, and whose baselines judge it; None takes the recorded one."""
+    cells: Sequence[str] = ()
+    """Shell patterns of the planned cells; an empty sequence means all."""
+    scenarios: Sequence[str] = ()
+    armed: bool = False
+    """Accept parts with mutants enabled."""
+    keep_going: bool = False
+    """Leave out parts that do not match or cannot be read, and use interrupted ones as far as they got."""
+    baselines: Path | None = None
+    """Baselines for judging recordings that do not count; None takes the profile's."""
+    known: Path | None = None
+    """Known defects for judging recordings that do not count; None takes the profile's."""
+
+
+class Loaded(NamedTuple):
+    history: History
+    second: History | None
+
+    @property
+    def run(self) -> RunRecord:
+        return self.history.run
+
+
+class Night(NamedTuple):
+    """The matrix that the parts should cover."""
+
+    profile: Profile
+    source: str
+    signature: Signature
+    cells: tuple[Cell, ...]
+    works: Mapping[str, CellWork]
+    """Requests of each cell; empty if the prompts are not on this machine."""
+    choice: Choice
+
+    def asks(self, cell: Cell) -> list[str]:
+        """Return the planned scenarios of a cell, whether or not its prompts are on this machine."""
+        if cell.id in self.works:
+            return list(self.works[cell.id].planned)
+        scenarios = self.profile.part(cell.variant).scenarios
+        return [
+            s.id
+            for s in scenarios
+            if self.choice.wants(s.id) and (s.routed or not cell.routed) and cell.topology in s.topologies
+        ]
+
+    @property
+    def identities(self) -> dict[str, dict[str, Any]]:
+        """Identities of all parts, in the order of a single run."""
+        known = {k: v for k, v in self.signature.identities.items() if v is not None}
+        order = {c.name.lineup: n for n, c in enumerate(all_cells(self.profile))}
+        return {k: known[k] for k in sorted(known, key=lambda k: order.get(k, len(order)))}
+
+    @property
+    def prompts_sha256(self) -> str:
+        """Hash of the prompts of the first variant with requests, as a single run records it."""
+        prompts = self.signature.prompts
+        return next((prompts[p.variant] for p in self.profile.parts if p.variant in prompts), "")
+
+
+def night_of(run: RunRecord, signature: Signature, wanted: Wanted) -> Night:
+    """Return the matrix to expect.
+
+    Raises UsageError when the profile given differs from the recorded one, or a pattern matches nothing.
+    """
+    if wanted.expect is None:
+        profile, source = _recorded_profile(run), str(run.profile.get("source", run.profile["name"]))
+    else:
+        profile, source = read_profile(wanted.expect), wanted.expect
+        _require_same_profile(signature, profile, wanted.expect)
+    choice = choose_scenarios(profile, wanted.scenarios)
+    cells = select_cells(profile, wanted.cells)
+    works: dict[str, CellWork] = {}
+    for part in profile.parts:
+        try:
+            prompts = load_prompts(part.workload.prompts)
+        except DataError:
+            continue
+        if prompts.sha256 == signature.prompts.get(part.variant):
+            works |= {c.id: cell_work(part, prompts, c, choice) for c in cells if c.variant == part.variant}
+    night = Night(profile, source, signature, (), works, choice)
+    # A cell to which no chosen scenario applies is not run.
+    asked = [c for c in cells if (works[c.id].requests if c.id in works else choice.wants(COLD) or night.asks(c))]
+    return night._replace(cells=tuple(asked))
+
+
+def _recorded_profile(run: RunRecord) -> Profile:
+    try:
+        profile = Profile.model_validate({k: v for k, v in run.profile.items() if k != "source"})
+        # Validates every part, as reading a profile does.
+        len(profile.written_parts)
+        return profile
+    except ValidationError as error:
+        raise UsageError(
+            f"expected in run.json of {run.run_id} a profile from which the cells can be derived, found one that this "
+            f"version cannot read; name it with --expect PROFILE:\n{describe_validation_error(error)}"
+        ) from error
+
+
+def _require_same_profile(recorded: Signature, profile: Profile, source: str) -> None:
+    raw = profile.model_dump(mode="json")
+    named = recorded._replace(profile=comparable_profile(raw), models=commits_in(raw))
+    differences = describe_differences(named, recorded)
+    if differences:
+        raise UsageError(
+            f"--expect {source}: expected parts of this profile, found parts of another ({differences}); name the "
+            "profile with which they were recorded"
+        )

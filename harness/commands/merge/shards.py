@@ -1,0 +1,338 @@
+"""Completeness and compatibility of recorded runs as parts of one run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from harness.errors import NotARunError
+from harness.history.acceptance import real_steps
+from harness.history.records import COLD, RESCORE, RUN, SECOND, Form, History, Observation, RunRecord, load_history
+from harness.history.token_ids import compare
+from harness.profiles.cells import CellName
+from harness.profiles.model import PATH_KEYS
+from harness.profiles.model_reference import TARGET, TOKENIZER
+from harness.runner.rescore import Outputs
+
+_T = TypeVar("_T")
+_SHOWN = 3
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_FORMS: tuple[Form, ...] = ("ids", "text")
+
+
+class Evidence(IntEnum):
+    """How complete a recording of a cell is."""
+
+    INCOMPLETE = 0
+    """The cell failed, was interrupted or never started."""
+    BROKEN = 1
+    """The cell finished, but requests failed or are missing."""
+    WHOLE = 2
+    """Every planned request was sent and answered."""
+
+
+def evidence_of(history: History, cell: str) -> Evidence:
+    """Return how complete a history's recording of a cell is; INCOMPLETE without one."""
+    record = history.cell(cell)
+    if record is None or record.state != "complete":
+        return Evidence.INCOMPLETE
+    answered: dict[str, int] = {}
+    for o in history.in_order(cell):
+        if o.scenario != RESCORE:
+            if o.error is not None:
+                return Evidence.BROKEN
+            answered[o.scenario] = answered.get(o.scenario, 0) + 1
+    planned = {COLD: record.planned, **record.scenarios}
+    return Evidence.WHOLE if all(answered.get(s, 0) >= n for s, n in planned.items()) else Evidence.BROKEN
+
+
+def unfinished(run: RunRecord) -> str:
+    """Return why a run did not finish, as a predicate ("was interrupted"); empty for one that did."""
+    if run.interrupted:
+        return "was interrupted"
+    return "" if run.finished is not None else "did not finish: it was killed, or is still running"
+
+
+def missing_evidence(history: History) -> list[str]:
+    """Return what a recording lacks, and another try could supply, in words."""
+    out = [f"the run {why}"] if (why := unfinished(history.run)) else []
+    for record in history.run.cells:
+        found = evidence_of(history, record.cell)
+        if found is Evidence.INCOMPLETE:
+            out.append(f"{record.cell} is {record.state}: {record.reason or 'no reason was recorded'}")
+        elif found is Evidence.BROKEN:
+            out.append(f"{record.cell}: requests failed or are missing")
+    missing = _not_rescored(history) if history.run.rescore else 0
+    if missing:
+        out.append(f"{missing} outputs were not re-scored by the plain engine")
+    second = history.folder / SECOND
+    if (second / RUN).is_file():
+        out += [f"second stage: {why}" for why in missing_evidence(load_history(second))]
+    return out
+
+
+def _not_rescored(history: History) -> int:
+    outputs = Outputs()
+    for o in history.observations:
+        if o.scenario != RESCORE:
+            outputs.add(o)
+    # Only whether there are scores: the scores of a large run do not fit into memory.
+    scores = {(o.cell, o.key): rescored(o) for o in history.of_scenario(RESCORE)}
+    return sum(not scores.get(key, False) for key in outputs.scored_by)
+
+
+def rescored(o: Observation) -> bool:
+    """Return whether a re-scoring request was answered with scores."""
+    return o.error is None and o.final is not None and o.final.rescored is not None
+
+
+class Contradiction(NamedTuple):
+    """Differences between two recordings of a cell that should be bitwise equal."""
+
+    scenario: str
+    compared: int
+    """Requests that both answered."""
+    differing: int
+    """Of these, those with other tokens or accepted drafts."""
+
+
+def contradictions(first: History, second: History, cell: str, near_tie_nats: float) -> list[Contradiction]:
+    """Return the scenarios, over both forms, in which two recordings of a cell contradict each other."""
+    out = []
+    for scenario in dict.fromkeys(o.scenario for o in first.in_order(cell) if o.scenario != RESCORE):
+        pairs = [
+            (mine, theirs[key])
+            for form in _FORMS
+            for theirs in (second.of(cell, form, scenario),)
+            for key, mine in first.of(cell, form, scenario).items()
+            if key in theirs and _answered(mine) and _answered(theirs[key])
+        ]
+        differing = sum(_differ(mine, other, near_tie_nats) for mine, other in pairs)
+        if differing:
+            out.append(Contradiction(scenario, len(pairs), differing))
+    return out
+
+
+def _answered(o: Observation) -> bool:
+    return o.error is None and o.final is not None and o.final.output_ids is not None
+
+
+def _differ(first: Observation, second: Observation, near_tie_nats: float) -> bool:
+    """Return whether two answers differ by more than rounding.
+
+    Requests that were alone on their engines must agree in tokens and steps. Concurrent ones share a batch, which
+    changes rounding: their steps, and tokens at near ties, may differ.
+    """
+    a, b = first.final, second.final
+    if a is None or b is None or a.output_ids is None or b.output_ids is None:
+        return False
+    if first.concurrent == second.concurrent == 1:
+        steps = [s.accepted if (s := real_steps(leg)) is not None else None for leg in (a, b)]
+        return a.output_ids != b.output_ids or steps[0] != steps[1]
+    parted = compare(b.output_ids, a.output_ids, a.top_gaps, near_tie_nats)
+    return parted is not None and not parted.near_tie
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the run folders that a path means: itself, or those below it.
+
+    Second stages belong to their runs, and links (``latest``) are only aliases; neither is returned. Raises
+    NotARunError when there is no run.
+    """
+    found = list(_runs_below(folder))
+    if not found:
+        what = "a folder without one" if folder.is_dir() else "no such folder"
+        raise NotARunError(f"{folder}: expected the folder of a recorded run, or one with runs below it, found {what}")
+    return found
+
+
+def _runs_below(folder: Path) -> Iterator[Path]:
+    if (folder / RUN).is_file():
+        yield folder
+    elif folder.is_dir():
+        for child in sorted(folder.iterdir()):
+            if child.is_dir() and not child.is_symlink():
+                yield from _runs_below(child)
+
+
+class Signature(NamedTuple):
+    """What all parts of one run have in common.
+
+    Parts differ in their cells, and so in the prompts, models and identities that they record; these are compared only
+    where two parts have the same ones.
+    """
+
+    profile: dict[str, Any]
+    """Without paths, which differ between machines; models and prompts are compared by their hashes."""
+    models: dict[str, str]
+    """Commits of the hub's models, as far as known, by role."""
+    prompts: dict[str, str]
+    """Hash of the prompts by variant."""
+    identities: dict[str, Any]
+    """Identities by lineup; None where none was recorded."""
+    versions: dict[str, Any]
+    platform: str
+    gpus: tuple[str, ...]
+    """Kinds of GPUs, if the engines use them."""
+    mutants: tuple[str, ...]
+
+
+_KNOWN_IN_PART = ("models", "prompts", "identities")
+"""Fields of a signature of which a part has only the entries of its own cells."""
+
+
+def signature_of(run: RunRecord) -> Signature:
+    """Return the signature of a run. Never raises on malformed data: a missing value differs from a present one."""
+    engine = run.profile.get("engine")
+    on_gpu = isinstance(engine, dict) and engine.get("device") == "gpu"
+    gpus = run.hardware.get("gpus")
+    recorded = {CellName.of(c.cell).lineup for c in run.cells if c.state == "complete"}
+    return Signature(
+        profile=comparable_profile(run.profile),
+        models=commits_in(run.profile),
+        prompts=_prompts_in(run),
+        identities={**dict.fromkeys(sorted(recorded)), **run.identities},
+        versions={**run.versions, "harness": run.harness_version},
+        platform=str(run.hardware.get("platform")),
+        gpus=tuple(sorted(set(map(str, gpus)))) if on_gpu and isinstance(gpus, list) else (),
+        mutants=run.mutants,
+    )
+
+
+def _prompts_in(run: RunRecord) -> dict[str, str]:
+    """Return the hash of the prompts by variant; the run's own hash is that of the first variant with requests."""
+    first = next((c.cell for c in run.cells if c.planned or c.scenarios), "")
+    out = {CellName.of(first).variant: run.prompts_sha256}
+    for lineup, identity in run.identities.items():
+        found = identity.get("prompts_sha256")
+        if found is not None:
+            out.setdefault(CellName.of_lineup(lineup).variant, str(found))
+    return out
+
+
+def comparable_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a profile as data without what differs between machines.
+
+    That is paths, the file it was read from, and whether a model of the hub was already resolved to a folder.
+    """
+    return dict(without_paths(_with_names(profile)))
+
+
+def _with_names(profile: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a profile as data with models of the hub by name, whether or not they were resolved to folders."""
+    out = {k: v for k, v in profile.items() if k not in ("source", "sources")}
+    names = {role: {k: m.get(k) for k in ("repo", "revision")} for role, m in _models_in(profile).items()}
+    out |= {role: name for role, name in names.items() if role in (TARGET, TOKENIZER)}
+    methods = out.get("methods")
+    if isinstance(methods, list | tuple):
+        out["methods"] = [
+            {**m, "drafter": names[str(m["kind"])]} if isinstance(m, Mapping) and str(m.get("kind")) in names else m
+            for m in methods
+        ]
+    return out
+
+
+def commits_in(profile: Mapping[str, Any]) -> dict[str, str]:
+    """Return the commits of the hub's models by role, as far as the profile or its record has them."""
+    out = {}
+    for role, model in _models_in(profile).items():
+        revision = str(model.get("revision"))
+        commit = model.get("commit") or (revision if _COMMIT.fullmatch(revision) else None)
+        if commit is not None:
+            out[role] = str(commit)
+    return out
+
+
+def _models_in(profile: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the hub's models by role, as resolved or else as named in the profile."""
+    given = {role: profile.get(role) for role in (TARGET, TOKENIZER)}
+    methods = profile.get("methods")
+    for method in methods if isinstance(methods, list | tuple) else ():
+        if isinstance(method, Mapping):
+            given[str(method.get("kind"))] = method.get("drafter")
+    sources = profile.get("sources")
+    found = {**given, **(sources if isinstance(sources, Mapping) else {})}
+    return {role: model for role, model in found.items() if isinstance(model, Mapping)}
+
+
+def without_paths(value: Any) -> Any:
+    """Return a profile as data without its path-valued keys."""
+    if isinstance(value, Mapping):
+        return {k: without_paths(v) for k, v in value.items() if k not in PATH_KEYS or not isinstance(v, str | None)}
+    return [without_paths(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def common_signature(signatures: Sequence[Signature]) -> Signature:
+    """Return the most frequent signature, on a tie the earliest. Expects at least one.
+
+    Each entry that depends on a part's cells is decided by the parts that have it.
+    """
+    shared = [s._replace(models={}, prompts={}, identities={}) for s in signatures]
+    expected = _most(shared)
+    matching = [s for s, own in zip(signatures, shared, strict=True) if not describe_differences(expected, own)]
+    return expected._replace(
+        models=_votes([s.models for s in matching]),
+        prompts=_votes([s.prompts for s in matching]),
+        identities=_votes([s.identities for s in matching]),
+    )
+
+
+def _votes(known: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    keys = dict.fromkeys(key for mapping in known for key in mapping)
+    return {key: _most([mapping[key] for mapping in known if key in mapping]) for key in keys}
+
+
+def _most(values: Sequence[_T]) -> _T:
+    """Return the most frequent value, on a tie the first."""
+    count = Counter(map(repr, values))
+    return max(values, key=lambda v: count[repr(v)])
+
+
+def describe_differences(expected: Signature, found: Signature) -> str:
+    """Describe the first few differences of two signatures; empty when there is none."""
+    places = [
+        place
+        for name in Signature._fields
+        for place in (_differing_in_common if name in _KNOWN_IN_PART else differing)(
+            getattr(expected, name), getattr(found, name), name
+        )
+    ]
+    more = f"; and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+    return "; ".join(places[:_SHOWN]) + more
+
+
+def _differing_in_common(expected: Mapping[str, Any], found: Mapping[str, Any], place: str) -> Iterator[str]:
+    """Yield differences as ``differing`` does, but only of the keys that both have."""
+    for key in expected:
+        if key in found:
+            yield from differing(expected[key], found[key], f"{place}.{key}" if key else place)
+
+
+def differing(expected: Any, found: Any, place: str) -> Iterator[str]:
+    """Yield a description of each place at which two values (plain data) differ."""
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for key in [*expected, *(k for k in found if k not in expected)]:
+            yield from differing(expected.get(key), found.get(key), f"{place}.{key}")
+    elif _lists_of_mappings(expected, found):
+        for at, (one, other) in enumerate(zip(expected, found, strict=True)):
+            yield from differing(one, other, f"{place}.{at}")
+    elif _plain(expected) != _plain(found):
+        yield f"{place}: expected {_short(expected)}, found {_short(found)}"
+
+
+def _lists_of_mappings(expected: Any, found: Any) -> bool:
+    lists = isinstance(expected, list | tuple) and isinstance(found, list | tuple)
+    return lists and len(expected) == len(found) and all(isinstance(v, Mapping) for v in (*expected, *found))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _short(value: Any) -> str:
+    text = repr(_plain(value))
+    return text if len(text) <= 80 else text[:77] + "…"

@@ -1,0 +1,234 @@
+"""``harness plan``: print engines, prompts, and what the run will be able to detect."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.engines.inventory import Inventory, jobs_of
+from harness.history.records import COLD
+from harness.judging.power import Row, Sensitivity, sensitivity
+from harness.profiles.cells import EngineGroup, excluded_cells
+from harness.profiles.hub import GIB, Hub
+from harness.profiles.model import Judging, Profile, read_profile, references_of
+from harness.profiles.model_survey import survey
+from harness.prompts.lengths import Stratum
+from harness.prompts.model import PromptSet
+from harness.scheduling.model import Device, Job
+from harness.scheduling.planning import simulate
+from harness.stats.power import least_prompts
+from harness.workload.cells import group_expected_s
+from harness.workload.prepare import Prepared
+
+
+def print_plan(prepared: Prepared, effect_points: float, console: Console) -> None:
+    """Print the plan of a prepared run."""
+    console.print(_engines(prepared))
+    profile = prepared.profile
+    # Variants that differ in anything else have the same strata.
+    alike = {(p.workload.prompts, p.engine.block_size, p.methods): p for p in reversed(prepared.parts)}
+    for part in reversed(alike.values()):
+        console.print(_strata(part, prepared.sets[part.variant]))
+    files = {p.workload.prompts: p for p in prepared.parts}.values()
+    lengths = [q.tokens for p in files for q in prepared.sets[p.variant].cold]
+    texts = sum(min(p.workload.text_prompts, len(prepared.sets[p.variant].cold)) for p in files)
+    console.print(
+        f"{len(lengths)} cold prompts of {min(lengths)} to {max(lengths)} tokens, "
+        f"{texts} of them also as text; {len(prepared.plan.cells)} cells, "
+        f"{prepared.plan.engines} engine starts, about {prepared.expected_s / 60:.1f} minutes"
+        + (" on two cores" if profile.engine.device == "cpu" else ", one after the other"),
+        highlight=False,
+    )
+    if profile.engine.device == "gpu":
+        console.print(_slots(prepared))
+    for cell, reason in excluded_cells(profile).items():
+        console.print(f"left out: {cell}: {reason}", highlight=False, soft_wrap=True)
+    found = sensitivity(prepared)
+    console.print(_seen(found, effect_points))
+    for line in _words(found, prepared):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _engines(prepared: Prepared) -> Table:
+    profile = prepared.profile
+    table = Table(title=f"profile {profile.name}: {profile.description}", title_justify="left")
+    gpu = profile.engine.device == "gpu"
+    for column in ("engines started", "cells that share them", "requests", "lookahead", "expected"):
+        table.add_column(column)
+    for group in prepared.plan.groups:
+        table.add_row(
+            _needs(prepared, group) if gpu else _roles(group),
+            ", ".join(c.id for c in group.cells),
+            str(sum(w.requests for w in prepared.works if w.cell in group.cells)),
+            str(group.method.lookahead),
+            f"{group_expected_s(group, prepared.works):.0f} s",
+        )
+    return table
+
+
+GPU_GIB = 80.0
+"""GPU memory that is assumed on machines without GPUs."""
+
+
+def _slots(prepared: Prepared) -> Table:
+    """Tabulate how long the plan takes by number of GPUs, using the scheduler of a run."""
+    hours = sum(_gpu_seconds(job) for job in _jobs(prepared, _gpus(1))) / 3600
+    table = Table(
+        title=f"on GPUs of {GPU_GIB:g} GiB: {hours:.1f} GPU-hours by the profile's expected times", title_justify="left"
+    )
+    for column in ("GPUs", "done after", "cells that do not fit"):
+        table.add_column(column, justify="right")
+    for count in (1, 2, 4, 8, 16):
+        inventory = _gpus(count)
+        schedule = simulate(_jobs(prepared, inventory), inventory.devices)
+        left = sum(len(g.cells) for g in prepared.plan.groups if g.id in schedule.refused)
+        table.add_row(str(count), f"{schedule.makespan_s / 3600:.1f} h", str(left) if left else "–")
+    return table
+
+
+def _gpus(count: int) -> Inventory:
+    devices = tuple(Device(f"gpu-{n}", "node", GPU_GIB, n) for n in range(count))
+    return Inventory(devices, {d.id: str(d.index) for d in devices}, shared=True)
+
+
+def _jobs(prepared: Prepared, inventory: Inventory) -> tuple[Job, ...]:
+    return jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, prepared.rescores)
+
+
+def _gpu_seconds(job: Job) -> float:
+    """Return the seconds of whole GPUs: an engine that takes half of one for an hour costs half a GPU-hour."""
+    return job.seconds * sum(e.devices * e.gib / GPU_GIB for e in job.engines)
+
+
+def print_models(source: str, console: Console) -> None:
+    """Print the models that the profile names on the hub, with what would have to be downloaded."""
+    profile = read_profile(source)
+    if not any(references_of(part) for part in profile.written_parts):
+        return
+    hub = Hub()
+    found = survey(profile, hub)
+    table = Table(title="models", title_justify="left")
+    for column in ("repository", "commit", "size", "to fetch"):
+        table.add_column(column, overflow="fold")
+    for m in found:
+        table.add_row(
+            m.reference.repo,
+            (m.commit or m.reference.pinned or m.reference.revision)[:12],
+            "?" if m.size is None else f"{m.size / GIB:.1f} GiB",
+            "?" if m.missing is None else f"{m.missing / GIB:.1f} GiB",
+        )
+    console.print(table)
+    unknown = [m for m in found if m.missing is None]
+    known = sum(m.missing or 0 for m in found) / GIB
+    rest = f", and {len(unknown)} models of unknown size: {unknown[0].error}" if unknown else ""
+    console.print(
+        f"download: {known:.1f} GiB{rest}; free: {hub.free() / GIB:.0f} GiB at {hub.cache}; "
+        "`harness models` downloads them and shows details",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _roles(group: EngineGroup) -> str:
+    return "prefill + decode" if group.topology == "pd" else "single"
+
+
+def _needs(prepared: Prepared, group: EngineGroup) -> str:
+    """Return the engines of a group with the GPUs that each takes, in words."""
+    engine = prepared.profile.part(group.variant).engine
+    share = f"{100 * engine.gpu_memory_utilization:.0f} %"
+    roles = ("prefill", "decode") if group.topology == "pd" else ("single",)
+    return " + ".join(f"{role} ({engine.tensor_parallel.of(role)} × {share} GPU)" for role in roles)
+
+
+def _strata(profile: Profile, prompts: PromptSet) -> Table:
+    size = profile.engine.block_size
+    variant = f"{profile.variant}: " if profile.variant else ""
+    table = Table(title=f"{variant}prompts ({profile.workload.prompts.name}, block size {size})", title_justify="left")
+    table.add_column("stratum")
+    for method in profile.methods:
+        table.add_column(method.kind, justify="right")
+    for stratum in Stratum:
+        counts = [sum(p.stratum_for(size, m.lookahead) is stratum for p in prompts.cold) for m in profile.methods]
+        table.add_row(stratum.value, *map(str, counts))
+    return table
+
+
+def _seen(found: Sensitivity, effect_points: float) -> Table:
+    table = Table(title="what this run can detect", title_justify="left")
+    table.add_column("cell")
+    for column in (
+        "tests",
+        "prompts",
+        "smallest change at position 0",
+        "in the weakest stratum",
+        f"prompts for {effect_points:g} points",
+    ):
+        table.add_column(column, justify="right")
+    for row in found.rows:
+        if row.scenario != COLD and found.tier == "bitwise":
+            continue
+        smallest, needed = found.smallest(row), found.needed(row, effect_points)
+        table.add_row(
+            row.cell + ("" if row.scenario == COLD else f" in {row.scenario}"),
+            "exact" if found.tier == "bitwise" else str(len(row.tests)),
+            str(row.prompts),
+            _size(row, smallest, found),
+            _in_stratum(row, found),
+            "–" if needed is None else str(needed),
+        )
+    return table
+
+
+def _size(row: Row, smallest: float | None, found: Sensitivity) -> str:
+    if row.sd is None:
+        return "one token" if found.tier == "bitwise" else "–"
+    if smallest is None:
+        return "no baseline"
+    if found.tier == "bitwise":
+        return f"one draft of {row.steps} steps ({smallest:.3f} points)"
+    if not math.isfinite(smallest):
+        return "too few prompts"
+    return f"{smallest:.2f} points" + ("" if row.measured else " (assumed noise)")
+
+
+def _in_stratum(row: Row, found: Sensitivity) -> str:
+    smallest = found.smallest_in_stratum(row)
+    if smallest is None or row.weakest is None:
+        return "–"
+    stratum, count = row.weakest
+    return f"{f'{smallest:.2f} points' if math.isfinite(smallest) else 'nothing'} ({stratum}, {count})"
+
+
+def _words(found: Sensitivity, prepared: Prepared) -> list[str]:
+    judging = prepared.profile.judging
+    if found.tier == "bitwise":
+        return [
+            "tier bitwise: tokens and accepted drafts are compared one by one, without statistical tests (alpha 0); "
+            "one difference fails its cell."
+        ]
+    stages = "one stage" if found.stages == 1 else "two stages, the second on held-out prompts and fresh engines"
+    return [
+        f"tier normal: {found.registered} registered tests, {stages}; chance that a run of unchanged engines fails "
+        f"at most {found.family_alpha:g}; each test at {found.alpha:.2g} in each stage (Holm), power {found.power:g}.",
+        f"A change fails its cell only when it is beyond chance, its {100 * judging.confidence:g} % interval excludes "
+        f"zero and it is at least {judging.floor_points:g} points; a cell that could not detect "
+        f"{judging.must_detect_points:g} points"
+        + (f", or {judging.must_detect_stratum_points:g} in a stratum" if judging.must_detect_stratum_points else "")
+        + ", is UNKNOWN.",
+        *_blind(found, judging),
+    ]
+
+
+def _blind(found: Sensitivity, judging: Judging) -> list[str]:
+    blind = found.blind(judging)
+    if not blind:
+        return []
+    return [
+        f"{len(blind)} cells cannot detect that with these prompts and will be UNKNOWN: {', '.join(blind[:6])}"
+        + (" …" if len(blind) > 6 else "")
+        + f"; each stratum needs at least {least_prompts(found.alpha)} prompts, cold and held out: raise "
+        "workload.recipe.per_stratum, or build a set with --per-stratum"
+    ]

@@ -1,0 +1,426 @@
+"""Reproduce one finding: the engines of its cell, and its prompt in its scenario, up to a number of attempts."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from harness.engines.api_key import HeaderFile, header_file
+from harness.engines.client import REMOTE_DECODE, Sampling, request_body
+from harness.engines.environment import EngineEnvironment, engines_for
+from harness.engines.request import payload
+from harness.engines.session import EngineGroupSession
+from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, DataError, InfrastructureError, UsageError
+from harness.history.records import COLD, Form, History, load_history
+from harness.history.verdict import Verdict
+from harness.judging.findings import CheckResult, Finding, Judgement, how_many
+from harness.mutants.install import arm_group
+from harness.profiles.cells import CellName, EngineGroup, all_cells, make_plan, start_expected_s
+from harness.profiles.model import Profile
+from harness.profiles.remote_code import require_trusted
+from harness.prompts.model import Prompt, load_prompts
+from harness.reports.judge_run import assess, judge_and_report
+from harness.reports.summary import RunSummary
+from harness.runner.kv_scrub import Scrubber
+from harness.runner.record_cells import record_cells
+from harness.runner.run import new_folder, prepared_recorder
+from harness.stats.sequential import Interval, interval_of
+from harness.util.files import write_json
+from harness.util.progress import Reporter
+from harness.util.strict import describe_validation_error
+from harness.workload.cells import CellWork, Choice, cell_work
+from harness.workload.prepare import Prepared, prepare
+
+# When one cell is tried alone, the reference cell is missing; the baseline check takes the place of the comparison.
+_INSTEAD = {
+    "tokens-reference": "tokens-baseline",
+    "rescored": "tokens-baseline",
+    "acceptance-single": "acceptance-baseline",
+}
+
+
+class Target(NamedTuple):
+    """The request to try again, and the check that must find the defect."""
+
+    cell: str
+    scenario: str
+    instance: int | None
+    """Instance of the scenario; None means all."""
+    prompt: str | None
+    """Id of the cold prompt; None means all."""
+    form: Form
+    check: str | None
+    """The check that must report the finding again; None means any."""
+    key: str | None
+    """The request in which it must be found; None means any."""
+    words: str
+
+
+class Attempt(NamedTuple):
+    """One attempt to reproduce a finding."""
+
+    verdict: Verdict
+    again: bool | None
+    """Whether the finding appeared; None when the attempt is inconclusive."""
+
+
+class Result(NamedTuple):
+    """The outcome of all attempts."""
+
+    target: Target
+    attempts: tuple[Attempt, ...]
+    folder: Path
+    summary: RunSummary | None
+    """Summary of the last attempt."""
+    seconds: float
+    decided: bool
+    problem: str = ""
+    """Why the attempts ended early."""
+    interrupted: bool = False
+
+    @property
+    def told(self) -> int:
+        return sum(a.again is not None for a in self.attempts)
+
+    @property
+    def shown(self) -> int:
+        return sum(a.again is True for a in self.attempts)
+
+    @property
+    def interval(self) -> Interval:
+        return interval_of(self.shown, self.told)
+
+    @property
+    def exit_code(self) -> int:
+        """1 when the finding appeared; 0 when it never did and all attempts, or enough to decide, were conclusive; 2
+        otherwise, so that dying engines are never taken for a defect that is gone."""
+        if self.shown:
+            return EXIT_REGRESSION
+        return EXIT_UNKNOWN if self._cut_short else EXIT_PASS
+
+    @property
+    def _cut_short(self) -> str:
+        """Why the attempts do not show that the finding is gone; empty when they do."""
+        if self.problem:
+            return self.problem
+        if self.interrupted:
+            return "interrupted"
+        lost = len(self.attempts) - self.told
+        if not self.told or (lost and not self.decided):
+            return f"{lost} of {len(self.attempts)} tries were inconclusive"
+        return ""
+
+    @property
+    def sentence(self) -> str:
+        if not self.told:
+            why = f": {self.problem}" if self.problem else ""
+            return f"UNKNOWN: none of {len(self.attempts)} tries was conclusive about {self.target.words}{why}"
+        if not self.shown and self._cut_short:
+            return (
+                f"UNKNOWN: {self.target.words} did not appear in {self.told} of {len(self.attempts)} tries, but that "
+                + (f"is not enough: {self._cut_short}")
+            )
+        what = "reproduced" if self.shown else "not reproduced"
+        rate = ""
+        if len(self.attempts) > 1:
+            low, high = self.interval
+            rate = f", {100 * low:.0f} to {100 * high:.0f} % of tries with 95 % confidence"
+            rate += " (decided)" if self.decided else ""
+        lost = f"; {len(self.attempts) - self.told} tries were inconclusive" if self.told < len(self.attempts) else ""
+        return f"{what}: {self.target.words} in {self.shown} of {self.told} tries{rate}{lost}"
+
+
+# --- targets ---------------------------------------------------------------------------------------------------------
+
+
+def find(judgement: Judgement, wanted: str) -> Finding:
+    """Return the finding with that id, or the only one whose id begins with it. Raises UsageError if there is none."""
+    findings = judgement.findings
+    exact = [f for f in findings if f.id == wanted]
+    unlisted = how_many(findings) - len(findings)
+    # When not all findings are listed, the only listed match may not be the one that was meant.
+    beginning = f"{wanted.rstrip('/')}/" if unlisted else wanted
+    begun = list({f.id: f for f in findings if f.id.startswith(beginning)}.values())
+    if exact or len(begun) == 1:
+        return (exact or begun)[0]
+    known = [f.id for f in begun] or list(dict.fromkeys(f.id for f in findings))
+    shown = "\n".join(f"    {i}" for i in known[:12]) + (f"\n    … {len(known) - 12} more" if len(known) > 12 else "")
+    what = f"{len(begun)} of them" if begun else "none"
+    raise UsageError(
+        f"expected the id of a finding of {judgement.run_id}, or a beginning that only one has, found {what} for "
+        f"{wanted!r}; "
+        + (f"{unlisted} more are counted and not listed, try theirs with --cell and --prompt; " if unlisted else "")
+        + (f"there are:\n{shown}" if known else "the run has no findings")
+    )
+
+
+def target_of(finding: Finding) -> Target:
+    """Return the request that a finding is about, with the check that must report it again."""
+    instance = None
+    if finding.scenario != COLD and finding.part:
+        number = finding.part.rpartition("#")[2].split(".")[0]
+        instance = int(number) if number.isdigit() else None
+    return Target(
+        finding.cell,
+        finding.scenario,
+        instance,
+        finding.prompt_id if finding.scenario == COLD else None,
+        "text" if finding.form == "text" else "ids",
+        finding.check,
+        finding.part or finding.prompt_id,
+        finding.id,
+    )
+
+
+def from_run(run_dir: Path, wanted: str, trust_code: bool = False) -> tuple[Prepared, Target, tuple[str, ...]]:
+    """Prepare a finding of a recorded run with the run's own profile, and return the mutants enabled then.
+
+    Raises UsageError when engines would run code of models and ``trust_code`` is False.
+    """
+    history = load_history(run_dir)
+    require_trusted(history.run.profile, trust_code)
+    target = target_of(find(assess(history).judgement, wanted))
+    return (
+        _prepared(_profile(history), str(history.run.profile.get("source", "")), target, history),
+        target,
+        (history.run.mutants),
+    )
+
+
+def from_names(source: str, cell: str, prompt: str, scenario: str) -> tuple[Prepared, Target, tuple[str, ...]]:
+    """Prepare a prompt of a shipped profile or a profile file in a cell, without a recorded run."""
+    everything = prepare(source, [cell], () if scenario == COLD else [scenario])
+    chosen = [c.id for c in everything.plan.cells]
+    if len(chosen) != 1:
+        raise UsageError(f"--cell {cell!r}: expected one cell, found {', '.join(chosen)}")
+    words = f"{chosen[0]}/{prompt}" if scenario == COLD else f"{chosen[0]}/{scenario}"
+    key = prompt if scenario == COLD else None
+    target = Target(chosen[0], scenario, None, prompt if scenario == COLD else None, "ids", None, key, words)
+    return _prepared(everything.profile, source, target, None), target, ()
+
+
+def _profile(history: History) -> Profile:
+    raw = {k: v for k, v in history.run.profile.items() if k != "source"}
+    try:
+        return Profile.model_validate(raw)
+    except ValidationError as error:
+        raise DataError(
+            f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
+        ) from error
+
+
+def _prepared(whole: Profile, source: str, target: Target, history: History | None) -> Prepared:
+    profile = whole.part(CellName.of(target.cell).variant)
+    prompts = load_prompts(profile.workload.prompts)
+    prompts.check_tokenizer(profile.tokenizer_folder, profile.workload.prompts)
+    recorded = _prompts_of(history, target) if history is not None else None
+    if recorded is not None and prompts.sha256 != recorded:
+        raise UsageError(
+            f"{profile.workload.prompts}: expected the prompts of the run ({recorded[:12]}…), found "
+            f"different ones ({prompts.sha256[:12]}…); restore the file that the run used"
+        )
+    cells = {c.id: c for c in all_cells(profile)}
+    if target.cell not in cells:
+        raise UsageError(f"expected a cell of profile {profile.name} ({', '.join(cells)}), found {target.cell!r}")
+    if target.prompt is not None and target.prompt not in {p.id for p in prompts.prompts}:
+        raise UsageError(f"expected a prompt of {profile.workload.prompts.name}, found {target.prompt!r}")
+    choice = Choice(
+        scenarios=(target.scenario,),
+        prompts=None if target.prompt is None else (target.prompt,),
+        forms=(target.form,),
+        uses=("cold", "scenario", "held-out") if target.prompt is not None else ("cold",),
+    )
+    work = cell_work(profile, prompts, cells[target.cell], choice)
+    if target.instance is not None:
+        work = work._replace(scripts=tuple(s for s in work.scripts if s.instance == target.instance))
+    if not work.requests:
+        raise UsageError(f"expected {target.cell} to be sent something in {target.scenario}, found nothing to send")
+    # A single cell may have run on the decode engine of a pair, so the same engines are started.
+    together = history.cell(target.cell) if history is not None else None
+    group = [c for c in cells.values() if c.id == target.cell or _shared(history, together, c.id)]
+    # Outputs are not re-scored here; if the profile asked for it, evidence would be missing in every attempt.
+    alone = profile.model_copy(update={"workload": profile.workload.model_copy(update={"rescore": False})})
+    return Prepared(alone, source, {profile.variant: prompts}, make_plan(alone, group), (work,))
+
+
+def _prompts_of(history: History, target: Target) -> str:
+    """Return the hash of the prompts sent to the target's cell."""
+    identity = history.run.identities.get(CellName.of(target.cell).lineup, {})
+    return str(identity.get("prompts_sha256", history.run.prompts_sha256))
+
+
+def _shared(history: History | None, mine: Any, other: str) -> bool:
+    record = history.cell(other) if history is not None else None
+    return record is not None and mine is not None and record.group == mine.group
+
+
+# --- attempts --------------------------------------------------------------------------------------------------------
+
+
+def reproduce(
+    prepared: Prepared,
+    target: Target,
+    mutants: tuple[str, ...],
+    out: Path,
+    engine_python: str,
+    reporter: Reporter,
+    repeat: int,
+    keep: Callable[[list[str]], None] | None = None,
+    until: Callable[[list[Attempt]], bool] | None = None,
+) -> Result:
+    """Start the engines once and try until the result is decided, or ``until`` returns True; at most ``repeat`` times.
+
+    ``keep`` is called with instructions for the user while the engines are still up. KeyboardInterrupt ends the
+    engines; attempts made until then count.
+    """
+    begun = time.monotonic()
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
+    (group,) = prepared.plan.groups
+    folder = new_folder(out, prepared.profile, "repro")
+    changed, mutation = arm_group(group, prepared.profile, mutants, folder / "arming" / group.id, False)
+    attempts: list[Attempt] = []
+    summary: RunSummary | None = None
+    problem, interrupted, tried = "", False, False
+    try:
+        with EngineGroupSession(
+            changed, prepared.profile, environment, folder / "logs", reporter.line, mutation
+        ) as session:
+            session.switch(*mutants)
+            reporter.step(group.id, start_expected_s(group))
+            scrubber = Scrubber(session, prepared.prompts.prompts)
+            while len(attempts) < repeat and not (until or _decided)(attempts):
+                if attempts:
+                    scrubber.scrub()
+                    session.refresh_counters()
+                summary = _attempt(
+                    session, prepared, environment, folder / f"try-{len(attempts) + 1:02d}", mutants, reporter
+                )
+                attempts.append(Attempt(summary.verdict, _again(summary, target)))
+                reporter.line(f"try {len(attempts)}: {summary.verdict}")
+            tried = True
+            if keep is not None:
+                with header_file(session.key) as key:
+                    keep([*_requests(session, prepared, group, folder, key), key.use])
+    except KeyboardInterrupt:
+        reporter.line("interrupted: the engines were ended")
+        # An interruption after the attempts is the normal way to end engines that were kept.
+        interrupted = not tried
+    except InfrastructureError as error:
+        reporter.line(f"{group.id}: UNKNOWN: {error}")
+        attempts.append(Attempt(Verdict.UNKNOWN, None))
+        problem = str(error)
+    seconds = time.monotonic() - begun
+    return Result(target, tuple(attempts), folder, summary, seconds, _decided(attempts), problem, interrupted)
+
+
+def _attempt(
+    session: EngineGroupSession,
+    prepared: Prepared,
+    environment: EngineEnvironment,
+    folder: Path,
+    mutants: tuple[str, ...],
+    reporter: Reporter,
+) -> RunSummary:
+    recorder = prepared_recorder(prepared, environment, folder, mutants, f"{folder.parent.name}-{folder.name}")
+    try:
+        record_cells(session, prepared.works, recorder, reporter)
+    except InfrastructureError:
+        judge_and_report(recorder.finish())
+        raise
+    return judge_and_report(recorder.finish())
+
+
+def _decided(attempts: list[Attempt]) -> bool:
+    """Return whether the rate is above or below one half with 95 % confidence, valid under repeated looks."""
+    told = [a for a in attempts if a.again is not None]
+    low, high = interval_of(sum(a.again is True for a in told), len(told))
+    return low > 0.5 or high < 0.5
+
+
+def results_of(summary: RunSummary, target: Target) -> list[CheckResult]:
+    """Return the results of the target's check or its substitute for its cell; of all checks if it names none."""
+    wanted = {target.check, _INSTEAD.get(target.check or "")} - {None}
+    return [
+        r
+        for c in summary.judgement.cells
+        if (c.cell, c.scenario) == (target.cell, target.scenario)
+        for r in c.results
+        if not wanted or r.check in wanted
+    ]
+
+
+def _again(summary: RunSummary, target: Target) -> bool | None:
+    """Return whether the finding appeared again; None when its check lacks evidence."""
+    results = results_of(summary, target)
+    found = [
+        f for r in results for f in r.findings if target.key is None or (f.part or f.prompt_id) in (target.key, None)
+    ]
+    if any(f.verdict is not Verdict.UNKNOWN for f in found):
+        return True
+    # It may be among findings that are not listed.
+    if not results or any(r.verdict is Verdict.UNKNOWN or r.found > len(r.findings) for r in results):
+        return None
+    return False
+
+
+def expected_s(prepared: Prepared, repeat: int) -> float:
+    """Return the rough wall time in seconds if all attempts are needed."""
+    starts = sum(start_expected_s(g) for g in prepared.plan.groups)
+    return starts + repeat * (prepared.expected_s - starts)
+
+
+# --- instructions for the user ---------------------------------------------------------------------------------------
+
+
+def _subject(work: CellWork) -> tuple[Prompt, float] | None:
+    """Return the prompt that the case is about, and its temperature, or None."""
+    if work.items:
+        return work.items[0].prompt, 0.0
+    sends = [s for script in work.scripts for stage in script.stages for s in stage.sends]
+    chosen = next((s for s in sends if s.part == "subject"), sends[0] if sends else None)
+    return (chosen.prompt, chosen.temperature) if chosen is not None else None
+
+
+def _requests(
+    session: EngineGroupSession, prepared: Prepared, group: EngineGroup, folder: Path, key: HeaderFile
+) -> list[str]:
+    """Return the URLs of the engines, and the requests (two for a hand-off, otherwise one) as curl commands."""
+    lines = [f"{role} engine: {session.url(role)}" for role in session.roles]
+    (work,) = prepared.works
+    subject = _subject(work)
+    if subject is None:
+        return lines
+    prompt, temperature = subject
+    workload = prepared.profile.workload
+    full = request_body(payload(prompt, "ids"), Sampling(workload.max_tokens, workload.logprobs, temperature))
+    header = f"{key.curl} -H 'Content-Type: application/json'"
+    if work.cell.routed:
+        write_json(folder / "request.json", full)
+        body = shlex.quote(str(folder / "request.json"))
+        url = session.router_url(work.cell)
+        return [*lines, f"router: {url}", f"curl -s {url}/v1/completions {header} -d @{body}"]
+    if work.cell.topology == "single":
+        role = session.roles[0] if group.topology == "single" else "decode"
+        write_json(folder / "request.json", full)
+        body = shlex.quote(str(folder / "request.json"))
+        return [*lines, f"curl -s {session.url(role)}/v1/completions {header} -d @{body}"]
+    first = request_body(payload(prompt, "ids"), Sampling(1, workload.logprobs, temperature))
+    write_json(folder / "prefill.json", {**first, "kv_transfer_params": REMOTE_DECODE})
+    write_json(folder / "decode.json", full)
+    first_body, second_body = (shlex.quote(str(folder / f"{name}.json")) for name in ("prefill", "decode"))
+    merge = (
+        "import json,sys; b=json.load(open(sys.argv[1])); "
+        "b['kv_transfer_params']=json.load(sys.stdin)['kv_transfer_params']; print(json.dumps(b))"
+    )
+    answer = shlex.quote(str(folder / "answer-of-p.json"))
+    return [
+        *lines,
+        f"curl -s {session.url('prefill')}/v1/completions {header} -d @{first_body} > {answer}",
+        f"python3 -c {shlex.quote(merge)} {second_body} < {answer} | "
+        f"curl -s {session.url('decode')}/v1/completions {header} -d @-",
+    ]

@@ -1,0 +1,359 @@
+"""``harness run --resume``: resume an interrupted run in its folder, with the cells that are not complete.
+
+The record is reopened first, so that the run is neither finished nor sealed while it grows. Then the answers of
+incomplete cells are moved from the observations into a separate file, so that the judge sees one recording of each
+cell. Complete cells are never asked again. Regressions in answers that were set aside stay on record and keep the run
+from passing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness import redact
+from harness.commands.merge.shards import differing, rescored, unfinished
+from harness.commands.run import second_stage
+from harness.engines.environment import engines_for
+from harness.errors import EXIT_REGRESSION, UsageError
+from harness.history.checksum import LINES, PARQUET
+from harness.history.records import (
+    COLD,
+    RESCORE,
+    SECOND,
+    CellRecord,
+    EngineRecord,
+    History,
+    Resumption,
+    RunRecord,
+    load_history,
+    write_run,
+)
+from harness.history.run_kind import require_plain
+from harness.history.truncation import move_aside
+from harness.judging.checks.registry import baselines_for, tripped_tests
+from harness.judging.references import load_second
+from harness.profiles.cells import CellName, EngineGroup, Plan
+from harness.reports.judge_run import Outcome, assess, judge_and_report
+from harness.runner.groups import Runner
+from harness.runner.options import DEFAULTS, RunOptions
+from harness.runner.recorder import Recorder
+from harness.runner.run import point_to, prepared_recorder
+from harness.util import machine
+from harness.util.json_io import printable
+from harness.util.progress import Reporter
+from harness.util.storage import FolderLock, writing
+from harness.workload.prepare import Prepared, prepare
+
+_VARYING = {"memory_gib"}
+"""Hardware fields that may differ: memory is rounded, and operating-system kernels reserve different amounts of it."""
+
+
+class Resumable(NamedTuple):
+    """An interrupted run, and the work that is left."""
+
+    folder: Path
+    """The resolved folder of the run, because the link ``latest`` may change meanwhile."""
+    history: History
+    recorded: int
+    """Size of the observations file in bytes when it was read."""
+    whole: Prepared
+    """The whole run, prepared again."""
+    rest: Prepared
+    """The work that is left."""
+
+    @property
+    def again(self) -> tuple[str, ...]:
+        """Cells that are asked again from the beginning."""
+        return tuple(w.cell.id for w in self.rest.works if w.requests)
+
+
+def prepare_resume(folder: Path) -> Resumable:
+    """Load an interrupted run and prepare the work that is left, without changing anything.
+
+    Raises UsageError for runs that cannot be resumed, and the errors of ``load_history`` and ``prepare``.
+    """
+    folder = folder.resolve()
+    recorded = _size(folder / LINES)
+    history = load_history(folder)
+    _require_resumable(history)
+    run = history.run
+    scenarios = dict.fromkeys(s for c in run.cells for s in ([COLD] if c.planned else []) + list(c.scenarios))
+    source = str(run.profile.get("source", run.profile["name"]))
+    whole = prepare(source, [c.cell for c in run.cells], list(scenarios))
+    # A run that finished can lack its second stage only; its failed cells are not repeated.
+    rest = _rest(whole, history) if unfinished(run) else whole._replace(plan=Plan((), ()), works=(), lacking={})
+    return Resumable(folder, history, recorded, whole, rest)
+
+
+def resume(
+    left: Resumable,
+    reporter: Reporter,
+    options: RunOptions = DEFAULTS,
+) -> Outcome:
+    """Resume the run, judge it and write its reports.
+
+    Raises UsageError, naming each difference, when the conditions are not those under which the run began; nothing has
+    been changed in that case.
+    """
+    with FolderLock(left.folder):
+        # The run may still have been active a moment ago; its latest answers must not be set aside unread.
+        if _size(left.folder / LINES) != left.recorded or load_history(left.folder).run != left.history.run:
+            raise UsageError(
+                f"{left.folder}: expected the run to be unchanged since it was read, found it changed; try again"
+            )
+        run = left.history.run
+        options = options._replace(mutants=run.mutants, together=len(run.mutants) > 1)
+        history = left.history
+        if unfinished(run):
+            recorder, environment = _recorder(left, options.engine_python)
+            history = Runner(left.rest, environment, recorder, reporter, options).run()
+        point_to(left.folder, reporter)
+        if not history.run.interrupted and _second_is_missing(history):
+            _put_away(left.folder / SECOND)
+            second_stage(left.whole, history, reporter, options)
+        return Outcome(left.folder, judge_and_report(history))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+# --- what can be resumed ---------------------------------------------------------------------------------------------
+
+
+def _require_resumable(history: History) -> None:
+    require_plain(history)
+    folder, run = history.folder, history.run
+    name = folder.name
+    if run.merged is not None:
+        raise UsageError(f"{folder}: expected an interrupted run, found one that was merged from parts")
+    if name == SECOND or run.run_id != name:
+        raise UsageError(
+            f"{folder}: expected the folder that `harness run` created for the run, found run {run.run_id} in {name}; "
+            "repetitions, tries and copies cannot be resumed"
+        )
+    if not (folder / LINES).is_file():
+        raise UsageError(f"{folder}: expected {LINES}, found no such file; restore it from a copy, or run again")
+    if run.finished is not None and not run.interrupted and not _second_is_missing(history):
+        raise UsageError(
+            f"{folder}: expected a run that was killed or interrupted, found one that finished at "
+            f"{run.finished}; `harness check` judges it again"
+        )
+
+
+def _second_is_missing(history: History) -> bool:
+    """Return whether a second stage is due but missing or incomplete."""
+    folder = history.folder / SECOND
+    if (folder / "run.json").is_file():
+        second = load_second(history)
+        return second is None or bool(unfinished(second.run))
+    return history.run.profile.get("judging", {}).get("tier") == "normal" and bool(
+        tripped_tests(history, baselines_for(history))
+    )
+
+
+def _rest(whole: Prepared, history: History) -> Prepared:
+    """Return the work that is left: incomplete cells, in their engine groups, and re-scoring."""
+    done = {c.cell for c in history.run.cells if _complete(history, c)}
+    score = _to_rescore(history, done) if history.run.rescore else set()
+    groups = []
+    for group in whole.plan.groups:
+        cells = tuple(c for c in group.cells if c.id not in done or c.id in score)
+        if cells:
+            groups.append(group._replace(cells=cells))
+    works = tuple(
+        w._replace(items=(), scripts=()) if w.cell.id in done else w
+        for w in whole.works
+        if w.cell.id not in done or w.cell.id in score
+    )
+    lacking = {cell: reason for cell, reason in whole.lacking.items() if cell not in done}
+    return whole._replace(plan=Plan(_cells(groups), tuple(groups)), works=works, lacking=lacking)
+
+
+def _cells(groups: list[EngineGroup]) -> tuple[Any, ...]:
+    return tuple(c for g in groups for c in g.cells)
+
+
+def _complete(history: History, record: CellRecord) -> bool:
+    """Return whether a cell completed and all its answers are on record; a power failure may have lost some."""
+    answered = Counter(o.scenario for o in history.in_order(record.cell))
+    planned = {COLD: record.planned, **record.scenarios}
+    return record.state == "complete" and all(answered[s] >= n for s, n in planned.items())
+
+
+def _to_rescore(history: History, done: set[str]) -> set[str]:
+    """Return the plain single cells that have to re-score outputs: those of variants in which cells are asked again or
+    outputs are not all scored."""
+    from harness.runner.rescore import Outputs
+
+    outputs = Outputs()
+    for o in history.observations:
+        if o.scenario != RESCORE:
+            outputs.add(o)
+    scored = {(o.cell, o.key) for o in history.observations if o.scenario == RESCORE and rescored(o)}
+    missing = {cell for cell, key in outputs.scored_by if (cell, key) not in scored}
+    changed = {CellName.of(c.cell).reference for c in history.run.cells if c.cell not in done}
+    return (missing | changed) & {c.cell for c in history.run.cells}
+
+
+# --- unchanged conditions --------------------------------------------------------------------------------------------
+
+
+def _plan_of(run: RunRecord) -> dict[str, Any]:
+    return {
+        c.cell: {
+            "block_size": c.block_size,
+            "lookahead": c.lookahead,
+            "draft_tokens": c.draft_tokens,
+            "route": c.route,
+            "cold": c.planned,
+            **c.scenarios,
+        }
+        for c in run.cells
+    }
+
+
+def _conditions(plain: Mapping[str, Any], run: RunRecord) -> dict[str, Any]:
+    """Return what must be unchanged when a run is resumed; ``plain`` is the record in its JSON form."""
+    return {
+        "profile": plain["profile"],
+        "prompts": run.prompts_sha256,
+        "identities": plain["identities"],
+        "versions": plain["versions"],
+        "hardware": {k: v for k, v in plain["hardware"].items() if k not in _VARYING},
+        "cells": _plan_of(run),
+        "mutants": list(run.mutants),
+        "rescore": run.rescore,
+        "lacking": plain["lacking"],
+    }
+
+
+def require_same(earlier: RunRecord, now: RunRecord) -> None:
+    """Raise UsageError, naming each difference, when the conditions of two records differ."""
+    before, after = (_conditions(printable(r.model_dump(mode="json")), r) for r in (earlier, now))
+    places = [text for key in before for text in differing(before[key], after[key], key)]
+    if places:
+        shown = "\n".join(f"  {p}" for p in places)
+        raise UsageError(f"run {earlier.run_id} cannot be resumed, because something has changed:\n{shown}")
+
+
+# --- resuming --------------------------------------------------------------------------------------------------------
+
+
+def _recorder(left: Resumable, engine_python: str | None) -> tuple[Recorder, Any]:
+    """Return a recorder that continues the run's record, and the environment of its engines."""
+    environment = engines_for(left.whole.profile, left.whole.plan, engine_python)
+    recorder = prepared_recorder(
+        left.whole, environment, left.folder, left.history.run.mutants, adopt=lambda fresh: _reopen(left, fresh)
+    )
+    for o in load_history(left.folder).observations:
+        if o.scenario != RESCORE:
+            recorder.outputs.add(o)
+    for cell, reason in left.rest.lacking.items():
+        recorder.fail_pending([cell], "failed", reason)
+    return recorder, environment
+
+
+def _reopen(left: Resumable, fresh: RunRecord) -> RunRecord:
+    """Reopen the run's record, set superseded answers aside, and return the record.
+
+    The record is written, without its end, before anything else is changed.
+    """
+    run, folder = left.history.run, left.folder
+    require_same(run, fresh)
+    again = set(left.again)
+    scored = {w.cell.id for w in left.rest.works}
+
+    def stays(cell: str, scenario: str) -> bool:
+        return cell not in scored if scenario == RESCORE else cell not in again
+
+    number = len(run.resumed) + 1
+    aside = sum(not stays(o.cell, o.scenario) for o in left.history.observations)
+    name = _free(folder, f"superseded-{number}")
+    restarted = {g.id for g in left.rest.plan.groups}
+    resumption = Resumption(
+        at=machine.now(),
+        command=tuple(sys.argv),
+        git_commit=fresh.git_commit,
+        git_dirty=fresh.git_dirty,
+        hardware=fresh.hardware,
+        cells=left.again,
+        set_aside=aside,
+        files=(name,) if aside else (),
+        found=_found(left.history),
+    )
+    record = run.model_copy(
+        update={
+            "finished": None,
+            "interrupted": False,
+            "engines": tuple(_renamed(e, restarted, number) for e in run.engines),
+            "cells": tuple(_again(c, again, restarted, number) for c in run.cells),
+            "resumed": (*run.resumed, resumption),
+        }
+    )
+    write_run(folder, record)
+    move_aside(folder / LINES, stays, folder / name, folder / _free(folder, f"torn-{number}"))
+    with writing(folder):
+        redact.logs(folder)
+        (folder / PARQUET).unlink(missing_ok=True)
+        for old, new in _logs(folder / "logs", restarted, number):
+            old.rename(new)
+    return record
+
+
+def _found(history: History) -> tuple[str, ...]:
+    """Return the regressions found before anything is set aside, without known defects. Cells that are not asked again
+    are included, because their outputs may be re-scored."""
+    # The profile is the user's own: it was loaded again and is unchanged.
+    judgement = assess(history.model_copy(update={"own": True})).judgement
+    return tuple(
+        f"{f.cell} {f.check} {f.verdict}: {f.message}" + (f" … and {f.others} more like it" if f.others else "")
+        for f in judgement.findings
+        if f.known is None and f.verdict.exit_code == EXIT_REGRESSION
+    )
+
+
+def _free(folder: Path, what: str) -> str:
+    """Return an unused file name beside the observations."""
+    names = (f"observations.{what}{mark}.jsonl" for mark in ("", *(f"-{n}" for n in range(2, 1000))))
+    return next(n for n in names if not (folder / n).exists())
+
+
+def _earlier(group: str, number: int) -> str:
+    """Return the name under which the earlier engines of a restarted group are kept."""
+    return f"{group}~{number}"
+
+
+def _renamed(engine: EngineRecord, restarted: set[str], number: int) -> EngineRecord:
+    if engine.group not in restarted:
+        return engine
+    group = _earlier(engine.group, number)
+    return engine.model_copy(update={"group": group, "log": group + engine.log.removeprefix(engine.group)})
+
+
+def _again(cell: CellRecord, again: set[str], restarted: set[str], number: int) -> CellRecord:
+    if cell.cell in again:
+        clear: Mapping[str, Any] = {"state": "pending", "reason": None}
+        return cell.model_copy(update={**clear, **dict.fromkeys(("request_seconds", "seconds", "start_seconds"), 0.0)})
+    group = _earlier(cell.group, number) if cell.group in restarted else cell.group
+    return cell.model_copy(update={"group": group})
+
+
+def _logs(folder: Path, restarted: set[str], number: int) -> Iterator[tuple[Path, Path]]:
+    for group in restarted:
+        for path in folder.glob(f"{group}.*"):
+            if path.name.count(".") - group.count(".") <= 2:
+                yield path, path.with_name(_earlier(group, number) + path.name.removeprefix(group))
+
+
+def _put_away(second: Path) -> None:
+    """Rename an incomplete second stage, if there is one."""
+    if not second.exists():
+        return
+    free = (second.with_name(f"{SECOND}.superseded-{n}") for n in range(1, 1000))
+    with writing(second):
+        second.rename(next(p for p in free if not p.exists()))

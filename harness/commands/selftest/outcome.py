@@ -1,0 +1,110 @@
+"""Decide from judgements whether a mutant was caught for the right reason. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.commands.selftest.trials import Trial, View
+from harness.history.records import COLD
+from harness.history.verdict import Verdict
+from harness.judging.findings import CellVerdict, Judgement
+from harness.profiles.cells import CellName
+from harness.prompts.lengths import spills
+from harness.reports.selftest_result import Kill
+
+
+def classify_kill(
+    trial: Trial, judgement: Judgement, scenario_kinds: Mapping[str, str], fired: bool | None, lookahead: int
+) -> tuple[Kill, str]:
+    """Return how a mutant ended and why, in one sentence.
+
+    ``scenario_kinds`` maps the ids of the profile's scenarios to their kinds. ``fired`` is whether an engine reports
+    that the mutant's code ran; None if the mutant is not in an engine. ``lookahead`` is that of the trial's method.
+    """
+    views = {_view(c, scenario_kinds): c for c in judgement.cells}
+    failed = {v: c for v, c in views.items() if c.verdict is not Verdict.PASS}
+    if not views:
+        return Kill.UNTESTED, "no cell was judged"
+    if not failed:
+        never = "; its code never ran" if fired is False else ""
+        return Kill.SURVIVED, f"every check of {', '.join(_name(v) for v in views)} passed{never}"
+    if fired is False:
+        names = ", ".join(_name(v) for v in failed)
+        return Kill.OTHER, f"{names} failed although the mutant's code never ran: something else is wrong"
+    reasons = []
+    for view in trial.caught:
+        cell = failed.get(view)
+        if cell is None:
+            reasons.append(f"{_name(view)} passed")
+            continue
+        why = _mismatch(trial, cell, lookahead)
+        if why is None:
+            dirty = [v for v in trial.clean if v in failed or v not in views]
+            if dirty:
+                found = failed[dirty[0]].verdict if dirty[0] in failed else "missing"
+                reasons.append(f"{_name(dirty[0])} must pass and is {found}")
+                continue
+            return Kill.KILLED, f"{_name(view)}: {cell.diagnosis.text if cell.diagnosis else ''}"
+        reasons.append(f"{_name(view)}: {why}")
+    return Kill.OTHER, "; ".join(reasons)
+
+
+def _view(cell: CellVerdict, kinds: Mapping[str, str]) -> View:
+    name = CellName.of(cell.cell)
+    return View("pd" if name.topology == "pd" else "single", kinds.get(cell.scenario, COLD), name.route)
+
+
+def _name(view: View) -> str:
+    return f"{view.topology} {view.kind}" + (" through the router" if view.route == "router" else "")
+
+
+_FAILED = (Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED)
+
+
+def _mismatch(trial: Trial, cell: CellVerdict, lookahead: int) -> str | None:
+    """Return why a failing cell does not count as catching the mutant for its reason; None when it does."""
+    diagnosis = cell.diagnosis
+    if diagnosis is None or diagnosis.damage != trial.damage:
+        return f"expected the class {trial.damage}, found {diagnosis.damage if diagnosis else 'none'}"
+    # An UNKNOWN check has caught nothing, unless UNKNOWN is what the mutant must lead to.
+    counted = (Verdict.UNKNOWN,) if trial.unknown else _FAILED
+    bad = {r.check for r in cell.results if r.verdict in counted}
+    if not bad & set(trial.checks):
+        return f"expected {' or '.join(trial.checks)} to fail, found {', '.join(sorted(bad)) or 'that none did'}"
+    if trial.unknown != (cell.verdict is Verdict.UNKNOWN):
+        return f"expected the verdict {'UNKNOWN' if trial.unknown else 'REGRESSION or DRIFT'}, found {cell.verdict}"
+    if trial.spills_only:
+        return _law_mismatch(cell, lookahead)
+    return None
+
+
+def _law_mismatch(cell: CellVerdict, lookahead: int) -> str | None:
+    """Return why the law of lengths is not that of the lookahead; None when it is.
+
+    It must name exactly those tested residues at which this lookahead takes one more block.
+    """
+    law = cell.diagnosis.law if cell.diagnosis else None
+    if law is None or law.residues is None or law.modulus is None:
+        return f"expected a law of residues, found {law.text if law else 'none'}"
+    size = law.modulus
+    wanted = {r for r in law.tested if spills(r or size, size, lookahead)}
+    if wanted and wanted == set(law.residues):
+        return None
+    return f"expected failures at the residues {sorted(wanted)} of a lookahead of {lookahead} only, found: {law.text}"
+
+
+def check_verdicts(judgement: Judgement) -> dict[str, Verdict]:
+    """Return the worst verdict of each check over all cells and scenarios, for the kill matrix."""
+    order = list(Verdict)
+    out: dict[str, Verdict] = {}
+    for cell in judgement.cells:
+        for result in cell.results:
+            out[result.check] = max(out.get(result.check, Verdict.PASS), result.verdict, key=order.index)
+    return out
+
+
+def diagnoses(judgement: Judgement) -> tuple[str, ...]:
+    """Return one line per cell and scenario that did not pass."""
+    return tuple(
+        f"{c.cell} {c.scenario}: {c.verdict}: {c.diagnosis.text}" for c in judgement.cells if c.diagnosis is not None
+    )

@@ -1,0 +1,105 @@
+"""Report a self-test on the terminal, in selftest.json, report.html and selftest.md, with the same kill matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from harness.history.verdict import Verdict
+from harness.mutants.catalogue import MUTANTS
+from harness.reports.html import environment
+from harness.reports.markdown import plain_cell
+from harness.reports.selftest_result import Kill, SelfTest, matrix_columns
+from harness.reports.terminal import STYLE, verdict_text
+from harness.util.files import write_atomic, write_json
+
+KILL_STYLE = {Kill.KILLED: "green", Kill.OTHER: "yellow", Kill.SURVIVED: "bold red", Kill.UNTESTED: "yellow"}
+
+
+def write_selftest(test: SelfTest, folder: Path) -> None:
+    """Write every report file of a self-test into its folder."""
+    write_json(folder / "selftest.json", {**test.model_dump(mode="json"), "exit_code": test.exit_code})
+    write_atomic(folder / "selftest.md", render_markdown(test))
+    template = environment().get_template("selftest.html.j2")
+    html = template.render(test=test, columns=matrix_columns(test.outcomes), mutants=MUTANTS)
+    write_atomic(folder / "report.html", html)
+
+
+def print_selftest(test: SelfTest, console: Console) -> None:
+    """Print the kill matrix, the controls, and why mutants were not killed for their reason."""
+    columns = matrix_columns(test.outcomes)
+    table = Table(title="kill matrix (mutants × checks)", title_justify="left")
+    table.add_column("mutant", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    for number, _ in enumerate(columns, 1):
+        table.add_column(str(number), justify="center", no_wrap=True)
+    table.add_column("what it does", overflow="fold")
+    for outcome in test.outcomes:
+        marks = [_mark(outcome.checks.get(c)) for c in columns]
+        result = Text(f"{outcome.kill.symbol} {outcome.kill.value}", style=KILL_STYLE[outcome.kill])
+        table.add_row(outcome.mutant, result, *marks, escape(MUTANTS[outcome.mutant].title))
+    console.print(table)
+    console.print("checks: " + ", ".join(f"{i} {c}" for i, c in enumerate(columns, 1)), highlight=False)
+    for control in test.controls:
+        console.print(
+            Text.assemble(
+                verdict_text(control.verdict), f"  control {control.id}: {control.requests} requests, all mutants off"
+            )
+        )
+        for line in control.findings:
+            console.print(f"    {escape(line)}", highlight=False)
+    for outcome in test.outcomes:
+        if outcome.kill is not Kill.KILLED:
+            console.print(
+                Text(f"{outcome.kill.symbol} {outcome.mutant} {outcome.kill.value}", KILL_STYLE[outcome.kill])
+            )
+            console.print(f"    expected {escape(outcome.expected)}", highlight=False)
+            console.print(f"    found {escape(outcome.reason)}", highlight=False)
+    style = STYLE[
+        Verdict.PASS if test.exit_code == 0 else Verdict.REGRESSION if test.exit_code == 1 else Verdict.UNKNOWN
+    ]
+    console.print(Text(test.sentence, style=style))
+
+
+def _mark(verdict: Verdict | None) -> Text:
+    if verdict is None:
+        return Text(" ")
+    return Text("·" if verdict is Verdict.PASS else verdict.symbol, style=STYLE[verdict])
+
+
+def render_markdown(test: SelfTest) -> str:
+    """Render the kill matrix as a Markdown page that fits into ``docs/``."""
+    columns = matrix_columns(test.outcomes)
+    versions = ", ".join(f"{k} {v}" for k, v in test.versions.items() if v and k in ("vllm", "torch", "nixl"))
+    lines = [
+        "# Kill matrix",
+        "",
+        f"{test.sentence} Profile {test.profile}, {versions}.",
+        "",
+        "✘ the check fails, ? it is UNKNOWN, ▲ improved, ⇄ drift, · it passes, empty: it does not apply to what the "
+        "mutant needs.",
+        "",
+        "| mutant | result | " + " | ".join(columns) + " |",
+        "|---|---|" + "---|" * len(columns),
+    ]
+    for o in test.outcomes:
+        marks = [_mark(o.checks.get(c)).plain.strip() for c in columns]
+        title = plain_cell(MUTANTS[o.mutant].title)
+        lines.append(f"| {o.mutant} {title} | {o.kill.symbol} {o.kill.value} | {' | '.join(marks)} |")
+    lines += ["", "## Controls", "", "| engines | verdict | requests |", "|---|---|---|"]
+    lines += [f"| {c.id} | {c.verdict.symbol} {c.verdict} | {c.requests} |" for c in test.controls]
+    lines += ["", "## What was found", ""]
+    for o in test.outcomes:
+        lines += [
+            f"### {o.mutant}: {plain_cell(MUTANTS[o.mutant].title)}",
+            "",
+            f"Expected: {plain_cell(o.expected)}.",
+            "",
+        ]
+        lines += [f"- {plain_cell(text, 900)}" for text in o.found] or ["- nothing"]
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,328 @@
+"""Run the self-test on real engines: the control first, then one mutant after another on the same engines."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.commands.selftest.outcome import check_verdicts, classify_kill, diagnoses
+from harness.commands.selftest.trials import Setup, Trial, trial_works
+from harness.engines import environment
+from harness.engines.environment import EngineEnvironment, engines_for
+from harness.engines.session import EngineGroupSession
+from harness.errors import (
+    EngineDiedError,
+    EngineStartError,
+    HandoffError,
+    InfrastructureError,
+    MutantRefusedError,
+    UsageError,
+)
+from harness.history.verdict import Verdict
+from harness.judging.findings import Judgement
+from harness.mutants.install import EnabledMutants, Marks, patched_roles
+from harness.profiles.cells import Plan, start_expected_s
+from harness.reports.judge_run import judge_and_report
+from harness.reports.selftest_result import Control, Kill, Outcome, SelfTest
+from harness.reports.summary import RunSummary
+from harness.runner.record_cells import record_cells
+from harness.runner.recorder import Recorder
+from harness.runner.run import new_folder, point_latest
+from harness.scheduling import hardware
+from harness.util import machine
+from harness.util.progress import Reporter
+from harness.workload.cells import CellWork
+from harness.workload.prepare import Prepared, narrowed, prepare
+
+
+class SelfTester:
+    """Runs setups one after another and collects the outcome of each mutant."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        environment: EngineEnvironment,
+        folder: Path,
+        reporter: Reporter,
+    ) -> None:
+        self._prepared = prepared
+        self._environment = environment
+        self._folder = folder
+        self._reporter = reporter
+        self._kinds = {s.id: s.kind for s in prepared.profile.scenarios}
+        self._outcomes: list[Outcome] = []
+        self._controls: list[Control] = []
+        self._starts = 0
+
+    def run(self, setups: Sequence[Setup]) -> SelfTest:
+        """Run all setups. KeyboardInterrupt ends the engines and returns the outcomes so far, marked as interrupted."""
+        begun, started, interrupted = time.monotonic(), machine.now(), False
+        try:
+            for setup in setups:
+                self._setup(setup)
+        except KeyboardInterrupt:
+            interrupted = True
+        return SelfTest(
+            run_id=self._folder.name,
+            started=started,
+            profile=self._prepared.profile.name,
+            versions=environment.versions(self._environment),
+            hardware=hardware.hardware(),
+            asked=tuple(t.mutant for s in setups for t in s.trials),
+            outcomes=tuple(self._outcomes),
+            controls=tuple(self._controls),
+            engine_starts=self._starts,
+            seconds=round(time.monotonic() - begun, 1),
+            interrupted=interrupted,
+        )
+
+    def _setup(self, setup: Setup) -> None:
+        """Start the engines, run the control and the trials; restart engines that a mutant killed."""
+        left = list(setup.trials)
+        controlled = not setup.controlled
+        attempt = 0
+        while left or not controlled:
+            attempt += 1
+            name = setup.id if attempt == 1 else f"{setup.id}-again-{attempt}"
+            arming = EnabledMutants([t.mutant for t in left], setup.group.topology == "pd", self._folder / name)
+            session = EngineGroupSession(
+                setup.group,
+                self._prepared.profile,
+                self._environment,
+                self._folder / name / "logs",
+                progress=self._reporter.line,
+                mutation=arming,
+            )
+            self._starts += setup.group.engines
+            try:
+                with session:
+                    if not controlled:
+                        self._control(setup, session)
+                        controlled = True
+                    while left:
+                        trial = left.pop(0)
+                        self._trial(trial, setup, session, self._folder / name)
+                        if left:
+                            self._heal(session, setup)
+            except InfrastructureError as error:
+                left, controlled = self._broken(setup, left, controlled, session, error)
+
+    def _broken(
+        self,
+        setup: Setup,
+        left: list[Trial],
+        controlled: bool,
+        session: EngineGroupSession,
+        error: InfrastructureError,
+    ) -> tuple[list[Trial], bool]:
+        """Return, after engines died or did not start, the trials left for new engines, and whether the control has its
+        verdict."""
+        self._reporter.line(f"{setup.id}: {error}")
+        if controlled and isinstance(error, (EngineDiedError, HandoffError)) and session.ready_seconds:
+            return left, True
+        refusing = [t for t in left if isinstance(error, MutantRefusedError) and t.mutant in error.mutants]
+        if refusing and len(refusing) < len(left):
+            # The other mutants may still apply to this vLLM.
+            for trial in refusing:
+                self._record_no_start(trial, setup, error)
+            return [t for t in left if t not in refusing], controlled
+        if not controlled:
+            self._controls.append(
+                Control(
+                    id=setup.id,
+                    verdict=Verdict.UNKNOWN,
+                    requests=0,
+                    folder="",
+                    seconds=0.0,
+                    findings=(str(error),),
+                )
+            )
+        for trial in left:
+            self._record_no_start(trial, setup, error)
+        return [], True
+
+    def _recorder(self, works: Sequence[CellWork], setup: Setup, folder: Path, mutants: Sequence[str]) -> Recorder:
+        p = self._prepared
+        return Recorder(
+            p.profile,
+            p.source,
+            works,
+            {c.id: setup.group.id for c in setup.group.cells},
+            p.sets,
+            self._environment,
+            folder,
+            folder.name,
+            mutants=mutants,
+        )
+
+    def _control(self, setup: Setup, session: EngineGroupSession) -> None:
+        session.switch()
+        folder = self._folder / f"control-{setup.id}"
+        begun = time.monotonic()
+        recorder = self._recorder(setup.control, setup, folder, ())
+        summary, died = self._perform(session, setup.control, recorder)
+        if died is not None:
+            raise died
+        self._controls.append(
+            Control(
+                id=setup.id,
+                verdict=summary.verdict,
+                requests=len(summary.history.observations),
+                folder=folder.name,
+                seconds=round(time.monotonic() - begun, 1),
+                findings=diagnoses(summary.judgement),
+            )
+        )
+        self._reporter.line(f"control {setup.id}: {summary.verdict}")
+
+    def _perform(
+        self, session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder
+    ) -> tuple[RunSummary, InfrastructureError | None]:
+        """Send the requests, then judge and report. A failure of the engines leaves cells incomplete, and is returned
+        with the summary."""
+        died: InfrastructureError | None = None
+        try:
+            record_cells(session, works, recorder, self._reporter)
+        except InfrastructureError as error:
+            died = error
+        return judge_and_report(recorder.finish()), died
+
+    def _trial(self, trial: Trial, setup: Setup, session: EngineGroupSession, engines: Path) -> None:
+        folder = self._folder / trial.mutant
+        works = trial_works(trial, self._prepared.profile, self._prepared.prompts, setup.group.cells)
+        recorder = self._recorder(works, setup, folder, (trial.mutant,))
+        begun = time.monotonic()
+        session.switch(trial.mutant)
+        try:
+            summary, died = self._perform(session, works, recorder)
+        finally:
+            session.switch()
+        judgement = summary.judgement
+        fired = _fired(trial, setup, engines)
+        kill, reason = self._classify(trial, setup, judgement, fired)
+        self._add(trial, kill, reason, judgement, folder.name, time.monotonic() - begun, fired)
+        if died is not None:
+            raise died
+
+    def _classify(self, trial: Trial, setup: Setup, judgement: Judgement, fired: bool | None) -> tuple[Kill, str]:
+        return classify_kill(trial, judgement, self._kinds, fired, setup.group.method.lookahead)
+
+    def _add(
+        self,
+        trial: Trial,
+        kill: Kill,
+        reason: str,
+        judgement: Judgement,
+        folder: str,
+        seconds: float,
+        fired: bool | None,
+    ) -> None:
+        self._outcomes.append(
+            Outcome(
+                mutant=trial.mutant,
+                kill=kill,
+                reason=reason,
+                expected=expectation(trial),
+                found=diagnoses(judgement),
+                checks=check_verdicts(judgement),
+                fired=fired,
+                folder=folder,
+                seconds=round(seconds, 1),
+            )
+        )
+        self._reporter.line(f"{trial.mutant}: {kill.value}: {reason[:240]}")
+
+    def _record_no_start(self, trial: Trial, setup: Setup, error: InfrastructureError) -> None:
+        """Record a trial whose engines did not start. For a mutant that prevents the start, this is the right outcome
+        if the verdict is UNKNOWN."""
+        works = trial_works(trial, self._prepared.profile, self._prepared.prompts, setup.group.cells)
+        recorder = self._recorder(works, setup, self._folder / trial.mutant, (trial.mutant,))
+        recorder.fail_pending([w.cell.id for w in works], "failed", str(error))
+        judgement = judge_and_report(recorder.finish()).judgement
+        expected = trial.refusal is not None and re.search(trial.refusal, str(error)) is not None
+        if not expected or not isinstance(error, EngineStartError):
+            kill, reason = Kill.UNTESTED, " ".join(str(error).split())[:400]
+        else:
+            kill, reason = self._classify(trial, setup, judgement, None)
+        self._add(trial, kill, reason, judgement, trial.mutant, 0.0, None)
+
+    def _heal(self, session: EngineGroupSession, setup: Setup) -> None:
+        """Clear what a mutant left in the caches, and check that the engines answer correctly without it.
+
+        Raises HandoffError when they do not, upon which they are restarted.
+        """
+        session.reset_caches()
+        item = next((i for w in setup.control for i in w.items), None)
+        prompt = item.prompt if item else next(p for p in self._prepared.prompts.cold)
+        for cell in setup.group.cells:
+            answer = session.observe(cell, prompt, "ids", 0)
+            right = prompt.expected
+            if answer.error or answer.final is None:
+                raise HandoffError(
+                    f"expected {cell.id} to answer {prompt.id} after the mutant was switched off, found "
+                    f"{answer.error or 'no answer'}; the engines are restarted"
+                )
+            if right is not None and answer.final.output_ids != right[: answer.max_tokens]:
+                raise HandoffError(
+                    f"expected {cell.id} to answer {prompt.id} correctly after the mutant was switched off, found "
+                    "different tokens; the engines are restarted"
+                )
+
+
+def _fired(trial: Trial, setup: Setup, engines: Path) -> bool | None:
+    """Return whether any engine's log shows that the mutant took effect; None when it patches no engine."""
+    if not patched_roles(trial.mutant, setup.group.topology == "pd"):
+        return None
+    logs = [p.read_text(encoding="utf-8", errors="replace") for p in (engines / "logs").glob("*.log")]
+    return any(trial.mutant in Marks(log).fired for log in logs)
+
+
+def expectation(trial: Trial) -> str:
+    """Describe in words what must be found."""
+    where = " or ".join(f"{v.topology} {v.kind}" for v in trial.caught)
+    law = ", at the lookahead's residues only" if trial.spills_only else ""
+    clean = f", while {' and '.join(f'{v.topology} {v.kind}' for v in trial.clean)} passes" if trial.clean else ""
+    return f"{trial.damage} by {' or '.join(trial.checks)} in {where}{law}{clean}"
+
+
+def forecast_s(setups: Sequence[Setup], prepared: Prepared) -> float:
+    """Return the rough wall time of a self-test in seconds."""
+    total = 0.0
+    for setup in setups:
+        works = [w for t in setup.trials for w in trial_works(t, prepared.profile, prepared.prompts, setup.group.cells)]
+        if setup.controlled:
+            works += setup.control
+        total += start_expected_s(setup.group) + sum(
+            setup.group.expected.request_s(w.cell.topology) * w.requests for w in works
+        )
+    return total
+
+
+def self_test(
+    source: str, mutants: Sequence[str], quick: bool, out: Path, engine_python: str | None
+) -> tuple[SelfTest, Path]:
+    """Try mutants on real engines; return the result and its folder. The arguments are checked before any engine is
+    started."""
+    from harness.commands.selftest.report import write_selftest
+    from harness.commands.selftest.trials import make_setups, select_trials
+
+    if quick and mutants:
+        raise UsageError("expected --quick or --mutant, found both; --quick tries the historic defects")
+    trials = select_trials(mutants, quick)
+    everything = prepare(source, ())
+    # Mutants are tried on one set of engines; for a profile with axes, the one with the defaults.
+    prepared = narrowed(everything, everything.parts[0].variant)
+    setups = make_setups(trials, prepared.profile, prepared.prompts)
+    environment = engines_for(prepared.profile, Plan((), tuple(s.group for s in setups)), engine_python)
+    folder = new_folder(out, prepared.profile, "selftest")
+    seconds = forecast_s(setups, prepared)
+    with Reporter(seconds) as reporter:
+        reporter.line(
+            f"{len(trials)} mutants on {sum(s.group.engines for s in setups)} engines, about {seconds / 60:.0f} minutes"
+        )
+        result = SelfTester(prepared, environment, folder, reporter).run(setups)
+    write_selftest(result, folder)
+    point_latest(folder, "latest-selftest")
+    return result, folder

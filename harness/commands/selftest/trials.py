@@ -1,0 +1,259 @@
+"""The cells and scenarios that can show each mutant, and what must be found there. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from harness.errors import UsageError
+from harness.history.records import COLD
+from harness.judging.findings import DamageClass
+from harness.mutants.catalogue import HISTORIC, MUTANTS
+from harness.profiles.cells import Cell, EngineGroup
+from harness.profiles.model import ROUTES, Method, Profile, Route, TopologyName
+from harness.prompts.model import Prompt, PromptSet
+from harness.workload.cells import CellWork, Choice, cell_work
+
+PromptChoice = Literal["few", "short", "some"]
+
+
+class View(NamedTuple):
+    """A topology in a kind of scenario, ``cold`` included."""
+
+    topology: TopologyName
+    kind: str
+    route: Route = "client"
+
+
+class Trial(NamedTuple):
+    """One mutant, the smallest workload that can show it, and what must be found."""
+
+    mutant: str
+    method: str
+    views: tuple[View, ...]
+    """The views to run; the mutant must be caught in at least one of ``caught``."""
+    caught: tuple[View, ...]
+    damage: DamageClass
+    checks: tuple[str, ...]
+    """At least one of these must fail where the mutant is caught."""
+    prompts: PromptChoice = "few"
+    forms: tuple[Literal["ids", "text"], ...] = ("ids",)
+    clean: tuple[View, ...] = ()
+    """Views that must pass although the mutant is enabled, as the right reason implies."""
+    spills_only: bool = False
+    """Whether failures must be at the residues at which the lookahead spills into another block, and only there."""
+    unknown: bool = False
+    """Whether UNKNOWN, not REGRESSION, is the right verdict, because the mutant leaves nothing tested."""
+    refusal: str | None = None
+    """For mutants with which engines must refuse to start: a regular expression for their error."""
+
+    @property
+    def starts(self) -> bool:
+        """Whether the engines are expected to start."""
+        return self.refusal is None
+
+
+_PD_COLD, _ONE_COLD = View("pd", COLD), View("single", COLD)
+_ROUTED_COLD = View("pd", COLD, "router")
+_TOKENS = ("tokens-baseline", "tokens-reference")
+_STEPS = ("acceptance-baseline", "acceptance-single")
+
+
+def _both(kind: str) -> tuple[View, ...]:
+    return (View("pd", kind), View("single", kind))
+
+
+TRIALS: tuple[Trial, ...] = (
+    Trial("M1", "eagle3", (_PD_COLD,), (_PD_COLD,), "target-kv", _TOKENS, prompts="short", spills_only=True),
+    Trial(
+        "M1c",
+        "eagle3",
+        (View("pd", "chunked-prefill"), _PD_COLD),
+        (View("pd", "chunked-prefill"),),
+        "target-kv",
+        _TOKENS,
+        clean=(_PD_COLD,),
+    ),
+    Trial(
+        "M1d",
+        "eagle3",
+        (View("pd", "prefix-hit"), _PD_COLD),
+        (View("pd", "prefix-hit"),),
+        "target-kv",
+        _TOKENS,
+        clean=(_PD_COLD,),
+    ),
+    Trial(
+        "M2", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD, _ONE_COLD), "input", ("echoed-prompt",), forms=("ids", "text")
+    ),
+    Trial("M3", "dflash", _both("concurrent")[1:], _both("concurrent")[1:], "drafter-kv", _STEPS),
+    Trial("M4", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "drafter-kv", _STEPS, clean=(_ONE_COLD,)),
+    Trial("M4g", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "drafter-kv", _STEPS, clean=(_ONE_COLD,)),
+    Trial("M5a", "eagle3", _both("pressure"), _both("pressure"), "target-kv", _TOKENS),
+    Trial("M5b", "eagle3", _both("refill"), _both("refill"), "target-kv", (*_TOKENS, "state-occurred")),
+    Trial("M6", "eagle3", (View("pd", "late-pull"),), (View("pd", "late-pull"),), "target-kv", _TOKENS),
+    Trial("M7", "eagle3", _both("shared-block"), _both("shared-block"), "target-kv", (*_TOKENS, "state-occurred")),
+    Trial("M8", "eagle3", (_PD_COLD, _ONE_COLD), (_ONE_COLD,), "sampler", _STEPS),
+    Trial("M9", "eagle3", (_PD_COLD,), (_PD_COLD,), "nothing-tested", ("transfer",), unknown=True),
+    Trial(
+        "M10",
+        "eagle3",
+        (_PD_COLD,),
+        (_PD_COLD,),
+        "infrastructure",
+        ("complete",),
+        unknown=True,
+        refusal="NIXL compatibility hash mismatch",
+    ),
+    Trial("M11", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "sampler", _TOKENS, prompts="some"),
+    Trial("N1", "eagle3", (View("pd", "late-pull"),), (View("pd", "late-pull"),), "target-kv", (*_TOKENS, "transfer")),
+    Trial("N2", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "target-kv", _TOKENS, clean=(_ONE_COLD,)),
+    Trial("N3", "eagle3", (_PD_COLD,), (_PD_COLD,), "target-kv", (*_TOKENS, "transfer")),
+    Trial(
+        "N4",
+        "eagle3",
+        (View("single", "prefix-hit"), _ONE_COLD),
+        (View("single", "prefix-hit"),),
+        "drafter-kv",
+        _STEPS,
+        clean=(_ONE_COLD,),
+    ),
+    Trial(
+        "N5",
+        "eagle3",
+        (*_both("prefix-hit"), _ONE_COLD),
+        _both("prefix-hit"),
+        "target-kv",
+        _TOKENS,
+        clean=(_ONE_COLD,),
+    ),
+    Trial("N6", "eagle3", (_ROUTED_COLD, _PD_COLD), (_ROUTED_COLD,), "routing", ("transfer",), clean=(_PD_COLD,)),
+)
+
+
+class Setup(NamedTuple):
+    """Engines shared by several trials, so that no configuration is started twice."""
+
+    group: EngineGroup
+    trials: tuple[Trial, ...]
+    control: tuple[CellWork, ...]
+    """Everything that any of the trials sends; sent first with all mutants disabled."""
+
+    @property
+    def armed(self) -> tuple[str, ...]:
+        return tuple(t.mutant for t in self.trials)
+
+    @property
+    def controlled(self) -> bool:
+        """Whether these engines can answer without the mutant."""
+        return all(t.starts for t in self.trials)
+
+    @property
+    def id(self) -> str:
+        return (
+            self.group.id if self.controlled and len(self.trials) != 1 else f"{self.group.id}-{self.trials[0].mutant}"
+        )
+
+
+def select_trials(mutants: Sequence[str], quick: bool) -> list[Trial]:
+    """Return the trials of the given mutants, of the historic defects (``quick``), or all.
+
+    Raises UsageError on an unknown id.
+    """
+    known = {t.mutant: t for t in TRIALS}
+    for mutant in mutants:
+        if mutant not in MUTANTS:
+            raise UsageError(f"--mutant {mutant!r}: expected one of {', '.join(MUTANTS)}, found no such mutant")
+    chosen = mutants or (HISTORIC if quick else tuple(MUTANTS))
+    # M9 comes last: it leaves blocks on P until their lease ends, so that the caches cannot be emptied.
+    order = sorted((m for m in MUTANTS if m in chosen), key=lambda m: m == "M9")
+    return [known[m] for m in order]
+
+
+def trial_works(trial: Trial, profile: Profile, prompts: PromptSet, cells: Sequence[Cell]) -> list[CellWork]:
+    """Return the requests of a trial per cell. Raises UsageError when the profile lacks a scenario that it needs."""
+    out = []
+    for cell in cells:
+        kinds = {v.kind for v in trial.views if (v.topology, v.route) == (cell.topology, cell.route)}
+        if kinds:
+            out.append(cell_work(profile, prompts, cell, _choice(trial, kinds, profile, prompts, cell)))
+    return out
+
+
+def _choice(trial: Trial, kinds: set[str], profile: Profile, prompts: PromptSet, cell: Cell) -> Choice:
+    missing = kinds - {COLD} - {s.kind for s in profile.scenarios}
+    if missing:
+        raise UsageError(
+            f"mutant {trial.mutant} shows in the scenario {', '.join(sorted(missing))}, which profile {profile.name} "
+            f"does not have; add it to the profile or leave the mutant out"
+        )
+    wanted = {s.id for s in profile.scenarios if s.kind in kinds and not _on_p(s)} | (kinds & {COLD})
+    chosen = choose_prompts(trial.prompts, prompts, profile, cell.method)
+    return Choice(scenarios=frozenset(wanted), prompts=frozenset(p.id for p in chosen), forms=trial.forms)
+
+
+def _on_p(scenario: object) -> bool:
+    return getattr(scenario, "where", None) == "prefill"
+
+
+def choose_prompts(choice: PromptChoice, prompts: PromptSet, profile: Profile, method: Method) -> list[Prompt]:
+    """Return cold prompts for a trial.
+
+    ``few`` takes one per stratum, ``some`` three, and ``short`` one of every length up to three blocks and a token.
+    """
+    size = profile.engine.block_size
+    first: dict[int, Prompt] = {}
+    for prompt in sorted(prompts.cold, key=lambda p: p.tokens):
+        first.setdefault(prompt.tokens, prompt)
+    if choice == "short":
+        return [p for n, p in first.items() if n <= 3 * size + 1]
+    count = 1 if choice == "few" else 3
+    by_stratum: dict[str, list[Prompt]] = {}
+    for prompt in first.values():
+        if prompt.tokens > size // 2:
+            by_stratum.setdefault(prompt.stratum_for(size, method.lookahead), []).append(prompt)
+    # The second prompt of each stratum has at least two blocks, so that a block in the middle can be damaged.
+    return [p for found in by_stratum.values() for p in found[1 : 1 + count] or found[:count]]
+
+
+def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> list[Setup]:
+    """Group trials by the engines that they need. Raises UsageError when the profile cannot show one."""
+    methods = {m.kind: m for m in profile.methods}
+    grouped: dict[tuple[str, str, str], list[Trial]] = {}
+    for trial in trials:
+        if trial.method not in methods:
+            raise UsageError(
+                f"mutant {trial.mutant} shows with {trial.method}, which profile {profile.name} does not have; name "
+                "other mutants or another profile"
+            )
+        # A pair serves single cells too, on its decode engine.
+        pairs = {t.method for t in trials if any(v.topology == "pd" for v in t.views)}
+        topology = "pd" if trial.method in pairs else "single"
+        alone = trial.mutant if not trial.starts or trial.mutant in NEEDS_OWN_ENGINES else ""
+        grouped.setdefault((topology, trial.method, alone), []).append(trial)
+    return [_setup(key, members, profile, prompts) for key, members in grouped.items()]
+
+
+NEEDS_OWN_ENGINES = frozenset({"M4g"})
+"""Mutants that change how an engine is built: M4g gives P staging buffers, even in its control run."""
+
+
+def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> Setup:
+    topology, kind, _ = key
+    method = next(m for m in profile.methods if m.kind == kind)
+    names: list[TopologyName] = ["pd", "single"] if topology == "pd" else ["single"]
+    wanted = {(v.topology, v.route) for t in trials for v in t.views}
+    cells = tuple(Cell(name, method, route) for name in names for route in ROUTES if (name, route) in wanted)
+    prefill = next((m for m in profile.methods if m.kind == "none"), None) if trials[0].mutant == "M10" else None
+    group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill)
+    works = [w for t in trials for w in trial_works(t, profile, prompts, cells)]
+    return Setup(group, tuple(trials), tuple(_union(cell, works) for cell in cells))
+
+
+def _union(cell: Cell, works: Sequence[CellWork]) -> CellWork:
+    """Return everything that any of the works sends to a cell, once."""
+    mine = [w for w in works if w.cell == cell]
+    # All cold prompts for every cell: pairs are compared with the single engine prompt by prompt.
+    items = dict.fromkeys(i for w in works for i in w.items)
+    played = {(s.scenario, s.instance): s for w in mine for s in w.scripts}
+    return CellWork(cell, tuple(items), tuple(played.values()))

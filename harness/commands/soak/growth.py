@@ -1,0 +1,134 @@
+"""Judge whether a figure of a process tree grows: after a warm-up, from the medians of equal parts of what is left.
+
+Memory is judged by the Theil–Sen slope through the medians and its confidence interval, counts by their medians at
+either end. Medians of parts, because neighbouring samples resemble each other: an interval over all of them would be
+far too narrow. How often either is wrong on noise alone is measured by ``benchmarks/soak_alarms.py`` (docs/soak.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from harness.commands.soak.model import HARNESS, Growth
+from harness.history.verdict import Verdict
+
+WARM_UP = 0.2
+"""Share of the time that is not judged, because caches fill and allocators settle."""
+PARTS = 12
+SHORTEST_S = 1200.0
+"""Minimum length in seconds of the window after the warm-up: a few minutes say nothing about an hour."""
+CONFIDENCE = 0.99
+"""Confidence level of each bound of a slope."""
+_ENDS = 3
+"""Number of parts at either end whose medians are compared for counts."""
+
+
+class Limit(NamedTuple):
+    """How much a figure may grow."""
+
+    field: str
+    """The field of ``Tree``."""
+    quantity: str
+    unit: str
+    harness: float
+    engine: float
+    per_hour: bool = False
+
+
+LIMITS = (
+    Limit("rss_mib", "RSS", "MiB", 20, 0, per_hour=True),
+    Limit("pss_mib", "PSS", "MiB", 20, 256, per_hour=True),
+    Limit("descriptors", "descriptors", "", 4, 4),
+    Limit("threads", "threads", "", 2, 2),
+    Limit("processes", "processes", "", 0, 0),
+    Limit("shm_files", "shared memory files", "", 0, 0),
+    Limit("shm_mib", "shared memory", "MiB", 1, 1),
+)
+"""The engines' RSS is recorded but not judged, since it counts shared memory several times. The limit of their PSS
+tolerates the growth of an engine's first hour (docs/soak.md)."""
+
+
+def judge_growth(series: Mapping[str, Mapping[str, Sequence[float]]], times_s: Sequence[float]) -> list[Growth]:
+    """Judge every limited figure of every tree.
+
+    ``series[tree][field]`` has one value per entry of ``times_s``, which is in seconds since the start and not empty.
+    """
+    times = np.asarray(times_s, dtype=float)
+    parts = split(times)
+    return [
+        _judge(tree, limit, times, parts, np.asarray(figures[limit.field], dtype=float))
+        for tree, figures in series.items()
+        for limit in LIMITS
+        if tree == HARNESS or limit.field != "rss_mib"
+    ]
+
+
+def split(times: np.ndarray) -> list[np.ndarray] | str:
+    """Return the indices of the samples in each part of the window, or a sentence saying why there are no parts."""
+    start = times[0] + WARM_UP * (times[-1] - times[0])
+    length = times[-1] - start
+    if length < SHORTEST_S:
+        return (
+            f"too short to say: expected {SHORTEST_S / 60:.0f} minutes after the warm-up (a soak of "
+            f"{SHORTEST_S / 60 / (1 - WARM_UP):.0f}), found {length / 60:.1f}"
+        )
+    parts = []
+    for low, high in itertools.pairwise(np.linspace(start, times[-1], PARTS + 1)):
+        parts.append(np.flatnonzero((times >= low) & (times <= high)))
+        if not len(parts[-1]):
+            return f"expected samples without gaps, found none from minute {low / 60:.0f} to {high / 60:.0f}"
+    return parts
+
+
+def _judge(tree: str, limit: Limit, times: np.ndarray, parts: list[np.ndarray] | str, values: np.ndarray) -> Growth:
+    most = limit.harness if tree == HARNESS else limit.engine
+    if isinstance(parts, str):
+        ends = float(values[0]), float(values[-1])
+        found: dict[str, Any] = {"verdict": Verdict.UNKNOWN, "why": parts}
+    else:
+        medians = [float(np.median(values[p])) for p in parts]
+        ends, found = _slope(times, parts, medians, most) if limit.per_hour else _count(medians, most, limit.unit)
+    return Growth(
+        tree=tree,
+        quantity=limit.quantity,
+        unit=limit.unit,
+        first=round(ends[0], 2),
+        last=round(ends[1], 2),
+        limit=most,
+        **found,
+    )
+
+
+def _count(medians: Sequence[float], most: float, unit: str) -> tuple[tuple[float, float], dict[str, Any]]:
+    """Judge a count by its medians at either end; return both, and fields of ``Growth``."""
+    first, last = float(np.median(medians[:_ENDS])), float(np.median(medians[-_ENDS:]))
+    words = f"from {first:g} to {last:g} {unit}".rstrip() + f"; allowed: at most {most:g} more"
+    if last - first > most:
+        return (first, last), {"verdict": Verdict.REGRESSION, "why": f"leak: {words}"}
+    return (first, last), {"verdict": Verdict.PASS, "why": f"flat: {words}"}
+
+
+def _slope(
+    times: np.ndarray, parts: Sequence[np.ndarray], medians: Sequence[float], most: float
+) -> tuple[tuple[float, float], dict[str, Any]]:
+    """Judge a slope per hour: a leak if its lower bound is above the limit, flat if its upper bound is not.
+
+    Returns the first and the last median, and fields of ``Growth``.
+    """
+    slope, low, high = 0.0, 0.0, 0.0
+    if len(set(medians)) > 1:
+        hours = [float(times[p].mean()) / 3600 for p in parts]
+        slope, _, low, high = map(float, stats.theilslopes(medians, hours, alpha=2 * CONFIDENCE - 1))
+    words = f"{slope:+.1f} MiB an hour, {low:.1f} to {high:.1f}; allowed: at most {most:g}"
+    verdict, why = Verdict.UNKNOWN, f"cannot tell: {words}"
+    if low > most:
+        verdict, why = Verdict.REGRESSION, f"leak: {words}"
+    elif high <= most:
+        verdict, why = Verdict.PASS, f"flat: {words}"
+    figures = {"per_hour": round(slope, 2), "low": round(low, 2), "high": round(high, 2)}
+    return (medians[0], medians[-1]), {"verdict": verdict, "why": why, **figures}

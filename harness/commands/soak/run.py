@@ -1,0 +1,280 @@
+"""Run a soak: engines, load, samples, and the verdict."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harness import redact
+from harness.commands.soak.growth import judge_growth
+from harness.commands.soak.journal import Journal
+from harness.commands.soak.load import Load
+from harness.commands.soak.model import COUNTED, HARNESS, Round, Soak
+from harness.commands.soak.processes import Watcher
+from harness.commands.soak.rounds import RoundJudge
+from harness.commands.soak.sampler import Record, Sampler
+from harness.engines.environment import EngineEnvironment, engines_for, versions
+from harness.engines.session import EngineGroupSession
+from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, HarnessError, StorageError, UsageError
+from harness.history.records import COLD, History, Observation
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import baselines_for
+from harness.profiles.cells import EngineGroup, start_expected_s
+from harness.profiles.known_defects import known_path, load_known
+from harness.runner.recorder import Recorder
+from harness.runner.run import new_folder, prepared_recorder
+from harness.util import machine
+from harness.util.progress import Reporter
+from harness.util.signals import deferred, ignored, raise_once
+from harness.util.storage import FolderLock
+from harness.workload.cells import CellWork, Item
+from harness.workload.prepare import Prepared, prepare
+
+INTERVAL_S = 5.0
+
+
+class Wanted(NamedTuple):
+    """The requested parameters of a soak."""
+
+    minutes: float
+    concurrency: int
+    interval_s: float = INTERVAL_S
+
+
+def prepare_soak(source: str, cell: str) -> Prepared:
+    """Prepare one cell with its cold prompts, as token ids. Raises UsageError when ``cell`` does not match exactly one
+    cell, or the profile cannot be judged at a concurrency above 1."""
+    prepared = prepare(source, [cell], [COLD])
+    if len(prepared.works) != 1 or not prepared.plan.groups:
+        names = ", ".join(w.cell.id for w in prepared.works)
+        raise UsageError(
+            f"--cell {cell!r}: expected one cell that can run, found {names}; a soak runs exactly one cell"
+        )
+    if prepared.profile.judging.tier != "bitwise":
+        raise UsageError(
+            f"profile {source}: expected the bitwise tier, found {prepared.profile.judging.tier}: a soak compares "
+            "every answer with the right tokens, which other tiers judge over many prompts at once"
+        )
+    work = prepared.works[0]
+    items = tuple(Item(i.prompt, "ids") for i in work.items if i.form == "ids")
+    return prepared._replace(works=(CellWork(work.cell, items, ()),))
+
+
+class Ended(NamedTuple):
+    """A judged soak."""
+
+    result: Soak
+    folder: Path
+    unwritten: str = ""
+    """Why its reports could not be written; empty when they were."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the verdict, but never 0 when the reports are missing."""
+        code = self.result.verdict.exit_code
+        return EXIT_UNKNOWN if self.unwritten and code != EXIT_REGRESSION else code
+
+
+def soak(prepared: Prepared, wanted: Wanted, out: Path, engine_python: str | None) -> Ended:
+    """Run the load, judge it and write the reports. Raises HarnessError only before anything was recorded."""
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
+    folder = new_folder(out, prepared.profile, "soak")
+    group, work = prepared.plan.groups[0], prepared.works[0]
+    with FolderLock(folder), raise_once():
+        reporter = Reporter(start_expected_s(group) + 60 * wanted.minutes)
+        run = _Run(prepared, wanted, folder, environment, reporter)
+        try:
+            with reporter:
+                reporter.line(
+                    f"{work.cell.id}: {len(work.items)} prompts, repeated for {wanted.minutes:g} minutes, "
+                    f"{wanted.concurrency} concurrent requests; {folder}"
+                )
+                run.perform(group)
+        except KeyboardInterrupt:
+            run.interrupted()
+        with ignored():
+            return run.end()
+
+
+class _Run:
+    """One soak. Whatever fails, the result covers what was recorded until then."""
+
+    def __init__(
+        self, prepared: Prepared, wanted: Wanted, folder: Path, environment: EngineEnvironment, reporter: Reporter
+    ) -> None:
+        self._prepared = prepared
+        self._wanted = wanted
+        self._folder = folder
+        self._environment = environment
+        self._reporter = reporter
+        self._work = prepared.works[0]
+        self._started = machine.now()
+        self._doubts: list[str] = []
+        self._recorder: Recorder = prepared_recorder(prepared, environment, folder, kind="soak")
+        self._record = Record(folder)
+        self._journal = Journal(folder)
+        self._judge: RoundJudge | None = None
+
+    def perform(self, group: EngineGroup) -> None:
+        """Start the engines and run rounds until the time is up."""
+        session = EngineGroupSession(
+            group,
+            self._prepared.profile.part(group.variant),
+            self._environment,
+            self._folder / "logs",
+            progress=self._reporter.line,
+        )
+        try:
+            with session:
+                self._recorder.engines(session.records())
+                self._reporter.step(group.id, start_expected_s(group))
+                self._play(session)
+            self._recorder.set_cell(self._work.cell.id, state="complete")
+        except KeyboardInterrupt:
+            self.interrupted()
+        except HarnessError as error:
+            self._fail(str(error))
+        except Exception as error:
+            # An unexpected error must not lose what was recorded.
+            self._fail(redact.text(f"the harness itself failed: {type(error).__name__}: {error}"))
+        self._doubts += [f"could not be ended: {words}" for words in session.left]
+
+    def interrupted(self) -> None:
+        self._doubts.append("interrupted by the user")
+        self._guarded("closing the record", self._recorder.interrupted)
+
+    def _fail(self, reason: str) -> None:
+        self._doubts.append(reason)
+        self._reporter.line(f"{self._work.cell.id}: UNKNOWN: {reason}")
+        self._guarded("closing the record", lambda: self._recorder.fail_pending([self._work.cell.id], "failed", reason))
+
+    def _guarded(self, what: str, act: Callable[[], object]) -> None:
+        """Run ``act``; a failure becomes a doubt, so that the result is written all the same."""
+        try:
+            act()
+        except Exception as error:
+            self._doubts.append(redact.text(f"{what} failed: {type(error).__name__}: {error}"))
+
+    def _play(self, session: EngineGroupSession) -> None:
+        # The session's records include routers.
+        roots = {HARNESS: os.getpid(), **{str(e.role): e.pid for e in session.records()}}
+        begun = time.monotonic()
+        sampler = Sampler(Watcher(roots), self._record, begun, self._wanted.interval_s)
+        prompts = [i.prompt for i in self._work.items]
+        load = Load(session, self._work.cell, prompts, self._wanted.concurrency, self._journal.append)
+        number = 0
+        try:
+            with sampler:
+                while number == 0 or time.monotonic() - begun < 60 * self._wanted.minutes:
+                    number += 1
+                    self._round(load, number, begun)
+                    if sampler.trouble:
+                        break
+        except BaseException:
+            self._keep(load)
+            raise
+        finally:
+            if sampler.trouble:
+                self._doubts.append(sampler.trouble)
+
+    def _round(self, load: Load, number: int, begun: float) -> None:
+        started = time.monotonic()
+        observations = load.play(number)
+        ended = time.monotonic()
+        self._keep(load)
+        done = _round_of(observations, number, ended - begun, ended - started, self._judged(observations))
+        self._record.append(done)
+        self._reporter.step(f"{self._work.cell.id} round {number}", ended - started)
+        self._reporter.line(
+            f"round {number}: {done.answered} answered in {done.seconds:.0f} s"
+            + (f", {done.broken} broke" if done.broken else "")
+            + f", {done.verdict}"
+        )
+
+    def _keep(self, load: Load) -> None:
+        """Move the answers of a round into the history. Signals are deferred until each is there exactly once."""
+        with deferred():
+            while load.observations:
+                self._recorder.append(load.observations[0])
+                del load.observations[0]
+            self._journal.clear()
+
+    def _judged(self, observations: Sequence[Observation]) -> Verdict:
+        if self._judge is None:
+            history = History(folder=self._folder, run=self._recorder.record, observations=(), own=True)
+            known = load_known(known_path(self._prepared.profile.known_defects))
+            self._judge = RoundJudge(self._folder, baselines_for(history), known)
+        return self._judge.judge(self._recorder.record, observations)
+
+    def end(self) -> Ended:
+        """Judge and report what was recorded, then close the history: the answers of a long soak may not fit in memory,
+        and the result does not need them."""
+        self._guarded("closing the samples", self._record.close)
+        result = self._result()
+        unwritten = self._write(result)
+        before = len(self._doubts)
+        self._guarded("closing the history", lambda: self._close(result.verdict))
+        if len(self._doubts) > before:
+            result = result.model_copy(update={"doubts": (*result.doubts, *self._doubts[before:])})
+            unwritten = self._write(result)
+        return Ended(result, self._folder, unwritten)
+
+    def _write(self, result: Soak) -> str:
+        """Write the reports; return the error, or an empty string."""
+        from harness.commands.soak.report import write_soak
+
+        try:
+            write_soak(result, self._record, self._folder)
+        except StorageError as error:
+            return str(error)
+        return ""
+
+    def _close(self, verdict: Verdict) -> None:
+        self._recorder.store_soak_verdict(verdict)
+        self._recorder.finish()
+
+    def _result(self) -> Soak:
+        """Build the result from what was recorded."""
+        record, judge = self._record, self._judge
+        together = judge.together(self._work.cell.id) if judge else []
+        return Soak(
+            run_id=self._folder.name,
+            started=self._started,
+            profile=self._prepared.profile.name,
+            cell=self._work.cell.id,
+            versions=versions(self._environment),
+            minutes=self._wanted.minutes,
+            concurrency=self._wanted.concurrency,
+            findings=(*together, *(judge.findings if judge else ())),
+            found=len(together) + (judge.found if judge else 0),
+            doubts=tuple(self._doubts),
+            seconds=round(record.seconds, 1),
+            rounds=record.verdicts.total(),
+            verdicts=dict(record.verdicts),
+            samples=len(record.times_s),
+            growths=tuple(judge_growth(record.trees, record.times_s)) if record.times_s else (),
+            **{name: record.sums[name] for name in COUNTED},
+        )
+
+
+def _round_of(observations: Sequence[Observation], number: int, at_s: float, seconds: float, verdict: Verdict) -> Round:
+    finals = [o.final for o in observations if o.error is None]
+    spec = [leg.speculation for leg in finals if leg is not None and leg.speculation is not None]
+    shared = observations[0].shared_counters if observations else {}
+    answering = shared.get("decode") or shared.get("single") or {}
+    return Round(
+        number=number,
+        at_s=round(at_s, 3),
+        seconds=round(seconds, 3),
+        answered=sum(leg is not None and bool(leg.output_ids) for leg in finals),
+        broken=sum(o.error is not None for o in observations),
+        tokens=sum(len(leg.output_ids or ()) for leg in finals if leg is not None),
+        drafts=sum(s.num_drafted for s in spec),
+        accepted=sum(s.num_accepted for s in spec),
+        moved_bytes=int(answering.get("nixl_bytes", 0)),
+        preemptions=int(answering.get("preemptions", 0)),
+        verdict=verdict,
+    )

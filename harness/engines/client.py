@@ -1,0 +1,263 @@
+"""HTTP client of one engine: token ids in, token ids and acceptance out. Any unexpected answer is an error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import httpx
+
+from harness import redact
+from harness.engines.api_key import ApiKey
+from harness.engines.command import MODEL_NAME
+from harness.engines.counters import delta, parse_counters, parse_kv_blocks
+from harness.engines.http import LimitedClient
+from harness.engines.response import finish_reason, finite, recordable, require_model, token_ids, transfer_params
+from harness.errors import HandoffError, RequestTimeoutError
+from harness.history.records import Leg, Speculation
+from harness.profiles.cells import Role
+
+# The parameters that ask P to keep its blocks for a decode engine (NixlConnector, pull mode).
+REMOTE_DECODE: dict[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_T = TypeVar("_T")
+_COUNTER_WAIT_S = 3.0
+_COUNTER_POLL_S = 0.01
+
+
+class Sampling(NamedTuple):
+    """Sampling parameters; ``logprobs`` top log-probs are returned per position, and temperature 0 is greedy."""
+
+    max_tokens: int
+    logprobs: int
+    temperature: float = 0.0
+
+
+def request_body(prompt: Sequence[int] | str, sampling: Sampling) -> dict[str, Any]:
+    """Return the part of the body that all completion requests share."""
+    return {
+        "model": MODEL_NAME,
+        "prompt": prompt if isinstance(prompt, str) else list(prompt),
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "seed": 0,
+        "stream": False,
+        "add_special_tokens": False,
+        "return_token_ids": True,
+        "logprobs": sampling.logprobs,
+        "return_tokens_as_token_ids": True,
+    }
+
+
+class Client:
+    """The client of one engine. It keeps the last counter snapshot, so that each request costs one scrape. Timeouts
+    are limits of whole exchanges, from the first byte out to the last byte in."""
+
+    def __init__(self, role: Role, url: str, timeout_s: float, key: ApiKey | None = None) -> None:
+        self.role: Role = role
+        self.url = url
+        headers = key.headers if key is not None else None
+        self._http = LimitedClient(base_url=url, timeout=timeout_s, headers=headers)
+        self._snapshot: dict[str, float] = {}
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str, timeout_s: float = 5.0) -> httpx.Response:
+        return self._http.get(path, timeout=timeout_s)
+
+    def post(self, path: str, timeout_s: float = 10.0) -> httpx.Response:
+        """Send an empty POST. Raises HandoffError when there is no answer."""
+        try:
+            return self._http.post(path, timeout=timeout_s)
+        except httpx.HTTPError as error:
+            raise _error_class(error)(
+                f"{self.role} engine: expected an answer to POST {path}, found {type(error).__name__}: {error}"
+            ) from error
+
+    @property
+    def last_snapshot(self) -> dict[str, float]:
+        """The counters as last read."""
+        return self._snapshot
+
+    def snapshot(self) -> dict[str, float]:
+        """Read all counters and remember them as the start of the next request. Raises HandoffError."""
+        self._snapshot = self._read(parse_counters)
+        return self._snapshot
+
+    def kv_blocks(self) -> int | None:
+        """Return the size of the KV pool in blocks, or None if the engine does not report it. Raises HandoffError."""
+        return self._read(parse_kv_blocks)
+
+    def _read(self, parse: Callable[[str], _T]) -> _T:
+        """Read and parse the metrics. Raises HandoffError when they cannot be read or parsed."""
+        text = self._metrics()
+        try:
+            return parse(text)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise HandoffError(
+                f"{self.role} engine: expected metrics in the format of Prometheus, found {type(error).__name__}: "
+                f"{error} in {' '.join(text.split())[:200]!r}"
+            ) from error
+
+    def _metrics(self) -> str:
+        try:
+            response = self._http.get("/metrics")
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            raise _error_class(error)(
+                f"{self.role} engine: expected metrics, found {type(error).__name__}: {error}"
+            ) from error
+        return _text(response)
+
+    def complete(
+        self,
+        prompt: Sequence[int] | str,
+        sampling: Sampling,
+        request_id: str,
+        cache_salt: str,
+        kv_transfer_params: Mapping[str, Any] | None = None,
+        role: Role | None = None,
+        await_counters: Sequence[str] = (),
+        count: bool = True,
+        rescore_from: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Leg:
+        """Send one completion request and return the answer, including the growth of the counters.
+
+        ``await_counters`` names counters that must grow before the snapshot is taken: engines publish them with the
+        step after the request, so the scrape is repeated for up to 3 s. ``count=False`` does not read counters, for
+        requests that are not alone on the engine. ``rescore_from`` asks for the log-probs of the prompt's own tokens
+        from that position on; vLLM then computes the prompt without its prefix cache. ``timeout_s`` overrides the
+        client's timeout.
+
+        Raises HandoffError when there is no answer, its status is not 200, or it has an unexpected shape.
+        """
+        role = role or self.role
+        before = self._snapshot
+        body = {**request_body(prompt, sampling), "cache_salt": cache_salt}
+        if rescore_from is not None:
+            body["prompt_logprobs"] = 1
+        if kv_transfer_params is not None:
+            body["kv_transfer_params"] = dict(kv_transfer_params)
+        start = time.monotonic()
+        try:
+            limit = httpx.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
+            response = self._http.post(
+                "/v1/completions", json=body, headers={"X-Request-Id": request_id}, timeout=limit
+            )
+        except httpx.HTTPError as error:
+            raise _error_class(error)(
+                f"{role} engine: expected an answer to request {request_id}, found {type(error).__name__}: {error}"
+            ) from error
+        seconds = time.monotonic() - start
+        leg = parse_completion(role, request_id, response.status_code, _text(response), seconds, rescore_from)
+        if not count:
+            return leg
+        return leg.model_copy(update={"counters": self.counters_after(before, dict.fromkeys(await_counters, 1))})
+
+    def counters_after(self, before: Mapping[str, float], awaited: Mapping[str, int]) -> dict[str, float]:
+        """Return the growth of the counters since ``before``.
+
+        Waits up to 3 s until the counters in ``awaited`` have grown by at least the amounts given there.
+        """
+        deadline = time.monotonic() + _COUNTER_WAIT_S
+        while True:
+            grown = delta(before, self.snapshot())
+            if all(grown.get(name, 0.0) >= count for name, count in awaited.items()) or time.monotonic() > deadline:
+                return grown
+            time.sleep(_COUNTER_POLL_S)
+
+
+def _text(response: httpx.Response) -> str:
+    """Decode the body as UTF-8, whatever charset its header names: Python accepts codecs that are not charsets
+    (``hex``, ``rot13``) and raises unexpected errors on them."""
+    return response.content.decode("utf-8", errors="replace")
+
+
+def _error_class(error: httpx.HTTPError) -> type[HandoffError]:
+    return RequestTimeoutError if isinstance(error, httpx.TimeoutException) else HandoffError
+
+
+def parse_completion(
+    role: Role, request_id: str, status: int, text: str, seconds: float, rescore_from: int | None = None
+) -> Leg:
+    """Turn a completion response into a Leg. Raises HandoffError when it is not a valid completion."""
+    if status != 200:
+        raise HandoffError(
+            f"{role} engine: expected status 200 for request {request_id}, found {status}: {redact.quoted(text, 300)}"
+        )
+    try:
+        body = httpx.Response(200, text=text).json()
+        if "error" in body:
+            raise ValueError(f"an error body: {redact.quoted(str(body['error']), 200)}")
+        require_model(body)
+        (choice,) = body["choices"]
+        logprobs = choice.get("logprobs") or {}
+        leg = Leg(
+            role=role,
+            request_id=request_id,
+            status=status,
+            echoed_ids=token_ids(choice.get("prompt_token_ids")),
+            output_ids=token_ids(choice.get("token_ids")),
+            finish_reason=finish_reason(choice.get("finish_reason")),
+            usage_prompt_tokens=(body.get("usage") or {}).get("prompt_tokens"),
+            usage_completion_tokens=(body.get("usage") or {}).get("completion_tokens"),
+            chosen_logprobs=_floats(logprobs.get("token_logprobs")),
+            top_gaps=_gaps(logprobs.get("top_logprobs")),
+            speculation=_speculation((body.get("metrics") or {}).get("speculative_decoding")),
+            kv_transfer_params=transfer_params(body.get("kv_transfer_params")),
+            rescored=None if rescore_from is None else _rescored(choice, rescore_from),
+            seconds=seconds,
+        )
+        return recordable(leg)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise HandoffError(
+            f"{role} engine: expected a completion with one choice for request {request_id}, found "
+            f"{redact.quoted(str(error), 200)} in {redact.quoted(text, 200)!r}"
+        ) from error
+
+
+def _floats(value: Any) -> tuple[float, ...] | None:
+    return None if value is None else tuple(finite(v) for v in value)
+
+
+def _gaps(value: Any) -> tuple[float | None, ...] | None:
+    if value is None:
+        return None
+    gaps: list[float | None] = []
+    for position in value:
+        best = sorted((finite(v) for v in (position or {}).values()), reverse=True)[:2]
+        gaps.append(round(best[0] - best[1], 6) if len(best) == 2 else None)
+    return tuple(gaps)
+
+
+def _rescored(choice: Mapping[str, Any], start: int) -> tuple[float, ...]:
+    """Return, per prompt token from ``start`` on, how many nats likelier the best token was; 0 if it was the best."""
+    ids, tables = choice["prompt_token_ids"], choice["prompt_logprobs"]
+    if len(tables) != len(ids):
+        raise ValueError(f"{len(tables)} prompt log-probs for {len(ids)} prompt tokens")
+    out = []
+    for token, table in zip(ids[start:], tables[start:], strict=True):
+        best = max(finite(entry["logprob"]) for entry in table.values())
+        out.append(round(best - finite(table[str(token)]["logprob"]), 6))
+    return tuple(out)
+
+
+def _speculation(value: Any) -> Speculation | None:
+    if value is None:
+        return None
+    return Speculation(
+        per_step_accepted=tuple(value.get("per_step_accepted") or ()),
+        per_step_drafted=tuple(value.get("per_step_drafted") or ()),
+        num_steps=value["num_spec_steps"],
+        num_drafted=value["num_draft_tokens"],
+        num_accepted=value["num_accepted_draft_tokens"],
+    )

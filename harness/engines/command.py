@@ -1,0 +1,169 @@
+"""The command line and environment of one vLLM server, written for vLLM 0.32.0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from harness.engines.api_key import GUARD, ApiKey, guarded_path
+from harness.engines.environment import EngineEnvironment
+from harness.errors import EngineStartError
+from harness.history.surfaces import PER_REQUEST
+from harness.profiles.cells import Role
+from harness.profiles.model import EngineConfig, Method, NoSpeculation, Profile, models_of
+from harness.profiles.remote_code import require_loadable, trusts_code
+from harness.supervision.server import LOOPBACK
+
+MODEL_NAME = "target"
+
+
+class EngineCommand(NamedTuple):
+    """The command that starts one engine."""
+
+    role: Role
+    port: int
+    side_channel_port: int | None
+    argv: list[str]
+    env: dict[str, str]
+    """The variables set on top of the scrubbed environment; recorded in run.json."""
+    host: str = LOOPBACK
+    """The address that it listens on."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} engine"
+
+
+def speculative_config(method: Method) -> dict[str, object] | None:
+    """Return vLLM's ``--speculative-config`` for a method; None without speculation."""
+    if isinstance(method, NoSpeculation):
+        return None
+    drafter = {"model": str(method.drafter_path)} if method.drafter is not None else {}
+    return {"method": method.kind, **drafter, "num_speculative_tokens": method.num_speculative_tokens}
+
+
+def build_command(
+    profile: Profile,
+    method: Method,
+    role: Role,
+    environment: EngineEnvironment,
+    port: int,
+    side_channel_port: int | None,
+    devices: Sequence[str] = (),
+    host: str = LOOPBACK,
+    extra_env: Mapping[str, str] | None = None,
+    key: ApiKey | None = None,
+) -> EngineCommand:
+    """Assemble the server command.
+
+    ``devices`` are the core numbers or GPU ids that the engine gets, one per tensor-parallel rank; an empty sequence
+    leaves the choice to vLLM. ``extra_env`` overrides other variables. Without a ``key``, the caller has to add one
+    before starting the engine, because its guard does not let it start without.
+
+    Raises EnvironmentFault when the profile does not permit the models to be loaded, and EngineStartError when the
+    number of devices differs from that of the ranks.
+    """
+    require_loadable(models_of(profile, method))
+    engine = profile.engine
+    argv = [environment.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv += ["--host", host, "--port", str(port)]
+    argv += ["--model", str(profile.target_folder), "--served-model-name", MODEL_NAME]
+    argv += ["--tokenizer", str(profile.tokenizer_folder)]
+    # Without this, vLLM falls back to pickled checkpoints, which can run code.
+    argv += ["--load-format", "safetensors"]
+    if trusts_code(models_of(profile, method)):
+        argv += ["--trust-remote-code"]
+    argv += ["--dtype", engine.dtype, "--block-size", str(engine.block_size)]
+    argv += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]
+    argv += ["--seed", "0", "--no-enable-log-requests", "--middleware", GUARD]
+    if engine.enforce_eager:
+        argv += ["--enforce-eager"]
+    if engine.kv_cache_dtype != "auto":
+        argv += ["--kv-cache-dtype", engine.kv_cache_dtype]
+    if engine.attention_backend is not None:
+        argv += ["--attention-backend", engine.attention_backend]
+    if engine.kv_blocks is not None:
+        argv += ["--num-gpu-blocks-override", str(engine.kv_blocks)]
+    if engine.max_num_batched_tokens is not None:
+        argv += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
+    speculation = speculative_config(method)
+    if speculation is not None:
+        argv += ["--speculative-config", json.dumps(speculation, sort_keys=True)]
+        if environment.has(PER_REQUEST):
+            argv += ["--per-request-spec-decode-metrics", "detailed"]
+    if role != "single":
+        transfer: dict[str, object] = {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",
+            "kv_buffer_device": engine.kv_buffer_device,
+        }
+        extra = {"kv_lease_duration": engine.kv_lease_s}
+        if engine.nixl_threads is not None:
+            extra["num_threads"] = engine.nixl_threads
+        transfer["kv_connector_extra_config"] = extra
+        argv += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
+    if engine.device == "gpu":
+        argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
+        argv += ["--kv-cache-memory-bytes", str(engine.kv_cache_gib * 2**30)]
+    ranks = engine.tensor_parallel.of(role)
+    if devices and len(devices) != ranks:
+        raise EngineStartError(
+            f"expected {ranks} devices for the {role} engine (engine.tensor_parallel), found {len(devices)}: "
+            f"{', '.join(devices)}; lower engine.tensor_parallel, or use a machine with more devices"
+        )
+    if ranks > 1:
+        argv += ["--tensor-parallel-size", str(ranks)]
+    argv += list(engine.extra_args)
+    variables = {**_variables(profile, environment, side_channel_port, devices, host), **(extra_env or {})}
+    variables = {**guarded_path(variables), **(key.environment if key is not None else {})}
+    return EngineCommand(role, port, side_channel_port, argv, variables, host)
+
+
+def _variables(
+    profile: Profile,
+    environment: EngineEnvironment,
+    side_channel_port: int | None,
+    devices: Sequence[str],
+    host: str,
+) -> dict[str, str]:
+    engine = profile.engine
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+    # Adds /pause, /resume, /reset_prefix_cache and /server_info, which the scenarios need; like every other path, they
+    # require the key.
+    env["VLLM_SERVER_DEV_MODE"] = "1"
+    if engine.device == "cpu":
+        env |= _cpu_variables(engine, environment, devices)
+    elif engine.device == "gpu":
+        if profile.batch_invariant:
+            env["VLLM_BATCH_INVARIANT"] = "1"
+        if devices:
+            env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    if engine.model_runner is not None:
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "1" if engine.model_runner == "V2" else "0"
+    if side_channel_port is not None:
+        env |= {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
+        }
+        if engine.device == "cpu":
+            env["UCX_TLS"] = "tcp,sm,self"
+            if host == LOOPBACK:
+                # UCX listens on every interface that it may use: without this, a port of each worker would be open on
+                # the machine's own address.
+                env["UCX_NET_DEVICES"] = "lo"
+    return {**env, **engine.env}
+
+
+def _cpu_variables(engine: EngineConfig, environment: EngineEnvironment, devices: Sequence[str]) -> dict[str, str]:
+    """Return the variables for one core and one thread per rank.
+
+    Two engines that both bind all cores starve each other, and a single thread keeps the order of floating-point
+    additions, hence the tokens, the same in every topology.
+    """
+    env = {"VLLM_CPU_KVCACHE_SPACE": str(engine.kv_cache_gib), "OMP_NUM_THREADS": "1"}
+    env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(devices) or "nobind"
+    if environment.openmp is not None:
+        env["LD_PRELOAD"] = str(environment.openmp)
+    return env

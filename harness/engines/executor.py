@@ -1,0 +1,128 @@
+"""Executors, which give groups of engines their places on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from itertools import count
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self, cast, get_args
+
+from harness.engines.environment import EngineEnvironment
+from harness.engines.inventory import Inventory, local_inventory
+from harness.engines.places import LocalPlace, PairNodes, Places
+from harness.errors import UsageError
+from harness.profiles.cells import EngineGroup, Role
+from harness.profiles.model import Profile
+from harness.scheduling.model import Placement, PlacementRule
+
+
+class Executor(Protocol):
+    """Gives groups of engines their places. A context manager; leaving it gives back what it holds."""
+
+    @property
+    def at_once(self) -> int | None:
+        """The maximum number of groups that may run at the same time; None leaves it to the devices."""
+
+    @property
+    def rule(self) -> PlacementRule:
+        """The rule for the nodes that the engines of a pair may be on."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def inventory(self, profile: Profile) -> Inventory:
+        """Return the devices that the profile's engines can be put on."""
+
+    def places(
+        self, group: EngineGroup, profile: Profile, environment: EngineEnvironment, placement: Placement
+    ) -> contextlib.AbstractContextManager[Places]:
+        """Return places for the engines of a group, held while the context lasts; ``profile`` is its variant's.
+
+        Entering the context raises InfrastructureError when there are no places.
+        """
+
+    def lost(self) -> Mapping[str, str]:
+        """Return the nodes of the inventory that are gone, with the reasons."""
+
+
+class LocalExecutor:
+    """Runs engines on this machine, on loopback; with a ``base_port``, only one group of engines at a time."""
+
+    rule: PlacementRule = "any"
+
+    def __init__(self, base_port: int | None = None) -> None:
+        self._base_port = base_port
+
+    @property
+    def at_once(self) -> int | None:
+        return None if self._base_port is None else 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def inventory(self, profile: Profile) -> Inventory:
+        self._inventory = local_inventory(profile)
+        return self._inventory
+
+    def places(
+        self, group: EngineGroup, profile: Profile, environment: EngineEnvironment, placement: Placement
+    ) -> contextlib.AbstractContextManager[Places]:
+        return contextlib.nullcontext(local_places(self._inventory, placement, self._base_port))
+
+    def lost(self) -> Mapping[str, str]:
+        return {}
+
+
+def local_places(inventory: Inventory, placement: Placement, base_port: int | None) -> Places:
+    """Return places on this machine for the engines of a job, with consecutive ports from ``base_port`` on."""
+    ports = None if base_port is None else count(base_port)
+    return {
+        cast(Role, engine.role): LocalPlace(
+            [inventory.names[d.id] for d in engine.devices if d.id in inventory.names], ports=ports
+        )
+        for engine in placement.engines
+    }
+
+
+class ExecutorChoice(NamedTuple):
+    """The executor options of the command line; None where an option was not given."""
+
+    name: str = "local"
+    ray_address: str | None = None
+    pair_nodes: str | None = None
+
+
+def make_executor(choice: ExecutorChoice, mutants: Sequence[str] = (), base_port: int | None = None) -> Executor:
+    """Return the chosen executor, which has not started or connected to anything yet. Raises UsageError."""
+    if choice.name not in ("local", "ray"):
+        raise UsageError(f"--executor: expected local or ray, found {choice.name!r}")
+    if choice.name == "local":
+        for option, value in zip(("--ray-address", "--pair-nodes"), choice[1:], strict=True):
+            if value is not None:
+                raise UsageError(f"{option}: expected --executor ray with it, found --executor local")
+        return LocalExecutor(base_port)
+    if mutants:
+        raise UsageError(
+            f"--executor ray: expected no --mutant, found {', '.join(mutants)}: mutants are switched by files on the "
+            "machine of the harness; run them with --executor local"
+        )
+    if base_port is not None:
+        raise UsageError("--executor ray: expected no --base-port, found one; each node picks its own free ports")
+    pair_nodes = choice.pair_nodes or "any"
+    if pair_nodes not in get_args(PairNodes):
+        raise UsageError(f"--pair-nodes: expected {', '.join(get_args(PairNodes))}, found {pair_nodes!r}")
+    if (choice.ray_address or "").startswith("ray://"):
+        raise UsageError(
+            f"--ray-address: expected HOST:PORT of the cluster's head, found {choice.ray_address!r}: the harness talks "
+            "to engines directly, so run it on a node of the cluster instead of through a Ray client"
+        )
+    from harness.engines.ray.driver import RayExecutor
+
+    return RayExecutor(choice.ray_address, cast(PairNodes, pair_nodes))

@@ -1,0 +1,147 @@
+"""The devices of a machine, and what each group of engines needs of them.
+
+A group of engines is a job; the scheduler packs jobs onto devices, so that the engines of one group start while others
+answer. On CPU a device is a core with the memory of one engine; two engines never share one, because an engine that
+shares its core is several times slower.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import psutil
+
+from harness.profiles.cells import Plan, start_expected_s
+from harness.profiles.model import Profile
+from harness.scheduling.gpus import VisibleDevice, visible_here, wait_given_back
+from harness.scheduling.model import Device, EngineNeed, Job, Placement, PlacementRule
+from harness.workload.cells import CellWork, group_expected_s
+
+ENGINE_GIB = 2.9
+"""Measured resident memory of an engine of the cpu profile without its KV cache, summed over its processes."""
+LOCAL_NODE = "localhost"
+_GIVE_BACK_S = 60.0
+
+
+class Inventory(NamedTuple):
+    """Devices that engines can be put on."""
+
+    devices: tuple[Device, ...]
+    names: Mapping[str, str]
+    """What an engine is told, by device id: the number of a core, or an entry of CUDA_VISIBLE_DEVICES. CPU devices
+    beyond the machine's cores have no entry."""
+    shared: bool
+    """Whether several engines may share a device, as far as its memory suffices."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the user."""
+    whole: bool = False
+    """Whether an engine with several devices gets each of them exclusively."""
+    gpus: tuple[VisibleDevice, ...] = ()
+
+    def need(self, profile: Profile, role: str) -> EngineNeed:
+        """Return the devices and memory that an engine of a profile without variants needs."""
+        engine = profile.engine
+        if engine.device == "cpu":
+            gib = ENGINE_GIB + engine.kv_cache_gib
+        else:
+            # vLLM takes a share of each GPU; if they are unequal, the largest gives the upper bound.
+            wide = self.whole and engine.tensor_parallel.of(role) > 1
+            share = 1.0 if wide else engine.gpu_memory_utilization
+            gib = share * max((d.memory_gib for d in self.devices), default=1.0)
+        return EngineNeed(role, engine.tensor_parallel.of(role), gib)
+
+
+def cpu_engine_gib(profile: Profile) -> float:
+    """Return the GiB that a CPU engine of any variant needs, rounded up to whole MiB as the scheduler counts."""
+    return math.ceil(1024 * max(ENGINE_GIB + p.engine.kv_cache_gib for p in profile.parts)) / 1024
+
+
+def cpu_inventory(profile: Profile) -> Inventory:
+    """Return the cores that this process may use, as far as memory suffices.
+
+    There are at least two devices, because a pair must be able to run on one core, if slowly.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    gib = cpu_engine_gib(profile)
+    room = int(psutil.virtual_memory().available / 2**30 / gib)
+    count = max(2, min(len(cores), room))
+    devices = tuple(Device(f"{LOCAL_NODE}/core-{n}", LOCAL_NODE, gib, n) for n in range(count))
+    names = {d.id: str(core) for d, core in zip(devices, cores, strict=False)}
+    return Inventory(devices, names, shared=False)
+
+
+def gpu_inventory() -> Inventory:
+    """Return the GPUs of this machine that CUDA_VISIBLE_DEVICES allows."""
+    found = visible_here(LOCAL_NODE)
+    # A baseline belongs to one kind of GPU, so the engines of a run must all be on one kind.
+    kinds = list(dict.fromkeys(d.gpu.name for d in found.devices))
+    used = tuple(d for d in found.devices if d.gpu.name in kinds[:1])
+    notes = found.notes
+    if len(kinds) > 1:
+        notes += (
+            f"expected GPUs of one kind, found {', '.join(kinds)}; only {kinds[0]} is used; select others with "
+            "CUDA_VISIBLE_DEVICES",
+        )
+    return Inventory(tuple(d.device for d in used), {d.device.id: d.visible_as for d in used}, True, notes, gpus=used)
+
+
+def local_inventory(profile: Profile) -> Inventory:
+    """Return the devices of this machine for the engines of a profile."""
+    return cpu_inventory(profile) if profile.engine.device == "cpu" else gpu_inventory()
+
+
+def jobs_of(
+    plan: Plan,
+    works: Sequence[CellWork],
+    profile: Profile,
+    inventory: Inventory,
+    rescore: bool,
+    rule: PlacementRule = "any",
+) -> tuple[Job, ...]:
+    """Return one job per group of engines. If outputs are re-scored, the plain engine of a variant, which re-scores
+    them, comes after all other groups of that variant."""
+    jobs = []
+    for group in plan.groups:
+        part = profile.part(group.variant)
+        start = start_expected_s(group)
+        after = [g.id for g in plan.groups if g.variant == group.variant and g.id != group.id]
+        jobs.append(
+            Job(
+                group.id,
+                tuple(inventory.need(part, role) for role in group.roles),
+                start,
+                group_expected_s(group, works) - start,
+                placement=rule,
+                after=tuple(after) if rescore and group.rescores else (),
+                share=inventory.shared,
+            )
+        )
+    return tuple(jobs)
+
+
+class Memory:
+    """Checks that ended engines have released the memory of their GPUs."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._gpus = {d.device.id: d for d in inventory.gpus}
+        self._idle = {i: d.gpu.used_gib for i, d in self._gpus.items()}
+
+    def kept(self, device_id: str) -> str:
+        """Wait until the memory of a device without engines is released; return why it was not, or an empty string."""
+        before = self._idle.get(device_id)
+        if before is None:
+            return ""
+        return wait_given_back(self._gpus[device_id], before, _GIVE_BACK_S)
+
+
+def describe(placement: Placement, inventory: Inventory) -> str:
+    """Describe where a group of engines runs, for the log; return an empty string without GPUs."""
+    if not inventory.gpus:
+        return ""
+    where = "; ".join(
+        f"{e.role} on GPU {', '.join(inventory.names[d.id] for d in e.devices)}" for e in placement.engines
+    )
+    return f"{placement.job.id}: {where}"

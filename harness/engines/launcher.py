@@ -1,0 +1,137 @@
+"""Starts the engines of a group in their places, and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from harness import redact
+from harness.engines.api_key import ApiKey
+from harness.engines.client import Client
+from harness.engines.command import EngineCommand, build_command
+from harness.engines.environment import EngineEnvironment
+from harness.engines.mutation import Mutation
+from harness.engines.places import EngineHandle, Place, Places, default_places, end_and_report
+from harness.errors import EngineDiedError, RequestTimeoutError
+from harness.profiles.cells import EngineGroup, Role
+from harness.profiles.model import Profile
+from harness.supervision.stacks import StackFiles
+
+Progress = Callable[[str], None]
+
+
+class Launcher:
+    """The processes and clients of a group's engines, by role. They may be ended from another thread."""
+
+    def __init__(self, group: EngineGroup, profile: Profile, logs: Path, key: ApiKey, progress: Progress) -> None:
+        self._group = group
+        self._profile = profile
+        self._logs = logs
+        self._key = key
+        self._progress = progress
+        self._stacks = StackFiles(logs, group.id, progress)
+        self._end_reason = ""
+        self.places: Places = {}
+        self.processes: dict[Role, EngineHandle] = {}
+        self.clients: dict[Role, Client] = {}
+        self.side_channels: dict[Role, int | None] = {}
+        """Ports of the NIXL side channels."""
+        self.ended = False
+        """Whether the engines were ended from another thread: their answers are no longer evidence."""
+
+    def start(self, environment: EngineEnvironment, mutation: Mutation, places: Places | None) -> None:
+        """Start the engines without waiting until they are ready; without ``places``, on this machine.
+
+        Raises EngineStartError when one cannot be started, EngineDiedError when they are being ended meanwhile.
+        """
+        self.places = places or default_places(self._group.roles, self._profile.engine)
+        commands = [self._command(role, place, environment, mutation) for role, place in self.places.items()]
+        for command in commands:
+            self.require_not_ended()
+            self._start_engine(command)
+
+    def _command(self, role: Role, place: Place, environment: EngineEnvironment, mutation: Mutation) -> EngineCommand:
+        """Build the command of an engine; its ports are picked on the machine where it will run."""
+        # vLLM 0.32 listens on the first side channel only; earlier versions on one per rank, from the first on.
+        ranks = self._profile.engine.tensor_parallel.of(role)
+        port, *side_channel = place.ports(1 if role == "single" else 1 + ranks)
+        return build_command(
+            self._profile,
+            self._group.method_of(role),
+            role,
+            environment,
+            port=port,
+            side_channel_port=side_channel[0] if side_channel else None,
+            devices=place.devices,
+            host=place.host,
+            extra_env=mutation.environment(role, environment.prefix, self._logs / "plugin"),
+            key=self._key,
+        )
+
+    def _start_engine(self, command: EngineCommand) -> None:
+        role = command.role
+        process = self.places[role].start(command, self._logs / f"{self._group.id}.{role}.log")
+        self.processes[role] = process
+        self.side_channels[role] = command.side_channel_port
+        self.clients[role] = Client(role, process.url, self._profile.timeouts.request, self._key)
+        self._progress(f"{self._group.id}: started {role} engine, pid {process.pid}, {process.url}")
+
+    def require_not_ended(self) -> None:
+        """Raise EngineDiedError when the engines were ended from another thread."""
+        if self._end_reason:
+            raise EngineDiedError(self._end_reason)
+        if self.ended:
+            raise EngineDiedError(f"{self._group.id}: its engines were ended from outside")
+
+    def require_alive(self) -> None:
+        """Raise EngineDiedError when an engine is gone or is being ended, even if it is still alive."""
+        self.require_not_ended()
+        for process in self.processes.values():
+            process.require_alive()
+
+    def dump_stacks(self, cause: str) -> None:
+        """Write the stacks of the engines' Python processes beside their logs, once per engine and cause."""
+        # Copied, because ``release`` may clear the engines in another thread.
+        running = tuple(self.processes.items())
+        self._stacks.dump({role: process.python_processes for role, process in running}, cause)
+
+    def dump_stacks_on_timeout(self, error: BaseException | None, cause: str) -> None:
+        """Write the stacks when a request timed out, unless the engines are being ended anyway."""
+        if isinstance(error, RequestTimeoutError) and not self.ended:
+            self.dump_stacks(cause)
+
+    def mark_ended(self, reason: str = "") -> None:
+        """Make all further use of the engines raise EngineDiedError, with ``reason`` as its message if given."""
+        if reason:
+            self._end_reason = reason
+        self.ended = True
+
+    def end(self) -> list[str]:
+        """End all engines at the same time, killing those that ignore TERM for the grace period.
+
+        Return descriptions of what is left of them.
+        """
+        grace_s = self._profile.timeouts.stop
+        ends = [(f"the {role} engine", partial(p.stop, grace_s)) for role, p in self.processes.items()]
+        with ThreadPoolExecutor(max(1, len(ends))) as pool:
+            asked = [pool.submit(end_and_report, *end) for end in ends]
+        return [words for left in asked for words in left.result()]
+
+    def disconnect(self) -> None:
+        """Close the connections to the engines."""
+        for client in self.clients.values():
+            client.close()
+
+    def release(self) -> None:
+        """Release the places of ended engines, remove secrets from their logs, and forget them."""
+        for place in self.places.values():
+            place.give_back()
+        # The logs are final now. A disk error must not hide why the engines ended.
+        for process in self.processes.values():
+            with contextlib.suppress(OSError):
+                redact.file(process.log_path)
+        self.processes.clear()
+        self.clients.clear()

@@ -1,0 +1,171 @@
+"""Waits until started engines can be judged: healthy, serving the right model, reachable for hand-offs, and warm."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import httpx
+
+from harness.engines.api_key import require_guarded
+from harness.engines.client import Sampling
+from harness.engines.command import MODEL_NAME
+from harness.engines.launcher import Launcher, Progress
+from harness.engines.mutation import Mutation
+from harness.engines.request import Ask, Exchange, new_id
+from harness.errors import EngineStartError, HandoffError
+from harness.history.records import Leg
+from harness.profiles.cells import EngineGroup, Role
+from harness.profiles.model import Profile
+
+_POLL_S = 0.25
+_HANDSHAKE_PAUSE_S = 2.0
+
+
+class Readiness:
+    """Waits for the started engines of a group and warms them up, so that their answers count."""
+
+    def __init__(
+        self, group: EngineGroup, profile: Profile, launcher: Launcher, mutation: Mutation, progress: Progress
+    ) -> None:
+        self._group = group
+        self._profile = profile
+        self._launcher = launcher
+        self._mutation = mutation
+        self._progress = progress
+        self.seconds: dict[Role, float] = {}
+        """Seconds from the start of each engine until it was ready."""
+
+    def wait(self, deadline: float) -> None:
+        """Wait until every engine is ready and refuses requests without the key.
+
+        ``deadline`` is in ``time.monotonic()``.
+
+        Raises EngineStartError when one is not ready in time or another server took its port, EngineDiedError when one
+        ends, MutantRefusedError when a mutant ended it.
+        """
+        waiting = list(self._launcher.processes)
+        while waiting:
+            self._require_alive()
+            for role in [r for r in waiting if self.is_ready(r)]:
+                waiting.remove(role)
+                self.seconds[role] = time.monotonic() - self._launcher.processes[role].started
+                self._progress(f"{self._group.id}: {role} engine ready after {self.seconds[role]:.0f} s")
+            if waiting and time.monotonic() > deadline:
+                self._raise_not_ready(waiting[0])
+            if waiting:
+                time.sleep(_POLL_S)
+        for role, process in self._launcher.processes.items():
+            require_guarded(process.url, f"the {role} engine of {self._group.id}")
+
+    def _require_alive(self) -> None:
+        """Raise EngineDiedError when an engine is gone, MutantRefusedError when a mutant ended it."""
+        self._launcher.require_not_ended()
+        for role, process in self._launcher.processes.items():
+            if not process.alive():
+                self._mutation.require_not_refused(self._group.id, role, process.log_text())
+                process.require_alive()
+
+    def _raise_not_ready(self, role: Role) -> None:
+        self._launcher.dump_stacks("start")
+        process = self._launcher.processes[role]
+        raise EngineStartError(
+            f"expected the {role} engine of {self._group.id} to be ready within "
+            f"{self._profile.timeouts.start:.0f} s, found it still starting; raise timeouts.start or see "
+            f"{process.log_path}, which ends with:\n{process.log_tail()}"
+        )
+
+    def is_ready(self, role: Role) -> bool:
+        """Return whether an engine is healthy and its NIXL side channel can be reached.
+
+        Raises EngineStartError when another model answers behind its port.
+        """
+        return self._serves_target(role) and self._side_channel_answers(role)
+
+    def _serves_target(self, role: Role) -> bool:
+        client = self._launcher.clients[role]
+        try:
+            if client.get("/health").status_code != 200:
+                return False
+            models = [m["id"] for m in client.get("/v1/models").json()["data"]]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return False
+        if models != [MODEL_NAME]:
+            raise EngineStartError(
+                f"expected the model {MODEL_NAME!r} behind {self._launcher.processes[role].url}, found {models}; "
+                "another server took the port"
+            )
+        return True
+
+    def _side_channel_answers(self, role: Role) -> bool:
+        port = self._launcher.side_channels.get(role)
+        if port is None:
+            return True
+        address = (self._launcher.processes[role].command.host, port)
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=1):
+            return True
+        return False
+
+    def _warm_up_request(self) -> tuple[list[int], Sampling]:
+        """Return a prompt of one block plus one token, and its sampling parameters."""
+        ids = list(range(1, self._profile.engine.block_size + 2))
+        return ids, Sampling(max_tokens=8, logprobs=self._profile.workload.logprobs)
+
+    def send_first_requests(self, deadline: float) -> None:
+        """Send one plain request to every engine, all at the same time.
+
+        The first request compiles kernels, so it may take what is left of the start timeout. Raises EngineStartError
+        when one is not answered, EngineDiedError when an engine is gone.
+        """
+        limit = max(self._profile.timeouts.request, deadline - time.monotonic())
+        ids, sampling = self._warm_up_request()
+        clients = self._launcher.clients.values()
+        with ThreadPoolExecutor(len(clients)) as pool:
+            asked = [
+                pool.submit(c.complete, ids, sampling, new_id(), new_id(), count=False, timeout_s=limit)
+                for c in clients
+            ]
+        for answer in asked:
+            self._launcher.dump_stacks_on_timeout(answer.exception(), "first request")
+        self._launcher.require_alive()
+        self._require_first_answers(asked)
+
+    def _require_first_answers(self, asked: list[Future[Leg]]) -> None:
+        for process, answer in zip(self._launcher.processes.values(), asked, strict=True):
+            try:
+                answer.result()
+            except HandoffError as error:
+                raise EngineStartError(
+                    f"expected an answer to the first request of {self._group.id}, {error}{process.root_error()}"
+                ) from error
+
+    def warm_up_hand_off(self, exchange: Exchange) -> None:
+        """Do one full hand-off of a pair before anything is judged, with retries, because the NIXL handshake times out
+        on busy machines.
+
+        Raises EngineStartError when all attempts fail, EngineDiedError when an engine is gone.
+        """
+        if self._group.topology == "single":
+            return
+        ids, sampling = self._warm_up_request()
+        attempts = self._profile.timeouts.handshake_attempts
+        for attempt in range(1, attempts + 1):
+            try:
+                exchange.send(Ask(True, ids, max_tokens=sampling.max_tokens), [])
+                return
+            except HandoffError as error:
+                self._launcher.dump_stacks_on_timeout(error, "warm-up")
+                self._launcher.require_alive()
+                if attempt == attempts:
+                    raise self._no_hand_off(attempts, error) from error
+                self._progress(f"{self._group.id}: NIXL handshake attempt {attempt} failed, retrying")
+                time.sleep(_HANDSHAKE_PAUSE_S)
+
+    def _no_hand_off(self, attempts: int, error: HandoffError) -> EngineStartError:
+        decode = self._launcher.processes["decode"]
+        return EngineStartError(
+            f"expected a P/D hand-off within {attempts} attempts on {self._group.id}, found: {error}"
+            f"{decode.root_error()}; last lines of the decode engine's log:\n{decode.log_tail()}"
+        )

@@ -1,0 +1,182 @@
+"""One request to the engines of a group: alone, or as a hand-off from P to D.
+
+There is no fallback: a hand-off that breaks is recorded as broken.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from harness.engines.client import REMOTE_DECODE, Client, Sampling
+from harness.errors import HandoffError
+from harness.history.records import Form, Leg
+from harness.profiles.cells import Role
+from harness.profiles.model import Profile
+from harness.prompts.model import Prompt
+
+
+class Ask(NamedTuple):
+    """One request, with or without a hand-off."""
+
+    hand_off: bool
+    payload: list[int] | str
+    salt: str | None = None
+    """Requests with the same salt may share cached blocks; None gives the request a cache of its own."""
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    alone: Role = "single"
+    """Which engine is asked when there is no hand-off."""
+    counted: bool = True
+    """Whether the engine's counters are read around the request, which must be the only one then."""
+    between: Callable[[], None] | None = None
+    """Called after P has answered and before D is asked."""
+    routed: bool = False
+    """Whether the request goes to the router, which performs any hand-off."""
+
+
+def payload(prompt: Prompt, form: Form) -> list[int] | str:
+    """Return a prompt in the given form, as token ids or as text."""
+    return list(prompt.ids) if form == "ids" else prompt.text
+
+
+def new_id() -> str:
+    """Return a unique request id or cache salt."""
+    return uuid.uuid4().hex
+
+
+_LEASE_SHARE = 0.5
+"""Share of P's lease within which D must be asked, so that it has read the blocks before the lease ends."""
+
+
+class Exchange:
+    """Sends requests to the engines of a group by their roles."""
+
+    def __init__(
+        self, clients: Mapping[Role, Client], profile: Profile, routers: Mapping[bool, Client] = MappingProxyType({})
+    ) -> None:
+        """``routers`` maps whether a router hands off to its client. Both mappings may be filled later."""
+        self._clients = clients
+        self._routers = routers
+        self._workload = profile.workload
+        self._lease_s = profile.engine.kv_lease_s
+        self.kept_by_p = 0
+        """Number of hand-offs that P answered and D did not finish: P keeps their blocks until the lease ends."""
+
+    def send(self, ask: Ask, legs: list[Leg]) -> None:
+        """Send a request, appending each leg as soon as it is answered. Raises HandoffError when a leg fails."""
+        if ask.routed:
+            legs.append(self._ask_router(ask))
+        elif ask.hand_off:
+            self._hand_off(ask, legs)
+        else:
+            legs.append(self._ask_alone(ask))
+
+    def client(self, role: Role) -> Client:
+        """Return the client of an engine; in a pair, ``single`` means the decode engine."""
+        return self._clients[role if role in self._clients else "decode"]
+
+    def _sampling(self, ask: Ask) -> Sampling:
+        return Sampling(ask.max_tokens or self._workload.max_tokens, self._workload.logprobs, ask.temperature)
+
+    def _ask_alone(self, ask: Ask) -> Leg:
+        """Send a request without hand-off: to the single engine, to the pair's decode engine, or to P."""
+        return self.client(ask.alone).complete(
+            ask.payload,
+            self._sampling(ask),
+            new_id(),
+            ask.salt or new_id(),
+            role=ask.alone,
+            await_counters=("finished_requests",),
+            count=ask.counted,
+        )
+
+    def _ask_router(self, ask: Ask) -> Leg:
+        """Send one request to the router; return the answer with the growth of the answering engine's counters. P's
+        part is visible only in P's counters."""
+        client = self.client("single")
+        before = client.last_snapshot
+        leg = self._router(ask.hand_off).complete(
+            ask.payload,
+            self._sampling(ask),
+            new_id(),
+            ask.salt or new_id(),
+            role="decode" if ask.hand_off else "single",
+            count=False,
+        )
+        if not ask.counted:
+            return leg
+        awaited = {"finished_requests": 1, **({"nixl_bytes": 1} if ask.hand_off else {})}
+        return leg.model_copy(update={"counters": client.counters_after(before, awaited)})
+
+    def _router(self, hand_off: bool) -> Client:
+        """Return the client of the router that hands off, or of the one that asks one engine."""
+        return self._routers[hand_off]
+
+    def _hand_off(self, ask: Ask, legs: list[Leg]) -> None:
+        """Prefill on P, then decode on D with P's unchanged parameters, appending each leg as soon as it is answered.
+
+        P's counters are read after D has answered, because between the legs P is busy with its lease and may not answer
+        /metrics until the lease ends.
+
+        Raises HandoffError when a leg fails, P returns no parameters, or D could not be asked in time.
+        """
+        request_id, salt = new_id(), ask.salt or new_id()
+        client = self._clients["prefill"]
+        before = client.last_snapshot
+        prefill = client.complete(
+            ask.payload,
+            Sampling(1, self._workload.logprobs, ask.temperature),
+            request_id,
+            salt,
+            REMOTE_DECODE,
+            count=False,
+        )
+        answered = time.monotonic()
+        legs.append(prefill)
+        try:
+            legs.append(self._decode(ask, prefill, answered, salt))
+        finally:
+            # With requests in between, P's counters do not belong to this request alone.
+            if ask.counted and ask.between is None:
+                counters = client.counters_after(before, {"finished_requests": 1})
+                legs[0] = prefill.model_copy(update={"counters": counters})
+
+    def _decode(self, ask: Ask, prefill: Leg, answered: float, salt: str) -> Leg:
+        """Send D's part of a hand-off; ``answered`` is when P answered, in ``time.monotonic()``.
+
+        Raises HandoffError when P returned no parameters or most of its lease is over.
+        """
+        if not prefill.kv_transfer_params:
+            raise HandoffError(
+                f"prefill engine: expected kv_transfer_params in the answer to request {prefill.request_id}, found "
+                "none: P keeps no blocks for D, so the decode request was not sent"
+            )
+        self.kept_by_p += 1
+        if ask.between is not None:
+            ask.between()
+        waited = time.monotonic() - answered
+        if waited > _LEASE_SHARE * self._lease_s:
+            raise HandoffError(
+                f"expected to ask D within {_LEASE_SHARE * self._lease_s:.0f} s of P's answer to request "
+                f"{prefill.request_id}, found {waited:.1f} s gone of the {self._lease_s} s for which P keeps the "
+                "blocks, so D was not asked; the machine is too busy, run the cell again"
+            )
+        return self._ask_decode(ask, prefill, salt)
+
+    def _ask_decode(self, ask: Ask, prefill: Leg, salt: str) -> Leg:
+        """Ask D with P's parameters; D takes over the blocks that P keeps."""
+        leg = self._clients["decode"].complete(
+            ask.payload,
+            self._sampling(ask),
+            prefill.request_id,
+            salt,
+            prefill.kv_transfer_params,
+            await_counters=("finished_requests", "nixl_bytes"),
+            count=ask.counted,
+        )
+        self.kept_by_p -= 1
+        return leg

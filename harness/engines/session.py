@@ -1,0 +1,300 @@
+"""The running engines of one group: asked, counted, recorded, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from harness import redact
+from harness.engines import log_facts
+from harness.engines.api_key import ApiKey
+from harness.engines.client import Client
+from harness.engines.environment import EngineEnvironment
+from harness.engines.launcher import Launcher, Progress
+from harness.engines.mutation import Mutation
+from harness.engines.places import EngineHandle, Places
+from harness.engines.readiness import Readiness
+from harness.engines.request import Ask, payload
+from harness.engines.routers import Routers
+from harness.errors import HandoffError
+from harness.history.records import EngineRecord, Form, Leg, Observation
+from harness.profiles.cells import Cell, EngineGroup, Role
+from harness.profiles.model import Profile
+from harness.prompts.model import Prompt
+from harness.util import clock
+
+_POLL_S = 0.25
+_RESET_S = 5.0
+
+
+class EngineGroupSession:
+    """The running engines of a group. A context manager; leaving it ends every process that it started."""
+
+    def __init__(
+        self,
+        group: EngineGroup,
+        profile: Profile,
+        environment: EngineEnvironment,
+        log_folder: Path,
+        progress: Progress = lambda _: None,
+        mutation: Mutation | None = None,
+        places: Places | None = None,
+    ) -> None:
+        """``places`` maps each role to where its engine runs; None means this machine, on loopback."""
+        self.group = group
+        self.profile = profile
+        self.key = ApiKey()
+        """The key that the engines and routers of the group require."""
+        self.ready_seconds: float = 0.0
+        self.left: list[str] = []
+        """Descriptions of what could not be ended or removed."""
+        self._environment = environment
+        self._progress = progress
+        self._mutation = mutation or Mutation()
+        self._places = places
+        self._launcher = Launcher(group, profile, log_folder, self.key, progress)
+        self._readiness = Readiness(group, profile, self._launcher, self._mutation, progress)
+        self._routers = Routers(group.id, log_folder, self.key, profile.timeouts.request, progress)
+        self._exchange = self._mutation.exchange(self._launcher.clients, profile, self._routers.clients)
+
+    # --- life cycle ---------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> EngineGroupSession:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._launcher.dump_stacks_on_timeout(error, "request")
+        self.stop()
+
+    def _start(self) -> None:
+        begun = time.monotonic()
+        deadline = begun + self.profile.timeouts.start
+        self._launcher.start(self._environment, self._mutation, self._places)
+        self._readiness.wait(deadline)
+        self._readiness.send_first_requests(deadline)
+        if self.profile.engine.device == "cpu" and self.group.topology == "pd":
+            for process in self._launcher.processes.values():
+                process.gather_threads()
+        self._readiness.warm_up_hand_off(self._exchange)
+        self._start_routers()
+        self._mutation.require_installed(self.group.id, {r: p.log_text() for r, p in self._launcher.processes.items()})
+        self.refresh_counters()
+        self.ready_seconds = time.monotonic() - begun
+
+    def _start_routers(self) -> None:
+        """Start a router in front of the engines for each topology whose cells need one."""
+        routed = {c.topology == "pd" for c in self.group.cells if c.routed}
+        urls = {role: process.url for role, process in self._launcher.processes.items()}
+        self._routers.start(urls, self._mutation.routers(routed))
+
+    def give_up(self, cause: str, reason: str) -> None:
+        """Write the engines' stacks and end the engines from another thread, because something takes too long.
+
+        The thread that uses them gets EngineDiedError with ``reason``.
+        """
+        try:
+            self._launcher.dump_stacks(cause)
+        finally:
+            self._end_engines(reason)
+
+    def end_engines(self) -> None:
+        """End the engines from another thread. The thread that uses them gets EngineDiedError and leaves the context,
+        which also ends an engine that was about to start."""
+        self._end_engines()
+
+    def _end_engines(self, reason: str = "") -> None:
+        self._launcher.mark_ended(reason)
+        self._report_left_over(self._launcher.end())
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engines were ended from another thread: their answers are no longer evidence."""
+        return self._launcher.ended
+
+    def stop(self) -> None:
+        """End all routers, then all engines at the same time; one that ignores TERM is killed after the grace
+        period."""
+        self._launcher.disconnect()
+        self._report_left_over(self._routers.end())
+        self._report_left_over(self._launcher.end())
+        self._launcher.release()
+
+    def _report_left_over(self, left: Sequence[str]) -> None:
+        for words in left:
+            if words not in self.left:
+                self.left.append(words)
+                self._progress(f"{self.group.id}: LEFT OVER: {words}; see `harness ps` and `harness clean`")
+
+    # --- provenance ---------------------------------------------------------------------------------------------
+
+    def records(self) -> list[EngineRecord]:
+        """Return how the engines and routers were started, for the provenance of a run."""
+        engines = [self._record(role, process) for role, process in self._launcher.processes.items()]
+        return [*engines, *self._routers.records()]
+
+    def _record(self, role: Role, process: EngineHandle) -> EngineRecord:
+        log = process.log_text()
+        return EngineRecord(
+            role=role,
+            group=self.group.id,
+            node=self._launcher.places[role].node,
+            pid=process.pid,
+            argv=redact.words(process.command.argv),
+            env=redact.environment(process.command.env),
+            log=process.log_path.name,
+            ready_seconds=round(self._readiness.seconds.get(role, 0.0), 2),
+            model_runner=log_facts.model_runner(log),
+            attention_backend=log_facts.attention_backend(log),
+            kv_blocks=self._kv_blocks(role),
+            step_tokens=log_facts.step_tokens(log),
+            kept_blocks=self._exchange.kept_by_p if role == "prefill" else 0,
+            mutants=self._mutation.installed(role),
+        )
+
+    def _kv_blocks(self, role: Role) -> int | None:
+        with contextlib.suppress(HandoffError):
+            return self._launcher.clients[role].kv_blocks()
+        return None
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def observe(self, cell: Cell, prompt: Prompt, form: Form, sequence: int) -> Observation:
+        """Send one cold prompt the way the cell requires; a failed exchange is part of the observation.
+
+        A hand-off that reached D too late is repeated once. The second observation replaces the first only if both have
+        the same outcome, so that any deviation of the late one stays on record. Raises EngineDiedError when an engine
+        of the group is gone.
+        """
+        first = self._observe_once(cell, prompt, form, sequence)
+        if not first.came_late(self.profile.engine.kv_lease_s):
+            return first
+        self._progress(f"{cell.id}: {prompt.id} reached D after P's lease had expired; sending it again")
+        again = self._observe_once(cell, prompt, form, sequence)
+        if again.error or first.error or not _same_outcome(first.final, again.final):
+            return first
+        return again.after_late(first)
+
+    def _observe_once(self, cell: Cell, prompt: Prompt, form: Form, sequence: int) -> Observation:
+        legs: list[Leg] = []
+        started = clock.now()
+        error, shared = self.ask_counted(Ask(cell.topology == "pd", payload(prompt, form), routed=cell.routed), legs)
+        return Observation(
+            cell=cell.id,
+            prompt_id=prompt.id,
+            form=form,
+            sequence=sequence,
+            sent_ids=prompt.ids,
+            engine_roles=tuple(self._launcher.processes),
+            legs=tuple(legs),
+            max_tokens=self.profile.workload.max_tokens,
+            shared_counters=shared,
+            error=error,
+            started_at=started,
+        )
+
+    def ask_counted(self, ask: Ask, legs: list[Leg]) -> tuple[str | None, dict[str, dict[str, float]]]:
+        """Send a request that has the engines to itself, as ``ask`` does.
+
+        Also return the growth of P's counters if a router hands off, because P's leg is not visible then.
+        """
+        if not (ask.routed and ask.hand_off):
+            return self.ask(ask, legs), {}
+        prefill = self._launcher.clients["prefill"]
+        before = prefill.last_snapshot
+        error = self.ask(ask, legs)
+        try:
+            return error, {"prefill": prefill.counters_after(before, {"finished_requests": 1})}
+        except HandoffError as failure:
+            self._launcher.dump_stacks_on_timeout(failure, "request")
+            self.require_alive()
+            return error or str(failure), {}
+
+    def ask(self, ask: Ask, legs: list[Leg]) -> str | None:
+        """Send a request, appending each leg as soon as it is answered; return the failure, or None.
+
+        Raises EngineDiedError when an engine of the group is gone.
+        """
+        try:
+            self._exchange.send(ask, legs)
+        except HandoffError as failure:
+            self._launcher.dump_stacks_on_timeout(failure, "request")
+            self.require_alive()
+            return str(failure)
+        return None
+
+    def require_alive(self) -> None:
+        """Raise EngineDiedError when an engine or a router of the group is gone or is being ended, even if it is still
+        alive."""
+        self._launcher.require_alive()
+        self._routers.require_alive()
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return tuple(self._launcher.processes)
+
+    def url(self, role: Role) -> str:
+        """Return the URL of an engine of the group."""
+        return self._launcher.processes[role].url
+
+    def router_url(self, cell: Cell) -> str:
+        """Return the URL of the router that a routed cell is sent through."""
+        return self._routers.clients[cell.topology == "pd"].url
+
+    def client(self, role: Role) -> Client:
+        """Return the client of an engine; in a pair, ``single`` means the decode engine."""
+        return self._exchange.client(role)
+
+    def refresh_counters(self) -> None:
+        """Read the counters, so that requests sent uncounted before are not charged to the next one.
+
+        Raises HandoffError.
+        """
+        for client in self._launcher.clients.values():
+            client.snapshot()
+
+    def reset_caches(self) -> None:
+        """Reset all prefix caches, with retries, because P refuses while it still holds blocks for D.
+
+        Raises HandoffError when an engine does not reset its cache in time.
+        """
+        # P holds the blocks of a hand-off that D never finished until the lease ends.
+        patience = _RESET_S + (self.profile.engine.kv_lease_s if self._exchange.kept_by_p else 0)
+        for role in self._launcher.clients:
+            deadline = time.monotonic() + patience
+            while not self._reset(role):
+                if time.monotonic() > deadline:
+                    raise HandoffError(
+                        f"{role} engine: expected POST /reset_prefix_cache to succeed within {patience:.0f} s, found "
+                        "it refused; a request or a hand-off is still holding blocks"
+                    )
+                time.sleep(_POLL_S)
+
+    def _reset(self, role: Role) -> bool:
+        response = self._launcher.clients[role].post("/reset_prefix_cache")
+        try:
+            return response.status_code == 200 and (not response.content or bool(response.json().get("success", True)))
+        except (ValueError, AttributeError):
+            return False
+
+    def switch(self, *mutants: str) -> None:
+        """Turn these mutants on, and all others off."""
+        self._mutation.switch(mutants)
+
+
+def _same_outcome(one: Leg | None, other: Leg | None) -> bool:
+    """Whether two answers to the same request have the same tokens and accepted drafts."""
+    return (
+        one is not None
+        and other is not None
+        and (one.output_ids, one.speculation) == (other.output_ids, other.speculation)
+    )

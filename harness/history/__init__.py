@@ -1,0 +1,14 @@
+"""What was recorded: one observation per request, the record of the run, its checksum and earlier formats.
+
+acceptance   ``real_steps``, ``request_counts``, ``pool``: acceptance of drafts from per-step counts
+checksum     ``Seal``, ``check_observations``: detection of changes to a finished run
+identity     ``Identity``, ``identity_of``: what a recording belongs to, by hash
+index        ``RecordedLines``: observations of large runs, parsed on demand
+migrations   ``SCHEMA``, ``migrate``: records of earlier versions
+records      ``Observation``, ``RunRecord``, ``HistoryWriter``, ``load_history``: the record itself
+run_kind     ``require_plain``: refusal of soaks and drills
+surfaces     ``WITHOUT``: engine features that some versions lack, and what each costs
+token_ids    ``compare``, ``common_prefix``, ``output_key``: sequences of token ids
+truncation   ``move_aside``: selection of the lines that a resumed run keeps
+verdict      ``Verdict``, ``worst``: the verdicts and their order
+"""

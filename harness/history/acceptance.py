@@ -1,0 +1,211 @@
+"""Acceptance of drafts from the per-step counts of each request.
+
+Step t drafts up to k tokens and accepts ``a_t`` of them; position p counts as accepted when ``a_t > p``, so the
+marginal rates are nested: rate(p) = P(first p + 1 drafts are all accepted), as vLLM counts them.
+
+There are two definitions of acceptance length. Here ``pooled`` is 1 + Σ accepted / Σ steps over all steps of all
+prompts (= 1 + Σ_p rate(p)); ``per prompt`` is the mean over prompts of each prompt's own figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from harness.history.records import Leg
+
+
+class Steps(NamedTuple):
+    """Accepted counts of the real verify steps of one request."""
+
+    accepted: tuple[int, ...]
+    padded: bool
+    """Whether a padded first step was recognised and left out."""
+    certain: bool
+    """Whether the counts alone decide if the first step was padded."""
+
+
+def real_steps(leg: Leg) -> Steps | None:
+    """Return the verify steps of a request without a padded first step, or None without acceptance metrics.
+
+    Only a decode leg, which follows a hand-off, can have a padded step: since vLLM 0.26, D's first step after a
+    hand-off recomputes the last prompt token together with k placeholder drafts, which count as drafted and rejected.
+
+    T output tokens need Σ(a+1) = T - 1 + o over the real steps, where the overshoot o ≤ a_last counts tokens accepted
+    past the end; a padded step adds one. So a surplus of Σ(a+1) - (T-1) ≥ 1 with nothing accepted in the first step of
+    a handed-off request means padding, and it is certain when the last step accepted less than the surplus.
+    """
+    if leg.speculation is None or leg.output_ids is None:
+        return None
+    accepted = leg.speculation.per_step_accepted
+    if not accepted or leg.role != "decode" or accepted[0] != 0:
+        return Steps(accepted, padded=False, certain=True)
+    surplus = sum(a + 1 for a in accepted) - (len(leg.output_ids) - 1)
+    last = accepted[-1] if len(accepted) > 1 else 0
+    if surplus < 1:
+        return Steps(accepted, padded=False, certain=True)
+    return Steps(accepted[1:], padded=True, certain=last < surplus)
+
+
+def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:
+    """Return whether the accepted counts equal the reference step for step.
+
+    When the counts leave open whether the first step was padded, either reading may match.
+    """
+    if ours.accepted == tuple(reference):
+        return True
+    if ours.certain or leg.speculation is None:
+        return False
+    return leg.speculation.per_step_accepted == tuple(reference)
+
+
+def by_position(accepted: Sequence[int], produced: int = 1) -> dict[int, int]:
+    """Return the accepted drafts of each verify step, by the number of output tokens when the step began.
+
+    ``produced`` is that number for the first step: one token, from the prefill.
+    """
+    out = {}
+    for count in accepted:
+        out[produced] = count
+        produced += count + 1
+    return out
+
+
+class Aligned(NamedTuple):
+    """Comparison of two lists of steps at the output positions where both begin a step."""
+
+    common: int
+    """Number of such positions."""
+    differing: tuple[int, ...]
+    """Output positions, ascending, at which the accepted counts differ."""
+    found: int
+    """Drafts accepted at these positions."""
+    expected: int
+    """Drafts that the reference accepted there."""
+
+
+def align(ours: Sequence[int], reference: Sequence[int], tokens: int) -> Aligned:
+    """Compare steps by output position; those that begin at or after ``tokens`` output tokens are left out.
+
+    Steps resynchronise by themselves: a wrong draft ends the step in both lists, wherever it began.
+    """
+    mine, theirs = by_position(ours), by_position(reference)
+    positions = sorted(p for p in mine if p in theirs and p < tokens)
+    wrong = tuple(p for p in positions if mine[p] != theirs[p])
+    return Aligned(len(positions), wrong, sum(mine[p] for p in positions), sum(theirs[p] for p in positions))
+
+
+class Rates(NamedTuple):
+    """Acceptance pooled over requests."""
+
+    steps: int
+    accepted_at: tuple[int, ...]
+    """Steps that accepted the draft at position p, for p = 0 … k-1."""
+    requests: int
+    length_per_prompt: float | None
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        return tuple(a / self.steps for a in self.accepted_at) if self.steps else ()
+
+    @property
+    def length_pooled(self) -> float | None:
+        """Acceptance length 1 + Σ_p rate(p)."""
+        return 1 + sum(self.rates) if self.steps else None
+
+
+def pool(requests: Iterable[Sequence[int]], k: int) -> Rates:
+    """Pool the accepted counts per step of many requests into marginal rates per position."""
+    steps = 0
+    at = [0] * k
+    lengths = []
+    count = 0
+    for accepted in requests:
+        count += 1
+        steps += len(accepted)
+        for p in range(k):
+            at[p] += sum(1 for a in accepted if a > p)
+        if accepted:
+            lengths.append(1 + sum(accepted) / len(accepted))
+    return Rates(steps, tuple(at), count, sum(lengths) / len(lengths) if lengths else None)
+
+
+class RequestCounts(NamedTuple):
+    """Acceptance of one request, as detailed as its source allows."""
+
+    steps: int
+    accepted_at: tuple[int, ...]
+    """Steps that accepted the draft at position p, for p = 0 … k-1."""
+    source: Literal["per-request", "counters"]
+    """``counters``: from the increase of the engine's counters during the request, which was alone on the engine. Then
+    neither the order of the steps nor a padded first step is known."""
+    surplus: int = 0
+    """Tokens that the steps account for beyond the output: a padded first step adds one, an end within a step more."""
+
+    def without_padding(self) -> RequestCounts:
+        """Return the counts without one step that accepted nothing."""
+        return self._replace(steps=self.steps - 1, surplus=self.surplus - 1)
+
+
+def request_counts(leg: Leg, k: int) -> RequestCounts | None:
+    """Return the counts of a request from its own metrics or else the engine's counters, or None without either."""
+    steps = real_steps(leg)
+    if steps is not None:
+        at = tuple(sum(a > p for a in steps.accepted) for p in range(k))
+        return RequestCounts(len(steps.accepted), at, "per-request")
+    if not leg.counters.get("drafts") or leg.output_ids is None:
+        return None
+    drafts = int(leg.counters["drafts"])
+    at = tuple(int(leg.counters.get(f"accepted_at_{p}", 0)) for p in range(k))
+    return RequestCounts(drafts, at, "counters", drafts + sum(at) - (len(leg.output_ids) - 1))
+
+
+def pool_counts(requests: Iterable[RequestCounts], k: int) -> Rates:
+    """Pool the counts of many requests into marginal rates per position."""
+    counted = list(requests)
+    lengths = [1 + sum(c.accepted_at) / c.steps for c in counted if c.steps]
+    return Rates(
+        steps=sum(c.steps for c in counted),
+        accepted_at=tuple(sum(c.accepted_at[p] for c in counted) for p in range(k)),
+        requests=len(counted),
+        length_per_prompt=sum(lengths) / len(lengths) if lengths else None,
+    )
+
+
+def by_step(requests: Iterable[Sequence[int]], single: int = 8) -> list[tuple[str, int, float]]:
+    """Return acceptance by step since the hand-off, as (step, number of requests, mean accepted drafts).
+
+    The first ``single`` steps have an entry each; the others are pooled.
+    """
+    out = []
+    steps = [list(r) for r in requests]
+    for i in range(single):
+        values = [s[i] for s in steps if len(s) > i]
+        if values:
+            out.append((str(i), len(values), sum(values) / len(values)))
+    rest = [a for s in steps for a in s[single:]]
+    if rest:
+        out.append((f"{single}+", sum(len(s) > single for s in steps), sum(rest) / len(rest)))
+    return out
+
+
+_RECOGNISED_FROM = 5
+"""Fewest requests from whose counters padding is recognised."""
+
+
+def settle_padding(counted: Mapping[str, RequestCounts], handed_off: bool) -> tuple[dict[str, RequestCounts], bool]:
+    """Remove padded first steps from the counts of a cell that come from counters; return whether there were any, too.
+
+    A padded step leaves a surplus of at least one in every handed-off request; without padding, a request has a surplus
+    only when its output ends within a step. So padding is recognised when all of at least five requests have one.
+    """
+    from_counters = [c for c in counted.values() if c.source == "counters"]
+    # If every step of a request accepted something, none is padded, and the surplus is from an end within a step.
+    padded = (
+        handed_off
+        and len(from_counters) >= _RECOGNISED_FROM
+        and all(c.surplus >= 1 and max(c.accepted_at, default=0) < c.steps for c in from_counters)
+    )
+    if not padded:
+        return dict(counted), False
+    return {key: c.without_padding() if c.source == "counters" else c for key, c in counted.items()}, True

@@ -1,0 +1,558 @@
+"""The record of a run: an append-only log with one observation per request, and ``run.json`` for provenance.
+
+Checks read nothing else. During the run, observations are written as JSON lines, each flushed, so that an interrupted
+run keeps everything; at its end they are copied to Parquet, which is easier to query.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import AfterValidator, Field, InstanceOf, ValidationError
+
+from harness.errors import DataError, NotARunError, StorageError
+from harness.history import index
+from harness.history.checksum import LINES as LINES
+from harness.history.checksum import PARQUET as PARQUET
+from harness.history.checksum import SEALED_FROM, check_observations, sealed, unsealed
+from harness.history.index import CellRows, HeldCells, Lazy, RecordedLines
+from harness.history.migrations import SCHEMA as SCHEMA
+from harness.history.migrations import migrate
+from harness.history.verdict import Verdict
+from harness.profiles.model import Route
+from harness.util import json_io
+from harness.util.files import write_json
+from harness.util.json_io import MIB, finite, printable
+from harness.util.names import GroupName, SafeName
+from harness.util.storage import LineFile, writing
+from harness.util.strict import Strict, describe_validation_error
+
+SECOND = "second-stage"
+"""Folder inside a run with the repetition of its failed tests on held-out prompts and fresh engines."""
+RUN = "run.json"
+_MOST_BYTES = 256 * MIB
+"""Largest run.json that is read; that of a thousand cells has about 4 MiB."""
+
+Form = Literal["ids", "text"]
+Kind = Literal["run", "soak", "drill"]
+RESCORE = "rescore"
+"""Pseudo-scenario of the requests with which the plain engine re-scores the outputs of cells."""
+COLD = "cold"
+"""Scenario of prompts that the engines have not seen before."""
+
+
+class Speculation(Strict):
+    """Per-request acceptance, as vLLM reports it with ``--per-request-spec-decode-metrics detailed``."""
+
+    per_step_accepted: tuple[int, ...]
+    per_step_drafted: tuple[int, ...]
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+
+
+class Leg(Strict):
+    """One HTTP exchange with an engine: its response as recorded."""
+
+    role: Literal["single", "prefill", "decode"]
+    request_id: str
+    status: int | None = None
+    echoed_ids: tuple[int, ...] | None = None
+    """Prompt token ids as the server received them."""
+    output_ids: tuple[int, ...] | None = None
+    finish_reason: str | None = None
+    usage_prompt_tokens: int | None = None
+    usage_completion_tokens: int | None = None
+    chosen_logprobs: tuple[float, ...] | None = None
+    top_gaps: tuple[float | None, ...] | None = None
+    """Difference in log-probability (nats) between the best and the second-best token, per output token."""
+    speculation: Speculation | None = None
+    rescored: tuple[float, ...] | None = None
+    """For a re-scoring request, per token of the output that it scores: by how many nats the plain engine, given all
+    preceding tokens, prefers a different token; 0 when it agrees."""
+    kv_transfer_params: Annotated[dict[str, Any], AfterValidator(finite)] | None = None
+    counters: dict[str, float] = Field(default_factory=dict)
+    """Increase of the engine's counters during this request (concurrency 1)."""
+    seconds: float = 0.0
+
+    @property
+    def external_tokens(self) -> float:
+        """Number of prompt tokens that the engine reports as transferred from another engine."""
+        return self.counters.get("prompt_tokens_external_kv_transfer", self.counters.get("external_hits", 0.0))
+
+
+class Observation(Strict):
+    """All responses to one prompt in one cell, as recorded."""
+
+    cell: SafeName
+    prompt_id: str
+    form: Form
+    scenario: str = COLD
+    instance: int = 0
+    """Number of the run through the scenario that this belongs to."""
+    part: str = "subject"
+    """The request's purpose in its scenario: subject, donor, fill, holder, late, …"""
+    stage: int = 0
+    route: Literal["cell", "prefill", "local"] = "cell"
+    """Where the request went: through the cell's topology, to P alone, or to the answering engine alone."""
+    temperature: float = 0.0
+    max_tokens: int | None = None
+    """Requested number of output tokens; None in records of earlier versions, which used the workload's."""
+    asked_at: float | None = None
+    """When the request was sent to the answering engine, in stages of several requests: seconds since 1970 by
+    ``harness.util.clock``, which never jumps within a process."""
+    held_until: float | None = None
+    """When that engine was resumed, in stages that pause it until all requests are queued."""
+    concurrent: int = 1
+    """Number of requests under way at the same time. Above 1, counters are known only for all of them together."""
+    shared_counters: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Increase of each engine's counters over several requests: those under way together; on P, a request and those
+    sent between its legs; or a request that a router handed off."""
+    sequence: int
+    sent_ids: tuple[int, ...]
+    """Token ids of the prompt, sent as such or as the text that must tokenise to them."""
+    engine_roles: tuple[str, ...]
+    legs: tuple[Leg, ...]
+    attempts: int = 1
+    """2 when D received the request after P's lease had ended (``came_late``), so that the hand-off was repeated; the
+    second one is recorded."""
+    error: str | None = None
+    started_at: float
+    """Time by ``harness.util.clock``; in a resumed run, each process has its own clock."""
+
+    @property
+    def key(self) -> str:
+        """Key that is unique within cell, form and scenario: the prompt, in scenarios with its instance and part."""
+        return self.prompt_id if self.scenario == COLD else f"{self.prompt_id}#{self.instance}.{self.part}"
+
+    def leg(self, role: str) -> Leg | None:
+        return next((leg for leg in self.legs if leg.role == role), None)
+
+    @property
+    def final(self) -> Leg | None:
+        """The leg whose output a user would receive."""
+        return self.leg("decode") or self.leg("single")
+
+    def came_late(self, lease_s: float) -> bool:
+        """Return whether D's engine received the request when P's lease had ended or could no longer be renewed.
+
+        Such a delay says nothing about the engines. D renews a lease every sixth of its length once its engine has the
+        request (vLLM 0.32.0), so a request comes late when it spends more than five sixths outside D's engine, in
+        neither its queue nor its inference. This is known only for requests that are alone on the engines; the result
+        is False when D does not count both times.
+        """
+        leg = self.leg("decode")
+        if leg is None or self.route != "cell" or self.concurrent > 1:
+            return False
+        if not {"queue_seconds", "inference_seconds"} <= leg.counters.keys():
+            return False
+        outside = leg.seconds - leg.counters["queue_seconds"] - leg.counters["inference_seconds"]
+        return outside > lease_s * 5 / 6
+
+    def after_late(self, late: Observation) -> Observation:
+        """Return this observation as the second attempt after a late one, with the expired leases counted there."""
+        counted = _summed(("nixl_expired",), *(leg.counters for leg in late.legs), *late.shared_counters.values())
+        if not counted:
+            return self.model_copy(update={"attempts": 2})
+        own = self.shared_counters.get("prefill", {})
+        grown = own | _summed(tuple(counted), counted, own)
+        return self.model_copy(update={"attempts": 2, "shared_counters": self.shared_counters | {"prefill": grown}})
+
+
+def _summed(names: tuple[str, ...], *counters: dict[str, float]) -> dict[str, float]:
+    return {name: total for name in names if (total := sum(c.get(name, 0.0) for c in counters))}
+
+
+class EngineRecord(Strict):
+    """An engine as started."""
+
+    role: SafeName
+    group: GroupName
+    node: str | None = None
+    """The cluster node that it ran on; None for the harness's own machine."""
+    pid: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    log: SafeName
+    ready_seconds: float
+    model_runner: str | None
+    attention_backend: str | None
+    kv_blocks: int | None = None
+    """Size of the KV pool in blocks, as the engine reports it."""
+    step_tokens: int | None = None
+    """Most tokens that the engine schedules in one step, as it reports."""
+    kept_blocks: int = 0
+    """Hand-offs before the first recorded request that P answered and D did not finish, for example because the first
+    handshake timed out: their leases end during the run."""
+    mutants: tuple[str, ...] = ()
+    """Mutants that are enabled in this engine."""
+
+
+class CellRecord(Strict):
+    """The course of one cell."""
+
+    cell: SafeName
+    group: GroupName
+    block_size: int
+    lookahead: int
+    draft_tokens: int
+    route: Route = "client"
+    """Who performed the hand-off: the harness, or a router."""
+    planned: int
+    """Number of planned cold observations."""
+    scenarios: dict[str, int] = Field(default_factory=dict)
+    """Number of planned observations, by scenario."""
+    state: Literal["pending", "complete", "failed", "interrupted"] = "pending"
+    reason: str | None = None
+    request_seconds: float = 0.0
+    """Time between sending requests and receiving their responses."""
+    seconds: float = 0.0
+    """Time of the whole cell, including reading counters and writing records."""
+    start_seconds: float = 0.0
+    """Time until the engines were ready, charged to the first cell of the group."""
+    left_over: tuple[str, ...] = ()
+    """What could not be ended or removed when the engines ended, in words; charged to the first cell of the group."""
+
+    @property
+    def left_running(self) -> bool:
+        """Whether processes of its engines may still be running; anything else left over is memory or a port."""
+        return any(not words.startswith(("shared memory ", "port ")) for words in self.left_over)
+
+
+class Part(Strict):
+    """A recorded run that is part of a merged one, with the circumstances of its recording."""
+
+    run_id: SafeName
+    started: str
+    finished: str | None
+    command: tuple[str, ...]
+    git_commit: str | None
+    git_dirty: bool | None
+    hardware: dict[str, Any]
+    seconds: dict[str, float] = Field(default_factory=dict)
+    cells: dict[str, str]
+    """States of the cells that it recorded."""
+    counted: tuple[str, ...]
+    """Cells whose recording in this part is the one that is judged."""
+    second_stage: bool = False
+
+
+class Merged(Strict):
+    """The parts of a merged run (``harness merge``)."""
+
+    parts: tuple[Part, ...]
+    notices: tuple[str, ...] = ()
+    unsettled: bool = False
+    """Whether something about the parts keeps the run from passing, whatever its cells say."""
+
+
+class Resumption(Strict):
+    """One resumption of an interrupted run (``harness run --resume``)."""
+
+    at: str
+    command: tuple[str, ...]
+    git_commit: str | None
+    git_dirty: bool | None
+    hardware: dict[str, Any]
+    cells: tuple[str, ...]
+    """Cells that were repeated from their beginning."""
+    set_aside: int
+    """Number of earlier observations that no longer count; they are kept in ``files``."""
+    files: tuple[str, ...] = ()
+    found: tuple[str, ...] = ()
+    """Findings in the responses that were set aside. A repetition must not erase them: such a run cannot pass."""
+
+    @property
+    def sentence(self) -> str:
+        """Sentence for reports."""
+        kept = f"; {self.set_aside} earlier answers were set aside ({', '.join(self.files)})" if self.set_aside else ""
+        wrong = f", which had findings, so the run cannot pass: {'; '.join(self.found)}" if self.found else ""
+        return f"resumed at {self.at}: {', '.join(self.cells) or 'no cell'} asked again{kept}{wrong}"
+
+
+class RunRecord(Strict):
+    """Provenance of a run (``run.json``)."""
+
+    schema_version: int
+    run_id: SafeName
+    harness_version: str
+    started: str
+    finished: str | None
+    command: tuple[str, ...]
+    git_commit: str | None
+    git_dirty: bool | None
+    profile: dict[str, Any]
+    """The profile as used; it has at least a ``name``."""
+    prompts_sha256: str
+    hardware: dict[str, Any]
+    versions: dict[str, str | None]
+    identities: dict[str, dict[str, Any]]
+    """Per lineup, the identity that its baseline must have: hashes of models, tokenizer and prompts, and settings."""
+    engines: tuple[EngineRecord, ...] = ()
+    cells: tuple[CellRecord, ...]
+    seconds: dict[str, float] = Field(default_factory=dict)
+    interrupted: bool = False
+    mutants: tuple[str, ...] = ()
+    """Defects that were injected on purpose: such a run says nothing about the engine."""
+    rescore: bool = False
+    """Whether the plain single engine was to re-score the outputs."""
+    lacking: dict[str, str] = Field(default_factory=dict)
+    """Interfaces that this vLLM version lacks, and what that costs."""
+    merged: Merged | None = None
+    """The parts of a merged run; None in any other run."""
+    resumed: tuple[Resumption, ...] = ()
+    """Every resumption of the run."""
+    kind: Kind = "run"
+    """What the run was recorded for (``harness.history.run_kind``)."""
+    came_to: Verdict | None = None
+    """The verdict of a soak as a whole, which its observations alone do not show; None until it ends and in other
+    runs."""
+
+    @property
+    def limiting_verdicts(self) -> tuple[Verdict, ...]:
+        """Upper bounds on the verdict of the run, whatever its cells say."""
+        doubt = (Verdict.UNKNOWN,) if self.cannot_pass else ()
+        return (*doubt, self.came_to) if self.came_to is not None else doubt
+
+    @property
+    def cannot_pass(self) -> bool:
+        """Whether the run cannot pass, whatever its cells say.
+
+        That is so if it was interrupted or has no end, a defect was injected on purpose, its parts contradict each
+        other, requests with findings were repeated, it is a soak without a verdict, or its engines may still be
+        running.
+        """
+        unsettled = self.merged is not None and self.merged.unsettled
+        no_soak_verdict = self.kind == "soak" and self.came_to is None
+        no_end = self.finished is None or no_soak_verdict or any(c.left_running for c in self.cells)
+        return self.interrupted or no_end or bool(self.mutants) or unsettled or self.reasked_after_findings
+
+    @property
+    def reasked_after_findings(self) -> bool:
+        """Whether observations with findings were set aside when the run was resumed."""
+        return any(r.found for r in self.resumed)
+
+
+class HistoryWriter:
+    """Appends observations to a run folder; the operating system has each line before the next request is sent."""
+
+    def __init__(self, folder: Path) -> None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._lines = LineFile(folder / LINES)
+
+    def append(self, observation: Observation) -> None:
+        """Append an observation. Raises StorageError when it cannot be written; earlier lines are unaffected."""
+        self._lines.append(observation.model_dump_json())
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def __enter__(self) -> HistoryWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_run(folder: Path, record: RunRecord) -> None:
+    """Write ``run.json``. Raises StorageError.
+
+    In a finished run it seals the observations as they are in the folder now, so they must be written first.
+    """
+    # Keys are not sorted, because the order of a profile's axes and of their values has a meaning.
+    write_json(folder / RUN, sealed(printable(record.model_dump(mode="json")), folder), sort_keys=False)
+
+
+def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:
+    """Write a columnar copy of the observations: flat columns to query, and the whole record as JSON in ``record``.
+
+    Observations are consumed and written in groups. Raises StorageError, also for numbers that no column can hold.
+    """
+    temporary = folder / f".{PARQUET}"
+    rows = iter(observations)
+    try:
+        with writing(folder / PARQUET):
+            with pq.ParquetWriter(temporary, _COLUMNS) as writer:
+                while group := [_row(o) for o in islice(rows, _GROUP)]:
+                    writer.write_table(pa.Table.from_pylist(group, _COLUMNS))
+            temporary.replace(folder / PARQUET)
+    except (OverflowError, pa.ArrowException) as error:
+        raise StorageError(
+            f"{folder / PARQUET}: expected signed 64-bit numbers, found others ({error}); the JSON lines have them, "
+            "and only this copy is missing"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+_GROUP = 4096
+"""Number of rows that are written together."""
+_COLUMNS = pa.schema(
+    [
+        ("cell", pa.string()),
+        ("prompt_id", pa.string()),
+        ("form", pa.string()),
+        ("scenario", pa.string()),
+        ("part", pa.string()),
+        ("sequence", pa.int64()),
+        ("prompt_tokens", pa.int64()),
+        ("output_ids", pa.list_(pa.int64())),
+        ("per_step_accepted", pa.list_(pa.int64())),
+        ("per_step_drafted", pa.list_(pa.int64())),
+        ("seconds", pa.float64()),
+        ("error", pa.string()),
+        ("record", pa.string()),
+    ]
+)
+
+
+def _row(o: Observation) -> dict[str, Any]:
+    final = o.final
+    spec = final.speculation if final else None
+    return {
+        "cell": o.cell,
+        "prompt_id": o.prompt_id,
+        "form": o.form,
+        "scenario": o.scenario,
+        "part": o.part,
+        "sequence": o.sequence,
+        "prompt_tokens": len(o.sent_ids),
+        "output_ids": list(final.output_ids or ()) if final else [],
+        "per_step_accepted": list(spec.per_step_accepted) if spec else [],
+        "per_step_drafted": list(spec.per_step_drafted) if spec else [],
+        "seconds": sum(leg.seconds for leg in o.legs),
+        "error": o.error,
+        "record": o.model_dump_json(),
+    }
+
+
+class History(Strict):
+    """A recorded run, loaded."""
+
+    folder: Path
+    run: RunRecord
+    observations: Annotated[InstanceOf[Lazy[Observation]] | tuple[Observation, ...], Field(union_mode="left_to_right")]
+    """Observations in memory, or those of a large run, which are parsed on demand (``harness.history.index``)."""
+    own: bool = False
+    """Whether this process recorded it from a profile that its user named, so that its paths are the user's."""
+    torn_line: bool = False
+    """Whether the last JSON line was cut off (the run was killed while writing it) and left out."""
+    notices: tuple[str, ...] = ()
+    """Remarks on its files for reports."""
+
+    def of(self, cell: str, form: Form = "ids", scenario: str = COLD) -> dict[str, Observation]:
+        """Return observations of a cell by key (cold ones: by prompt id); of duplicate keys the last one counts."""
+        return {o.key: o for o in self.of_cell(cell).by_place.get((form, scenario), ())}
+
+    @cached_property
+    def _cells(self) -> Lazy[Observation] | HeldCells[Observation]:
+        return self.observations if isinstance(self.observations, Lazy) else HeldCells(self.observations)
+
+    def of_cell(self, cell: str) -> CellRows[Observation]:
+        """Return the observations of a cell, which are empty for a cell that was not recorded."""
+        return self._cells.of_cell(cell)
+
+    def of_scenario(self, scenario: str) -> Iterator[Observation]:
+        """Iterate over all observations of a scenario, in the order of the record."""
+        if isinstance(self.observations, Lazy):
+            return self.observations.of_scenario(scenario)
+        return (o for o in self.observations if o.scenario == scenario)
+
+    def in_order(self, cell: str) -> list[Observation]:
+        """Return all observations of a cell, of every form and scenario, in the order of their requests."""
+        return self.of_cell(cell).ordered
+
+    def cell(self, cell_id: str) -> CellRecord | None:
+        return next((c for c in self.run.cells if c.cell == cell_id), None)
+
+
+def load_history(folder: Path, in_memory: int | None = None) -> History:
+    """Load a run folder. Raises NotARunError for other folders and DataError for damaged files.
+
+    Up to ``in_memory`` bytes of lines are parsed at once (None: ``harness.history.index.IN_MEMORY``), more on demand.
+    """
+    run_file = folder / RUN
+    if not run_file.is_file():
+        raise NotARunError(
+            f"{folder}: expected the folder of a recorded run (with {RUN}), found "
+            f"{'a folder without it' if folder.is_dir() else 'no such folder'}; runs are kept below reports/"
+        )
+    try:
+        raw = json_io.loads(json_io.read_text(run_file, _MOST_BYTES))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{run_file}: expected JSON, but it cannot be read ({error})") from error
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    seal = None
+    if version == SEALED_FROM:
+        raw, seal = unsealed(raw, run_file)
+    try:
+        raw = migrate(raw) if isinstance(raw, dict) else raw
+    except (TypeError, AttributeError, ValueError, KeyError, IndexError) as error:
+        raise DataError(f"{run_file} is damaged: it does not have the shape of schema {version!r} ({error})") from error
+    if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA:
+        raise DataError(
+            f"{run_file}: expected history schema 1 to {SCHEMA}, found {version!r}; use the harness version that "
+            "recorded it"
+        )
+    try:
+        run = RunRecord.model_validate(raw)
+    except ValidationError as error:
+        raise DataError(f"{run_file} is damaged:\n{describe_validation_error(error)}") from error
+    if not isinstance(run.profile.get("name"), str):
+        raise DataError(f"{run_file} is damaged:\n  profile.name: expected the profile's name, found none")
+    counting, notices = check_observations(folder, seal)
+    most = index.IN_MEMORY if in_memory is None else in_memory
+    observations, torn = _read_observations(folder, counting, most)
+    return History(folder=folder, run=run, observations=observations, torn_line=torn, notices=tuple(notices))
+
+
+def _read_observations(
+    folder: Path, counting: str | None, in_memory: int
+) -> tuple[tuple[Observation, ...] | Lazy[Observation], bool]:
+    if counting is None:
+        return (), False
+    if counting == PARQUET:
+        parquet = folder / PARQUET
+        try:
+            records = [str(r) for r in pd.read_parquet(parquet, columns=["record"])["record"]]
+        except Exception as error:
+            raise DataError(
+                f"{parquet}: expected a Parquet file of observations, but it cannot be read ({error}); restore it or "
+                f"{LINES} from a copy"
+            ) from error
+        return tuple(_parse(r, f"{parquet}, row {i}") for i, r in enumerate(records, 1)), False
+    lines = folder / LINES
+    try:
+        if lines.stat().st_size > in_memory:
+            large = RecordedLines(lines, _parse)
+            return large, large.torn
+        data = lines.read_bytes()
+    except OSError as error:
+        raise DataError(f"{lines}: expected JSON lines, but it cannot be read ({error})") from error
+    complete, _, rest = data.rpartition(b"\n")
+    rows = complete.split(b"\n") if complete else []
+    # Split bytes, not text: a torn line may end within a character.
+    return tuple(_parse(r, f"{lines}, line {i}") for i, r in enumerate(rows, 1)), bool(rest.strip())
+
+
+def _parse(text: str | bytes, where: str) -> Observation:
+    try:
+        return Observation.model_validate_json(text)
+    except ValidationError as error:
+        raise DataError(
+            f"{where}: expected an observation, found damaged data:\n{describe_validation_error(error)}"
+        ) from error

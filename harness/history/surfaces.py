@@ -1,0 +1,14 @@
+"""Interfaces of engines that the harness relies on and some versions lack, and what it costs to lack them."""
+
+from __future__ import annotations
+
+PER_REQUEST = "per-request acceptance metrics"
+
+WITHOUT = {
+    PER_REQUEST: "acceptance is judged by counters where a request is alone on the engine, and is UNKNOWN elsewhere",
+    "POST /pause": "requests cannot be queued together, so that `concurrent` and `pressure` are UNKNOWN",
+    "POST /reset_prefix_cache": "caches cannot be emptied between mutants",
+    "prompt tokens by source": "chunked prefill and evictions cannot be proven from counters",
+    "tokens per step": "it cannot be proven that prompts were prefilled together",
+}
+"""What it costs when an interface is missing."""

@@ -1,0 +1,48 @@
+"""Sequences of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from harness.util.files import sha256_json
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the number of equal leading elements: the index of the first difference, or the shorter length."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def parted_at(ours: Sequence[int], expected: Sequence[int]) -> int | None:
+    """Return the index of the first difference, be it an element or an end, or None when the sequences are equal."""
+    at = common_prefix(ours, expected)
+    return None if at == len(ours) == len(expected) else at
+
+
+class Divergence(NamedTuple):
+    """The first difference of two outputs, and whether the reference was undecided there."""
+
+    position: int
+    gap: float | None
+    """Top-2 log-prob gap (nats) of the reference at the position; None when unknown."""
+    near_tie: bool
+
+
+def compare(
+    ours: tuple[int, ...], reference: tuple[int, ...], gaps: tuple[float | None, ...] | None, near_tie_nats: float
+) -> Divergence | None:
+    """Return the first divergence of two outputs, or None when they are equal.
+
+    A near tie needs proof: an unknown gap, or one output ending early, is a hard divergence.
+    """
+    if ours == reference:
+        return None
+    at = common_prefix(ours, reference)
+    gap = gaps[at] if gaps is not None and at < len(gaps) else None
+    inside = at < min(len(ours), len(reference))
+    return Divergence(at, gap, bool(inside and gap is not None and gap <= near_tie_nats))
+
+
+def output_key(output: tuple[int, ...]) -> str:
+    """Return a name for an output by its content; equal outputs of several cells are scored once."""
+    return sha256_json(list(output))[:16]

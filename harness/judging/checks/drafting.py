@@ -1,0 +1,351 @@
+"""Checks of speculation: drafts happened, and each step accepted as many as in the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from harness.baselines.summary import counts
+from harness.history.acceptance import (
+    Aligned,
+    Rates,
+    RequestCounts,
+    Steps,
+    align,
+    by_step,
+    pool,
+    pool_counts,
+    real_steps,
+    request_counts,
+    same_steps,
+)
+from harness.history.records import Leg, Observation
+from harness.history.surfaces import PER_REQUEST
+from harness.history.verdict import Verdict
+from harness.judging.decision import Against, Change, Facts, decide
+from harness.judging.evidence import CellView
+from harness.judging.figures import AcceptanceFigures, DraftFigures, RatesFigures, StepsDifference, TotalsDifference
+from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
+
+_SHOWN = 12
+"""Steps that a finding shows."""
+_PER_REQUEST_FLAG = "--per-request-spec-decode-metrics"
+_NONE: Mapping[str, Any] = {}
+
+
+def drafts_happened(cell: CellView) -> CheckResult:
+    """Check that every request that could draft did; otherwise speculation was not tested."""
+    name = "drafts-happened"
+    findings: list[Finding] = []
+    judged = from_counters = 0
+    for o in cell.answered().values():
+        leg = o.final
+        if leg is None or leg.output_ids is None or len(leg.output_ids) < 2:
+            continue
+        judged += 1
+        spec = leg.speculation
+        if spec is None:
+            if request_counts(leg, cell.record.draft_tokens) is not None:
+                from_counters += 1
+                findings += _omitted(cell, name, o)
+                continue
+            problem = (
+                "expected per-request acceptance metrics in the response, or growth of the engine's draft counters "
+                "while the request was alone on it, found neither: speculation was not tested"
+            )
+        elif spec.num_drafted == 0 or not (steps := real_steps(leg)) or not steps.accepted:
+            problem = "expected draft steps for this request, found none: speculation was not tested"
+        elif len(spec.per_step_drafted) != len(spec.per_step_accepted):
+            problem = "expected drafted and accepted counts for every step, found lists of different length"
+        else:
+            continue
+        findings.append(cell.untested(name, problem, o))
+    note = (
+        f"{from_counters} requests by the engine's counters, steps since the hand-off unknown" if from_counters else ""
+    )
+    return conclude(name, cell.id, judged, findings, note=note, figures=_figures(cell))
+
+
+def _omitted(cell: CellView, name: str, o: Observation) -> list[Finding]:
+    """Return a finding if an engine that was asked to report acceptance per request did not.
+
+    Counters do not show which step differs. Versions without the feature are recorded as lacking it.
+    """
+    run = cell.history.run
+    engine = cell.engine(cell.answering)
+    if PER_REQUEST in run.lacking or engine is None or _PER_REQUEST_FLAG not in engine.argv:
+        return []
+    return [
+        cell.untested(
+            name,
+            f"expected acceptance figures in the response, which {_PER_REQUEST_FLAG} asks for, found none; the "
+            "engine's counters alone do not say what each step accepted",
+            o,
+        )
+    ]
+
+
+def _figures(cell: CellView) -> DraftFigures:
+    steps = cell_steps(cell)
+    rates = rates_figures(pool_counts(cell.counts.by_key.values(), cell.record.draft_tokens))
+    return DraftFigures(
+        **dict(rates),
+        padded_first_steps=sum(s.padded for s in steps.values()),
+        by_step=tuple(by_step(s.accepted for s in steps.values())),
+    )
+
+
+def cell_steps(cell: CellView) -> dict[str, Steps]:
+    """Return the verify steps of each answered request, without padding, by observation key."""
+    out = {}
+    for key, o in cell.answered().items():
+        if o.final is not None and (steps := real_steps(o.final)) is not None:
+            out[key] = steps
+    return out
+
+
+def rates_figures(rates: Rates) -> RatesFigures:
+    """Convert pooled rates to figures for a report."""
+    return RatesFigures(
+        requests=rates.requests,
+        steps=rates.steps,
+        accepted_at=rates.accepted_at,
+        rates=_rounded(rates),
+        acceptance_length_pooled=rates.length_pooled,
+        acceptance_length_per_prompt=rates.length_per_prompt,
+    )
+
+
+def _rounded(rates: Rates) -> tuple[float, ...]:
+    return tuple(round(r, 6) for r in rates.rates)
+
+
+def acceptance_single(cell: CellView) -> CheckResult:
+    """Check that P/D accepts, step for step, as many drafts as the single engine of the same method in this run."""
+    single = cell.sibling("single")
+    references = {key: s.accepted for key, s in cell_steps(single).items()} if single else {}
+    totals = single.counts.by_key if single else {}
+    against = f"{cell.name.single} of this run"
+    return _judge(cell, "acceptance-single", references, against, reference_totals=totals)
+
+
+def acceptance_baseline(cell: CellView) -> CheckResult:
+    """Check that accepted drafts equal, step for step, those recorded in the single engine's baseline."""
+    name = "acceptance-baseline"
+    lookup = cell.baselines.get(cell.lineup)
+    if lookup is None or lookup.baseline is None:
+        reason = lookup.reason if lookup else f"the baseline of {cell.lineup} was not looked up"
+        return conclude(name, cell.id, 0, [cell.finding(name, Verdict.UNKNOWN, "baseline", reason)])
+    references = {r.prompt_id: r.accepted for r in lookup.baseline.rows}
+    return _judge(cell, name, references, "the baseline", moved_together=_other_topology(cell))
+
+
+def _other_topology(cell: CellView) -> dict[str, tuple[int, ...]]:
+    """Return the steps of the same method in the other topology, which distinguish DRIFT from REGRESSION."""
+    other = cell.sibling("single" if cell.handed_off else "pd")
+    return {key: s.accepted for key, s in cell_steps(other).items()} if other else {}
+
+
+def _judge(
+    cell: CellView,
+    name: str,
+    references: Mapping[str, Sequence[int]],
+    against: str,
+    moved_together: Mapping[str, tuple[int, ...]] = _NONE,
+    reference_totals: Mapping[str, RequestCounts] = _NONE,
+) -> CheckResult:
+    """Compare each request with the reference of its key, or else of its prompt.
+
+    ``moved_together`` holds the steps of the other topology. ``reference_totals`` is used for references whose steps
+    are unknown.
+    """
+    findings: list[Finding] = []
+    ours: list[tuple[int, ...]] = []
+    theirs: list[tuple[int, ...]] = []
+    by_totals: list[RequestCounts] = []
+    totals, recognised = cell.counts
+    k = cell.record.draft_tokens
+    slack = cell.acceptance_slack
+    for key, o in cell.answered().items():
+        leg = o.final
+        if leg is None or leg.output_ids is None or len(leg.output_ids) < 2:
+            continue
+        steps = real_steps(leg)
+        reference = references.get(key, references.get(o.prompt_id))
+        if steps is None:
+            counted, wanted = totals.get(key), _reference_totals(reference, reference_totals.get(key), k)
+            if wanted is None and counted is not None:
+                findings.append(_no_reference(cell, name, o, against))
+            elif counted is not None and wanted is not None and not _shortened(cell, o):
+                by_totals.append(counted)
+                findings += _totals(cell, name, o, counted, wanted, against, recognised)
+            continue
+        if reference is None:
+            findings.append(_no_reference(cell, name, o, against))
+            continue
+        ours.append(steps.accepted)
+        theirs.append(tuple(reference))
+        compared = Compared(leg, steps, tuple(reference), align(steps.accepted, reference, len(leg.output_ids)))
+        if not _agrees(cell, compared, slack):
+            together = moved_together.get(key) == steps.accepted
+            findings.append(_difference(cell, name, o, compared, against, together))
+    mine, reference_rates = pool(ours, k), pool(theirs, k)
+    if by_totals:
+        mine = pool_counts(by_totals, k)
+    figures = AcceptanceFigures(ours=rates_figures(mine), reference=rates_figures(reference_rates), against=against)
+    return conclude(
+        name, cell.id, len(ours) + len(by_totals), findings, _totals_note(by_totals, recognised), figures=figures
+    )
+
+
+def _no_reference(cell: CellView, name: str, o: Observation, against: str) -> Finding:
+    return cell.finding(
+        name, Verdict.UNKNOWN, "baseline", f"expected this prompt's accepted counts in {against}, found none", o
+    )
+
+
+def _reference_totals(reference: Sequence[int] | None, totals: RequestCounts | None, k: int) -> RequestCounts | None:
+    if reference is not None:
+        at, steps = counts(reference, k)
+        return RequestCounts(steps, at, "per-request")
+    return totals
+
+
+def _shortened(cell: CellView, o: Observation) -> bool:
+    """Return whether the request asked for fewer tokens than its reference has, so that totals cannot be equal."""
+    most = cell.history.run.profile.get("workload", {}).get("max_tokens")
+    return o.max_tokens is not None and most is not None and o.max_tokens < int(most)
+
+
+def _totals_note(by_totals: Sequence[RequestCounts], recognised: bool) -> str:
+    if not by_totals:
+        return ""
+    return (
+        f"{len(by_totals)} requests by totals from the engine's counters at concurrency 1, because this version "
+        "reports no acceptance per request: which step differs is not known"
+    ) + ("; a padded first step was recognised in all of them" if recognised else "")
+
+
+def _totals(
+    cell: CellView,
+    name: str,
+    o: Observation,
+    counted: RequestCounts,
+    wanted: RequestCounts,
+    against: str,
+    recognised: bool,
+) -> list[Finding]:
+    """Compare a request by totals: the number of steps, and of steps that accepted the draft at each position."""
+    at, steps = wanted.accepted_at, wanted.steps
+    if (counted.steps, counted.accepted_at) == (steps, at):
+        return []
+    # An unrecognised padded first step shows as one extra step that accepted nothing.
+    if (
+        cell.handed_off
+        and not recognised
+        and counted.surplus >= 1
+        and (counted.steps - 1, counted.accepted_at) == (steps, at)
+    ):
+        return []
+    more = sum(counted.accepted_at) / max(counted.steps, 1) > sum(at) / max(steps, 1)
+    verdict, damage = _attribute(name, more, together=False)
+    return [
+        cell.finding(
+            name,
+            verdict,
+            damage,
+            f"expected {steps} steps accepting {list(at)} drafts per position as {against}, found {counted.steps} "
+            f"accepting {list(counted.accepted_at)}; from the engine's counters, so which step differs is not known",
+            o,
+            TotalsDifference(found_totals=(counted.steps, *counted.accepted_at), expected_totals=(steps, *at)),
+        )
+    ]
+
+
+class Compared(NamedTuple):
+    """The verify steps of one request and of its reference."""
+
+    leg: Leg
+    steps: Steps
+    reference: tuple[int, ...]
+    aligned: Aligned
+
+
+def _agrees(cell: CellView, c: Compared, slack: float) -> bool:
+    """Return whether a request accepted as many drafts as its reference.
+
+    Cold prompts must be equal step for step; other scenarios, where requests may be shorter, wherever both begin a
+    step. Under pressure a prompt is chunked differently, and a resumed request takes one token from its prefill, which
+    shifts all later steps: there the mean must agree within ``slack``. Cold prompts under load may also differ by one
+    step, which in a short request exceeds the slack.
+    """
+    if slack:
+        return (
+            abs(_mean(c.steps.accepted) - _mean(c.reference)) <= slack * _mean(c.reference)
+            or len(c.steps.accepted) < 2
+            or (cell.cold and abs(len(c.steps.accepted) - len(c.reference)) <= 1)
+        )
+    if cell.cold:
+        return same_steps(c.leg, c.steps, c.reference)
+    return not c.aligned.differing
+
+
+def _difference(cell: CellView, name: str, o: Observation, c: Compared, against: str, together: bool) -> Finding:
+    found, expected = c.steps.accepted, c.reference
+    if cell.cold or cell.acceptance_slack:
+        mean = _mean(found), _mean(expected)
+        counted = f"mean {mean[1]:.3f} over {len(expected)} steps", f"mean {mean[0]:.3f} over {len(found)} steps"
+    else:
+        common = max(c.aligned.common, 1)
+        mean = c.aligned.found / common, c.aligned.expected / common
+        counted = f"{c.aligned.expected} over {c.aligned.common} steps", str(c.aligned.found)
+    more = mean[0] > mean[1]
+    verdict, damage = _attribute(name, more, together)
+    how = "the same mean in another order" if mean[0] == mean[1] else "more" if more else "fewer"
+    at = _first_step(c)
+    return cell.finding(
+        name,
+        verdict,
+        damage,
+        f"expected the accepted drafts per step of {against} ({counted[0]}), found {how} ({counted[1]}), from step "
+        f"{at} on" + ("; both topologies moved together" if together else ""),
+        o,
+        StepsDifference(
+            step=at,
+            positions=c.aligned.differing,
+            common_steps=c.aligned.common,
+            found=found[at : at + _SHOWN],
+            expected=expected[at : at + _SHOWN],
+            found_mean=mean[0],
+            expected_mean=mean[1],
+            found_rates=_rounded(pool([found], cell.record.draft_tokens)),
+            expected_rates=_rounded(pool([expected], cell.record.draft_tokens)),
+            padded_first_step=c.steps.padded,
+            raw=c.leg.speculation.per_step_accepted[:_SHOWN] if c.leg.speculation else (),
+        ),
+    )
+
+
+def _first_step(c: Compared) -> int:
+    """Return the index of the first verify step whose accepted count differs from the reference."""
+    pairs = zip(c.steps.accepted, c.reference, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(c.steps.accepted), len(c.reference)))
+
+
+def _attribute(name: str, more: bool, together: bool) -> tuple[Verdict, DamageClass]:
+    """Return the verdict and damage class of a difference.
+
+    Against the single engine of the same run any difference is wrong, since both ran the same code. Against the
+    baseline, a rise calls for a new baseline, and a drop in both topologies alike means that the engine changed.
+    """
+    change: Change = "rise" if more else "drop"
+    against: Against = "this run" if name == "acceptance-single" else "baseline"
+    verdict, _ = decide(Facts(change=change, against=against, together=together))
+    if verdict is Verdict.IMPROVED:
+        return verdict, "engine-changed"
+    # If both topologies moved alike, drafting or verification changed, not the KV that was handed over.
+    return verdict, "sampler" if more or verdict is Verdict.DRIFT else "drafter-kv"
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,367 @@
+"""Checks that the state a scenario is about really occurred, proven by the engines' counters; otherwise UNKNOWN.
+
+The same counters reveal impossible cache hits: tokens taken from the prefix cache although their blocks were evicted
+or belong to another prompt. These are defects, not missing evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from harness.history.records import Leg, Observation
+from harness.history.verdict import Verdict
+from harness.judging.evidence import CellView
+from harness.judging.figures import CacheHit
+from harness.judging.findings import CheckResult, Finding, conclude
+from harness.profiles.scenarios import (
+    ChunkedPrefill,
+    Concurrent,
+    LatePull,
+    PrefixHit,
+    Pressure,
+    Refill,
+    Sampled,
+    SharedBlock,
+)
+from harness.prompts.lengths import blocks
+
+NAME = "state-occurred"
+
+
+class Gap(NamedTuple):
+    """Evidence that is missing from the proof of a state, or that is impossible."""
+
+    observation: Observation
+    message: str
+    impossible: bool = False
+    hit_blocks: int = 0
+
+
+def state_occurred(cell: CellView) -> CheckResult:
+    """Check for each instance of a scenario that its state occurred."""
+    observations = [o for o in cell.observations().values() if o.error is None]
+    instances: dict[int, dict[str, Observation]] = {}
+    for o in observations:
+        instances.setdefault(o.instance, {})[o.part] = o
+    gaps = [list(_proof(cell)(cell, parts)) for parts in instances.values()]
+    proven = sum(not found for found in gaps)
+    note = ""
+    if isinstance(cell.config, Concurrent) and 0 < proven < len(gaps):
+        # All rounds send the same requests; on a busy machine some arrive too late, and one proof is enough.
+        note = f"the state is proven for {proven} of {len(gaps)} rounds"
+        gaps = [[g for g in found if g.impossible] for found in gaps]
+    return conclude(NAME, cell.id, len(instances), [_finding(cell, g) for found in gaps for g in found], note)
+
+
+def _finding(cell: CellView, gap: Gap) -> Finding:
+    return cell.finding(
+        NAME,
+        Verdict.REGRESSION if gap.impossible else Verdict.UNKNOWN,
+        "target-kv" if gap.impossible else "nothing-tested",
+        gap.message,
+        gap.observation,
+        CacheHit(hit_blocks=gap.hit_blocks),
+    )
+
+
+def cold_stays_cold(cell: CellView) -> CheckResult:
+    """Check that cold prompts, each with its own cache salt, take no token from any prefix cache."""
+    name = "cold-stays-cold"
+    findings = []
+    judged = 0
+    for o in cell.all_observations():
+        counted: dict[str, dict[str, float]] = {leg.role: leg.counters for leg in o.legs if leg.counters}
+        for role, counters in (o.shared_counters | counted).items():
+            judged += 1
+            hits = int(counters.get("prefix_hits", 0))
+            if hits:
+                findings.append(
+                    cell.finding(
+                        name,
+                        Verdict.REGRESSION,
+                        "target-kv",
+                        f"expected the {role} engine to find nothing of a prompt with a salt of its own in its "
+                        f"prefix cache, found a hit of {hits} tokens: these blocks are another prompt's",
+                        o,
+                        CacheHit(hit_blocks=hits // cell.record.block_size),
+                    )
+                )
+    return conclude(name, cell.id, judged, findings)
+
+
+def _hits(leg: Leg | None) -> int:
+    return int(leg.counters.get("prefix_hits", 0)) if leg is not None else 0
+
+
+_Proof = Callable[[CellView, dict[str, Observation]], Iterator[Gap]]
+
+
+def _proof(cell: CellView) -> _Proof:
+    match cell.config:
+        case PrefixHit():
+            return _prefix_hit
+        case ChunkedPrefill():
+            return _chunked
+        case Concurrent():
+            return _concurrent
+        case Pressure():
+            return _pressure
+        case Refill():
+            return _refill
+        case LatePull():
+            return _late_pull
+        case Sampled():
+            return _sampled
+        case SharedBlock():
+            return _shared_block
+    raise ValueError(f"scenario {cell.scenario} is not part of the recorded profile")
+
+
+def _judge_hit(cell: CellView, o: Observation, leg: Leg | None, wanted: int, why: str) -> Iterator[Gap]:
+    """Judge a cache hit: a smaller one than ``wanted`` tested nothing, a larger one cannot be right."""
+    if leg is None or not leg.counters:
+        yield Gap(o, f"expected counters of the engine that {why}, found none")
+        return
+    hits = _hits(leg)
+    if hits < wanted:
+        yield Gap(
+            o,
+            f"expected the {leg.role} engine to take {wanted} tokens from its prefix cache ({why}), found {hits}: the "
+            "state did not occur",
+        )
+    elif hits > wanted:
+        yield Gap(
+            o,
+            f"expected the {leg.role} engine to find at most {wanted} tokens in its prefix cache ({why}), found "
+            f"{hits}: {(hits - wanted) // cell.record.block_size} blocks of this hit cannot be this prompt's",
+            impossible=True,
+            hit_blocks=hits // cell.record.block_size,
+        )
+
+
+def _prefix_hit(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    donor, subject = parts.get("donor"), parts.get("subject")
+    if donor is None or subject is None:
+        return
+    config = cell.config
+    assert isinstance(config, PrefixHit)
+    leg = subject.leg("prefill") if config.where == "prefill" else subject.final
+    wanted = cell.expected_hit(donor, subject)
+    if wanted == 0:
+        yield Gap(
+            subject, "expected a pair of prompts that gives a prefix hit with this method, found none; share more"
+        )
+        return
+    yield from _judge_hit(cell, subject, leg, wanted, f"its first blocks were computed for {donor.prompt_id}")
+
+
+def _chunked(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    subject = parts.get("subject")
+    if subject is None:
+        return
+    role = "prefill" if cell.handed_off else "single"
+    engine, leg = cell.engine(role), subject.leg(role)
+    budget = engine.step_tokens if engine else None
+    if budget is None or leg is None:
+        yield Gap(subject, f"expected the {role} engine to say how many tokens fit into one step, found no answer")
+        return
+    computed = int(leg.counters.get("prompt_tokens_local_compute", 0))
+    if computed <= budget:
+        yield Gap(
+            subject,
+            f"expected the {role} engine to compute more prompt tokens than the {budget} of one step, found "
+            f"{computed}: the prompt was not prefilled in chunks",
+        )
+
+
+def _concurrent(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    holder = parts.get("holder")
+    late = [o for part, o in parts.items() if part.startswith("late")]
+    short = [o for part, o in parts.items() if part.startswith("together")]
+    if holder is None or not late or not short:
+        return
+    role = "prefill" if cell.handed_off else "single"
+    yield from _one_step(cell, holder, short, holder.shared_counters.get(_shared(cell, role), {}), role)
+    yield from _batched(cell, [holder, *short, *late], holder.shared_counters.get(_shared(cell, cell.answering), {}))
+    if not any(o.started_at < _end(holder) for o in late):
+        yield Gap(late[0], "expected a late request to join while the long one was running, found it began after it")
+    if not any(_end(o) < _end(holder) for o in short):
+        yield Gap(holder, "expected a short request to end before the long one, so that rows move, found none")
+    again = parts.get("again")
+    if again is not None:
+        wanted = cell.expected_hit(holder, again)
+        yield from _judge_hit(cell, again, again.final, wanted, f"it computed {holder.prompt_id} before")
+
+
+def _shared(cell: CellView, role: str) -> str:
+    """Return the key of an engine in the shared counters of a stage: the role of its process."""
+    engine = cell.engine(role)
+    return engine.role if engine else role
+
+
+def _end(o: Observation) -> float:
+    return o.started_at + sum(leg.seconds for leg in o.legs)
+
+
+def _one_step(
+    cell: CellView, holder: Observation, short: list[Observation], counters: dict[str, float], role: str
+) -> Iterator[Gap]:
+    """Prove that short prompts were prefilled together: one step had more tokens than the long and one short prompt."""
+    floor = len(holder.sent_ids) + max(len(o.sent_ids) for o in short)
+    bounds = sorted(int(k.removeprefix("engine_steps_le_")) for k in counters if k.startswith("engine_steps_le_"))
+    bound = next((b for b in bounds if b >= floor), None)
+    if bound is None or "engine_steps" not in counters:
+        yield Gap(holder, f"expected the {role} engine's histogram of tokens per step, found none above {floor}")
+    elif counters["engine_steps"] <= counters[f"engine_steps_le_{bound}"]:
+        yield Gap(
+            holder,
+            f"expected one step of the {role} engine with more than {bound} tokens, found none: the short prompts were "
+            "not prefilled together",
+        )
+
+
+def _batched(cell: CellView, requests: list[Observation], counters: dict[str, float]) -> Iterator[Gap]:
+    """Prove that requests decoded together: the engine took fewer steps than the requests add up to."""
+    total = 0
+    for o in requests:
+        leg = o.final
+        if leg is None or leg.output_ids is None:
+            return
+        total += len(leg.speculation.per_step_accepted) if leg.speculation else len(leg.output_ids) - 1
+    steps = counters.get("engine_steps")
+    if steps is None or not steps < total:
+        yield Gap(
+            requests[0],
+            f"expected fewer engine steps than the {total} steps of the requests, found {steps}: they did not "
+            "run together",
+        )
+
+
+def _pressure(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    waiting = parts.get("waiting")
+    if waiting is None:
+        return
+    load = [o for part, o in parts.items() if part.startswith(("load", "local"))]
+    counters = waiting.shared_counters.get(_shared(cell, cell.answering), {})
+    if counters.get("preemptions", 0) < 1:
+        yield Gap(waiting, "expected at least one preemption while the KV pool was over-committed, found none")
+    engine = cell.engine(cell.answering)
+    pool = engine.kv_blocks if engine else None
+    if pool is None:
+        yield Gap(waiting, "expected to know the size of the KV pool, found it not recorded")
+        return
+    before = [o for o in load if _queued_before(o, waiting)]
+    if len(before) < len(load):
+        yield Gap(
+            waiting,
+            f"expected all {len(load)} other requests to be queued before the waiting one and before the engine was "
+            f"released, found {len(before)}: it may not have had to wait",
+        )
+        return
+    # One block of the pool is the null block. Unused cached blocks count as free.
+    needed, taken = (sum(blocks(len(o.sent_ids), cell.record.block_size) for o in os) for os in ([waiting], before))
+    if needed + taken <= pool - 1:
+        yield Gap(
+            waiting,
+            f"expected no room for the {needed} blocks of the waiting request beside the others' {taken}, found a pool "
+            f"of {pool - 1}: it did not have to wait",
+        )
+
+
+def _queued_before(o: Observation, waiting: Observation) -> bool:
+    """Return whether a request was queued before the waiting one while the engine, which admits in order, was held."""
+    asked, last, released = o.asked_at, waiting.asked_at, waiting.held_until
+    return asked is not None and last is not None and released is not None and asked < last < released
+
+
+def _fill(cell: CellView, parts: dict[str, Observation], role: str) -> Iterator[Gap]:
+    """Prove that the fill took as many blocks as the pool has, so that every block was reused."""
+    fill = [o for part, o in parts.items() if part.startswith("fill")]
+    engine = cell.engine(role)
+    pool = engine.kv_blocks if engine else None
+    taken = sum(blocks(_computed(leg), cell.record.block_size) for o in fill if (leg := _leg(cell, o, role)))
+    if shared := parts["subject"].shared_counters.get(role):
+        # Counted together with the subject. Rounding up once gives a lower bound of the blocks of all prompts.
+        computed = int(shared.get("prompt_tokens_local_compute", 0)) - len(parts["subject"].sent_ids)
+        taken = blocks(max(computed, 0), cell.record.block_size)
+    if pool is None:
+        yield Gap(parts["subject"], f"expected the {role} engine to say how many KV blocks it has, found no answer")
+    elif taken < pool - 1:
+        # One block of the pool is the null block, which is never allocated.
+        yield Gap(
+            parts["subject"],
+            f"expected the fill to take all {pool - 1} KV blocks of the {role} engine, found {taken}: A was "
+            "not evicted",
+        )
+
+
+def _leg(cell: CellView, o: Observation, role: str) -> Leg | None:
+    return o.final if role == cell.answering else o.leg(role)
+
+
+def _computed(leg: Leg) -> int:
+    """Return the prompt tokens for which the engine allocated new blocks."""
+    return int(leg.counters.get("prompt_tokens_local_compute", 0) + leg.external_tokens)
+
+
+def _refill(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    subject = parts.get("subject")
+    if subject is None:
+        return
+    roles = ("prefill", "decode") if cell.handed_off else ("single",)
+    for role in roles:
+        yield from _fill(cell, parts, role)
+        leg = _leg(cell, subject, role)
+        yield from _judge_hit(cell, subject, leg, 0, "all of its blocks were given to others since")
+
+
+def _late_pull(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    if "subject" in parts:
+        yield from _fill(cell, parts, "prefill")
+
+
+def _shared_block(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    donor, again, bridge, subject = (parts.get(p) for p in ("donor", "again", "bridge", "subject"))
+    if donor is None or again is None or bridge is None or subject is None:
+        return
+    for role in ("prefill", "decode") if cell.handed_off else ("single",):
+        wanted = cell.expected_hit(donor, again)
+        yield from _judge_hit(cell, again, _leg(cell, again, role), wanted, f"it computed {donor.prompt_id} before")
+        wanted = cell.expected_hit(bridge, subject)
+        yield from _judge_hit(
+            cell, subject, _leg(cell, subject, role), wanted, f"it has only the start of {bridge.prompt_id} in common"
+        )
+
+
+_CHANCE = 1e-4
+"""Largest accepted probability, over a whole request, that sampling picks a token other than the likeliest."""
+_VOCABULARY = 300_000
+"""Upper bound of the vocabulary size of any model in use."""
+
+
+def _sampled(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    """Prove that the temperature is above zero, and that the recorded margins force every token nevertheless.
+
+    Any other token has at most the probability exp(-gap / T); the union bound is over vocabulary and output length.
+    """
+    subject = parts.get("subject")
+    if subject is None:
+        return
+    if subject.temperature <= 0:
+        yield Gap(subject, "expected a temperature above zero, found greedy decoding: nothing was sampled")
+        return
+    lookup = cell.baselines.get(cell.name.plain)
+    row = lookup.baseline.by_prompt().get(subject.prompt_id) if lookup is not None and lookup.baseline else None
+    if row is None or row.min_top_gap is None:
+        yield Gap(subject, "expected this prompt's margins in the no-speculation baseline, found none: record it anew")
+        return
+    chance = len(row.output_ids) * _VOCABULARY * math.exp(-row.min_top_gap / subject.temperature)
+    if chance > _CHANCE:
+        yield Gap(
+            subject,
+            f"expected margins that force every token at temperature {subject.temperature:g}, found a smallest one of "
+            f"{row.min_top_gap:.2f} nats, which leaves a chance of up to {min(chance, 1.0):.2g} for another token: "
+            "lower the temperature or choose another prompt",
+        )

@@ -1,0 +1,251 @@
+"""The registry of checks: which apply to which cell, and how their results become the verdict of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from pydantic import ValidationError
+
+from harness.baselines.index import BaselineIndex
+from harness.baselines.lookup import Limits, Lookup, look_up, unused
+from harness.errors import DataError
+from harness.history.identity import identity_in
+from harness.history.records import History
+from harness.history.run_kind import notices_of
+from harness.history.verdict import Verdict, worst
+from harness.judging.checks import drafting, preconditions, rescored, responses, tokens, transfer
+from harness.judging.checks.aggregation import listed, most_listed
+from harness.judging.checks.hypothesis_tests import run_tests
+from harness.judging.checks.model import RegisteredTest, Results, TestName
+from harness.judging.checks.statistical import judge_test, tripped
+from harness.judging.diagnosis.diagnose import diagnose, state_law
+from harness.judging.diagnosis.location import locate
+from harness.judging.evidence import CellView, Evidence
+from harness.judging.findings import CellVerdict, CheckResult, Judgement
+from harness.profiles.model import Judging, Tier
+from harness.util.paths import recorded
+from harness.util.strict import describe_validation_error
+
+_NO_TESTS = Results()
+
+
+class Check(NamedTuple):
+    """A named check, which is a pure function of one cell's evidence."""
+
+    name: str
+    applies: Callable[[CellView], bool]
+    judge: Callable[[CellView], CheckResult]
+
+
+def _always(_: CellView) -> bool:
+    return True
+
+
+def _has_text(cell: CellView) -> bool:
+    return bool(cell.observations("text"))
+
+
+def _asked(cell: CellView, other: str) -> bool:
+    """Return whether the run was asked to observe another cell in this cell's scenario."""
+    record = cell.history.cell(other)
+    return record is not None and (record.planned > 0 if cell.cold else cell.scenario in record.scenarios)
+
+
+def _has_reference(cell: CellView) -> bool:
+    return cell.id != cell.name.reference and _asked(cell, cell.name.reference)
+
+
+def _has_single(cell: CellView) -> bool:
+    return cell.handed_off and cell.speculative and cell.cold and _asked(cell, cell.name.single)
+
+
+_COMMON: tuple[Check, ...] = (
+    Check("state-occurred", lambda c: not c.cold, preconditions.state_occurred),
+    Check("cold-stays-cold", lambda c: c.cold, preconditions.cold_stays_cold),
+    Check("complete", _always, responses.complete),
+    Check("echoed-prompt", _always, responses.echoed_prompt),
+    Check("response-invariants", _always, responses.response_invariants),
+    Check("transfer", _always, transfer.transfer),
+)
+_DRAFTS = Check("drafts-happened", lambda c: c.speculative, drafting.drafts_happened)
+
+CHECKS: tuple[Check, ...] = (
+    *_COMMON,
+    Check("text-form", _has_text, responses.text_form),
+    Check("tokens-reference", _has_reference, tokens.tokens_reference),
+    Check("tokens-baseline", _always, tokens.tokens_baseline),
+    Check("rescored", rescored.applies, rescored.rescored),
+    _DRAFTS,
+    Check("acceptance-single", _has_single, drafting.acceptance_single),
+    Check("acceptance-baseline", lambda c: c.speculative, drafting.acceptance_baseline),
+)
+"""The checks of the bitwise tier."""
+NORMAL_CHECKS: tuple[Check, ...] = (*_COMMON, _DRAFTS)
+"""The checks of the normal tier, whose gates are the registered tests (``TEST_NAMES``)."""
+TEST_NAMES: tuple[TestName, ...] = get_args(TestName)
+
+
+def check_names(tier: Tier) -> tuple[str, ...]:
+    """Return the names of all checks and tests of a tier, in report order."""
+    if tier == "bitwise":
+        return tuple(c.name for c in CHECKS)
+    return (*(c.name for c in NORMAL_CHECKS), *TEST_NAMES)
+
+
+def judge_cell(cell: CellView, tests: Results = _NO_TESTS, checks: Sequence[Check] | None = None) -> CellVerdict:
+    """Judge one cell by all applicable checks and by its registered tests.
+
+    A check that raises is UNKNOWN and does not hide the others.
+    """
+    if checks is None:
+        checks = CHECKS if cell.judging.tier == "bitwise" else NORMAL_CHECKS
+    results: list[CheckResult] = []
+    for check in checks:
+        with _crash_is_unknown(cell, check.name, "the check itself failed", results):
+            if check.applies(cell):
+                results.append(check.judge(cell))
+    for name in TEST_NAMES:
+        tested = tests.first.get(RegisteredTest(cell.id, cell.scenario, name))
+        if tested is not None:
+            with _crash_is_unknown(cell, name, "the check itself failed", results):
+                results.append(judge_test(cell, tested, tests))
+    diagnosis = None
+    with _crash_is_unknown(cell, "location", "the damage could not be located", results):
+        results[:] = locate(cell, results)
+        diagnosis = diagnose(cell, results)
+    return CellVerdict(
+        cell=cell.id,
+        scenario=cell.scenario,
+        verdict=worst(r.verdict for r in results),
+        diagnosis=diagnosis,
+        results=tuple(state_law(results, diagnosis)),
+    )
+
+
+@contextmanager
+def _crash_is_unknown(cell: CellView, check: str, what: str, results: list[CheckResult]) -> Iterator[None]:
+    """Add an UNKNOWN result if the body raises; ``what`` says what failed."""
+    try:
+        yield
+    except Exception as error:
+        note = f"{what}: {type(error).__name__}: {error}"
+        results.append(CheckResult(check=check, cell=cell.id, verdict=Verdict.UNKNOWN, judged=0, note=note))
+
+
+def run_registered_tests(evidence: Evidence, second: History | None = None) -> Results:
+    """Compute the registered tests of the normal tier, and on the second stage, if any, those that failed."""
+    judging = evidence.judging
+    if judging.tier == "bitwise":
+        return _NO_TESTS
+    views = list(evidence.views())
+    first = run_tests(views, judging)
+    if second is None:
+        return Results(first)
+    fresh = evidence._replace(history=second)
+    return Results(first, run_tests(list(fresh.views()), judging, tripped(views, first)))
+
+
+def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[RegisteredTest]:
+    """Return the registered tests that failed in the first stage and that a second stage must confirm."""
+    evidence = Evidence(history, baselines, judging_of(history))
+    first = run_registered_tests(evidence).first
+    return tripped(evidence.views(), first) if evidence.judging.stages > 1 else []
+
+
+def judging_of(history: History) -> Judging:
+    """Return the thresholds that the run was planned with. Raises DataError if they are damaged."""
+    try:
+        return Judging.model_validate(history.run.profile.get("judging", {}))
+    except ValidationError as error:
+        raise DataError(
+            f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
+        ) from error
+
+
+def judge(history: History, baselines: Mapping[str, Lookup], second: History | None = None) -> Judgement:
+    """Judge a recorded run and its second stage, if it has one, from the arguments alone."""
+    evidence = Evidence(history, baselines, judging_of(history))
+    tests = run_registered_tests(evidence, second)
+    most = most_listed(sum(1 for _ in evidence.views()))
+    cells = tuple(listed(judge_cell(view, tests), most) for view in evidence.views())
+    verdict = worst(c.verdict for c in cells)
+    notices = [n for lookup in baselines.values() for n in lookup.notices]
+    if history.torn_line:
+        notices.append("the last observation was cut off while being written and was left out")
+    notices += history.notices
+    notices += [r.sentence for r in history.run.resumed]
+    notices += notices_of(history.run)
+    merged = history.run.merged
+    if merged is not None:
+        notices = [*merged.notices, *notices]
+    if history.run.interrupted:
+        notices.append("the run was interrupted before its end")
+    elif history.run.finished is None:
+        # A merged run is unfinished if one of its parts is.
+        remedy = "; `harness run --resume` resumes it" if merged is None and history.run.kind == "run" else ""
+        notices.append(f"the run never finished: it was killed, or is still running{remedy}")
+    notices += [
+        f"{cell.cell}: left over when its engines ended: {words}; see `harness ps` and `harness clean`"
+        + ("; a run whose engines may still be there cannot pass" if cell.left_running else "")
+        for cell in history.run.cells
+        for words in cell.left_over
+    ]
+    version = history.run.versions.get("vllm")
+    notices += [f"vLLM {version} lacks {name}: {cost}" for name, cost in history.run.lacking.items()]
+    mutants = history.run.mutants
+    if mutants:
+        notices.append(
+            f"ARMED MUTANT {', '.join(mutants)}: a defect was put in on purpose, so this run says nothing about vLLM "
+            "and cannot pass"
+        )
+    verdict = worst([verdict, *history.run.limiting_verdicts])
+    return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=tuple(notices), mutants=mutants)
+
+
+def _folder(history: History) -> Path | None:
+    """Return the baseline folder of a run; None if the recorded path is one that judging may not read."""
+    named = history.run.profile.get("baselines", "baselines")
+    return Path(str(named)) if history.own else recorded(named)
+
+
+def out_of_reach(key: str, option: str, history: History) -> str:
+    """Return a sentence that says why a path in a recorded run is not read, and what to do."""
+    return (
+        f"the recorded run names {key} outside of the repository and of the current folder "
+        f"({history.run.profile.get(key)}), which judging a recorded run does not read; name them with {option}"
+    )
+
+
+def unused_baselines(history: History, folder: Path | None = None) -> list[str]:
+    """Return a sentence for each baseline in the folder that none of the run's methods can be compared with."""
+    try:
+        identities = [identity_in(history, method) for method in history.run.identities]
+    except (ValidationError, KeyError):
+        # ``baselines_for`` reports the damage.
+        return []
+    where = folder or _folder(history)
+    return unused(where, identities) if where is not None else []
+
+
+def baselines_for(history: History, folder: Path | None = None) -> dict[str, Lookup]:
+    """Look up the baselines needed to judge the run: those of its methods, and of plain decoding for tokens."""
+    profile = history.run.profile
+    where = folder or _folder(history)
+    out: dict[str, Lookup] = {}
+    judging = judging_of(history)
+    limits = Limits(judging.baseline_days, judging.baseline_minors)
+    index = BaselineIndex(where) if where is not None else None
+    for method in history.run.identities:
+        if where is None:
+            out[method] = Lookup(None, out_of_reach("baselines", "--baselines", history))
+            continue
+        try:
+            identity = identity_in(history, method)
+            source = str(profile.get("source", profile["name"]))
+            out[method] = look_up(where, identity, source, limits, history.run.started, index)
+        except (ValidationError, KeyError) as error:
+            out[method] = Lookup(None, f"the run's identity of {method} is damaged: {error}")
+    return out

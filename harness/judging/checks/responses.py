@@ -1,0 +1,181 @@
+"""Checks of responses: all are present, the engines saw our prompts, and each response is self-consistent."""
+
+from __future__ import annotations
+
+from harness.history.records import Leg, Observation
+from harness.history.token_ids import common_prefix
+from harness.history.verdict import Verdict
+from harness.judging.evidence import CellView
+from harness.judging.figures import EchoDifference, IncompleteCell, OfEngine, StopToken, TextDifference
+from harness.judging.findings import CheckResult, Finding, conclude
+
+
+def complete(cell: CellView) -> CheckResult:
+    """Check that every planned observation exists and ended without an error."""
+    name = "complete"
+    observations = cell.all_observations()
+    findings = [
+        cell.finding(name, Verdict.UNKNOWN, "infrastructure", f"the exchange broke: {o.error}", o)
+        for o in observations
+        if o.error is not None
+    ]
+    missing = cell.planned - len(observations)
+    if missing > 0 or cell.record.state != "complete":
+        reason = cell.record.reason or "no reason was recorded"
+        findings.append(
+            cell.finding(
+                name,
+                Verdict.UNKNOWN,
+                "infrastructure",
+                f"expected {cell.planned} observations of a complete cell, found {len(observations)} of a "
+                f"cell that is {cell.record.state}: {reason}",
+                evidence=IncompleteCell(reason=reason),
+            )
+        )
+    return conclude(name, cell.id, len(observations), findings)
+
+
+def echoed_prompt(cell: CellView) -> CheckResult:
+    """Check that each leg echoes the prompt ids that were sent, which reveals a second BOS or a different template."""
+    name = "echoed-prompt"
+    findings: list[Finding] = []
+    judged = 0
+    for o in cell.all_observations():
+        for leg in o.legs:
+            judged += 1
+            problem = _echo_problem(cell, o, leg)
+            if problem is not None:
+                findings.append(problem)
+    return conclude(name, cell.id, judged, findings)
+
+
+def _echo_problem(cell: CellView, o: Observation, leg: Leg) -> Finding | None:
+    name = "echoed-prompt"
+    if leg.echoed_ids is None:
+        return cell.finding(
+            name,
+            Verdict.UNKNOWN,
+            "input",
+            f"expected the {leg.role} engine to echo the prompt ids (return_token_ids), found none",
+            o,
+        )
+    if leg.echoed_ids == o.sent_ids:
+        return None
+    at = common_prefix(leg.echoed_ids, o.sent_ids)
+    return cell.finding(
+        name,
+        Verdict.REGRESSION,
+        "input",
+        f"expected the {leg.role} engine to see the {len(o.sent_ids)} prompt ids that were sent, found "
+        f"{len(leg.echoed_ids)} ids that differ from position {at} on "
+        f"(sent {list(o.sent_ids[at : at + 4])}, seen {list(leg.echoed_ids[at : at + 4])})",
+        o,
+        EchoDifference(role=leg.role, position=at, sent=o.sent_ids[: at + 8], seen=leg.echoed_ids[: at + 8]),
+    )
+
+
+def response_invariants(cell: CellView) -> CheckResult:
+    """Check that the counts, ids, log-probs, finish reason and acceptance sums of each response are consistent."""
+    name = "response-invariants"
+    findings: list[Finding] = []
+    judged = 0
+    for o in cell.all_observations():
+        for leg in o.legs:
+            judged += 1
+            for problem, token in _leg_problems(o, leg):
+                findings.append(
+                    cell.finding(
+                        name,
+                        Verdict.REGRESSION,
+                        "sampler",
+                        f"{leg.role} engine: {problem}",
+                        o,
+                        OfEngine(role=leg.role) if token is None else StopToken(role=leg.role, token=token),
+                    )
+                )
+    return conclude(name, cell.id, judged, findings)
+
+
+def _process(o: Observation, leg: Leg) -> str:
+    """Return the role of the process that answered a leg: in a P/D pair, the decode engine also answers alone."""
+    return leg.role if leg.role in o.engine_roles else "decode"
+
+
+def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, int | None]]:
+    """Return the contradictions in a response, each with the offending token if there is one."""
+    if leg.output_ids is None:
+        return [("expected output token ids (return_token_ids), found none", None)]
+    out: list[tuple[str, int | None]] = []
+    produced = len(leg.output_ids)
+    if produced == 0:
+        out.append(("expected at least one output token, found none", None))
+    if leg.usage_completion_tokens != produced:
+        out.append((f"expected usage to count {produced} output tokens, found {leg.usage_completion_tokens}", None))
+    if leg.echoed_ids is not None and leg.usage_prompt_tokens != len(leg.echoed_ids):
+        out.append(
+            (
+                f"expected usage to count {len(leg.echoed_ids)} prompt tokens, found {leg.usage_prompt_tokens}",
+                None,
+            )
+        )
+    for label, values in (("log-probs", leg.chosen_logprobs), ("top log-probs", leg.top_gaps)):
+        if values is not None and len(values) != produced:
+            out.append((f"expected one entry of {label} per output token ({produced}), found {len(values)}", None))
+    if leg.role == "prefill" and o.route == "cell" and produced != 1:
+        out.append((f"expected exactly one token from the prefill leg, found {produced}", None))
+    if leg.finish_reason not in ("stop", "length"):
+        out.append((f"expected finish reason stop or length, found {leg.finish_reason!r}", None))
+    if leg.finish_reason == "stop" and leg.output_ids and leg.output_ids[-1] in leg.output_ids[:-1]:
+        out.append(
+            (
+                "expected the token that stopped the request once, at the end, found it earlier too",
+                leg.output_ids[-1],
+            )
+        )
+    spec = leg.speculation
+    if spec is not None and leg.role != "prefill":
+        if sum(spec.per_step_accepted) != spec.num_accepted or sum(spec.per_step_drafted) != spec.num_drafted:
+            out.append(("expected the per-step counts to add up to the request's totals, found another sum", None))
+        if any(a > d for a, d in zip(spec.per_step_accepted, spec.per_step_drafted, strict=False)):
+            out.append(("expected no step to accept more than it drafted, found one", None))
+        # The prefill gives the first token, and one more each time a preempted request is resumed.
+        prefilled = 1 + int(o.shared_counters.get(_process(o, leg), {}).get("preemptions", 0))
+        if sum(a + 1 for a in spec.per_step_accepted) < produced - prefilled:
+            out.append((f"expected the verify steps to account for {produced} output tokens, found fewer", None))
+    return out
+
+
+def _echoes(o: Observation) -> list[tuple[int, ...] | None]:
+    """Return the prompt ids that each engine saw."""
+    return [leg.echoed_ids for leg in o.legs]
+
+
+def text_form(cell: CellView) -> CheckResult:
+    """Check that a prompt sent as templated text gives the same output as when sent as ids."""
+    name = "text-form"
+    ids = cell.answered("ids")
+    findings: list[Finding] = []
+    judged = 0
+    for prompt_id, o in cell.answered("text").items():
+        twin = ids.get(prompt_id)
+        if twin is None or twin.final is None or o.final is None:
+            continue
+        judged += 1
+        ours, theirs = o.final.output_ids or (), twin.final.output_ids or ()
+        if ours != theirs:
+            at = common_prefix(ours, theirs)
+            # If the engines saw equal ids, the form in which the prompt was sent is not to blame.
+            same = _echoes(o) == _echoes(twin) and None not in _echoes(o)
+            findings.append(
+                cell.finding(
+                    name,
+                    Verdict.REGRESSION,
+                    "target-kv" if same else "input",
+                    f"expected the same output for the prompt as text and as ids, found a difference at output token "
+                    f"{at}; "
+                    + ("the engines saw the same prompt ids both times" if same else "compare the echoed ids"),
+                    o,
+                    TextDifference(position=at, as_text=ours[at : at + 6], as_ids=theirs[at : at + 6]),
+                )
+            )
+    return conclude(name, cell.id, judged, findings)

@@ -1,0 +1,277 @@
+"""Verdicts of the normal tier: turns the results of registered tests into check results with figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from harness.history.acceptance import by_step
+from harness.history.verdict import Verdict
+from harness.judging.checks.drafting import cell_steps
+from harness.judging.checks.model import Column, RegisteredTest, Results, Tested, TestName
+from harness.judging.decision import Change, Facts, SecondStage, decide
+from harness.judging.evidence import CellView
+from harness.judging.figures import (
+    AcceptanceTestEvidence,
+    ColumnFigures,
+    ConditionalRates,
+    HypothesisFigures,
+    PositionRates,
+    StepsBeside,
+    TokenTestEvidence,
+)
+from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
+from harness.profiles.model import Judging
+
+_TOKENS: tuple[TestName, ...] = ("survival", "hard-divergence", "rescored")
+_YES_OR_NO: tuple[TestName, ...] = ("first-step", "hard-divergence", "rescored")
+
+
+def judge_test(cell: CellView, tested: Tested, results: Results) -> CheckResult:
+    """Turn the result of one registered test into a check result, using the table in ``harness.judging.decision``.
+
+    ``results`` holds all tests, since the verdict also depends on the other topology and on the second stage.
+    """
+    name = tested.id.name
+    if tested.p is None:
+        return conclude(name, cell.id, 0, [_unknown(cell, name, tested.problem)], note=tested.note)
+    judging = cell.judging
+    change, columns = change_of(cell, tested)
+    underpowered = change == "none" and _underpowered(tested, judging)
+    facts = Facts(
+        evidence=not underpowered,
+        quiet=tested.quiet,
+        change=change,
+        against="this run" if name in ("acceptance-single", "first-step", "rescored") else "baseline",
+        together=change != "none" and _moved_together(cell, name, change, results.first),
+        second_stage=_second_stage(cell, tested, change, results.second),
+    )
+    verdict, why = decide(facts)
+    figures = _figures(tested, judging.stage_alpha)
+    if verdict is Verdict.PASS:
+        return conclude(name, cell.id, tested.prompts, [], note=_note(tested, cell), figures=figures)
+    where = _where(figures) if columns and name in ("acceptance-baseline", "acceptance-single") else ""
+    finding = cell.finding(
+        name,
+        verdict,
+        _damage(cell, name, change, verdict),
+        _message(cell, tested, change, columns, why) + where,
+        evidence=_evidence(cell, name, figures, columns),
+    )
+    return conclude(name, cell.id, tested.prompts, [finding], note=tested.note, figures=figures)
+
+
+def change_of(cell: CellView, tested: Tested) -> tuple[Change, list[Column]]:
+    """Return the direction in which a rejected test moved, and the columns that moved.
+
+    A column moved if its change is beyond chance and the practical floor, with an interval that excludes zero. Tokens
+    that diverge less than between equal runs are not a change.
+    """
+    judging = cell.judging
+    if tested.adjusted is None or tested.adjusted > judging.stage_alpha:
+        return "none", []
+    floor = judging.floor_points / 100
+    exact = tested.id.name in _YES_OR_NO
+    moved = [
+        c
+        for c in tested.columns
+        if c.adjusted <= judging.stage_alpha
+        and abs(c.difference.effect) >= floor
+        and (exact or c.difference.excludes_zero)
+    ]
+    if tested.id.name in _TOKENS:
+        more = [c for c in moved if c.difference.effect > 0]
+        return ("differ", more) if more else ("none", [])
+    fell = [c for c in moved if c.difference.effect < 0]
+    if fell:
+        return "drop", fell
+    return ("rise", moved) if moved else ("none", [])
+
+
+def tripped(views: Iterable[CellView], results: Mapping[RegisteredTest, Tested]) -> list[RegisteredTest]:
+    """Return the registered tests that found a change, which a second stage must confirm."""
+    return [
+        test
+        for view in views
+        for test, tested in results.items()
+        if (test.cell, test.scenario) == (view.id, view.scenario) and change_of(view, tested)[0] != "none"
+    ]
+
+
+def _underpowered(tested: Tested, judging: Judging) -> bool:
+    """Return whether the test could have missed a change that must be detected, over all prompts or in one stratum."""
+    limits = (
+        (tested.detectable, judging.must_detect_points),
+        (tested.detectable_stratum, judging.must_detect_stratum_points),
+    )
+    # Written so that a NaN counts as underpowered.
+    return any(least is not None and limit is not None and not least <= limit / 100 for least, limit in limits)
+
+
+def _moved_together(cell: CellView, name: TestName, change: Change, results: Mapping[RegisteredTest, Tested]) -> bool:
+    """Return whether both topologies moved alike against the baseline and do not differ from each other in this run."""
+    other = "single" if cell.handed_off else "pd"
+    result = results.get(RegisteredTest(cell.name.beside(other).id, cell.scenario, name))
+    sibling = cell.sibling(other)
+    if sibling is None or result is None or change_of(sibling, result)[0] != change:
+        return False
+    view = cell if cell.handed_off else sibling
+    paired = results.get(RegisteredTest(view.id, cell.scenario, "acceptance-single"))
+    return paired is None or change_of(view, paired)[0] == "none"
+
+
+def _second_stage(
+    cell: CellView, tested: Tested, change: Change, second: Mapping[RegisteredTest, Tested] | None
+) -> SecondStage:
+    if change == "none" or cell.judging.stages == 1:
+        return "not needed"
+    again = second.get(tested.id) if second is not None else None
+    if again is None or again.p is None:
+        return "missing"
+    if change_of(cell, again)[0] == change:
+        return "confirmed"
+    # A second stage that could not have detected the change neither confirms nor refutes it.
+    return "missing" if _underpowered(again, cell.judging) else "not confirmed"
+
+
+def _damage(cell: CellView, name: TestName, change: Change, verdict: Verdict) -> DamageClass:
+    if verdict in (Verdict.IMPROVED, Verdict.DRIFT):
+        return "engine-changed"
+    if verdict is Verdict.UNKNOWN:
+        return "nothing-tested"
+    if name in _TOKENS:
+        return "target-kv" if cell.handed_off or not cell.cold else "sampler"
+    return "sampler" if change == "rise" or not cell.handed_off else "drafter-kv"
+
+
+def _unknown(cell: CellView, name: TestName, reason: str) -> Finding:
+    return cell.finding(name, Verdict.UNKNOWN, "baseline" if "baseline" in reason else "nothing-tested", reason)
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.2f}"
+
+
+def _describe(column: Column) -> str:
+    d = column.difference
+    return (
+        f"{d.column}: {d.rates[0]:.4f} → {d.rates[1]:.4f} ({_points(d.effect)} points, interval {_points(d.low)} to "
+        f"{_points(d.high)}, {d.prompts} prompts)"
+    )
+
+
+def _message(cell: CellView, tested: Tested, change: Change, columns: list[Column], why: str) -> str:
+    judging = cell.judging
+    if not columns:
+        return (
+            f"expected evidence that could show a change of {judging.must_detect_points:g} points over all prompts and "
+            f"of {judging.must_detect_stratum_points or 100:g} in each stratum, found one that shows "
+            f"{_size(tested.detectable)} and {_size(tested.detectable_stratum)} with {tested.prompts} prompts: {why}; "
+            "send more prompts"
+            if tested.quiet
+            else f"expected two equal runs to agree, found that they do not: {why}"
+        )
+    shown = "; ".join(_describe(c) for c in columns[:3])
+    return (
+        f"expected no change beyond chance (registered test, adjusted p {tested.adjusted:.2g}, level "
+        f"{judging.stage_alpha:.3g}), found a {change} in {len(columns)} of {len(tested.columns)} columns: {shown}; "
+        f"{why}"
+    )
+
+
+def _size(least: float | None) -> str:
+    if least is None:
+        return "(no strata)"
+    return f"{100 * least:.1f} points" if math.isfinite(least) else "nothing, with so few prompts,"
+
+
+def _note(tested: Tested, cell: CellView) -> str:
+    parts = [tested.note] if tested.note else []
+    if tested.adjusted is not None and tested.adjusted <= cell.judging.stage_alpha:
+        parts.append("a change beyond chance, but below the practical floor")
+    if tested.detectable is not None:
+        parts.append(f"could have seen {100 * tested.detectable:.2f} points")
+    if tested.detectable_stratum is not None:
+        parts.append(f"{100 * tested.detectable_stratum:.2f} in the weakest stratum")
+    return "; ".join(parts)
+
+
+def _figures(tested: Tested, alpha: float) -> HypothesisFigures:
+    pooled = [c.difference.rates for c in tested.columns if c.difference.column.startswith("all@")]
+    conditional = [_conditional([r[side] for r in pooled]) for side in (0, 1)]
+    return HypothesisFigures(
+        reference=PositionRates(rates=tuple(_finite(r[0]) for r in pooled)),
+        conditional=ConditionalRates(reference=conditional[0], found=conditional[1]),
+        p=tested.p,
+        p_adjusted=tested.adjusted,
+        alpha=alpha,
+        prompts=tested.prompts,
+        detectable_points=_percent(tested.detectable),
+        detectable_stratum_points=_percent(tested.detectable_stratum),
+        columns=tuple(_column(c) for c in tested.columns),
+    )
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else _finite(100 * share)
+
+
+def _column(column: Column) -> ColumnFigures:
+    d = column.difference
+    return ColumnFigures(
+        column=d.column,
+        reference=_finite(d.rates[0]),
+        found=_finite(d.rates[1]),
+        effect_points=_finite(100 * d.effect),
+        interval_points=(_finite(100 * d.low), _finite(100 * d.high)),
+        prompts=d.prompts,
+        p_adjusted=column.adjusted,
+    )
+
+
+def _evidence(
+    cell: CellView, name: TestName, figures: HypothesisFigures, columns: Sequence[Column]
+) -> TokenTestEvidence:
+    """Return the figures as evidence of a finding, including the means by step for tests of acceptance."""
+    shared = dict(figures) | {"changed": tuple(c.difference.column for c in columns)}
+    if name in _TOKENS:
+        return TokenTestEvidence(**shared)
+    return AcceptanceTestEvidence(**shared, by_step=_steps_since(cell, name))
+
+
+def _conditional(rates: Sequence[float]) -> tuple[float | None, ...]:
+    """Return P(draft p accepted | draft p - 1 accepted), which, unlike marginal rates, inherits no earlier losses."""
+    before = [1.0, *rates]
+    return tuple(_finite(r / b) if b > 0 else None for r, b in zip(rates, before, strict=False))
+
+
+def _where(figures: HypothesisFigures) -> str:
+    """Return the position at which conditional acceptance moved most, in words."""
+    sides = figures.conditional
+    moved = [
+        (abs(b - a), p, a, b)
+        for p, (a, b) in enumerate(zip(sides.reference, sides.found, strict=True))
+        if a is not None and b is not None
+    ]
+    if len(moved) < 2:
+        return ""
+    _, position, a, b = max(moved)
+    return f"; by conditional acceptance the change is at position {position} ({a:.4f} → {b:.4f})"
+
+
+def _steps_since(cell: CellView, name: TestName) -> StepsBeside:
+    """Return mean accepted drafts by step since the hand-off, of this cell and of its reference."""
+    ours = [s.accepted for s in cell_steps(cell).values()]
+    if name == "acceptance-baseline":
+        lookup = cell.baselines.get(cell.lineup)
+        rows = lookup.baseline.by_prompt() if lookup is not None and lookup.baseline is not None else {}
+        theirs = [rows[o.prompt_id].accepted for o in cell.answered().values() if o.prompt_id in rows]
+    else:
+        single = cell.sibling("single")
+        theirs = [s.accepted for s in cell_steps(single).values()] if single is not None else []
+    return StepsBeside(found=tuple(by_step(ours)), reference=tuple(by_step(theirs)))
+
+
+def _finite(value: float) -> float | None:
+    """Round to six decimals; NaN and infinity, which JSON lacks, become None."""
+    return round(value, 6) if math.isfinite(value) else None

@@ -1,0 +1,299 @@
+"""Check, per request, that KV moved from P to D or, in a single-engine control, that none did."""
+
+from __future__ import annotations
+
+from harness.history.records import Leg, Observation
+from harness.history.verdict import Verdict
+from harness.judging.evidence import CellView
+from harness.judging.figures import (
+    NO_EVIDENCE,
+    Counted,
+    HandOffParameters,
+    PublishedBlocks,
+    RouterCounted,
+    TransferFigures,
+)
+from harness.judging.findings import CheckResult, Finding, conclude
+from harness.prompts.lengths import blocks
+
+NAME = "transfer"
+
+
+def transfer(cell: CellView) -> CheckResult:
+    """Check parameters, blocks, external tokens, bytes and descriptors of hand-offs; controls move nothing."""
+    judge = (_routed if cell.routed else _hand_off) if cell.handed_off else _control
+    findings: list[Finding] = []
+    judged = 0
+    for o in cell.all_observations():
+        if o.error is not None or o.route != "cell":
+            continue
+        judged += 1
+        findings.extend(judge(cell, o))
+    findings.extend(_stages(cell))
+    findings.extend(_leases(cell))
+    return conclude(NAME, cell.id, judged, findings, figures=_moved(cell) if cell.handed_off else NO_EVIDENCE)
+
+
+def _moved(cell: CellView) -> TransferFigures:
+    legs = [leg for o in cell.all_observations() if (leg := o.leg("decode"))]
+    return TransferFigures(
+        bytes=int(sum(leg.counters.get("nixl_bytes", 0) for leg in legs)),
+        descriptors=int(sum(leg.counters.get("nixl_descriptors", 0) for leg in legs)),
+        external_tokens=int(sum(leg.external_tokens for leg in legs)),
+    )
+
+
+def _control(cell: CellView, o: Observation) -> list[Finding]:
+    leg = o.leg("single")
+    if leg is None:
+        return []
+    moved = leg.external_tokens
+    if moved or leg.counters.get("nixl_bytes", 0):
+        return [
+            cell.untested(
+                NAME,
+                f"expected a local prefill in a single-engine control, found {moved:.0f} prompt tokens and "
+                f"{leg.counters.get('nixl_bytes', 0):.0f} bytes from outside; this cell is not a valid control",
+                o,
+                Counted(counters=leg.counters),
+            )
+        ]
+    return []
+
+
+def _leases(cell: CellView) -> list[Finding]:
+    """Return findings about leases that expired before D had read the blocks.
+
+    P counts an expired lease during whatever request it serves then. A lease that D never took over must expire, and
+    that of a late request may: as many expiries as such requests came before, in the same cell or before its first
+    recorded request, are expected.
+    """
+    findings = []
+    counted: set[tuple[str, int, int]] = set()
+    prefill = cell.engine("prefill")
+    pending = prefill.kept_blocks if prefill else 0
+    for o in cell.history.in_order(cell.id):
+        expired = sum(leg.counters.get("nixl_expired", 0.0) for leg in o.legs)
+        # Concurrent requests share one set of counters.
+        place = (o.scenario, o.instance, o.stage) if o.concurrent > 1 else (o.scenario, o.sequence, -1)
+        if o.shared_counters and place not in counted:
+            counted.add(place)
+            expired += sum(c.get("nixl_expired", 0) for c in o.shared_counters.values())
+        late = o.came_late(cell.kv_lease_s)
+        pending += late + o.attempts - 1 + _never_pulled(o)
+        explained = min(expired, float(pending))
+        pending -= int(explained)
+        expired -= explained
+        if o.scenario == cell.scenario:
+            findings += [_late_request(cell, o)] if late else []
+            findings += [_early_expiry(cell, o, expired)] if expired else []
+    return findings
+
+
+def _late_request(cell: CellView, o: Observation) -> Finding:
+    seconds, counters = o.legs[-1].seconds, o.legs[-1].counters
+    return cell.untested(
+        NAME,
+        f"expected D's engine to receive the request within P's lease of {cell.kv_lease_s:g} s, found an answer after "
+        f"{seconds:.1f} s, of which the engine had the request for "
+        f"{counters['queue_seconds'] + counters['inference_seconds']:.1f} s: D may have read blocks that P had given "
+        "to other requests, so this request is not judged; the machine is too busy, run it again",
+        o,
+    )
+
+
+def _early_expiry(cell: CellView, o: Observation, expired: float) -> Finding:
+    return cell.finding(
+        NAME,
+        Verdict.REGRESSION,
+        "target-kv",
+        f"expected P to keep its blocks until D has read them, found {expired:.0f} leases that expired before that: "
+        "D may have read blocks that P had given to other requests",
+        o,
+    )
+
+
+def _never_pulled(o: Observation) -> bool:
+    """Return whether P answered a hand-off and D read nothing, so that the lease must expire."""
+    prefill, decode = o.leg("prefill"), o.leg("decode")
+    if prefill is None or not prefill.kv_transfer_params:
+        return False
+    return decode is None or bool(decode.counters and not decode.counters.get("nixl_bytes"))
+
+
+def _stages(cell: CellView) -> list[Finding]:
+    """Return findings about concurrent requests, whose transfers and tokens can only be verified together."""
+    if not cell.handed_off:
+        return []
+    stages: dict[tuple[int, int], list[Observation]] = {}
+    for o in cell.all_observations():
+        if o.concurrent > 1 and o.error is None and o.route == "cell":
+            stages.setdefault((o.instance, o.stage), []).append(o)
+    findings = []
+    for members in stages.values():
+        counters = members[0].shared_counters.get("decode", {})
+        wanted = sum(len(o.sent_ids) - 1 for o in members)
+        moved = counters.get("prompt_tokens_external_kv_transfer", counters.get("external_hits", 0.0))
+        transfers = counters.get("nixl_transfers", 0)
+        if moved < wanted or transfers < len(members) or not counters.get("nixl_bytes", 0):
+            findings.append(
+                cell.untested(
+                    NAME,
+                    f"expected {len(members)} NIXL transfers of {wanted} prompt tokens for requests sent together, "
+                    f"found {transfers:.0f} transfers, {moved:.0f} tokens and "
+                    f"{counters.get('nixl_bytes', 0):.0f} bytes",
+                    members[0],
+                    Counted(counters=counters),
+                )
+            )
+        findings += _failed(cell, members[0], counters)
+    return findings
+
+
+def _failed(cell: CellView, o: Observation, counters: dict[str, float]) -> list[Finding]:
+    failed = counters.get("nixl_failed_transfers", 0) + counters.get("nixl_failed_notifications", 0)
+    if not failed:
+        return []
+    return [
+        cell.finding(
+            NAME,
+            Verdict.UNKNOWN,
+            "infrastructure",
+            f"expected no failed NIXL transfer or notification, found {failed:.0f}",
+            o,
+            Counted(counters=counters),
+        )
+    ]
+
+
+def _hand_off(cell: CellView, o: Observation) -> list[Finding]:
+    prefill, decode = o.leg("prefill"), o.leg("decode")
+    if prefill is None or decode is None or not prefill.kv_transfer_params:
+        return [
+            cell.untested(
+                NAME, "expected both legs of a hand-off with P's parameters, found them incomplete: no KV moved", o
+            )
+        ]
+    return _parameters(cell, o, prefill) + (_movement(cell, o, decode) if o.concurrent == 1 else [])
+
+
+def _routed(cell: CellView, o: Observation) -> list[Finding]:
+    """Check a routed request by the engines' counters, the only evidence: P answered, and D received external KV."""
+    decode = o.leg("decode")
+    if o.concurrent > 1 or decode is None:
+        return []
+    fallback = _local_prefill(o, decode)
+    return [_not_handed_off(cell, o, decode, fallback)] if fallback else _movement(cell, o, decode)
+
+
+def _local_prefill(o: Observation, decode: Leg) -> str:
+    """Return the evidence that D computed the prompt itself although the router reported success; else empty.
+
+    Missing counters are not evidence.
+    """
+    if decode.counters.get("nixl_bytes", 0) or decode.external_tokens:
+        return ""
+    computed = decode.counters.get("prompt_tokens_local_compute", 0)
+    if computed < len(o.sent_ids) - decode.counters.get("prefix_hits", 0):
+        return ""
+    asked = o.shared_counters.get("prefill", {}).get("finished_requests", 0)
+    return f"D computed {computed:.0f} prompt tokens itself, took none from outside, and P " + (
+        "answered for nothing" if asked else "was never asked"
+    )
+
+
+def _not_handed_off(cell: CellView, o: Observation, decode: Leg, why: str) -> Finding:
+    return cell.finding(
+        NAME,
+        Verdict.REGRESSION,
+        "routing",
+        f"expected the router to hand {len(o.sent_ids)} prompt tokens from P to D, or to fail, found an answer with "
+        f"status {decode.status} and no hand-off: {why}; see the router's log and its command line",
+        o,
+        RouterCounted(counters=decode.counters, prefill_counters=o.shared_counters.get("prefill", {})),
+    )
+
+
+def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
+    """Check P's parameters: ceil(remote_num_tokens / block size) blocks per KV-cache group, and the prompt's tokens."""
+    params = prefill.kv_transfer_params or {}
+    groups = params.get("remote_block_ids")
+    count = params.get("remote_num_tokens", len(o.sent_ids))
+    findings = []
+    if not isinstance(groups, list) or not groups or not all(isinstance(g, list) and g for g in groups):
+        return [
+            cell.untested(
+                NAME, f"expected P to publish block ids per KV-cache group, found {groups!r}: nothing to pull", o
+            )
+        ]
+    if count != len(o.sent_ids):
+        findings.append(
+            cell.finding(
+                NAME,
+                Verdict.REGRESSION,
+                "target-kv",
+                f"expected P to publish KV of {len(o.sent_ids)} tokens, found remote_num_tokens = {count}",
+                o,
+                HandOffParameters(kv_transfer_params=params),
+            )
+        )
+    wanted = blocks(int(count), cell.record.block_size)
+    for index, group in enumerate(groups):
+        if len(group) != wanted:
+            findings.append(
+                cell.finding(
+                    NAME,
+                    Verdict.REGRESSION,
+                    "target-kv",
+                    f"expected P to publish ceil({count} / {cell.record.block_size}) = {wanted} blocks in KV-cache "
+                    f"group {index}, found {len(group)}",
+                    o,
+                    PublishedBlocks(
+                        kv_transfer_params=params,
+                        group=index,
+                        expected_blocks=wanted,
+                        published_blocks=len(group),
+                    ),
+                )
+            )
+    return findings
+
+
+def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
+    """Check that D received all prompt tokens but the last, which it recomputes, and those that it had cached."""
+    counters = decode.counters
+    if not counters:
+        return [
+            cell.untested(
+                NAME, "expected counters of the decode engine for this request, found none: no proof of a transfer", o
+            )
+        ]
+    findings = []
+    local = counters.get("prefix_hits", 0)
+    wanted = len(o.sent_ids) - 1 - local
+    proof = {
+        "bytes by NIXL": counters.get("nixl_bytes", 0),
+        "descriptors by NIXL": counters.get("nixl_descriptors", 0),
+        "prompt tokens from outside": decode.external_tokens,
+    }
+    absent = [name for name, value in proof.items() if value <= 0]
+    if absent:
+        findings.append(
+            cell.untested(
+                NAME,
+                f"expected proof that KV moved to D, found no {', no '.join(absent)}: D may have prefilled by itself",
+                o,
+                Counted(counters=counters),
+            )
+        )
+    elif decode.external_tokens < wanted:
+        findings.append(
+            cell.untested(
+                NAME,
+                f"expected at least {wanted:.0f} prompt tokens from outside ({local:.0f} were cached on D), found "
+                f"{decode.external_tokens:.0f}: part of the prompt was not transferred",
+                o,
+                Counted(counters=counters),
+            )
+        )
+    return findings + _failed(cell, o, counters)

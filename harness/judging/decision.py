@@ -1,0 +1,75 @@
+"""The single table that turns established facts into a verdict.
+
+Checks only establish ``Facts``; the first row that matches them gives the verdict. Nothing else decides.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from harness.history.verdict import Verdict
+
+Against = Literal["baseline", "this run"]
+Change = Literal["none", "drop", "rise", "differ"]
+SecondStage = Literal["not needed", "missing", "confirmed", "not confirmed"]
+
+
+class Facts(NamedTuple):
+    """What a comparison established."""
+
+    evidence: bool = True
+    """Whether the data is complete and could have shown the smallest change that must be detected."""
+    quiet: bool = True
+    """Whether two equal runs (A/A) pass the same test."""
+    change: Change = "none"
+    """``drop`` or ``rise`` of acceptance beyond chance and the practical floor; ``differ`` for tokens."""
+    against: Against = "baseline"
+    """What the cell was compared with: the recorded baseline, or another cell of the same run."""
+    together: bool = False
+    """Whether the other topology of this run, or the plain engine, moved in the same way."""
+    second_stage: SecondStage = "not needed"
+
+
+class Row(NamedTuple):
+    """One row: the facts that must all hold, the verdict and the reason."""
+
+    when: dict[str, object]
+    verdict: Verdict
+    why: str
+
+
+TABLE: tuple[Row, ...] = (
+    Row({"evidence": False}, Verdict.UNKNOWN, "evidence is missing, or too little to see what must be seen"),
+    Row({"quiet": False}, Verdict.UNKNOWN, "two equal runs differ as much, so the test says nothing"),
+    Row({"change": "none"}, Verdict.PASS, "nothing beyond chance and the practical floor"),
+    Row({"second_stage": "missing"}, Verdict.UNKNOWN, "failed once; the declared second stage did not run"),
+    Row({"second_stage": "not confirmed"}, Verdict.SUSPECT, "failed once, passed on fresh prompts and engines"),
+    Row({"against": "this run"}, Verdict.REGRESSION, "both ran the same code in this run, so any difference is wrong"),
+    Row({"change": "rise"}, Verdict.IMPROVED, "better than recorded: the baseline has to be updated"),
+    Row({"together": True}, Verdict.DRIFT, "single engine and P/D moved alike: the engine changed for everyone"),
+    Row({}, Verdict.REGRESSION, "worse than recorded, and not for everyone"),
+)
+
+
+def decide(facts: Facts) -> tuple[Verdict, str]:
+    """Return the verdict of the first matching row, and its reason."""
+    values = facts._asdict()
+    for row in TABLE:
+        if all(values[name] == wanted for name, wanted in row.when.items()):
+            return row.verdict, row.why
+    raise AssertionError("the last row of the table matches everything")
+
+
+def table_lines() -> list[str]:
+    """Return the table in Markdown; a test keeps docs/verdicts.md equal to it."""
+    names = Facts._fields
+    lines = ["| " + " | ".join(n.replace("_", " ") for n in names) + " | verdict | because |"]
+    lines.append("|" + "---|" * (len(names) + 2))
+    for row in TABLE:
+        cells = [_word(row.when[n]) if n in row.when else "" for n in names]
+        lines.append(f"| {' | '.join(cells)} | {row.verdict.value} | {row.why} |")
+    return lines
+
+
+def _word(value: object) -> str:
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,10 @@
+"""Diagnosis: which blocks of a prompt's KV are damaged, since which step, and for which prompt lengths.
+
+Everything is derived from the observations. If an output does not repeat its prompt, the location is as precise as the
+evidence allows and says so.
+
+* ``diagnose``: combines the findings of a cell into a diagnosis;
+* ``law``: infers which prompt lengths fail (``law_of_lengths``);
+* ``location``: locates the damage of one request (``locate``);
+* ``sources``: finds the prompt position that an output token was copied from.
+"""

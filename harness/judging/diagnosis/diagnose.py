@@ -1,0 +1,176 @@
+"""Combine the findings of a cell in a scenario into a diagnosis: damage class, law of lengths and location."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.history.acceptance import real_steps
+from harness.history.records import COLD
+from harness.history.token_ids import compare
+from harness.history.verdict import Verdict
+from harness.judging.diagnosis.law import law_of_lengths
+from harness.judging.diagnosis.location import request_of
+from harness.judging.evidence import CellView
+from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Finding, Law
+from harness.profiles.scenarios import Sampled
+
+_TOKEN_CHECKS = ("tokens-reference", "tokens-baseline")
+_STEP_CHECKS = ("acceptance-single", "acceptance-baseline")
+
+
+def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None:
+    """Return the damage class, law of lengths and location of a cell's findings; None without findings."""
+    findings = [f for r in results for f in r.findings]
+    if not findings:
+        return None
+    damage = _damage(cell, findings)
+    supporting = [f for f in findings if _supports(f, damage)] or findings
+    keys = {f.part or f.prompt_id for f in supporting if f.prompt_id}
+    judged = {o.key: len(o.sent_ids) for o in cell.all_observations() if o.error is None and o.route == "cell"}
+    law = None
+    if cell.cold and keys:
+        failed: dict[int, bool] = {}
+        for key, tokens in judged.items():
+            failed[tokens] = failed.get(tokens, False) or key in keys
+        law = law_of_lengths(failed, cell.record.block_size)
+    chosen = _most_telling(cell, supporting)
+    return Diagnosis(
+        damage=damage,
+        failed=len(keys),
+        judged=len(judged),
+        law=law,
+        location=chosen.location,
+        text=_words(cell, damage, chosen, len(keys), len(judged), law),
+    )
+
+
+def state_law(results: Sequence[CheckResult], diagnosis: Diagnosis | None) -> list[CheckResult]:
+    """Return the results with the law of lengths added to every finding that is evidence for it."""
+    if diagnosis is None or diagnosis.law is None:
+        return list(results)
+    law = diagnosis.law.text
+    out = []
+    for result in results:
+        found = [
+            f.model_copy(update={"law": law}) if f.prompt_id and _supports(f, diagnosis.damage) else f
+            for f in result.findings
+        ]
+        out.append(result.model_copy(update={"findings": tuple(found)}))
+    return out
+
+
+def _most_telling(cell: CellView, findings: Sequence[Finding]) -> Finding:
+    """Return the located finding with the longest prompt, which has the most blocks; else the first finding."""
+    located = [f for f in findings if f.location is not None]
+    return max(located, key=lambda f: _tokens(cell, f)) if located else findings[0]
+
+
+def _supports(finding: Finding, damage: DamageClass) -> bool:
+    """Return whether a finding is evidence for a damage class."""
+    if damage in ("input", "nothing-tested", "routing"):
+        return finding.damage == damage
+    if damage == "drafter-kv":
+        return finding.check in _STEP_CHECKS and finding.verdict is not Verdict.UNKNOWN
+    return finding.damage == damage or finding.check in (*_TOKEN_CHECKS, *_STEP_CHECKS)
+
+
+def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
+    """Return the class that explains all findings: wrong input causes wrong tokens, which change acceptance."""
+    certain = [f for f in findings if f.verdict is not Verdict.UNKNOWN]
+    if any(f.damage == "input" for f in certain):
+        return "input"
+    wrong_tokens = [f for f in certain if f.check in _TOKEN_CHECKS and f.verdict is Verdict.REGRESSION]
+    if wrong_tokens or any(f.damage == "target-kv" for f in certain):
+        return "sampler" if _same_without(cell, _TOKEN_CHECKS) or _only_when_sampled(cell) else "target-kv"
+    changed_steps = [f for f in certain if f.check in _STEP_CHECKS]
+    if changed_steps:
+        if all(f.verdict is Verdict.IMPROVED for f in changed_steps):
+            return "engine-changed"
+        return "sampler" if _same_without(cell, _STEP_CHECKS) or _only_when_sampled(cell) else "drafter-kv"
+    if certain:
+        return Counter(f.damage for f in certain).most_common(1)[0][0]
+    for damage in ("nothing-tested", "infrastructure", "baseline"):
+        if any(f.damage == damage for f in findings):
+            return damage
+    return findings[0].damage
+
+
+def _only_when_sampled(cell: CellView) -> bool:
+    """Return whether the prompts of a ``sampled`` scenario are answered correctly cold (temperature zero) by this cell,
+    which shows that their KV is correct."""
+    if not isinstance(cell.config, Sampled):
+        return False
+    cold = replace(cell, scenario=COLD)
+    prompts = {o.prompt_id for o in cell.answered().values()}
+    known = [
+        r for o in cold.answered().values() if o.prompt_id in prompts and (r := request_of(cold, o)) and r.expected
+    ]
+    return bool(known) and all((r.leg.output_ids or ()) == tuple(r.expected) for r in known)
+
+
+def _same_without(cell: CellView, checks: Sequence[str]) -> bool:
+    """Return whether cold prompts on a single engine, which read no KV but their own, fail in the same way.
+
+    This applies only to speculative engines, since plain decoding does not sample drafts.
+    """
+    single = cell if cell.cold and not cell.handed_off else cell.sibling("single", COLD)
+    if single is None or not single.speculative:
+        return False
+    for o in single.answered().values():
+        request = request_of(single, o)
+        if request is None or not request.expected:
+            continue
+        if checks is _TOKEN_CHECKS:
+            near = single.judging.near_tie_nats
+            at = compare(request.leg.output_ids or (), request.expected, request.leg.top_gaps, near)
+            if at is not None and not at.near_tie:
+                return True
+        steps = real_steps(request.leg)
+        if checks is _STEP_CHECKS and steps is not None and request.steps and steps.accepted != request.steps:
+            return True
+    return False
+
+
+_NAMES: dict[str, str] = {
+    "input": "wrong input",
+    "target-kv": "wrong KV of the target",
+    "drafter-kv": "wrong KV of the drafter",
+    "sampler": "drafting or verification",
+    "nothing-tested": "nothing tested",
+    "engine-changed": "the engine changed",
+    "infrastructure": "infrastructure",
+    "routing": "the router hands nothing off",
+    "baseline": "no baseline",
+}
+
+
+def damage_name(damage: str) -> str:
+    """Return a damage class in words."""
+    return _NAMES.get(damage, damage)
+
+
+def _words(
+    cell: CellView,
+    damage: DamageClass,
+    chosen: Finding,
+    failed: int,
+    judged: int,
+    law: Law | None,
+) -> str:
+    parts = [f"{damage_name(damage)} in {failed} of {judged} requests" if failed else damage_name(damage)]
+    if damage in ("target-kv", "drafter-kv", "sampler", "input") and law is not None:
+        parts.append(law.text)
+    if chosen.location is not None:
+        name = chosen.part or chosen.prompt_id
+        parts.append(f"{name} ({_tokens(cell, chosen)} tokens): {chosen.location.text}")
+    elif not cell.cold or damage in ("routing", "nothing-tested", "infrastructure", "baseline"):
+        parts.append(" ".join(chosen.message.split())[:240])
+    return "; ".join(parts)
+
+
+def _tokens(cell: CellView, finding: Finding) -> int:
+    key = finding.part or finding.prompt_id
+    o = {**cell.observations("text"), **cell.observations("ids")}.get(key or "")
+    return len(o.sent_ids) if o else 0

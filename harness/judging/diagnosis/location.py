@@ -1,0 +1,278 @@
+"""Locate the damage of one request in its prompt's KV.
+
+In outputs that repeat the prompt, a wrong token or a missing stretch points to the block that holds its source. Block
+counts in the hand-off's parameters, bytes moved and cache hits are evidence that does not depend on the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from harness.history.acceptance import align, by_position, real_steps
+from harness.history.records import Leg, Observation
+from harness.history.token_ids import common_prefix
+from harness.history.verdict import Verdict
+from harness.judging.diagnosis.sources import is_copy, repeated, sources
+from harness.judging.evidence import CellView
+from harness.judging.findings import CheckResult, Location
+from harness.prompts.lengths import blocks
+
+
+class Request(NamedTuple):
+    """A request with its expected result."""
+
+    o: Observation
+    leg: Leg
+    expected: tuple[int, ...]
+    """Reference tokens; empty if unknown."""
+    steps: tuple[int, ...]
+    """Reference of accepted drafts per step; empty if unknown."""
+
+
+def request_of(cell: CellView, o: Observation) -> Request | None:
+    """Return a request with its references; None if it has no output."""
+    leg = o.final
+    if leg is None or leg.output_ids is None:
+        return None
+    tokens = _reference_tokens(cell, o)
+    lookup = cell.baselines.get(cell.lineup)
+    row = lookup.baseline.by_prompt().get(o.prompt_id) if lookup and lookup.baseline else None
+    return Request(o, leg, tokens, row.accepted if row else ())
+
+
+def _reference_tokens(cell: CellView, o: Observation) -> tuple[int, ...]:
+    """Return the plain engine's tokens from the baseline, or else from this run; empty if neither has the prompt."""
+    lookup = cell.baselines.get(cell.name.plain)
+    row = lookup.baseline.by_prompt().get(o.prompt_id) if lookup and lookup.baseline else None
+    if row is not None:
+        return row.output_ids[: o.max_tokens]
+    if cell.id == cell.name.reference:
+        return ()
+    reference = cell.history.of(cell.name.reference, scenario=cell.scenario).get(o.key)
+    leg = reference.final if reference else None
+    return leg.output_ids or () if leg else ()
+
+
+def locate(cell: CellView, results: Sequence[CheckResult]) -> list[CheckResult]:
+    """Return the results with a location added to every certain finding about a request."""
+    observations = {**cell.observations("text"), **cell.observations("ids")}
+    cache: dict[str, Location | None] = {}
+    out = []
+    for result in results:
+        found = []
+        for finding in result.findings:
+            key = finding.part or finding.prompt_id
+            o = observations.get(key) if key else None
+            # With a routing failure no KV was handed over, so none can be damaged.
+            if o is not None and finding.verdict is not Verdict.UNKNOWN and finding.damage != "routing":
+                if o.key not in cache:
+                    cache[o.key] = location(cell, o)
+                finding = finding.model_copy(update={"location": cache[o.key]})
+            found.append(finding)
+        out.append(result.model_copy(update={"findings": tuple(found)}))
+    return out
+
+
+def location(cell: CellView, o: Observation) -> Location | None:
+    """Return where the damage of one request is; None if nothing differs or there is no reference."""
+    request = request_of(cell, o)
+    if request is None or not request.expected:
+        return None
+    if request.leg.output_ids != request.expected:
+        return _from_tokens(cell, request)
+    return _from_steps(cell, request)
+
+
+def _from_tokens(cell: CellView, r: Request) -> Location:
+    size = cell.record.block_size
+    count = blocks(len(r.o.sent_ids), size)
+    ours = r.leg.output_ids or ()
+    at = common_prefix(ours, r.expected)
+    structure = _structure(cell, r.o, count)
+    wanted = sources(r.o.sent_ids, r.expected)
+    if not is_copy(wanted):
+        text = "the expected output does not repeat the prompt, so its tokens do not tell which block was read wrongly"
+        return Location(blocks=structure.blocks, of=count, shift=structure.shift, text=_join([structure.text, text]))
+    position = wanted[at] if at < len(wanted) else None
+    read = repeated(sources(r.o.sent_ids, ours))
+    missing = _missing_blocks([p for p in wanted if p is not None], read, size)
+    seen = [f"nothing of {name_blocks(missing, count)} is in the output"] if missing else []
+    first = f"the first wrong token is output {at}"
+    if position is not None:
+        first += f", which copies prompt position {position} in block {position // size}"
+    seen.append(first)
+    if position is not None:
+        seen.append(_jump(sources(r.o.sent_ids, ours), at, position, size))
+    found = structure.blocks or missing or ((position // size,) if position is not None else ())
+    return Location(
+        blocks=tuple(found),
+        of=count,
+        shift=structure.shift,
+        position=position,
+        text=_join([structure.text, *seen]),
+    )
+
+
+def _jump(origin: Sequence[int | None], at: int, position: int, size: int) -> str:
+    """Return, in words, from where the output continued instead."""
+    there = origin[at] if at < len(origin) else None
+    if there is None:
+        return "what came instead is no part of the prompt" if at < len(origin) else "the output ends there"
+    return f"what came instead is prompt position {there} in block {there // size}, {there - position:+d} tokens away"
+
+
+def _missing_blocks(wanted: Sequence[int], read: set[int], size: int) -> tuple[int, ...]:
+    """Return the blocks that the output should have repeated in part but did not."""
+    should = {p // size for p in wanted}
+    has = {p // size for p in read}
+    return tuple(sorted(should - has))
+
+
+def _from_steps(cell: CellView, r: Request) -> Location | None:
+    """Locate damage when all tokens are right: steps that accept fewer drafts show which blocks the drafter lacks."""
+    steps = real_steps(r.leg)
+    if steps is None or not r.steps or r.leg.output_ids is None:
+        return None
+    aligned = align(steps.accepted, r.steps, len(r.leg.output_ids))
+    if not aligned.differing and steps.accepted == r.steps:
+        return None
+    size = cell.record.block_size
+    count = blocks(len(r.o.sent_ids), size)
+    ours, theirs = by_position(steps.accepted), by_position(r.steps)
+    first = next((i for i, (a, b) in enumerate(zip(steps.accepted, r.steps, strict=False)) if a != b), None)
+    since = "D took over" if cell.handed_off else "the prefill"
+    lines = [
+        f"acceptance differs from step {first} since {since} on, at {len(aligned.differing)} of {aligned.common} steps "
+        "that both begin at the same token"
+    ]
+    if steps.padded:
+        lines[0] += " (a padded first step is not counted)"
+    origin = sources(r.o.sent_ids, r.expected)
+    if not is_copy(origin):
+        lines.append("the output does not repeat the prompt, so the steps do not tell which block the drafter lacks")
+        return Location(of=count, step=first, text=_join(lines))
+    gaps_by_block: dict[int, list[int]] = {}
+    for at, expected in theirs.items():
+        source = origin[at] if at < len(origin) else None
+        if at in ours and source is not None and expected:
+            gaps_by_block.setdefault(source // size, []).append(ours[at] - expected)
+    low = tuple(sorted(b for b, gaps in gaps_by_block.items() if sum(g < 0 for g in gaps) >= 0.5 * len(gaps)))
+    some = low or tuple(sorted(b for b, gaps in gaps_by_block.items() if any(g < 0 for g in gaps)))
+    if some:
+        often = "are rejected" if low else "are rejected at some of their steps"
+        lines.append(f"drafts that copy {name_blocks(some, count)} {often}")
+    return Location(blocks=some, of=count, step=first, text=_join(lines))
+
+
+class _Structure(NamedTuple):
+    """Evidence that does not depend on the output: hand-off parameters, bytes moved and cache hits."""
+
+    blocks: tuple[int, ...] = ()
+    shift: int | None = None
+    text: str = ""
+
+
+def _structure(cell: CellView, o: Observation, count: int) -> _Structure:
+    for part in (_foreign_hit(cell, o), _surplus(cell, o, count), _nothing_moved(o, count), _cached_prefix(cell, o)):
+        if part is not None:
+            return part
+    return _Structure()
+
+
+def _surplus(cell: CellView, o: Observation, count: int) -> _Structure | None:
+    """Detect that P published more blocks than the prompt fills, of which D kept the last ones."""
+    prefill, decode = o.leg("prefill"), o.leg("decode")
+    groups = (prefill.kv_transfer_params or {}).get("remote_block_ids") if prefill else None
+    if not isinstance(groups, list) or not groups or not isinstance(groups[0], list) or decode is None:
+        return None
+    surplus = len(groups[0]) - count
+    if surplus <= 0:
+        return None
+    pulled = _blocks_pulled(cell, decode)
+    kept = f", D pulled {pulled}" if pulled is not None else ""
+    return _Structure(
+        tuple(range(count)),
+        surplus,
+        f"P published {len(groups[0])} blocks for a prompt of {count}{kept}: D's KV is shifted by {surplus} block"
+        f"{'s' if surplus > 1 else ''}, {name_blocks(range(surplus), count)} is missing and the last {surplus} that D "
+        "holds was never written",
+    )
+
+
+def _blocks_pulled(cell: CellView, decode: Leg) -> int | None:
+    """Return how many blocks D read, from the bytes moved; a block's size is the median over cold hand-offs."""
+    sizes = []
+    for o in cell.history.of(cell.id).values():
+        leg = o.leg("decode")
+        if leg and leg.counters.get("nixl_bytes") and not leg.counters.get("prefix_hits"):
+            sizes.append(leg.counters["nixl_bytes"] / blocks(len(o.sent_ids), cell.record.block_size))
+    moved = decode.counters.get("nixl_bytes")
+    return round(moved / median(sizes)) if sizes and moved else None
+
+
+def _foreign_hit(cell: CellView, o: Observation) -> _Structure | None:
+    """Detect blocks taken from a prefix cache that cannot be this prompt's (reported by ``state-occurred``)."""
+    size = cell.record.block_size
+    allowed = cell.allowed_hit(o)
+    if allowed is None:
+        return None
+    for leg in o.legs:
+        hits = int(leg.counters.get("prefix_hits", 0))
+        if hits > allowed:
+            wrong = tuple(range(allowed // size, hits // size))
+            return _Structure(
+                wrong,
+                None,
+                f"the {leg.role} engine took {hits} tokens from its prefix cache where at most {allowed} can be this "
+                f"prompt's: {name_blocks(wrong, blocks(len(o.sent_ids), size))} came from somebody else",
+            )
+    return None
+
+
+def _nothing_moved(o: Observation, count: int) -> _Structure | None:
+    """Detect that D counted external tokens although no byte was transferred."""
+    decode = o.leg("decode")
+    if decode is None or not decode.counters or decode.counters.get("nixl_bytes", 0) > 0:
+        return None
+    if decode.external_tokens <= 0:
+        return None
+    return _Structure(
+        tuple(range(count)),
+        None,
+        f"D counts {decode.external_tokens:.0f} tokens from outside and no byte moved: all {count} blocks are missing",
+    )
+
+
+def _cached_prefix(cell: CellView, o: Observation) -> _Structure | None:
+    """Describe that D had the first blocks cached and pulled the rest; the tokens tell which part is damaged."""
+    decode = o.leg("decode")
+    hits = int(decode.counters.get("prefix_hits", 0)) if decode else 0
+    count = blocks(len(o.sent_ids), cell.record.block_size)
+    local = hits // cell.record.block_size
+    if not local or decode is None or not decode.counters.get("nixl_bytes"):
+        return None
+    return _Structure(
+        (),
+        None,
+        f"D had {name_blocks(range(local), count)} in its cache and pulled {name_blocks(range(local, count), count)}",
+    )
+
+
+def name_blocks(indices: Sequence[int] | range, count: int) -> str:
+    """Return block indices in words: ``block 2``, ``blocks 1 to 3``, ``all 4 blocks``."""
+    items = list(indices)
+    if not items:
+        return "no block"
+    if len(items) == count:
+        return f"all {count} blocks" if count > 1 else "its only block"
+    if len(items) == 1:
+        return f"block {items[0]}"
+    if items == list(range(items[0], items[-1] + 1)):
+        return f"blocks {items[0]} to {items[-1]}"
+    return "blocks " + ", ".join(map(str, items))
+
+
+def _join(parts: Sequence[str]) -> str:
+    return "; ".join(p for p in parts if p)

@@ -1,0 +1,75 @@
+"""The input of judging: the recorded history, the baselines by lineup, and the thresholds of the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from harness.baselines.lookup import Lookup
+from harness.history.records import COLD, CellRecord, History, Observation
+from harness.history.verdict import Verdict
+from harness.judging.figures import NO_EVIDENCE, FindingEvidence
+from harness.judging.findings import DamageClass, Finding
+from harness.judging.recorded_cell import RecordedCell
+from harness.profiles.model import Judging
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellView(RecordedCell):
+    """One cell in one scenario, with the baselines and thresholds it is judged by."""
+
+    baselines: Mapping[str, Lookup]
+    """By lineup; a missing key means that no baseline was looked up."""
+    judging: Judging
+
+    def finding(
+        self,
+        check: str,
+        verdict: Verdict,
+        damage: DamageClass,
+        message: str,
+        observation: Observation | None = None,
+        evidence: FindingEvidence = NO_EVIDENCE,
+    ) -> Finding:
+        """Return a finding about this cell, or about one of its requests if ``observation`` is given."""
+        return Finding(
+            check=check,
+            cell=self.id,
+            scenario=self.scenario,
+            part=observation.key if observation and not self.cold else None,
+            verdict=verdict,
+            damage=damage,
+            message=message,
+            prompt_id=observation.prompt_id if observation else None,
+            form=observation.form if observation else None,
+            stratum=self.stratum(observation) if observation else None,
+            evidence=evidence,
+        )
+
+    def untested(
+        self, check: str, message: str, observation: Observation, evidence: FindingEvidence = NO_EVIDENCE
+    ) -> Finding:
+        """Return a finding that a request gave no evidence, so that nothing was tested (UNKNOWN)."""
+        return self.finding(check, Verdict.UNKNOWN, "nothing-tested", message, observation, evidence)
+
+
+class Evidence(NamedTuple):
+    """Everything needed to judge all cells of a run."""
+
+    history: History
+    baselines: Mapping[str, Lookup]
+    """By lineup; a missing key means that no baseline was looked up."""
+    judging: Judging
+
+    def view(self, record: CellRecord, scenario: str = COLD) -> CellView:
+        """Return the view of one cell in one scenario."""
+        return CellView(self.history, record, scenario, baselines=self.baselines, judging=self.judging)
+
+    def views(self) -> Iterator[CellView]:
+        """Yield one view per cell and scenario that the run was asked to observe, a cell's cold view first."""
+        for record in self.history.run.cells:
+            if record.planned or not record.scenarios:
+                yield self.view(record)
+            for scenario in record.scenarios:
+                yield self.view(record, scenario)

@@ -1,0 +1,194 @@
+"""Findings, check results and judgements: the output types of judging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import Field
+
+from harness.history.verdict import Verdict, worst
+from harness.judging.figures import NO_EVIDENCE, CheckFigures, FindingEvidence, IncompleteCell, TokenTestEvidence
+from harness.util.strict import Strict
+
+DamageClass = Literal[
+    "input",
+    "target-kv",
+    "drafter-kv",
+    "sampler",
+    "nothing-tested",
+    "engine-changed",
+    "infrastructure",
+    "routing",
+    "baseline",
+]
+
+
+class Location(Strict):
+    """The part of a prompt's KV that the evidence points to."""
+
+    blocks: tuple[int, ...] = ()
+    """Indices of the prompt's blocks whose KV was wrong, missing or another prompt's."""
+    of: int = 0
+    """Number of blocks that the prompt fills."""
+    shift: int | None = None
+    """Number of blocks by which D's KV is shifted; None if it is not."""
+    position: int | None = None
+    """First prompt position that was read incorrectly."""
+    step: int | None = None
+    """First verify step since the hand-off (or the prefill) whose acceptance differs, not counting padded steps."""
+    text: str
+    """The location and its evidence as a sentence."""
+
+
+class Law(Strict):
+    """The rule that says which prompt lengths fail."""
+
+    text: str
+    residues: tuple[int, ...] | None = None
+    """Failing lengths modulo ``modulus``, if the law is about residues."""
+    modulus: int | None = None
+    tested: tuple[int, ...] = ()
+    """Residues that were tested."""
+    exact: bool = True
+    """Whether the law explains every observation."""
+
+
+class Diagnosis(Strict):
+    """The joint diagnosis from all findings of a cell in a scenario."""
+
+    damage: DamageClass
+    failed: int
+    """Requests with a finding."""
+    judged: int
+    law: Law | None = None
+    location: Location | None = None
+    """Location of the most telling finding, if any has one."""
+    text: str
+
+
+class Finding(Strict):
+    """One deviation from the expected behaviour, with its evidence."""
+
+    check: str
+    cell: str
+    scenario: str = "cold"
+    verdict: Verdict
+    damage: DamageClass
+    message: str
+    """What was expected, what was found, and what to do."""
+    prompt_id: str | None = None
+    form: str | None = None
+    part: str | None = None
+    """In scenarios, the request of the script: prompt, instance and part."""
+    stratum: str | None = None
+    location: Location | None = None
+    """Where in the prompt's KV the damage is, as far as the evidence shows."""
+    law: str | None = None
+    """The law of failing prompt lengths in this cell, if the finding is evidence for it."""
+    known: str | None = None
+    """Id of the known defect that covers it."""
+    link: str | None = None
+    """Link to the report of that defect."""
+    others: int = Field(default=0, ge=0)
+    """Number of further findings of this check and cell that differ only in their request and are not listed."""
+    evidence: FindingEvidence = NO_EVIDENCE
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Columns (``stratum@position``) in which a registered test found a change; empty for other findings."""
+        return self.evidence.changed if isinstance(self.evidence, TokenTestEvidence) else ()
+
+    @property
+    def reason(self) -> str:
+        """Why the cell is incomplete; empty for other findings."""
+        return self.evidence.reason if isinstance(self.evidence, IncompleteCell) else ""
+
+    @property
+    def id(self) -> str:
+        scenario = None if self.scenario == "cold" else self.scenario
+        return "/".join(p for p in (self.cell, scenario, self.check, self.part or self.prompt_id, self.form) if p)
+
+
+def how_many(findings: Iterable[Finding]) -> int:
+    """Count findings, including those that are counted but not listed."""
+    return sum(1 + f.others for f in findings)
+
+
+class CheckResult(Strict):
+    """The result of one check on one cell."""
+
+    check: str
+    cell: str
+    verdict: Verdict
+    judged: int
+    """Observations that were examined. Zero never passes."""
+    findings: tuple[Finding, ...] = ()
+    note: str = ""
+    figures: CheckFigures = NO_EVIDENCE
+
+    @property
+    def found(self) -> int:
+        """Number of findings, including those that are counted but not listed."""
+        return how_many(self.findings)
+
+
+class CellVerdict(Strict):
+    """The results of all checks on one cell in one scenario."""
+
+    cell: str
+    scenario: str = "cold"
+    verdict: Verdict
+    diagnosis: Diagnosis | None = None
+    results: tuple[CheckResult, ...]
+
+
+class Judgement(Strict):
+    """The judgement of a whole run."""
+
+    run_id: str
+    verdict: Verdict
+    cells: tuple[CellVerdict, ...]
+    """One entry per cell and scenario, each cell's cold scenario first."""
+    notices: tuple[str, ...] = ()
+    mutants: tuple[str, ...] = ()
+    """Mutants that were enabled; such a run never passes."""
+
+    def by_cell(self) -> dict[str, Verdict]:
+        """Return the verdict of each cell over all its scenarios."""
+        out: dict[str, list[Verdict]] = {}
+        for item in self.cells:
+            out.setdefault(item.cell, []).append(item.verdict)
+        return {cell: worst(verdicts) for cell, verdicts in out.items()}
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All listed findings; use ``how_many`` to count them."""
+        return [f for c in self.cells for r in c.results for f in r.findings]
+
+
+def conclude(
+    check: str,
+    cell: str,
+    judged: int,
+    findings: list[Finding],
+    note: str = "",
+    figures: CheckFigures = NO_EVIDENCE,
+) -> CheckResult:
+    """Build a check result; with nothing examined and no findings it is UNKNOWN."""
+    if findings:
+        verdict = worst(f.verdict for f in findings)
+    elif judged:
+        verdict = Verdict.PASS
+    else:
+        verdict = Verdict.UNKNOWN
+        note = note or "nothing to examine"
+    return CheckResult(
+        check=check,
+        cell=cell,
+        verdict=verdict,
+        judged=judged,
+        findings=tuple(findings),
+        note=note,
+        figures=figures,
+    )

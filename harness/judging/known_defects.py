@@ -1,0 +1,123 @@
+"""Known defects: expected failures, already reported, which do not fail the run but stay visible.
+
+An entry names what it covers (class, cells, scenarios, strata, checks, versions), a link, a reason and an expiry date.
+A matching finding is shown as KNOWN, never as PASS and never hidden. It fails the run again once the entry has
+expired; findings that the entry does not cover fail as before. An entry that no longer matches anything is reported as
+possibly fixed, with the lines to delete. Dates and versions are those of the run, so that judging it again later gives
+the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date, datetime
+
+from harness.errors import EXIT_REGRESSION, DataError
+from harness.history.records import History
+from harness.history.verdict import Verdict, worst
+from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, how_many
+from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects, _any
+
+
+def apply_known(judgement: Judgement, known: KnownDefects | None, history: History) -> Judgement:
+    """Return the judgement with matching findings marked KNOWN, and notices about entries that have expired, may be too
+    narrow or match nothing.
+
+    Raises DataError if the run's start time is damaged.
+    """
+    if known is None or not known.entries or judgement.mutants:
+        # What a mutant breaks must not be excused as a known defect.
+        return judgement
+    version = history.run.versions.get("vllm")
+    device = str(history.run.profile.get("engine", {}).get("device", "cpu"))
+    valid, notices = [], []
+    for entry in known.entries:
+        if not entry.defect.covers_run(version, device):
+            continue
+        if _day(history.run.started) > entry.defect.expires:
+            again = any(_fits(entry.defect, f) for f in judgement.findings)
+            notices.append(
+                f"known defect {entry.defect.id} expired on {entry.defect.expires}: "
+                + (
+                    "its findings fail the run again; renew it in "
+                    if again
+                    else "it matches nothing here; delete it from "
+                )
+                + f"{known.path.name}, line {entry.first_line}"
+            )
+            continue
+        valid.append(entry)
+    cells = tuple(_cell(c, valid) for c in judgement.cells)
+    for entry in valid:
+        notices += _entry_notices(entry, judgement, cells, known.path.name)
+    verdict = worst([*(c.verdict for c in cells), *history.run.limiting_verdicts])
+    return judgement.model_copy(update={"cells": cells, "verdict": verdict, "notices": (*judgement.notices, *notices)})
+
+
+def _day(text: str) -> date:
+    try:
+        return datetime.fromisoformat(text).date()
+    except ValueError as error:
+        raise DataError(
+            f"run.json: started: expected a date and a time, found {text!r}: the record is damaged"
+        ) from error
+
+
+def _fits(defect: KnownDefect, finding: Finding) -> bool:
+    certain = finding.verdict not in (Verdict.PASS, Verdict.UNKNOWN)
+    return certain and finding.damage in defect.classes and defect.covers_place(finding)
+
+
+def _cell(cell: CellVerdict, entries: Iterable[Entry]) -> CellVerdict:
+    results = tuple(_result(r, list(entries)) for r in cell.results)
+    if results == cell.results:
+        return cell
+    return cell.model_copy(update={"results": results, "verdict": worst(r.verdict for r in results)})
+
+
+def _result(result: CheckResult, entries: list[Entry]) -> CheckResult:
+    if not result.findings:
+        return result
+    found = []
+    for finding in result.findings:
+        entry = next((e for e in entries if _fits(e.defect, finding)), None)
+        if entry is not None:
+            finding = finding.model_copy(
+                update={"verdict": Verdict.KNOWN, "known": entry.defect.id, "link": entry.defect.link}
+            )
+        found.append(finding)
+    return result.model_copy(update={"findings": tuple(found), "verdict": worst(f.verdict for f in found)})
+
+
+def _entry_notices(entry: Entry, before: Judgement, after: Iterable[CellVerdict], name: str) -> Iterable[str]:
+    defect = entry.defect
+    findings = [f for c in after for r in c.results for f in r.findings]
+    mine = [f for f in findings if f.known == defect.id]
+    lines = f"lines {entry.first_line} to {entry.last_line} of {name}"
+    if mine:
+        yield f"KNOWN {defect.id}: {how_many(mine)} findings, until {defect.expires}: {defect.reason} ({defect.link})"
+        wider = sorted(
+            {
+                f"{f.cell}" + (f" in {f.scenario}" if f.scenario != "cold" else "")
+                for f in findings
+                if f.known is None and f.verdict.exit_code == EXIT_REGRESSION and _near(defect, f)
+            }
+        )
+        if wider:
+            yield f"known defect {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
+        return
+    judged = [c for c in before.cells if _names(defect, c) and c.verdict is not Verdict.UNKNOWN]
+    if judged:
+        yield (
+            f"known defect {defect.id} matched nothing in {len(judged)} cells that it names: fixed? Then delete {lines}"
+        )
+
+
+def _near(defect: KnownDefect, finding: Finding) -> bool:
+    """Return whether an uncovered finding may be the same defect: same class, or same cell and scenario."""
+    return finding.damage in defect.classes or _names(defect, finding)
+
+
+def _names(defect: KnownDefect, place: Finding | CellVerdict) -> bool:
+    """Return whether an entry names a cell and scenario."""
+    return _any(place.cell, defect.cells) and _any(place.scenario, defect.scenarios)

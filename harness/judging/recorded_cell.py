@@ -1,0 +1,181 @@
+"""A view of one recorded cell in one scenario, derived from the record alone, without baselines or thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.errors import DataError
+from harness.history.acceptance import RequestCounts, request_counts, settle_padding
+from harness.history.records import COLD, CellRecord, EngineRecord, Form, History, Observation
+from harness.history.token_ids import common_prefix
+from harness.profiles.cells import CellName
+from harness.profiles.model import part_of
+from harness.profiles.scenarios import Pressure, Refill, Scenario
+from harness.prompts.lengths import classify
+
+PRESSURE_SLACK = 0.1
+_SCENARIO: TypeAdapter[Scenario] = TypeAdapter(Scenario)
+
+
+class CellCounts(NamedTuple):
+    """Acceptance counts of the answered requests of a cell."""
+
+    by_key: dict[str, RequestCounts]
+    padded: bool
+    """Whether a padded first step was recognised from the engine's counters."""
+
+
+@dataclass(frozen=True)
+class RecordedCell:
+    """One cell of a recorded run, in one scenario."""
+
+    history: History
+    record: CellRecord
+    scenario: str = COLD
+
+    @property
+    def id(self) -> str:
+        return self.record.cell
+
+    @property
+    def name(self) -> CellName:
+        return CellName.of(self.id)
+
+    @property
+    def topology(self) -> str:
+        return self.name.topology
+
+    @property
+    def method(self) -> str:
+        return self.name.method
+
+    @property
+    def lineup(self) -> str:
+        """The key of the baseline for this cell."""
+        return self.name.lineup
+
+    @property
+    def cold(self) -> bool:
+        return self.scenario == COLD
+
+    @property
+    def planned(self) -> int:
+        """Number of planned observations."""
+        return self.record.planned if self.cold else self.record.scenarios.get(self.scenario, 0)
+
+    @property
+    def routed(self) -> bool:
+        """Whether a router stands between the harness and the engines."""
+        return self.record.route == "router"
+
+    @property
+    def speculative(self) -> bool:
+        return self.record.draft_tokens > 0
+
+    @property
+    def handed_off(self) -> bool:
+        return self.topology == "pd"
+
+    @property
+    def answering(self) -> str:
+        """Role of the engine that generates the output."""
+        return "decode" if self.handed_off else "single"
+
+    def engine(self, role: str) -> EngineRecord | None:
+        """Return the engine with a role in this cell; in a P/D pair, ``single`` is the decode engine."""
+        mine = {e.role: e for e in self.history.run.engines if e.group == self.record.group}
+        return mine.get(role) or (mine.get("decode") if role == "single" else None)
+
+    def selected(self, cell_id: str) -> bool:
+        """Return whether the run was asked to observe another cell."""
+        return self.history.cell(cell_id) is not None
+
+    def sibling(self, topology: str, scenario: str | None = None) -> Self | None:
+        """Return the same method in another topology or scenario of this run, without a router; None if absent."""
+        record = self.history.cell(self.name.beside(topology).id)
+        return replace(self, record=record, scenario=scenario or self.scenario) if record is not None else None
+
+    @property
+    def config(self) -> Scenario | None:
+        """The scenario as configured in the profile; None for cold prompts. Raises DataError for a damaged record."""
+        if self.cold:
+            return None
+        for raw in part_of(self.history.run.profile, self.name.variant).get("scenarios", ()):
+            if raw.get("id") == self.scenario:
+                try:
+                    return _SCENARIO.validate_python(raw)
+                except ValidationError as error:
+                    raise DataError(f"scenario {self.scenario} of the recorded profile is damaged: {error}") from error
+        return None
+
+    @property
+    def kv_lease_s(self) -> float:
+        """Seconds for which P keeps the blocks of a hand-off; vLLM's default unless the profile sets it."""
+        engine = part_of(self.history.run.profile, self.name.variant).get("engine") or {}
+        return float(engine.get("kv_lease_s", 30))
+
+    @property
+    def acceptance_slack(self) -> float:
+        """Relative tolerance on a request's accepted drafts. It is zero except under pressure and for the cold prompts
+        of a soak: there prompts are chunked differently than alone, which changes what EAGLE3 and MTP drafters see."""
+        loaded = self.cold and self.history.run.kind == "soak"
+        return PRESSURE_SLACK if loaded or isinstance(self.config, Pressure) else 0.0
+
+    def observations(self, form: Form = "ids") -> dict[str, Observation]:
+        """Return observations by key: the prompt id when cold, otherwise with instance and part."""
+        return self.history.of(self.id, form, self.scenario)
+
+    def all_observations(self) -> list[Observation]:
+        """Return the observations of both forms."""
+        return [*self.observations("ids").values(), *self.observations("text").values()]
+
+    def answered(self, form: Form = "ids") -> dict[str, Observation]:
+        """Return the observations that ended without an error and have output ids."""
+        return {
+            k: o
+            for k, o in self.observations(form).items()
+            if o.error is None and o.final is not None and o.final.output_ids is not None
+        }
+
+    def stratum(self, observation: Observation) -> str:
+        return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)
+
+    @cached_property
+    def counts(self) -> CellCounts:
+        """Acceptance counts of each answered request with at least two output tokens, by key."""
+        counted = {}
+        for key, o in self.answered().items():
+            leg = o.final
+            if leg is not None and leg.output_ids is not None and len(leg.output_ids) > 1:
+                found = request_counts(leg, self.record.draft_tokens)
+                if found is not None:
+                    counted[key] = found
+        return CellCounts(*settle_padding(counted, self.handed_off))
+
+    def expected_hit(self, donor: Observation, subject: Observation) -> int:
+        """Return how many tokens of the subject must be cached after the donor: the whole common blocks, never the
+        whole prompt, and one block less with speculation, which recomputes the last matched block (vLLM
+        ``use_eagle_block_drop``)."""
+        size = self.record.block_size
+        whole = min(common_prefix(donor.sent_ids, subject.sent_ids), len(subject.sent_ids) - 1) // size
+        return max(whole - int(self.speculative), 0) * size
+
+    def allowed_hit(self, o: Observation) -> int | None:
+        """Return the most prompt tokens of a request that may be in a prefix cache: its longest common prefix with an
+        earlier request of the same script. Zero for cold prompts; None if the counters are shared with other requests.
+        """
+        if o.concurrent > 1:
+            return None
+        if self.cold or isinstance(self.config, Refill):
+            return 0
+        others = [x for x in self.observations().values() if x.instance == o.instance and x.sequence < o.sequence]
+        return max((self.expected_hit(x, o) for x in others), default=0)
+
+
+def recorded_cells(history: History) -> list[RecordedCell]:
+    """Return the cells that the run was asked to observe with cold prompts, or that have no scenario."""
+    return [RecordedCell(history, r) for r in history.run.cells if r.planned or not r.scenarios]

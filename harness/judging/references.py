@@ -1,0 +1,56 @@
+"""The references that a recorded run is judged against: baselines, known defects, its second stage or another run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.baselines.build import references_in
+from harness.baselines.lookup import Lookup
+from harness.history.identity import identity_in
+from harness.history.records import SECOND, History, load_history
+from harness.judging.checks.registry import baselines_for
+from harness.profiles.known_defects import known_path
+from harness.util.paths import recorded
+
+
+class References(NamedTuple):
+    """References that replace those named by the run's profile; None keeps the profile's."""
+
+    baselines: Path | None = None
+    known: Path | None = None
+    against: Path | None = None
+    """Another recorded run whose single cells serve as the reference."""
+
+
+PROFILE_OWN = References()
+
+
+def known_of(history: History) -> Path | None:
+    """Return the path of a run's list of known defects; None if the recorded path is one that judging may not read."""
+    listed = history.run.profile.get("known_defects")
+    return known_path(listed if history.own or not listed else recorded(listed))
+
+
+def load_second(history: History, in_memory: int | None = None) -> History | None:
+    """Load the second stage of a run; None if it is absent, unfinished, or belongs to another run.
+
+    ``in_memory`` is passed to ``load_history``.
+    """
+    folder = history.folder / SECOND
+    if not (folder / "run.json").is_file():
+        return None
+    second = load_history(folder, in_memory)
+    ours, theirs = history.run, second.run
+    ended = theirs.finished is not None and not theirs.interrupted
+    # The second stage covers only the variants that failed, so its identities are a subset.
+    same = bool(theirs.identities) and all(ours.identities.get(n) == i for n, i in theirs.identities.items())
+    return second if same and theirs.mutants == ours.mutants and ended else None
+
+
+def lookups_for(history: History, references: References) -> dict[str, Lookup]:
+    """Return the baselines needed to judge the run, by lineup."""
+    if references.against is None:
+        return baselines_for(history, references.baselines)
+    other = load_history(references.against)
+    return references_in(other, {m: identity_in(history, m) for m in history.run.identities})

@@ -1,1 +1,0 @@
-"""Probe models: tiny trained checkpoints whose every output token depends on one known prompt position."""

@@ -1,0 +1,189 @@
+"""The allow-list of arguments and environment variables that a profile, which is only data, may add to engines.
+
+Many arguments and variables of vLLM and of the libraries below it run code (``--middleware``, ``--worker-cls``,
+``LD_PRELOAD``, ``NCCL_NET_PLUGIN``), open addresses (``--host``), or read and write files (``--config``,
+``UCX_LOG_FILE``). Those listed here do not, in vLLM 0.32.0, and their values are plain words: no paths, no JSON.
+Names are compared as a whole, so that neither an abbreviation (``--middle``) nor a dotted form is accepted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+SWITCHES = frozenset(
+    {
+        "--async-scheduling",
+        "--disable-cascade-attn",
+        "--disable-chunked-mm-input",
+        "--disable-custom-all-reduce",
+        "--disable-hybrid-kv-cache-manager",
+        "--disable-sliding-window",
+        "--enable-chunked-prefill",
+        "--enable-dbo",
+        "--enable-eplb",
+        "--enable-expert-parallel",
+        "--enable-prefix-caching",
+        "--enforce-eager",
+        "--kv-sharing-fast-prefill",
+        "--scheduler-reserve-full-isl",
+    }
+)
+"""Arguments without a value; ``--no-…`` negates them."""
+VALUES = frozenset(
+    {
+        "--all2all-backend",
+        "--block-size",
+        "--cpu-offload-gb",
+        "--cudagraph-capture-sizes",
+        "--dbo-decode-token-threshold",
+        "--dbo-prefill-token-threshold",
+        "--long-prefill-token-threshold",
+        "--mamba-block-size",
+        "--mamba-cache-dtype",
+        "--mamba-cache-mode",
+        "--mamba-ssm-cache-dtype",
+        "--max-cudagraph-capture-size",
+        "--max-logprobs",
+        "--max-parallel-loading-workers",
+        "--optimization-level",
+        "--performance-mode",
+        "--pipeline-parallel-size",
+        "--prefix-caching-hash-algo",
+        "--quantization",
+        "--scheduling-policy",
+        "--stream-interval",
+        "--uvicorn-log-level",
+    }
+)
+"""Arguments with one value."""
+SEVERAL = frozenset({"--cudagraph-capture-sizes"})
+"""Arguments with several values, all numbers. After any other, a second word would be positional, and vLLM's server
+would take it for the model."""
+VARIABLES = frozenset(
+    {
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_MODULE_LOADING",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "GLOO_SOCKET_IFNAME",
+        "KMP_AFFINITY",
+        "KMP_BLOCKTIME",
+        "MKL_NUM_THREADS",
+        "NCCL_ALGO",
+        "NCCL_BUFFSIZE",
+        "NCCL_CUMEM_ENABLE",
+        "NCCL_DEBUG",
+        "NCCL_DEBUG_SUBSYS",
+        "NCCL_IB_DISABLE",
+        "NCCL_IB_GID_INDEX",
+        "NCCL_IB_HCA",
+        "NCCL_IB_TIMEOUT",
+        "NCCL_MAX_NCHANNELS",
+        "NCCL_MIN_NCHANNELS",
+        "NCCL_NET_GDR_LEVEL",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_P2P_DISABLE",
+        "NCCL_P2P_LEVEL",
+        "NCCL_PROTO",
+        "NCCL_SHM_DISABLE",
+        "NCCL_SOCKET_IFNAME",
+        "OMP_NUM_THREADS",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS",
+        "UCX_IB_GID_INDEX",
+        "UCX_IB_SL",
+        "UCX_IB_TRAFFIC_CLASS",
+        "UCX_LOG_LEVEL",
+        "UCX_MAX_RNDV_RAILS",
+        "UCX_MEMTYPE_CACHE",
+        "UCX_NET_DEVICES",
+        "UCX_RNDV_SCHEME",
+        "UCX_RNDV_THRESH",
+        "UCX_TLS",
+        "UCX_WARN_UNUSED_ENV_VARS",
+        "VLLM_ALLREDUCE_USE_SYMM_MEM",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+        "VLLM_ATTENTION_BACKEND",
+        "VLLM_BATCH_INVARIANT",
+        "VLLM_CPU_KVCACHE_SPACE",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU",
+        "VLLM_CPU_OMP_THREADS_BIND",
+        "VLLM_DISABLE_COMPILE_CACHE",
+        "VLLM_DISABLE_PYNCCL",
+        "VLLM_ENABLE_CUDAGRAPH_GC",
+        "VLLM_ENABLE_V1_MULTIPROCESSING",
+        "VLLM_ENGINE_READY_TIMEOUT_S",
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
+        "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE",
+        "VLLM_FLOAT32_MATMUL_PRECISION",
+        "VLLM_KV_CACHE_LAYOUT",
+        "VLLM_LOGGING_LEVEL",
+        "VLLM_SKIP_P2P_CHECK",
+        "VLLM_USE_DEEP_GEMM",
+        "VLLM_USE_FLASHINFER_SAMPLER",
+        "VLLM_USE_V2_MODEL_RUNNER",
+        "VLLM_WORKER_MULTIPROC_METHOD",
+    }
+)
+_VALUE = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.,:|+=^-]*|-?[0-9]+(?:\.[0-9]+)?|")
+"""Numbers (``-1`` too), words and lists of them. UCX and NCCL write devices as ``mlx5_0:1`` and ``^docker0``."""
+_LIST_WORD = re.compile(r"\^?[A-Za-z0-9_+=][A-Za-z0-9_.,:|+=^-]*|")
+
+
+def _plain(value: str) -> bool:
+    return len(value) <= 200 and bool(_VALUE.fullmatch(value) or _LIST_WORD.fullmatch(value))
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise ValueError, with a sentence for the user, for the first argument that a profile may not pass to engines."""
+    wanting = several = ""
+    for argument in arguments:
+        if wanting and (not argument.startswith("-") or _plain(argument)):
+            _check_value(argument)
+            several = wanting if wanting in SEVERAL and argument.isdecimal() else ""
+            wanting = ""
+            continue
+        if several and argument.isdecimal():
+            continue
+        if wanting:
+            raise ValueError(f"{wanting}: expected a value, found {argument!r}")
+        if not argument.startswith("-"):
+            raise ValueError(
+                f"expected an argument that begins with --, found {argument!r}, which is not the value of an argument"
+            )
+        several = ""
+        name, equals, value = argument.partition("=")
+        # vLLM's parser treats underscores as dashes.
+        name = name.replace("_", "-")
+        switch = name.replace("--no-", "--", 1) in SWITCHES
+        if name not in VALUES and not switch:
+            raise ValueError(
+                f"{argument!r} is not an argument that a profile may pass to engines: arguments can run code, open "
+                f"addresses and read files; allowed are {', '.join(sorted(SWITCHES | VALUES))} (docs/security.md)"
+            )
+        if equals and switch:
+            raise ValueError(f"expected {name} without a value, found {argument!r}")
+        if equals:
+            _check_value(value)
+        wanting = "" if equals or switch else name
+    if wanting:
+        raise ValueError(f"{wanting}: expected a value, found none")
+
+
+def _check_value(value: str) -> None:
+    if not _plain(value):
+        raise ValueError(f"expected a number or a plain word, neither a path nor JSON, found {value!r}")
+
+
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Raise ValueError, with a sentence for the user, for the first variable that a profile may not set for engines."""
+    for name, value in variables.items():
+        if name not in VARIABLES:
+            raise ValueError(
+                f"{name} is not a variable that a profile may set: variables can run code, open addresses and carry "
+                f"secrets; allowed are {', '.join(sorted(VARIABLES))} (docs/security.md)"
+            )
+        if not _plain(value):
+            raise ValueError(f"{name}: expected a number or a plain word, not a path, found {value!r}")

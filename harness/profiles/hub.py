@@ -1,0 +1,318 @@
+"""The Hugging Face hub and its local cache: looking up, checking and downloading models.
+
+Loading a profile turns references into folders of the cache without contacting the hub; a model that is not there makes
+only the cells that need it UNKNOWN. Only ``harness models`` and ``harness doctor`` ask the hub about models, and only
+``harness models --download`` downloads any.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.errors import EnvironmentFault, HarnessError, ProfileError
+from harness.profiles.model_reference import COMMIT, TOKENIZER, ModelReference, lacking, lacking_code
+from harness.util.files import sha256_file, sha256_named
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+GIB = 2**30
+_TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+_MODEL_FILES = (*_TOKENIZER_FILES, "*.safetensors")
+_CODE_FILES = ("*.py",)
+# fnmatch's * crosses slashes. vLLM loads files at the top level; folders hold other formats of the same weights.
+_NOT_WANTED = ("*/*",)
+_TIMEOUT_S = 20.0
+
+
+class Remote(NamedTuple):
+    """A model as the hub describes it."""
+
+    commit: str
+    size: int
+    """Bytes of the files that are needed."""
+    missing: int
+    """How many of these bytes the cache lacks."""
+    gated: bool
+
+
+class Hub:
+    """The hub and its local cache. ``endpoint`` and ``cache`` default to HF_ENDPOINT and HF_HOME."""
+
+    def __init__(self, endpoint: str | None = None, cache: Path | None = None) -> None:
+        from huggingface_hub import constants
+
+        self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self.cache = cache or Path(constants.HF_HUB_CACHE)
+
+    # --- the cache ------------------------------------------------------------------------------------------------
+
+    def cached(self, reference: ModelReference, role: str) -> Path | None:
+        """Return the complete snapshot of a reference in the cache, a folder named after its commit, or None.
+
+        This does not contact the hub. Raises ProfileError when the cache shows that a pinned branch or tag has moved.
+        """
+        commit = self._cached_commit(reference)
+        if commit is not None:
+            _refuse_moved(reference, commit)
+        commit = reference.pinned or commit
+        if commit is None:
+            return None
+        folder = self.snapshot_folder(reference.repo, commit)
+        return folder if self._is_complete(reference, commit, role) else None
+
+    def snapshot_folder(self, repo: str, commit: str) -> Path:
+        return self._repository(repo) / "snapshots" / commit
+
+    def _repository(self, repo: str) -> Path:
+        return self.cache / f"models--{repo.replace('/', '--')}"
+
+    def _cached_commit(self, reference: ModelReference) -> str | None:
+        """Return the commit of a branch or tag when it was last downloaded."""
+        ref = self._repository(reference.repo) / "refs" / reference.revision
+        try:
+            commit = ref.read_text(encoding="utf-8").strip()
+        except OSError:
+            return None
+        return commit if COMMIT.fullmatch(commit) else None
+
+    def _is_complete(self, reference: ModelReference, commit: str, role: str) -> bool:
+        """Return whether no needed file is missing, by the library's own list where it has one and by our needs."""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        try:
+            snapshot_download(
+                reference.repo,
+                revision=commit,
+                cache_dir=self.cache,
+                local_files_only=True,
+                allow_patterns=list(_files_of(reference, role)),
+                ignore_patterns=list(_NOT_WANTED),
+            )
+        except (LocalEntryNotFoundError, OSError):
+            return False
+        folder = self.snapshot_folder(reference.repo, commit)
+        code_is_there = not reference.trust_remote_code or not lacking_code(folder)
+        return code_is_there and lacking(folder, role) is None
+
+    def free(self) -> int:
+        """Return the free bytes on the file system of the cache."""
+        folder = self.cache
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        return shutil.disk_usage(folder).free
+
+    # --- the hub --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_token(self) -> bool:
+        """Whether requests carry a token: HF_TOKEN, or a stored login."""
+        from huggingface_hub import get_token
+
+        return get_token() is not None
+
+    def _api(self) -> HfApi:
+        from huggingface_hub import HfApi
+
+        return HfApi(endpoint=self.endpoint)
+
+    def look(self, reference: ModelReference, role: str) -> Remote:
+        """Ask the hub about a model.
+
+        Raises ProfileError when repository or revision do not exist or the revision has moved, and EnvironmentFault
+        when the hub does not answer.
+        """
+        api = self._api()
+        info = self._info(
+            reference,
+            lambda: api.model_info(
+                reference.repo, revision=reference.revision, files_metadata=True, timeout=_TIMEOUT_S
+            ),
+        )
+        _refuse_moved(reference, info.sha)
+        blobs = self._repository(reference.repo) / "blobs"
+        size = missing = 0
+        for file in _wanted(info.siblings or (), reference, role):
+            size += file.size or 0
+            name = file.lfs.sha256 if file.lfs is not None else file.blob_id
+            missing += 0 if name and (blobs / name).is_file() else file.size or 0
+        return Remote(info.sha, size, missing, bool(info.gated))
+
+    def check_access(self, reference: ModelReference) -> None:
+        """Raise EnvironmentFault when the model is gated and there is no token with access to it."""
+        self._ask(reference, lambda: self._api().auth_check(reference.repo))
+
+    def download(self, reference: ModelReference, role: str) -> Path:
+        """Download what the cache lacks and return the snapshot.
+
+        Raises what ``look`` and ``check_access`` raise, and EnvironmentFault when the disk is too small.
+        """
+        from huggingface_hub import snapshot_download
+
+        remote = self.look(reference, role)
+        if remote.gated:
+            self.check_access(reference)
+        self._require_room(reference, remote)
+        found = self._ask(
+            reference,
+            lambda: snapshot_download(
+                reference.repo,
+                revision=reference.revision,
+                cache_dir=self.cache,
+                endpoint=self.endpoint,
+                allow_patterns=list(_files_of(reference, role)),
+                ignore_patterns=list(_NOT_WANTED),
+            ),
+        )
+        folder = Path(found)
+        _refuse_moved(reference, folder.name)
+        why = lacking(folder, role)
+        if why is not None:
+            raise ProfileError(f"{reference}: expected a model for vLLM, found {why}; name another repository")
+        if reference.trust_remote_code and (gone := lacking_code(folder)):
+            raise ProfileError(
+                f"{reference}: expected {', '.join(gone)} beside the config that names it (auto_map), found none in "
+                "its repository; copy the model into a folder, remove the entry there, and name that folder"
+            )
+        return folder
+
+    def _require_room(self, reference: ModelReference, remote: Remote) -> None:
+        free = self.free()
+        if remote.missing > free:
+            raise EnvironmentFault(
+                f"{reference}: expected {remote.missing / GIB:.1f} GiB of free disk at {self.cache}, found "
+                f"{free / GIB:.1f} GiB; make room, or set HF_HOME to a larger disk"
+            )
+
+    def dataset_commit(self, repo: str, revision: str) -> str:
+        """Return the commit of a revision of a dataset. Raises as ``look`` does."""
+        api, name = self._api(), ModelReference(repo=repo, revision=revision)
+        info = self._info(name, lambda: api.dataset_info(repo, revision=revision, timeout=_TIMEOUT_S), "datasets/")
+        return str(info.sha)
+
+    def _info(self, reference: ModelReference, question: Callable[[], Any], kind: str = "") -> Any:
+        """Return the hub's description of a repository, which has a commit."""
+        info = self._ask(reference, question, kind)
+        if info.sha is None:
+            raise EnvironmentFault(f"{reference}: expected a commit from {self.endpoint}, found none; try again later")
+        return info
+
+    def _ask(self, reference: ModelReference, question: Callable[[], Any], kind: str = "") -> Any:
+        """Return the hub's answer to a question.
+
+        Which exceptions the library raises depends on its version and transport, so all are explained here.
+        """
+        try:
+            return question()
+        except HarnessError:
+            raise
+        except Exception as error:
+            raise self._explain(reference, error, kind) from None
+
+    def _explain(self, reference: ModelReference, error: Exception, kind: str) -> HarnessError:
+        from huggingface_hub import errors
+
+        page = f"{self.endpoint}/{kind}{reference.repo}"
+        if isinstance(error, errors.GatedRepoError):
+            found = "a token that was not granted access" if self.has_token else "no token"
+            return EnvironmentFault(
+                f"{reference}: expected a token (HF_TOKEN) with access to this gated repository, found {found}; ask "
+                f"for access at {page} and set HF_TOKEN"
+            )
+        if isinstance(error, errors.RepositoryNotFoundError):
+            token = "with the token in use" if self.has_token else "without a token"
+            return ProfileError(
+                f"{reference}: expected a repository at {page}, found none {token}; correct `repo`, or set HF_TOKEN "
+                "if it is private"
+            )
+        if isinstance(error, errors.RevisionNotFoundError):
+            return ProfileError(
+                f"{reference}: expected a commit, tag or branch {reference.revision!r} at {page}, found none; correct "
+                "`revision`"
+            )
+        if isinstance(error, errors.OfflineModeIsEnabled):
+            return self._unreachable(reference, "HF_HUB_OFFLINE is set")
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            return EnvironmentFault(
+                f"{reference}: expected {self.endpoint} to accept the token, found status {status}; renew HF_TOKEN"
+            )
+        if isinstance(error, OSError) and error.errno is not None and status is None and error.filename is not None:
+            return EnvironmentFault(
+                f"{reference}: expected to write the cache {self.cache}, found {error.strerror}; set HF_HOME to a "
+                "writable folder with room"
+            )
+        return self._unreachable(reference, f"status {status}" if status else _words(error))
+
+    def _unreachable(self, reference: ModelReference, found: str) -> EnvironmentFault:
+        return EnvironmentFault(
+            f"{reference}: not in the cache {self.cache}, and expected an answer from {self.endpoint}, found {found}; "
+            "check the network, or fill a cache elsewhere and set HF_HOME to it"
+        )
+
+
+def _words(error: Exception) -> str:
+    """Return an error on one line, without the token that a library may have put into it."""
+    from huggingface_hub import get_token
+
+    text = " ".join(f"{type(error).__name__} {error}".split())
+    token = get_token()
+    return (text.replace(token, "***") if token else text)[:200]
+
+
+def _refuse_moved(reference: ModelReference, commit: str) -> None:
+    if reference.pinned is not None and reference.pinned != commit:
+        raise ProfileError(
+            f"{reference}: expected commit {reference.pinned}, found that {reference.revision!r} is now {commit}; "
+            "review the change, then correct `commit` and record new baselines, or set `revision` to the old commit"
+        )
+
+
+def _files_of(reference: ModelReference, role: str) -> tuple[str, ...]:
+    """Return the patterns of the files to download; code only for a model whose code may run."""
+    files = _TOKENIZER_FILES if role == TOKENIZER else _MODEL_FILES
+    return (*files, *_CODE_FILES) if reference.trust_remote_code else files
+
+
+def _wanted(siblings: Any, reference: ModelReference, role: str) -> list[Any]:
+    from huggingface_hub.utils import filter_repo_objects
+
+    return list(
+        filter_repo_objects(
+            siblings,
+            allow_patterns=list(_files_of(reference, role)),
+            ignore_patterns=list(_NOT_WANTED),
+            key=lambda file: str(file.rfilename),
+        )
+    )
+
+
+def damaged_files(folder: Path) -> list[str]:
+    """Return the names of files whose contents do not match the hash that names them in the cache. Reads everything."""
+    return sorted(
+        p.name for p in folder.iterdir() if (named := sha256_named(p)) is not None and sha256_file(p.resolve()) != named
+    )
+
+
+def look_up(hub: Hub, reference: ModelReference, role: str, also_tokenizer: bool, name: str) -> Path | str:
+    """Return the snapshot of a reference in the cache, or the reason why there is none, in words.
+
+    ``name`` is what the user calls the profile.
+    """
+    try:
+        found = hub.cached(reference, role)
+    except HarnessError as error:
+        return str(error)
+    if found is None:
+        return (
+            f"expected {reference} in the cache {hub.cache}, found no complete snapshot; run "
+            f"`harness models {name} --download`"
+        )
+    why = lacking(found, TOKENIZER) if also_tokenizer else None
+    if why is not None:
+        return f"expected a tokenizer with {reference}, found {why}; name one in the profile (tokenizer:)"
+    return found

@@ -1,0 +1,153 @@
+"""The list of known defects (expected failures) that a profile names: its format and loader."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import yaml
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+from pydantic import Field, ValidationError, field_validator
+
+from harness.errors import DataError
+from harness.util import yaml_io
+from harness.util.strict import Strict, describe_validation_error
+
+
+class Place(Protocol):
+    """The location of a finding, which is all that an entry needs to know about it."""
+
+    @property
+    def cell(self) -> str: ...
+    @property
+    def scenario(self) -> str: ...
+    @property
+    def stratum(self) -> str | None: ...
+    @property
+    def check(self) -> str: ...
+    @property
+    def changed(self) -> tuple[str, ...]: ...
+
+
+class KnownDefect(Strict):
+    """One entry of ``known-defects.yaml``."""
+
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    classes: tuple[Literal["input", "target-kv", "drafter-kv", "sampler"], ...] = Field(min_length=1)
+    """Classes of damage that the defect causes. Missing evidence and broken engines cannot be known defects."""
+    cells: tuple[str, ...] = Field(min_length=1)
+    """Shell patterns of cells."""
+    scenarios: tuple[str, ...] = ("*",)
+    strata: tuple[str, ...] = ("*",)
+    checks: tuple[str, ...] = ("*",)
+    vllm: str
+    """Affected versions of vLLM, as a specifier, e.g. ``>=0.32,<0.33``."""
+    devices: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu")
+    link: str = Field(pattern=r"^https?://")
+    reason: str = Field(min_length=10)
+    expires: date
+
+    @field_validator("vllm")
+    @classmethod
+    def _specifier(cls, value: str) -> str:
+        try:
+            SpecifierSet(value)
+        except InvalidSpecifier as error:
+            raise ValueError(f"expected versions like '>=0.32,<0.33' ({error})") from error
+        return value
+
+    def covers_run(self, version: str | None, device: str) -> bool:
+        """Return whether the run's vLLM and device are affected."""
+        try:
+            return device in self.devices and SpecifierSet(self.vllm).contains(Version(version or ""), prereleases=True)
+        except InvalidVersion:
+            return False
+
+    def covers_place(self, finding: Place) -> bool:
+        return (
+            _any(finding.cell, self.cells)
+            and _any(finding.scenario, self.scenarios)
+            and self._covers_strata(finding)
+            and _any(finding.check, self.checks)
+        )
+
+    def _covers_strata(self, finding: Place) -> bool:
+        if "*" in self.strata:
+            return True
+        if finding.stratum is not None:
+            return _any(finding.stratum, self.strata)
+        # Findings of registered tests name the columns that changed, as stratum@position; "all" is every stratum.
+        changed = {column.partition("@")[0] for column in finding.changed}
+        return bool(changed) and all(_any(name, self.strata) for name in changed)
+
+
+class _File(Strict):
+    format: Literal[1]
+    defects: tuple[KnownDefect, ...] = ()
+
+
+class Entry(NamedTuple):
+    """A known defect and its lines in the file."""
+
+    defect: KnownDefect
+    first_line: int
+    last_line: int
+
+
+class KnownDefects(NamedTuple):
+    """The entries of a list of known defects."""
+
+    path: Path
+    entries: tuple[Entry, ...]
+
+
+def load_known(path: Path | None) -> KnownDefects | None:
+    """Load the list, or return None without a path.
+
+    Raises DataError naming the damage: a broken list must neither excuse findings nor fail them silently.
+    """
+    if path is None:
+        return None
+    try:
+        text, raw = yaml_io.load(path)
+        places = _lines(yaml.compose(text, Loader=yaml.SafeLoader))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"known defects {path}: expected YAML, but it cannot be read: {reason}") from error
+    try:
+        file = _File.model_validate(raw)
+    except ValidationError as error:
+        raise DataError(f"known defects {path} is not valid:\n{describe_validation_error(error)}") from error
+    ids = [d.id for d in file.defects]
+    if len(set(ids)) != len(ids):
+        raise DataError(f"known defects {path}: expected unique ids, found one twice")
+    if len(places) != len(file.defects):
+        raise DataError(f"known defects {path}: expected the key 'defects' once, found it several times")
+    return KnownDefects(path, tuple(Entry(d, *place) for d, place in zip(file.defects, places, strict=True)))
+
+
+def _lines(root: Any) -> list[tuple[int, int]]:
+    """Return the first and last line of each entry, counted from 1."""
+    if not isinstance(root, yaml.MappingNode):
+        return []
+    items = [
+        item
+        for key, value in root.value
+        if getattr(key, "value", None) == "defects" and isinstance(value, yaml.SequenceNode)
+        for item in value.value
+    ]
+    return [(i.start_mark.line + 1, max(i.start_mark.line + 1, i.end_mark.line)) for i in items]
+
+
+def _any(text: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(text, p) for p in patterns)
+
+
+def known_path(listed: object) -> Path | None:
+    """Return the path of the list that a profile names, or None when it does not exist: it may be absent."""
+    path = Path(str(listed)) if listed else None
+    return path if path is not None and path.is_file() else None

@@ -1,0 +1,134 @@
+"""Scenarios of a profile, as validated data. Prompts are named by their ids in the profile's prompt set."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from harness.util.strict import Strict
+
+Topology = Literal["single", "pd"]
+BOTH: tuple[Topology, ...] = ("pd", "single")
+
+
+class Pair(Strict):
+    """A prompt that fills the cache and a prompt that is answered from it."""
+
+    donor: str
+    subject: str
+
+
+class _Scenario(Strict):
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)
+    max_tokens: int | None = Field(default=None, ge=2)
+    """Output tokens of each request; None uses the workload's."""
+
+    @property
+    def topologies(self) -> tuple[Topology, ...]:
+        return BOTH
+
+    @property
+    def routed(self) -> bool:
+        """Whether it also runs through a router. Scenarios that address a single engine of a pair, or act between the
+        legs of a hand-off, cannot; those that only change what one engine does need not."""
+        return False
+
+
+class PrefixHit(_Scenario):
+    """A request finds the first blocks of its prompt in the prefix cache, full (donor = subject) or partial.
+
+    ``where`` is the engine that holds them: ``decode`` stands for the single engine too; ``prefill`` needs a pair.
+    """
+
+    kind: Literal["prefix-hit"]
+    where: Literal["decode", "prefill"]
+    pairs: tuple[Pair, ...] = Field(min_length=1)
+
+    @property
+    def topologies(self) -> tuple[Topology, ...]:
+        return ("pd",) if self.where == "prefill" else BOTH
+
+
+class ChunkedPrefill(_Scenario):
+    """Prompts longer than the token budget of one engine step."""
+
+    kind: Literal["chunked-prefill"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+
+
+class Concurrent(_Scenario):
+    """Batch rows change owners: a long request and several short ones are prefilled in one step, and late ones join.
+
+    The long request is second in the queue, so that it moves to another row when the short ones end, and a late one
+    takes the row that it left.
+    """
+
+    kind: Literal["concurrent"]
+    holder: str
+    together: tuple[str, ...] = Field(min_length=2)
+    late: tuple[str, ...] = Field(min_length=1)
+    rounds: int = Field(default=1, ge=1)
+
+    @property
+    def routed(self) -> bool:
+        return True
+
+
+class Pressure(_Scenario):
+    """More requests than the KV pool can hold, so that some are preempted while a request with a cached prefix waits.
+
+    All are queued while the answering engine is paused, the waiting one last: the prompts of the others leave no room
+    for it, and their outputs outgrow the pool.
+    """
+
+    kind: Literal["pressure"]
+    load: tuple[str, ...] = Field(min_length=1)
+    local: tuple[str, ...] = ()
+    """Load that the answering engine of a pair prefills itself. P keeps the blocks of all other requests until D, which
+    is paused, has pulled them, so these must fit into P's pool together."""
+    waiting: Pair
+
+
+class Refill(_Scenario):
+    """A prompt, then enough others to evict all of its blocks, then the prompt again."""
+
+    kind: Literal["refill"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    fill: tuple[str, ...] = Field(min_length=1)
+
+
+class LatePull(_Scenario):
+    """P answers, then computes enough other prompts to use its whole pool, and only then D pulls."""
+
+    kind: Literal["late-pull"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    fill: tuple[str, ...] = Field(min_length=1)
+
+    @property
+    def topologies(self) -> tuple[Topology, ...]:
+        return ("pd",)
+
+
+class SharedBlock(_Scenario):
+    """Two prompts share blocks but not what precedes them; a third puts the second's first block into the cache."""
+
+    kind: Literal["shared-block"]
+    first: str
+    bridge: str
+    second: str
+
+
+class Sampled(_Scenario):
+    """Sampling at a temperature so low that margins of several nats still force every token: P/D and speculation must
+    give the greedy tokens, whatever the random numbers are."""
+
+    kind: Literal["sampled"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    temperature: float = Field(gt=0, le=2)
+
+
+Scenario = Annotated[
+    PrefixHit | ChunkedPrefill | Concurrent | Pressure | Refill | LatePull | SharedBlock | Sampled,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,299 @@
+"""Natural prompts: questions that people asked, padded to lengths on and around block boundaries.
+
+A text is rendered with the tokenizer's chat template. If no stratum needs its length, a neutral sentence and
+single-token words are added to the user's turn until one does. Counts are those of the rendered text, so that what is
+sent is what was counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.errors import DataError
+from harness.prompts.datasets import Texts
+from harness.prompts.echo import load_chat_tokenizer, single_token_words
+from harness.prompts.lengths import Stratum, classify
+from harness.prompts.model import Layout, Prompt, PromptSet, SizedStratum, Use, make_prompt_set, prompt_digest
+from harness.util.files import sha256_bytes
+
+DATE = date(2024, 7, 26)
+"""Default date for templates that contain one: the default of Llama 3.1's template."""
+
+OPENINGS = (
+    "\n\nPlease answer carefully and pay no attention to these words:",
+    "\n\nPlease answer carefully.",
+    "\n\nThank you.",
+    "\nThanks.",
+    "",
+)
+"""Beginnings of the padding, of which the longest that fits is used. After the empty one, only words are added, for a
+gap of a token or two."""
+
+# fmt: off
+_WORDS = (
+    "apple", "river", "stone", "garden", "window", "table", "morning", "paper", "music", "water", "house", "summer",
+    "letter", "picture", "bread", "winter", "road", "tree", "light", "night", "cloud", "field", "glass", "horse",
+    "island", "kitchen", "market", "north", "ocean", "party", "queen", "rain", "school", "train", "village",
+)
+# fmt: on
+_TRIES = 12
+
+
+class Rendered(NamedTuple):
+    """A rendered chat prompt."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+class Chat:
+    """A tokenizer with its chat template, rendered for one fixed date."""
+
+    def __init__(self, folder: Path, day: date = DATE) -> None:
+        """Load the tokenizer. Raises DataError when it, its template, or any single-token word is missing."""
+        self._tokenizer = load_chat_tokenizer(folder, "natural prompts")
+        template = str(self._tokenizer.chat_template)
+        # Llama 3.1 uses date_string if given, or else a default or today; others always call strftime_now.
+        self.dated = "date_string" in template or "strftime_now" in template
+        self._day = day
+        # The tokenizer's list of special tokens may lack the template's markers. Plain added tokens, such as runs of
+        # newlines, are text.
+        added = {i: str(t) for i, t in self._tokenizer.added_tokens_decoder.items() if t.special}
+        self._marks = {*self._tokenizer.all_special_tokens, *added.values()} - {""}
+        self._mark_ids = {*self._tokenizer.all_special_ids, *added}
+        self.words = [w for w in _WORDS if self._is_one_token(w)] or single_token_words(self._tokenizer)
+        if not self.words:
+            raise DataError(
+                f"tokenizer {folder}: expected single-token words to pad with, found none; use a different tokenizer"
+            )
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _is_one_token(self, word: str) -> bool:
+        return self._covers(f"a {word}") and self._count(f"a {word}") == self._count("a") + 1
+
+    def _covers(self, text: str) -> bool:
+        """Return whether the tokens represent all of a text. A closed vocabulary drops or replaces unknown parts."""
+        fast = self._tokenizer.is_fast
+        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=fast)
+        if not self._mark_ids.isdisjoint(found["input_ids"]):
+            return False
+        if not fast:
+            return True
+        covered = {n for start, end in found["offset_mapping"] for n in range(start, end)}
+        return all(n in covered or c.isspace() for n, c in enumerate(text))
+
+    def accepts(self, text: str) -> bool:
+        """Return whether every character has a token and the text contains none of the template's markers."""
+        return not any(mark in text for mark in self._marks) and self._covers(text)
+
+    def render(self, content: str) -> Rendered:
+        text = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}],
+            tokenize=False,
+            add_generation_prompt=True,
+            date_string=self._day.strftime("%d %b %Y"),
+            strftime_now=self._day.strftime,
+        )
+        return Rendered(text, tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]))
+
+
+def pad(chat: Chat, text: str, tokens: int, seed: int = 0) -> Rendered | None:
+    """Render ``text``, padded to exactly ``tokens`` tokens; return None when no padding tried gives that count.
+
+    The same arguments give the same padding.
+    """
+    bare = chat.render(text)
+    if len(bare.ids) >= tokens:
+        return bare if len(bare.ids) == tokens else None
+    rng = random.Random(f"{seed} {tokens} {text}")
+    for opening in OPENINGS:
+        wanted = tokens - len(chat.render(text + opening).ids)
+        if wanted < 0 or (wanted == 0 and opening.endswith(":")):
+            continue
+        for _ in range(_TRIES):
+            words = rng.choices(chat.words, k=wanted)
+            found = chat.render(" ".join([text + opening, *words]))
+            if len(found.ids) == tokens:
+                return found
+            # Next to other words, a word may have more or fewer tokens than alone.
+            wanted = max(1, wanted + tokens - len(found.ids))
+    return None
+
+
+class Built(NamedTuple):
+    """A set of natural prompts and what became of the other texts."""
+
+    prompts: PromptSet
+    dropped: dict[str, int]
+    """Number of unused texts, by reason."""
+
+
+class _Text(NamedTuple):
+    row: int
+    text: str
+    tokens: int
+    """Length of the rendered text without padding."""
+
+
+def build_natural_prompts(
+    tokenizer_folder: Path, texts: Texts, layout: Layout, per_stratum: int, day: date = DATE
+) -> Built:
+    """Build ``per_stratum`` prompts for every stratum of every block size of the layout, as far as the texts suffice.
+
+    With ``held_out`` the texts are split into two disjoint halves of similar lengths. Within a half, each text is used
+    once before any is used again, at a different length. Padding is less than the largest block. Raises DataError when
+    no prompt can be made.
+    """
+    chat = Chat(tokenizer_folder, day)
+    longest = (layout.max_blocks + 1) * max(layout.block_sizes) - 1
+    dropped: Counter[str] = Counter()
+    usable: list[_Text] = []
+    for row, text in texts.rows:
+        if not chat.accepts(text):
+            dropped["contains characters without a token, or a marker of the template"] += 1
+            continue
+        tokens = len(chat.render(text).ids)
+        if tokens > longest:
+            dropped[f"longer than {longest} tokens"] += 1
+        else:
+            usable.append(_Text(row, text, tokens))
+    prompts: list[Prompt] = []
+    for use, half in _halves(usable, layout).items():
+        filler = _Filler(chat, half, layout, longest)
+        made = filler.fill(per_stratum)
+        prompts += [_prompt(t, r, n, use, texts.source.dataset, layout) for n, (t, r) in enumerate(made)]
+        used = {t for t, _ in made}
+        dropped["cannot be padded to a wanted length"] += sum(t not in used and t in filler.failed for t in half)
+        dropped["not needed"] += sum(t not in used and t not in filler.failed for t in half)
+    if not any(p.use == "cold" for p in prompts):
+        raise DataError(
+            f"{texts.source.dataset}: expected texts that fit into {longest} tokens with the chat template, found "
+            "none; give different texts, larger blocks or more blocks"
+        )
+    origin = f"first turns of {texts.source.dataset}, padded by `harness prompts build --kind natural`"
+    header_day = day.isoformat() if chat.dated else None
+    prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, header_day)
+    return Built(prompt_set, {reason: n for reason, n in dropped.items() if n})
+
+
+def _halves(texts: Sequence[_Text], layout: Layout) -> dict[Use, list[_Text]]:
+    """Return the texts by use; of two texts of similar length, one goes to each half."""
+    rng = random.Random(layout.seed)
+    order = sorted(texts, key=lambda t: (t.tokens, sha256_bytes(t.text.encode())))
+    if not layout.held_out:
+        return {"cold": order}
+    halves: dict[Use, list[_Text]] = {"cold": [], "held-out": []}
+    for start in range(0, len(order), 2):
+        pair = order[start : start + 2]
+        rng.shuffle(pair)
+        for half, text in zip(halves.values(), pair, strict=False):
+            half.append(text)
+    return halves
+
+
+class _Filler:
+    """Chooses texts and lengths for one half until each stratum has its prompts."""
+
+    def __init__(self, chat: Chat, texts: Sequence[_Text], layout: Layout, longest: int) -> None:
+        self._chat = chat
+        self._layout = layout
+        self.failed: set[_Text] = set()
+        self._uses: Counter[_Text] = Counter()
+        self._blocks: Counter[tuple[SizedStratum, int]] = Counter()
+        self._count: Counter[SizedStratum] = Counter()
+        self._left: dict[SizedStratum, set[tuple[_Text, int]]] = defaultdict(set)
+        most = max(layout.block_sizes)
+        for text in texts:
+            for tokens in range(text.tokens, min(text.tokens + most, longest + 1)):
+                for key in layout.strata_of(tokens):
+                    self._left[key].add((text, tokens))
+
+    def fill(self, per_stratum: int) -> list[tuple[_Text, Rendered]]:
+        """Make up to ``per_stratum`` prompts per stratum, one per round, strata with the fewest candidates first."""
+        made: list[tuple[_Text, Rendered]] = []
+        order = sorted(self._left, key=lambda k: (len(self._left[k]), -k.block_size, k.lookahead, k.stratum))
+        for wanted in range(1, per_stratum + 1):
+            for key in order:
+                if self._count[key] < wanted and (found := self._one(key)) is not None:
+                    made.append(found)
+        return made
+
+    def _one(self, key: SizedStratum) -> tuple[_Text, Rendered] | None:
+        """Return the next prompt of a stratum, or None when no candidate is left."""
+        while self._left[key]:
+            text, tokens = min(self._left[key], key=lambda c: self._cost(key, *c))
+            for other in self._layout.strata_of(tokens):
+                self._left[other].discard((text, tokens))
+            rendered = pad(self._chat, text.text, tokens, self._layout.seed)
+            if rendered is None:
+                self.failed.add(text)
+                continue
+            self._uses[text] += 1
+            for other in self._layout.strata_of(tokens):
+                self._count[other] += 1
+                self._blocks[other, tokens // other.block_size] += 1
+            return text, rendered
+        return None
+
+    def _cost(self, key: SizedStratum, text: _Text, tokens: int) -> tuple[int, int, int, int]:
+        """Return the sort key of a candidate: unused texts first, then rare block counts, then the least padding."""
+        return self._uses[text], self._blocks[key, tokens // key.block_size], tokens - text.tokens, text.row
+
+
+def _prompt(text: _Text, rendered: Rendered, number: int, use: Use, dataset: str, layout: Layout) -> Prompt:
+    tokens = len(rendered.ids)
+    return Prompt(
+        id=f"{'natural' if use == 'cold' else 'held'}-{tokens:03d}-{number:03d}",
+        stratum=classify(tokens, layout.block_size, layout.lookahead),
+        tokens=tokens,
+        ids=rendered.ids,
+        text=rendered.text,
+        sha256=prompt_digest(rendered.ids, rendered.text),
+        origin=f"{dataset}, row {text.row}, padded by {tokens - text.tokens} tokens",
+        use=use,
+    )
+
+
+class Coverage(NamedTuple):
+    """How many prompts of a set belong to one stratum."""
+
+    key: SizedStratum
+    cold: int
+    held_out: int
+    blocks: tuple[int, ...]
+    """Numbers of whole blocks that occur among them."""
+
+
+def coverage(prompts: PromptSet) -> list[Coverage]:
+    """Return a row per block size and stratum of a set, empty strata included.
+
+    Lookaheads other than the largest have a row for their lookahead stratum alone.
+    """
+    header = prompts.header
+    layout = Layout(header.block_size, header.lookahead)._replace(
+        more_sizes=(header.block_sizes or (header.block_size,))[1:],
+        more_lookaheads=(header.lookaheads or (header.lookahead,))[1:],
+    )
+    by_key: dict[SizedStratum, list[Prompt]] = {}
+    for size in layout.block_sizes:
+        for stratum in Stratum:
+            for lookahead in layout.lookaheads if stratum is Stratum.LOOKAHEAD else (layout.lookahead,):
+                by_key[SizedStratum(size, lookahead, stratum)] = []
+    for prompt in (*prompts.cold, *prompts.held_out):
+        for key in layout.strata_of(prompt.tokens):
+            by_key[key].append(prompt)
+    out = []
+    for key, mine in by_key.items():
+        cold = sum(p.use == "cold" for p in mine)
+        numbers = tuple(sorted({p.tokens // key.block_size for p in mine}))
+        # With a lookahead of 0 or 1, no length belongs to the lookahead stratum.
+        if key.stratum is not Stratum.LOOKAHEAD or key.lookahead > 1:
+            out.append(Coverage(key, cold, len(mine) - cold, numbers))
+    return out

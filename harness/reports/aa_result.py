@@ -1,0 +1,76 @@
+"""The result of an A/A run, as written to aa.json and shown in the reports of runs beside it."""
+
+from __future__ import annotations
+
+from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
+from harness.history.verdict import Verdict
+from harness.util.strict import Strict
+
+
+class Count(Strict):
+    """Counts of one cell in one scenario over all repetitions."""
+
+    cell: str
+    scenario: str
+    requests: int
+    """Answered requests."""
+    compared: int
+    """Answered requests that could be compared with the same request of the first repetition."""
+    tokens_differ: int
+    steps_differ: int
+    """Compared requests whose accepted counts differ from the first time, if only by one engine step."""
+    findings: int
+    verdicts: dict[str, int]
+    """Verdict → number of repetitions."""
+
+
+class AgainstItself(Strict):
+    """The result of an A/A run."""
+
+    run_id: str
+    started: str
+    profile: str
+    versions: dict[str, str | None]
+    repetitions: int
+    counts: tuple[Count, ...]
+    seconds: float
+    interrupted: bool = False
+
+    @property
+    def verdicts(self) -> int:
+        """Number of verdicts of cells in scenarios, over all repetitions."""
+        return sum(n for c in self.counts for n in c.verdicts.values())
+
+    @property
+    def alarms(self) -> int:
+        """Number of verdicts that are false alarms: neither PASS nor a known defect of the engine."""
+        return sum(n for c in self.counts for v, n in c.verdicts.items() if v not in (Verdict.PASS, Verdict.KNOWN))
+
+    @property
+    def alarm_bound(self) -> float:
+        """Upper 95 % bound of the probability that a cell in a scenario raises a false alarm (Clopper-Pearson)."""
+        from scipy.stats import beta
+
+        n, k = self.verdicts, self.alarms
+        return 1.0 if n == 0 or k >= n else float(beta.ppf(0.95, k + 1, n - k))
+
+    @property
+    def exit_code(self) -> int:
+        """0 when no repetition had a finding or gave different tokens than the first one."""
+        wrong = (Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED)
+        if any(c.tokens_differ or set(c.verdicts) & set(wrong) for c in self.counts):
+            return EXIT_REGRESSION
+        return EXIT_UNKNOWN if self.alarms or self.interrupted or not self.verdicts else EXIT_PASS
+
+    @property
+    def sentence(self) -> str:
+        """The result in one sentence."""
+        requests = sum(c.requests for c in self.counts)
+        compared = sum(c.compared for c in self.counts)
+        return (
+            f"{self.repetitions} repetitions, {requests} requests, {self.verdicts} verdicts of cells in scenarios: "
+            f"{self.alarms} false alarms (at most {100 * self.alarm_bound:.2f} % with 95 % confidence), "
+            f"{sum(c.findings for c in self.counts)} findings; of {compared} requests compared with their first "
+            f"repetition {sum(c.tokens_differ for c in self.counts)} gave different tokens and "
+            f"{sum(c.steps_differ for c in self.counts)} different accepted counts."
+        )

@@ -1,0 +1,128 @@
+"""Reports about more than one run: a comparison of two, and the trend over many."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from harness.history.verdict import Verdict
+from harness.judging.findings import Finding
+from harness.profiles.cells import CellName
+from harness.reports.charts import Chart, acceptance_over_runs
+from harness.reports.compare import Comparison
+from harness.reports.html import environment, render_page, repro_line
+from harness.reports.summary import RunSummary
+from harness.reports.terminal import STYLE, verdict_text
+from harness.reports.trend_model import Trend
+from harness.stats.paired import Difference
+
+
+def points(d: Difference) -> str:
+    """Format a difference in percentage points with its interval."""
+    if math.isnan(d.effect):
+        return "not comparable"
+    if math.isnan(d.low):
+        return f"{100 * d.effect:+.2f} points"
+    return f"{100 * d.effect:+.2f} points ({100 * d.low:+.2f} to {100 * d.high:+.2f})"
+
+
+# --- two runs --------------------------------------------------------------------------------------------------------
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Render compare.html, one self-contained file."""
+    env = environment()
+    env.filters["points"] = points
+
+    def repro_of(run: RunSummary, finding: Finding) -> str:
+        return repro_line(run.history.folder, finding)
+
+    env.filters["repro_of"] = repro_of
+    a, b = (r.history.run for r in comparison.runs)
+    return render_page("compare.html.j2", env, (), comparison=comparison, a=a, b=b)
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print the cells, settings and findings in which two runs differ."""
+    table = Table(title="first and second run", title_justify="left")
+    table.add_column("cell", no_wrap=True)
+    for name in ("first", "second", "same tokens", "acceptance, second minus first"):
+        table.add_column(name)
+    for c in comparison.cells:
+        verdicts = [verdict_text(v) if v is not None else Text("not run") for v in c.verdicts]
+        moved = [f"{p}: {points(d)}" for p, d in enumerate(c.positions) if d.effect]
+        table.add_row(
+            c.cell, *verdicts, f"{c.equal} of {c.common}", "\n".join(moved) or ("equal" if c.positions else "–")
+        )
+    console.print(table)
+    for name, x, y in comparison.differing:
+        console.print(f"{escape(name)}: {escape(x)} → {escape(y)}", highlight=False)
+    for word, found in (("new", comparison.new), ("resolved", comparison.gone)):
+        for f, count in found[:6]:
+            console.print(
+                Text.assemble(
+                    f"{word}: ",
+                    (f"{f.verdict.symbol} {f.verdict} ", STYLE[f.verdict]),
+                    f"{f.cell}{'' if f.scenario == 'cold' else ' in ' + f.scenario} {f.check} ×{count}",
+                )
+            )
+    console.print(comparison.sentence, highlight=False)
+
+
+# --- many runs -------------------------------------------------------------------------------------------------------
+
+
+def render_trend(trend: Trend, page: Path) -> str:
+    """Render trend.html, one self-contained file, with links from ``page`` to the reports of the runs that have one."""
+    cells = list(dict.fromkeys(c for n in trend.nights for c in n.cells))
+    links = _links(trend, page)
+    return render_page("trend.html.j2", environment(), _charts(trend, links), trend=trend, cells=cells, links=links)
+
+
+def _links(trend: Trend, page: Path) -> dict[int, str]:
+    """Return the paths of the runs' reports by index, relative to the page and quoted for a URL."""
+    found = {}
+    for index, night in enumerate(trend.nights):
+        report = night.folder.resolve() / "report.html"
+        if report.is_file():
+            # Without the dot, a folder called "https:" would be read as a scheme.
+            found[index] = "./" + quote(os.fsencode(os.path.relpath(report, page.resolve().parent)))
+    return found
+
+
+def _charts(trend: Trend, links: Mapping[int, str]) -> list[Chart]:
+    methods = dict.fromkeys(CellName.of(p.cell).lineup for p in trend.points)
+    return [acceptance_over_runs(m, trend, links) for m in methods]
+
+
+def print_trend(trend: Trend, console: Console) -> None:
+    """Print the latest runs, the drifts found, and the runs left out."""
+    table = Table(title="runs", title_justify="left")
+    table.add_column("run", no_wrap=True)
+    table.add_column("verdict")
+    table.add_column("cells not passing")
+    for n in trend.nights[-20:]:
+        bad = [f"{c} {v}" for c, v in n.cells.items() if v.exit_code != 0]
+        table.add_row(n.run_id, verdict_text(n.verdict), ", ".join(bad[:4]) + (" …" if len(bad) > 4 else ""))
+    console.print(table)
+    for d in trend.drifts:
+        style = STYLE[Verdict.DRIFT if d.falls else Verdict.IMPROVED]
+        what = "falls" if d.falls else "rises"
+        console.print(
+            Text(
+                f"slow drift: {d.cell} position {d.position} {what} since {trend.nights[d.since].run_id}, "
+                f"{100 * d.effect:+.2f} points from the first run",
+                style=style,
+            )
+        )
+    for line in trend.left_out[:6]:
+        console.print(f"left out: {escape(line[:300])}", highlight=False)
+    console.print(trend.sentence, highlight=False)

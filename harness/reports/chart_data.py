@@ -1,0 +1,417 @@
+"""The data of the charts and of the worst prompts, computed from a recorded run and its baselines.
+
+Covers acceptance per position, acceptance by step since the hand-off, survival of identity, and the worst prompts.
+Shares are between 0 and 1; an absent figure is None, never zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.baselines.lookup import Lookup
+from harness.baselines.model import Baseline
+from harness.baselines.published import load_published, published_for
+from harness.errors import DataError
+from harness.history.acceptance import by_step, real_steps
+from harness.history.records import COLD, Form, History, Leg, Observation
+from harness.history.token_ids import parted_at
+from harness.judging.checks.registry import judging_of
+from harness.judging.figures import HypothesisFigures, TokenDifference
+from harness.judging.findings import CheckResult, Finding, Judgement
+from harness.judging.recorded_cell import RecordedCell, recorded_cells
+from harness.profiles.model import Tier
+from harness.prompts.lengths import blocks
+from harness.stats.paired import ratio
+
+CONFIDENCE = 0.99
+SURVIVAL_POINTS = 40
+"""Survival is drawn at about this many output tokens."""
+
+
+class Position(NamedTuple):
+    """Acceptance at one draft position of one method, in the baseline or in one cell."""
+
+    method: str
+    position: int
+    side: str
+    """``baseline``, or the cell of this run."""
+    rate: float
+    low: float | None
+    high: float | None
+    accepted: int | None
+    steps: int | None
+    detectable: float | None
+    """Smallest change that this cell's test detects, as a share; None where there is no such test."""
+
+
+class SmallestChange(NamedTuple):
+    """The smallest change of acceptance that comparing a cell with its baseline detects, in words."""
+
+    method: str
+    cell: str
+    text: str
+
+
+class Published(NamedTuple):
+    """Published acceptance at one draft position of a method, with its tolerance; advisory."""
+
+    method: str
+    position: int
+    rate: float
+    low: float
+    high: float
+
+
+class Step(NamedTuple):
+    """Mean accepted drafts at one step since the hand-off, over the aligned or unaligned prompts of one cell."""
+
+    cell: str
+    aligned: str
+    step: str
+    """``0`` to ``7``, then ``8+``; padded steps are excluded."""
+    order: int
+    requests: int
+    accepted: float
+
+
+class Survival(NamedTuple):
+    """Share of prompts whose first ``token`` output tokens equal the recorded ones."""
+
+    cell: str
+    token: int
+    share: float
+
+
+class Token(NamedTuple):
+    """The expected and the found token id at one output position; None past an end."""
+
+    at: int
+    expected: int | None
+    found: int | None
+
+
+class Side(NamedTuple):
+    """What one engine reported about its part in a hand-off, as names and values for display."""
+
+    name: str
+    facts: tuple[tuple[str, str], ...]
+
+
+class Worst(NamedTuple):
+    """A prompt whose output diverged: the tokens around the first difference, and the prompt's blocks."""
+
+    finding: Finding
+    tokens: tuple[Token, ...]
+    prompt: tuple[tuple[int, ...], ...]
+    """The prompt's token ids, block by block."""
+    damaged: tuple[int, ...]
+    """Indices of blocks that the finding names."""
+    gap: float | None
+    """Log-probability gap in nats between the two best tokens at the difference."""
+    sides: tuple[Side, ...]
+    """The engines that served the request, in order."""
+
+
+class Figures(NamedTuple):
+    """All data of the charts and of the worst prompts."""
+
+    positions: tuple[Position, ...]
+    smallest_changes: tuple[SmallestChange, ...]
+    """One per speculative cell."""
+    published: tuple[Published, ...]
+    steps: tuple[Step, ...]
+    survival: tuple[Survival, ...]
+    equal_runs: tuple[Survival, ...]
+    """Survival between two equal runs of each method (A/A of its baseline); ``cell`` is the method."""
+    worst: tuple[Worst, ...]
+
+
+MOST_WORST = 24
+_LONGEST_FACT = 400
+_COUNTED = {
+    "prompt_tokens_external_kv_transfer": "prompt tokens from P",
+    "prompt_tokens_local_compute": "prompt tokens computed",
+    "prefix_hits": "prompt tokens from its own prefix cache",
+    "nixl_transfers": "NIXL transfers",
+    "nixl_bytes": "NIXL bytes",
+    "nixl_descriptors": "NIXL descriptors",
+    "nixl_failed_transfers": "failed NIXL transfers",
+    "nixl_expired": "expired leases",
+    "preemptions": "preemptions",
+}
+_ALWAYS = {
+    "prefill": ("prompt_tokens_local_compute", "prefix_hits"),
+    "decode": (
+        "prompt_tokens_external_kv_transfer",
+        "prompt_tokens_local_compute",
+        "prefix_hits",
+        "nixl_bytes",
+        "nixl_descriptors",
+    ),
+    "single": ("prompt_tokens_local_compute", "prefix_hits"),
+}
+"""Counters that are shown even when they did not change."""
+
+
+def figures_of(history: History, judgement: Judgement, baselines: Mapping[str, Lookup]) -> Figures:
+    """Compute all figures of a judged run. Raises DataError when the recorded profile is damaged."""
+    tier = judging_of(history).tier
+    views = recorded_cells(history)
+    known = {m: lookup for m, lookup in baselines.items() if lookup.found}
+    cells = [_of_cell(v, known, judgement, tier) for v in views]
+    return Figures(
+        tuple(_positions(views, cells, known)),
+        tuple(c.smallest_change for c in cells if c.smallest_change is not None),
+        tuple(_published(history, views)),
+        tuple(s for c in cells for s in c.steps),
+        tuple(s for c in cells for s in c.survival),
+        tuple(s for m in known for s in _equal_runs(m, _known(known, m))),
+        tuple(_worst(history, judgement)),
+    )
+
+
+def _known(baselines: Mapping[str, Lookup], method: str) -> Baseline | None:
+    """Read a method's baseline, or return None when there is none.
+
+    Baselines are read one at a time, because those of a large run do not fit into memory together. One that changed
+    since the run was judged counts as none, so that a chart cannot lose the verdict.
+    """
+    lookup = baselines.get(method)
+    with contextlib.suppress(DataError):
+        return lookup.baseline if lookup is not None else None
+    return None
+
+
+class _Cell(NamedTuple):
+    """The figures of one cell; those of speculation are empty without it."""
+
+    positions: tuple[Position, ...]
+    smallest_change: SmallestChange | None
+    steps: tuple[Step, ...]
+    survival: tuple[Survival, ...]
+
+
+def _of_cell(view: RecordedCell, baselines: Mapping[str, Lookup], judgement: Judgement, tier: Tier) -> _Cell:
+    """Compute all figures of a cell at once, because each access to the observations of a large run reads them anew."""
+    survival = tuple(_survival(view, baselines))
+    if not view.speculative:
+        return _Cell((), None, (), survival)
+    smallest_change = _smallest_change(view, baselines, judgement, tier)
+    return _Cell(tuple(_cell_positions(view, judgement)), smallest_change, tuple(_steps(view)), survival)
+
+
+# --- acceptance ------------------------------------------------------------------------------------------------------
+
+
+def _positions(
+    views: Sequence[RecordedCell], cells: Sequence[_Cell], baselines: Mapping[str, Lookup]
+) -> Iterable[Position]:
+    by_method: dict[str, list[Position]] = {}
+    for view, cell in zip(views, cells, strict=True):
+        if view.speculative:
+            by_method.setdefault(view.lineup, []).extend(cell.positions)
+    for method, found in by_method.items():
+        baseline = _known(baselines, method)
+        if baseline is not None:
+            summary = baseline.header.summary
+            intervals = summary.get("rates_interval_99", [])
+            for p, rate in enumerate(summary.get("rates", [])):
+                low, high = intervals[p] if p < len(intervals) else (None, None)
+                yield Position(method, p, "baseline", rate, low, high, None, summary.get("steps"), None)
+        yield from found
+
+
+def _cell_positions(view: RecordedCell, judgement: Judgement) -> Iterable[Position]:
+    counted = view.counts.by_key
+    k = view.record.draft_tokens
+    if not counted:
+        return
+    at = np.array([c.accepted_at for c in counted.values()], float).reshape(len(counted), k)
+    steps = np.array([c.steps for c in counted.values()], float)
+    if not steps.sum():
+        return
+    detectable = _detectable(judgement, view.id)
+    for p in range(k):
+        found = ratio(at[:, p], steps, CONFIDENCE)
+        yield Position(
+            view.lineup,
+            p,
+            view.id,
+            round(found.rate, 5),
+            _bound(found.low),
+            _bound(found.high),
+            int(at[:, p].sum()),
+            int(steps.sum()),
+            detectable,
+        )
+
+
+def _bound(value: float) -> float | None:
+    """Clamp a bound of a share to 0 to 1; None when it is undefined, as it is for a single prompt."""
+    return None if math.isnan(value) else round(min(1.0, max(0.0, value)), 5)
+
+
+def _comparison(judgement: Judgement, cell: str) -> CheckResult | None:
+    """Return the result of comparing a cell's acceptance with its baseline."""
+    cold = (c for c in judgement.cells if c.cell == cell and c.scenario == COLD)
+    return next((r for c in cold for r in c.results if r.check == "acceptance-baseline"), None)
+
+
+def _detectable(judgement: Judgement, cell: str) -> float | None:
+    result = _comparison(judgement, cell)
+    figures = result.figures if result is not None else None
+    points = figures.detectable_points if isinstance(figures, HypothesisFigures) else None
+    return points / 100 if points is not None else None
+
+
+def _smallest_change(
+    view: RecordedCell, baselines: Mapping[str, Lookup], judgement: Judgement, tier: Tier
+) -> SmallestChange:
+    result, change = _comparison(judgement, view.id), _detectable(judgement, view.id)
+    if view.lineup not in baselines:
+        text = "unknown, because there is no baseline to compare with"
+    elif result is None or not result.judged:
+        text = "unknown, because nothing was compared"
+    elif change is not None:
+        text = f"{100 * change:.2f} points"
+    elif tier == "bitwise":
+        steps = sum(c.steps for c in view.counts.by_key.values())
+        share = f" of {steps} steps ({100 / steps:.2f} points)" if steps else ""
+        text = f"one draft{share}, because every prompt is compared draft by draft"
+    else:
+        text = "unknown, because too few prompts were compared"
+    return SmallestChange(view.lineup, view.id, text)
+
+
+def _published(history: History, views: Sequence[RecordedCell]) -> Iterable[Published]:
+    try:
+        bands = load_published()
+    except DataError:
+        # Advisory figures must not prevent the report; the summary says what is wrong with them.
+        return
+    for method in dict.fromkeys(v.lineup for v in views if v.speculative):
+        for band in published_for(bands, history.run.profile, method):
+            for p, rate in enumerate(band.rates):
+                yield Published(method, p, rate, rate * (1 - band.tolerance), min(1.0, rate * (1 + band.tolerance)))
+
+
+def _steps(view: RecordedCell) -> Iterable[Step]:
+    """Average accepted drafts by step, separately for prompts that end on a block boundary (aligned) and others."""
+    groups: dict[str, list[tuple[int, ...]]] = {"aligned": [], "unaligned": []}
+    for o in view.answered().values():
+        steps = real_steps(o.final) if o.final is not None else None
+        if steps is not None:
+            name = "unaligned" if len(o.sent_ids) % view.record.block_size else "aligned"
+            groups[name].append(steps.accepted)
+    for name, accepted in groups.items():
+        for order, (step, requests, mean) in enumerate(by_step(accepted)):
+            if requests:
+                yield Step(view.id, name, step, order, requests, round(mean, 4))
+
+
+# --- survival of identity --------------------------------------------------------------------------------------------
+
+
+def _shares(name: str, divergences: Sequence[int | None], longest: int) -> Iterable[Survival]:
+    """Compute survival from the output position at which each prompt diverged, None when it never did."""
+    if not divergences:
+        return
+    stride = max(1, -(-longest // SURVIVAL_POINTS))
+    for t in sorted({0, 1, 2, 4, *range(0, longest + 1, stride), longest}):
+        left = sum(at is not None and at < t for at in divergences)
+        yield Survival(name, t, round(1 - left / len(divergences), 4))
+
+
+def _survival(view: RecordedCell, baselines: Mapping[str, Lookup]) -> Iterable[Survival]:
+    baseline = _known(baselines, view.lineup)
+    if baseline is None:
+        return
+    rows = baseline.by_prompt()
+    divergences: list[int | None] = []
+    longest = 0
+    for o in view.answered().values():
+        row = rows.get(o.prompt_id)
+        if row is None or o.final is None or o.final.output_ids is None:
+            continue
+        expected = row.output_ids[: o.max_tokens]
+        divergences.append(parted_at(o.final.output_ids, expected))
+        longest = max(longest, len(expected))
+    yield from _shares(view.id, divergences, longest)
+
+
+def _equal_runs(method: str, baseline: Baseline | None) -> Iterable[Survival]:
+    rows = [r for r in baseline.rows if r.again is not None] if baseline is not None else []
+    longest = max((len(r.output_ids) for r in rows), default=0)
+    yield from _shares(method, [r.again.divergence for r in rows if r.again is not None], longest)
+
+
+# --- worst prompts ---------------------------------------------------------------------------------------------------
+
+
+def _worst(history: History, judgement: Judgement) -> Iterable[Worst]:
+    seen: set[tuple[str, str, str | None]] = set()
+    for f in judgement.findings:
+        if not isinstance(f.evidence, TokenDifference):
+            continue
+        place = (f.cell, f.scenario, f.part or f.prompt_id)
+        if place in seen or len(seen) >= MOST_WORST:
+            continue
+        seen.add(place)
+        yield _worst_prompt(history, f, f.evidence)
+
+
+def _worst_prompt(history: History, f: Finding, difference: TokenDifference) -> Worst:
+    o = _observation(history, f)
+    record = history.cell(f.cell)
+    size = record.block_size if record is not None else 0
+    start, position = difference.window_start, difference.position
+    expected, found = difference.expected, difference.found
+    width = max(len(expected), len(found))
+    tokens = tuple(
+        Token(start + i, expected[i] if i < len(expected) else None, found[i] if i < len(found) else None)
+        for i in range(width)
+    )
+    ids = o.sent_ids if o is not None else ()
+    prompt = tuple(ids[b * size : (b + 1) * size] for b in range(blocks(len(ids), size))) if size and ids else ()
+    final = o.final if o is not None else None
+    gaps = final.top_gaps if final is not None else None
+    return Worst(
+        f,
+        tokens,
+        prompt,
+        f.location.blocks if f.location is not None else (),
+        gaps[position] if gaps is not None and position < len(gaps) else None,
+        tuple(_side(o, leg) for leg in o.legs) if o is not None else (),
+    )
+
+
+def _side(o: Observation, leg: Leg) -> Side:
+    """Describe what an engine handed over and counted; "0" is a counter that was read and did not change."""
+    handed = [(f"handed over: {name}", _short(value)) for name, value in (leg.kv_transfer_params or {}).items()]
+    counters, alone = leg.counters, ""
+    if not counters and leg.role in o.shared_counters:
+        counters, alone = o.shared_counters[leg.role], f" (of {o.concurrent} concurrent requests)"
+    counted = [
+        (f"counted: {words}{alone}", f"{counters[key]:,.0f}" if key in counters else "0")
+        for key, words in _COUNTED.items()
+        if counters and (key in counters or key in _ALWAYS[leg.role])
+    ]
+    name = {"prefill": "P", "decode": "D", "single": "the engine"}[leg.role]
+    return Side(name, (*handed, *(counted or [("counted", "not read for this request")])))
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _LONGEST_FACT else text[:_LONGEST_FACT] + " …"
+
+
+def _observation(history: History, f: Finding) -> Observation | None:
+    key = f.part or f.prompt_id
+    form: Form = "text" if f.form == "text" else "ids"
+    return history.of(f.cell, form, f.scenario).get(key) if key is not None else None

@@ -1,0 +1,127 @@
+"""Comparison of two recorded runs: verdicts, tokens, acceptance paired by prompt, and findings of only one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.errors import UsageError
+from harness.history.acceptance import RequestCounts
+from harness.history.records import History, load_history
+from harness.history.verdict import Verdict
+from harness.judging.findings import Finding
+from harness.judging.recorded_cell import RecordedCell
+from harness.reports.judge_run import assess
+from harness.reports.summary import RunSummary, grouped_findings
+from harness.stats.paired import Difference, count_arms, differences
+
+
+class CellPair(NamedTuple):
+    """One cell in both runs."""
+
+    cell: str
+    verdicts: tuple[Verdict | None, Verdict | None]
+    """None where the run did not have the cell."""
+    common: int
+    """Number of cold prompts that both runs answered."""
+    equal: int
+    """How many of the common prompts gave the same tokens."""
+    positions: tuple[Difference, ...]
+    """Acceptance at each draft position, second run minus first, paired by prompt."""
+
+
+class Comparison(NamedTuple):
+    runs: tuple[RunSummary, RunSummary]
+    cells: tuple[CellPair, ...]
+    gone: tuple[tuple[Finding, int], ...]
+    """Findings of the first run only: one example of each group, and the size of the group."""
+    new: tuple[tuple[Finding, int], ...]
+    """The same for the second run."""
+    differing: tuple[tuple[str, str, str], ...]
+    """Versions, hardware and settings that differ: (name, first, second)."""
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in one sentence."""
+        changed = [c for c in self.cells if c.verdicts[0] != c.verdicts[1]]
+        tokens = sum(c.common - c.equal for c in self.cells)
+        moved = [f"{c.cell}@{d.column.rpartition('@')[2]}" for c in self.cells for d in c.positions if d.excludes_zero]
+        parts = [
+            f"{len(changed)} of {len(self.cells)} cells with a different verdict" if changed else "the same verdicts",
+            f"{tokens} prompts with different tokens" if tokens else "the same tokens",
+            f"acceptance changed significantly at {', '.join(moved[:6])}" if moved else "no change of acceptance",
+            f"{len(self.new)} new groups of findings, {len(self.gone)} resolved",
+        ]
+        return "; ".join(parts)
+
+
+def compare_runs(first: Path, second: Path) -> Comparison:
+    """Compare two recorded runs, each judged by its own profile. Raises UsageError when they share no cell."""
+    runs = (assess(load_history(first)), assess(load_history(second)))
+    mine = [list(r.cells) for r in runs]
+    names = list(dict.fromkeys([*mine[0], *mine[1]]))
+    if not set(mine[0]) & set(mine[1]):
+        raise UsageError(
+            f"expected runs with a cell in common, found {', '.join(mine[0]) or 'none'} in {first} and "
+            f"{', '.join(mine[1]) or 'none'} in {second}"
+        )
+    groups = [
+        {(f.cell, f.scenario, f.check, f.verdict, f.damage): (f, n) for f, n, _ in grouped_findings(r.judgement)}
+        for r in runs
+    ]
+    return Comparison(
+        runs,
+        tuple(_pair(name, runs) for name in names),
+        tuple(v for k, v in groups[0].items() if k not in groups[1]),
+        tuple(v for k, v in groups[1].items() if k not in groups[0]),
+        tuple(_differing(runs[0].history, runs[1].history)),
+    )
+
+
+def _view(history: History, cell: str) -> RecordedCell | None:
+    record = history.cell(cell)
+    return RecordedCell(history, record) if record is not None else None
+
+
+def _pair(name: str, runs: tuple[RunSummary, RunSummary]) -> CellPair:
+    views = [_view(r.history, name) for r in runs]
+    verdicts = (runs[0].cells.get(name), runs[1].cells.get(name))
+    if views[0] is None or views[1] is None:
+        return CellPair(name, verdicts, 0, 0, ())
+    answered = [v.answered() for v in views if v is not None]
+    common = sorted(set(answered[0]) & set(answered[1]))
+    outputs = [[o.final.output_ids if o.final else None for o in (side[key] for key in common)] for side in answered]
+    equal = sum(a == b for a, b in zip(*outputs, strict=True))
+    k = views[0].record.draft_tokens
+    if not k or k != views[1].record.draft_tokens:
+        return CellPair(name, verdicts, len(common), equal, ())
+    counted = [v.counts.by_key for v in views if v is not None]
+    return CellPair(name, verdicts, len(common), equal, paired_by_prompt(counted[0], counted[1], k))
+
+
+def paired_by_prompt(
+    first: Mapping[str, RequestCounts], second: Mapping[str, RequestCounts], k: int
+) -> tuple[Difference, ...]:
+    """Return the differences of acceptance at each of ``k`` positions, second minus first, over common requests."""
+    keys = sorted(set(first) & set(second))
+    if not keys:
+        return ()
+    sides = [[(side[key].accepted_at, side[key].steps) for key in keys] for side in (first, second)]
+    return differences(count_arms(sides, k))
+
+
+def _differing(first: History, second: History) -> list[tuple[str, str, str]]:
+    """Return versions, hardware, prompts and settings that differ between the runs: (name, first, second)."""
+    out = []
+    a, b = first.run, second.run
+    for name in sorted({*a.versions, *b.versions}):
+        out.append((name, a.versions.get(name), b.versions.get(name)))
+    out.append(("prompts", a.prompts_sha256[:12], b.prompts_sha256[:12]))
+    for name in ("processor", "cores", "gpus"):
+        out.append((name, a.hardware.get(name), b.hardware.get(name)))
+    for part in ("engine", "workload", "judging"):
+        ours, theirs = (dict(r.profile.get(part) or {}) for r in (a, b))
+        out += [(f"{part}.{key}", ours.get(key), theirs.get(key)) for key in sorted({*ours, *theirs})]
+    out.append(("mutants", ", ".join(a.mutants) or None, ", ".join(b.mutants) or None))
+    return [(name, str(x), str(y)) for name, x, y in out if x != y]

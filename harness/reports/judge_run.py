@@ -1,0 +1,62 @@
+"""Judges recorded runs and writes their reports."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.errors import StorageError
+from harness.history.records import History, load_history
+from harness.judging.checks.registry import judge, out_of_reach, unused_baselines
+from harness.judging.known_defects import apply_known
+from harness.judging.references import PROFILE_OWN, References, known_of, load_second, lookups_for
+from harness.profiles.known_defects import load_known
+from harness.reports.summary import RunSummary, summarise_run
+from harness.reports.write import write_reports
+from harness.util.files import write_traceback
+from harness.util.paths import recorded
+
+
+class Outcome(NamedTuple):
+    folder: Path
+    summary: RunSummary
+
+
+def assess(history: History, references: References = PROFILE_OWN) -> RunSummary:
+    """Judge a history and its second stage, by default against the baselines and known defects of its profile."""
+    baselines = lookups_for(history, references)
+    judgement = judge(history, baselines, load_second(history))
+    if references.against is None:
+        idle = unused_baselines(history, references.baselines)
+        judgement = judgement.model_copy(update={"notices": (*judgement.notices, *idle)})
+    listed = history.run.profile.get("known_defects")
+    if references.known is None and listed and not history.own and recorded(listed) is None:
+        notice = out_of_reach("known_defects", "--known", history)
+        judgement = judgement.model_copy(update={"notices": (*judgement.notices, notice)})
+    known = load_known(references.known or known_of(history))
+    return summarise_run(history, apply_known(judgement, known, history), baselines)
+
+
+def judge_and_report(history: History, references: References = PROFILE_OWN) -> RunSummary:
+    """Judge a history and write its reports into its folder.
+
+    A report that cannot be written does not lose the verdict; the summary says why it is missing.
+    """
+    summary = assess(history, references)
+    try:
+        write_reports(summary, history.folder)
+    except StorageError as error:
+        return summary._replace(unwritten=str(error))
+    except Exception as error:
+        # The verdict is known, even if the recorded run holds something that a page cannot show.
+        log = history.folder / "report-error.txt"
+        with contextlib.suppress(StorageError):
+            write_traceback(log)
+        return summary._replace(unwritten=f"writing the report failed: {type(error).__name__}: {error}; see {log}")
+    return summary
+
+
+def check(run_dir: Path, references: References = PROFILE_OWN) -> Outcome:
+    """Judge the run in a folder again and rewrite its reports. Needs no engine."""
+    return Outcome(run_dir, judge_and_report(load_history(run_dir), references))

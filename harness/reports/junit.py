@@ -1,0 +1,114 @@
+"""junit.xml: one suite per cell and scenario, one case per check.
+
+A failure is a REGRESSION, DRIFT or IMPROVED, an error is UNKNOWN or SUSPECT, and a known defect is skipped.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
+
+from harness.history.records import COLD
+from harness.history.verdict import Verdict
+from harness.judging.findings import CheckResult
+from harness.reports.summary import RunSummary
+
+_SHOWN = 5
+# XML 1.0 forbids most control characters, even escaped.
+_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def xml_safe(text: str) -> str:
+    """Replace the characters that XML 1.0 forbids."""
+    return _FORBIDDEN.sub("�", text)
+
+
+def _name(text: str) -> str:
+    """Return a name that is a single line and never empty."""
+    return xml_safe(" ".join(text.split())) or "unnamed"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) and value > 0 else "0.000"
+
+
+def _moment(started: str) -> dict[str, str]:
+    """Return the ``timestamp`` attribute, in UTC and without a zone as JUnit wants it; empty for an invalid time."""
+    try:
+        moment = datetime.fromisoformat(started)
+    except ValueError:
+        return {}
+    utc = moment.astimezone(UTC) if moment.tzinfo else moment
+    return {"timestamp": utc.strftime("%Y-%m-%dT%H:%M:%S")}
+
+
+def _detail(result: CheckResult) -> str:
+    lines = [f.message for f in result.findings[:_SHOWN]]
+    if result.found > len(lines):
+        lines.append(f"… and {result.found - len(lines)} more findings")
+    return xml_safe("\n".join(lines) or result.note or "nothing to examine")
+
+
+def _run_name(summary: RunSummary) -> str:
+    armed = summary.judgement.mutants
+    return summary.history.run.run_id + (f" ARMED MUTANT {', '.join(armed)}" if armed else "")
+
+
+def render_junit(summary: RunSummary) -> str:
+    """Render junit.xml."""
+    root = ET.Element("testsuites", name=xml_safe(_run_name(summary)))
+    totals = {"tests": 0, "failures": 0, "errors": 0}
+    for cell in summary.judgement.cells:
+        record = summary.history.cell(cell.cell)
+        # A cell's time is recorded for all its scenarios together; the cold suite carries it.
+        seconds = record.seconds + record.start_seconds if record and cell.scenario == COLD else 0.0
+        name = _name(cell.cell if cell.scenario == COLD else f"{cell.cell}.{cell.scenario}")
+        failures = sum(r.verdict.exit_code == 1 for r in cell.results)
+        errors = sum(r.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT) for r in cell.results)
+        suite = ET.SubElement(
+            root,
+            "testsuite",
+            name=name,
+            tests=str(len(cell.results)),
+            failures=str(failures),
+            errors=str(errors),
+            skipped=str(sum(r.verdict is Verdict.KNOWN for r in cell.results)),
+            time=_seconds(seconds),
+        )
+        for attribute, moment in _moment(summary.history.run.started).items():
+            suite.set(attribute, moment)
+        totals["tests"] += len(cell.results)
+        totals["failures"] += failures
+        totals["errors"] += errors
+        for result in cell.results:
+            case = ET.SubElement(suite, "testcase", classname=name, name=_name(result.check), time="0")
+            if result.verdict is Verdict.PASS:
+                continue
+            if result.verdict is Verdict.KNOWN:
+                known = ", ".join(sorted({f.known or "" for f in result.findings}))
+                ET.SubElement(case, "skipped", message=xml_safe(f"KNOWN defect {known}: {_detail(result)}")[:300])
+                continue
+            kind = "error" if result.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT) else "failure"
+            detail = _detail(result)
+            if cell.diagnosis is not None:
+                detail += xml_safe(f"\n{cell.diagnosis.text}")
+            node = ET.SubElement(
+                case, kind, type=result.verdict.value, message=detail.splitlines()[0][:300] if detail else ""
+            )
+            node.text = detail
+    if summary.verdict.exit_code != 0 and totals["failures"] + totals["errors"] == 0:
+        # A run that was interrupted or had mutants enabled may have only passing checks, yet must not look green.
+        suite = ET.SubElement(
+            root, "testsuite", name="run", tests="1", failures="0", errors="1", skipped="0", time="0.000"
+        )
+        case = ET.SubElement(suite, "testcase", classname="run", name="verdict", time="0")
+        node = ET.SubElement(case, "error", type=summary.verdict.value, message=xml_safe(summary.sentence)[:300])
+        node.text = xml_safe("\n".join(summary.judgement.notices) or summary.sentence)
+        totals["tests"] += 1
+        totals["errors"] += 1
+    for key, value in totals.items():
+        root.set(key, str(value))
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"

@@ -1,0 +1,224 @@
+"""A judged run as plain data: the one place that decides what every report shows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from harness.baselines.lookup import Lookup
+from harness.baselines.published import load_published, published_for
+from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, DataError
+from harness.history.acceptance import Rates, pool_counts, real_steps
+from harness.history.records import COLD, History
+from harness.history.verdict import Verdict, worst
+from harness.judging.figures import AcceptanceFigures, HypothesisFigures
+from harness.judging.findings import CellVerdict, Finding, Judgement, how_many
+from harness.judging.recorded_cell import RecordedCell, recorded_cells
+from harness.profiles.remote_code import said
+from harness.prompts.lengths import Stratum
+from harness.reports.chart_data import Figures, figures_of
+
+
+class AcceptanceRow(NamedTuple):
+    """Acceptance per position of one speculative cell and of its baseline."""
+
+    cell: str
+    ours: Rates
+    baseline_rates: tuple[float | None, ...] | None
+    padded: int
+    tokens_equal: str
+    """How many prompts gave exactly the reference tokens, as "n/m"."""
+
+
+class StratumCell(NamedTuple):
+    """Verdict and number of the cold prompts of one cell in one stratum."""
+
+    verdict: Verdict
+    prompts: int
+
+
+class RunSummary(NamedTuple):
+    """Everything that reports show of a judged run."""
+
+    history: History
+    judgement: Judgement
+    strata: list[str]
+    grid: dict[str, dict[str, StratumCell]]
+    """Cell → stratum → verdict of cold prompts; the stratum ``all`` is for findings that name no prompt."""
+    scenarios: list[str]
+    """Scenarios of any cell except the cold one, in the profile's order."""
+    scenario_grid: dict[str, dict[str, Verdict]]
+    """Cell → scenario → verdict."""
+    acceptance: list[AcceptanceRow]
+    equal_tokens: dict[str, str]
+    figures: Figures
+    """The data of the charts."""
+    published: list[tuple[str | None, str]]
+    """(method, published acceptance for this run's models in words), advisory; or (None, why there is none)."""
+    unwritten: str = ""
+    """Why the reports could not be written; empty when they were."""
+
+    @property
+    def remote_code(self) -> str:
+        """The models whose code from the hub ran, in words; empty when none did."""
+        return said(self.history.run.profile)
+
+    @property
+    def cells(self) -> dict[str, Verdict]:
+        """The verdict of each cell over all its scenarios."""
+        return self.judgement.by_cell()
+
+    @property
+    def diagnosed(self) -> list[CellVerdict]:
+        """Cells and scenarios with a diagnosis of KV damage, worst first; broken engines are left out."""
+        order = list(Verdict)
+        found = [c for c in self.judgement.cells if c.diagnosis is not None and c.diagnosis.damage != "infrastructure"]
+        return sorted(found, key=lambda c: -order.index(c.verdict))
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.judgement.verdict
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the verdict, but never 0 when the reports could not be written."""
+        code = self.verdict.exit_code
+        return EXIT_UNKNOWN if self.unwritten and code != EXIT_REGRESSION else code
+
+    @property
+    def sentence(self) -> str:
+        return describe(self.history, self.judgement)
+
+
+def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str, Lookup] | None = None) -> RunSummary:
+    """Summarise a judged run; without baselines, the figures are of this run alone."""
+    views = {v.id: v for v in recorded_cells(history)}
+    by_place: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in judgement.findings:
+        if finding.scenario != COLD:
+            continue
+        by_place[finding.cell, finding.stratum or "all"].append(finding)
+    strata = [s.value for s in Stratum]
+    grid: dict[str, dict[str, StratumCell]] = {}
+    acceptance = []
+    for cell_id, view in views.items():
+        row: dict[str, StratumCell] = {}
+        count: dict[str, int] = defaultdict(int)
+        for o in view.observations().values():
+            count[view.stratum(o)] += 1
+        for stratum in strata:
+            found = by_place.get((cell_id, stratum), [])
+            if count[stratum] or found:
+                verdict = worst(f.verdict for f in found) if found else Verdict.PASS
+                row[stratum] = StratumCell(verdict, count[stratum])
+        general = by_place.get((cell_id, "all"), [])
+        if general:
+            row["all"] = StratumCell(worst(f.verdict for f in general), 0)
+        grid[cell_id] = row
+        if view.speculative:
+            acceptance.append(_acceptance_row(view, judgement))
+    return RunSummary(
+        history=history,
+        judgement=judgement,
+        strata=strata,
+        grid=grid,
+        scenarios=list(dict.fromkeys(s for r in history.run.cells for s in r.scenarios)),
+        scenario_grid=_scenario_grid(judgement),
+        acceptance=acceptance,
+        equal_tokens={cell: _equal_tokens(judgement, cell) for cell in views},
+        figures=figures_of(history, judgement, baselines or {}),
+        published=_published(history, views),
+    )
+
+
+def _published(history: History, views: Mapping[str, RecordedCell]) -> list[tuple[str | None, str]]:
+    try:
+        bands = load_published()
+    except DataError as error:
+        # Advisory figures must not prevent the report.
+        return [(None, str(error))]
+    methods = dict.fromkeys(v.lineup for v in views.values() if v.speculative)
+    return [(m, f"{m}: {b.describe()}") for m in methods for b in published_for(bands, history.run.profile, m)]
+
+
+def _scenario_grid(judgement: Judgement) -> dict[str, dict[str, Verdict]]:
+    out: dict[str, dict[str, Verdict]] = defaultdict(dict)
+    for item in judgement.cells:
+        out[item.cell][item.scenario] = item.verdict
+    return dict(out)
+
+
+def _cold(judgement: Judgement, cell: str) -> CellVerdict | None:
+    return next((c for c in judgement.cells if c.cell == cell and c.scenario == COLD), None)
+
+
+def _reference_rates(judgement: Judgement, cell: str) -> tuple[float | None, ...]:
+    """Return the baseline's rates per position for the cell; empty when nothing was compared."""
+    verdict = _cold(judgement, cell)
+    results = verdict.results if verdict else ()
+    figures = next((r.figures for r in results if r.check == "acceptance-baseline"), None)
+    return figures.reference.rates if isinstance(figures, AcceptanceFigures | HypothesisFigures) else ()
+
+
+def _equal_tokens(judgement: Judgement, cell: str) -> str:
+    verdict = _cold(judgement, cell)
+    results = {r.check: r for r in verdict.results} if verdict else {}
+    result = results.get("tokens-reference") or results.get("tokens-baseline")
+    if result is None or not result.judged:
+        return "not judged"
+    wrong = len({f.prompt_id for f in result.findings if f.verdict is not Verdict.UNKNOWN})
+    wrong += sum(f.others for f in result.findings if f.verdict is not Verdict.UNKNOWN)
+    return f"{result.judged - wrong}/{result.judged}"
+
+
+def _acceptance_row(view: RecordedCell, judgement: Judgement) -> AcceptanceRow:
+    steps = [s for o in view.answered().values() if o.final and (s := real_steps(o.final)) is not None]
+    return AcceptanceRow(
+        cell=view.id,
+        ours=pool_counts(view.counts.by_key.values(), view.record.draft_tokens),
+        baseline_rates=_reference_rates(judgement, view.id) or None,
+        padded=sum(s.padded for s in steps),
+        tokens_equal=_equal_tokens(judgement, view.id),
+    )
+
+
+def describe(history: History, judgement: Judgement) -> str:
+    """Describe the result in one sentence."""
+    verdicts = judgement.by_cell()
+    cells = len(verdicts)
+    bad = [f"{cell} {v}" for cell, v in verdicts.items() if v.exit_code != 0]
+    known = sorted({f.known for f in judgement.findings if f.known})
+    requests = len(history.observations)
+    if judgement.verdict is Verdict.PASS:
+        who = "The cell passes" if cells == 1 else f"All {cells} cells pass"
+        return (
+            f"{who}: {requests} requests gave the right tokens, acceptance is as expected, and every P/D request moved "
+            "its KV."
+        )
+    if judgement.verdict is Verdict.KNOWN:
+        count = how_many(f for f in judgement.findings if f.known is not None)
+        return f"Only known defects ({', '.join(known)}): {count} findings in {cells} cells, {requests} requests."
+    names = ", ".join(bad[:6]) + (" …" if len(bad) > 6 else "")
+    if not bad:
+        return f"{judgement.verdict}: {'; '.join(judgement.notices) or 'no cell was judged'}."
+    armed = f"With {', '.join(judgement.mutants)} injected on purpose, " if judgement.mutants else ""
+    return f"{armed}{len(bad)} of {cells} cells do not pass ({names}); {how_many(judgement.findings)} findings."
+
+
+def _group(f: Finding) -> tuple[str, ...]:
+    """Return the key of findings that are shown as one: those of a check in a cell and scenario, or all that follow
+    from one broken engine."""
+    if f.damage == "infrastructure" and f.prompt_id is None:
+        return (f.check, f.verdict, f.reason)
+    return (f.cell, f.scenario, f.check, f.verdict, f.damage)
+
+
+def grouped_findings(judgement: Judgement) -> list[tuple[Finding, int, list[str]]]:
+    """Group findings of one cell, scenario, check and class: (first, number, strata) of each group, worst first."""
+    groups: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
+    for f in judgement.findings:
+        groups[_group(f)].append(f)
+    order = list(Verdict)
+    out = [(fs[0], how_many(fs), sorted({f.stratum for f in fs if f.stratum})) for fs in groups.values()]
+    return sorted(out, key=lambda g: -order.index(g[0].verdict))

@@ -1,0 +1,280 @@
+"""Play a script on running engines and return the observations."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from harness.engines.client import Client
+from harness.engines.counters import LATE_COUNTERS, delta
+from harness.engines.request import Ask, payload
+from harness.engines.session import EngineGroupSession
+from harness.errors import HandoffError
+from harness.history.records import Leg, Observation
+from harness.profiles.cells import Cell, Role
+from harness.util import clock
+from harness.workload.scripts import ORDER_S, Script, Send, Stage
+
+_HOLD_S = 0.25
+"""Seconds for which an engine is held after requests were sent, so that the API server has queued all of them."""
+_ARRIVE_S = 30.0
+"""Seconds to wait for requests of a stage that may have failed."""
+
+
+class Answer:
+    """The state of a sent request: its legs so far, its start time, and its error."""
+
+    def __init__(self) -> None:
+        self.legs: list[Leg] = []
+        self.started = clock.now()
+        self.asked: float | None = None
+        self.error: str | None = None
+
+
+class SharedCounters:
+    """The engines' counters over concurrent requests; created before the first of them is sent."""
+
+    def __init__(self, session: EngineGroupSession, routed: bool) -> None:
+        self._routed = routed
+        self._clients: dict[Role, Client] = {role: session.client(role) for role in session.roles}
+        self._last = {role: client.last_snapshot for role, client in self._clients.items()}
+        self._before = {role: client.snapshot() for role, client in self._clients.items()}
+
+    def grown(self, legs: Iterable[Leg]) -> dict[str, dict[str, float]]:
+        """Return the growth of each engine's counters, by role, once they include all of these answers."""
+        answered = [leg.role for leg in legs]
+        grown: dict[str, dict[str, float]] = {}
+        for role, client in self._clients.items():
+            asked = sum(self._asked(role, by) for by in answered)
+            grown[role] = client.counters_after(self._before[role], {"finished_requests": asked})
+            # Counters that an engine updates late are compared with the previous snapshot.
+            late = delta(self._last[role], client.last_snapshot)
+            grown[role] |= {name: late[name] for name in LATE_COUNTERS if name in late}
+        return grown
+
+    def _asked(self, role: Role, answered: str) -> bool:
+        """Return whether ``role`` was asked for a leg answered by ``answered``; a router asks P before D."""
+        if role == "prefill" and self._routed:
+            return answered == "decode"
+        return answered == role or (answered == "single" and role == "decode")
+
+
+class Player:
+    """Plays scripts for one cell."""
+
+    def __init__(self, session: EngineGroupSession, cell: Cell) -> None:
+        self._session = session
+        self._cell = cell
+        self._pair = cell.topology == "pd"
+        self._routed = cell.routed
+
+    def play(self, script: Script, sequence: int) -> Iterator[Observation]:
+        """Yield the observations in the order of the script; ``sequence`` is the number of the first one.
+
+        Raises EngineDiedError when an engine of the group died.
+        """
+        salts: dict[str, str] = {}
+        for number, stage in enumerate(script.stages):
+            for send in _flat(stage):
+                salts.setdefault(send.group, uuid.uuid4().hex)
+            for observation in self._stage(script, number, stage, salts, sequence):
+                yield observation
+                sequence += 1
+
+    def _stage(
+        self, script: Script, number: int, stage: Stage, salts: dict[str, str], sequence: int
+    ) -> list[Observation]:
+        alone = len(stage.sends) == 1
+        inner: list[tuple[Send, Answer]] = []
+        if alone:
+            send = stage.sends[0]
+            answer, shared = self._one(send, salts, inner)
+            answers = [answer]
+            released = None
+        else:
+            answers, shared, released = self._several(stage, salts)
+        rows = [*inner, *zip(stage.sends, answers, strict=True)]
+        return [
+            Observation(
+                cell=self._cell.id,
+                prompt_id=send.prompt.id,
+                form=send.form,
+                scenario=script.scenario,
+                instance=script.instance,
+                part=send.part,
+                stage=number,
+                route=send.route,
+                max_tokens=send.max_tokens or self._session.profile.workload.max_tokens,
+                temperature=send.temperature,
+                asked_at=answer.asked,
+                held_until=released,
+                concurrent=len(stage.sends),
+                shared_counters=shared,
+                sequence=sequence + i,
+                sent_ids=send.prompt.ids,
+                engine_roles=self._session.roles,
+                legs=tuple(answer.legs),
+                error=answer.error,
+                started_at=answer.started,
+            )
+            for i, (send, answer) in enumerate(rows)
+        ]
+
+    def _ask(self, send: Send, salts: dict[str, str], counted: bool) -> Ask:
+        return Ask(
+            hand_off=send.route == "cell" and self._pair,
+            payload=payload(send.prompt, send.form),
+            salt=salts[send.group],
+            max_tokens=send.max_tokens,
+            temperature=send.temperature,
+            alone="prefill" if send.route == "prefill" else "single",
+            counted=counted,
+            routed=self._routed and send.route == "cell",
+        )
+
+    def _one(
+        self, send: Send, salts: dict[str, str], inner: list[tuple[Send, Answer]]
+    ) -> tuple[Answer, dict[str, dict[str, float]]]:
+        """Send a request that has the engines to itself, and the requests between its legs, if any; return its answer
+        and the counter growth. With requests between the legs, only P's counters are returned, grown over all."""
+        answer = Answer()
+        ask = self._ask(send, salts, counted=True)
+        if not send.between:
+            answer.error, shared = self._session.ask_counted(ask, answer.legs)
+            return answer, shared
+        prefill = self._session.client("prefill")
+        before = prefill.last_snapshot
+
+        def between() -> None:
+            for other in send.between:
+                row = Answer()
+                inner.append((other, row))
+                row.error = self._session.ask(self._ask(other, salts, counted=False), row.legs)
+
+        answer.error = self._session.ask(ask._replace(between=between), answer.legs)
+        answered = sum(len(row.legs) for _, row in inner) + len(answer.legs[:1])
+        return answer, {"prefill": prefill.counters_after(before, {"finished_requests": answered})}
+
+    def _several(
+        self, stage: Stage, salts: dict[str, str]
+    ) -> tuple[list[Answer], dict[str, dict[str, float]], float | None]:
+        """Send the requests of a stage concurrently; return their answers, the growth of each engine's counters over
+        all of them, and when the held engine was released."""
+        session = self._session
+        counters = SharedCounters(session, self._routed)
+        answers = [Answer() for _ in stage.sends]
+        gate = Gate(stage.sends)
+        held = self._held(stage)
+        with ThreadPoolExecutor(len(stage.sends)) as pool:
+            problem = self._hold(held)
+            futures = [
+                pool.submit(self._timed, send, salts, answer, stage, gate)
+                for send, answer in zip(stage.sends, answers, strict=True)
+            ]
+            released = None
+            try:
+                if held is not None and problem is None:
+                    gate.wait_for_all()
+                    time.sleep(_HOLD_S)
+            finally:
+                # Release the engine on interruption too, or the threads would wait for it for ever.
+                if held is not None and problem is None:
+                    self._release(held)
+                    released = clock.now()
+            for future in futures:
+                future.result()
+        if problem is not None:
+            for answer in answers:
+                answer.error = answer.error or problem
+        return answers, counters.grown(leg for a in answers for leg in a.legs), released
+
+    def _held(self, stage: Stage) -> Role | None:
+        """Return the engine to hold at the start of a stage, or None."""
+        if stage.hold is None:
+            return None
+        return "prefill" if self._pair and stage.hold == "first" else "single"
+
+    def _timed(self, send: Send, salts: dict[str, str], answer: Answer, stage: Stage, gate: Gate) -> None:
+        gate.wait_for_answers(send.after)
+        if send.after_s:
+            time.sleep(send.after_s)
+
+        def ready() -> None:
+            """Note that the answering engine is about to be asked."""
+            if send.last:
+                gate.wait_for_all(but=1)
+                time.sleep(ORDER_S)
+            answer.asked = clock.now()
+            gate.arrived(send.part)
+
+        ask = self._ask(send, salts, counted=False)
+        try:
+            if self._prefills_first(stage) and ask.hand_off:
+                answer.started = clock.now()
+                answer.error = self._session.ask(ask._replace(between=ready), answer.legs)
+            else:
+                ready()
+                answer.started = clock.now()
+                answer.error = self._session.ask(ask, answer.legs)
+        finally:
+            gate.answered(send.part)
+
+    def _prefills_first(self, stage: Stage) -> bool:
+        """Return whether D is held, so that P answers all requests before the release."""
+        return self._pair and stage.hold == "answering"
+
+    def _hold(self, role: Role | None) -> str | None:
+        """Pause the engine's scheduler, keeping its running requests; return the error, or None."""
+        if role is None:
+            return None
+        response = self._session.client(role).post("/pause?mode=keep&clear_cache=false")
+        if response.status_code == 200:
+            return None
+        return f"{role} engine: expected POST /pause?mode=keep to answer 200, found {response.status_code}"
+
+    def _release(self, role: Role) -> None:
+        response = self._session.client(role).post("/resume")
+        if response.status_code != 200:
+            raise HandoffError(f"{role} engine: expected POST /resume to answer 200, found {response.status_code}")
+
+
+class Gate:
+    """Synchronises concurrent requests: lets the player wait until all have reached the held engine, and late requests
+    wait for the answers of others."""
+
+    def __init__(self, sends: Collection[Send]) -> None:
+        self._awaited = {send.part for send in sends if not send.after}
+        self._changed = threading.Condition()
+        self._answers = {send.part: threading.Event() for send in sends}
+
+    def arrived(self, part: str) -> None:
+        """Note that a request is on its way to the held engine."""
+        with self._changed:
+            self._awaited.discard(part)
+            self._changed.notify_all()
+
+    def wait_for_all(self, but: int = 0) -> None:
+        """Wait until all but ``but`` requests have arrived, at most 30 s, so that a failed request does not block the
+        others for ever."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._awaited) <= but, _ARRIVE_S)
+
+    def answered(self, part: str) -> None:
+        """Note that a request was answered or failed; either way, the others no longer wait for it."""
+        self.arrived(part)
+        self._answers[part].set()
+
+    def wait_for_answers(self, parts: Collection[str]) -> None:
+        """Wait until those of these requests that belong to the stage are answered."""
+        for part in parts:
+            if part in self._answers:
+                self._answers[part].wait()
+
+
+def _flat(stage: Stage) -> Iterator[Send]:
+    for send in stage.sends:
+        yield send
+        yield from send.between

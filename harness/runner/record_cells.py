@@ -1,0 +1,103 @@
+"""Ask cells on running engines, record the answers, and mark cells that are incomplete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from harness.engines.session import EngineGroupSession
+from harness.errors import InfrastructureError
+from harness.runner.perform import perform
+from harness.runner.recorder import Recorder
+from harness.runner.timeouts import cell_limit_s, limited, rescore_limit_s
+from harness.util.progress import Reporter
+from harness.workload.cells import CellWork
+
+
+def record_cells(
+    session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder, reporter: Reporter
+) -> None:
+    """Ask cells and record the answers; when the engines fail, mark the incomplete cells with the reason.
+
+    Raises InfrastructureError when an engine died, or was ended because a cell took too long.
+    """
+    try:
+        ask_cells(session, works, recorder, reporter)
+    except InfrastructureError as error:
+        recorder.fail_pending([w.cell.id for w in works], "failed", str(error))
+        raise
+
+
+def ask_cells(session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder, reporter: Reporter) -> None:
+    """Record the engines, ask each cell, and re-score the outputs where the run asks for it.
+
+    Raises InfrastructureError as ``record_cells`` does, and leaves it to the caller to mark the cells.
+    """
+    recorder.engines(session.records())
+    for work in works:
+        run_cell(session, work, recorder, reporter)
+    if recorder.record.rescore and session.group.rescores:
+        rescore(session, recorder, reporter)
+
+
+def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, reporter: Reporter) -> None:
+    """Send a cell's requests and record the answers.
+
+    Raises EngineDiedError when an engine died; the engines of a cell that takes too long are ended.
+    """
+    if not work.requests:
+        # In a resumed run the cell may be complete already; its engine only re-scores the outputs of the others.
+        return
+    limit_s = cell_limit_s(session.profile.timeouts, session.group, work)
+    late = (
+        f"expected the requests of {work.cell.id} to take at most {limit_s:.0f} s (timeouts.cell), found them "
+        f"unfinished, so its engines were ended; see logs/{session.group.id}.*.stacks.txt, or raise the limit"
+    )
+    with limited(limit_s, lambda: session.give_up("cell", late)):
+        _send_all(session, work, recorder, reporter)
+
+
+def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, reporter: Reporter) -> None:
+    begun = time.monotonic()
+    errors = done = 0
+    waited = 0.0
+    busy_until = 0.0
+    for observation in perform(session, work):
+        # An engine that is being ended truncates its answers.
+        if session.ended:
+            break
+        recorder.append(observation)
+        done += 1
+        errors += observation.error is not None
+        # Overlapping requests count once.
+        end = observation.started_at + sum(leg.seconds for leg in observation.legs)
+        waited += max(0.0, end - max(observation.started_at, busy_until))
+        busy_until = max(busy_until, end)
+        step = session.group.expected.request_s(work.cell.topology)
+        reporter.step(f"{work.cell.id} {observation.scenario} {done}/{work.requests}", step)
+    # Check before the cell counts as complete: another server may have taken over the port of a dead engine.
+    session.require_alive()
+    spent = time.monotonic() - begun
+    recorder.set_cell(
+        work.cell.id, state="complete", request_seconds=round(min(waited, spent), 3), seconds=round(spent, 3)
+    )
+    reporter.line(f"{work.cell.id}: {done} requests in {spent:.1f} s" + (f", {errors} broke" if errors else ""))
+
+
+def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter) -> None:
+    """Re-score the recorded outputs with the plain engine.
+
+    Raises EngineDiedError when the engine died, or was ended because it exceeded the time limit. Scores recorded before
+    that are kept.
+    """
+    begun = time.monotonic()
+    count = recorder.outputs.count(session.group.variant)
+    limit_s = rescore_limit_s(session.profile.timeouts, session.group, count)
+    late = (
+        f"expected {count} outputs to be re-scored within {limit_s:.0f} s (timeouts.cell), found them unfinished, so "
+        f"the engine was ended; see logs/{session.group.id}.*.stacks.txt, or raise the limit"
+    )
+    with limited(limit_s, lambda: session.give_up("re-scoring", late)):
+        for observation in recorder.outputs.requests(session):
+            recorder.append(observation)
+    reporter.line(f"{count} distinct outputs re-scored in {time.monotonic() - begun:.1f} s")

@@ -1,0 +1,219 @@
+"""Write a run folder: observations as they arrive, and an up-to-date ``run.json``, so that an interrupted run remains
+readable."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import __version__, redact
+from harness.engines.environment import EngineEnvironment, versions
+from harness.errors import StorageError
+from harness.history.identity import identity_of
+from harness.history.migrations import SCHEMA
+from harness.history.records import (
+    CellRecord,
+    EngineRecord,
+    History,
+    HistoryWriter,
+    Kind,
+    Observation,
+    RunRecord,
+    load_history,
+    write_parquet,
+    write_run,
+)
+from harness.history.surfaces import WITHOUT
+from harness.history.verdict import Verdict
+from harness.profiles.cells import CellName
+from harness.profiles.model import Profile, reason_for
+from harness.prompts.model import PromptSet
+from harness.runner.rescore import Outputs
+from harness.scheduling import hardware
+from harness.scheduling.gpus import gpus
+from harness.util import clock, machine
+from harness.workload.cells import CellWork
+
+
+def new_run_id(profile: Profile, kind: str = "") -> str:
+    """Return a run id that sorts by time; ``kind`` tells other runs, such as self-tests, from plain ones."""
+    what = f"{profile.name}-{kind}" if kind else profile.name
+    return f"{clock.utc():%Y%m%d-%H%M%S}-{what}-{secrets.token_hex(2)}"
+
+
+def _identities(
+    profile: Profile, works: Sequence[CellWork], prompts: Mapping[str, PromptSet], environment: EngineEnvironment
+) -> dict[str, dict[str, Any]]:
+    """Return identities by lineup, for every method of the variants that the works belong to."""
+    found = tuple(gpus())
+    out = {}
+    for variant in dict.fromkeys(w.cell.variant for w in works):
+        part = profile.part(variant)
+        used = [w.cell.method for w in works if w.cell.variant == variant]
+        for method in {m.kind: m for m in (*used, *part.methods)}.values():
+            lineup = CellName("single", method.kind, variant=variant).lineup
+            if variant not in prompts or reason_for(part, method.kind) is not None:
+                # The model is missing, so its cells are UNKNOWN and there is nothing to hash.
+                continue
+            identity = identity_of(part, method, prompts[variant].sha256, environment.vllm, found)
+            out[lineup] = identity.model_dump(mode="json")
+    return out
+
+
+def _described(profile: Profile, source: str) -> dict[str, Any]:
+    """Return the profile as used, with its free-text description redacted."""
+    raw = profile.model_dump(mode="json")
+    return {**raw, "description": redact.text(raw["description"]), "source": source}
+
+
+def cleaned(observation: Observation) -> Observation:
+    """Return the observation with secrets redacted from free text of engines and errors; tokens, ids and numbers are
+    unchanged."""
+    legs = tuple(
+        leg.model_copy(update={"kv_transfer_params": redact.data(leg.kv_transfer_params)})
+        if leg.kv_transfer_params is not None
+        else leg
+        for leg in observation.legs
+    )
+    return observation.model_copy(update={"legs": legs, "error": redact.optional(observation.error)})
+
+
+class Recorder:
+    """The record of a run in progress, shared by engine groups that run concurrently."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        source: str,
+        works: Sequence[CellWork],
+        group_of: Mapping[str, str],
+        prompts: Mapping[str, PromptSet],
+        environment: EngineEnvironment,
+        folder: Path,
+        run_id: str,
+        command: Sequence[str] | None = None,
+        mutants: Sequence[str] = (),
+        rescore: bool = False,
+        adopt: Callable[[RunRecord], RunRecord] = lambda fresh: fresh,
+        kind: Kind = "run",
+    ) -> None:
+        """Create the record; ``adopt`` may replace it by the record of an interrupted run that is being resumed."""
+        self.outputs = Outputs()
+        self._lock = threading.RLock()
+        self.folder = folder
+        self._begun = time.monotonic()
+        self._stop_seconds = 0.0
+        commit, dirty = machine.git_state()
+        self.record = RunRecord(
+            schema_version=SCHEMA,
+            run_id=run_id,
+            harness_version=__version__,
+            started=machine.now(),
+            finished=None,
+            command=redact.words(command if command is not None else sys.argv),
+            git_commit=commit,
+            git_dirty=dirty,
+            profile=_described(profile, source),
+            prompts_sha256=next(iter(prompts.values())).sha256,
+            hardware=hardware.hardware(),
+            versions=versions(environment),
+            identities=_identities(profile, works, prompts, environment),
+            cells=tuple(
+                CellRecord(
+                    cell=w.cell.id,
+                    group=group_of[w.cell.id],
+                    block_size=profile.part(w.cell.variant).engine.block_size,
+                    lookahead=w.cell.method.lookahead,
+                    draft_tokens=w.cell.method.draft_tokens,
+                    route=w.cell.route,
+                    planned=len(w.items),
+                    scenarios=w.planned,
+                )
+                for w in works
+            ),
+            mutants=tuple(mutants),
+            rescore=rescore,
+            lacking={name: WITHOUT[name] for name in WITHOUT if not environment.has(name)},
+            kind=kind,
+        )
+        self.record = adopt(self.record)
+        self._earlier_s = self.record.seconds.get("total", 0.0)
+        self._writer = HistoryWriter(folder)
+        write_run(folder, self.record)
+
+    def append(self, observation: Observation) -> None:
+        observation = cleaned(observation)
+        with self._lock:
+            self._writer.append(observation)
+            self.outputs.add(observation)
+
+    def engines(self, records: Iterable[EngineRecord]) -> None:
+        with self._lock:
+            self._update(engines=(*self.record.engines, *records))
+
+    def stopped(self, seconds: float) -> None:
+        """Add time that engines took to end."""
+        with self._lock:
+            self._stop_seconds += seconds
+
+    def cell(self, cell_id: str) -> CellRecord:
+        return next(c for c in self.record.cells if c.cell == cell_id)
+
+    def set_cell(self, cell_id: str, **changes: Any) -> None:
+        if isinstance(changes.get("reason"), str):
+            changes["reason"] = redact.text(changes["reason"])
+        with self._lock:
+            cells = tuple(c.model_copy(update=changes) if c.cell == cell_id else c for c in self.record.cells)
+            self._update(cells=cells)
+
+    def fail_pending(self, cells: Iterable[str], state: str, reason: str) -> None:
+        """Mark the cells that are not complete."""
+        with self._lock:
+            for cell_id in cells:
+                if self.cell(cell_id).state == "pending":
+                    self.set_cell(cell_id, state=state, reason=reason)
+
+    def interrupted(self) -> None:
+        self._update(interrupted=True)
+        self.fail_pending([c.cell for c in self.record.cells], "interrupted", "interrupted by the user")
+
+    def store_soak_verdict(self, verdict: Verdict) -> None:
+        """Store the verdict of a whole soak; call before ``finish``."""
+        with self._lock:
+            self._update(came_to=verdict)
+
+    def finish(self) -> History:
+        """Close the files, seal them, and load what was recorded."""
+        self._writer.close()
+        history = load_history(self.folder)
+        notices = list(history.notices)
+        if history.observations:
+            try:
+                write_parquet(self.folder, history.observations)
+            except StorageError as error:
+                # The Parquet file is only a copy; the run is complete without it.
+                notices.append(str(error))
+        total = self._earlier_s + time.monotonic() - self._begun
+        start = sum(c.start_seconds for c in self.record.cells)
+        requests = sum(c.request_seconds for c in self.record.cells)
+        self._update(
+            finished=machine.now(),
+            seconds={
+                "total": round(total, 3),
+                "engine_start": round(start, 3),
+                "requests": round(requests, 3),
+                "engine_stop": round(self._stop_seconds, 3),
+                # The times of concurrent groups may add up to more than the elapsed time.
+                "own": round(max(0.0, total - start - requests - self._stop_seconds), 3),
+            },
+        )
+        return history.model_copy(update={"run": self.record, "notices": tuple(notices), "own": True})
+
+    def _update(self, **changes: Any) -> None:
+        self.record = self.record.model_copy(update=changes)
+        write_run(self.folder, self.record)

@@ -1,0 +1,108 @@
+"""Record a run: create its folder and recorder, and run the engine groups of its plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.engines.environment import EngineEnvironment, engines_for
+from harness.errors import StorageError, UsageError
+from harness.history.records import History, Kind, RunRecord
+from harness.mutants.install import require_alone, require_known
+from harness.profiles.model import Profile
+from harness.runner.groups import Runner
+from harness.runner.options import DEFAULTS, RunOptions
+from harness.runner.recorder import Recorder, new_run_id
+from harness.util.progress import Reporter
+from harness.util.storage import FolderLock, writing
+from harness.workload.prepare import Prepared
+
+
+def point_to(folder: Path, reporter: Reporter) -> None:
+    """Point ``latest`` to the run; a failure is only reported, because the run is complete without the link."""
+    try:
+        point_latest(folder)
+    except StorageError as error:
+        reporter.line(str(error))
+
+
+def record(
+    prepared: Prepared,
+    out: Path,
+    reporter: Reporter,
+    options: RunOptions = DEFAULTS,
+) -> History:
+    """Run the plan on real engines, with mutants enabled if any are named, and return the recorded history."""
+    require_usable(options)
+    folder = new_folder(out, prepared.profile)
+    with FolderLock(folder):
+        history = record_into(folder, prepared, reporter, options)
+    point_to(folder, reporter)
+    return history
+
+
+def require_usable(options: RunOptions) -> None:
+    """Raise UsageError when a mutant is unknown, or when mutants that cannot be combined are."""
+    require_known(options.mutants)
+    require_alone(options.mutants, options.together)
+
+
+def record_into(folder: Path, prepared: Prepared, reporter: Reporter, options: RunOptions) -> History:
+    """Record the prepared cells into a folder; cells that cannot run are UNKNOWN, with the reason."""
+    environment = engines_for(prepared.profile, prepared.plan, options.engine_python)
+    recorder = prepared_recorder(prepared, environment, folder, options.mutants)
+    for cell, reason in prepared.lacking.items():
+        reporter.line(f"{cell}: UNKNOWN: {reason}")
+        recorder.fail_pending([cell], "failed", reason)
+    return Runner(prepared, environment, recorder, reporter, options).run()
+
+
+def new_folder(out: Path, profile: Profile, kind: str = "") -> Path:
+    """Create the folder of a new run below ``out``. Raises UsageError when it cannot be created."""
+    folder = out / new_run_id(profile, kind)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(
+            f"--out {out}: expected a folder to write runs into, but {folder} cannot be created ({error.strerror})"
+        ) from error
+    return folder
+
+
+def prepared_recorder(
+    prepared: Prepared,
+    environment: EngineEnvironment,
+    folder: Path,
+    mutants: Sequence[str] = (),
+    run_id: str | None = None,
+    adopt: Callable[[RunRecord], RunRecord] = lambda fresh: fresh,
+    kind: Kind = "run",
+) -> Recorder:
+    """Return a recorder for all prepared cells; ``run_id`` defaults to the folder's name. See ``Recorder`` for
+    ``adopt``."""
+    return Recorder(
+        prepared.profile,
+        prepared.source,
+        prepared.works,
+        {w.cell.id: w.cell.id for w in prepared.works} | {c.id: g.id for g in prepared.plan.groups for c in g.cells},
+        prepared.sets,
+        environment,
+        folder,
+        run_id or folder.name,
+        mutants=mutants,
+        # A soak re-scores nothing; if it were expected to, a soak of the plain single engine could never pass.
+        rescore=prepared.rescores and kind != "soak",
+        adopt=adopt,
+        kind=kind,
+    )
+
+
+def point_latest(folder: Path, name: str = "latest") -> None:
+    """Point the link ``latest`` beside the run folder to it, atomically. Raises StorageError."""
+    link = folder.parent / name
+    temporary = folder.parent / f".latest-{os.getpid()}"
+    with writing(link):
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(folder.resolve().name)
+        temporary.replace(link)

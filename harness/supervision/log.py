@@ -1,0 +1,61 @@
+"""A server's log file, and the parts of it that error messages quote."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+from harness import redact
+from harness.util.files import ends_of
+
+LOG_TAIL_LINES = 8
+_MOST = 8 * 2**20
+"""Bytes read from each end of a log. A start writes far less, and what is searched for is in it or at the end."""
+# A traceback's last line, behind vLLM's prefix of process and place. EngineDeadError only repeats that there was one.
+_EXCEPTION = re.compile(
+    r"^(?:\(.*?\) )?(?:ERROR [^\]]*\] )?((?!\S*EngineDeadError)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b: .*)$",
+    re.MULTILINE,
+)
+
+
+def _signal(number: int) -> str:
+    """Real-time signals have no names."""
+    return signal.Signals(number).name if number in set(signal.Signals) else str(number)
+
+
+class EngineLog:
+    """The log file of a server."""
+
+    def __init__(self, path: Path) -> None:
+        self.log_path = path
+
+    def log_text(self) -> str:
+        """Return what the engine has written so far; of a very large log, its beginning and its end."""
+        try:
+            return ends_of(self.log_path, _MOST)
+        except OSError:
+            return ""
+
+    def root_error(self) -> str:
+        """Return the first exception that the engine logged, as `` (it logged: …)``; empty if it logged none.
+
+        A client only sees "EngineCore encountered an issue"; the reason is hundreds of lines earlier in the log.
+        """
+        found = _EXCEPTION.search(self.log_text())
+        return f" (it logged: {redact.text(found.group(1))[:300]})" if found else ""
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+        """Return the last lines of the log that are not blank, indented and without secrets."""
+        kept = [line.rstrip() for line in self.log_text().splitlines() if line.strip()]
+        return (
+            "\n".join(f"    | {redact.text(line)[:300]}" for line in kept[-lines:]) or "    | (no log, or an empty one)"
+        )
+
+    def obituary(self, name: str, code: int) -> str:
+        """Return a sentence about a server that ended by itself; ``code`` is negative for a signal."""
+        how = f"signal {_signal(-code)}" if code < 0 else f"exit status {code}"
+        return (
+            f"the {name} ended by itself with {how}{self.root_error()}; last lines of {self.log_path}:\n"
+            f"{self.log_tail()}"
+        )

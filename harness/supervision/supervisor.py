@@ -1,0 +1,378 @@
+"""Keeps a process tree from outliving its holder, the process that asked for it. Run as a program:
+
+    supervisor.py ABOUT COMMAND ARGUMENT …
+
+It starts COMMAND in a session of its own, with this program's standard error as its output, and writes one line of JSON
+to standard output when COMMAND has started, one when it has ended, and one when its whole tree is gone. It kills the
+whole tree with SIGKILL as soon as its standard input is closed, which the kernel does even when the holder is killed.
+Then it removes the shared memory that the tree created.
+
+ABOUT is JSON: ``ledger`` (a file), ``mark``, ``holder`` (its pid and start time), ``claims`` (descriptors of locked
+files, held until the tree is gone) and ``about`` (further fields of the ledger; ``scratch`` among them is a folder to
+create for COMMAND's sockets). The ledger is the record of the process tree, by which ``harness clean`` finds what a
+killed supervisor leaves. It is written before COMMAND is started, which fails if it cannot be written, and removed when
+the tree is gone and that has been reported.
+
+A killed parent cannot clean up, and a signal at the parent's death (``PR_SET_PDEATHSIG``) reaches the first process
+only, but a vLLM server has an engine core and workers below it. Standard library only. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    # Isolated mode leaves this package off the path. Appended, so that the standard library still comes first.
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from harness.supervision import procfs, runtime_dir
+from harness.supervision.procfs import Process, Segment
+
+_SET_CHILD_SUBREAPER = 36
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
+_POLL_S = 0.5
+_SCAN_S = 15.0
+"""Interval between scans of the tree's processes: more frequent ones cost over 1 % of a core. New segments are examined
+as they appear."""
+_ORPHANS_S = 2.0
+"""Time that children get to end by themselves, and to log the reason, after the first process has ended."""
+_KILL_S = 30.0
+"""Time after which a process counts as one that cannot be killed, because it hangs in the kernel."""
+_USED_S = 3.0
+_YOUNG_S = 10.0
+"""Age up to which the users of a new segment are determined at every poll; later, only when the tree ends. It costs
+over 10 ms per process, and segments of other harnesses remain new."""
+FORMAT = 3
+READABLE = (2, FORMAT)
+"""Formats of ledgers that can be read; format 2 does not name the machine."""
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, so that no process can leave the tree."""
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap() -> dict[int, int]:
+    """Reap ended children; return their exit codes by process id, negative for signals."""
+    ended = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            ended[pid] = os.waitstatus_to_exitcode(status)
+    return ended
+
+
+def reply(**fields: object) -> None:
+    """Write one line to the holder, which may be gone."""
+    with contextlib.suppress(OSError):
+        os.write(1, (json.dumps(fields) + "\n").encode())
+
+
+def log(words: str) -> None:
+    """Write one line to the engine's log."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"harness: {words}\n".encode())
+
+
+class Waiter:
+    """Waits for the end of the holder, SIGTERM, or the end of a child."""
+
+    def __init__(self) -> None:
+        self._ended, wake = os.pipe()
+        os.set_blocking(self._ended, False)
+        os.set_blocking(wake, False)
+        self._terminated = False
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # The handler raises nothing, so that SIGTERM never interrupts the end of the tree.
+        signal.signal(signal.SIGTERM, self._terminate)
+
+    def _terminate(self, *_: object) -> None:
+        self._terminated = True
+
+    def closed(self, timeout_s: float) -> bool:
+        """Return whether the pipe to the holder is closed or SIGTERM came; wait for that, or until a child has
+        ended."""
+        ready = [] if self._terminated else select.select([0, self._ended], [], [], timeout_s)[0]
+        if self._ended in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._ended, 4096)
+        return self._terminated or (0 in ready and not os.read(0, 4096))
+
+
+class Tree:
+    """The processes below this one, what they created, and the ledger that records both."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        """Write the first ledger. ``request`` is ABOUT of the command line. Raises OSError."""
+        self._ledger = Path(request["ledger"])
+        self._request = request
+        self._claims: list[int] = request["claims"]
+        for handle in self._claims:
+            os.set_inheritable(handle, False)
+        self._before = procfs.segments()
+        self._members: set[Process] = set()
+        self._made: set[Segment] = set()
+        self._new: dict[Segment, float] = {}
+        """When each segment was first seen, for segments that may belong to another tree."""
+        self._foreign: set[Segment] = set()
+        """Segments that the tree uses and that do not have a library's name."""
+        self._scratch = Path(named) if (named := request["about"].get("scratch")) else None
+        self._engine: Process | None = None
+        self._scanned = 0.0
+        self._scan_failed = False
+        self._give_up_at = 0.0
+        """When remaining processes count as ones that cannot be killed; 0 before the first kill."""
+        self._unwritten = ""
+        self._write()
+
+    def write(self) -> None:
+        """Write the ledger; a failure goes to the engine's log, once."""
+        try:
+            self._write()
+            self._unwritten = ""
+        except OSError as error:
+            if not self._unwritten:
+                log(
+                    f"the ledger cannot be written ({error.strerror}); if this supervisor is killed, processes that "
+                    "start from now on will not be found"
+                )
+            self._unwritten = f"the ledger {self._ledger}, which cannot be written ({error.strerror})"
+
+    def _write(self) -> None:
+        """Replace the ledger atomically. Raises OSError."""
+        ledger = {
+            "format": FORMAT,
+            "boot": procfs.boot(),
+            "machine": procfs.machine(),
+            "namespace": procfs.namespace(),
+            "mark": self._request["mark"],
+            "holder": self._request["holder"],
+            "warden": procfs.process(os.getpid()),
+            "engine": self._engine,
+            "members": sorted(self._members),
+            "made": sorted(self._made),
+            "before": sorted(self._before),
+            **self._request["about"],
+        }
+        temporary = procfs.partial_ledger(self._ledger)
+        try:
+            temporary.write_text(json.dumps({**ledger, "checksum": procfs.checksum(ledger)}), encoding="utf-8")
+            temporary.replace(self._ledger)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+    def make_scratch(self) -> dict[str, str]:
+        """Create the tree's folder for sockets, if it is to have one, and return the variables for it. Raises
+        OSError."""
+        if self._scratch is None:
+            return {}
+        self._scratch.mkdir(mode=0o700)
+        return runtime_dir.environment(self._scratch)
+
+    def started(self, pid: int) -> None:
+        """Record the process that was started."""
+        self._engine = procfs.process(pid)
+        self.scan()
+        self.write()
+
+    @property
+    def engine_start(self) -> int:
+        """Start time of the engine's process; 0 if it was gone at once."""
+        return self._engine.start if self._engine is not None else 0
+
+    def scan(self) -> None:
+        """Record the processes of the tree and the segments that they created. A failure must not end the engine."""
+        try:
+            self._scan(everything=False)
+        except Exception as error:
+            if not self._scan_failed:
+                log(_scan_failure(error))
+            self._scan_failed = True
+
+    def _scan(self, everything: bool) -> None:
+        """Scan if it is due or if there are young segments; with ``everything``, scan all segments now."""
+        now = time.monotonic()
+        fresh = procfs.segments() - self._before - self._made
+        self._new = {s: self._new.get(s, now) for s in fresh}
+        young = {s for s, seen in self._new.items() if everything or now - seen < _YOUNG_S}
+        if not everything and not young and now - self._scanned < _SCAN_S:
+            return
+        self._scanned = now
+        known = set(self._members), len(self._made)
+        mine = self._living()
+        self._members |= mine
+        self._record_segments(young, {p.pid for p in mine})
+        # Ended members are dropped only now, after their segments were recorded.
+        self._members = mine
+        if known != (self._members, len(self._made)):
+            self.write()
+
+    def _living(self) -> set[Process]:
+        """Return the living processes of the tree.
+
+        Known members are looked up one by one: while its parent dies, a process has no parent for a moment, and a
+        killed process takes a while to end.
+        """
+        table = procfs.processes()
+        found = {Process(pid, table[pid].start) for pid in procfs.below([os.getpid()], table)}
+        return found | {m for m in self._members if m.pid in table and table[m.pid].start == m.start}
+
+    def _record_segments(self, candidates: set[Segment], mine: set[int]) -> None:
+        used = procfs.users(candidates, mine)
+        members = {m.pid for m in self._members}
+        for one in list(self._new):
+            if procfs.made_by(one, bool(used.get(one)), members, mine):
+                self._made.add(one)
+                del self._new[one]
+            elif used.get(one) and not procfs.has_library_name(one):
+                self._foreign.add(one)
+
+    def kill(self) -> None:
+        """Kill every descendant, including those that are started meanwhile."""
+        self._give_up_at = self._give_up_at or time.monotonic() + _KILL_S
+        procfs.freeze(self._living)
+        self._scan_all()
+        while left := self._living():
+            self._members |= left
+            for one in left:
+                procfs.send(one, signal.SIGKILL)
+            time.sleep(0.02)
+            reap()
+            if time.monotonic() > self._give_up_at:
+                break
+
+    def _scan_all(self) -> None:
+        """Scan everything; the processes are stopped by now, and no failure may leave them stopped."""
+        try:
+            self._scan(everything=True)
+        except Exception as error:
+            log(_scan_failure(error))
+
+    def end(self) -> None:
+        """Kill the tree, remove what it created, report what is left, and remove the ledger if nothing is."""
+        self.kill()
+        reap()
+        self._scan_all()
+        name = self._request["about"].get("name")
+        left = [f"process {p.pid} of {name}, which cannot be killed" for p in self._living()]
+        try:
+            removed, kept = self._remove_segments()
+        except Exception as error:
+            removed, kept = [], [f"shared memory that cannot be examined ({type(error).__name__}: {error})"]
+        left += kept
+        if self._scratch is not None and not self._living() and (words := runtime_dir.remove(self._scratch)):
+            left.append(words)
+        if left:
+            self.write()
+            left += [self._unwritten] if self._unwritten else []
+        self._release_claims()
+        # Before the ledger is removed: a holder that finds no ledger and has no reply knows that somebody removed it.
+        reply(left=left, removed=removed, kept=self._describe_foreign())
+        if not left:
+            with contextlib.suppress(OSError):
+                self._ledger.unlink()
+
+    def _describe_foreign(self) -> list[str]:
+        """Describe the existing segments that the tree used and that may be somebody's data."""
+        existing = procfs.segments() & self._foreign
+        return [f"{procfs.SHM / s.name}, which it had open and whose name is not a library's" for s in sorted(existing)]
+
+    def _remove_segments(self) -> tuple[list[str], list[str]]:
+        """Do as ``procfs.remove``, and wait a while for other users of a segment, which may be ending too."""
+        deadline = time.monotonic() + _USED_S
+        removed, kept = procfs.remove(self._made)
+        while kept and time.monotonic() < deadline:
+            time.sleep(0.1)
+            more, kept = procfs.remove(self._made)
+            removed += more
+        return removed, kept
+
+    def _release_claims(self) -> None:
+        """Release the claims; the holder removes their files as long as it is alive, because it holds them too."""
+        holder_lives = procfs.lives(Process(*self._request["holder"]))
+        for handle in self._claims:
+            if holder_lives:
+                os.close(handle)
+            else:
+                procfs.drop_claim(handle)
+
+
+def _scan_failure(error: Exception) -> str:
+    return f"the processes and their shared memory cannot be examined ({type(error).__name__}: {error})"
+
+
+def watch(tree: Tree, waiter: Waiter, command: list[str], mark: str) -> None:
+    """Start the command and wait until it has ended or the holder no longer wants it."""
+    if waiter.closed(0):
+        return
+    actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
+    ignored = (*_IGNORED, signal.SIGXFSZ)
+    try:
+        env = {**os.environ, procfs.MARK: mark, **tree.make_scratch()}
+    except OSError as error:
+        reply(failed=f"its folder for temporary files cannot be created: {error}; make room there, or set TMPDIR")
+        return
+    try:
+        pid = os.posix_spawnp(command[0], command, env, file_actions=actions, setsid=True, setsigdef=ignored)
+    except OSError as error:
+        reply(failed=f"{command[0]}: {error.strerror}")
+        return
+    tree.started(pid)
+    reply(pid=pid, start=tree.engine_start, warden=procfs.process(os.getpid()))
+    while not waiter.closed(_POLL_S):
+        ended = reap()
+        tree.scan()
+        if pid in ended:
+            # Reported only when its children are gone, because the holder may look for them next.
+            deadline = time.monotonic() + _ORPHANS_S
+            while (
+                procfs.below([os.getpid()], procfs.processes())
+                and time.monotonic() < deadline
+                and not waiter.closed(0.05)
+            ):
+                reap()
+            tree.kill()
+            reply(ended=ended[pid])
+            return
+
+
+def main() -> None:
+    # Must not be a child of the holder: some holders (Ray's workers among them) kill their children before they end.
+    if os.fork():
+        os._exit(0)
+    with contextlib.suppress(PermissionError):
+        os.setsid()
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    waiter = Waiter()
+    request = json.loads(sys.argv[1])
+    try:
+        tree = Tree(request)
+    except OSError as error:
+        ledger = request["ledger"]
+        reply(failed=f"its ledger {ledger} cannot be written: {error.strerror}; make room there, or set TMPDIR")
+        reply(left=[], removed=[], kept=[])
+        return
+    adopt_orphans()
+    try:
+        watch(tree, waiter, sys.argv[2:], request["mark"])
+    finally:
+        tree.end()
+
+
+if __name__ == "__main__":
+    main()

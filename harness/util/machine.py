@@ -1,0 +1,34 @@
+"""The time and the state of the checkout, as runs record them."""
+
+from __future__ import annotations
+
+import subprocess
+
+from harness.util import clock
+from harness.util.paths import IN_CHECKOUT, REPOSITORY
+
+
+def now() -> str:
+    """Return the current time in UTC as ISO 8601 text with seconds."""
+    return clock.utc().isoformat(timespec="seconds")
+
+
+def git_state() -> tuple[str | None, bool | None]:
+    """Return (commit, dirty) of the harness's own checkout, or (None, None) outside one."""
+
+    def ask(*words: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(REPOSITORY), *words],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = ask("rev-parse", "HEAD") if IN_CHECKOUT else None
+    status = ask("status", "--porcelain", "--untracked-files=no") if commit else None
+    return commit, None if status is None else bool(status)

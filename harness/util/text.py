@@ -1,0 +1,20 @@
+"""Text of prompts, engines and file names, made safe to show."""
+
+from __future__ import annotations
+
+import re
+
+# Control characters of terminals, characters that change the direction of the surrounding text (also by ending the
+# paragraph and with it every isolation: UAX #9, X8), and lone surrogates, which stand for undecodable bytes of file
+# names and cannot be encoded as UTF-8.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def harmless(text: str) -> str:
+    """Return the text with terminal and bidirectional control characters replaced by U+FFFD; tabs and newlines stay."""
+    return _OBEYED.sub("\ufffd", text)
+
+
+def shortened(text: str, most: int = 2000) -> str:
+    """Return at most the first ``most`` characters of a text, with a note on how many more there are."""
+    return text if len(text) <= most else f"{text[:most]} … {len(text) - most} more characters"

@@ -1,0 +1,130 @@
+"""The requests of each cell: cold prompts, as ids and some as text, and the scripts of its scenarios."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from harness.errors import UsageError
+from harness.history.records import COLD, Form
+from harness.profiles.cells import Cell, EngineGroup, Plan, start_expected_s
+from harness.profiles.model import Profile
+from harness.prompts.model import Prompt, PromptSet
+from harness.workload.scripts import Script, scripts
+
+
+class Item(NamedTuple):
+    """One cold request."""
+
+    prompt: Prompt
+    form: Form
+
+
+class Choice(NamedTuple):
+    """The part of the workload to run; all of it by default."""
+
+    scenarios: Collection[str] | None = None
+    """Ids of scenarios, ``cold`` among them; None selects all."""
+    prompts: Collection[str] | None = None
+    """Ids of cold prompts; None selects all."""
+    forms: Collection[Form] = ("ids", "text")
+    texts: int | None = None
+    """Most prompts to send as text too; None uses the profile's number."""
+    uses: Collection[str] = ("cold",)
+    """Which prompts of the set are sent cold, by their use."""
+
+    def wants(self, scenario: str) -> bool:
+        return self.scenarios is None or scenario in self.scenarios
+
+
+_IDS: tuple[Form, ...] = ("ids",)
+EVERYTHING = Choice()
+RECORDING = Choice(scenarios=(COLD,), forms=_IDS, uses=("cold", "scenario", "held-out"))
+SECOND_STAGE = Choice(scenarios=(COLD,), forms=_IDS, uses=("held-out",))
+
+
+class CellWork(NamedTuple):
+    """All requests of one cell, in order."""
+
+    cell: Cell
+    items: tuple[Item, ...]
+    scripts: tuple[Script, ...]
+
+    @property
+    def requests(self) -> int:
+        return len(self.items) + sum(s.requests for s in self.scripts)
+
+    @property
+    def planned(self) -> dict[str, int]:
+        """Number of requests per scenario, without cold ones."""
+        counts: Counter[str] = Counter()
+        for script in self.scripts:
+            counts[script.scenario] += script.requests
+        return dict(counts)
+
+
+def cell_work(profile: Profile, prompts: PromptSet, cell: Cell, choice: Choice = EVERYTHING) -> CellWork:
+    """Return the requests of a cell, or the chosen part of them."""
+    known = {p.id: p for p in prompts.prompts}
+    items = _cold(prompts, profile.workload.text_prompts, choice) if choice.wants(COLD) else []
+    played = [
+        script
+        for scenario in profile.scenarios
+        if choice.wants(scenario.id) and (scenario.routed or not cell.routed)
+        for script in scripts(scenario, known, cell.topology)
+    ]
+    return CellWork(cell, tuple(items), tuple(played))
+
+
+def _cold(prompts: PromptSet, text_prompts: int, choice: Choice) -> list[Item]:
+    chosen = [p for p in prompts.prompts if p.use in choice.uses and (choice.prompts is None or p.id in choice.prompts)]
+    items: list[Item] = [Item(p, "ids") for p in chosen] if "ids" in choice.forms else []
+    if "text" in choice.forms:
+        count = text_prompts if choice.texts is None else min(choice.texts, text_prompts)
+        items += [Item(p, "text") for p in spread(chosen, count)]
+    return items
+
+
+def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """Pick up to ``count`` prompts, from the strata in turn and from the middle of each."""
+    by_stratum: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_stratum.setdefault(prompt.stratum, []).append(prompt)
+    queues = [list(q) for q in by_stratum.values()]
+    chosen: list[Prompt] = []
+    while len(chosen) < min(count, len(prompts)):
+        for queue in queues:
+            if queue and len(chosen) < count:
+                chosen.append(queue.pop(len(queue) // 2))
+    return chosen
+
+
+def choose_scenarios(profile: Profile, patterns: Sequence[str]) -> Choice:
+    """Choose the scenarios that match any shell pattern. Raises UsageError when a pattern matches nothing."""
+    known = [COLD, *(s.id for s in profile.scenarios)]
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            raise UsageError(
+                f"--scenario {pattern!r}: expected a pattern that matches a scenario of profile {profile.name} "
+                f"({', '.join(known)}), found no match"
+            )
+    if not patterns:
+        return EVERYTHING
+    return Choice(scenarios=frozenset(k for k in known if any(fnmatch.fnmatchcase(k, p) for p in patterns)))
+
+
+def expected_s(plan: Plan, works: Sequence[CellWork]) -> float:
+    """Return the rough wall time of a plan in seconds."""
+    return sum(group_expected_s(g, works) for g in plan.groups)
+
+
+def group_expected_s(group: EngineGroup, works: Sequence[CellWork]) -> float:
+    """Return the rough wall time of one group of engines in seconds."""
+    mine = [w for w in works if w.cell in group.cells]
+    return start_expected_s(group) + sum(group.expected.request_s(w.cell.topology) * w.requests for w in mine)
+
+
+def total_requests(works: Iterable[CellWork]) -> int:
+    return sum(w.requests for w in works)

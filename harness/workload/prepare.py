@@ -1,0 +1,172 @@
+"""Loading and checking of everything that can be wrong before an engine is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.errors import HarnessError, ModelUnavailableError, UsageError
+from harness.profiles.cells import Plan, make_plan, select_cells
+from harness.profiles.known_defects import known_path, load_known
+from harness.profiles.model import Profile, check_paths, load_profile, reason_for
+from harness.prompts.model import PromptSet, load_prompts, planned_prompts
+from harness.workload.cells import (
+    RECORDING,
+    CellWork,
+    Choice,
+    cell_work,
+    choose_scenarios,
+    expected_s,
+    spread,
+    total_requests,
+)
+from harness.workload.scripts import require_possible
+
+
+class Prepared(NamedTuple):
+    """A validated request: profile, prompts and plan. Nothing has been started."""
+
+    profile: Profile
+    source: str
+    sets: Mapping[str, PromptSet]
+    """Prompt sets by variant; a profile without axes has one, for the variant ``""``."""
+    plan: Plan
+    """Plan of the cells that can run."""
+    works: tuple[CellWork, ...]
+    lacking: Mapping[str, str] = {}
+    """Cells that cannot run, and will be UNKNOWN, with the reason: a model or prompts are missing."""
+
+    @property
+    def prompts(self) -> PromptSet:
+        """The prompts of the first variant, which is the only one of a plain profile."""
+        return next(iter(self.sets.values()))
+
+    @property
+    def parts(self) -> tuple[Profile, ...]:
+        """The parts of the profile that have cells in the plan."""
+        return tuple(p for p in self.profile.parts if p.variant in self.sets)
+
+    @property
+    def rescores(self) -> bool:
+        """Whether outputs are re-scored: the profile says so, and the plain single engine runs cold prompts."""
+        asked = any(w.cell.id == w.cell.name.reference and w.items for w in self.works)
+        return self.profile.workload.rescore and asked
+
+    @property
+    def requests(self) -> int:
+        return total_requests(self.works)
+
+    @property
+    def expected_s(self) -> float:
+        return expected_s(self.plan, self.works)
+
+
+def prepare(
+    source: str,
+    patterns: Sequence[str],
+    scenarios: Sequence[str] = (),
+    record: bool = False,
+    prompts_per_stratum: int | None = None,
+    planned: bool = False,
+) -> Prepared:
+    """Load and check everything that can be wrong before an engine is started.
+
+    ``record`` selects what a baseline needs: every prompt of the set, cold, as ids. ``prompts_per_stratum`` limits the
+    cold prompts. With ``planned``, models and prompts need not exist, and placeholders by the recipe stand for missing
+    prompts; the result cannot be run.
+
+    Raises UsageError, DataError, ProfileError or ModelUnavailableError.
+    """
+    profile = load_profile(source)
+    cells = select_cells(profile, patterns)
+    if record:
+        # A baseline describes engines without a router.
+        cells = [c for c in cells if not c.routed]
+    choice = RECORDING if record else choose_scenarios(profile, scenarios)
+    # A damaged list must be found now, not after the run.
+    load_known(known_path(profile.known_defects))
+    sets: dict[str, PromptSet] = {}
+    works: list[CellWork] = []
+    lacking: dict[str, str] = {}
+    for part in profile.parts:
+        mine = [c for c in cells if c.variant == part.variant]
+        if not mine:
+            continue
+        try:
+            prompts = _planned_prompts(part) if planned else None
+            sets[part.variant] = prompts = prompts or _fitting_prompts(part, source, record)
+        except HarnessError as error:
+            # A variant that cannot run must not keep the others from running.
+            if not profile.axes:
+                raise
+            lacking |= {c.id: str(error) for c in mine}
+            works += [CellWork(c, (), ()) for c in mine]
+            continue
+        chosen = _thinned(choice, prompts, prompts_per_stratum)
+        works += [w for c in mine if (w := cell_work(part, prompts, c, chosen)).requests]
+        reasons = {} if planned else {c.id: reason_for(part, c.method.kind) for c in mine}
+        lacking |= {cell: reason for cell, reason in reasons.items() if reason is not None}
+    if works and all(w.cell.id in lacking for w in works):
+        words = "\n".join(f"  {reason}" for reason in dict.fromkeys(lacking.values()))
+        raise ModelUnavailableError(f"profile {source}: expected cells that can run, found none:\n{words}")
+    if not works:
+        raise UsageError(
+            f"expected cells that can run {', '.join(scenarios)}, found none among {', '.join(c.id for c in cells)}; "
+            "scenarios that need a prefill engine run only in pd cells"
+        )
+    sets = {v: prompts for v, prompts in sets.items() if any(w.cell.variant == v for w in works)}
+    plan = make_plan(profile, [w.cell for w in works if w.cell.id not in lacking])
+    asked = {w.cell.id for w in works}
+    return Prepared(profile, source, sets, plan, tuple(works), {c: r for c, r in lacking.items() if c in asked})
+
+
+def _planned_prompts(part: Profile) -> PromptSet | None:
+    """Return placeholders for prompts that have not been built, or None if they have or there is no recipe."""
+    recipe = part.workload.recipe
+    return planned_prompts(recipe) if recipe is not None and not part.workload.prompts.is_file() else None
+
+
+def _thinned(choice: Choice, prompts: PromptSet, per_stratum: int | None) -> Choice:
+    """Return the choice with about ``per_stratum`` cold prompts of each stratum."""
+    if per_stratum is None:
+        return choice
+    strata = {p.stratum for p in prompts.cold}
+    kept = spread(prompts.cold, per_stratum * len(strata))
+    return choice._replace(prompts=frozenset(p.id for p in kept), texts=per_stratum)
+
+
+def _fitting_prompts(part: Profile, source: str, record: bool) -> PromptSet:
+    """Load the prompts of one part of a profile. Raises UsageError or DataError when they cannot be used with it."""
+    where = f"profile {source}" + (f", variant {part.variant}" if part.variant else "")
+    check_paths(part, Path(source))
+    prompts = load_prompts(part.workload.prompts)
+    prompts.check_tokenizer(part.tokenizer_folder, part.workload.prompts)
+    longest = max(p.tokens for p in prompts.prompts) + part.workload.max_tokens
+    if longest > part.engine.max_model_len:
+        raise UsageError(
+            f"{where}: expected prompts and outputs to fit engine.max_model_len = "
+            f"{part.engine.max_model_len}, found up to {longest} tokens; raise it or lower workload.max_tokens"
+        )
+    if part.judging.tier == "normal" and part.judging.stages == 2 and not prompts.held_out and not record:
+        raise UsageError(
+            f"{where}: expected prompts held out for the second stage (use: held-out) in "
+            f"{part.workload.prompts.name}, found none; build a set with "
+            "`harness prompts build --held-out`, or set judging.stages to 1"
+        )
+    if part.judging.tier == "normal" and part.scenarios:
+        raise UsageError(
+            f"{where}: expected no scenarios in the normal tier, found {part.scenarios[0].id}: so few requests "
+            "cannot reach significance; judge scenarios with a profile of the bitwise tier"
+        )
+    require_possible(part, {p.id: p for p in prompts.prompts})
+    return prompts
+
+
+def narrowed(prepared: Prepared, variant: str) -> Prepared:
+    """Return what was prepared for a single variant, as a plain profile."""
+    works = tuple(w for w in prepared.works if w.cell.variant == variant)
+    part = prepared.profile.part(variant)
+    plan = make_plan(part, [w.cell for w in works if w.cell.id not in prepared.lacking])
+    lacking = {w.cell.id: prepared.lacking[w.cell.id] for w in works if w.cell.id in prepared.lacking}
+    return Prepared(part, prepared.source, {variant: prepared.sets[variant]}, plan, works, lacking)

@@ -1,0 +1,314 @@
+"""Scripts: the requests that bring engines into the state of a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from harness.errors import UsageError
+from harness.history.records import Form
+from harness.history.token_ids import common_prefix
+from harness.profiles.model import Profile, TopologyName
+from harness.profiles.scenarios import (
+    ChunkedPrefill,
+    Concurrent,
+    LatePull,
+    Pair,
+    PrefixHit,
+    Pressure,
+    Refill,
+    Sampled,
+    Scenario,
+    SharedBlock,
+)
+from harness.prompts.lengths import blocks
+from harness.prompts.model import Prompt
+
+Route = Literal["cell", "prefill", "local"]
+"""``cell``: through the cell's topology; ``prefill``: to P alone; ``local``: to D (or the single engine) alone."""
+
+SHORT = 2
+"""Output tokens of requests that only fill caches."""
+
+
+class Send(NamedTuple):
+    """One request of a script."""
+
+    prompt: Prompt
+    part: str
+    group: str
+    """Requests of the same group may share cached blocks; each run of a script has its own groups."""
+    route: Route = "cell"
+    form: Form = "ids"
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    judged: bool = True
+    after_s: float = 0.0
+    """Delay in seconds after the start of the stage, or after the last answer that it waits for."""
+    after: tuple[str, ...] = ()
+    """Parts of the stage that must have been answered before it is sent."""
+    last: bool = False
+    """Whether it is queued at the paused engine after all others."""
+    between: tuple[Send, ...] = ()
+    """Requests to send one by one after P has answered and before D is asked."""
+
+
+class Stage(NamedTuple):
+    """Requests that are under way at the same time; the next stage begins when all are answered."""
+
+    sends: tuple[Send, ...]
+    hold: Literal["first", "answering"] | None = None
+    """Pause an engine until all requests are queued there, so that it begins them in one step: the one that is asked
+    first (P in a pair), or the one that gives the output (D in a pair)."""
+
+
+class Script(NamedTuple):
+    """One run through a scenario."""
+
+    scenario: str
+    instance: int
+    stages: tuple[Stage, ...]
+
+    @property
+    def requests(self) -> int:
+        return sum(1 + len(send.between) for stage in self.stages for send in stage.sends)
+
+
+def scripts(scenario: Scenario, prompts: Mapping[str, Prompt], topology: TopologyName) -> list[Script]:
+    """Return the scripts of a scenario for a topology; the list is empty when it cannot run there."""
+    if topology not in scenario.topologies:
+        return []
+    runs = _stages(scenario, prompts)
+    return [Script(scenario.id, i, tuple(stages)) for i, stages in enumerate(runs)]
+
+
+def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stage]]:
+    limit = scenario.max_tokens
+    match scenario:
+        case PrefixHit():
+            return [_prefix_hit(scenario, prompts, pair) for pair in scenario.pairs]
+        case ChunkedPrefill():
+            return [[_one(prompts[p], "subject", "a", limit)] for p in scenario.prompts]
+        case Concurrent():
+            return [_concurrent(scenario, prompts) for _ in range(scenario.rounds)]
+        case Pressure():
+            return [_pressure(scenario, prompts)]
+        case Refill():
+            fill = [_one(prompts[p], f"fill{i}", "b", SHORT) for i, p in enumerate(scenario.fill)]
+            return [
+                [_one(prompts[p], "before", "a", limit), *fill, _one(prompts[p], "subject", "a", limit)]
+                for p in scenario.prompts
+            ]
+        case LatePull():
+            between = tuple(
+                Send(prompts[p], f"fill{i}", "b", "prefill", max_tokens=SHORT) for i, p in enumerate(scenario.fill)
+            )
+            return [
+                [Stage((Send(prompts[p], "subject", "a", max_tokens=limit, between=between),))]
+                for p in scenario.prompts
+            ]
+        case Sampled():
+            return [
+                [Stage((Send(prompts[p], "subject", "a", max_tokens=limit, temperature=scenario.temperature),))]
+                for p in scenario.prompts
+            ]
+        case SharedBlock():
+            order = (("donor", scenario.first), ("again", scenario.first), ("bridge", scenario.bridge))
+            return [
+                [
+                    *(_one(prompts[p], part, "a", SHORT if part == "again" else limit) for part, p in order),
+                    _one(prompts[scenario.second], "subject", "a", limit),
+                ]
+            ]
+    raise AssertionError(scenario)
+
+
+def _one(prompt: Prompt, part: str, group: str, max_tokens: int | None) -> Stage:
+    return Stage((Send(prompt, part, group, max_tokens=max_tokens),))
+
+
+def _prefix_hit(scenario: PrefixHit, prompts: Mapping[str, Prompt], pair: Pair) -> list[Stage]:
+    route: Route = "local" if scenario.where == "decode" else "prefill"
+    donor = Send(prompts[pair.donor], "donor", "a", route, max_tokens=SHORT)
+    return [Stage((donor,)), _one(prompts[pair.subject], "subject", "a", scenario.max_tokens)]
+
+
+def _concurrent(scenario: Concurrent, prompts: Mapping[str, Prompt]) -> list[Stage]:
+    """Return the stages of the concurrent scenario.
+
+    The short requests start together with the long one, which has the second batch row. When all short ones have ended,
+    it has moved to the first row, whichever ended first; then the late ones are sent, and the first of them takes the
+    row that it left, through which its blocks may still be overwritten. Finally the long one is repeated from the
+    cache, which shows whether its blocks were overwritten.
+
+    Late requests wait for the answers of the short ones instead of a fixed time: a request that is admitted in the step
+    in which another ends takes that one's row, so that nothing moves and a drafter that writes through a stale row (M3)
+    goes unnoticed.
+    """
+    limit = scenario.max_tokens
+    short = [Send(prompts[p], f"together{i}", f"t{i}", max_tokens=limit) for i, p in enumerate(scenario.together)]
+    holder = Send(prompts[scenario.holder], "holder", "h", max_tokens=limit)
+    queue = [short[0], holder, *short[1:]]
+    queue = [send._replace(after_s=i * ORDER_S) for i, send in enumerate(queue)]
+    ended = tuple(send.part for send in short)
+    late = [
+        Send(prompts[p], f"late{i}", f"l{i}", max_tokens=limit, after_s=i * ORDER_S, after=ended)
+        for i, p in enumerate(scenario.late)
+    ]
+    again = Send(holder.prompt, "again", holder.group, max_tokens=limit)
+    return [Stage((*queue, *late), hold="first"), Stage((again,))]
+
+
+ORDER_S = 0.03
+"""Seconds between requests that must be queued in order: longer than the API server takes for one (about 10 ms)."""
+
+
+def _pressure(scenario: Pressure, prompts: Mapping[str, Prompt]) -> list[Stage]:
+    limit = scenario.max_tokens
+    load = [Send(prompts[p], f"load{i}", f"p{i}", max_tokens=limit) for i, p in enumerate(scenario.load)]
+    local = [Send(prompts[p], f"local{i}", f"q{i}", "local", max_tokens=limit) for i, p in enumerate(scenario.local)]
+    waiting = Send(prompts[scenario.waiting.subject], "waiting", "a", max_tokens=limit, last=True)
+    return [
+        _one(prompts[scenario.waiting.donor], "donor", "a", SHORT),
+        # Paused until all are queued: otherwise one could end before the next begins. Waiting for a given usage of the
+        # pool is no alternative, since a busy engine may leave /metrics unanswered for seconds.
+        Stage((*load, *local, waiting), hold="answering"),
+    ]
+
+
+# --- what can be known before an engine is started -----------------------------------------------------------------
+
+
+def require_possible(profile: Profile, prompts: Mapping[str, Prompt]) -> None:
+    """Raise UsageError when a scenario names an unknown prompt or cannot occur with the profile's engine settings."""
+    for scenario in profile.scenarios:
+        for name in named_prompts(scenario):
+            if name not in prompts:
+                raise UsageError(
+                    f"scenario {scenario.id}: expected prompts of {profile.workload.prompts.name}, found {name!r}, "
+                    "which is not in it; correct the id or rebuild the prompt set"
+                )
+        most = profile.workload.max_tokens
+        if scenario.max_tokens is not None and scenario.max_tokens > most:
+            raise UsageError(
+                f"scenario {scenario.id}: expected max_tokens of at most workload.max_tokens = {most}, the length that "
+                f"baselines record, found {scenario.max_tokens}; lower it or raise workload.max_tokens"
+            )
+        problem = _impossible(scenario, profile, prompts)
+        if problem:
+            raise UsageError(f"scenario {scenario.id} cannot occur: {problem}")
+
+
+def named_prompts(scenario: Scenario) -> list[str]:
+    """Return the ids of all prompts that a scenario sends."""
+    match scenario:
+        case PrefixHit():
+            return [p for pair in scenario.pairs for p in (pair.donor, pair.subject)]
+        case ChunkedPrefill() | Sampled():
+            return list(scenario.prompts)
+        case Concurrent():
+            return [scenario.holder, *scenario.together, *scenario.late]
+        case Pressure():
+            return [*scenario.load, *scenario.local, scenario.waiting.donor, scenario.waiting.subject]
+        case Refill() | LatePull():
+            return [*scenario.prompts, *scenario.fill]
+        case SharedBlock():
+            return [scenario.first, scenario.bridge, scenario.second]
+    raise AssertionError(scenario)
+
+
+def shared_blocks(a: Prompt, b: Prompt, block_size: int) -> int:
+    """Return the number of whole blocks in the common prefix of two prompts."""
+    return common_prefix(a.ids, b.ids) // block_size
+
+
+def _demand(names: Sequence[str], profile: Profile, prompts: Mapping[str, Prompt], limit: int | None) -> int:
+    """Return the number of KV blocks that the prompts and their outputs need together."""
+    size = profile.engine.block_size
+    most = limit or profile.workload.max_tokens
+    return sum(blocks(prompts[n].tokens + min(most, prompts[n].tokens), size) for n in names)
+
+
+def _impossible(scenario: Scenario, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+    size, pool = profile.engine.block_size, profile.engine.kv_blocks
+    budget = profile.engine.max_num_batched_tokens
+    match scenario:
+        case PrefixHit():
+            return _no_sharing(scenario.pairs, prompts, size)
+        case ChunkedPrefill():
+            short = [p for p in scenario.prompts if budget is not None and prompts[p].tokens <= budget]
+            if short:
+                return (
+                    f"expected prompts longer than engine.max_num_batched_tokens = {budget}, found {short[0]} of "
+                    f"{prompts[short[0]].tokens} tokens; lower the budget or name longer prompts"
+                )
+        case Concurrent():
+            names = [scenario.holder, *scenario.together, *scenario.late]
+            wanted = _demand(names, profile, prompts, scenario.max_tokens)
+            if pool is not None and wanted > pool - 1:
+                return _pool(f"at least {wanted + 1} blocks, so that no request is preempted", pool)
+            return _too_many(len(scenario.together) + 1, profile)
+        case Pressure():
+            return _no_pressure(scenario, profile, prompts)
+        case Refill() | LatePull():
+            wanted = sum(blocks(prompts[n].tokens, size) for n in scenario.fill)
+            if pool is not None and wanted < pool - 1:
+                return _pool(f"at most {wanted + 1} blocks, which its fill can use up", pool)
+        case SharedBlock():
+            return _not_shared(scenario, prompts, size)
+    return None
+
+
+def _no_pressure(scenario: Pressure, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+    """Return why there would be no pressure, in words, or None.
+
+    The prompts must leave no room for the waiting one, and P must be able to keep all handed-off blocks while D is
+    paused.
+    """
+    size, pool = profile.engine.block_size, profile.engine.kv_blocks
+    waiting = blocks(prompts[scenario.waiting.subject].tokens, size)
+    kept = sum(blocks(prompts[p].tokens, size) for p in scenario.load)
+    before = kept + sum(blocks(prompts[p].tokens, size) for p in scenario.local)
+    if pool is not None and before + waiting <= pool - 1:
+        return _pool(f"fewer than the {before + waiting + 1} blocks that its prompts need together", pool)
+    if pool is not None and kept + waiting > pool - 1 and "pd" in scenario.topologies:
+        return _pool(
+            f"at least {kept + waiting + 1} blocks, so that P can keep `load` and `waiting` for D, or load moved to "
+            "`local`",
+            pool,
+        )
+    return _too_many(len(scenario.load) + len(scenario.local) + 1, profile) or _no_sharing(
+        (scenario.waiting,), prompts, size
+    )
+
+
+def _too_many(together: int, profile: Profile) -> str | None:
+    if together <= profile.engine.max_num_seqs:
+        return None
+    return (
+        f"expected engine.max_num_seqs of at least {together}, found {profile.engine.max_num_seqs}; raise it or send "
+        "fewer prompts together"
+    )
+
+
+def _pool(wanted: str, pool: int) -> str:
+    return f"expected a KV pool (engine.kv_blocks) of {wanted}, found {pool}; change the pool or the prompts"
+
+
+def _no_sharing(pairs: Sequence[Pair], prompts: Mapping[str, Prompt], size: int) -> str | None:
+    for pair in pairs:
+        if shared_blocks(prompts[pair.donor], prompts[pair.subject], size) < 1:
+            return (
+                f"expected donor {pair.donor} and subject {pair.subject} to have their first block of {size} tokens "
+                "in common, found them to differ; name prompts that share a prefix"
+            )
+    return None
+
+
+def _not_shared(scenario: SharedBlock, prompts: Mapping[str, Prompt], size: int) -> str | None:
+    first, bridge, second = (prompts[p] for p in (scenario.first, scenario.bridge, scenario.second))
+    if shared_blocks(first, second, size) or shared_blocks(bridge, second, size) < 1:
+        return "expected `second` to share its first block with `bridge` and not with `first`"
+    if first.ids[size : 2 * size] != second.ids[size : 2 * size]:
+        return "expected `first` and `second` to have the same tokens in their second block"
+    return None

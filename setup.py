@@ -1,0 +1,28 @@
+"""Builds the wheel: what pyproject.toml says, and the shipped data, which lies beside the package in a checkout."""
+
+import shutil
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+DATA = ("prompts", "baselines", "models", "requirements", "known-defects.yaml")
+
+
+class BuildWithData(build_py):
+    """Copies the shipped data into the package, where ``harness.util.paths.REPOSITORY`` looks for it."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for name in DATA:
+            source, target = Path(name), Path(self.build_lib, "harness", "data", name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, dirs_exist_ok=True)
+            else:
+                shutil.copy2(source, target)
+
+
+setup(cmdclass={"build_py": BuildWithData})

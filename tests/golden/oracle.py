@@ -1,0 +1,176 @@
+"""Compares what the harness says about recorded runs, and what it would start, with what it said before.
+
+``python -m tests.golden.oracle update`` writes the expected outputs of the runs that the repository carries, and
+``python -m tests.golden.oracle compare OTHER_CHECKOUT RUN...`` compares this checkout with another one on any recorded
+runs. A change that only moves or renames code must leave every byte as it is; a change of words updates the expected
+outputs in a commit of its own, where the difference can be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = Path(__file__).parent / "runs"
+EXPECTED = Path(__file__).parent / "expected"
+PROFILES = ("cpu", "gpu", "nightly")
+
+_JUDGED = ("judgement.json", "summary.md", "junit.xml", "report.html")
+# Engine commands are not printed by any command of the program, so a few lines of Python ask for them.
+_COMMANDS = """
+import json, os
+home = os.environ["HF_HOME"]
+os.environ.clear()
+os.environ["HF_HOME"] = home
+from {module_profiles} import load_profile
+from {module_command} import build_command
+from {module_environment} import EngineEnvironment
+environment = EngineEnvironment(
+    executable="python", python="3.11", prefix="/prefix", vllm="0.32.0", vllm_build="cpu", torch="2", transformers="5",
+    nixl="1",
+)
+out = {{}}
+for name in {profiles!r}:
+    profile = load_profile(name)
+    for part in profile.parts:
+        for method in part.methods:
+            for role in ("single", "prefill", "decode"):
+                where = f"{{name}}/{{part.variant}}/{{method.kind}}/{{role}}"
+                ranks = part.engine.tensor_parallel.of(role)
+                try:
+                    command = build_command(
+                        part, method, role, environment, 1000, None if role == "single" else 1001,
+                        [str(n) for n in range(ranks)],
+                    )
+                    out[where] = [command.argv, command.env]
+                except Exception as error:
+                    out[where] = f"{{type(error).__name__}}: {{error}}"
+print(json.dumps(out, indent=1, sort_keys=True))
+"""
+# The modules that the lines above need, in this checkout and in earlier ones.
+_LAYOUTS = (
+    ("harness.profiles.model", "harness.engines.command", "harness.engines.environment"),
+    ("harness.config", "harness.engine.command", "harness.engine.environment"),
+)
+
+
+def outputs(run: Path, checkout: Path = ROOT, home: Path = ROOT) -> dict[str, str]:
+    """Judge a copy of a recorded run with the code of ``checkout`` and return every file and text that came out.
+
+    ``home`` is the folder that the recorded run's own paths lie in. Times and folders are replaced by fixed words.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / run.name
+        shutil.copytree(run, folder, symlinks=True, ignore=shutil.ignore_patterns(*_JUDGED))
+        done = _harness(["check", str(folder)], checkout, home)
+        out = {"exit": f"{done.returncode}\n", "terminal": done.stdout + done.stderr}
+        for name in _JUDGED:
+            path = folder / name
+            out[name] = path.read_text(encoding="utf-8") if path.is_file() else "absent\n"
+        replaced = {str(folder): "RUN", temporary: "TMP", str(checkout): "CHECKOUT", str(home): "CHECKOUT"}
+        return {name: _normalised(text, replaced) for name, text in out.items()}
+
+
+def plans(checkout: Path = ROOT) -> dict[str, str]:
+    """Return the plan of every shipped profile as printed, and the command line and variables of every engine."""
+    out = {}
+    for profile in PROFILES:
+        done = _harness(["plan", "--profile", profile], checkout, checkout)
+        out[f"plan-{profile}"] = _normalised(done.stdout + done.stderr, {str(checkout): "CHECKOUT"})
+    out["commands"] = _normalised(_commands(checkout), {str(checkout): "CHECKOUT"})
+    return out
+
+
+def _commands(checkout: Path) -> str:
+    for profiles, command, environment in _LAYOUTS:
+        names = {"module_profiles": profiles, "module_command": command, "module_environment": environment}
+        code = _COMMANDS.format(profiles=PROFILES, **names)
+        done = _python(["-c", code], checkout, checkout)
+        if "ModuleNotFoundError" not in done.stderr:
+            break
+    return done.stdout or done.stderr
+
+
+def _harness(arguments: list[str], checkout: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return _python(["-m", "harness", *arguments], checkout, cwd)
+
+
+def _python(arguments: list[str], checkout: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python with the harness of ``checkout``, not of the current folder, on a terminal of fixed width."""
+    fixed = {"PYTHONPATH": str(checkout), "COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb", "HF_HOME": "/no-models"}
+    environment = {**os.environ, **fixed}
+    command = [sys.executable, "-P", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
+
+
+def _normalised(text: str, replaced: Mapping[str, str]) -> str:
+    for old in sorted(replaced, key=len, reverse=True):
+        text = text.replace(old, replaced[old])
+    return text
+
+
+def fixed(name: str, text: str) -> str:
+    """What is kept of an output in the repository: all of it, but of the report, a megabyte of scripts, the hash."""
+    return hashlib.sha256(text.encode()).hexdigest() + "\n" if name == "report.html" else text
+
+
+def recorded() -> list[Path]:
+    """The recorded runs of the repository."""
+    return sorted(p for p in RUNS.iterdir() if p.is_dir())
+
+
+def expected(name: str) -> dict[str, str]:
+    """The expected outputs of a recorded run, or of ``plans``."""
+    return {p.name: p.read_text(encoding="utf-8") for p in sorted((EXPECTED / name).iterdir())}
+
+
+def _update() -> None:
+    shutil.rmtree(EXPECTED, ignore_errors=True)
+    for name, out in [*((r.name, outputs(r)) for r in recorded()), ("plans", plans())]:
+        (EXPECTED / name).mkdir(parents=True)
+        for file, text in out.items():
+            (EXPECTED / name / file).write_text(fixed(file, text), encoding="utf-8")
+
+
+def _differences(one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted({*one, *other}):
+        mine, theirs = one.get(name, "absent"), other.get(name, "absent")
+        if mine != theirs:
+            lines = zip(re.split(r"(?<=[>\n])", mine), re.split(r"(?<=[>\n])", theirs), strict=False)
+            first = next(((a, b) for a, b in lines if a != b), (mine[-200:], theirs[-200:]))
+            yield f"{name}: {json.dumps(first[0][:300])} instead of {json.dumps(first[1][:300])}"
+
+
+def _compare(checkout: Path, runs: list[Path]) -> int:
+    failed = 0
+    pairs = [("plans", plans(ROOT), plans(checkout))]
+    for run in runs:
+        home = checkout if str(checkout) in (run / "run.json").read_text(encoding="utf-8") else ROOT
+        pairs.append((str(run), outputs(run, ROOT, home), outputs(run, checkout, home)))
+    for name, ours, theirs in pairs:
+        found = list(_differences(ours, theirs))
+        failed += bool(found)
+        print(f"{name}: {'the same' if not found else 'DIFFERENT'} ({ours.get('exit', '').strip()})")
+        for line in found:
+            print(f"  {line}")
+    print(f"{len(pairs)} compared, {failed} different")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["update"]:
+            _update()
+        case ["compare", checkout, *runs]:
+            sys.exit(_compare(Path(checkout).resolve(), [Path(r).resolve() for r in runs]))
+        case _:
+            sys.exit(f"expected `update` or `compare OTHER_CHECKOUT RUN...`, found {sys.argv[1:]}")

@@ -1,0 +1,17 @@
+"""What the harness says about recorded runs stays as it is, byte for byte, until somebody decides otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.golden import oracle
+
+
+@pytest.mark.parametrize("run", oracle.recorded(), ids=lambda p: p.name)
+def test_recorded_run_is_judged_as_before(run):
+    found = {name: oracle.fixed(name, text) for name, text in oracle.outputs(run).items()}
+    assert found == oracle.expected(run.name)
+
+
+def test_plans_and_engine_commands_are_as_before():
+    assert oracle.plans() == oracle.expected("plans")

@@ -1,0 +1,118 @@
+"""The command line: help, exit codes and one clear sentence for bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.util.paths import REPOSITORY
+from tests.support.builders import recorded
+from tests.support.program import harness, run
+from tools.probe_models.__main__ import app as probe_models
+
+
+def test_module_is_the_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "plan", "--profile", "nowhere"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=REPOSITORY,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == harness("plan", "--profile", "nowhere")
+    assert done.returncode == 64
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["run"], ["plan"], ["check"], ["report"], ["doctor"], ["baseline"], ["baseline", "record"], ["probe"],
+     ["probe", "measure"], ["prompts", "build"], ["models"], ["selftest"], ["aa"]],
+)  # fmt: skip
+def test_help(command):
+    code, output = run(*command, "--help")
+    assert code == 0
+    assert "Usage" in output
+
+
+def test_probe_models_are_trained_by_a_program_beside_the_package():
+    shown = CliRunner().invoke(probe_models, ["build", "--help"])
+    assert shown.exit_code == 0
+    assert "Train the probe models" in shown.output
+
+
+def test_help_states_the_exit_codes():
+    assert "64 wrong usage" in run("--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["run", "--nonsense"], 64, "nonsense"),
+        (["dance"], 64, "dance"),
+        (["run", "--profile", "nowhere"], 64, "expected a shipped profile"),
+        (["run", "--cell", "pd-medusa"], 64, "expected a pattern that matches a cell"),
+        (["run", "--base-port", "12"], 64, "base-port"),
+        (["run", "--engine-python", "/nowhere/python", "--cell", "single-none"], 2, "could not be run"),
+        (["check", "/nowhere"], 64, "expected the folder of a recorded run"),
+        (["report", "/tmp"], 64, "expected the folder of a recorded run"),
+        (["baseline", "record", "--from", "/nowhere"], 64, "expected the folder of a recorded run"),
+        (["probe", "measure", "/nowhere"], 64, "expected the folder of a recorded run"),
+        (["run", "--scenario", "warm"], 64, "expected a pattern that matches a scenario"),
+        (["run", "--scenario", "late-pull", "--cell", "single-*"], 64, "need a prefill engine"),
+        (["run", "--mutant", "M99", "--cell", "single-none"], 64, "expected the id of a mutant"),
+        (["run", "--mutant", "M1", "--mutant", "M4"], 64, "expected one mutant at a time, found M1, M4"),
+        (["selftest", "--mutant", "M99"], 64, "expected one of M1"),
+        (["selftest", "--mutant", "M1", "--quick"], 64, "found both"),
+        (["selftest", "--engine-python", "/nowhere/python"], 2, "could not be run"),
+        (["aa", "--repeat", "1"], 64, "repeat"),
+        (["aa", "--cell", "pd-medusa"], 64, "expected a pattern that matches a cell"),
+        (["prompts", "build", "--kind", "echo"], 64, "expected --tokenizer DIR"),
+        (["prompts", "build", "--kind", "echo", "--tokenizer", "/nowhere", "--out", "/tmp/x"], 64, "tokenizer_config"),
+        (["prompts", "build", "--kind", "poem"], 64, "expected copy, echo, natural"),
+    ],
+)
+def test_bad_input(arguments, code, sentence):
+    found, output = run(*arguments)
+    assert found == code, output
+    assert sentence in output
+
+
+def test_plan_starts_nothing_and_names_every_cell():
+    code, output = run("plan")
+    assert code == 0
+    for cell in ("pd-none", "single-none", "pd-eagle3", "single-eagle3", "pd-dflash", "pd-mtp", "single-mtp"):
+        assert cell in output
+
+
+def test_check_without_baselines_is_unknown(tmp_path: Path):
+    recorded(tmp_path)
+    code, output = run("check", str(tmp_path), "--baselines", str(tmp_path))
+    assert code == 2
+    assert "UNKNOWN" in output
+
+
+def test_report_of_a_recorded_run_exits_with_zero(tmp_path: Path):
+    recorded(tmp_path)
+    code, output = run("report", str(tmp_path))
+    assert code == 0
+    assert "report.html" in output
+
+
+def test_damaged_run_is_refused(tmp_path: Path):
+    recorded(tmp_path)
+    (tmp_path / "observations.jsonl").write_text('{"cell": 1}\n')
+    code, output = run("check", str(tmp_path))
+    assert code == 64
+    assert "changed or damaged" in output
+
+
+def test_baselines_are_not_recorded_from_pairs(tmp_path: Path):
+    recorded(tmp_path)
+    code, _ = run("baseline", "record", "--from", str(tmp_path), "--baselines", str(tmp_path / "b"))
+    assert code == 64
+    assert not (tmp_path / "b").exists()

@@ -1,0 +1,81 @@
+"""Engines as processes: how they end, what they leave, and interpreters that cannot run vLLM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+from harness.engines.command import EngineCommand
+from harness.engines.environment import inspect_environment
+from harness.errors import EngineDiedError, EnvironmentFault
+from harness.supervision.process import SupervisedEngine
+
+
+def test_engine_python_without_vllm(tmp_path):
+    with pytest.raises(EnvironmentFault, match="could not be run"):
+        inspect_environment(str(tmp_path / "nothing"))
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    bare.chmod(0o755)
+    with pytest.raises(EnvironmentFault, match="expected vllm to be installed there"):
+        inspect_environment(str(bare))
+    no_python = tmp_path / "cat"
+    no_python.write_text("#!/bin/sh\necho hello\n")
+    no_python.chmod(0o755)
+    with pytest.raises(EnvironmentFault, match="expected a Python interpreter"):
+        inspect_environment(str(no_python))
+
+
+def process(tmp_path, code: str) -> SupervisedEngine:
+    command = EngineCommand("single", 1, None, [sys.executable, "-c", code], {})
+    return SupervisedEngine(command, tmp_path / "engine.log", dict(os.environ))
+
+
+def test_died_engine_is_quoted(tmp_path):
+    started = process(tmp_path, "print('about to fail'); raise SystemExit(3)")
+    while started.alive():
+        time.sleep(0.01)
+    with pytest.raises(EngineDiedError, match="exit status 3") as caught:
+        started.require_alive()
+    assert "about to fail" in str(caught.value)
+    started.stop(1)
+
+
+def test_stop_ends_the_whole_family_even_when_it_ignores_term(tmp_path):
+    code = (
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "subprocess.Popen([sys.executable, '-c', 'import signal, time; "
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)'])\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    started = process(tmp_path, code)
+    while "up" not in started.log_tail() or len(started.family()) < 2:
+        time.sleep(0.02)
+    pids = [p.pid for p in started.family()]
+    started.stop(0.2)
+    assert [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_orphans_of_a_killed_engine_are_ended(tmp_path):
+    code = (
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    started = process(tmp_path, code)
+    while "up" not in started.log_tail() or len(started.family()) < 2:
+        time.sleep(0.02)
+    orphan = next(p for p in started.family() if p.pid != started.pid)
+    os.kill(started.pid, signal.SIGKILL)
+    while started.alive():
+        time.sleep(0.01)
+    started.stop(0.2)
+    assert not psutil.pid_exists(orphan.pid) or orphan.status() == psutil.STATUS_ZOMBIE

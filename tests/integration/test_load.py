@@ -1,0 +1,300 @@
+"""Large runs: read cell by cell, judged and reported as if they were in memory."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import textwrap
+import weakref
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchmarks.load import STAGES, records, write, write_baselines
+from benchmarks.memory import forget_peak, peak_mib
+from harness.commands.merge import merge
+from harness.commands.merge.load import load_parts
+from harness.commands.merge.night import Wanted
+from harness.commands.merge.score_index import ScoreIndex
+from harness.commands.merge.union import MergedObservations
+from harness.errors import DataError
+from harness.history import index
+from harness.history.index import HeldCells, RecordedLines
+from harness.history.records import (
+    SECOND,
+    History,
+    HistoryWriter,
+    Observation,
+    _parse,
+    load_history,
+    write_parquet,
+    write_run,
+)
+from harness.profiles.model import load_profile
+from harness.reports.judge_run import judge_and_report
+from harness.util.byte_cache import ByteCache
+from harness.util.paths import REPOSITORY
+from tests.support.builders import change_final, history, observation
+
+CELLS = ("pd-eagle3", "single-eagle3", "pd-none", "single-none")
+LENGTHS = (40, 63, 64, 65, 96, 117)
+
+
+def rows() -> list[Observation]:
+    """Cells in turns, so that none of them is in one place of the file; some answers are wrong, one is asked twice."""
+    out = []
+    for number, tokens in enumerate(LENGTHS):
+        for cell in CELLS:
+            o = observation(cell, tokens, sequence=len(LENGTHS) - number)
+            if cell == "pd-eagle3" and tokens in (64, 96):
+                assert o.final is not None and o.final.output_ids is not None
+                o = change_final(o, output_ids=(9, *o.final.output_ids[1:]))
+            if cell == "single-eagle3" and tokens == 40:
+                o = o.model_copy(update={"error": "the exchange broke"})
+            out.append(o)
+    out.append(observation("pd-none", 40, sequence=99))
+    out.append(observation("pd-none", 65, form="text", sequence=100))
+    return out
+
+
+def recorded(folder: Path, observations: list[Observation], **changes: object) -> Path:
+    """A run folder."""
+    with HistoryWriter(folder) as writer:
+        for o in observations:
+            writer.append(o)
+    profile = {**load_profile("cpu").model_dump(mode="json"), "source": "cpu", "scenarios": []}
+    write_run(folder, history(observations).run.model_copy(update={"profile": profile, **changes}))
+    return folder
+
+
+def both(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[History, History]:
+    """The run held in memory, and the same read as a large one."""
+    held = load_history(folder)
+    monkeypatch.setattr(index, "_CACHE", ByteCache(0))
+    lazy = load_history(folder, in_memory=0)
+    assert isinstance(held.observations, tuple)
+    assert isinstance(lazy.observations, RecordedLines)
+    return held, lazy
+
+
+def test_a_large_run_has_the_same_observations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    held, lazy = both(recorded(tmp_path / "run", rows()), monkeypatch)
+    assert len(lazy.observations) == len(held.observations)
+    assert list(lazy.observations) == list(held.observations)
+    assert lazy.observations == held.observations
+    for cell in (*CELLS, "no-such"):
+        assert lazy.in_order(cell) == held.in_order(cell)
+        for form in ("ids", "text"):
+            assert list(lazy.of(cell, form).items()) == list(held.of(cell, form).items())
+    assert list(lazy.of_scenario("cold")) == list(held.of_scenario("cold"))
+    assert list(lazy.of_scenario("rescore")) == []
+
+
+def test_a_large_run_is_judged_and_reported_to_the_byte_as_a_small_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = recorded(tmp_path / "run", rows())
+    held, lazy = both(folder, monkeypatch)
+    names = ("judgement.json", "report.html", "junit.xml", "summary.md")
+    judge_and_report(held)
+    before = {name: (folder / name).read_bytes() for name in names}
+    assert b"REGRESSION" in before["judgement.json"]
+    judge_and_report(lazy)
+    assert {name: (folder / name).read_bytes() for name in names} == before
+
+
+def test_cells_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(index, "_CACHE", ByteCache(0))
+    lazy = load_history(recorded(tmp_path / "run", rows()), in_memory=0)
+    first = [weakref.ref(o) for o in lazy.in_order("pd-none")]
+    assert first and all(r() is not None for r in first)
+    assert lazy.in_order("pd-eagle3")
+    gc.collect()
+    assert all(r() is None for r in first), "only the cell that was asked for last is kept"
+
+
+def test_a_damaged_line_is_named(tmp_path: Path):
+    folder = recorded(tmp_path / "run", rows())
+    path = folder / "observations.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    lines[5] = lines[5][:-20]
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(DataError):
+        load_history(folder, in_memory=0)
+    with pytest.raises(DataError, match="line 6"):
+        RecordedLines(path, _parse)
+
+
+def test_a_torn_last_line_is_left_out(tmp_path: Path):
+    path = tmp_path / "observations.jsonl"
+    text = "".join(o.model_dump_json() + "\n" for o in rows())
+    path.write_text(text + '{"cell": "pd-')
+    torn = RecordedLines(path, _parse)
+    assert torn.torn and len(torn) == len(rows())
+    path.write_text(text)
+    assert not RecordedLines(path, _parse).torn
+
+
+def test_a_file_that_changes_while_it_is_judged_is_not_judged_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = recorded(tmp_path / "run", rows())
+    _, lazy = both(folder, monkeypatch)
+    lazy.in_order("pd-none")
+    with (folder / "observations.jsonl").open("a") as stream:
+        stream.write("\n")
+    with pytest.raises(DataError, match="found it changed since"):
+        lazy.in_order("single-none")
+
+
+def scored(tokens: int, answered: bool = True) -> Observation:
+    """A re-scored output of the plain engine."""
+    o = observation("single-none", tokens, scenario="rescore", part="x", sequence=900 + tokens)
+    return change_final(o, rescored=(0.0,)) if answered else o.model_copy(update={"error": "the exchange broke"})
+
+
+def test_parts_are_put_together_as_if_they_were_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    everything = rows()
+    # The first part has no plain engine's cell that counts, and scored one output in vain and another one well.
+    first = [o for o in everything if o.cell.startswith("pd")] + [scored(40, answered=False), scored(63)]
+    second = [o for o in everything if o.cell.startswith("single")] + [scored(40), scored(63), scored(64)]
+    parts = [both(recorded(tmp_path / str(i), part), monkeypatch) for i, part in enumerate((first, second))]
+    chosen = {c: int(c.startswith("single")) for c in CELLS}
+    histories = [[p[i] for p in parts] for i in (0, 1)]
+    held, lazy = (MergedObservations(some, chosen, ScoreIndex(some).scores()) for some in histories)
+    asked = [o for o in (*first, *second) if o.scenario != "rescore"]
+    kept = [
+        scored(63).model_copy(update={"sequence": 1}),
+        *(scored(t).model_copy(update={"sequence": n}) for t, n in ((40, 0), (64, 2))),
+    ]
+    assert list(held) == list(lazy) == [*asked, *kept]
+    assert len(lazy) == len(everything) + 3 and lazy
+    assert list(lazy.of_scenario("rescore")) == kept
+    everyone = HeldCells([*asked, *sorted(kept, key=lambda o: o.sequence)])
+    for cell in CELLS:
+        assert lazy.of_cell(cell) == held.of_cell(cell) == everyone.of_cell(cell)
+    # Where the second part comes first, all its scores count.
+    assert [o.prompt_id for o in ScoreIndex(histories[1]).scores(1)] == ["p40", "p63", "p64"]
+    assert not MergedObservations([], {}, ScoreIndex([]).scores())
+
+
+def test_scores_of_parts_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(index, "_CACHE", ByteCache(0))
+    part = load_history(recorded(tmp_path / "run", [*rows(), *(scored(t) for t in LENGTHS)]), in_memory=0)
+    scores = ScoreIndex([part]).scores()
+    seen = [weakref.ref(o) for o in scores]
+    gc.collect()
+    assert len(seen) == len(scores) == len(LENGTHS)
+    assert all(r() is None for r in seen)
+
+
+def test_a_second_stage_of_a_part_is_not_held_either(tmp_path: Path):
+    folder = recorded(tmp_path / "run", rows(), identities={"none": {}})
+    recorded(folder / SECOND, rows(), identities={"none": {}})
+    (part,), problems = load_parts([folder], Wanted())
+    assert not problems and part.second is not None
+    assert isinstance(part.second.observations, RecordedLines)
+
+
+def test_a_part_is_parsed_once_however_many_of_its_cells_broke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each cell of the first part has a request that broke; the second part repeats them all."""
+    monkeypatch.setattr(index, "_CACHE", ByteCache(0))
+    parsed: Counter[str] = Counter()
+    of_cell = RecordedLines.of_cell
+
+    def counted(lines: RecordedLines, cell: str) -> object:
+        parsed[cell] += 1
+        return of_cell(lines, cell)
+
+    def run(name: str, cells: int, broken: bool) -> Path:
+        made = records(cells).model_copy(update={"run_id": name, "started": f"2026-01-0{1 + broken}T00:00:00+00:00"})
+        write(tmp_path / name, made, 3, broken=1 if broken else 0)
+        return tmp_path / name
+
+    def cost(cells: int) -> float:
+        folders = [run(f"{name}-{cells}", cells, name == "broken") for name in ("broken", "good")]
+        parsed.clear()
+        monkeypatch.setattr(RecordedLines, "of_cell", counted)
+        merged = merge(folders, tmp_path / f"merged-{cells}")
+        monkeypatch.undo()
+        monkeypatch.setattr(index, "_CACHE", ByteCache(0))
+        assert len(merged.run.cells) >= cells
+        return parsed.total() / cells
+
+    few, many = cost(4), cost(16)
+    assert many < 1.3 * few, f"{few:.0f} and {many:.0f} readings of each cell"
+
+
+def test_parquet_is_written_in_groups_and_holds_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("harness.history.records._GROUP", 4)
+    write_parquet(tmp_path, iter(rows()))
+    table = pd.read_parquet(tmp_path / "observations.parquet")
+    assert [json.loads(r) for r in table["record"]] == [json.loads(o.model_dump_json()) for o in rows()]
+    assert table["error"].isna().sum() == len(rows()) - 1
+    assert list(table["output_ids"][0]) == list(rows()[0].legs[-1].output_ids or ())
+
+
+def _peaks(tmp_path: Path, in_memory: int) -> dict[str, float]:
+    """MiB that judging, reporting and merging five times the cells take more, with small caches."""
+    script = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from benchmarks.load import STAGES
+        from benchmarks.memory import peak_mib
+        from harness.history import index as history_index
+        from harness.baselines import index as baseline_index
+        from harness.util.byte_cache import ByteCache
+        history_index.IN_MEMORY = int(sys.argv[3])
+        history_index._CACHE, baseline_index._CACHE = ByteCache(1 << 20), ByteCache(0, 2)
+        STAGES[sys.argv[1]](Path(sys.argv[2]))
+        print(peak_mib())
+    """)
+    grown: dict[str, float] = {}
+    for cells, sign in ((8, -1), (40, 1)):
+        for stage in STAGES:
+            done = subprocess.run(
+                [sys.executable, "-c", script, stage, str(tmp_path / str(cells)), str(in_memory)],
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, done.stderr
+            grown[stage] = grown.get(stage, 0.0) + sign * float(done.stdout.split()[-1])
+    return grown
+
+
+def test_memory_does_not_grow_with_the_run(tmp_path: Path):
+    """Held in memory, five times the cells take 138 MiB more."""
+    for cells in (8, 40):
+        run = records(cells)
+        write(tmp_path / str(cells) / "whole", run, 150)
+        for name, part in (("first", run.cells[: cells // 2]), ("second", run.cells[cells // 2 :])):
+            write(tmp_path / str(cells) / name, run.model_copy(update={"cells": part}), 150)
+        write_baselines(tmp_path / str(cells) / "baselines", run, 150)
+    grown = _peaks(tmp_path, 0)
+    assert max(grown.values()) < 70, f"{grown} MiB"
+
+
+def test_the_peak_is_this_process_own(tmp_path: Path):
+    """Of ``ru_maxrss`` a child inherits its parent's, through exec: nothing that it measures could fail then."""
+    script = textwrap.dedent("""
+        import subprocess, sys
+        held = b"x" * (300 << 20)
+        subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+    """)
+    child = (
+        "import resource; from benchmarks.memory import *; print(peak_mib(), resource.getrusage(0).ru_maxrss / 1024)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, child], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    mine, inherited = map(float, done.stdout.split())
+    assert mine < 100 < 300 < inherited
+
+
+def test_a_peak_can_be_forgotten():
+    held = b"x" * (200 << 20)
+    before = peak_mib()
+    del held
+    forget_peak()
+    assert peak_mib() < before - 150

@@ -1,0 +1,1016 @@
+"""Parts of a night: merging and judging them gives what judging one recorded run of the same cells gives, and nothing
+that is lost, damaged or foreign can make a night green."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.baselines.lookup import Lookup
+from harness.baselines.store import write_baseline
+from harness.commands.merge import Wanted, merge
+from harness.commands.merge.shards import find_runs, missing_evidence
+from harness.errors import HarnessError, InfrastructureError, UsageError
+from harness.history.records import RESCORE, SECOND, History, HistoryWriter, Observation, load_history, write_run
+from harness.history.token_ids import output_key
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import judge, tripped_tests
+from harness.judging.findings import Judgement
+from harness.judging.references import load_second
+from harness.profiles.cells import CellName
+from harness.profiles.model import Profile, load_profile
+from harness.prompts.model import load_prompts
+from harness.reports.summary import summarise_run
+from harness.reports.write import write_reports
+from harness.runner.rescore import Outputs
+from tests.support.builders import change_final, engine, history, identity, leg, observation, provenance
+from tests.support.normal_tier import again, baselines, recorded, worse
+from tests.support.program import run as cli
+from tests.support.reseal import reseal as edited
+
+LENGTHS = list(range(32, 32 + 30))
+CELLS = ("single-none", "pd-eagle3", "single-eagle3", "pd-mtp", "single-mtp")
+PARTS = (("single-none", "pd-eagle3", "single-eagle3"), ("single-none", "pd-mtp", "single-mtp"))
+PROFILE = load_profile("cpu")
+Accept = Callable[[int], tuple[int, ...]]
+Change = Callable[[Observation], Observation]
+
+
+def same(o: Observation) -> Observation:
+    return o
+
+
+def profile(tier: str, **judging: object) -> Profile:
+    """A profile whose matrix is CELLS."""
+    chosen = {"tier": tier, "permutations": 2000, "family_alpha": 0.05, "must_detect_points": 60}
+    return Profile.model_validate(
+        {
+            **PROFILE.model_dump(mode="json"),
+            "routes": ["client"],
+            "methods": [m.model_dump(mode="json") for m in PROFILE.methods if m.kind in ("none", "eagle3", "mtp")],
+            "exclude": [{"cells": "pd-none", "reason": "to keep it small"}],
+            "scenarios": [],
+            "judging": {**chosen, "must_detect_stratum_points": None, **judging},
+        }
+    )
+
+
+def night(tier: str = "normal", accept: dict[str, Accept] | None = None, change: Change = same, **judging) -> History:
+    """One recorded run of all cells, re-scored by the plain engine."""
+    observations = []
+    for cell in CELLS:
+        for n in LENGTHS:
+            accepted = () if cell == "single-none" else (accept or {}).get(cell, recorded)(n)
+            observations.append(change(observation(cell, n, accepted=accepted)))
+    made = history(observations, engines=tuple(engine(c, r) for c in CELLS for r in ("prefill", "decode")))
+    record = made.run.model_copy(
+        update={
+            "profile": {**profile(tier, **judging).model_dump(mode="json"), "source": "cpu"},
+            "rescore": True,
+            "run_id": "whole",
+            "identities": {m: identity(m).model_dump(mode="json") for m in ("none", "eagle3", "mtp")},
+            "hardware": {**made.run.hardware, "platform": "Linux x86_64"},
+        }
+    )
+    return made.model_copy(update={"run": record, "observations": (*observations, *scores(observations))})
+
+
+def scores(observations: Iterable[Observation]) -> list[Observation]:
+    """What the plain engine says of each distinct output: it would say the same."""
+    outputs = Outputs()
+    known = {}
+    for o in observations:
+        outputs.add(o)
+        known[o.prompt_id] = o.sent_ids
+    out = []
+    for number, key in enumerate(outputs.scored_by):
+        cell, request = key
+        prompt, _, part = request.partition("#0.")
+        answer = leg("single", known[prompt], (1,), rescored=(0.0,) * 4)
+        out.append(
+            Observation(
+                cell=cell,
+                prompt_id=prompt,
+                form="ids",
+                scenario=RESCORE,
+                part=part,
+                sequence=number,
+                sent_ids=known[prompt],
+                engine_roles=("single",),
+                legs=(answer,),
+                started_at=0.0,
+            )
+        )
+    return out
+
+
+def write(made: History, folder: Path, **changes: object) -> Path:
+    with HistoryWriter(folder) as writer:
+        for o in made.observations:
+            writer.append(o)
+    write_run(folder, made.run.model_copy(update=changes))
+    (folder / "logs").mkdir(exist_ok=True)
+    for e in made.run.engines:
+        (folder / "logs" / f"{e.group}.{e.role}.log").write_text(f"log of {e.group}\n")
+    return folder
+
+
+def part_of(made: History, own: Iterable[str], name: str, /, **changes: object) -> History:
+    """The run as one part of the night would have recorded it: these cells, and the scores of their own outputs."""
+    mine = [o for o in made.observations if o.cell in own and o.scenario != RESCORE]
+    outputs = Outputs()
+    for o in mine:
+        outputs.add(o)
+    asked = set(outputs.scored_by)
+    scores_ = any(CellName.of(c).reference == c for c in own)
+    kept = [o for o in made.observations if o.scenario == RESCORE and (o.cell, o.key) in asked and scores_]
+    update: dict[str, object] = {
+        "run_id": name,
+        "cells": tuple(c for c in made.run.cells if c.cell in own),
+        "engines": tuple(e for e in made.run.engines if e.group in own),
+        "rescore": scores_,
+        **changes,
+    }
+    return made.model_copy(update={"run": made.run.model_copy(update=update), "observations": (*mine, *kept)})
+
+
+def split(made: History, tmp_path: Path, second: History | None = None) -> list[Path]:
+    out = []
+    for number, cells in enumerate(PARTS, 1):
+        folder = write(part_of(made, cells, f"part-{number}"), tmp_path / f"part-{number}")
+        if second is not None:
+            write(part_of(second, cells, SECOND), folder / SECOND)
+        out.append(folder)
+    return out
+
+
+def references() -> dict[str, Lookup]:
+    known = baselines(LENGTHS)
+    return {**known, "mtp": known["eagle3"]}
+
+
+def judged(made: History) -> Judgement:
+    return judge(made, references(), load_second(made))
+
+
+def said(judgement: Judgement) -> dict[tuple[str, str], str]:
+    """Everything that is said of each cell: verdicts, findings, p-values."""
+    return {(c.cell, c.scenario): c.model_dump_json() for c in judgement.cells}
+
+
+def drop(n: int) -> tuple[int, ...]:
+    return worse(n)
+
+
+NIGHTS: dict[str, dict[str, object]] = {
+    "as recorded": {},
+    "equal runs": {"accept": {"pd-eagle3": again, "single-mtp": again}},
+    "one pair worse": {"accept": {"pd-mtp": drop}},
+    "one method worse": {"accept": {"pd-mtp": drop, "single-mtp": drop}},
+    "all worse": {"accept": dict.fromkeys(CELLS, drop)},
+}
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("name", NIGHTS)
+def test_merged_parts_are_judged_as_one_run_of_the_same_cells(tmp_path, name, stages):
+    made = night(**NIGHTS[name], stages=stages)
+    second = night(**NIGHTS[name], stages=stages) if stages == 2 else None
+    write(made, tmp_path / "whole")
+    if second is not None:
+        write(second, tmp_path / "whole" / SECOND)
+    one = judged(load_history(tmp_path / "whole"))
+    merged = merge(split(made, tmp_path, second), tmp_path / "merged")
+    several = judged(merged)
+    assert several.verdict is one.verdict
+    assert said(several) == said(one)
+    assert {c.cell for c in one.cells} == set(CELLS)
+    assert (one.verdict is Verdict.PASS) == (name in ("as recorded", "equal runs"))
+
+
+def test_bitwise_night_with_a_wrong_token_is_judged_alike(tmp_path):
+    def change(o: Observation) -> Observation:
+        wrong = o.cell == "pd-mtp" and o.prompt_id == "p40"
+        return change_final(o, output_ids=(9, *o.final.output_ids[1:])) if wrong else o
+
+    made = night("bitwise", change=change)
+    one = judged(load_history(write(made, tmp_path / "whole")))
+    several = judged(merge(split(made, tmp_path), tmp_path / "merged"))
+    assert one.verdict is several.verdict is Verdict.REGRESSION
+    assert said(several) == said(one)
+    assert several.findings
+
+
+def test_parts_trip_whatever_the_whole_family_trips(tmp_path):
+    """A smaller family of Holm's rejects a superset: what a part ran again covers what the night needs."""
+    made = night(accept={"pd-mtp": lambda n: worse(n) if n % 3 else recorded(n), "single-eagle3": again})
+    whole = set(tripped_tests(load_history(write(made, tmp_path / "whole")), references()))
+    parts = [load_history(p) for p in split(made, tmp_path)]
+    assert whole
+    assert whole <= {t for p in parts for t in tripped_tests(p, references())}
+
+
+def test_second_stage_that_no_part_ran_is_missing(tmp_path):
+    made = night(accept={"pd-mtp": drop})
+    folders = split(made, tmp_path, night(accept={"pd-mtp": drop}))
+    assert judged(merge(folders, tmp_path / "with")).verdict is Verdict.REGRESSION
+    shutil.rmtree(folders[1] / SECOND)
+    assert judged(merge(folders, tmp_path / "without")).verdict is Verdict.UNKNOWN
+
+
+def test_cell_that_no_part_ran_is_unknown_with_that_reason(tmp_path):
+    folders = split(night(), tmp_path)
+    merged = merge(folders[:1], tmp_path / "merged")
+    lost = merged.cell("pd-mtp")
+    assert lost.state == "failed" and lost.reason == "no part ran it"
+    assert lost.planned == len(LENGTHS)
+    judgement = judged(merged)
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert judgement.by_cell()["pd-mtp"] is Verdict.UNKNOWN
+    assert judgement.by_cell()["pd-eagle3"] is Verdict.PASS
+    assert "no part ran pd-mtp, single-mtp" in judgement.notices
+    chosen = merge(folders[:1], tmp_path / "chosen", Wanted(cells=("*-eagle3", "single-none")))
+    assert judged(chosen).verdict is Verdict.PASS
+
+
+def test_reports_of_a_merged_run_name_its_parts_and_show_logs(tmp_path):
+    folders = split(night(), tmp_path)
+    merged = merge(folders, tmp_path / "merged")
+    write_reports(summarise_run(merged, judged(merged), references()), merged.folder)
+    page = (merged.folder / "report.html").read_text()
+    assert "part-1" in page and "part-2" in page and "cells used: pd-mtp, single-mtp" in page
+    assert (merged.folder / "logs" / "pd-mtp.decode.log").is_file()
+    assert "recorded by 2 parts" in (merged.folder / "summary.md").read_text()
+    assert [p.run_id for p in merged.run.merged.parts] == ["part-1", "part-2"]
+    assert merged.run.merged.parts[1].counted == ("pd-mtp", "single-mtp")
+
+
+# --- profiles with axes ----------------------------------------------------------------------------------------------
+
+
+def in_variant(made: History, variant: str) -> History:
+    """A run of the cells of one variant, with its own plain engine, identities and prompts."""
+
+    def name(cell: str) -> str:
+        return f"{cell}+{variant}"
+
+    observations = [o.model_copy(update={"cell": name(o.cell)}) for o in made.observations if o.scenario != RESCORE]
+    identities = {
+        f"{m}+{variant}": identity(m, prompts_sha256=f"prompts of {variant}").model_dump(mode="json")
+        for m in ("none", "eagle3", "mtp")
+    }
+    axes = {"lease": {v: {"engine": {"kv_lease_s": n}} for v, n in (("a", 10), ("b", 11))}}
+    raw = {k: v for k, v in made.run.profile.items() if k != "source"}
+    update = {
+        "cells": tuple(c.model_copy(update={"cell": name(c.cell), "group": name(c.group)}) for c in made.run.cells),
+        "engines": tuple(e.model_copy(update={"group": name(e.group)}) for e in made.run.engines),
+        "identities": identities,
+        "prompts_sha256": f"prompts of {variant}",
+        "profile": {**Profile.model_validate({**raw, "axes": axes}).model_dump(mode="json"), "source": "cpu"},
+        "run_id": f"part-{variant}",
+    }
+    return made.model_copy(
+        update={
+            "run": made.run.model_copy(update=update),
+            "observations": (*observations, *scores(observations)),
+        }
+    )
+
+
+def together(first: History, second: History) -> History:
+    """The run that recorded what both did."""
+    update = {
+        "cells": (*first.run.cells, *second.run.cells),
+        "engines": (*first.run.engines, *second.run.engines),
+        "identities": {**first.run.identities, **second.run.identities},
+        "run_id": "whole",
+    }
+    return first.model_copy(
+        update={
+            "run": first.run.model_copy(update=update),
+            "observations": (*first.observations, *second.observations),
+        }
+    )
+
+
+def judged_by_variant(made: History) -> Judgement:
+    known = {f"{m}+{v}": found for m, found in references().items() for v in ("a", "b")}
+    return judge(made, known, load_second(made))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("name", ["as recorded", "one pair worse", "one method worse"])
+def test_variants_in_different_parts_are_judged_as_one_run_of_them(tmp_path, name, stages):
+    """Each part knows the identities and prompts of its own variant alone."""
+    variants = (in_variant(night(stages=stages), "a"), in_variant(night(**NIGHTS[name], stages=stages), "b"))
+    whole = write(together(*variants), tmp_path / "whole")
+    folders = [
+        *(
+            write(part_of(variants[0], [f"{c}+a" for c in own], f"part-a{n}"), tmp_path / f"part-a{n}")
+            for n, own in enumerate(PARTS)
+        ),
+        write(variants[1], tmp_path / "part-b"),
+    ]
+    if stages == 2 and name != "as recorded":
+        # Only what failed is run again, and says its own identities alone.
+        for folder in (whole, folders[2]):
+            write(variants[1], folder / SECOND, run_id=SECOND)
+    one = judged_by_variant(load_history(whole))
+    merged = merge(folders, tmp_path / "merged")
+    several = judged_by_variant(merged)
+    assert several.verdict is one.verdict
+    assert said(several) == said(one)
+    assert (one.verdict is Verdict.PASS) == (name == "as recorded")
+    assert merged.run.identities == together(*variants).run.identities
+    assert merged.run.prompts_sha256 == "prompts of a"
+
+
+def test_variants_that_fit_no_other_part_still_have_to_fit_where_they_overlap(tmp_path):
+    made = in_variant(night(), "a")
+    folders = [
+        write(part_of(made, [f"{c}+a" for c in own], f"part-{n}"), tmp_path / f"part-{n}")
+        for n, own in enumerate(PARTS)
+    ]
+    edited(folders[1], lambda r: r["identities"]["none+a"].update(target_sha256="x"))
+    with pytest.raises(UsageError, match=r"identities\.none\+a\.target_sha256"):
+        merge(folders, tmp_path / "merged")
+    edited(folders[1], lambda r: r["identities"]["none+a"].update(target_sha256="t"))
+    edited(folders[1], lambda r: r.update(prompts_sha256="others"))
+    with pytest.raises(UsageError, match=r"prompts\.a: expected 'prompts of a', found 'others'"):
+        merge(folders, tmp_path / "merged")
+
+
+# --- models of the hub -----------------------------------------------------------------------------------------------
+
+REFERENCE = {"repo": "a/drafter", "revision": "main"}
+
+
+def hub_profile(tmp_path: Path) -> tuple[str, dict]:
+    """Path and data of a profile that names a drafter on the hub."""
+    raw = profile("bitwise").model_dump(mode="json", exclude={"sources"})
+    next(m for m in raw["methods"] if m["kind"] == "mtp")["drafter"] = dict(REFERENCE)
+    path = tmp_path / "hub.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return str(path), raw
+
+
+def localised(raw: dict, folder: str, commit: str = "c" * 40) -> dict:
+    """The profile as it is recorded where the drafter is in the cache."""
+    methods = [{**m, "drafter": folder} if m["kind"] == "mtp" else m for m in raw["methods"]]
+    return {**raw, "methods": methods, "sources": {"mtp": {**REFERENCE, "commit": commit}}, "source": "hub"}
+
+
+def test_parts_that_had_a_model_of_the_hub_or_lacked_it_are_of_one_night(tmp_path):
+    path, raw = hub_profile(tmp_path)
+    made = night("bitwise")
+    folders = []
+    for number, own in enumerate(PARTS):
+        recorded_as = localised(raw, f"/cache-{number}/drafter")
+        folders.append(write(part_of(made, own, f"part-{number}", profile=recorded_as), tmp_path / f"part-{number}"))
+    lacking = part_of(made, ("single-none",), "part-2", profile={**raw, "source": "hub"})
+    folders.append(write(lacking, tmp_path / "part-2"))
+    assert judged(merge(folders, tmp_path / "merged")).verdict is Verdict.PASS
+    assert judged(merge(folders, tmp_path / "expected", Wanted(expect=path))).verdict is Verdict.PASS
+    Path(path).write_text(Path(path).read_text().replace("a/drafter", "another/drafter"))
+    with pytest.raises(UsageError, match=r"drafter\.repo: expected 'another/drafter', found 'a/drafter'"):
+        merge(folders, tmp_path / "other", Wanted(expect=path))
+    part = part_of(made, PARTS[1], "part-1", profile=localised(raw, "/cache/drafter", "d" * 40))
+    shutil.rmtree(folders[1])
+    write(part, folders[1])
+    with pytest.raises(UsageError, match=r"models\.mtp: expected 'cccc"):
+        merge(folders, tmp_path / "moved")
+
+
+# --- the same cell twice ---------------------------------------------------------------------------------------------
+
+
+def failed(made: History, cell: str) -> dict[str, object]:
+    cells = tuple(
+        c.model_copy(update={"state": "failed", "reason": "engine died"}) if c.cell == cell else c
+        for c in made.run.cells
+        if c.cell in PARTS[1]
+    )
+    return {"cells": cells}
+
+
+def test_retry_fills_in_what_is_missing(tmp_path):
+    made = night()
+    first, _ = split(made, tmp_path)
+    tried = part_of(made, PARTS[1], "try-1", **failed(made, "pd-mtp"))
+    lacking = tried.model_copy(update={"observations": tuple(o for o in tried.observations if o.cell != "pd-mtp")})
+    later = "2026-01-01T02:00:00+00:00"
+    folders = [
+        first,
+        write(lacking, tmp_path / "try-1"),
+        write(part_of(made, PARTS[1], "try-2", started=later), tmp_path / "try-2"),
+    ]
+    merged = merge(folders, tmp_path / "merged")
+    parts = {p.run_id: p for p in merged.run.merged.parts}
+    assert parts["try-2"].counted == ("pd-mtp",)
+    assert parts["try-1"].counted == ("single-mtp",)
+    assert judged(merged).verdict is Verdict.PASS
+    assert any(n.startswith("pd-mtp: recorded by 2 parts; that of try-2 counts") for n in merged.run.merged.notices)
+
+
+def test_retry_is_no_second_chance(tmp_path):
+    """A whole recording that finds something stays, however well a later one looks."""
+    first, bad = split(night(accept={"pd-mtp": drop}, stages=1), tmp_path)
+    later = "2026-01-01T02:00:00+00:00"
+    good = write(part_of(night(stages=1), PARTS[1], "try-2", started=later), tmp_path / "try-2")
+    for order in ([first, bad, good], [good, bad, first]):
+        merged = merge(order, tmp_path / f"merged-{order[0].name}")
+        assert judged(merged).by_cell()["pd-mtp"] is Verdict.REGRESSION
+
+
+def test_recordings_that_contradict_each_other_cannot_pass(tmp_path):
+    """Where equal runs are equal bit for bit, a cell that answers differently the second time is no PASS."""
+    made = night("bitwise")
+    first, second = split(made, tmp_path)
+
+    def change(o: Observation) -> Observation:
+        return change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "single-none" else o
+
+    other = part_of(night("bitwise", change=change), ("single-none",), "other", started="2026-01-01T02:00:00+00:00")
+    merged = merge([first, second, write(other, tmp_path / "other")], tmp_path / "merged")
+    judgement = judged(merged)
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert any("single-none: 30 of 30 cold prompts gave other tokens" in n for n in judgement.notices)
+    assert judged(merge([first, second], tmp_path / "without")).verdict is Verdict.PASS
+
+
+def broken(made: History, cell: str, state: str = "complete") -> History:
+    """The run with one request of a cell without an answer."""
+    first = next(o for o in made.observations if o.cell == cell)
+    observations = tuple(o.model_copy(update={"error": "timeout"}) if o is first else o for o in made.observations)
+    cells = tuple(c.model_copy(update={"state": state}) if c.cell == cell else c for c in made.run.cells)
+    return made.model_copy(update={"observations": observations, "run": made.run.model_copy(update={"cells": cells})})
+
+
+LATER = "2026-01-01T02:00:00+00:00"
+
+
+def retried(tmp_path: Path, tried: History, good: History, second: History | None = None) -> list[Path]:
+    first = write(part_of(good, PARTS[0], "part-1"), tmp_path / "part-1")
+    try_1 = write(tried, tmp_path / "try-1")
+    if second is not None:
+        write(part_of(second, PARTS[1], SECOND), try_1 / SECOND)
+    return [first, try_1, write(part_of(good, PARTS[1], "try-2", started=LATER), tmp_path / "try-2")]
+
+
+@pytest.mark.parametrize("state", ["complete", "failed"])
+def test_recording_with_a_finding_and_a_lost_request_is_judged_too(tmp_path, state):
+    """A defect that comes and goes: the first try found it and lost a request, the second one is clean."""
+    tried = broken(part_of(night(accept={"pd-mtp": drop}, stages=1), PARTS[1], "try-1"), "pd-mtp", state)
+    folders = retried(tmp_path, tried, night(stages=1))
+    assert judged(load_history(folders[1])).verdict is Verdict.REGRESSION
+    merged = merge(folders, tmp_path / "merged")
+    assert "pd-mtp" in merged.run.merged.parts[2].counted
+    judgement = judged(merged)
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert any(
+        n.startswith("pd-mtp: ") and "acceptance-single REGRESSION" in n and "in the recording of try-1" in n
+        for n in judgement.notices
+    )
+    clean = retried(tmp_path / "clean", broken(part_of(night(stages=1), PARTS[1], "try-1"), "pd-mtp"), night(stages=1))
+    assert judged(merge(clean, tmp_path / "clean" / "merged")).verdict is Verdict.PASS
+
+
+def test_whole_later_recording_with_a_finding_is_judged_too(tmp_path):
+    bad = part_of(night(accept={"pd-mtp": drop}, stages=1), PARTS[1], "try-2", started=LATER)
+    folders = [*split(night(stages=1), tmp_path), write(bad, tmp_path / "try-2")]
+    assert judged(merge(folders, tmp_path / "merged")).verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("second", "word"), [("confirms", "REGRESSION"), ("is clean", "SUSPECT"), (None, "failed once")]
+)
+def test_second_stage_of_a_recording_that_does_not_count_is_heard(tmp_path, second, word):
+    bad, good = night(accept={"pd-mtp": drop}), night()
+    tried = broken(part_of(bad, PARTS[1], "try-1"), "pd-mtp")
+    folders = retried(tmp_path, tried, good, {"confirms": bad, "is clean": good, None: None}[second])
+    merged = merge(folders, tmp_path / "merged")
+    assert judged(merged).verdict is Verdict.UNKNOWN
+    assert any(f"acceptance-single {word}" in n for n in merged.run.merged.notices)
+
+
+def test_recordings_that_do_not_count_are_judged_against_baselines(tmp_path):
+    """Both topologies worse is a finding against the record alone."""
+    for method, found in references().items():
+        write_baseline(tmp_path / "baselines" / f"{method}.json", identity(method), provenance(), found.baseline.rows)
+    bad = night(accept={"pd-mtp": drop, "single-mtp": drop}, stages=1)
+    tried = part_of(bad, PARTS[1], "try-1")
+    for cell in ("pd-mtp", "single-mtp"):
+        tried = broken(tried, cell)
+    folders = retried(tmp_path, tried, night(stages=1))
+    merged = merge(folders, tmp_path / "merged", Wanted(baselines=tmp_path / "baselines"))
+    assert judged(merged).verdict is Verdict.UNKNOWN
+    notices = merged.run.merged.notices
+    for cell in ("pd-mtp", "single-mtp"):
+        assert any(n.startswith(f"{cell}: acceptance-baseline ") and "try-1" in n for n in notices), notices
+
+
+def test_known_defect_of_a_recording_that_does_not_count_is_known(tmp_path):
+    listed = tmp_path / "known.yaml"
+    listed.write_text(
+        yaml.safe_dump(
+            {
+                "format": 1,
+                "defects": [
+                    {
+                        "id": "comes-and-goes",
+                        "cells": ["pd-mtp"],
+                        "classes": ["drafter-kv"],
+                        "vllm": ">=0",
+                        "reason": "a race at the hand-off",
+                        "link": "https://example.org/1",
+                        "expires": "2099-01-01",
+                    }
+                ],
+            }
+        )
+    )
+    tried = broken(part_of(night(accept={"pd-mtp": drop}, stages=1), PARTS[1], "try-1"), "pd-mtp")
+    folders = retried(tmp_path, tried, night(stages=1))
+    assert merge(folders, tmp_path / "without").run.merged.unsettled
+    assert not merge(folders, tmp_path / "with", Wanted(known=listed)).run.merged.unsettled
+
+
+REFILL = next(s for s in PROFILE.scenarios if s.id == "refill")
+
+
+def refilled(wrong: bool, text: bool = False) -> History:
+    """A night of the bitwise tier with one scenario, or with prompts sent as text, in which P/D gives a wrong token."""
+    made = night("bitwise")
+    more = []
+    for cell in CELLS:
+        for n in LENGTHS[:4]:
+            o = observation(cell, n)
+            if wrong and cell == "pd-mtp":
+                o = change_final(o, output_ids=(9, *o.final.output_ids[1:]))
+            more.append(o.model_copy(update={"form": "text"} if text else {"scenario": REFILL.id}))
+    raw = made.run.profile if text else {**made.run.profile, "scenarios": [REFILL.model_dump(mode="json")]}
+    cells = tuple(
+        c.model_copy(update={"planned": c.planned + 4} if text else {"scenarios": {REFILL.id: 4}})
+        for c in made.run.cells
+    )
+    return made.model_copy(
+        update={
+            "observations": (*made.observations, *more),
+            "run": made.run.model_copy(update={"profile": raw, "cells": cells}),
+        }
+    )
+
+
+def test_wrong_tokens_in_a_scenario_of_a_cell_whose_engine_died_do_not_disappear(tmp_path):
+    tried = broken(part_of(refilled(wrong=True), PARTS[1], "try-1"), "pd-mtp", "failed")
+    merged = merge(retried(tmp_path, tried, refilled(wrong=False)), tmp_path / "merged")
+    assert merged.run.merged.unsettled
+    notices = merged.run.merged.notices
+    assert any(
+        "pd-mtp: tokens-reference REGRESSION" in n and "in refill in the recording of try-1" in n for n in notices
+    )
+    assert any(n.startswith("pd-mtp: 4 of 4 requests of refill gave other tokens") for n in notices)
+    same_ = broken(part_of(refilled(wrong=False), PARTS[1], "try-1"), "pd-mtp", "failed")
+    other = merge(retried(tmp_path / "same", same_, refilled(wrong=False)), tmp_path / "same" / "merged")
+    assert not other.run.merged.unsettled, other.run.merged.notices
+
+
+def test_answers_to_text_are_compared_too(tmp_path):
+    tried = broken(part_of(refilled(wrong=True, text=True), PARTS[1], "try-1"), "pd-mtp")
+    merged = merge(retried(tmp_path, tried, refilled(wrong=False, text=True)), tmp_path / "merged")
+    assert judged(merged).verdict is Verdict.UNKNOWN
+    assert any("pd-mtp: 4 of 33 cold prompts gave other tokens" in n for n in merged.run.merged.notices)
+
+
+def test_plain_engines_that_score_the_same_output_differently_cannot_pass(tmp_path):
+    made = night("bitwise")
+    folders = split(made, tmp_path)
+
+    def bad(o: Observation) -> Observation:
+        return change_final(o, rescored=(0.0, 5.0, 0.0, 0.0)) if o.scenario == RESCORE else o
+
+    second = part_of(made, PARTS[1], "part-2")
+    shutil.rmtree(folders[1])
+    write(second.model_copy(update={"observations": tuple(map(bad, second.observations))}), folders[1])
+    merged = merge(folders, tmp_path / "merged")
+    assert judged(merged).verdict is Verdict.UNKNOWN
+    assert any("single-none: 30 outputs were right in one part and wrong" in n for n in merged.run.merged.notices)
+
+
+# --- scores ----------------------------------------------------------------------------------------------------------
+
+
+def rescored_of(judgement: Judgement, cell: str) -> Verdict:
+    found = next(c for c in judgement.cells if c.cell == cell)
+    return next(r.verdict for r in found.results if r.check == "rescored")
+
+
+def without_scores(made: History, wanted: Callable[[Observation], bool] = lambda _: True) -> History:
+    kept = tuple(o for o in made.observations if o.scenario != RESCORE or not wanted(o))
+    return History(folder=made.folder, run=made.run, observations=kept)
+
+
+def wrong_end(every: int) -> Change:
+    """Outputs of one cell that end wrongly, at every so many lengths."""
+
+    def change(o: Observation) -> Observation:
+        if o.cell != "pd-mtp" or int(o.prompt_id[1:]) % every:
+            return o
+        return change_final(o, output_ids=(*o.final.output_ids[:-1], 9))
+
+    return change
+
+
+def test_part_without_scores_borrows_none_for_its_right_outputs_alone(tmp_path):
+    """Right outputs are what other parts gave and scored; wrong ones are nobody else's."""
+    bad, good = night(change=wrong_end(3), stages=1), night(stages=1)
+    tried = without_scores(part_of(bad, PARTS[1], "try-1"))
+    assert rescored_of(judged(load_history(write(tried, tmp_path / "alone"))), "pd-mtp") is Verdict.UNKNOWN
+    merged = merge(retried(tmp_path, tried, good), tmp_path / "merged")
+    assert rescored_of(judged(merged), "pd-mtp") is Verdict.UNKNOWN
+    assert rescored_of(judged(merged), "single-mtp") is Verdict.PASS
+
+
+def test_missing_scores_hide_no_wrong_outputs_and_are_no_pass():
+    """In one run as in several parts."""
+    made = night(stages=1)
+    assert rescored_of(judge(made, references()), "pd-mtp") is Verdict.PASS
+    lost = without_scores(made, lambda o: o.prompt_id == "p40")
+    assert rescored_of(judge(lost, references()), "pd-mtp") is Verdict.UNKNOWN
+    bad = night(change=wrong_end(1), stages=1)
+    right = {
+        (o.prompt_id, o.final.output_ids) for o in bad.observations if o.cell == "single-none" and o.scenario == "cold"
+    }
+    keys = {f"{p}#0.{output_key(out)}" for p, out in right}
+
+    def scored(o: Observation) -> Observation:
+        return change_final(o, rescored=(0.0, 5.0)) if o.scenario == RESCORE and o.key not in keys else o
+
+    bad = History(folder=bad.folder, run=bad.run, observations=tuple(map(scored, bad.observations)))
+    assert rescored_of(judge(bad, references()), "pd-mtp") is Verdict.REGRESSION
+    lost = without_scores(bad, lambda o: o.prompt_id == "p40")
+    assert rescored_of(judge(lost, references()), "pd-mtp") is Verdict.REGRESSION
+
+
+def test_scores_of_all_parts_are_kept_once_each(tmp_path):
+    made = night("bitwise")
+    merged = merge(split(made, tmp_path), tmp_path / "merged")
+    kept = [o for o in merged.observations if o.scenario == RESCORE]
+    assert [o.sequence for o in kept] == list(range(len(kept)))
+    assert {o.key for o in kept} == {o.key for o in made.observations if o.scenario == RESCORE}
+
+
+def test_engines_of_two_parts_with_the_same_name_stay_apart(tmp_path):
+    made = night()
+    groups = {"pd-mtp": "pd-mtp", "single-mtp": "pd-mtp"}
+    cells = tuple(c.model_copy(update={"group": groups.get(c.cell, c.group)}) for c in made.run.cells)
+    made = made.model_copy(update={"run": made.run.model_copy(update={"cells": cells})})
+    folders = []
+    for name, cell, size in (("a", "pd-mtp", 10), ("b", "single-mtp", 20)):
+        own = part_of(made, (cell,), name, engines=(engine("pd-mtp", "decode", size),))
+        folders.append(write(own, tmp_path / name))
+    merged = merge(folders, tmp_path / "merged")
+    of = {c.cell: c.group for c in merged.run.cells}
+    sizes = {e.group: e.kv_blocks for e in merged.run.engines}
+    assert (sizes[of["pd-mtp"]], sizes[of["single-mtp"]]) == (10, 20)
+    assert (merged.folder / "logs" / f"{of['single-mtp']}.decode.log").is_file()
+
+
+@pytest.mark.parametrize("sequence", [2**63, 99999999999999999999, -(2**63) - 1])
+def test_numbers_that_no_column_takes_do_not_cost_the_night(tmp_path, sequence):
+    folders = split(night(), tmp_path)
+    lines = folders[1] / "observations.jsonl"
+    # Not of the cell that both parts have.
+    changed = re.sub(r'("cell":"pd-mtp".*?"sequence":)\d+', rf"\g<1>{sequence}", lines.read_text(), count=1)
+    assert changed != lines.read_text()
+    lines.write_text(changed)
+    edited(folders[1])
+    merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
+    assert load_history(tmp_path / "merged").run == merged.run
+    assert any("only this copy is missing" in n for n in merged.notices)
+    assert not list((tmp_path / "merged").glob("*.parquet"))
+
+
+def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path):
+    folders = split(night(), tmp_path)
+    (log,) = list((folders[0] / "logs").glob("*.log"))[:1]
+    log.write_text("Authorization: Bearer abcdefghijklmnop\nthe rest")
+    merged = merge(folders, tmp_path / "merged")
+    copied = "".join(p.read_text() for p in (merged.folder / "logs").glob("*.log"))
+    assert "Authorization: Bearer <redacted>\nthe rest" in copied
+    assert "abcdefghijklmnop" not in copied
+
+
+# --- parts that cannot be taken --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda r: r["profile"]["judging"].update(near_tie_nats=9), "profile.judging.near_tie_nats"),
+        (lambda r: r["profile"].update(name="other"), "profile.name: expected 'cpu', found 'other'"),
+        (lambda r: r.update(prompts_sha256="1"), "prompts: expected '0', found '1'"),
+        (lambda r: r["identities"]["mtp"].update(target_sha256="x"), "identities.mtp.target_sha256"),
+        (lambda r: r["identities"].pop("mtp"), "identities.mtp: expected {"),
+        (lambda r: r["versions"].update(vllm="9"), "versions.vllm: expected '0', found '9'"),
+        (lambda r: r.update(harness_version="9"), "versions.harness"),
+        (lambda r: r["hardware"].update(platform="Linux aarch64"), "platform"),
+        (lambda r: r.update(mutants=["M1"]), "mutants enabled: M1"),
+        (lambda r: r.update(interrupted=True), "was interrupted"),
+        (lambda r: r.update(finished=None), "it was killed"),
+        (lambda r: r.update(schema_version=99), "expected history schema"),
+        (lambda r: r.update(cells=r["cells"] * 2), "each cell once"),
+        (lambda r: r.update(merged={"parts": []}), "one that was merged"),
+        (lambda r: r.pop("cells"), "is damaged"),
+        (lambda r: r.update(hardware=7), "is damaged"),
+    ],
+)
+def test_part_that_does_not_fit_is_refused_or_left_out_and_missed(tmp_path, damage, sentence):
+    folders = split(night(), tmp_path)
+    edited(folders[1], damage)
+    with pytest.raises(UsageError) as refused:
+        merge(folders, tmp_path / "merged")
+    assert sentence in str(refused.value)
+    assert not (tmp_path / "merged").exists()
+    merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
+    judgement = judged(merged)
+    assert judgement.verdict is Verdict.UNKNOWN, judgement.notices
+    assert any("part" in n for n in judgement.notices)
+
+
+def test_damaged_observations_are_refused_and_a_torn_line_is_said(tmp_path):
+    folders = split(night(), tmp_path)
+    lines = folders[1] / "observations.jsonl"
+    whole = lines.read_text()
+    lines.write_text('{"cell": 1}\n' + whole)
+    with pytest.raises(UsageError, match="changed or damaged"):
+        merge(folders, tmp_path / "merged")
+    edited(folders[1], lambda r: r.update(finished=None))
+    with pytest.raises(UsageError, match="line 1"):
+        merge(folders, tmp_path / "merged")
+    lines.write_text(whole[:-20])
+    merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
+    assert any("part-2 did not finish" in n for n in merged.run.merged.notices)
+    assert judged(merged).verdict is Verdict.UNKNOWN
+
+
+def test_damaged_second_stage_is_refused_or_missing(tmp_path):
+    made = night(accept={"pd-mtp": drop})
+    folders = split(made, tmp_path, made)
+    (folders[1] / SECOND / "run.json").write_text("{")
+    with pytest.raises(UsageError, match="second stage of part-2"):
+        merge(folders, tmp_path / "merged")
+    assert judged(merge(folders, tmp_path / "merged", Wanted(keep_going=True))).verdict is Verdict.UNKNOWN
+
+
+def test_most_parts_say_which_night_it_is(tmp_path):
+    folders = split(night(), tmp_path)
+    third = write(part_of(night(), ("single-none",), "part-3"), tmp_path / "part-3")
+    edited(folders[0], lambda r: r["versions"].update(vllm="9"))
+    merged = merge([*folders, third], tmp_path / "merged", Wanted(keep_going=True))
+    assert merged.run.versions["vllm"] == "0"
+    assert merged.cell("pd-eagle3").reason == "no part ran it"
+
+
+def test_interrupted_part_that_was_retried_wholly_costs_nothing(tmp_path):
+    made = night()
+    folders = split(made, tmp_path)
+    edited(folders[1], lambda r: r.update(interrupted=True))
+    alone = merge(folders, tmp_path / "alone", Wanted(keep_going=True))
+    assert alone.run.interrupted and judged(alone).verdict is Verdict.UNKNOWN
+    again_ = write(part_of(made, PARTS[1], "again", started="2026-01-01T02:00:00+00:00"), tmp_path / "again")
+    mended = merge([*folders, again_], tmp_path / "mended", Wanted(keep_going=True))
+    assert not mended.run.interrupted and judged(mended).verdict is Verdict.PASS
+
+
+def test_armed_parts_merge_when_asked_and_never_pass(tmp_path):
+    folders = split(night(), tmp_path)
+    for folder in folders:
+        edited(folder, lambda r: r.update(mutants=["M1"]))
+    merged = merge(folders, tmp_path / "merged", Wanted(armed=True))
+    assert judged(merged).verdict is Verdict.UNKNOWN
+
+
+def test_other_commits_of_the_harness_are_refused(tmp_path):
+    folders = split(night(), tmp_path)
+    for folder, commit in zip(folders, ("a" * 40, "b" * 40), strict=True):
+        edited(folder, lambda r, commit=commit: r.update(git_commit=commit))
+    with pytest.raises(UsageError, match="from one checkout"):
+        merge(folders, tmp_path / "merged")
+
+
+def test_parts_without_a_known_commit_are_said(tmp_path):
+    folders = split(night(), tmp_path)
+    assert (
+        "recorded with an unknown commit of the harness: part-1, part-2"
+        in merge(folders, tmp_path / "a").run.merged.notices
+    )
+    edited(folders[0], lambda r: r.update(git_commit="a" * 40, git_dirty=False))
+    edited(folders[1], lambda r: r.update(git_commit="a" * 40, git_dirty=True))
+    notices = merge(folders, tmp_path / "b").run.merged.notices
+    assert "recorded with uncommitted changes of the harness: part-2" in notices
+    assert not any("unknown commit" in n for n in notices)
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_different_runs_of_one_name_are_no_copies(tmp_path, second):
+    made = night(accept={"pd-mtp": drop}) if second else night()
+    folders = split(made, tmp_path, made if second else None)
+    twin = shutil.copytree(folders[1], tmp_path / "twin")
+    changed = twin / SECOND if second else twin
+    lines = changed / "observations.jsonl"
+    lines.write_text("".join(lines.read_text().splitlines(keepends=True)[1:]))
+    edited(changed)
+    with pytest.raises(UsageError, match=r"twin: expected one run named part-2, .* found runs that differ"):
+        merge([*folders, twin], tmp_path / "merged")
+    merged = merge([*folders, twin], tmp_path / "merged", Wanted(keep_going=True))
+    assert merged.cell("pd-mtp").reason == "no part ran it"
+    assert judged(merged).verdict is Verdict.UNKNOWN
+    assert any(n.startswith("a part was left out") for n in merged.run.merged.notices)
+
+
+def test_folders_of_runs_links_and_copies_count_once(tmp_path):
+    folders = split(night(), tmp_path / "night", night())
+    (tmp_path / "night" / "latest").symlink_to(folders[1].name)
+    shutil.copytree(folders[0], tmp_path / "night" / "deep" / "copy")
+    assert len(find_runs(tmp_path / "night")) == 3
+    merged = merge([tmp_path / "night"], tmp_path / "merged")
+    assert [p.run_id for p in merged.run.merged.parts] == ["part-1", "part-2"]
+
+
+def test_nothing_to_merge(tmp_path):
+    with pytest.raises(UsageError, match="no such folder"):
+        merge([tmp_path / "nowhere"], tmp_path / "merged")
+    with pytest.raises(InfrastructureError, match="found none that can be used"):
+        merge([tmp_path / "nowhere"], tmp_path / "merged", Wanted(keep_going=True))
+    folders = split(night(), tmp_path)
+    with pytest.raises(UsageError, match="expected a new or an empty folder"):
+        merge(folders, folders[0])
+
+
+def test_log_names_lead_nowhere(tmp_path):
+    """Groups and logs are called what a damaged record says; nothing is read or written beside the folders."""
+    folders = split(night(), tmp_path)
+    (tmp_path / "outside.decode.log").write_text("secret")
+
+    def damage(raw: dict) -> None:
+        for item in (*raw["cells"], *raw["engines"]):
+            item["group"] = "../../outside"
+
+    edited(folders[1], damage)
+    (folders[1] / "logs" / "link.decode.log").symlink_to(tmp_path / "outside.decode.log")
+    with pytest.raises(UsageError, match="damaged"):
+        merge(folders, tmp_path / "merged")
+    merged = merge(folders, tmp_path / "merged-without", Wanted(keep_going=True))
+    assert not any("secret" in p.read_text() for p in merged.folder.rglob("*.log"))
+    write_reports(summarise_run(merged, judged(merged), references()), merged.folder)
+
+
+def test_logs_that_are_links_are_not_followed(tmp_path):
+    folders = split(night(), tmp_path)
+    (tmp_path / "outside.decode.log").write_text("secret")
+    (folders[1] / "logs").mkdir(exist_ok=True)
+    group = json.loads((folders[1] / "run.json").read_text())["cells"][0]["group"]
+    (folders[1] / "logs" / f"{group}.decode.log").unlink(missing_ok=True)
+    (folders[1] / "logs" / f"{group}.decode.log").symlink_to(tmp_path / "outside.decode.log")
+    merged = merge(folders, tmp_path / "merged")
+    assert not any("secret" in p.read_text() for p in merged.folder.rglob("*.log"))
+
+
+# --- what should be there --------------------------------------------------------------------------------------------
+
+
+def test_profile_that_was_expected_must_be_the_recorded_one(tmp_path):
+    folders = split(night(), tmp_path)
+    with pytest.raises(UsageError, match="--expect cpu: expected parts of this profile"):
+        merge(folders, tmp_path / "merged", Wanted(expect="cpu"))
+    with pytest.raises(HarnessError, match="expected a shipped profile"):
+        merge(folders, tmp_path / "merged", Wanted(expect="nowhere"))
+
+
+def cold_part_of_cpu(tmp_path: Path, prompts_sha256: str) -> Path:
+    observations = [observation(c, n) for c in ("single-none", "pd-none") for n in (40, 41)]
+    made = history(observations)
+    record = made.run.model_copy(
+        update={
+            "profile": {**PROFILE.model_dump(mode="json"), "source": "cpu", "baselines": "/elsewhere"},
+            "prompts_sha256": prompts_sha256,
+        }
+    )
+    return write(made.model_copy(update={"run": record}), tmp_path / "part")
+
+
+def test_cells_are_expected_with_all_their_requests(tmp_path):
+    """With the profile's prompts at hand, what a part was not asked is missing too, and baselines are local ones."""
+    prompts = load_prompts(PROFILE.workload.prompts)
+    folder = cold_part_of_cpu(tmp_path, prompts.sha256)
+    merged = merge([folder], tmp_path / "merged", Wanted(expect="cpu"))
+    assert len(merged.run.cells) == 12
+    assert merged.cell("pd-none").scenarios["late-pull"] > 0
+    assert merged.cell("pd-mtp").planned == len(prompts.cold) + PROFILE.workload.text_prompts
+    assert merged.run.profile["baselines"] == str(PROFILE.baselines)
+    only = merge([folder], tmp_path / "cold", Wanted(expect="cpu", scenarios=("cold",)))
+    assert only.cell("pd-none").scenarios == {}
+    with pytest.raises(UsageError, match="expected a pattern that matches a scenario"):
+        merge([folder], tmp_path / "odd", Wanted(expect="cpu", scenarios=("warm",)))
+
+
+def test_recorded_profile_that_cannot_be_read_is_said(tmp_path):
+    folder = write(history([observation("single-none", 40)]), tmp_path / "part")
+    with pytest.raises(UsageError, match="name it with --expect PROFILE"):
+        merge([folder], tmp_path / "merged")
+
+
+def test_damaged_axes_of_a_recorded_profile_are_said(tmp_path):
+    made = in_variant(night(), "a")
+    folder = write(made, tmp_path / "part")
+    edited(folder, lambda r: r["profile"]["axes"]["lease"]["b"]["engine"].update(kv_lease_s="soon"))
+    with pytest.raises(UsageError, match="name it with --expect PROFILE"):
+        merge([folder], tmp_path / "merged")
+    code, output = cli("merge", str(folder), "--out", str(tmp_path / "merged"))
+    assert code == 64 and "kv_lease_s" in output and "Traceback" not in output
+
+
+def test_scenarios_that_no_part_was_asked_for_are_missing_without_the_prompts(tmp_path):
+    """Their ids are in the profile; how many requests they have is not known here."""
+    made = night("bitwise")
+    raw = {**made.run.profile, "scenarios": [s.model_dump(mode="json") for s in PROFILE.scenarios]}
+    made = made.model_copy(update={"run": made.run.model_copy(update={"profile": raw})})
+    folders = split(made, tmp_path)
+    merged = merge(folders, tmp_path / "merged")
+    assert {"refill", "late-pull"} <= set(merged.cell("pd-mtp").scenarios)
+    assert "late-pull" not in merged.cell("single-mtp").scenarios
+    judgement = judged(merged)
+    assert judgement.verdict is Verdict.UNKNOWN
+    found = [f.message for f in judgement.findings if f.cell == "pd-mtp" and f.scenario == "refill"]
+    assert any("no part planned its requests for" in m and "refill" in m for m in found)
+    assert next(c.verdict for c in judgement.cells if c.cell == "pd-mtp" and c.scenario == "cold") is Verdict.PASS
+    only = merge(folders, tmp_path / "cold", Wanted(scenarios=("cold",)))
+    assert only.cell("pd-mtp").scenarios == {} and judged(only).verdict is Verdict.PASS
+
+
+def test_cold_prompts_that_no_part_was_asked_for_are_missing_without_the_prompts(tmp_path):
+    made = refilled(wrong=False)
+    cells = tuple(c.model_copy(update={"planned": 0}) for c in made.run.cells)
+    kept = tuple(o for o in made.observations if o.scenario == REFILL.id)
+    made = made.model_copy(update={"observations": kept, "run": made.run.model_copy(update={"cells": cells})})
+    merged = merge(split(made, tmp_path), tmp_path / "merged")
+    assert merged.cell("pd-mtp").planned == 1
+    cold = {c.cell: c.verdict for c in judged(merged).cells if c.scenario == "cold"}
+    assert cold == dict.fromkeys(CELLS, Verdict.UNKNOWN)
+    assert (
+        merge(split(made, tmp_path / "b"), tmp_path / "only", Wanted(scenarios=("refill",))).cell("pd-mtp").planned == 0
+    )
+
+
+# --- a part by itself ------------------------------------------------------------------------------------------------
+
+
+def test_part_says_what_trying_again_could_mend(tmp_path):
+    made = night()
+
+    def part(change: Change | None = same, **changes: object) -> History:
+        own = part_of(made, PARTS[1], "part", **changes)
+        kept = [o if change is None else change(o) for o in own.observations if change or o.scenario != RESCORE]
+        return own.model_copy(update={"observations": tuple(kept)})
+
+    assert missing_evidence(part()) == []
+    assert missing_evidence(part(interrupted=True)) == ["the run was interrupted"]
+    assert "requests failed" in missing_evidence(part(lambda o: o.model_copy(update={"error": "timeout"})))[0]
+    assert missing_evidence(part(**failed(made, "pd-mtp"))) == ["pd-mtp is failed: engine died"]
+    assert missing_evidence(part(None)) == [f"{len(LENGTHS)} outputs were not re-scored by the plain engine"]
+    folder = write(part(), tmp_path / "part")
+    write(part(**failed(made, "pd-mtp")), folder / SECOND)
+    assert missing_evidence(load_history(folder)) == ["second stage: pd-mtp is failed: engine died"]
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_command_judges_once_and_exits_with_the_verdict(tmp_path):
+    folders = [str(f) for f in split(night("bitwise"), tmp_path)]
+    code, output = cli("merge", *folders, "--out", str(tmp_path / "merged"), "--baselines", str(tmp_path))
+    assert code == 2 and "UNKNOWN" in output
+    assert {"report.html", "junit.xml", "summary.md"} <= {p.name for p in (tmp_path / "merged").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["merge", "--help"], 0, "a retry is not"),
+        (["merge", "--out", "/nowhere/x"], 64, "DIR"),
+        (["merge", "/nowhere", "--out", "/nowhere/x"], 64, "no such folder"),
+        (["merge", "/nowhere", "--keep-going", "--out", "/nowhere/x"], 2, "none that can be used"),
+        (["run", "--part", "--mutant", "M1"], 64, "--part: expected no --mutant"),
+    ],
+)
+def test_bad_input(arguments, code, sentence):
+    found, output = cli(*arguments)
+    assert found == code, output
+    assert sentence in output

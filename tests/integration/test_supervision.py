@@ -1,0 +1,283 @@
+"""Trees of real processes: nothing of them is left, whichever end is killed and when."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.errors import EngineStartError
+from harness.supervision import orphans, ports, procfs
+from harness.supervision.process import SupervisedProcess, TreeDetails
+from tests.support.supervised import (
+    engine_program,
+    gone,
+    made_by,
+    made_by_program,
+    marks,
+    own_folder,
+    read_pids,
+    start_engine,
+    start_harness,
+    state,
+    wait_for,
+)
+
+__all__ = ["engine_program", "own_folder"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sigkill_of_the_harness_at_any_moment_leaves_nothing(engine_program, tmp_path, seed):
+    folder = tmp_path / "run"
+    before = procfs.segments()
+    harness = start_harness(engine_program, folder)
+    if seed == 0:
+        read_pids(folder)
+    else:
+        time.sleep(random.Random(seed).uniform(0.1, 1.5))
+    harness.kill()
+    harness.wait()
+    wait_for(lambda: not marks(folder / "logs" / "x"), 30)
+    wait_for(lambda: not state(), 30)
+    pids = list(map(int, (folder / "pids").read_text().split())) if (folder / "pids").exists() else []
+    assert gone(pids)
+    assert not made_by(pids)
+    # Other engines may come and go on this machine; theirs hold an address.
+    assert not [s for s in procfs.segments() - before if "psm_test_" in s.name or made_by_program(s.name)]
+    if (folder / "port").exists():
+        assert not ports.in_use(int((folder / "port").read_text()))
+
+
+def test_stop_ends_everything_and_says_that_nothing_is_left(engine_program, tmp_path):
+    engine, port = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    assert len(made_by(pids)) == 2
+    (ledger,) = procfs.ledgers(procfs.state_folder())
+    found = wait_for(lambda: (t := orphans.read_ledger(ledger)) and len(t.made) == 2 and t)
+    assert (found.name, found.ports[0], found.run) == ("cell.single", port, str(tmp_path))
+    assert found.holder_lives
+    assert {p.pid for p in found.living()} == set(pids)
+    assert engine.stop(2.0) == []
+    assert engine.stop(2.0) == []
+    assert gone(pids)
+    assert made_by(pids) == []
+    assert state() == []
+    assert not ports.in_use(port)
+    assert ports.held([port]) == ()
+
+
+def test_shared_memory_that_others_made_or_use_stays(engine_program, tmp_path):
+    """A file that was there, one that appears meanwhile, and one of the tree that somebody else has open."""
+    older, other = (procfs.SHM / f"psm_test_{what}_{os.getpid()}" for what in ("older", "other"))
+    older.write_bytes(b"x")
+    engine, _ = start_engine(engine_program, tmp_path)
+    try:
+        other.write_bytes(b"x")
+        pids = read_pids(tmp_path)
+        (used,) = [procfs.SHM / name for name in made_by(pids) if name.startswith("psm_test_")]
+        with used.open("rb"):
+            left = engine.stop(1.0)
+            assert [w for w in left if used.name in w and str(os.getpid()) in w]
+            assert len(left) == 1
+            assert older.exists() and other.exists() and used.exists()
+        assert "left after the end" in engine.log_text()
+        (ledger,) = procfs.ledgers(procfs.state_folder())
+        ended = orphans.end_tree(ledger, orphans.read_ledger(ledger))
+        assert ended.left == []
+        assert not used.exists() and not ledger.exists()
+        assert older.exists() and other.exists()
+    finally:
+        older.unlink()
+        other.unlink()
+
+
+def test_segment_of_a_zombie_is_removed(tmp_path):
+    """A killed process stays in the table until its parent asks for it, and holds nothing any more."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    path = procfs.SHM / f"__KMP_REGISTERED_LIB_{child.pid}_{os.getuid()}"
+    path.write_bytes(b"x")
+    segment = procfs.Segment(path.name, path.stat().st_ino)
+    removed, left = procfs.remove([segment])
+    assert removed == [] and str(child.pid) in left[0]
+    child.kill()
+    wait_for(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
+    assert procfs.remove([segment]) == ([path.name], [])
+    child.wait()
+
+
+def test_killed_warden_is_stood_in_for(engine_program, tmp_path):
+    """The grandchild has left the session, and its mark tells whose it is."""
+    engine, _ = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    (ledger,) = procfs.ledgers(procfs.state_folder())
+    found = orphans.read_ledger(ledger)
+    os.kill(found.warden.pid, signal.SIGKILL)
+    wait_for(lambda: not engine.alive())
+    assert engine.stop(1.0) == []
+    assert gone(pids)
+    assert made_by(pids) == []
+    assert state() == []
+
+
+def test_reused_pids_are_never_killed():
+    """Another process that has the pid of a listed one now has another start time."""
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        real = wait_for(lambda: procfs.process(bystander.pid))
+        other = real._replace(start=real.start - 1)
+        later = real._replace(start=real.start + 1)
+        ledger = orphans.Ledger(
+            format=1, boot=procfs.boot(), namespace=procfs.namespace(), mark="0" * 16, holder=other, warden=later,
+            engine=other, members=(other, later), made=(), before=(), name="x", ports=(), host="127.0.0.1", run="",
+            started=0.0,
+        )  # fmt: skip
+        assert ledger.living() == []
+        procfs.send(other, signal.SIGKILL)
+        assert bystander.poll() is None
+        assert not ledger.holder_lives
+        assert ledger.model_copy(update={"members": (real,)}).living() == [real]
+        assert ledger.model_copy(update={"members": (real,), "boot": "another"}).living() == []
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_folder_of_somebody_else_is_refused(own_folder, tmp_path):
+    path = own_folder / f"kv-harness-{os.getuid()}"
+    path.symlink_to(tmp_path)
+    with pytest.raises(EngineStartError, match="this user alone"):
+        ports.free_ports(1)
+    path.unlink()
+    path.mkdir(mode=0o777)
+    path.chmod(0o777)
+    with (tmp_path / "log").open("wb") as log, pytest.raises(EngineStartError, match="mode 0700"):
+        SupervisedProcess([sys.executable, "-c", ""], os.environ, log, TreeDetails("x"))
+    path.rmdir()
+    assert stat.S_IMODE(procfs.state_folder().stat().st_mode) == 0o700
+
+
+# --- ports -----------------------------------------------------------------------------------------------------------
+
+# Stands for a harness: takes its ports, listens on them late, as engines do, and holds them.
+CLAIMER = """
+import json, socket, sys, time
+from pathlib import Path
+from harness.supervision.ports import free_ports
+wanted, folder = int(sys.argv[1]), Path(sys.argv[2])
+while not (folder / "go").exists():
+    time.sleep(0.001)
+taken = [free_ports(3) for _ in range(wanted)]
+time.sleep(0.3)
+servers = [socket.create_server(("127.0.0.1", port)) for some in taken for port in some]
+print(json.dumps(taken), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ten_harnesses_started_at_once_never_take_the_same_port(tmp_path):
+    """In a range so small that chance alone would make them collide: 90 ports of 150."""
+    code = f"import harness.supervision.ports as p\np._LOWEST, p._HIGHEST, p._TRIES = 28000, 28150, 140\n{CLAIMER}"
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, "3", str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(10)
+    ]
+    time.sleep(1)
+    (tmp_path / "go").touch()
+    try:
+        taken = [some for r in running for some in json.loads(r.stdout.readline() or "[]")]
+    finally:
+        for r in running:
+            r.communicate()
+    assert [r.returncode for r in running] == [0] * 10
+    flat = [port for some in taken for port in some]
+    assert len(flat) == len(set(flat)) == 90
+    assert all(some == list(range(some[0], some[0] + 3)) for some in taken)
+
+
+def test_claims_of_a_base_port_are_exclusive_and_end_with_their_process(tmp_path):
+    code = "import sys\nfrom harness.supervision.ports import claim\nclaim([28200, 28201])\n"
+    code += "print(1, flush=True)\nsys.stdin.read()"
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    other.stdout.readline()
+    with pytest.raises(EngineStartError, match=r"port 28201: claimed by another harness.*--base-port"):
+        ports.claim([28201, 28202])
+    other.kill()
+    other.communicate()
+    ports.claim([28201, 28202])
+    with pytest.raises(EngineStartError, match="another engine of this run"):
+        ports.claim([28202])
+    ports.release([28201, 28202])
+    ports.claim([28202])
+    ports.release([28202])
+    assert [p.name for p in procfs.state_folder().glob("port-*")] == ["port-28200"]
+
+
+def test_claims_outlive_the_harness_as_long_as_its_engines(engine_program, tmp_path):
+    """The warden holds them too; it is stopped here, so that it cannot end the tree at once."""
+    folder = tmp_path / "run"
+    harness = start_harness(engine_program, folder)
+    read_pids(folder)
+    (ledger,) = procfs.ledgers(procfs.state_folder())
+    warden = orphans.read_ledger(ledger).warden
+    os.kill(warden.pid, signal.SIGSTOP)
+    harness.kill()
+    harness.wait()
+    port = int((folder / "port").read_text())
+    with pytest.raises(EngineStartError, match="claimed by another harness"):
+        ports.claim([port + 1])
+    os.kill(warden.pid, signal.SIGCONT)
+    wait_for(lambda: not state(), 30)
+    ports.claim([port, port + 1])
+    ports.release([port, port + 1])
+
+
+def test_a_stopped_harness_does_not_hold_the_others_for_ever(monkeypatch):
+    code = "import time\nfrom harness.supervision.ports import locked\nwith locked():\n print(1, flush=True)"
+    code += "\n time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    other.stdout.readline()
+    monkeypatch.setattr(ports, "_LOCK_S", 0.3)
+    with pytest.raises(EngineStartError, match="another harness holds it"):
+        ports.free_ports(1)
+    ports.release([1])
+    other.kill()
+    other.communicate()
+    ports.release(ports.free_ports(1))
+
+
+def test_what_a_warden_cannot_look_at_ends_no_engine(tmp_path):
+    """Nor does it keep one from being ended: its own trouble is written to the log, once."""
+    broken = tmp_path / "harness" / "supervision"
+    broken.mkdir(parents=True)
+    for path in Path(procfs.__file__).parent.glob("*.py"):
+        (broken / path.name).write_text(path.read_text())
+    (broken.parent / "__init__.py").touch()
+    with (broken / "procfs.py").open("a") as file:
+        file.write("\n\ndef users(*_):\n    raise KeyError(7)\n")
+    program = f"""
+import os, sys
+from harness.supervision import process as warded
+from harness.supervision import supervisor as warden
+warden.__file__ = {str(broken / "supervisor.py")!r}
+one = warded.SupervisedProcess(["sleep", "60"], dict(os.environ), open({str(tmp_path / "log")!r}, "wb"))
+import time
+time.sleep(2)
+print(one.poll(), len(one.close()), one.returncode)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "1", "-9"]
+    # Once while it lived, once before it was killed, and once after.
+    assert (tmp_path / "log").read_text().count("KeyError: 7") == 3
+    (ledger,) = procfs.ledgers(procfs.state_folder())
+    assert orphans.clean().left == [] and not ledger.exists()

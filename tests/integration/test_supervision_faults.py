@@ -1,0 +1,401 @@
+"""What goes wrong around trees of real processes: nothing of them is left all the same, and nothing else is touched."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.engines.command import EngineCommand
+from harness.engines.session import EngineGroupSession
+from harness.errors import EngineStartError, StorageError
+from harness.history.records import CellRecord
+from harness.profiles.cells import make_plan, select_cells
+from harness.profiles.model import load_profile
+from harness.supervision import orphans, ports, procfs
+from harness.supervision.log import EngineLog
+from harness.supervision.process import SupervisedEngine, SupervisedProcess, TreeDetails
+from tests.support.engines import ENVIRONMENT
+from tests.support.supervised import (
+    engine_program,
+    gone,
+    made_by,
+    own_folder,
+    read_pids,
+    start_engine,
+    start_harness,
+    state,
+    wait_for,
+)
+
+__all__ = ["engine_program", "own_folder"]
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def shm():
+    """Names of files in ``/dev/shm`` that are removed after the test."""
+    made: list[Path] = []
+
+    def name(text: str) -> Path:
+        made.append(procfs.SHM / text)
+        return made[-1]
+
+    yield name
+    for path in made:
+        path.unlink(missing_ok=True)
+
+
+def program(folder: Path, code: str, *arguments: object) -> SupervisedEngine:
+    """An engine that runs this code."""
+    argv = [sys.executable, "-c", code, *map(str, arguments)]
+    return SupervisedEngine(EngineCommand("single", 1, None, argv, {}), folder / "engine.log", dict(os.environ))
+
+
+def test_segment_with_two_names(engine_program, tmp_path, shm):
+    """``sem_open`` links each semaphore; anybody of this user may do so too."""
+    engine, _ = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    (used,) = [procfs.SHM / name for name in made_by(pids) if name.startswith("psm_test_")]
+    os.link(used, shm(f"{used.name}_two"))
+    (tree,) = orphans.survey().trees
+    assert {f"{used.name}_two", used.name} <= {s.name for s in tree.segments}
+    time.sleep(1)
+    assert engine.alive()
+    assert engine.stop(1.0) == []
+    assert gone(pids) and made_by(pids) == [] and state() == []
+
+
+FAILS = """
+import json, os, subprocess, sys
+from harness.supervision import procfs as traces
+from harness.supervision import supervisor as warden
+warden.adopt_orphans()
+me = traces.process(os.getpid())
+about = {"name": "x"}
+said = {"ledger": sys.argv[1], "mark": "0" * 16, "holder": me, "claims": [], "about": about}
+tree = warden.Tree(said)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+def fail(*_):
+    raise KeyError("x")
+traces.segments = fail
+try:
+    tree.kill()
+finally:
+    print(traces.lives(traces.Process(child.pid, 0)) or traces.stat_of(child.pid) is not None)
+"""
+
+
+def test_nothing_that_goes_wrong_with_a_look_stops_the_end(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FAILS, str(tmp_path / "tree-1-00.json")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+    assert "cannot be examined (KeyError" in done.stderr
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.05])
+def test_term_to_a_warden_that_ends_its_tree_already(engine_program, tmp_path, delay):
+    folder = tmp_path / "run"
+    harness = start_harness(engine_program, folder)
+    pids = read_pids(folder)
+    (ledger,) = procfs.ledgers(procfs.state_folder())
+    warden = orphans.read_ledger(ledger).warden
+    harness.kill()
+    harness.wait()
+    time.sleep(delay)
+    while procfs.lives(warden):
+        procfs.send(warden, signal.SIGTERM)
+        time.sleep(0.002)
+    assert gone(pids) and made_by(pids) == [] and state() == []
+
+
+def test_term_to_a_warden_ends_its_tree(engine_program, tmp_path):
+    engine, _ = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    (ledger,) = procfs.ledgers(procfs.state_folder())
+    procfs.send(orphans.read_ledger(ledger).warden, signal.SIGTERM)
+    wait_for(lambda: not engine.alive())
+    assert engine.stop(1.0) == []
+    assert gone(pids) and made_by(pids) == [] and state() == []
+
+
+READER = """
+import pathlib, sys, time
+path = pathlib.Path(sys.argv[1])
+while not path.exists():
+    time.sleep(0.01)
+with path.open("rb"):
+    print("opened", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_file_of_somebody_that_the_engine_opened_stays(tmp_path, shm):
+    data = shm(f"weights-{os.getpid()}.safetensors")
+    engine = program(tmp_path, READER, data)
+    data.write_bytes(b"x")
+    wait_for(lambda: "opened" in engine.log_text())
+    time.sleep(1)
+    assert orphans.survey().trees[0].segments == []
+    assert engine.stop(1.0) == []
+    assert data.read_bytes() == b"x"
+    assert f"not removed, because it may be somebody's: {data}" in engine.log_text()
+
+
+def test_what_was_removed_is_in_the_log(engine_program, tmp_path):
+    engine, _ = start_engine(engine_program, tmp_path)
+    names = made_by(read_pids(tmp_path))
+    assert engine.stop(1.0) == []
+    assert all(f"harness: removed shared memory /dev/shm/{name}\n" in engine.log_text() for name in names)
+
+
+# In a pid namespace of its own, as in a container: an engine with an OpenMP registration of its own, and a tensor of
+# another container that is called after the same pid.
+CONTAINER = """
+import os, sys, time
+from harness.supervision import procfs as traces
+from harness.engines.command import EngineCommand
+from harness.supervision.process import SupervisedEngine
+from pathlib import Path
+code = '''
+import ctypes, os, sys, time
+own = ctypes.create_string_buffer(8)
+with open(f"/dev/shm/__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}", "wb") as file:
+    file.write(f"{ctypes.addressof(own):#x}-cafe0123-libiomp5.so".encode().ljust(1024, bytes(1)))
+print("up", flush=True)
+time.sleep(600)
+'''
+log = Path(sys.argv[1])
+assert not traces.all_pids_seen()
+engine = SupervisedEngine(EngineCommand("single", 1, None, [sys.executable, "-c", code], {}), log, dict(os.environ))
+while "up" not in engine.log_text():
+    time.sleep(0.01)
+other = traces.SHM / f"torch_{engine.pid}_1_0"
+other.write_bytes(b"x")
+own = traces.SHM / f"__KMP_REGISTERED_LIB_{engine.pid}_{os.getuid()}"
+foreign = traces.SHM / f"__KMP_REGISTERED_LIB_{engine.pid}_{os.getuid() + 1}"
+foreign.write_bytes(b"0x1000-cafe0123-libiomp5.so")
+time.sleep(1)
+try:
+    print(engine.stop(1.0), own.exists(), other.exists(), foreign.exists())
+finally:
+    for path in (own, other, foreign):
+        path.unlink(missing_ok=True)
+"""
+UNSHARE = ["unshare", "--pid", "--mount", "--fork", "--mount-proc"]
+
+
+def _can_unshare() -> bool:
+    return shutil.which("unshare") is not None and not subprocess.run([*UNSHARE, "true"], check=False).returncode
+
+
+def test_segments_of_another_container_stay(tmp_path):
+    if not _can_unshare():
+        pytest.skip("pid namespaces cannot be made here")
+    done = subprocess.run(
+        [*UNSHARE, sys.executable, "-c", CONTAINER, str(tmp_path / "log")], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[] False True True\n", done.stderr
+
+
+# Its first thread ends; the second one holds a segment.
+HEADLESS = """
+import ctypes, mmap, sys, threading, time
+def hold():
+    file = open(sys.argv[1], "w+b")
+    file.write(b"x" * 4096)
+    file.flush()
+    mapped = mmap.mmap(file.fileno(), 4096)
+    print("held", flush=True)
+    time.sleep(600)
+threading.Thread(target=hold).start()
+time.sleep(0.5)
+ctypes.CDLL(None).syscall(60, 0)
+"""
+
+
+def test_process_whose_first_thread_has_ended_lives(tmp_path, shm):
+    held = shm(f"psm_test_headless_{os.getpid()}")
+    engine = program(tmp_path, HEADLESS, held)
+    wait_for(lambda: Path(f"/proc/{engine.pid}/stat").read_text().split()[2] == "Z")
+    wait_for(lambda: "held" in engine.log_text())
+    segment = procfs.Segment(held.name, held.stat().st_ino)
+    assert procfs.stat_of(engine.pid).state in "SR"
+    assert procfs.users([segment], [engine.pid]) == {segment: {engine.pid}}
+    (ledger,) = procfs.ledgers(procfs.state_folder())
+    known = orphans.read_ledger(ledger)
+    assert procfs.marked(engine.pid, known.mark)
+    assert procfs.remove([segment])[1] == [f"shared memory {held}, used by pid {engine.pid}"]
+    assert engine.alive()
+    assert engine.stop(0.5) == []
+    assert not held.exists()
+    assert procfs.stat_of(engine.pid) is None
+
+
+def test_without_a_ledger_nothing_is_started(tmp_path, monkeypatch):
+    mark = "ab" * 8
+    monkeypatch.setattr(secrets, "token_hex", lambda _: mark)
+    # Stands for a disk that is full.
+    (procfs.state_folder() / f"tree-{os.getpid()}-{mark}.new").mkdir()
+    made = tmp_path / "made"
+    with (tmp_path / "log").open("wb") as log, pytest.raises(EngineStartError, match=r"ledger.*cannot be written"):
+        SupervisedProcess([sys.executable, "-c", f"open({str(made)!r}, 'w')"], os.environ, log, TreeDetails("x"))
+    time.sleep(0.3)
+    assert not made.exists()
+
+
+def test_lost_ledger_and_killed_warden_are_no_good_end(engine_program, tmp_path):
+    engine, _ = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    try:
+        (ledger,) = procfs.ledgers(procfs.state_folder())
+        known = orphans.read_ledger(ledger)
+        wait_for(lambda: len(orphans.read_ledger(ledger).made) == 2)
+        ledger.unlink()
+        os.kill(known.warden.pid, signal.SIGKILL)
+        wait_for(lambda: not engine.alive())
+        left = engine.stop(1.0)
+        assert [words for words in left if "expected its ledger" in words]
+        assert gone(pids)
+    finally:
+        for name in made_by(pids):
+            (procfs.SHM / name).unlink()
+
+
+def test_another_process_with_the_pid_of_the_engine_is_not_signalled(engine_program, tmp_path):
+    engine, _ = start_engine(engine_program, tmp_path)
+    pids = read_pids(tmp_path)
+    bystander = subprocess.Popen(SLEEPER, start_new_session=True)
+    try:
+        (ledger,) = procfs.ledgers(procfs.state_folder())
+        engine._process.pid = bystander.pid
+        engine._process.terminate()
+        warden = orphans.read_ledger(ledger).warden.pid
+        os.kill(warden, signal.SIGSTOP)
+        # As of a warden that is killed while it writes.
+        procfs.partial_ledger(ledger).write_text('{"format": ')
+        os.kill(warden, signal.SIGKILL)
+        wait_for(lambda: not engine.alive())
+        engine.stop(1.0)
+        assert bystander.poll() is None
+        assert gone(pids) and made_by(pids) == [] and state() == []
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_what_cannot_be_started_lets_go_of_its_claims(tmp_path):
+    """A NUL in the command, and a folder in the place of the log."""
+    (tmp_path / "folder.log").mkdir()
+    for argv, log, kind in (
+        (["/bin/true", "a\0b"], "engine.log", EngineStartError),
+        (["/bin/true"], "folder.log", StorageError),
+    ):
+        claimed = ports.free_ports(1)
+        with pytest.raises(kind):
+            SupervisedEngine(EngineCommand("single", 1, None, argv, {}), tmp_path / log, dict(os.environ), claimed)
+        assert ports.held(claimed) == ()
+
+
+def test_only_what_listens_is_in_use(monkeypatch):
+    (port,) = ports.free_ports(1)
+    ports.release([port])
+    with socket.create_server(("127.0.0.1", port)):
+        assert ports.in_use(port)
+        assert ports.trouble(port) == "in use"
+    # An address of no machine.
+    assert not ports.in_use(port, "192.0.2.1")
+    assert ports.trouble(port, "192.0.2.1").startswith("not known to be free (")
+    assert ports.trouble(port) == ""
+
+
+def test_ports_do_not_run_out(monkeypatch):
+    monkeypatch.setattr(ports, "_LOWEST", 29000)
+    monkeypatch.setattr(ports, "_HIGHEST", 29040)
+    monkeypatch.setattr(ports, "_TRIES", 38)
+    monkeypatch.setattr(ports, "_GIVEN", set())
+    for _ in range(100):
+        ports.release(ports.free_ports(2))
+
+
+def test_another_folder_is_not_taken_when_the_disk_is_full(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert procfs.folder_path().parent == tmp_path / "nowhere"
+    with pytest.raises(EngineStartError, match="nowhere"):
+        ports.free_ports(1)
+
+
+def test_obituary_of_a_real_time_signal(tmp_path):
+    assert "signal 35;" in EngineLog(tmp_path / "log").obituary("engine", -35)
+    assert "signal SIGKILL;" in EngineLog(tmp_path / "log").obituary("engine", -9)
+
+
+def test_processes_that_have_ended_are_not_kept_in_the_ledger(tmp_path, shm):
+    code = "import subprocess, time\nfor _ in range(3): subprocess.run(['sleep', '0.8'])\n"
+    engine = program(tmp_path, f"{code}print('done', flush=True)\ntime.sleep(600)")
+    # A young segment makes the warden look twice a second.
+    shm(f"psm_test_look_{os.getpid()}").write_bytes(b"x")
+    (ledger,) = procfs.ledgers(procfs.state_folder())
+    seen: set[int] = set()
+    while "done" not in engine.log_text():
+        seen |= {p.pid for p in orphans.read_ledger(ledger).members}
+        time.sleep(0.05)
+    assert len(seen) > 1
+    wait_for(lambda: [p.pid for p in orphans.read_ledger(ledger).members] == [engine.pid])
+    assert engine.stop(1.0) == []
+
+
+class FakeHandle:
+    """Stands for an engine and for a router."""
+
+    def __init__(self, folder: Path, error: Exception | None = None) -> None:
+        self.log_path = folder / "fake.log"
+        self.error = error
+        self.ended = False
+
+    def stop(self, _grace_s: float = 0.0) -> list[str]:
+        self.ended = True
+        if self.error is not None:
+            raise self.error
+        return []
+
+    end = stop
+
+
+def test_one_that_cannot_be_ended_does_not_keep_the_others_running(tmp_path):
+    profile = load_profile("cpu")
+    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
+    session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
+    router, decode = FakeHandle(tmp_path, KeyError("x")), FakeHandle(tmp_path, OSError("y"))
+    prefill = FakeHandle(tmp_path)
+    session._routers.running = [router]
+    session._launcher.processes = {"decode": decode, "prefill": prefill}
+    session.stop()
+    assert router.ended and decode.ended and prefill.ended
+    assert session.left == [
+        "processes of the router, which could not be ended (KeyError: 'x')",
+        "processes of the decode engine, which could not be ended (OSError: y)",
+    ]
+
+
+def test_a_run_whose_processes_may_still_be_there_cannot_pass():
+    cell = CellRecord(cell="pd-none", group="pd-none", block_size=16, lookahead=0, draft_tokens=0, planned=1)
+
+    def left_running(*words: str) -> bool:
+        return cell.model_copy(update={"left_over": words}).left_running
+
+    assert not left_running()
+    assert not left_running("shared memory /dev/shm/psm_1, used by pid 7", "port 5 on 127.0.0.1, which is in use")
+    assert left_running("port 5 on 127.0.0.1, which is in use", "process 7 of pd-none.decode, which cannot be killed")
+    assert left_running("whatever pd-none.decode started and made: expected its ledger x, found none")

@@ -1,0 +1,414 @@
+"""Limits in time: of a request, of a cell, of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from harness.engines import http
+from harness.engines.client import Client, Sampling
+from harness.engines.command import EngineCommand
+from harness.engines.executor import LocalExecutor
+from harness.engines.places import LocalPlace
+from harness.engines.session import EngineGroupSession
+from harness.errors import EngineDiedError, HandoffError, RequestTimeoutError
+from harness.history.records import COLD, RESCORE, History
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import baselines_for, judge
+from harness.profiles.model import Expected, Timeouts
+from harness.runner.groups import Runner
+from harness.runner.options import RunOptions
+from harness.runner.run import prepared_recorder
+from harness.runner.timeouts import cell_limit_s, rescore_limit_s, run_limit_s
+from harness.supervision import stacks
+from harness.supervision.process import SupervisedEngine
+from harness.util.progress import Reporter
+from harness.workload.prepare import prepare
+from tests.support import stand_in_engine
+from tests.support.engines import ENVIRONMENT
+from tests.support.supervised import own_folder, state
+
+__all__ = ["own_folder"]
+
+
+@contextlib.contextmanager
+def server(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A real server on loopback that answers each connection with raw bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(20)
+
+        def one(connection: socket.socket) -> None:
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                answer(connection)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=one, args=(listening.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def dripping(text: bytes, at_once: int = 0) -> Callable[[socket.socket], None]:
+    """Sends ``at_once`` bytes, and then one every 50 ms, which is far below the limit of a read."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(text[:at_once])
+        for byte in text[at_once:] * 1000:
+            time.sleep(0.05)
+            connection.sendall(bytes([byte]))
+
+    return answer
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n"
+DRIPS = {
+    "status line": dripping(HEAD),
+    "headers": dripping(HEAD[:17] + b"X: " + b"y" * 500, 17),
+    "body": dripping(HEAD + b"x" * 200, len(HEAD)),
+    "nothing": lambda _connection: time.sleep(30),
+}
+
+
+@pytest.mark.parametrize("where", DRIPS)
+@pytest.mark.parametrize("call", ["complete", "post", "get", "metrics"])
+def test_whole_exchange_has_a_limit(where, call):
+    limit = 0.6
+    with server(DRIPS[where]) as url:
+        client = Client("single", url, limit)
+        begun = time.monotonic()
+        if call == "get":
+            with pytest.raises(httpx.TimeoutException):
+                client.get("/health", timeout_s=limit)
+        else:
+            with pytest.raises(RequestTimeoutError):
+                {
+                    "complete": lambda: client.complete([1, 2], Sampling(2, 2), "r", "s"),
+                    "post": lambda: client.post("/pause", timeout_s=limit),
+                    "metrics": client.snapshot,
+                }[call]()
+        assert limit * 0.9 < time.monotonic() - begun < limit + 1.5
+        client.close()
+
+
+def test_limit_of_one_request_does_not_touch_those_beside_it():
+    """Threads share a client: a slow answer in one must not cut the other's."""
+
+    def slow_then_whole(connection: socket.socket) -> None:
+        time.sleep(0.8)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+
+    with server(slow_then_whole) as url, http.LimitedClient(base_url=url, timeout=5.0) as client:
+        outcomes: dict[float, str] = {}
+
+        def ask(limit: float) -> None:
+            try:
+                outcomes[limit] = client.get("/", timeout=limit).text
+            except httpx.TimeoutException:
+                outcomes[limit] = "late"
+
+        threads = [threading.Thread(target=ask, args=(limit,)) for limit in (0.3, 5.0, 0.4, 4.0)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outcomes == {0.3: "late", 0.4: "late", 5.0: "ok", 4.0: "ok"}
+        assert client.get("/").text == "ok"
+
+
+def test_answer_without_end_is_cut(monkeypatch):
+    monkeypatch.setattr(http, "LARGEST", 2**20)
+
+    def flood(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n")
+        while True:
+            connection.sendall(b"x" * 65536)
+
+    with server(flood) as url:
+        client = Client("single", url, 20.0)
+        begun = time.monotonic()
+        with pytest.raises(HandoffError, match="more than 1 MiB") as caught:
+            client.complete([1, 2], Sampling(2, 2), "r", "s")
+        assert not isinstance(caught.value, RequestTimeoutError)
+        assert time.monotonic() - begun < 10
+
+
+def test_refused_connection_is_no_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with pytest.raises(HandoffError) as caught:
+        Client("single", f"http://127.0.0.1:{port}", 1.0).complete([1], Sampling(2, 2), "r", "s")
+    assert not isinstance(caught.value, RequestTimeoutError)
+
+
+# --- cells and runs: real processes that stand for engines -----------------------------------------------------------
+
+
+class StandInPlace(LocalPlace):
+    """This machine, with a stand-in for the engine."""
+
+    def __init__(self, start_s: float, answers: int) -> None:
+        super().__init__()
+        self._how = (str(start_s), str(answers))
+
+    def start(self, command: EngineCommand, log_path: Path) -> SupervisedEngine:
+        argv = [sys.executable, stand_in_engine.__file__, str(command.port), *self._how]
+        return super().start(command._replace(argv=argv), log_path)
+
+
+class StandInExecutor(LocalExecutor):
+    """Gives each group a stand-in: seconds that its start takes, and completions that it answers, by method."""
+
+    def __init__(self, **how: tuple[float, int]) -> None:
+        super().__init__()
+        self.how = how
+
+    def places(self, group, _profile, _environment, _placement):
+        return contextlib.nullcontext({role: StandInPlace(*self.how[group.method.kind]) for role in group.roles})
+
+
+def run(tmp_path: Path, timeouts: dict[str, float], **how: tuple[float, int]) -> History:
+    """Single cells of these methods on stand-ins; 42 prompts each."""
+    prepared = prepare("cpu", [f"single-{m}" for m in how], [COLD])
+    profile = prepared.profile.model_copy(update={"timeouts": Timeouts(stop=1.0, **timeouts)})
+    prepared = prepared._replace(profile=profile)
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path)
+    options = RunOptions(executor=StandInExecutor(**how))
+    return Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0), options).run()
+
+
+def nothing_left() -> None:
+    assert state() == []
+    assert [p for p in psutil.process_iter(["cmdline"]) if stand_in_engine.__file__ in (p.info["cmdline"] or [])] == []
+
+
+def stacks_of(folder: Path, group: str) -> str:
+    return (folder / "logs" / f"{group}.single.stacks.txt").read_text()
+
+
+def test_a_cell_past_its_limit_is_unknown_and_the_others_go_on(tmp_path):
+    history = run(tmp_path, {"cell": 6.0, "request": 60.0}, none=(0, 1), eagle3=(0, 1000))
+    slow, fine = history.cell("single-none"), history.cell("single-eagle3")
+    assert (slow.state, fine.state) == ("failed", "complete")
+    assert "at most 6 s (timeouts.cell)" in slow.reason
+    assert "stuck_in_forward" in stacks_of(tmp_path, "single-none")
+    assert stacks_of(tmp_path, "single-none").count(": cell") == 1
+    judged = {c.cell: c.verdict for c in judge(history, baselines_for(history)).cells}
+    assert judged["single-none"] is Verdict.UNKNOWN
+    nothing_left()
+
+
+def test_a_run_past_its_limit_ends_and_what_has_not_started_is_unknown(tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalExecutor, "at_once", 1)
+    begun = time.monotonic()
+    history = run(tmp_path, {"run": 8.0, "request": 60.0}, none=(0, 10), eagle3=(0, 10), mtp=(0, 10))
+    assert time.monotonic() - begun < 40
+    assert [c.state for c in history.run.cells] == ["failed"] * 3
+    # One of the ten answered the first request; what was answered in time is kept.
+    assert len(history.observations) == 9
+    assert all("at most 8 s (timeouts.run)" in c.reason for c in history.run.cells)
+    assert history.run.finished is not None and not history.run.interrupted
+    assert len(list((tmp_path / "logs").glob("*.stacks.txt"))) == 1
+    nothing_left()
+
+
+def test_an_engine_that_does_not_start_leaves_its_stacks(tmp_path):
+    history = run(tmp_path, {"start": 3.0}, none=(300, 10))
+    assert "within 3 s, found it still starting" in history.cell("single-none").reason
+    assert "stand_in_engine.py" in stacks_of(tmp_path, "single-none")
+    nothing_left()
+
+
+def test_a_first_request_that_hangs_leaves_its_stacks(tmp_path):
+    history = run(tmp_path, {"start": 5.0, "request": 1.0}, none=(0, 0))
+    assert "first request" in history.cell("single-none").reason
+    assert "stuck_in_forward" in stacks_of(tmp_path, "single-none")
+    nothing_left()
+
+
+def test_requests_that_hang_are_broken_and_the_stacks_are_taken_once(tmp_path):
+    history = run(tmp_path, {"request": 0.1, "start": 60.0, "cell": 60.0}, none=(0, 1))
+    assert history.cell("single-none").state == "complete"
+    broken = [o for o in history.observations if o.error]
+    assert len(broken) == len(history.observations) == 48
+    assert all("Timeout" in o.error for o in broken)
+    assert stacks_of(tmp_path, "single-none").count(": request") == 1
+    assert judge(history, baselines_for(history)).cells[0].verdict is Verdict.UNKNOWN
+
+
+def test_default_limits_follow_what_is_expected():
+    prepared = prepare("cpu", ["pd-none"])
+    (group,), (work,) = prepared.plan.groups, [w for w in prepared.works if w.cell.id == "pd-none"]
+    assert cell_limit_s(Timeouts(), group, work) == max(600, 10 * 0.65 * work.requests)
+    assert cell_limit_s(Timeouts(cell=5), group, work) == 5
+    assert (run_limit_s(Timeouts(), 60), run_limit_s(Timeouts(), 1000), run_limit_s(Timeouts(run=9), 1)) == (
+        3600,
+        10_000,
+        9,
+    )
+    for bad in (0, -1, float("inf"), float("nan"), 1e12):
+        with pytest.raises(ValueError, match="cell"):
+            Timeouts(cell=bad)
+    for name in ("start", "request", "stop", "run"):
+        with pytest.raises(ValueError, match=name):
+            Timeouts(**{name: 1e10})
+    with pytest.raises(ValueError, match="pd_request_s"):
+        Expected(pd_request_s=1e9)
+
+
+# --- stacks ----------------------------------------------------------------------------------------------------------
+
+
+def test_stacks_that_cannot_be_taken_are_said_and_no_error(tmp_path, monkeypatch):
+    target = tmp_path / "logs" / "x.stacks.txt"
+    stacks.dump([], target, "cell")
+    monkeypatch.setattr(stacks, "program", lambda: tmp_path / "missing")
+    stacks.dump([os.getpid()], target, "cell")
+    refusing = tmp_path / "py-spy"
+    refusing.write_text("#!/bin/sh\necho Permission Denied >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    monkeypatch.setattr(stacks, "program", lambda: refusing)
+    stacks.dump([os.getpid()], target, "run")
+    hanging = tmp_path / "hanging"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(stacks, "program", lambda: hanging)
+    monkeypatch.setattr(stacks, "_LIMIT_S", 0.3)
+    begun = time.monotonic()
+    stacks.dump([os.getpid()] * 4, target, "start")
+    assert time.monotonic() - begun < 5
+    text = target.read_text()
+    assert "no Python process" in text and "pip install py-spy" in text and "Permission Denied" in text
+    assert text.count("did not answer within") == 4
+    (tmp_path / "file").touch()
+    stacks.dump([os.getpid()], tmp_path / "file" / "x", "no folder")
+
+
+def test_stacks_hold_no_secrets(tmp_path, monkeypatch):
+    """The first line of a dump is the whole command line of the process."""
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\necho 'Process 1: python server.py --hf-token hf_abcdefghijklmnopqrst'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(stacks, "program", lambda: program)
+    assert stacks.dump([os.getpid()], tmp_path / "x.stacks.txt", "cell") == stacks.Dumped(1)
+    text = (tmp_path / "x.stacks.txt").read_text()
+    assert "server.py" in text and "hf_abc" not in text
+
+
+class Elusive:
+    """Stands for an engine whose processes may not be looked at."""
+
+    def __init__(self, found: Callable[[], list[int]]) -> None:
+        self.python_processes = found
+
+
+def refused() -> list[int]:
+    raise psutil.AccessDenied(4)
+
+
+def test_only_stacks_that_were_taken_are_announced(tmp_path, monkeypatch):
+    """Also when the engines are ended meanwhile, by the thread that uses them."""
+    (group,) = prepare("cpu", ["pd-none"]).plan.groups
+    said: list[str] = []
+    session = EngineGroupSession(
+        group, prepare("cpu", ["pd-none"]).profile, ENVIRONMENT, tmp_path, progress=said.append
+    )
+
+    def ending() -> list[int]:
+        session._launcher.processes.clear()
+        return []
+
+    session._launcher.processes = {"decode": Elusive(ending), "prefill": Elusive(refused)}
+    session._launcher.dump_stacks("cell")
+    (line,) = said
+    assert "are in the logs" not in line
+    assert "no stacks of decode: no Python process" in line and "no stacks of prefill: its processes" in line
+    assert "AccessDenied" in (tmp_path / "pd-none.prefill.stacks.txt").read_text()
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\necho 'Thread 1'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(stacks, "program", lambda: program)
+    session._launcher.processes = {"decode": Elusive(lambda: [1]), "prefill": Elusive(refused)}
+    session._launcher.dump_stacks("run")
+    assert "stacks of decode are in the logs" in said[1] and "no stacks of prefill" in said[1]
+
+
+def test_engines_are_given_up_whatever_comes_of_their_stacks(tmp_path, monkeypatch):
+    prepared = prepare("cpu", ["single-none"])
+    session = EngineGroupSession(prepared.plan.groups[0], prepared.profile, ENVIRONMENT, tmp_path)
+    monkeypatch.setattr(session._launcher, "dump_stacks", lambda _: refused())
+    with pytest.raises(psutil.AccessDenied):
+        session.give_up("cell", "it took too long")
+    with pytest.raises(EngineDiedError, match="it took too long"):
+        session.require_alive()
+
+
+def test_re_scoring_past_its_limit_is_ended_and_says_why(tmp_path):
+    """The 48 requests of the cell and the first one are answered, the first of the re-scoring is not."""
+    begun = time.monotonic()
+    history = run(tmp_path, {"cell": 20.0, "request": 300.0}, none=(0, 49))
+    assert time.monotonic() - begun < 120
+    assert history.cell("single-none").state == "complete"
+    scores = list(history.of_scenario(RESCORE))
+    assert scores and all("re-scored within 20 s (timeouts.cell)" in o.error for o in scores)
+    assert stacks_of(tmp_path, "single-none").count(": re-scoring") == 1
+    judged = judge(history, baselines_for(history)).cells[0]
+    (found,) = [r for r in judged.results if r.check == "rescored"]
+    assert found.verdict is Verdict.UNKNOWN and "re-scored within 20 s" in found.findings[0].message
+    nothing_left()
+
+
+def test_re_scoring_has_the_limit_of_so_many_requests():
+    (group,) = prepare("cpu", ["single-none"]).plan.groups
+    assert rescore_limit_s(Timeouts(), group, 10) == 600
+    assert rescore_limit_s(Timeouts(), group, 1000) == 10 * 0.45 * 1000
+    assert rescore_limit_s(Timeouts(cell=5), group, 1000) == 5
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+ENDLESS = """
+import sys, time, harness.cli.app as cli
+@cli.app.command("endless")
+def endless() -> None:
+    print("up", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        time.sleep(0.5)
+sys.argv = ["harness", "endless"]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("numbers", [["INT"], ["TERM"], ["HUP"], ["INT", "INT"], ["TERM", "INT", "TERM"]])
+def test_signals_outside_of_a_run_are_a_sentence(numbers):
+    started = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert started.stdout.readline() == "up\n"
+    for name in numbers:
+        started.send_signal(getattr(signal, f"SIG{name}"))
+        time.sleep(0.1)
+    _, said = started.communicate(timeout=30)
+    assert started.returncode == 2
+    assert said.strip().endswith("harness: interrupted; verdict UNKNOWN")
+    assert "Traceback" not in said

@@ -1,0 +1,305 @@
+"""Hand-made histories for tests of the judges. Nothing here pretends to be an engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from harness.baselines.lookup import Lookup
+from harness.baselines.model import FORMAT, Baseline, Header, Provenance, Row
+from harness.history.identity import Identity
+from harness.history.migrations import SCHEMA
+from harness.history.records import (
+    RESCORE,
+    CellRecord,
+    EngineRecord,
+    History,
+    HistoryWriter,
+    Leg,
+    Observation,
+    RunRecord,
+    Speculation,
+    write_run,
+)
+from harness.judging.checks.registry import judge
+from harness.judging.evidence import CellView, Evidence
+from harness.judging.figures import ConditionalRates, PositionRates, TokenTestEvidence
+from harness.profiles.cells import CellName
+from harness.profiles.model import SHIPPED_PROFILES, Judging
+from harness.prompts import probe_task
+from harness.reports.summary import summarise_run
+from harness.util.paths import REPOSITORY
+
+BLOCK = 32
+LOOKAHEAD = {"none": 0, "eagle3": 3, "dflash": 4, "mtp": 3}
+LENGTHS = [31, 32, 40, 65]
+CELLS = [f"{t}-{m}" for m in ("none", "eagle3", "dflash", "mtp") for t in ("pd", "single")]
+
+
+def prompt_ids(tokens: int) -> tuple[int, ...]:
+    return tuple(probe_task.render(list(range(10, 10 + tokens - probe_task.PROMPT_OVERHEAD))))
+
+
+def speculation(accepted: tuple[int, ...], k: int = 3) -> Speculation:
+    return Speculation(
+        per_step_accepted=accepted,
+        per_step_drafted=(k,) * len(accepted),
+        num_steps=len(accepted),
+        num_drafted=k * len(accepted),
+        num_accepted=sum(accepted),
+    )
+
+
+def steps_for(outputs: int, per_step: int = 1) -> tuple[int, ...]:
+    """Accepted counts that account for ``outputs`` tokens exactly."""
+    left, out = outputs - 1, []
+    while left > 0:
+        accepted = min(per_step, left - 1)
+        out.append(accepted)
+        left -= accepted + 1
+    return tuple(out)
+
+
+def leg(role: str, sent: tuple[int, ...], output: tuple[int, ...], **changes: object) -> Leg:
+    base: dict[str, object] = {
+        "role": role,
+        "request_id": "r",
+        "status": 200,
+        "echoed_ids": sent,
+        "output_ids": output,
+        "finish_reason": "stop",
+        "usage_prompt_tokens": len(sent),
+        "usage_completion_tokens": len(output),
+        "chosen_logprobs": (0.0,) * len(output),
+        "top_gaps": (9.0,) * len(output),
+        "counters": {"finished_requests": 1.0},
+        "seconds": 0.1,
+    }
+    return Leg.model_validate(base | changes)
+
+
+def observation(cell: str, tokens: int = 40, accepted: tuple[int, ...] | None = None, **changes: object) -> Observation:
+    """A flawless observation of ``cell`` for the prompt of ``tokens`` tokens; ``changes`` replace fields."""
+    topology, method = cell.split("-")
+    sent = prompt_ids(tokens)
+    output = tuple(probe_task.expected_output(list(sent)))
+    steps = steps_for(len(output)) if accepted is None else accepted
+    metrics = speculation(steps) if method != "none" else None
+    if topology == "single":
+        legs = (leg("single", sent, output, speculation=metrics),)
+    else:
+        count = -(-tokens // BLOCK)
+        params = {"remote_block_ids": [list(range(1, count + 1))], "remote_num_tokens": tokens}
+        padded = speculation((0, *steps)) if metrics else None
+        counters = {
+            "finished_requests": 1.0,
+            "nixl_bytes": 98304.0 * count,
+            "nixl_descriptors": 3.0,
+            "prompt_tokens_external_kv_transfer": float(tokens),
+        }
+        legs = (
+            leg("prefill", sent, output[:1], finish_reason="length", kv_transfer_params=params),
+            leg("decode", sent, output, speculation=padded, counters=counters),
+        )
+    base = Observation(
+        cell=cell,
+        prompt_id=f"p{tokens}",
+        form="ids",
+        sequence=0,
+        sent_ids=sent,
+        engine_roles=("single",) if topology == "single" else ("prefill", "decode"),
+        legs=legs,
+        started_at=0.0,
+    )
+    return base.model_copy(update=changes)
+
+
+def change_final(o: Observation, **changes: object) -> Observation:
+    """The observation with fields of its final leg replaced."""
+    assert o.final is not None
+    final = o.final.model_copy(update=changes)
+    return o.model_copy(update={"legs": (*o.legs[:-1], final)})
+
+
+def history(
+    observations: list[Observation],
+    cells: list[str] | None = None,
+    folder: Path = Path("run"),
+    scenarios: list[dict] | None = None,
+    engines: tuple[EngineRecord, ...] = (),
+    mutants: tuple[str, ...] = (),
+) -> History:
+    names = cells if cells is not None else list(dict.fromkeys(o.cell for o in observations))
+    records = tuple(
+        CellRecord(
+            cell=name,
+            group=name,
+            block_size=BLOCK,
+            lookahead=LOOKAHEAD[CellName.of(name).method],
+            draft_tokens=0 if CellName.of(name).method == "none" else 3,
+            planned=sum(o.cell == name and o.scenario == "cold" for o in observations),
+            scenarios=dict(
+                Counter(o.scenario for o in observations if o.cell == name and o.scenario not in ("cold", RESCORE))
+            ),
+            state="complete",
+        )
+        for name in names
+    )
+    run = RunRecord(
+        schema_version=SCHEMA,
+        run_id="test",
+        harness_version="0",
+        started="2026-01-01T00:00:00+00:00",
+        finished="2026-01-01T00:01:00+00:00",
+        command=("test",),
+        git_commit=None,
+        git_dirty=None,
+        profile={"name": "test", "baselines": "baselines", "scenarios": scenarios or []},
+        prompts_sha256="0",
+        hardware={"processor": "x", "cores": 2, "gpus": []},
+        versions={"vllm": "0", "vllm_build": "cpu"},
+        identities={},
+        cells=records,
+        engines=engines,
+        mutants=mutants,
+    )
+    return History(folder=folder, run=run, observations=tuple(observations), own=True)
+
+
+def identity(method: str = "none", **changes: object) -> Identity:
+    base: dict[str, object] = {
+        "target_sha256": "t",
+        "drafter_sha256": None,
+        "tokenizer_sha256": "k",
+        "template_sha256": "c",
+        "prompts_sha256": "p",
+        "method": method,
+        "draft_tokens": 0 if method == "none" else 3,
+        "block_size": BLOCK,
+        "dtype": "float32",
+        "max_tokens": 192,
+        "step_tokens": None,
+    }
+    return Identity.model_validate(base | changes)
+
+
+def provenance() -> Provenance:
+    return Provenance(
+        recorded="2026-01-01",
+        run_id="r",
+        command=("harness",),
+        git_commit=None,
+        versions={},
+        hardware={},
+    )
+
+
+def rows(lengths: list[int], method: str = "none") -> list[Row]:
+    out = []
+    for tokens in lengths:
+        output = tuple(probe_task.expected_output(list(prompt_ids(tokens))))
+        out.append(
+            Row(
+                prompt_id=f"p{tokens}",
+                prompt_sha256="s",
+                output_ids=output,
+                min_top_gap=9.0,
+                accepted=() if method == "none" else steps_for(len(output)),
+            )
+        )
+    return out
+
+
+def lookup(lengths: list[int], method: str = "none") -> Lookup:
+    header = Header(format=FORMAT, identity=identity(method), provenance=provenance(), summary={}, rows_sha256="")
+    return Lookup(Baseline(header=header, rows=tuple(rows(lengths, method))), "")
+
+
+def lookups(lengths: list[int]) -> dict[str, Lookup]:
+    return {m: lookup(lengths, m) for m in LOOKAHEAD}
+
+
+def engine(group: str, role: str, kv_blocks: int | None = 32, step_tokens: int | None = 192) -> EngineRecord:
+    return EngineRecord(
+        role=role,
+        group=group,
+        pid=1,
+        argv=(),
+        env={},
+        log="x.log",
+        ready_seconds=1.0,
+        model_runner="V1",
+        attention_backend=None,
+        kv_blocks=kv_blocks,
+        step_tokens=step_tokens,
+    )
+
+
+def view(
+    the_history: History, cell: str, baselines: dict[str, Lookup] | None = None, scenario: str = "cold"
+) -> CellView:
+    record = the_history.cell(cell)
+    assert record is not None
+    return Evidence(the_history, baselines or {}, Judging()).view(record, scenario)
+
+
+def evidence_of_test(changed: list[str]) -> TokenTestEvidence:
+    """The evidence of a registered test that found a change in some columns."""
+    return TokenTestEvidence(
+        reference=PositionRates(rates=()),
+        conditional=ConditionalRates(reference=(), found=()),
+        p=None,
+        p_adjusted=None,
+        alpha=0.01,
+        prompts=1,
+        detectable_points=None,
+        detectable_stratum_points=None,
+        columns=(),
+        changed=tuple(changed),
+    )
+
+
+def changed_profile(tmp_path: Path, change: Callable[[dict], object]) -> str:
+    """Path of a copy of the cpu profile, absolute paths and all, after ``change`` was applied to it."""
+    raw = yaml.safe_load((SHIPPED_PROFILES / "cpu.yaml").read_text())
+    for key in ("target", "tokenizer", "baselines"):
+        raw[key] = str(REPOSITORY / raw[key])
+    raw["workload"]["prompts"] = str(REPOSITORY / raw["workload"]["prompts"])
+    for method in raw["methods"]:
+        if "drafter" in method:
+            method["drafter"] = str(REPOSITORY / method["drafter"])
+    change(raw)
+    path = tmp_path / "profile.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return str(path)
+
+
+def flawless() -> list:
+    """Observations in which no check finds anything."""
+    return [observation(c, n) for c in CELLS for n in LENGTHS]
+
+
+def garbled(o, at=2):
+    """The observation with one wrong token."""
+    output = o.final.output_ids
+    wrong = (*output[:at], output[at] + 1, *output[at + 1 :])
+    return change_final(o, output_ids=wrong)
+
+
+def judged(*observations):
+    """The summary of a run that holds these."""
+    h = history(list(observations))
+    return summarise_run(h, judge(h, lookups([32, 64, 96])))
+
+
+def recorded(folder: Path) -> History:
+    """A short run, written to a folder."""
+    h = history([observation("pd-eagle3", n) for n in (31, 32, 33)], folder=folder)
+    with HistoryWriter(folder) as writer:
+        for o in h.observations:
+            writer.append(o)
+    write_run(folder, h.run)
+    return h

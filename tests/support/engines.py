@@ -1,0 +1,46 @@
+"""An engine's environment, its command line and a client, without an engine."""
+
+from __future__ import annotations
+
+from harness.engines.client import REMOTE_DECODE
+from harness.engines.command import EngineCommand
+from harness.engines.environment import EngineEnvironment
+from harness.errors import HandoffError
+from harness.history.records import Leg
+
+ENVIRONMENT = EngineEnvironment(
+    executable="/somewhere/bin/python",
+    python="3.11.0",
+    prefix="/somewhere",
+    vllm="0.32.0",
+    vllm_build="cpu",
+    torch="2.13.0",
+    transformers="5",
+    nixl="1.5.1",
+)
+
+
+def option(command: EngineCommand, name: str) -> str:
+    return command.argv[command.argv.index(name) + 1]
+
+
+class FakeClient:
+    """Answers at once and notes in which order it was asked."""
+
+    def __init__(self, role: str, calls: list[str]) -> None:
+        self.role = role
+        self.calls = calls
+        self.last_snapshot: dict[str, float] = {}
+        self.fails = False
+
+    def complete(self, prompt, sampling, request_id, salt, parameters=None, count=True, **_):
+        self.calls.append(f"{self.role} asked")
+        if self.fails:
+            raise HandoffError("expected an answer, found none")
+        given = {"remote_block_ids": [[1]]} if parameters is REMOTE_DECODE else None
+        counters = {"own": 1.0} if count else {}
+        return Leg(role=self.role, request_id=request_id, kv_transfer_params=given, counters=counters)
+
+    def counters_after(self, before, awaited):
+        self.calls.append(f"{self.role} counted")
+        return {"finished_requests": 1.0}

@@ -1,0 +1,75 @@
+"""Fake engines that answer cold prompts as the committed baselines of the cpu profile say, for tests of what becomes of
+a recorded run. They prove nothing about engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from harness.baselines.store import load_baseline
+from harness.history.records import RESCORE, Leg, Observation, Speculation
+from harness.history.token_ids import output_key
+from harness.runner.recorder import Recorder
+from harness.util.paths import REPOSITORY
+from harness.workload.cells import CellWork, Item
+from tests.support.builders import leg
+
+
+@cache
+def _rows(method: str) -> dict:
+    return load_baseline(REPOSITORY / "baselines" / "cpu" / f"{method}.json").by_prompt()
+
+
+def answer(work: CellWork, item: Item, sequence: int) -> Observation:
+    """What the single engine of the cell's method said when the baseline was recorded."""
+    assert work.cell.topology == "single"
+    row = _rows(work.cell.method.kind)[item.prompt.id]
+    k = work.cell.method.draft_tokens
+    metrics = None
+    if k:
+        metrics = Speculation(
+            per_step_accepted=row.accepted,
+            per_step_drafted=(k,) * len(row.accepted),
+            num_steps=len(row.accepted),
+            num_drafted=k * len(row.accepted),
+            num_accepted=sum(row.accepted),
+        )
+    return Observation(
+        cell=work.cell.id,
+        prompt_id=item.prompt.id,
+        form=item.form,
+        sequence=sequence,
+        sent_ids=item.prompt.ids,
+        engine_roles=("single",),
+        legs=(leg("single", item.prompt.ids, row.output_ids, speculation=metrics),),
+        started_at=0.0,
+    )
+
+
+def perform(recorder: Recorder, work: CellWork, change: Callable[[Observation], Observation] = lambda o: o) -> None:
+    """Record a cell to its end."""
+    for number, item in enumerate(work.items):
+        recorder.append(change(answer(work, item, number)))
+    recorder.set_cell(work.cell.id, state="complete")
+
+
+def score(recorder: Recorder) -> None:
+    """Record that the plain engine would have said every output."""
+    known = recorder.outputs._known.get("", {})
+    for number, ((prompt, key), (sent, output)) in enumerate(known.items()):
+        plain = leg("single", (*sent, *output), (1,))
+        assert output_key(output) == key
+        recorder.append(
+            Observation(
+                cell="single-none",
+                prompt_id=prompt,
+                form="ids",
+                scenario=RESCORE,
+                part=key,
+                sequence=number,
+                sent_ids=(*sent, *output),
+                engine_roles=("single",),
+                legs=(Leg.model_validate({**plain.model_dump(), "rescored": (0.0,) * len(output)}),),
+                started_at=0.0,
+            )
+        )

@@ -1,0 +1,93 @@
+"""A session, its client and its process trees, which stand for those of a soak."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from harness.commands.soak.model import HARNESS, Tree
+from harness.errors import EngineDiedError
+from tests.support.builders import observation
+
+FLAT = Tree(processes=1, threads=8, descriptors=30, rss_mib=200, pss_mib=180, shm_files=2, shm_mib=16)
+
+
+class FakeWatcher:
+    """Stands for process trees."""
+
+    def __init__(self, took_s: float = 0.0, dies_after: int | None = None, trees: dict[str, Tree] | None = None):
+        self.took_s, self.dies_after, self.seen = took_s, dies_after, 0
+        self.trees = trees or {HARNESS: FLAT, "single": FLAT}
+
+    def sample(self) -> dict[str, Tree]:
+        time.sleep(self.took_s)
+        self.seen += 1
+        if self.dies_after is not None and self.seen > self.dies_after:
+            raise OSError("no more descriptors")
+        return self.trees
+
+
+class FakeClient:
+    """Counts what the fake session answered."""
+
+    def __init__(self) -> None:
+        self.count = 0.0
+        self.last_snapshot: dict[str, float] = {}
+
+    def snapshot(self) -> dict[str, float]:
+        self.last_snapshot = {"finished_requests": self.count}
+        return self.last_snapshot
+
+    def counters_after(self, before: dict[str, float], awaited: dict[str, int]) -> dict[str, float]:
+        grown = {"finished_requests": self.snapshot()["finished_requests"] - before["finished_requests"]}
+        assert grown["finished_requests"] >= awaited["finished_requests"]
+        return grown
+
+
+class FakeSession:
+    """Answers every prompt with its right tokens, as one engine; no engine is behind it."""
+
+    roles = ("single",)
+    dies_after: int | None = None
+    stays: tuple[str, ...] = ()
+
+    def __init__(self, group, profile, *_args, **_kwargs):
+        self.group, self.profile, self.fake = group, profile, FakeClient()
+        self.under_way = self.most = 0
+        self.lock = threading.Lock()
+        self.ended = False
+        self.left: list[str] = []
+        type(self).newest = self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.ended = True
+        self.left = list(self.stays)
+
+    def end_engines(self):
+        self.ended = True
+
+    def records(self):
+        return []
+
+    def require_alive(self):
+        pass
+
+    def client(self, _role):
+        return self.fake
+
+    def ask(self, ask, legs):
+        with self.lock:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        time.sleep(0.01)
+        with self.lock:
+            self.under_way -= 1
+            self.fake.count += 1
+            if self.dies_after is not None and self.fake.count > self.dies_after:
+                raise EngineDiedError("the engine is gone")
+        sent = tuple(ask.payload)
+        (leg,) = observation("single-none", len(sent)).legs
+        legs.append(leg.model_copy(update={"echoed_ids": sent, "usage_prompt_tokens": len(sent)}))

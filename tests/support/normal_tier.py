@@ -1,0 +1,92 @@
+"""Nights of the normal tier and their baselines, made by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from harness.baselines.lookup import Lookup
+from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
+from harness.baselines.summary import counts
+from harness.history.records import History, Observation
+from tests.support.builders import history, identity, observation, provenance
+
+LENGTHS = list(range(32, 32 + 96))
+CELLS = ("single-none", "pd-eagle3", "single-eagle3")
+JUDGING = {"tier": "normal", "permutations": 20_000, "must_detect_points": 60, "must_detect_stratum_points": None}
+
+
+def steps(outputs: int, seed: str, worse: float = 0.0) -> tuple[int, ...]:
+    """Accepted counts that account for the output; with probability ``worse`` a step accepts nothing."""
+    rng = random.Random(seed)
+    left, out = outputs - 1, []
+    while left > 0:
+        accepted = min(rng.choice((0, 1, 2, 3)), left - 1)
+        accepted = 0 if rng.random() < worse else accepted
+        out.append(accepted)
+        left -= accepted + 1
+    return tuple(out)
+
+
+def night(
+    pd: Callable[[int], tuple[int, ...]] | None = None,
+    single: Callable[[int], tuple[int, ...]] | None = None,
+    change: Callable[[Observation], Observation] = lambda o: o,
+    lengths: list[int] = LENGTHS,
+    **judging: object,
+) -> History:
+    """A night whose requests accept what the functions say; by default what the baseline says."""
+    observations = []
+    for cell in CELLS:
+        chosen = {"pd-eagle3": pd, "single-eagle3": single}.get(cell) or recorded
+        for n in lengths:
+            observations.append(change(observation(cell, n, accepted=chosen(n))))
+    made = history(observations)
+    profile = {**made.run.profile, "judging": {**JUDGING, **judging}}
+    return made.model_copy(update={"run": made.run.model_copy(update={"profile": profile})})
+
+
+def outputs(n: int) -> int:
+    return len(observation("single-none", n).final.output_ids)
+
+
+def recorded(n: int) -> tuple[int, ...]:
+    return steps(outputs(n), f"baseline {n}")
+
+
+def again(n: int) -> tuple[int, ...]:
+    return steps(outputs(n), f"again {n}")
+
+
+def worse(n: int) -> tuple[int, ...]:
+    return steps(outputs(n), f"tonight {n}", 0.5)
+
+
+def better(n: int) -> tuple[int, ...]:
+    return (3,) * (outputs(n) // 4)
+
+
+def baselines(
+    lengths: list[int] = LENGTHS, quiet: bool = True, close: tuple[tuple[int, float], ...] = ()
+) -> dict[str, Lookup]:
+    out = {}
+    for method in ("none", "eagle3"):
+        rows = []
+        for n in lengths:
+            o = observation("single-none", n)
+            accepted = recorded(n) if method == "eagle3" else ()
+            at, count = counts(again(n) if quiet else worse(n), 3) if method == "eagle3" else ((), 0)
+            rows.append(
+                Row(
+                    prompt_id=o.prompt_id,
+                    prompt_sha256="s",
+                    output_ids=o.final.output_ids,
+                    min_top_gap=9.0,
+                    accepted=accepted,
+                    close=close,
+                    again=Again(divergence=None, gap=None, steps=count, accepted_at=at),
+                )
+            )
+        header = Header(format=FORMAT, identity=identity(method), provenance=provenance(), summary={}, rows_sha256="")
+        out[method] = Lookup(Baseline(header=header, rows=tuple(rows)), "")
+    return out

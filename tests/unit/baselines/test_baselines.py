@@ -1,0 +1,451 @@
+"""Baselines: round trips, refusals, what is recorded and what never is, and what changed in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.baselines.build import record_from, references_in, rows_from
+from harness.baselines.diff import diff
+from harness.baselines.lookup import Limits, differing, free_place, look_up, minor_distance, unused
+from harness.baselines.model import Again, Baseline
+from harness.baselines.store import load_baseline, write_baseline
+from harness.cli.app import app
+from harness.errors import DataError, UsageError
+from harness.history.records import History
+from harness.prompts.model import PromptHeader, PromptSet
+from harness.util.byte_cache import ByteCache
+from tests.support.builders import change_final, history, identity, observation, provenance, rows, speculation
+
+LIMITS = Limits(90, 2)
+STARTED = "2026-01-02T00:00:00+00:00"
+LENGTHS = [31, 32, 40]
+
+
+def write(folder: Path, method: str = "eagle3", lengths: list[int] = LENGTHS, name: str = "", **changes) -> Path:
+    path = folder / f"{name or method}.json"
+    write_baseline(path, identity(method, **changes), provenance(), rows(lengths, method))
+    return path
+
+
+def found(folder: Path, method: str = "eagle3", started: str = STARTED, **changes):
+    return look_up(folder, identity(method, **changes), "cpu", LIMITS, started)
+
+
+def test_round_trip_and_identity(tmp_path):
+    path = write(tmp_path)
+    loaded = load_baseline(path)
+    assert loaded.rows == tuple(rows(LENGTHS, "eagle3"))
+    assert found(tmp_path).baseline == loaded
+    assert "topology" not in loaded.header.identity.model_dump()
+    assert loaded.header.summary["acceptance_length_pooled"] > 1
+    assert loaded.header.summary["again"] is None
+
+
+def test_what_equal_runs_differ_by_survives_a_round_trip(tmp_path):
+    row = rows([40], "eagle3")[0]
+    twice = row.model_copy(update={"again": Again(divergence=3, gap=0.25, steps=9, accepted_at=(4, 2, 1))})
+    same = row.model_copy(
+        update={"prompt_id": "q", "again": Again(divergence=None, gap=None, steps=9, accepted_at=(4, 2, 1))}
+    )
+    path = tmp_path / "eagle3.json"
+    write_baseline(path, identity("eagle3"), provenance(), [twice, same])
+    loaded = load_baseline(path)
+    assert loaded.rows == (twice, same)
+    assert loaded.noise_floor_nats == 0.25
+    assert loaded.header.summary["again"]["diverged"] == 1
+
+
+def test_files_are_stable_so_that_a_diff_is_short(tmp_path):
+    one = write(tmp_path / "a"), write(tmp_path / "b")
+    assert one[0].read_bytes() == one[1].read_bytes()
+    changed = rows(LENGTHS, "eagle3")
+    changed[1] = changed[1].model_copy(update={"accepted": (3, 3)})
+    write_baseline(tmp_path / "b" / "eagle3.json", identity("eagle3"), provenance(), changed)
+    before, after = ((tmp_path / d / "eagle3.csv").read_text().splitlines() for d in "ab")
+    assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompts_sha256": "x"},
+        {"target_sha256": "x"},
+        {"drafter_sha256": "x"},
+        {"block_size": 16},
+        {"kv_dtype": "fp8"},
+        {"hardware": "NVIDIA H200"},
+        {"temperature": 1.0},
+        {"extra_args": ["--quantization", "fp8"]},
+    ],
+)
+def test_other_identity_refuses_and_names_the_field_and_the_cure(tmp_path, changes):
+    write(tmp_path)
+    lookup = found(tmp_path, **changes)
+    assert lookup.baseline is None
+    assert next(iter(changes)) in lookup.reason
+    assert "harness baseline record --profile cpu" in lookup.reason
+
+
+def test_what_an_engine_does_not_report_is_not_compared(tmp_path):
+    write(tmp_path, attention_backend="CPU_ATTN")
+    assert found(tmp_path).baseline is not None
+    assert found(tmp_path, attention_backend="CPU_ATTN").baseline is not None
+    assert "attention_backend" in found(tmp_path, attention_backend="FLASH").reason
+
+
+def test_missing_baseline_names_the_cure(tmp_path):
+    assert "harness baseline record" in found(tmp_path).reason
+    assert "harness baseline record" in found(tmp_path / "nowhere").reason
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "distance"),
+    [
+        ("0.32.0", "0.30.1", 2),
+        ("0.33.0.dev12+gabc", "0.32.0", 1),
+        ("1.0", "0.9", 91),
+        (None, "0.1", None),
+        ("x", "0.1", None),
+    ],
+)
+def test_distance_of_versions(ours, theirs, distance):
+    assert minor_distance(ours, theirs) == distance
+
+
+def test_nearest_version_stands_in_with_a_notice(tmp_path):
+    write(tmp_path, name="old", vllm="0.28.0")
+    write(tmp_path, name="newer", vllm="0.31.0")
+    lookup = found(tmp_path, vllm="0.32.0")
+    assert lookup.path is not None and lookup.path.stem == "newer"
+    assert "0.31.0" in lookup.notices[0]
+    assert "expired" not in lookup.notices[0]
+    (tmp_path / "newer.json").unlink()
+    (notice,) = found(tmp_path, vllm="0.32.0").notices
+    assert "expired" in notice
+    assert found(tmp_path, vllm="0.28.0").notices == ()
+
+
+def test_old_baseline_is_a_notice_by_the_date_of_the_run(tmp_path):
+    write(tmp_path)
+    assert found(tmp_path, started="2026-03-01T00:00:00").notices == ()
+    (notice,) = found(tmp_path, started="2026-05-01T00:00:00").notices
+    assert "120 days old: expired" in notice
+
+
+def _shorten(folder: Path) -> None:
+    table = folder / "eagle3.csv"
+    table.write_text("\n".join(table.read_text().splitlines()[:-1]) + "\n")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _shorten,
+        lambda f: (f / "eagle3.csv").unlink(),
+        lambda f: (f / "eagle3.csv").write_text("x"),
+        lambda f: (f / "eagle3.json").write_text("{"),
+        lambda f: (f / "eagle3.json").write_text("[" * 10000),
+        lambda f: (f / "eagle3.json").write_text("{}"),
+        lambda f: (f / "eagle3.json").write_text((f / "eagle3.json").read_text().replace("baseline/2", "baseline/9")),
+    ],
+)
+def test_damaged_baseline_is_no_baseline(tmp_path, damage):
+    path = write(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(DataError):
+        load_baseline(path)
+    lookup = found(tmp_path)
+    assert lookup.baseline is None
+    assert "eagle3" in lookup.reason
+    assert any("eagle3" in line for line in unused(tmp_path, [identity("eagle3")]))
+
+
+def test_damaged_row_names_its_line(tmp_path):
+    from harness.util.files import sha256_bytes
+
+    path = write(tmp_path)
+    table = path.with_suffix(".csv")
+    bad = table.read_text().replace("p32", "p32,7", 1)
+    table.write_text(bad)
+    text = path.read_text()
+    old = load_sha(text)
+    path.write_text(text.replace(old, sha256_bytes(bad.encode())))
+    with pytest.raises(DataError, match="line 3"):
+        load_baseline(path)
+
+
+def load_sha(text: str) -> str:
+    import json
+
+    return str(json.loads(text)["rows_sha256"])
+
+
+# --- recording -------------------------------------------------------------------------------------------------------
+
+
+def prompts(lengths: list[int] = LENGTHS, use: dict[int, str] | None = None) -> PromptSet:
+    from types import SimpleNamespace
+
+    header = PromptHeader.model_construct(rows_sha256="0")
+    items = [
+        SimpleNamespace(id=f"p{n}", sha256=f"s{n}", expected=None, use=(use or {}).get(n, "cold")) for n in lengths
+    ]
+    return PromptSet.model_construct(header=header, prompts=tuple(items))
+
+
+def run_of(lengths: list[int] = LENGTHS, methods: tuple[str, ...] = ("none", "eagle3"), **changes) -> History:
+    made = history([observation(f"single-{m}", n) for m in methods for n in lengths])
+    sent = changes.get("prompts_sha256", prompts().sha256)
+    ids = {m: identity(m, prompts_sha256=sent).model_dump(mode="json") for m in methods}
+    return made.model_copy(update={"run": made.run.model_copy(update={"identities": ids, **changes})})
+
+
+def test_record_writes_every_single_cell_and_says_what_is_new(tmp_path):
+    recorded = record_from(run_of(), run_of(run_id="again"), {"": prompts()}, tmp_path)
+    assert [r.method for r in recorded] == ["none", "eagle3"]
+    assert recorded[0].change == ("new: 3 prompts",)
+    assert load_baseline(recorded[1].path).noise_floor_nats == 0.0
+    assert record_from(run_of(), None, {"": prompts()}, tmp_path)[1].change == ()
+    # Without a repetition the measured noise is kept.
+    assert load_baseline(recorded[1].path).noise_floor_nats == 0.0
+
+
+def test_accepting_a_matrix_run_keeps_prompts_that_it_did_not_send_cold(tmp_path):
+    record_from(run_of(), None, {"": prompts()}, tmp_path)
+    later = run_of([31, 32])
+    the_set = prompts(use={40: "scenario"})
+    with pytest.raises(UsageError, match="it was not sent"):
+        record_from(later, None, {"": the_set}, tmp_path)
+    recorded = record_from(later, None, {"": the_set}, tmp_path, keep_unasked=True)
+    assert "1 prompts that the run did not send cold keep their rows" in recorded[0].change[-1]
+    assert [r.prompt_id for r in load_baseline(recorded[0].path).rows] == ["p31", "p32", "p40"]
+    with pytest.raises(UsageError, match="it was not sent"):
+        record_from(later, None, {"": prompts()}, tmp_path, keep_unasked=True)
+
+
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        (run_of(mutants=("M8",)), "mutants M8 enabled"),
+        (run_of(interrupted=True), "interrupted"),
+        (run_of(prompts_sha256="other"), "found a run with different ones"),
+        (run_of([31]), "it was not sent"),
+    ],
+)
+def test_nothing_is_recorded_from_a_run_that_is_no_reference(tmp_path, run, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        record_from(run, None, {"": prompts()}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("again", "sentence"),
+    [
+        (run_of(), "found the run itself"),
+        (run_of(run_id="again", prompts_sha256="x"), "with different prompts"),
+        (run_of(run_id="again", mutants=("M1",)), "M1 enabled"),
+        (
+            run_of(
+                run_id="again",
+                identities={"none": identity("none", dtype="bfloat16", prompts_sha256="0").model_dump(mode="json")},
+            ),
+            "found a run of something else .dtype",
+        ),
+    ],
+)
+def test_repetition_must_be_one(tmp_path, again, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        record_from(run_of(), again, {"": prompts()}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_speculation_alone_needs_a_known_answer(tmp_path):
+    with pytest.raises(UsageError, match="expected single-none in the same run"):
+        record_from(run_of(methods=("eagle3",)), None, {"": prompts()}, tmp_path)
+
+
+def test_changed_rows_do_not_keep_the_old_noise(tmp_path):
+    record_from(run_of(), run_of(run_id="again"), {"": prompts()}, tmp_path)
+    changed = [
+        change_final(o, speculation=speculation((0,) * (len(o.final.output_ids) - 1)))
+        if (o.cell, o.prompt_id) == ("single-eagle3", "p32")
+        else o
+        for o in run_of().observations
+    ]
+    path = record_from(run_of().model_copy(update={"observations": tuple(changed)}), None, {"": prompts()}, tmp_path)[
+        1
+    ].path
+    assert [r.again is None for r in load_baseline(path).rows] == [False, True, False]
+
+
+def test_wrong_answers_and_missing_metrics_are_never_recorded():
+    good = history([observation("single-none", 32)])
+    output = observation("single-none", 32).final.output_ids
+    assert len(rows_from(good, "single-none", {"p32": "h"}, {"p32": output})) == 1
+    with pytest.raises(UsageError, match="expected the known answer"):
+        rows_from(good, "single-none", {"p32": "h"}, {"p32": (5, 6)})
+    blind = history([change_final(observation("single-eagle3", 32), speculation=None)])
+    with pytest.raises(UsageError, match="accepted drafts per step"):
+        rows_from(blind, "single-eagle3", {"p32": "h"}, {})
+
+
+def test_speculation_that_changes_tokens_is_never_recorded(tmp_path):
+    run = run_of()
+    wrong = [
+        change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "single-eagle3" else o
+        for o in run.observations
+    ]
+    with pytest.raises(UsageError, match="expected the tokens of the plain engine"):
+        record_from(run.model_copy(update={"observations": tuple(wrong)}), None, {"": prompts()}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_run_is_a_reference_without_files():
+    other = run_of()
+    wanted = {m: identity(m, prompts_sha256="0") for m in ("none", "eagle3", "mtp")}
+    found_there = references_in(other, wanted)
+    assert len(found_there["eagle3"].baseline.rows) == 3
+    assert found_there["mtp"].baseline is None
+    assert "single-mtp" in found_there["mtp"].reason
+    assert references_in(other, {"eagle3": identity("eagle3", block_size=16)})["eagle3"].baseline is None
+
+
+def test_other_settings_get_a_file_of_their_own(tmp_path):
+    write(tmp_path)
+    assert free_place(tmp_path, identity("mtp")).name == "mtp.json"
+    assert free_place(tmp_path, identity("eagle3", block_size=16)).name.startswith("eagle3-")
+    assert differing(identity("eagle3"), identity("eagle3", vllm="9.9")) == []
+
+
+def test_unused_and_orphaned_baselines_are_reported(tmp_path):
+    write(tmp_path)
+    write(tmp_path, "mtp")
+    write(tmp_path, name="eagle3-16", block_size=16)
+    (tmp_path / "lost.csv").write_text("")
+    text = "\n".join(unused(tmp_path, [identity("eagle3")]))
+    assert "eagle3-16.json is unused: it differs in block_size" in text
+    assert "mtp.json is unused" in text
+    assert "lost.csv are orphaned" in text
+    assert "baseline eagle3.json" not in text
+
+
+# --- diff ------------------------------------------------------------------------------------------------------------
+
+
+def changed(path: Path) -> Baseline:
+    base = load_baseline(path)
+    new = list(base.rows)
+    new[0] = new[0].model_copy(update={"accepted": (0,) * len(new[0].accepted)})
+    new[1] = new[1].model_copy(update={"output_ids": (9, *new[1].output_ids[1:])})
+    return base.model_copy(update={"rows": tuple(new)})
+
+
+def test_diff_says_it_in_words(tmp_path):
+    base = load_baseline(write(tmp_path))
+    assert diff(base, base) == []
+    text = "\n".join(diff(base, changed(tmp_path / "eagle3.json")))
+    assert "tokens of 1 of 3 prompts" in text
+    assert "accepted drafts of 1 of 3 prompts: p31" in text
+    assert "points, 99 % interval" in text
+    assert "acceptance length (pooled)" in text
+
+
+def test_diff_command(tmp_path):
+    old, new = write(tmp_path / "a"), tmp_path / "b" / "eagle3.json"
+    base = changed(old)
+    write_baseline(new, base.header.identity, base.header.provenance, base.rows)
+    run = CliRunner()
+    same = run.invoke(app, ["baseline", "diff", str(old), str(old)])
+    assert (same.exit_code, same.output.strip()) == (0, "no difference")
+    other = run.invoke(app, ["baseline", "diff", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert other.exit_code == 1
+    assert "accepted drafts of 1 of 3" in other.output
+
+
+def test_again_of_a_run_that_parts(tmp_path):
+    again = run_of(run_id="again")
+    parted = [
+        change_final(
+            o, output_ids=(*o.final.output_ids[:5], 9), speculation=speculation((1, 1)) if "eagle" in o.cell else None
+        )
+        for o in again.observations
+    ]
+    again = again.model_copy(update={"observations": tuple(parted)})
+    path = record_from(run_of(), again, {"": prompts()}, tmp_path)[0].path
+    row = load_baseline(path).rows[0]
+    assert row.again is not None
+    assert (row.again.divergence, row.again.gap) == (5, 9.0)
+
+
+def _baselines_of_variants(folder: Path, count: int) -> list[Path]:
+    """One baseline for each of so many block sizes, all of one method."""
+    out = []
+    for size in range(1, count + 1):
+        path = folder / f"eagle3-{size:02d}.json"
+        write_baseline(path, identity("eagle3", block_size=size), provenance(), rows([31, 32, 40 + size], "eagle3"))
+        out.append(path)
+    return out
+
+
+def test_rows_are_read_of_the_baseline_that_fits_and_headers_once(tmp_path, monkeypatch):
+    from harness.baselines import index
+
+    _baselines_of_variants(tmp_path, 6)
+    headers, tables = [], []
+    load_header, read_table = index.load_header, index.read_table
+    monkeypatch.setattr(index, "load_header", lambda path: headers.append(path.name) or load_header(path))
+    monkeypatch.setattr(index, "read_table", lambda path, header: tables.append(path.name) or read_table(path, header))
+    ours = index.BaselineIndex(tmp_path)
+    assert (len(headers), tables) == (6, [])
+    for size in range(1, 7):
+        found = look_up(tmp_path, identity("eagle3", block_size=size), "cpu", LIMITS, STARTED, ours)
+        assert found.path is not None and found.path.name == f"eagle3-{size:02d}.json"
+    assert tables == [f"eagle3-{size:02d}.json" for size in range(1, 7)]
+    # Each is verified once more when its rows are read, and never for another one.
+    assert sorted(headers) == sorted(2 * tables)
+    assert not look_up(tmp_path, identity("eagle3", block_size=99), "cpu", LIMITS, STARTED, ours).found
+    assert len(tables) == 6
+
+
+def test_rows_of_lineups_that_are_not_judged_are_forgotten(tmp_path, monkeypatch):
+    import gc
+    import weakref
+
+    from harness.baselines import index
+
+    monkeypatch.setattr(index, "_CACHE", ByteCache(0, 2))
+    _baselines_of_variants(tmp_path, 6)
+    lookups = [found(tmp_path, block_size=size) for size in range(1, 7)]
+    held = []
+    for lookup in lookups:
+        baseline = lookup.baseline
+        assert baseline is not None and baseline.rows[2].prompt_id == f"p{40 + baseline.header.identity.block_size}"
+        held.append(weakref.ref(baseline))
+        del baseline
+    gc.collect()
+    assert [r() is not None for r in held] == [False] * 4 + [True] * 2
+    assert lookups[0].baseline == load_baseline(tmp_path / "eagle3-01.json")
+
+
+def test_a_stored_baseline_that_changes_while_it_is_judged_is_not_judged_on(tmp_path, monkeypatch):
+    from harness.baselines import index
+
+    lookup = found(write(tmp_path).parent)
+    monkeypatch.setattr(index, "_CACHE", ByteCache(0, 2))
+    write_baseline(tmp_path / "eagle3.json", identity("eagle3"), provenance(), rows([31, 32], "eagle3"))
+    with pytest.raises(DataError, match="was modified"):
+        _ = lookup.baseline
+
+
+def test_a_damaged_baseline_does_not_hide_the_next_nearest(tmp_path):
+    for name, version in (("eagle3", "0.32.0"), ("eagle3-2", "0.31.0")):
+        write_baseline(
+            tmp_path / f"{name}.json", identity("eagle3", vllm=version), provenance(), rows(LENGTHS, "eagle3")
+        )
+    (tmp_path / "eagle3.csv").write_text("x")
+    assert found(tmp_path, vllm="0.32.0").path == tmp_path / "eagle3-2.json"
+    (tmp_path / "eagle3-2.csv").write_text("x")
+    assert "do not match the hash" in found(tmp_path, vllm="0.32.0").reason

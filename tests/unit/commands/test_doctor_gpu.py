@@ -1,0 +1,224 @@
+"""What `doctor` says about hub, transports and GPU, from canned answers of the driver: no GPU is needed here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.commands.doctor.gpu import (
+    Gpu,
+    gpu_items,
+    hub_items,
+    parse_gpus,
+    shipped_transports,
+    transport_items,
+    weights_of,
+)
+from harness.engines.environment import EngineEnvironment
+from harness.profiles.hub import GIB, Hub
+from harness.profiles.model import Profile, load_profile, read_profile
+from harness.prompts.probe_task import WEIGHTS
+from tests.support.builders import changed_profile
+from tests.support.fake_hub import FakeRepository, fake_hub
+
+A = "a" * 40
+SMI = "NVIDIA L4, 580.65.06, 23034, 22500\nNVIDIA H200 MIG 1g.18gb, 580.65.06, [N/A], [N/A]\n"
+
+
+def gpu_profile(tmp_path: Path, **engine: object) -> Profile:
+    def change(raw: dict) -> None:
+        raw["engine"] |= {"device": "gpu", "kv_buffer_device": "cuda", **engine}
+
+    return load_profile(changed_profile(tmp_path, change))
+
+
+def environment(executable: str) -> EngineEnvironment:
+    return EngineEnvironment(
+        executable=executable,
+        python="3",
+        prefix="/",
+        vllm="0",
+        vllm_build="gpu",
+        torch=None,
+        transformers=None,
+        nixl=None,
+    )
+
+
+def fake_python(tmp_path: Path, cuda: str = "13.0", transports: bytes = b"cuda_copy\0cuda_ipc\0") -> EngineEnvironment:
+    """An engine interpreter (a script) whose site-packages have a torch and a nixl wheel."""
+    site = tmp_path / "site-packages"
+    for name, content in (
+        ("torch/__init__.py", b""),
+        ("torch/version.py", f"__version__ = '2.13.0'\ncuda: Optional[str] = '{cuda}'\n".encode()),
+        ("nixl/__init__.py", b""),
+        ("nixl_cu13.libs/ucx/libuct_cuda.so.0.0.0", b"\x7fELF" + transports),
+        ("nixl_cu13.libs/ucx/libuct_ib.so.0.0.0", b"cuda_ipc"),
+    ):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_bytes(content)
+    script = tmp_path / "python"
+    answers = "".join(f"*{name}*) echo {site}/{name}/__init__.py;;\n" for name in ("torch", "nixl"))
+    script.write_text(f'#!/bin/sh\ncase "$2" in\n{answers}esac\n')
+    script.chmod(0o755)
+    return environment(str(script))
+
+
+# --- GPU ------------------------------------------------------------------------------------------------------------
+
+
+def test_driver_answers_are_read_and_unknown_memory_is_left_out():
+    assert parse_gpus(SMI) == [Gpu("NVIDIA L4", "580.65.06", 23034 / 1024, 22500 / 1024)]
+    assert parse_gpus("") == parse_gpus("No devices were found\n") == []
+
+
+@pytest.mark.parametrize(
+    ("share", "target", "free", "fits"),
+    [(0.4, 5, 22, True), (0.4, 8, 22, False), (0.6, 5, 22, False), (0.4, 4, 15, False)],
+)
+def test_memory_of_a_pair_on_one_gpu(tmp_path, share, target, free, fits):
+    """The target and the largest drafter must fit into an engine's share, and both shares into what is free."""
+    profile = gpu_profile(tmp_path, gpu_memory_utilization=share)
+    drafters = {m.kind: str(m.drafter) for m in profile.methods if m.kind != "none"}
+    weights = {str(profile.target): target * GIB, drafters["eagle3"]: GIB, drafters["mtp"]: GIB // 2}
+    [item] = gpu_items(profile, None, [Gpu("L4", "580.1", 22.5, free)], weights)
+    assert (item.what, item.ok, item.needed) == ("GPU memory", fits, True)
+    assert f"2 engines of {share * 22.5:.1f} GiB" in item.found and f"weights {target + 1:.1f} GiB" in item.found
+    assert "gpu_memory_utilization" in item.advice
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "ok"),
+    [("580.65.06", "13.0", True), ("570.1", "13.0", False), ("525.60.13", "12.8", True), ("470.1", "12.8", False)],
+)
+def test_driver_is_compared_with_the_cuda_of_torch(tmp_path, driver, cuda, ok):
+    profile = gpu_profile(tmp_path)
+    items = gpu_items(profile, fake_python(tmp_path, cuda), [Gpu("L4", driver, 22.5, 22.0)], {})
+    [item] = [i for i in items if i.what == "GPU driver"]
+    assert item.ok is ok and f"CUDA {cuda}" in item.found
+    assert ok or "update it" in item.advice
+
+
+def test_cpu_profiles_ask_for_no_gpu():
+    cpu = load_profile("cpu")
+    assert gpu_items(cpu, None, [Gpu("L4", "1", 22.5, 1.0)], {}) == []
+    assert transport_items(cpu, environment("/nowhere")) == []
+    assert hub_items("cpu") == []
+
+
+def test_weights_of_folders():
+    weights = weights_of("cpu")
+    assert {Path(k).name for k in weights} == {"target", "eagle3", "dflash", "mtp"}
+    assert weights[str(WEIGHTS / "target")] == (WEIGHTS / "target" / "model.safetensors").stat().st_size
+
+
+def test_memory_is_judged_by_the_variant_that_fits_worst():
+    """A small model of an axis must not hide a large one, and the KV pool counts."""
+    profile = read_profile("nightly")
+    targets = {str(p.target) for p in profile.written_parts}
+    weights = {t: (2 if "0.8B" in t else 15) * GIB for t in targets}
+
+    def fits(total: float) -> bool:
+        [item] = gpu_items(profile, None, [Gpu("A100", "580.1", total, total)], weights)
+        return item.ok
+
+    assert [fits(t) for t in (24.0, 40.0, 58.0, 80.0)] == [False, False, False, True]
+
+
+# --- transports -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_ucx_info(monkeypatch):
+    monkeypatch.setattr("harness.commands.doctor.gpu.shutil.which", lambda _: None)
+
+
+def test_transports_of_the_wheel(tmp_path, no_ucx_info):
+    engines = fake_python(tmp_path)
+    transports, tls = transport_items(gpu_profile(tmp_path), engines)
+    assert transports.ok and "cuda_copy, cuda_ipc (libraries of the nixl wheel" in transports.found
+    assert tls.ok and "not set by the profile" in tls.found
+    (tmp_path / "site-packages/nixl_cu13.libs/ucx/libuct_cuda.so.0.0.0").write_bytes(b"cuda_copy")
+    transports, _ = transport_items(gpu_profile(tmp_path), engines)
+    assert not transports.ok and transports.needed and "no cuda_ipc" in transports.found and transports.advice
+    transports, _ = transport_items(gpu_profile(tmp_path, kv_buffer_device="cpu"), engines)
+    assert transports.ok and not transports.needed
+    assert shipped_transports(None) == set()
+
+
+def test_engines_without_nixl_have_no_transports(tmp_path, no_ucx_info):
+    transports, _ = transport_items(gpu_profile(tmp_path), environment("/nowhere/python"))
+    assert not transports.ok and transports.found.startswith("none")
+
+
+def test_ucx_info_is_asked_where_there_is_one(tmp_path, monkeypatch):
+    program = tmp_path / "ucx_info"
+    program.write_text("#!/bin/sh\necho '#      Transport: tcp'\necho '#      Transport: cuda_copy'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("harness.commands.doctor.gpu.shutil.which", lambda _: str(program))
+    transports, _ = transport_items(gpu_profile(tmp_path), environment("/nowhere/python"))
+    assert transports.found == "cuda_copy (ucx_info -d); no cuda_ipc" and not transports.ok
+
+
+@pytest.mark.parametrize(
+    ("tls", "lacking"),
+    [
+        ("all", ""),
+        ("tcp,cuda", ""),
+        ("cuda_copy,cuda_ipc,sm", ""),
+        ("tcp,cuda_copy", "cuda_ipc"),
+        ("tcp,sm,self", "cuda_copy, cuda_ipc"),
+        ("^cuda_ipc", "cuda_ipc"),
+        ("^tcp", ""),
+    ],
+)
+def test_transports_that_the_profile_allows(tmp_path, no_ucx_info, monkeypatch, tls, lacking):
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    _, item = transport_items(gpu_profile(tmp_path, env={"UCX_TLS": tls}), fake_python(tmp_path))
+    assert item.ok is not bool(lacking)
+    assert (f"leaves out {lacking}" in item.found) is bool(lacking)
+    assert "UCX_TLS of this shell is not passed on" in item.found
+
+
+# --- hub ------------------------------------------------------------------------------------------------------------
+
+
+def test_hub_token_models_and_disk(tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    files = {f.name: f.read_bytes() for f in (WEIGHTS / "target").iterdir()}
+    repositories = {
+        "fake/open": FakeRepository({A: files}, {"main": A}),
+        "fake/gated": FakeRepository({A: files}, {"main": A}, gated=True),
+    }
+
+    def change(raw: dict) -> None:
+        raw["target"] = {"repo": "fake/open", "revision": "main"}
+        raw["methods"][1]["drafter"] = {"repo": "fake/gated", "revision": "main"}
+
+    path = changed_profile(tmp_path, change)
+    with fake_hub(repositories) as server:
+        hub = Hub(server.url, tmp_path / "hub")
+        items = {i.what: i for i in hub_items(path, hub)}
+        assert list(items) == ["hub", "hub token", "model target", "model eagle3", "disk for models"]
+        assert items["hub"].ok and "answers" in items["hub"].found
+        token = items["hub token"]
+        assert (token.ok, token.needed, token.found) == (False, True, "none, needed by fake/gated")
+        assert not items["model target"].ok and "not in the cache" in items["model target"].found
+        assert items["model target"].advice == f"harness models {path} --download"
+        assert "found no token" in items["model eagle3"].found
+        assert items["disk for models"].ok and items["disk for models"].needed
+        hub.download(next(iter(references(path).values())), "target")
+        assert {i.what: i for i in hub_items(path, hub)}["model target"].ok
+        monkeypatch.setattr(Hub, "free", lambda _: 10)
+        assert not {i.what: i for i in hub_items(path, hub)}["disk for models"].ok
+    items = {i.what: i for i in hub_items(path, Hub("http://127.0.0.1:1", tmp_path / "hub"))}
+    assert not items["hub"].ok and items["hub"].needed
+    assert items["model target"].ok and not items["model eagle3"].ok
+
+
+def references(path: str) -> dict:
+    from harness.profiles.model import read_profile, references_of
+
+    return references_of(read_profile(path))

@@ -1,0 +1,97 @@
+"""A/A counts on hand-made repetitions."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.commands.aa.report import render_markdown
+from harness.commands.aa.run import count
+from harness.judging.checks.registry import judge
+from harness.reports.aa_result import AgainstItself
+from tests.support.builders import change_final, history, lookups, observation, speculation
+
+LENGTHS = [31, 40]
+
+
+def repetition(change=lambda o: o):
+    return history([change(observation("pd-eagle3", n)) for n in LENGTHS])
+
+
+def result(histories) -> AgainstItself:
+    return AgainstItself(
+        run_id="r",
+        started="2026-01-01",
+        profile="cpu",
+        versions={"vllm": "0"},
+        repetitions=len(histories),
+        counts=count(histories, [judge(h, lookups(LENGTHS)) for h in histories]),
+        seconds=1.0,
+    )
+
+
+def test_equal_repetitions_have_no_alarm():
+    found = result([repetition() for _ in range(20)])
+    assert found.exit_code == 0
+    (row,) = found.counts
+    assert (row.requests, row.compared, row.tokens_differ, row.steps_differ, row.findings) == (40, 38, 0, 0, 0)
+    assert found.verdicts == 20
+    assert found.alarm_bound == pytest.approx(1 - 0.05 ** (1 / 20))
+    assert "0 false alarms" in render_markdown(found)
+
+
+def test_one_request_that_differs_is_counted_and_fails():
+    def other(o):
+        if len(o.sent_ids) == 31:
+            return change_final(o, output_ids=(7, *o.final.output_ids[1:]))
+        return o
+
+    found = result([repetition(), repetition(other)])
+    (row,) = found.counts
+    assert (row.tokens_differ, row.steps_differ) == (1, 0)
+    assert row.findings > 0
+    assert found.exit_code == 1
+
+
+def test_other_accepted_counts_are_seen():
+    found = result(
+        [repetition(), repetition(lambda o: change_final(o, speculation=speculation((0,) * len(o.final.output_ids))))]
+    )
+    assert found.counts[0].steps_differ == 2
+    assert found.exit_code == 1
+
+
+def test_broken_repetition_is_unknown():
+    found = result([repetition(), repetition(lambda o: o.model_copy(update={"error": "500", "legs": ()}))])
+    assert found.exit_code == 2
+
+
+def test_nothing_repeated_is_unknown():
+    empty = AgainstItself(run_id="r", started="", profile="cpu", versions={}, repetitions=2, counts=(), seconds=0.0)
+    assert empty.exit_code == 2
+    assert empty.alarm_bound == 1.0
+
+
+def test_recorded_repetitions_are_judged_again(tmp_path):
+    from harness.commands.aa.report import write_repeat
+    from harness.commands.aa.run import judge_again
+    from harness.errors import UsageError
+    from harness.history.records import HistoryWriter, write_run
+
+    with pytest.raises(UsageError, match=r"aa\.json"):
+        judge_again(tmp_path)
+    result = AgainstItself(
+        run_id="r", started="2026-01-01", profile="cpu", versions={}, repetitions=2, counts=(), seconds=1.0
+    )
+    write_repeat(result, tmp_path)
+    with pytest.raises(UsageError, match="expected 2 repetitions, found 0"):
+        judge_again(tmp_path)
+    for number in (1, 2):
+        folder = tmp_path / f"repetition-0{number}"
+        made = history([observation("single-none", 40)], folder=folder)
+        with HistoryWriter(folder) as writer:
+            for o in made.observations:
+                writer.append(o)
+        write_run(folder, made.run)
+    again = judge_again(tmp_path)
+    assert again.run_id == "r"
+    assert [(c.cell, c.requests, c.compared) for c in again.counts] == [("single-none", 2, 1)]

@@ -1,0 +1,218 @@
+"""Engine layer without an engine: commands, parsing of answers and counters, ports, processes that are not vLLM."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+from harness.engines import log_facts
+from harness.engines.client import parse_completion
+from harness.engines.command import EngineCommand, build_command
+from harness.engines.counters import delta, parse_counters
+from harness.engines.environment import need_nixl
+from harness.engines.request import Ask, Exchange
+from harness.errors import EngineStartError, EnvironmentFault, HandoffError
+from harness.history.records import Leg
+from harness.profiles.model import load_profile
+from harness.supervision.ports import claim, free_ports, require_free
+from harness.supervision.server import full_environment
+from tests.support.engines import ENVIRONMENT, FakeClient, option
+
+
+def commands(kind: str) -> dict[str, EngineCommand]:
+    profile = load_profile("cpu")
+    method = next(m for m in profile.methods if m.kind == kind)
+    return {
+        role: build_command(profile, method, role, ENVIRONMENT, 1000, None if role == "single" else 1001)
+        for role in ("single", "prefill", "decode")
+    }
+
+
+@pytest.mark.parametrize("kind", ["none", "eagle3", "dflash", "mtp"])
+def test_commands_of_a_cell(kind):
+    made = commands(kind)
+    assert option(made["prefill"], "--model") == option(made["decode"], "--model")
+    assert "--kv-transfer-config" not in made["single"].argv
+    assert json.loads(option(made["decode"], "--kv-transfer-config"))["kv_connector"] == "NixlConnector"
+    if kind == "none":
+        assert "--speculative-config" not in made["single"].argv
+    else:
+        config = json.loads(option(made["decode"], "--speculative-config"))
+        assert (config["method"], config["num_speculative_tokens"]) == (kind, 3)
+        assert option(made["prefill"], "--speculative-config") == option(made["decode"], "--speculative-config")
+    assert option(made["single"], "--host") == "127.0.0.1"
+
+
+def test_inherited_engine_settings_are_scrubbed(monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setenv("UCX_TLS", "rc")
+    monkeypatch.setenv("KEPT", "yes")
+    env = full_environment(commands("none")["decode"].env)
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in env
+    assert env["UCX_TLS"] == "tcp,sm,self"
+    assert env["KEPT"] == "yes"
+
+
+def answer(**changes) -> str:
+    body = {
+        "choices": [
+            {
+                "token_ids": [5, 1],
+                "prompt_token_ids": [0, 2, 5, 1, 3],
+                "finish_reason": "stop",
+                "logprobs": {
+                    "token_logprobs": [-0.1, -0.2],
+                    "top_logprobs": [{"token_id:5": -0.1, "token_id:7": -3.1}, {"token_id:1": -0.2}],
+                },
+            }
+        ],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+        "metrics": {
+            "speculative_decoding": {
+                "num_spec_steps": 2, "num_draft_tokens": 6, "num_accepted_draft_tokens": 1,
+                "per_step_accepted": [0, 1], "per_step_drafted": [3, 3],
+            }
+        },
+    }  # fmt: skip
+    return json.dumps({**body, **changes})
+
+
+def test_answer_is_parsed():
+    leg = parse_completion("decode", "r", 200, answer(), 0.5)
+    assert leg.output_ids == (5, 1)
+    assert leg.top_gaps == (3.0, None)
+    assert leg.speculation is not None
+    assert leg.speculation.per_step_accepted == (0, 1)
+
+
+def test_answer_without_metrics_has_no_speculation():
+    assert parse_completion("single", "r", 200, answer(metrics=None), 0.5).speculation is None
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (500, "boom"),
+        (200, '{"error": {"message": "no"}}'),
+        (200, "{"),
+        (200, "[]"),
+        (200, "null"),
+        (200, answer(choices=[])),
+        (200, answer(choices=[{}, {}])),
+        (200, answer(choices=[{"token_ids": "abc"}])),
+        (200, answer(metrics={"speculative_decoding": {}})),
+        (200, "[" * 100000),
+    ],
+)
+def test_other_answers_are_hand_off_errors(status, text):
+    with pytest.raises(HandoffError, match="expected"):
+        parse_completion("decode", "r", status, text, 0.5)
+
+
+METRICS = """\
+# TYPE vllm:spec_decode_num_drafts counter
+vllm:spec_decode_num_drafts_total{engine="0"} 3.0
+vllm:spec_decode_num_drafts_total{engine="1"} 4.0
+# TYPE vllm:prompt_tokens_by_source counter
+vllm:prompt_tokens_by_source_total{engine="0",source="external_kv_transfer"} 33.0
+# TYPE vllm:spec_decode_num_accepted_tokens_per_pos counter
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 2.0
+# TYPE vllm:nixl_bytes_transferred histogram
+vllm:nixl_bytes_transferred_bucket{engine="0",le="+Inf"} 1.0
+vllm:nixl_bytes_transferred_count{engine="0"} 1.0
+vllm:nixl_bytes_transferred_sum{engine="0"} 98304.0
+# TYPE python_gc counter
+python_gc_total 7.0
+"""
+
+
+def test_counters_are_summed_over_engines():
+    assert parse_counters(METRICS) == {
+        "drafts": 7.0,
+        "prompt_tokens_external_kv_transfer": 33.0,
+        "accepted_at_1": 2.0,
+        "nixl_bytes": 98304.0,
+    }
+
+
+def test_delta_leaves_out_what_did_not_move():
+    assert delta({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 5.0, "c": 2.0}) == {"b": 3.0, "c": 2.0}
+
+
+def test_ports():
+    assert len(set(free_ports(8))) == 8
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(EngineStartError, match=f"port {port}"):
+            require_free([port])
+        with pytest.raises(EngineStartError, match="--base-port"):
+            claim([port, port + 1])
+
+
+def test_pairs_need_nixl():
+    with pytest.raises(EnvironmentFault, match="nixl"):
+        need_nixl(ENVIRONMENT.model_copy(update={"nixl": None}))
+
+
+# --- hand-offs -------------------------------------------------------------------------------------------------------
+
+
+def fake_pair() -> tuple[Exchange, dict[str, FakeClient], list[str]]:
+    calls: list[str] = []
+    clients = {role: FakeClient(role, calls) for role in ("prefill", "decode")}
+    return Exchange(clients, load_profile("cpu")), clients, calls
+
+
+def test_nothing_is_asked_of_p_before_d_has_answered():
+    exchange, _, calls = fake_pair()
+    legs: list[Leg] = []
+    exchange.send(Ask(True, [1, 2]), legs)
+    assert calls == ["prefill asked", "decode asked", "prefill counted"]
+    assert [leg.counters for leg in legs] == [{"finished_requests": 1.0}, {"own": 1.0}]
+    assert exchange.kept_by_p == 0
+
+
+def test_counters_of_p_are_kept_when_d_fails():
+    exchange, clients, _ = fake_pair()
+    clients["decode"].fails = True
+    legs: list[Leg] = []
+    with pytest.raises(HandoffError):
+        exchange.send(Ask(True, [1, 2]), legs)
+    assert [leg.counters for leg in legs] == [{"finished_requests": 1.0}]
+    assert exchange.kept_by_p == 1
+
+
+def test_d_is_not_asked_when_half_of_the_lease_is_over(monkeypatch):
+    exchange, _, calls = fake_pair()
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def slow() -> None:
+        now[0] += 15.1
+
+    with pytest.raises(HandoffError, match=r"within 15 s of P's answer .* found 15.1 s gone of the 30 s"):
+        exchange.send(Ask(True, [1, 2], between=slow), [])
+    assert calls == ["prefill asked"]
+    assert exchange.kept_by_p == 1
+
+
+# --- logs ------------------------------------------------------------------------------------------------------------
+
+
+def test_runner_and_backend_are_the_used_ones_and_unknown_ones_are_named_as_such():
+    log = "Model Runner V2 requires Triton; using the V1 model runner instead.\nUsing FLASH_ATTN backend.\n"
+    assert (log_facts.model_runner(log), log_facts.attention_backend(log)) == ("V1", "FLASH_ATTN")
+    assert log_facts.model_runner("Using V2 Model Runner") == "V2"
+    assert log_facts.attention_backend("attention backend(s) ['TRITON_ATTN']") == "TRITON_ATTN"
+    assert (log_facts.model_runner(""), log_facts.attention_backend("")) == ("V1", None)
+
+
+def test_token_budget_is_the_smallest_that_the_engine_logs():
+    log = "Chunked prefill is enabled with max_num_batched_tokens=2048\nmax_num_scheduled_tokens is set to 2040\n"
+    assert log_facts.step_tokens(log) == 2040
+    assert log_facts.step_tokens("") is None

@@ -1,0 +1,213 @@
+"""Where engines run: what a place changes in a command, and what stays as it was without one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness.engines.command import EngineCommand, build_command
+from harness.engines.executor import local_places
+from harness.engines.inventory import cpu_inventory, jobs_of
+from harness.engines.places import LocalPlace, default_places
+from harness.engines.session import EngineGroupSession
+from harness.errors import EngineStartError
+from harness.profiles.cells import make_plan, select_cells
+from harness.profiles.model import Profile, load_profile, merged
+from harness.scheduling.model import EnginePlace, Placement
+from harness.supervision.ports import free_ports, release, require_free
+from harness.supervision.process import SupervisedEngine
+from tests.support.engines import ENVIRONMENT, option
+
+HOST = "127.0.0.9"
+"""Not where engines listen unless they are told to, and an address of every Linux machine."""
+
+
+def on(profile: Profile, **place) -> EngineCommand:
+    return build_command(profile, profile.methods[0], "decode", ENVIRONMENT, 1000, 1001, **place)
+
+
+def gpu_profile() -> Profile:
+    cpu = load_profile("cpu")
+    return cpu.model_copy(update={"engine": cpu.engine.model_copy(update={"device": "gpu"})})
+
+
+def wide(profile: Profile, ranks: int) -> Profile:
+    return Profile.model_validate(
+        merged(profile.model_dump(), {"engine": {"tensor_parallel": {"decode": max(1, ranks)}}})
+    )
+
+
+def test_engine_binds_the_host_of_its_place_with_both_ports():
+    command = on(load_profile("cpu"), host=HOST)
+    assert option(command, "--host") == HOST
+    assert command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == HOST
+    assert command.host == HOST
+
+
+def test_loopback_is_the_default():
+    command = on(load_profile("cpu"))
+    assert option(command, "--host") == command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("devices", "bound", "ranks"), [((), "nobind", None), (("3",), "3", None), (("3", "5"), "3|5", "2")]
+)
+def test_cores_are_bound_one_per_rank(devices, bound, ranks):
+    command = on(wide(load_profile("cpu"), len(devices)), devices=devices)
+    assert command.env["VLLM_CPU_OMP_THREADS_BIND"] == bound
+    assert "CUDA_VISIBLE_DEVICES" not in command.env
+    assert ("--tensor-parallel-size" in command.argv) == (ranks is not None)
+    if ranks is not None:
+        assert option(command, "--tensor-parallel-size") == ranks
+
+
+def test_gpus_are_the_only_ones_that_the_engine_sees():
+    command = on(wide(gpu_profile(), 2), devices=("2", "GPU-5e"))
+    assert command.env["CUDA_VISIBLE_DEVICES"] == "2,GPU-5e"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in command.env
+    assert option(command, "--tensor-parallel-size") == "2"
+    assert "CUDA_VISIBLE_DEVICES" not in on(gpu_profile()).env
+
+
+def test_profile_can_still_set_variables():
+    profile = load_profile("cpu")
+    profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"env": {"UCX_NET_DEVICES": "e"}})})
+    assert on(profile, host=HOST).env["UCX_NET_DEVICES"] == "e"
+
+
+def test_local_engines_have_consecutive_ports():
+    base, *others = free_ports(4)
+    release([base, *others])
+    profile = load_profile("cpu")
+    plan = make_plan(profile, select_cells(profile, ["pd-none"]))
+    inventory = cpu_inventory(profile)
+    (job,) = jobs_of(plan, [], profile, inventory, rescore=False)
+    engines = tuple(EnginePlace(n.role, (d,)) for n, d in zip(job.engines, inventory.devices, strict=False))
+    places = local_places(inventory, Placement(job, engines), base)
+    assert list(places) == ["decode", "prefill"]
+    assert [p.ports(2) for p in places.values()] == [[base, base + 1], [base + 2, base + 3]]
+
+
+def test_local_engines_have_a_core_each():
+    profile = load_profile("cpu")
+    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
+    places = default_places(group.roles, load_profile("cpu").engine)
+    cores = [str(c) for c in sorted(os.sched_getaffinity(0))]
+    assert list(places) == ["decode", "prefill"]
+    assert [p.devices for p in places.values()] == [tuple(cores[:1]), tuple(cores[1:2])]
+    assert {p.host for p in places.values()} == {"127.0.0.1"}
+    gpu = load_profile("gpu").engine
+    assert {p.devices for p in default_places(["decode", "prefill"], gpu).values()} == {()}
+
+
+def test_every_engine_gets_the_tensor_parallel_size_of_its_role_or_none_is_started():
+    """Not the number of devices that happen to be named: a baseline would be of other engines than its name says."""
+    engine = {"tensor_parallel": {"prefill": 2, "decode": 1}}
+    profile = Profile.model_validate(merged(load_profile("gpu").model_dump(), {"engine": engine}))
+
+    def sizes(role: str, devices: tuple[str, ...]) -> str | None:
+        argv = build_command(profile, profile.methods[0], role, ENVIRONMENT, 1, None, devices).argv
+        return argv[argv.index("--tensor-parallel-size") + 1] if "--tensor-parallel-size" in argv else None
+
+    assert [sizes("prefill", ()), sizes("prefill", ("0", "1")), sizes("decode", ()), sizes("decode", ("3",))] == [
+        "2",
+        "2",
+        None,
+        None,
+    ]
+    with pytest.raises(EngineStartError, match=r"expected 2 devices for the prefill engine .* found 1: 0"):
+        sizes("prefill", ("0",))
+
+
+def test_ports_are_given_out_once_by_a_process():
+    """An engine listens minutes after it was told its port, and until then the port looks free."""
+    first, second = free_ports(40), free_ports(40)
+    assert len({*first, *second}) == 80
+
+
+def test_ports_are_looked_for_on_the_address_of_the_place():
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        require_free([port])
+        with pytest.raises(EngineStartError, match=f"port {port} on {HOST}"):
+            require_free([port], HOST)
+    assert len(set(LocalPlace(host=HOST).ports(3))) == 3
+
+
+def test_process_says_where_it_listens(tmp_path):
+    for host, url in ((HOST, f"http://{HOST}:1"), ("fd00::2", "http://[fd00::2]:1")):
+        command = EngineCommand("single", 1, None, [sys.executable, "-c", ""], {}, host)
+        started = SupervisedEngine(command, tmp_path / "engine.log", dict(os.environ))
+        assert started.url == url
+        started.stop(1)
+
+
+# --- a session with places -------------------------------------------------------------------------------------------
+
+
+class FarPlace:
+    """A place that starts nothing and remembers what it was told to start."""
+
+    host = HOST
+    devices = ("7",)
+    node = "10.0.0.3/ab"
+
+    def __init__(self, *ports: int) -> None:
+        self._ports = list(ports)
+        self.started: list[EngineCommand] = []
+
+    def ports(self, count: int) -> list[int]:
+        return [self._ports.pop(0) for _ in range(count)]
+
+    def give_back(self) -> None:
+        pass
+
+    def start(self, command: EngineCommand, log_path: Path) -> SimpleNamespace:
+        self.started.append(command)
+        return SimpleNamespace(
+            command=command,
+            url=f"http://{command.host}:{command.port}",
+            pid=41,
+            started=0.0,
+            log_path=log_path,
+            stop=lambda _: None,
+        )
+
+
+class ReadyClient:
+    """An engine that says that it is healthy."""
+
+    def get(self, path: str) -> SimpleNamespace:
+        return SimpleNamespace(status_code=200, json=lambda: {"data": [{"id": "target"}]})
+
+    def close(self) -> None:
+        pass
+
+
+def test_session_starts_engines_at_their_places_and_asks_the_side_channel_there(tmp_path, monkeypatch):
+    profile = load_profile("cpu")
+    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
+    with socket.socket() as side_channel:
+        side_channel.bind((HOST, 0))
+        side_channel.listen()
+        open_port, closed_port = side_channel.getsockname()[1], free_ports(1, HOST)[0]
+        places = {"decode": FarPlace(7000, open_port), "prefill": FarPlace(7002, closed_port)}
+        session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path, places=places)
+        monkeypatch.setattr(session._readiness, "wait", lambda _: (_ for _ in ()).throw(EngineStartError("far enough")))
+        with pytest.raises(EngineStartError, match="far enough"), session:
+            pass
+        for role, place in places.items():
+            (command,) = place.started
+            assert (command.role, command.host, command.env["VLLM_CPU_OMP_THREADS_BIND"]) == (role, HOST, "7")
+            session._launcher.processes[role] = place.start(command, tmp_path)
+            session._launcher.clients[role] = ReadyClient()
+        assert session.url("prefill") == f"http://{HOST}:7002"
+        assert session._readiness.is_ready("decode")
+        assert not session._readiness.is_ready("prefill")

@@ -1,0 +1,257 @@
+"""Prompt sets, baselines, histories and profiles as files: round trips, and every kind of damage has its sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.errors import DataError, NotARunError, ProfileError, UsageError
+from harness.history.records import load_history, write_parquet
+from harness.profiles.cells import Cell, make_plan, select_cells
+from harness.profiles.model import load_profile
+from harness.prompts import probe_task
+from harness.prompts.model import Layout, build_probe_prompts, load_prompts, write_prompts
+from harness.prompts.probe_task import WEIGHTS
+from harness.reports.judge_run import judge_and_report
+from harness.util.files import ends_of
+from harness.util.paths import REPOSITORY
+from harness.workload.cells import cell_work
+from harness.workload.prepare import prepare
+from tests.support.builders import changed_profile, history, observation, recorded
+from tests.support.reseal import reseal
+
+PROMPTS = REPOSITORY / "prompts" / "probe.jsonl"
+
+
+# --- prompts --------------------------------------------------------------------------------------------------------
+
+
+def test_shipped_prompts_hit_every_stratum_for_every_method():
+    prompts = load_prompts(PROMPTS)
+    assert len(prompts.prompts) >= 40
+    for lookahead in (3, 4):
+        found = {(p.stratum_for(32, lookahead), p.tokens // 32) for p in prompts.prompts}
+        for count in range(1, 5):
+            assert {("aligned", count), ("lookahead", count), ("first", count), ("middle", count)} <= found
+        assert any(s == "sub-block" for s, _ in found)
+    assert {p.tokens % 32 for p in prompts.prompts} >= {0, 29, 30, 31, 1}
+    assert max(p.tokens for p in prompts.prompts) >= 160
+
+
+def test_shipped_prompts_are_what_the_recipe_renders():
+    built = build_probe_prompts(WEIGHTS / "tokenizer", Layout())
+    assert built == load_prompts(PROMPTS)
+
+
+def test_set_with_prompts_for_a_second_stage(tmp_path):
+    built = build_probe_prompts(WEIGHTS / "tokenizer", Layout(per_length=2, held_out=True))
+    assert {p.ids for p in built.held_out}.isdisjoint(p.ids for p in built.cold)
+    assert [p.tokens for p in built.held_out] == [p.tokens for p in built.cold]
+    assert len(built.cold) == 2 * len(load_prompts(PROMPTS).cold)
+    write_prompts(built, tmp_path / "twice.jsonl")
+    assert load_prompts(tmp_path / "twice.jsonl") == built
+
+
+def test_every_output_token_has_one_source_position():
+    for prompt in load_prompts(PROMPTS).prompts:
+        assert prompt.expected is not None
+        words = prompt.expected[:-1]
+        assert len(set(words)) == len(words)
+        assert all(prompt.ids[probe_task.source_position(i)] == t for i, t in enumerate(prompt.expected))
+
+
+def edit(path: Path, change) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda ls: ls.clear(), "empty file"),
+        (lambda ls: ls.__delitem__(slice(1, None)), "expected prompts"),
+        (lambda ls: ls.pop(5), "changed, lost or reordered"),
+        (lambda ls: ls.insert(3, dict(ls[3])), "distinct ids"),
+        (lambda ls: ls[2]["ids"].append(7), "token ids, found"),
+        (lambda ls: ls[2]["ids"].__setitem__(3, 99), "hash does not match"),
+        (lambda ls: ls[2].update(stratum="middle"), "expected stratum"),
+        (lambda ls: ls[2].update(surprise=1), "unknown key"),
+        (lambda ls: ls[0].update(format="other/9"), "expected format"),
+        (lambda ls: ls[0].pop("seed"), "seed"),
+    ],
+)
+def test_damaged_prompts_are_refused(tmp_path, damage, sentence):
+    path = tmp_path / "p.jsonl"
+    write_prompts(load_prompts(PROMPTS), path)
+    edit(path, damage)
+    with pytest.raises(DataError, match=sentence):
+        load_prompts(path)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]\n", "\xff\xfe", "[" * 100000])
+def test_text_that_is_no_prompt_set_is_refused(tmp_path, text):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match="prompt set"):
+        load_prompts(path)
+
+
+def test_other_tokenizer_is_refused(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match="rendered with a different tokenizer"):
+        load_prompts(PROMPTS).check_tokenizer(tmp_path, PROMPTS)
+
+
+def test_workload_sends_text_of_every_stratum():
+    profile = load_profile("cpu")
+    items = cell_work(profile, load_prompts(PROMPTS), Cell("pd", profile.methods[1])).items
+    text = [i.prompt for i in items if i.form == "text"]
+    assert len(text) == 6
+    assert len({p.id for p in text}) == 6
+    assert len({p.stratum for p in text}) == 5
+    assert len(items) == len(load_prompts(PROMPTS).cold) + 6
+
+
+# --- history --------------------------------------------------------------------------------------------------------
+
+
+def test_history_round_trip_as_lines_and_as_parquet(tmp_path):
+    h = recorded(tmp_path).model_copy(update={"own": False})
+    assert load_history(tmp_path) == h
+    write_parquet(tmp_path, h.observations)
+    reseal(tmp_path)
+    assert load_history(tmp_path) == h
+    (tmp_path / "observations.jsonl").unlink()
+    assert load_history(tmp_path) == h
+
+
+def test_torn_last_line_is_left_out_and_said(tmp_path):
+    h = recorded(tmp_path)
+    reseal(tmp_path, lambda r: r.update(finished=None))
+    with (tmp_path / "observations.jsonl").open("a") as stream:
+        stream.write('{"cell": "pd-eag')
+    loaded = load_history(tmp_path)
+    assert loaded.observations == h.observations
+    assert loaded.torn_line
+    assert (tmp_path / "observations.jsonl").read_text().endswith('{"cell": "pd-eag')
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"schema_version": 99}', '{"schema_version": 1}'])
+def test_damaged_run_file_is_refused(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(DataError):
+        load_history(tmp_path)
+
+
+def test_damaged_observation_names_the_line(tmp_path):
+    recorded(tmp_path)
+    path = tmp_path / "observations.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = lines[1].replace('"form":"ids"', '"form":"morse"')
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"jsonl: .*changed or damaged .3 lines"):
+        load_history(tmp_path)
+    reseal(tmp_path, lambda r: r.update(finished=None))
+    with pytest.raises(DataError, match="line 2"):
+        load_history(tmp_path)
+
+
+def test_other_folders_are_no_runs(tmp_path):
+    with pytest.raises(NotARunError, match="a folder without it"):
+        load_history(tmp_path)
+    with pytest.raises(NotARunError, match="no such folder"):
+        load_history(tmp_path / "nowhere")
+
+
+# --- profiles and plans ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda r: r.update(colour="red"), "colour: unknown key"),
+        (lambda r: r["engine"].update(blok_size=3), "blok_size: unknown key"),
+        (lambda r: r["methods"].append({"kind": "medusa"}), "medusa"),
+        (lambda r: r["methods"].append({"kind": "none"}), "expected each name once"),
+        (lambda r: r["methods"].clear(), "methods"),
+        (lambda r: r.update(topologies=["ring"]), "topologies"),
+        (lambda r: r.update(target="/nowhere/model"), "/nowhere/model"),
+        (lambda r: r["methods"][1].update(drafter="/nowhere/drafter"), "/nowhere/drafter"),
+        (lambda r: r["workload"].update(prompts="/nowhere/p.jsonl"), "/nowhere/p.jsonl"),
+        (lambda r: r["methods"][1].update(num_speculative_tokens=0), "num_speculative_tokens"),
+        (lambda r: r["engine"].update(block_size=8) or r["methods"][1].update(num_speculative_tokens=9), "lookahead"),
+        (lambda r: r.update(format=2), "format"),
+        (lambda r: r.update(name="../../etc"), "name"),
+    ],
+)
+def test_bad_profiles_are_refused_in_words(tmp_path, change, sentence):
+    with pytest.raises(ProfileError, match=sentence):
+        load_profile(changed_profile(tmp_path, change))
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "!!python/object/apply:os.system ['true']", ""])
+def test_text_that_is_no_profile_is_refused(tmp_path, text):
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    with pytest.raises(ProfileError):
+        load_profile(str(path))
+
+
+def test_unknown_profile_names_the_shipped_ones():
+    with pytest.raises(ProfileError, match="cpu"):
+        load_profile("nightli")
+
+
+def test_plan_shares_engines_and_starts_none_twice():
+    prepared = prepare("cpu", [])
+    assert len(prepared.plan.cells) == 12
+    assert prepared.plan.engines == 8
+    assert [g.id for g in prepared.plan.groups] == ["pd-eagle3", "pd-dflash", "pd-mtp", "pd-none"]
+    alone = make_plan(prepared.profile.model_copy(update={"share_engines": False}), prepared.plan.cells)
+    assert alone.engines == 12
+
+
+def test_cell_patterns():
+    profile = load_profile("cpu")
+    assert [c.id for c in select_cells(profile, ["pd-eagle3"])] == ["pd-eagle3"]
+    assert len(select_cells(profile, ["single-*", "*-mtp"])) == 5
+    with pytest.raises(UsageError, match="pd-medusa"):
+        select_cells(profile, ["pd-*", "pd-medusa"])
+
+
+def test_outputs_must_fit_the_model_length(tmp_path):
+    path = changed_profile(tmp_path, lambda r: r["engine"].update(max_model_len=256))
+    with pytest.raises(UsageError, match="max_model_len"):
+        prepare(path, [])
+
+
+def test_ends_of_a_file_are_read_and_nothing_that_is_waited_for(tmp_path):
+    log = tmp_path / "engine.log"
+    log.write_bytes(b"first\n" + b"x" * 5000 + b"\nlast \xff\n")
+    assert ends_of(log, 10_000) == "first\n" + "x" * 5000 + "\nlast \ufffd\n"
+    assert ends_of(log, 20).startswith("first\nxx") and ends_of(log, 20).endswith("x\nlast \ufffd\n")
+    assert len(ends_of(log, 20)) < 60
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(log)
+    for other in ("pipe", "link", "."):
+        with pytest.raises(OSError):
+            ends_of(tmp_path / other, 20)
+
+
+def test_logs_that_cannot_be_read_cost_no_verdict(tmp_path, monkeypatch):
+    h = history([observation("pd-none", 40, error="broke")], folder=tmp_path)
+    (tmp_path / "logs" / "pd-none.prefill.log").mkdir(parents=True)
+    os.mkfifo(tmp_path / "logs" / "pd-none.decode.log")
+    summary = judge_and_report(h)
+    assert not summary.unwritten
+    assert (tmp_path / "report.html").read_text().count("it is not a regular file") == 2
+    monkeypatch.setattr("harness.reports.judge_run.write_reports", lambda *_: 1 / 0)
+    broken = judge_and_report(h)
+    assert broken.verdict is summary.verdict
+    assert "ZeroDivisionError" in broken.unwritten
+    assert broken.exit_code == 2
+    assert "Traceback" in (tmp_path / "report-error.txt").read_text()

@@ -1,0 +1,182 @@
+"""A finished run is sealed: what was changed afterwards is found, and never judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.errors import DataError
+from harness.history.records import History, HistoryWriter, load_history, write_parquet, write_run
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import judge
+from harness.util import json_io
+from tests.support.builders import history, lookups, observation
+from tests.support.reseal import reseal
+
+LENGTHS = [31, 32, 40, 64]
+
+
+def recorded(folder: Path, parquet: bool = True) -> History:
+    """A run that passes, as the harness writes it."""
+    cells = ("single-none", "single-eagle3", "pd-eagle3")
+    made = history([observation(c, n, sequence=i) for c in cells for i, n in enumerate(LENGTHS)], folder=folder)
+    with HistoryWriter(folder) as writer:
+        for o in made.observations:
+            writer.append(o)
+    if parquet:
+        write_parquet(folder, made.observations)
+    write_run(folder, made.run)
+    return made.model_copy(update={"own": False})
+
+
+def verdict(folder: Path) -> Verdict:
+    return judge(load_history(folder), lookups(LENGTHS)).verdict
+
+
+def flip(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) >= 1
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_sealed_run_is_judged(tmp_path):
+    made = recorded(tmp_path)
+    assert load_history(tmp_path) == made
+    assert verdict(tmp_path) is Verdict.PASS
+    raw = json.loads((tmp_path / "run.json").read_text())
+    assert raw["schema_version"] == 3
+    assert raw["seal"]["lines"] == len(made.observations)
+
+
+def test_changed_digit_of_an_observation_is_found(tmp_path):
+    recorded(tmp_path)
+    flip(tmp_path / "observations.jsonl", '"usage_prompt_tokens":31', '"usage_prompt_tokens":30')
+    with pytest.raises(DataError, match=r"observations\.jsonl: .* changed or damaged .* remove observations\.jsonl"):
+        load_history(tmp_path)
+    # The copy is as it was.
+    (tmp_path / "observations.jsonl").unlink()
+    assert verdict(tmp_path) is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"planned": 4', '"planned": 3'),
+        ('"finished": "2026', '"finished": "2027'),
+        ('"state": "complete"', '"state": "pending"'),
+        ('"lines": 12', '"lines": 11'),
+        ('"schema_version": 3', '"schema_version": 2'),
+        ('"mutants": []', '"mutants": ["M1"]'),
+    ],
+)
+def test_changed_record_is_found(tmp_path, old, new):
+    recorded(tmp_path)
+    flip(tmp_path / "run.json", old, new)
+    with pytest.raises(DataError, match=r"run\.json"):
+        load_history(tmp_path)
+
+
+def test_lines_swapped_lost_or_added_are_found(tmp_path):
+    recorded(tmp_path)
+    path = tmp_path / "observations.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    for damaged in (lines[1:], lines[:-1], [lines[1], lines[0], *lines[2:]], [*lines, lines[-1]], []):
+        path.write_text("".join(damaged))
+        with pytest.raises(DataError, match="changed or damaged"):
+            load_history(tmp_path)
+    path.unlink()
+    (tmp_path / "observations.parquet").unlink()
+    with pytest.raises(DataError, match="found no such file"):
+        load_history(tmp_path)
+
+
+def test_copy_that_does_not_agree_is_left_out_and_said(tmp_path):
+    recorded(tmp_path)
+    whole = (tmp_path / "observations.parquet").read_bytes()
+    for damaged in (b"PAR1 nonsense", whole[:-1], whole[: len(whole) // 2] + b"\0" + whole[len(whole) // 2 + 1 :]):
+        (tmp_path / "observations.parquet").write_bytes(damaged)
+        assert any("does not agree" in n for n in judge(load_history(tmp_path), lookups(LENGTHS)).notices)
+        assert verdict(tmp_path) is Verdict.PASS
+    (tmp_path / "observations.jsonl").unlink()
+    with pytest.raises(DataError, match=r"observations\.parquet"):
+        load_history(tmp_path)
+
+
+def test_run_without_an_end_is_never_green(tmp_path):
+    recorded(tmp_path)
+    reseal(tmp_path, lambda r: r.update(finished=None))
+    assert json.loads((tmp_path / "run.json").read_text())["seal"] is None
+    judged = judge(load_history(tmp_path), lookups(LENGTHS))
+    assert judged.verdict is Verdict.UNKNOWN
+    assert any("never finished" in n for n in judged.notices)
+
+
+def test_end_without_a_seal_is_damage(tmp_path):
+    from harness.util.files import sha256_json
+
+    recorded(tmp_path)
+    raw = json.loads((tmp_path / "run.json").read_text())
+    raw.pop("record_sha256")
+    raw["seal"] = None
+    (tmp_path / "run.json").write_text(json.dumps({**raw, "record_sha256": sha256_json(raw)}))
+    with pytest.raises(DataError, match="expected a seal"):
+        load_history(tmp_path)
+
+
+def earlier(folder: Path) -> None:
+    """The run as an earlier version would have recorded it."""
+    raw = json.loads((folder / "run.json").read_text())
+    for key in ("seal", "record_sha256", "resumed", "kind", "came_to"):
+        raw.pop(key, None)
+    (folder / "run.json").write_text(json.dumps({**raw, "schema_version": 2}))
+
+
+def test_run_of_an_earlier_schema_is_judged_by_its_lines(tmp_path):
+    made = recorded(tmp_path)
+    earlier(tmp_path)
+    assert load_history(tmp_path) == made
+    flip(tmp_path / "observations.jsonl", '"usage_prompt_tokens":31', '"usage_prompt_tokens":30')
+    loaded = load_history(tmp_path)
+    assert loaded.observations != made.observations
+    assert any("does not agree" in n for n in loaded.notices)
+    (tmp_path / "observations.jsonl").unlink()
+    assert load_history(tmp_path) == made
+
+
+@pytest.mark.parametrize("tail", [b'{"cell": "pd-eag', b"\0\0\0\0", '{"cell": "é'.encode()[:-1], b"  "])
+def test_torn_last_line_of_a_killed_run_is_left_out(tmp_path, tail):
+    made = recorded(tmp_path, parquet=False)
+    reseal(tmp_path, lambda r: r.update(finished=None))
+    with (tmp_path / "observations.jsonl").open("ab") as stream:
+        stream.write(tail)
+    loaded = load_history(tmp_path)
+    assert loaded.observations == made.observations
+    assert loaded.torn_line is bool(tail.strip())
+    assert (tmp_path / "observations.jsonl").read_bytes().endswith(tail)
+
+
+@pytest.mark.parametrize("garbage", [b'{"cell": "pd-eag', b"\0\0\0\0", b"", b"\xff", b"[]"])
+def test_torn_line_in_the_middle_is_damage(tmp_path, garbage):
+    recorded(tmp_path, parquet=False)
+    reseal(tmp_path, lambda r: r.update(finished=None))
+    path = tmp_path / "observations.jsonl"
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:3], garbage, *lines[3:]]) + b"\n")
+    with pytest.raises(DataError, match="line 4"):
+        load_history(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": 1, "a": 2}', "NaN", "[-Infinity]", "1e999", "9" * 21, '"\\ud800"', "[" * 100_000, "", "\ufeff{}", "{} {}"],
+)
+def test_json_that_nobody_means_is_refused(text):
+    with pytest.raises(ValueError):
+        json_io.loads(text)
+
+
+def test_json_as_it_is_meant():
+    text = '{"a": [1, -2.5, true, null, "\\ud83d\\ude00"], "b": 9223372036854775807}'
+    assert json_io.loads(text) == json.loads(text)

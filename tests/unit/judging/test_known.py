@@ -1,0 +1,195 @@
+"""Known defects: shown and not failing while they fit; failing again when expired or wider; reported when gone."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from datetime import date
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.errors import DataError
+from harness.history.records import Merged
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import judge
+from harness.judging.findings import Judgement
+from harness.judging.known_defects import apply_known
+from harness.profiles.known_defects import load_known
+from harness.reports.junit import render_junit
+from harness.reports.markdown import render_markdown
+from harness.reports.summary import summarise_run
+from tests.support.builders import change_final, evidence_of_test, history, lookups, observation
+
+LENGTHS = [31, 32, 40, 65]
+ENTRY = {
+    "id": "wrong-tokens",
+    "classes": ["target-kv"],
+    "cells": ["pd-none"],
+    "checks": ["tokens-*"],
+    "vllm": ">=0.32,<0.33",
+    "link": "https://example.org/issues/1",
+    "reason": "P/D gives other tokens than the single engine",
+    "expires": date(2026, 6, 1),
+}
+
+
+def made(cells=("pd-none", "single-none"), wrong=("pd-none",), started="2026-01-01T00:00:00+00:00", version="0.32.0"):
+    observations = []
+    for cell in cells:
+        for n in LENGTHS:
+            o = observation(cell, n)
+            if cell in wrong and n == 40:
+                o = change_final(o, output_ids=(9, *o.final.output_ids[1:]))
+            observations.append(o)
+    h = history(observations)
+    run = h.run.model_copy(update={"started": started, "versions": {"vllm": version}})
+    return h.model_copy(update={"run": run})
+
+
+def known(tmp_path: Path, *entries: dict):
+    path = tmp_path / "known-defects.yaml"
+    path.write_text(yaml.safe_dump({"format": 1, "defects": [deepcopy(e) for e in entries]}, sort_keys=False))
+    return load_known(path)
+
+
+def judged(h, the_list) -> Judgement:
+    return apply_known(judge(h, lookups(LENGTHS)), the_list, h)
+
+
+def test_finding_that_fits_is_known_and_does_not_fail_the_run(tmp_path):
+    h = made()
+    judgement = judged(h, known(tmp_path, ENTRY))
+    assert judgement.verdict is Verdict.KNOWN
+    assert judgement.verdict.exit_code == 0
+    assert {f.known for f in judgement.findings} == {"wrong-tokens"}
+    assert judgement.by_cell() == {"pd-none": Verdict.KNOWN, "single-none": Verdict.PASS}
+    assert "https://example.org/issues/1" in " ".join(judgement.notices)
+    summary = summarise_run(h, judgement)
+    assert "wrong-tokens" in summary.sentence
+    assert "KNOWN" in render_markdown(summary)
+    xml = render_junit(summary)
+    assert "<skipped" in xml and 'failures="0"' in xml
+
+
+def test_nothing_known_changes_nothing(tmp_path):
+    plain = judge(made(), lookups(LENGTHS))
+    assert apply_known(plain, None, made()) is plain
+    assert load_known(None) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "history_changes"),
+    [
+        ({"expires": date(2025, 12, 31)}, {}),
+        ({"classes": ["drafter-kv"]}, {}),
+        ({"cells": ["pd-mtp"]}, {}),
+        ({"strata": ["aligned"]}, {}),
+        ({"scenarios": ["refill"]}, {}),
+        ({"checks": ["transfer"]}, {}),
+        ({}, {"version": "0.33.0"}),
+        ({}, {"version": None}),
+        ({"devices": ["gpu"]}, {}),
+    ],
+)
+def test_finding_that_does_not_fit_fails_as_before(tmp_path, change, history_changes):
+    judgement = judged(made(**history_changes), known(tmp_path, {**ENTRY, **change}))
+    assert judgement.verdict is Verdict.REGRESSION
+    assert all(f.known is None for f in judgement.findings)
+
+
+def test_expired_entry_says_so(tmp_path):
+    judgement = judged(made(), known(tmp_path, {**ENTRY, "expires": date(2025, 12, 31)}))
+    assert any("expired on 2025-12-31" in n for n in judgement.notices)
+
+
+def test_wider_than_the_entry_fails_and_says_so(tmp_path):
+    cells = ("pd-none", "single-none", "pd-mtp", "single-mtp")
+    judgement = judged(made(cells, wrong=("pd-none", "pd-mtp")), known(tmp_path, ENTRY))
+    assert judgement.verdict is Verdict.REGRESSION
+    assert judgement.by_cell()["pd-none"] is Verdict.KNOWN
+    assert any("wider than its entry" in n and "pd-mtp" in n for n in judgement.notices)
+
+
+def test_entry_without_a_match_is_reported_as_fixed_with_its_lines(tmp_path):
+    other = {**ENTRY, "id": "other", "cells": ["pd-mtp"]}
+    judgement = judged(made(wrong=()), known(tmp_path, other, ENTRY))
+    assert judgement.verdict is Verdict.PASS
+    (notice,) = [n for n in judgement.notices if "fixed?" in n]
+    text = (tmp_path / "known-defects.yaml").read_text().splitlines()
+    first = next(i for i, line in enumerate(text, 1) if "wrong-tokens" in line)
+    assert f"lines {first} to {len(text)} of known-defects.yaml" in notice
+
+
+def test_missing_evidence_is_never_known(tmp_path):
+    """An UNKNOWN finding of a covered place stays UNKNOWN."""
+    h = made(wrong=())
+    judgement = judge(h, {})
+    listed = known(tmp_path, {**ENTRY, "checks": ["*"], "cells": ["*"]})
+    assert apply_known(judgement, listed, h).verdict is Verdict.UNKNOWN
+
+
+def test_entry_for_one_stratum_does_not_cover_a_change_of_all(tmp_path):
+    from harness.judging.findings import Finding
+
+    defect = known(tmp_path, {**ENTRY, "strata": ["aligned"]}).entries[0].defect
+    base = {"check": "tokens-x", "cell": "pd-none", "verdict": "REGRESSION", "damage": "target-kv", "message": ""}
+    for changed, covered in ((["aligned@0", "aligned@1"], True), (["all@0", "aligned@0"], False), ([], False)):
+        assert defect.covers_place(Finding.model_validate({**base, "evidence": evidence_of_test(changed)})) is covered
+
+
+def test_misspelt_list_is_refused(tmp_path):
+    with pytest.raises(DataError, match="known defects"):
+        load_known(tmp_path / "typo.yaml")
+
+
+def test_other_findings_of_the_same_cell_still_fail(tmp_path):
+    h = made()
+    broken = h.observations[0].model_copy(update={"error": "engine answered 500"})
+    h = h.model_copy(update={"observations": (broken, *h.observations[1:])})
+    judgement = judged(h, known(tmp_path, ENTRY))
+    assert judgement.verdict is Verdict.UNKNOWN
+
+
+def test_interrupted_run_never_becomes_known(tmp_path):
+    h = made()
+    h = h.model_copy(update={"run": h.run.model_copy(update={"interrupted": True})})
+    assert judged(h, known(tmp_path, ENTRY)).verdict is Verdict.UNKNOWN
+
+
+def test_parts_that_contradict_each_other_never_become_known(tmp_path):
+    h = made()
+    merged = Merged(parts=(), notices=(), unsettled=True)
+    h = h.model_copy(update={"run": h.run.model_copy(update={"merged": merged})})
+    assert judged(h, known(tmp_path, ENTRY)).verdict is Verdict.UNKNOWN
+
+
+def test_armed_run_never_becomes_known(tmp_path):
+    h = made()
+    h = h.model_copy(update={"run": h.run.model_copy(update={"mutants": ("M1",)})})
+    assert judged(h, known(tmp_path, ENTRY)).verdict.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "format: 2\n",
+        "format: 1\ndefects: 3\n",
+        "format: 1\ndefects: [{id: x}]\n",
+        yaml.safe_dump({"format": 1, "defects": [ENTRY, deepcopy(ENTRY)]}),
+        yaml.safe_dump({"format": 1, "defects": [{**ENTRY, "vllm": "newest"}]}),
+        yaml.safe_dump({"format": 1, "defects": [{**ENTRY, "link": "javascript:alert(1)"}]}),
+        yaml.safe_dump({"format": 1, "defects": [{**ENTRY, "surprise": 1}]}),
+        yaml.safe_dump({"format": 1, "defects": [{**ENTRY, "classes": ["infrastructure"]}]}),
+        "format: 1\ndefects: [{id: x, expires: 2027-02-30}]\n",
+        "format: 1\ndefects: []\ndefects: []\nmore: 1\n",
+        "[]\n",
+        "",
+    ],
+)
+def test_damaged_list_is_refused(tmp_path, text):
+    path = tmp_path / "known-defects.yaml"
+    path.write_text(text)
+    with pytest.raises(DataError, match="known defects"):
+        load_known(path)

@@ -1,0 +1,203 @@
+"""Of very many findings some are listed and all are counted; nothing that is concluded from them changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import date
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.history.verdict import Verdict, worst
+from harness.judging.checks import aggregation as module
+from harness.judging.checks.aggregation import listed, most_listed
+from harness.judging.checks.registry import judge
+from harness.judging.figures import NO_EVIDENCE
+from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, conclude, how_many
+from harness.judging.known_defects import apply_known
+from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects
+from harness.reports.junit import render_junit
+from harness.reports.summary import describe, grouped_findings, summarise_run
+from tests.support.builders import change_final, evidence_of_test, history, observation
+
+CELL = "pd-eagle3"
+STRATA = ("aligned", "short", "other", None)
+RUN = history([observation(CELL)])
+
+_findings = st.builds(
+    lambda number, verdict, damage, stratum, changed: Finding(
+        check="tokens-reference",
+        cell=CELL,
+        verdict=verdict,
+        damage=damage,
+        message=f"finding {number}",
+        prompt_id=f"p{number}" if stratum else None,
+        stratum=stratum,
+        evidence=evidence_of_test(changed) if stratum is None else NO_EVIDENCE,
+    ),
+    st.integers(0, 99),
+    st.sampled_from([Verdict.REGRESSION, Verdict.UNKNOWN, Verdict.DRIFT, Verdict.IMPROVED]),
+    st.sampled_from(["target-kv", "drafter-kv", "nothing-tested"]),
+    st.sampled_from(STRATA),
+    st.lists(st.sampled_from(["aligned@0", "short@1", "all"]), max_size=2),
+)
+_defects = st.builds(
+    lambda number, classes, strata, cells: KnownDefect(
+        id=f"defect-{number}",
+        classes=tuple(classes),
+        cells=(cells,),
+        strata=tuple(strata),
+        vllm=">=0",
+        link="https://example.org/1",
+        reason="known since long",
+        expires=date(2030, 1, 1),
+    ),
+    st.integers(0, 3),
+    st.sets(st.sampled_from(["target-kv", "drafter-kv"]), min_size=1),
+    st.sets(st.sampled_from(["*", "aligned", "short", "all"]), min_size=1),
+    st.sampled_from(["*", CELL, "single-*"]),
+)
+
+
+def judged(cell: CellVerdict) -> Judgement:
+    return Judgement(run_id="r", verdict=cell.verdict, cells=(cell,))
+
+
+def of(findings: list[Finding]) -> CellVerdict:
+    result = conclude("tokens-reference", CELL, len(findings), findings)
+    return CellVerdict(cell=CELL, verdict=result.verdict, results=(result,))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(_findings, min_size=1, max_size=60), st.lists(_defects, max_size=3), st.integers(1, 12))
+def test_no_verdict_count_or_known_defect_depends_on_how_many_are_listed(findings, defects, most):
+    whole = of(findings)
+    some = listed(whole, most)
+    entries = {d.id: Entry(d, 1, 2) for d in defects}
+    known = KnownDefects(Path("known-defects.yaml"), tuple(entries.values()))
+    before, after = (apply_known(judged(c), known, RUN) for c in (whole, some))
+    assert after.verdict == before.verdict
+    assert after.cells[0].verdict == before.cells[0].verdict
+    assert after.notices == before.notices
+    assert describe(RUN, after) == describe(RUN, before)
+    assert grouped_findings(after) == [
+        (first.model_copy(update={"others": kept.others}), count, strata)
+        for (first, count, strata), (kept, _, _) in zip(grouped_findings(before), grouped_findings(after), strict=True)
+    ]
+    per_known = [Counter(), Counter()]
+    for counter, judgement in zip(per_known, (before, after), strict=True):
+        for f in judgement.findings:
+            counter[f.known, f.verdict, f.damage, f.stratum] += 1 + f.others
+    assert per_known[0] == per_known[1]
+    kinds = len({(f.verdict, f.damage, f.stratum, str(f.evidence)) for f in findings})
+    assert len(some.results[0].findings) <= max(most, kinds)
+    assert some.results[0].found == len(findings)
+    assert ("not listed" in some.results[0].note) == (len(some.results[0].findings) < len(findings))
+
+
+def test_a_single_uncovered_finding_at_the_end_still_fails_the_run():
+    many = [finding("target-kv", number) for number in range(500)]
+    last = finding("target-kv", 500).model_copy(update={"stratum": "short"})
+    defect = KnownDefect(
+        id="one", classes=("target-kv",), cells=("*",), strata=("aligned",), vllm=">=0", link="https://example.org/1",
+        reason="known since long", expires=date(2030, 1, 1),
+    )  # fmt: skip
+    known = KnownDefects(Path("known-defects.yaml"), (Entry(defect, 1, 2),))
+    only = apply_known(judged(listed(of(many), 5)), known, RUN)
+    assert only.verdict is Verdict.KNOWN and any("500 findings" in n for n in only.notices)
+    judgement = apply_known(judged(listed(of([*many, last]), 5)), known, RUN)
+    assert judgement.verdict is Verdict.REGRESSION
+    assert how_many(judgement.findings) == 501 and len(judgement.findings) == 5
+    assert worst(f.verdict for f in judgement.findings) is Verdict.REGRESSION
+
+
+def finding(damage: str, number: int) -> Finding:
+    return Finding.model_validate(
+        {
+            "check": "tokens-reference",
+            "cell": CELL,
+            "verdict": "REGRESSION",
+            "damage": damage,
+            "message": "other tokens",
+            "prompt_id": f"p{number}",
+            "stratum": "aligned",
+        }
+    )
+
+
+def test_a_lost_reference_gives_few_records_and_true_counts(monkeypatch: pytest.MonkeyPatch):
+    """The reference cell of the variant failed: each request of the others has a finding in two checks."""
+    prompts = range(40, 120)
+    lost = [observation("single-none", 40).model_copy(update={"error": "the engine died"})]
+    run = history([*lost, *(observation("pd-none", n) for n in prompts)])
+    monkeypatch.setattr(module, "_MOST", 10)
+    judgement = judge(run, {})
+    (result,) = (r for c in judgement.cells for r in c.results if r.check == "tokens-reference")
+    assert result.verdict is Verdict.UNKNOWN and judgement.verdict is Verdict.UNKNOWN
+    assert len(result.findings) <= 10 and result.found == len(prompts)
+    assert f"{len(prompts) - len(result.findings)} of {len(prompts)} findings are counted" in result.note
+    summary = summarise_run(run, judgement)
+    (group,) = (g for g in grouped_findings(judgement) if g[0].check == "tokens-reference")
+    assert group[1] == len(prompts)
+    assert f"and {len(prompts) - 5} more findings" in render_junit(summary)
+
+
+def test_how_many_requests_gave_the_recorded_tokens_is_of_all(monkeypatch: pytest.MonkeyPatch):
+    def wrong(tokens: int):
+        o = observation("pd-none", tokens)
+        assert o.final is not None and o.final.output_ids is not None
+        return change_final(o, output_ids=(9, *o.final.output_ids[1:]))
+
+    prompts = range(40, 80)
+    run = history([*(observation("single-none", n) for n in prompts), *(wrong(n) for n in prompts)])
+    monkeypatch.setattr(module, "_MOST", 5)
+    judgement = judge(run, {})
+    assert summarise_run(run, judgement).equal_tokens["pd-none"] == f"0/{len(prompts)}"
+    assert len(judgement.findings) < len(prompts) < how_many(judgement.findings)
+
+
+def test_small_results_stay_as_they_are():
+    cell = of([finding("target-kv", n) for n in range(52)])
+    assert listed(cell, most_listed(12)) == cell
+    assert (most_listed(1), most_listed(1000), most_listed(10**6)) == (100, 20, 5)
+    assert CheckResult.model_validate(cell.results[0].model_dump(mode="json")).found == 52
+
+
+def test_second_fault_with_the_same_verdict_is_listed_too():
+    def finding(number: int, message: str) -> Finding:
+        return Finding(
+            check="response-invariants",
+            cell=CELL,
+            verdict=Verdict.REGRESSION,
+            damage="sampler",
+            message=message,
+            prompt_id=f"p{number}",
+            stratum="aligned",
+        )
+
+    many = [finding(n, f"expected usage to count {n} tokens, found {n + 1}") for n in range(200)]
+    whole = of([*many, finding(200, "expected no step to accept more than it drafted, found 4 of 3")])
+    (result,) = listed(whole, 5).results
+    assert len(result.findings) == 5
+    assert result.found == 201
+    assert any("no step to accept more" in f.message for f in result.findings)
+
+
+def test_sentences_that_quote_the_request_are_one_kind():
+    many = [
+        Finding(
+            check="complete",
+            cell=CELL,
+            verdict=Verdict.UNKNOWN,
+            damage="infrastructure",
+            message=f"the exchange broke: {chr(97 + n % 26)}{chr(97 + n // 26)}",
+            prompt_id=f"p{n}",
+            stratum="aligned",
+        )
+        for n in range(300)
+    ]
+    (result,) = listed(of(many), 5).results
+    assert len(result.findings) == 5
+    assert result.found == 300

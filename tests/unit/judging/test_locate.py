@@ -1,0 +1,243 @@
+"""Localisation on hand-made damage: law of lengths, blocks, shift, step, class."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import judge
+from harness.judging.diagnosis.law import law_of_lengths
+from harness.judging.diagnosis.location import name_blocks
+from harness.judging.diagnosis.sources import is_copy, sources
+from harness.prompts import probe_task
+from harness.prompts.lengths import spills
+from tests.support.builders import BLOCK, change_final, history, lookups, observation, prompt_ids, speculation
+
+LENGTHS = [30, 31, 32, 33, 42, 62, 63, 64, 65, 96, 117]
+
+
+def cold(cell: str, change=lambda o: o) -> list:
+    return [change(observation(cell, n)) for n in LENGTHS]
+
+
+def diagnosis(observations: list, cell: str):
+    judgement = judge(history(observations), lookups(LENGTHS))
+    return next(c for c in judgement.cells if c.cell == cell).diagnosis
+
+
+# --- law of lengths --------------------------------------------------------------------------------------------------
+
+
+def test_lookahead_law_is_found_from_the_observations_alone():
+    law = law_of_lengths({n: spills(n, 32, 3) for n in range(7, 130)}, 32)
+    assert law.residues == (0, 30, 31)
+    assert law.exact
+    assert "N mod 32 is one of {0, 30, 31}" in law.text
+    assert "lookahead of 3 slots" in law.text
+    assert "32 of 32 residues" in law.text
+
+
+@given(st.integers(1, 6), st.sets(st.integers(7, 200), min_size=12))
+def test_any_lookahead_is_explained_exactly_on_any_lengths(lookahead, lengths):
+    failed = {n: spills(n, 32, lookahead) for n in lengths}
+    law = law_of_lengths(failed, 32)
+    if sum(failed.values()) < 2 or all(failed.values()):
+        return
+    assert law.exact
+    if law.residues is not None:
+        assert all((n % 32 in law.residues) == f for n, f in failed.items())
+
+
+def test_threshold_all_none_and_no_rule():
+    assert law_of_lengths({8: False, 9: False}, 32) is None
+    assert "every tested length" in law_of_lengths({8: True, 40: True}, 32).text
+    assert "more than 64 tokens" in law_of_lengths({33: False, 64: False, 65: True, 80: True}, 32).text
+    assert "fewer than 40" in law_of_lengths({8: True, 9: True, 40: False, 41: False}, 32).text
+    above = law_of_lengths({64: False, 96: True, 128: True, 70: False, 100: False, 132: False}, 32)
+    assert "N is more than 64" in above.text
+    none = law_of_lengths({40: True, 72: False, 104: True, 50: False, 60: True, 92: False}, 32)
+    assert not none.exact
+    assert "no rule" in none.text
+
+
+def test_one_failing_length_is_no_law():
+    law = law_of_lengths({8: False, 40: True, 72: False}, 32)
+    assert not law.exact
+    assert "no law can be told from one" in law.text
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+def test_copies_have_one_source_each():
+    prompt = prompt_ids(40)
+    origin = sources(prompt, probe_task.expected_output(list(prompt)))
+    assert origin[:-1] == list(range(2, 38))
+    assert is_copy(origin)
+
+
+def test_repeated_words_follow_the_copy():
+    prompt = (9, 5, 6, 7, 6, 8)
+    assert sources(prompt, (5, 6, 7, 6, 8)) == [1, 2, 3, 4, 5]
+    assert sources(prompt, (6, 8)) == [None, 5]
+
+
+def test_free_text_is_no_copy():
+    assert not is_copy(sources((1, 2, 3, 4), (9, 3, 8, 1, 7)))
+    assert not is_copy([])
+
+
+@pytest.mark.parametrize(
+    ("indices", "count", "text"),
+    [
+        ([], 3, "no block"),
+        ([1], 3, "block 1"),
+        ([1, 2], 4, "blocks 1 to 2"),
+        ([0, 2], 4, "blocks 0, 2"),
+        ([0, 1], 2, "all 2 blocks"),
+        ([0], 1, "its only block"),
+    ],
+)
+def test_block_names(indices, count, text):
+    assert name_blocks(indices, count) == text
+
+
+# --- diagnoses -------------------------------------------------------------------------------------------------------
+
+
+def lookahead_defect(o):
+    """What D gives when P publishes one block too many: the prompt's last words, and the surplus in the parameters."""
+    n = len(o.sent_ids)
+    if not spills(n, BLOCK, 3):
+        return o
+    prefill, decode = o.legs
+    params = {**prefill.kv_transfer_params, "remote_block_ids": [list(range(1, -(-n // BLOCK) + 2))]}
+    output = (*o.sent_ids[n - 6 : n - 2], probe_task.EOT)
+    steps = (0, 1, 1)
+    decode = decode.model_copy(
+        update={
+            "output_ids": output,
+            "usage_completion_tokens": len(output),
+            "chosen_logprobs": (0.0,) * len(output),
+            "top_gaps": (9.0,) * len(output),
+            "speculation": speculation(steps),
+        }
+    )
+    return o.model_copy(update={"legs": (prefill.model_copy(update={"kv_transfer_params": params}), decode)})
+
+
+def test_shifted_hand_off():
+    found = diagnosis([*cold("pd-eagle3", lookahead_defect), *cold("single-eagle3")], "pd-eagle3")
+    assert found.damage == "target-kv"
+    assert found.law.residues == (0, 30, 31)
+    assert found.location.shift == 1
+    assert found.location.blocks == (0, 1, 2)
+    assert "P published 4 blocks for a prompt of 3, D pulled 3" in found.location.text
+    assert "shifted by 1 block, block 0 is missing" in found.location.text
+    assert "prompt position 2 in block 0" in found.location.text
+
+
+def test_each_finding_states_class_location_and_law():
+    observations = [*cold("pd-eagle3", lookahead_defect), *cold("single-eagle3")]
+    judgement = judge(history(observations), lookups(LENGTHS))
+    wrong = [f for f in judgement.findings if f.check == "tokens-baseline"]
+    assert len(wrong) == sum(spills(n, BLOCK, 3) for n in LENGTHS)
+    for finding in wrong:
+        assert finding.damage == "target-kv"
+        assert finding.location.shift == 1
+        assert "N mod 32 is one of {0, 30, 31}" in finding.law
+
+
+def no_acceptance(o):
+    outputs = len(o.final.output_ids)
+    return change_final(o, speculation=speculation((0,) * outputs))
+
+
+def test_drafter_kv_is_lost_in_the_hand_off_only():
+    found = diagnosis([*cold("pd-eagle3", no_acceptance), *cold("single-eagle3")], "pd-eagle3")
+    assert found.damage == "drafter-kv"
+    assert "every tested length fails" in found.law.text
+    assert found.location.step == 0
+    assert found.location.blocks == (0, 1, 2, 3)
+    assert "since D took over" in found.location.text
+
+
+def test_the_same_without_a_hand_off_is_drafting_or_verification():
+    def slow(o):
+        return change_final(o, speculation=speculation((0,) * (len(o.final.output_ids) - 1)))
+
+    both = [*cold("pd-eagle3", no_acceptance), *cold("single-eagle3", slow)]
+    assert diagnosis(both, "pd-eagle3").damage == "sampler"
+    assert diagnosis(both, "single-eagle3").damage == "sampler"
+
+
+def test_block_in_the_middle_is_named():
+    """Right up to block 1, then on with block 2: block 1 was not there."""
+
+    def skip(o):
+        n = len(o.sent_ids)
+        if n < 3 * BLOCK:
+            return o
+        output = (*o.sent_ids[2:BLOCK], *o.sent_ids[2 * BLOCK + 4 : n - 2], probe_task.EOT)
+        size = len(output)
+        return change_final(
+            o, output_ids=output, usage_completion_tokens=size, chosen_logprobs=(0.0,) * size, top_gaps=(9.0,) * size
+        )
+
+    found = diagnosis(cold("pd-none", skip), "pd-none")
+    assert found.damage == "target-kv"
+    assert found.location.blocks == (1,)
+    assert found.location.position == BLOCK
+    assert "more than 65 tokens" in found.law.text
+
+
+def test_hit_that_cannot_be_is_named():
+    def hit(o):
+        counters = {"finished_requests": 1.0, "prefix_hits": 64.0}
+        return change_final(o, counters=counters, output_ids=(7, *o.final.output_ids[1:]))
+
+    judgement = judge(history(cold("single-eagle3", hit)), lookups(LENGTHS))
+    cell = judgement.cells[0]
+    assert next(r for r in cell.results if r.check == "cold-stays-cold").verdict is Verdict.REGRESSION
+    assert "64 tokens from its prefix cache where at most 0 can be" in cell.diagnosis.location.text
+    assert cell.diagnosis.location.blocks == (0, 1)
+
+
+def test_double_bos_is_an_input_damage_whatever_else_differs():
+    def double(o):
+        echoed = (probe_task.BOS, *o.sent_ids)
+        return change_final(o, echoed_ids=echoed, usage_prompt_tokens=len(echoed), output_ids=(7,))
+
+    assert diagnosis(cold("single-none", double), "single-none").damage == "input"
+
+
+def test_free_text_fills_what_the_evidence_gives_and_says_so():
+    """The reference does not repeat its prompt: the surplus block is still named, the tokens tell nothing."""
+    baselines = lookups(LENGTHS)
+    free = tuple(range(400, 420))
+
+    def freed(lookup):
+        rows = tuple(r.model_copy(update={"output_ids": free}) for r in lookup.baseline.rows)
+        return lookup._replace(source=lookup.baseline.model_copy(update={"rows": rows}))
+
+    judgement = judge(history(cold("pd-eagle3", lookahead_defect)), {m: freed(b) for m, b in baselines.items()})
+    text = " ".join(f.location.text for f in judgement.findings if f.location)
+    assert "does not repeat the prompt" in text
+    assert "shifted by 1 block" in text
+
+
+SAMPLED = {"id": "sampled", "kind": "sampled", "prompts": ["p96"], "temperature": 0.2}
+
+
+@pytest.mark.parametrize(("cold_is_right", "damage"), [(True, "sampler"), (False, "target-kv")])
+def test_wrong_only_at_a_temperature_is_the_sampler(cold_is_right, damage):
+    def wrong(o):
+        return change_final(o, output_ids=(9, *o.final.output_ids[1:]))
+
+    made = cold("pd-none", lambda o: o if cold_is_right else wrong(o))
+    made.append(wrong(observation("pd-none", 96, scenario="sampled", temperature=0.2)))
+    judgement = judge(history(made, scenarios=[SAMPLED]), lookups(LENGTHS))
+    found = next(c for c in judgement.cells if c.scenario == "sampled")
+    assert found.diagnosis.damage == damage

@@ -1,0 +1,268 @@
+"""The normal tier on hand-made nights: every verdict, both stages, tokens, counters instead of per-request metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.baselines.lookup import Lookup
+from harness.baselines.summary import counts
+from harness.history.records import Observation
+from harness.history.verdict import Verdict
+from harness.judging.checks.hypothesis_tests import run_tests
+from harness.judging.checks.model import RegisteredTest
+from harness.judging.checks.registry import judge, tripped_tests
+from harness.judging.evidence import Evidence
+from harness.judging.findings import Judgement
+from harness.profiles.model import Judging
+from tests.support.builders import change_final, speculation
+from tests.support.normal_tier import JUDGING, LENGTHS, again, baselines, better, night, outputs, recorded, worse
+
+
+def verdict(judgement: Judgement, cell: str, check: str) -> Verdict:
+    found = next(c for c in judgement.cells if c.cell == cell)
+    return next(r.verdict for r in found.results if r.check == check)
+
+
+def test_equal_night_passes_and_says_what_it_could_have_seen():
+    judgement = judge(night(stages=1), baselines())
+    assert judgement.verdict is Verdict.PASS
+    cell = next(c for c in judgement.cells if c.cell == "pd-eagle3")
+    assert {r.check for r in cell.results} >= {"acceptance-baseline", "acceptance-single", "first-step", "survival"}
+    figures = next(r.figures for r in cell.results if r.check == "acceptance-baseline")
+    assert figures.detectable_points == 0.5
+    assert figures.p == 1.0
+
+
+def test_noise_like_that_of_equal_runs_passes():
+    judgement = judge(night(pd=again, single=again, stages=1), baselines())
+    assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is Verdict.PASS
+    assert verdict(judgement, "pd-eagle3", "acceptance-single") is Verdict.PASS
+
+
+def test_drop_of_pd_alone_is_a_regression_of_the_drafter():
+    judgement = judge(night(pd=worse, stages=1), baselines())
+    assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is Verdict.REGRESSION
+    assert verdict(judgement, "pd-eagle3", "acceptance-single") is Verdict.REGRESSION
+    assert verdict(judgement, "single-eagle3", "acceptance-baseline") is Verdict.PASS
+    found = [f for f in judgement.findings if f.check == "acceptance-single"]
+    assert found[0].damage == "drafter-kv"
+    assert "adjusted p" in found[0].message
+    assert found[0].evidence.columns[0].effect_points < -10
+    assert "by conditional acceptance the change is at position 0" in found[0].message
+    by_step = found[0].evidence.by_step
+    assert by_step.found[0][0] == "0" and by_step.found[0][2] < by_step.reference[0][2]
+
+
+def test_both_worse_is_drift_and_one_single_engine_worse_is_not():
+    judgement = judge(night(pd=worse, single=worse, stages=1), baselines())
+    assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is Verdict.DRIFT
+    assert verdict(judgement, "single-eagle3", "acceptance-baseline") is Verdict.DRIFT
+    assert verdict(judgement, "pd-eagle3", "acceptance-single") is Verdict.PASS
+    alone = judge(night(single=worse, stages=1), baselines())
+    assert verdict(alone, "single-eagle3", "acceptance-baseline") is Verdict.REGRESSION
+
+
+def test_better_than_recorded_is_improved_and_better_than_single_is_wrong():
+    both = judge(night(pd=better, single=better, stages=1), baselines())
+    assert verdict(both, "pd-eagle3", "acceptance-baseline") is Verdict.IMPROVED
+    pd = judge(night(pd=better, stages=1), baselines())
+    assert verdict(pd, "pd-eagle3", "acceptance-single") is Verdict.REGRESSION
+
+
+def test_second_stage_decides_between_regression_and_suspect():
+    first = night(pd=worse)
+    tests = tripped_tests(first, baselines())
+    assert RegisteredTest("pd-eagle3", "cold", "acceptance-single") in tests
+    assert verdict(judge(first, baselines()), "pd-eagle3", "acceptance-single") is Verdict.UNKNOWN
+    confirmed = judge(first, baselines(), night(pd=worse))
+    assert verdict(confirmed, "pd-eagle3", "acceptance-single") is Verdict.REGRESSION
+    passed = judge(first, baselines(), night())
+    assert verdict(passed, "pd-eagle3", "acceptance-single") is Verdict.SUSPECT
+    assert passed.verdict.exit_code != 0
+    lacking = judge(first, baselines(), night(lengths=LENGTHS[:2]))
+    assert verdict(lacking, "pd-eagle3", "acceptance-single") is Verdict.UNKNOWN
+
+
+def test_equal_runs_that_differ_make_it_unknown():
+    judgement = judge(night(pd=worse, single=worse, stages=1), baselines(quiet=False))
+    assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is Verdict.UNKNOWN
+
+
+def test_too_few_prompts_are_unknown_and_never_pass():
+    few = LENGTHS[:6]
+    judgement = judge(night(lengths=few, stages=1), baselines(few))
+    assert judgement.verdict is Verdict.UNKNOWN
+    messages = [f.message for f in judgement.findings]
+    assert any("send more prompts" in m for m in messages)
+
+
+def test_evidence_that_could_not_see_enough_is_unknown():
+    judgement = judge(night(pd=again, stages=1, must_detect_points=0.5), baselines())
+    assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is Verdict.UNKNOWN
+    finding = next(f for f in judgement.findings if f.check == "acceptance-baseline" and f.cell == "pd-eagle3")
+    assert "could show a change of 0.5 points" in finding.message
+
+
+def test_collapse_of_a_small_stratum_does_not_hide_behind_the_others():
+    """Three aligned prompts of 96 whose drafts are never accepted: seen, or UNKNOWN, never PASS."""
+
+    def aligned_collapse(n: int) -> tuple[int, ...]:
+        return (0,) * (outputs(n) - 1) if n % 32 == 0 else again(n)
+
+    judgement = judge(night(pd=aligned_collapse, stages=1, must_detect_stratum_points=30), baselines())
+    assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is not Verdict.PASS
+
+
+def test_near_ties_between_equal_runs_are_counted_by_the_same_rule():
+    """Half of all requests part at ties, in both arms: no hard divergence anywhere."""
+    recorded_ties = baselines(close=((5, 0.01),))
+    for method in ("none", "eagle3"):
+        rows = tuple(
+            r.model_copy(update={"again": r.again.model_copy(update={"divergence": 5, "gap": 0.01})}) if i % 2 else r
+            for i, r in enumerate(recorded_ties[method].baseline.rows)
+        )
+        recorded_ties[method] = Lookup(recorded_ties[method].baseline.model_copy(update={"rows": rows}), "")
+    judgement = judge(night(change=parted(5, 0.01), stages=1), recorded_ties)
+    assert verdict(judgement, "pd-eagle3", "hard-divergence") is Verdict.PASS
+
+
+def test_holm_is_what_keeps_a_lone_small_p_from_failing(monkeypatch):
+    """A p-value between alpha and alpha / m fails only when the adjustment is taken out."""
+    import harness.judging.checks.hypothesis_tests as hypothesis_tests
+
+    calls = []
+
+    def spy(p_values, registered):
+        calls.append((dict(p_values), registered))
+        return hypothesis_tests_holm(p_values, registered)
+
+    hypothesis_tests_holm = hypothesis_tests.holm
+    monkeypatch.setattr(hypothesis_tests, "holm", spy)
+    judge(night(stages=1), baselines())
+    ((p_values, registered),) = calls
+    assert registered == len(p_values) == 10
+    adjusted = hypothesis_tests_holm({**p_values, next(iter(p_values)): 0.5e-3}, registered)
+    assert min(adjusted.values()) == pytest.approx(0.5e-2)
+
+
+def test_second_stage_that_could_not_see_it_confirms_nothing():
+    first = night(pd=worse, must_detect_points=60)
+    blind = judge(night(pd=worse, must_detect_points=0.5), baselines(), night(pd=again))
+    assert verdict(blind, "pd-eagle3", "acceptance-single") is Verdict.UNKNOWN
+    assert verdict(judge(first, baselines(), night()), "pd-eagle3", "acceptance-single") is Verdict.SUSPECT
+
+
+def test_change_below_the_floor_is_no_failure():
+    judgement = judge(night(pd=worse, stages=1, floor_points=100, must_detect_points=100), baselines())
+    assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is Verdict.PASS
+    notes = [r.note for c in judgement.cells for r in c.results if c.cell == "pd-eagle3"]
+    assert any("below the practical floor" in n for n in notes)
+
+
+def test_missing_baseline_and_missing_repetition_are_unknown():
+    assert verdict(judge(night(stages=1), {}), "pd-eagle3", "acceptance-baseline") is Verdict.UNKNOWN
+    once = baselines()
+    rows = tuple(r.model_copy(update={"again": None}) for r in once["none"].baseline.rows)
+    once["none"] = Lookup(once["none"].baseline.model_copy(update={"rows": rows}), "")
+    judgement = judge(night(stages=1), once)
+    assert verdict(judgement, "single-none", "survival") is Verdict.UNKNOWN
+    assert any("--repeat 2" in f.message for f in judgement.findings)
+
+
+def parted(at: int, gap: float) -> Callable[[Observation], Observation]:
+    """P/D answers another token from ``at`` on; the plain engine's margin there is ``gap``."""
+
+    def change(o: Observation) -> Observation:
+        final = o.final
+        if o.cell == "single-none":
+            gaps = tuple(gap if i == at else g for i, g in enumerate(final.top_gaps))
+            return change_final(o, top_gaps=gaps)
+        if o.cell != "pd-eagle3" or len(final.output_ids) <= at:
+            return o
+        return change_final(o, output_ids=(*final.output_ids[:at], 9, *final.output_ids[at + 1 :]))
+
+    return change
+
+
+def test_tokens_that_part_at_once_are_a_cliff_and_hard():
+    judgement = judge(night(change=parted(0, 9.0), stages=1), baselines())
+    assert verdict(judgement, "pd-eagle3", "survival") is Verdict.REGRESSION
+    assert verdict(judgement, "pd-eagle3", "hard-divergence") is Verdict.REGRESSION
+    assert {f.damage for f in judgement.findings if f.check == "survival"} == {"target-kv"}
+
+
+def test_near_ties_are_not_hard():
+    made = night(change=parted(20, 0.01), stages=1)
+    judgement = judge(made, baselines(close=((20, 0.01),)))
+    assert verdict(judgement, "pd-eagle3", "hard-divergence") is Verdict.PASS
+    assert verdict(judge(made, baselines()), "pd-eagle3", "hard-divergence") is Verdict.REGRESSION
+    assert verdict(judge(made, baselines(close=((20, 0.5),))), "pd-eagle3", "hard-divergence") is Verdict.REGRESSION
+
+
+def test_crashed_test_is_unknown_and_hides_nothing(monkeypatch):
+    import harness.judging.checks.hypothesis_tests as hypothesis_tests
+
+    def crash(*_):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(hypothesis_tests, "_first_step", crash)
+    judgement = judge(night(stages=1), baselines())
+    assert verdict(judgement, "pd-eagle3", "first-step") is Verdict.UNKNOWN
+    assert verdict(judgement, "pd-eagle3", "acceptance-single") is Verdict.PASS
+    assert any("boom" in f.message for f in judgement.findings)
+
+
+def test_judging_twice_gives_the_same_bytes():
+    made = night(pd=worse)
+    first = judge(made, baselines(), night(pd=again))
+    assert first.model_dump_json() == judge(made, baselines(), night(pd=again)).model_dump_json()
+
+
+def without_metrics(o: Observation) -> Observation:
+    """As an engine without per-request metrics answers: only its counters grew."""
+    final = o.final
+    if final.speculation is None:
+        return o
+    accepted = final.speculation.per_step_accepted
+    grown = {f"accepted_at_{p}": float(sum(a > p for a in accepted)) for p in range(3)}
+    counters = {**final.counters, "drafts": float(len(accepted)), **grown}
+    return change_final(o, speculation=None, counters=counters)
+
+
+def test_counters_stand_in_for_per_request_metrics():
+    judgement = judge(night(change=without_metrics, stages=1), baselines())
+    assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is Verdict.PASS
+    assert verdict(judgement, "pd-eagle3", "first-step") is Verdict.UNKNOWN
+    cell = next(c for c in judgement.cells if c.cell == "pd-eagle3")
+    note = next(r.note for r in cell.results if r.check == "acceptance-baseline")
+    assert "padded first step was recognised" in note
+    dropped = judge(night(pd=worse, change=without_metrics, stages=1), baselines())
+    assert verdict(dropped, "pd-eagle3", "acceptance-baseline") is Verdict.REGRESSION
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_counters_in_the_bitwise_tier(wrong):
+    def chosen(n: int) -> tuple[int, ...]:
+        return worse(n) if wrong else recorded(n)
+
+    made = night(pd=chosen, change=without_metrics, tier="bitwise", lengths=LENGTHS[:8])
+    judgement = judge(made, baselines(LENGTHS[:8]))
+    found = verdict(judgement, "pd-eagle3", "acceptance-baseline")
+    assert found is (Verdict.REGRESSION if wrong else Verdict.PASS)
+
+
+def test_registered_number_does_not_depend_on_results():
+    made = night(stages=1)
+    evidence = Evidence(made, baselines(), Judging.model_validate(JUDGING))
+    some = run_tests(list(evidence.views()), evidence.judging)
+    none = run_tests(list(evidence._replace(baselines={}).views()), evidence.judging)
+    assert set(some) == set(none)
+    single = RegisteredTest("pd-eagle3", "cold", "acceptance-single")
+    assert some[single].adjusted == none[single].adjusted
+
+
+def test_speculation_helper_matches_counts():
+    assert counts((3, 0, 1), 3) == ((2, 1, 1), 3)
+    assert speculation((3, 0)).num_accepted == 3

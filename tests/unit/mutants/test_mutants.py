@@ -1,0 +1,367 @@
+"""Mutants without engines: inert by default, refused on another shape, switched one at a time, judged fairly."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness.commands.selftest.outcome import classify_kill
+from harness.commands.selftest.report import render_markdown, write_selftest
+from harness.commands.selftest.trials import TRIALS, make_setups, select_trials
+from harness.engines.command import EngineCommand
+from harness.engines.request import Ask
+from harness.engines.session import EngineGroupSession
+from harness.errors import UsageError
+from harness.history.verdict import Verdict
+from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement, Law
+from harness.mutants import hooks
+from harness.mutants.catalogue import HISTORIC, MUTANTS
+from harness.mutants.exchange import MutatedExchange
+from harness.mutants.install import EnabledMutants, arm_group, patched_roles, unbound
+from harness.profiles.cells import EngineGroup, make_plan, select_cells
+from harness.profiles.model import load_profile
+from harness.prompts.model import load_prompts
+from harness.reports.selftest_result import Kill
+from harness.supervision.server import full_environment
+from harness.util.progress import Reporter
+from harness.workload.prepare import prepare
+from tests.support.builders import changed_profile
+from tests.support.engines import ENVIRONMENT, FakeClient
+from tests.support.self_tests import self_test
+
+PROFILE = load_profile("cpu")
+PROMPTS = load_prompts(PROFILE.workload.prompts)
+
+
+def plan_of(cell: str) -> EngineGroup:
+    (group,) = make_plan(PROFILE, select_cells(PROFILE, [cell])).groups
+    return group
+
+
+# --- the plugin ------------------------------------------------------------------------------------------------------
+
+
+TARGET = """
+class Manager:
+    def blocks(self, request, computed):
+        return [1, 2]
+    @staticmethod
+    def still(output):
+        return output
+"""
+
+
+def target(source: str = TARGET) -> types.ModuleType:
+    module = types.ModuleType("target")
+    exec(source, module.__dict__)
+    return module
+
+
+def patch(symbol: str, parameters: tuple[str, ...]) -> hooks.Patch:
+    def make(original, active):
+        def replacement(*args, **kwargs):
+            return "mutated" if active() else original(*args, **kwargs)
+
+        return replacement
+
+    return hooks.Patch("M1", "target", symbol, parameters, make)
+
+
+def test_patch_is_switched_by_a_file(tmp_path, capsys):
+    switch = tmp_path / "switch"
+    active = hooks.Active("M1", hooks.Switch(frozenset({"M1", "M4"}), str(switch), together=False))
+    module = target()
+    hooks.install(module, patch("Manager.blocks", ("self", "request")), active)
+    hooks.install(module, patch("Manager.still", ("output",)), active)
+    manager = module.Manager()
+    assert manager.blocks(1, 2) == [1, 2]
+    switch.write_text("M1")
+    assert manager.blocks(1, 2) == "mutated"
+    assert module.Manager.still(3) == "mutated"
+    replacement = tmp_path / "new"
+    replacement.write_text("M4")
+    replacement.replace(switch)
+    assert manager.blocks(1, 2) == [1, 2]
+    assert "bound M1 target.Manager.blocks" in capsys.readouterr().err
+
+
+def test_switch_file_names_one_armed_mutant(tmp_path):
+    switch = tmp_path / "switch"
+    state = hooks.Switch(frozenset({"M1", "M4"}), str(switch), together=False)
+    switch.write_text("M1,M4")
+    with pytest.raises(hooks.MutantRefused, match="one mutant at a time"):
+        state.on()
+    switch.write_text("M7")
+    with pytest.raises(hooks.MutantRefused, match="installed mutants"):
+        state.on()
+
+
+@pytest.mark.parametrize(
+    ("symbol", "parameters", "found"),
+    [
+        ("Manager.gone", ("self",), "no such symbol"),
+        ("Nobody.blocks", ("self",), "no such symbol"),
+        ("Manager.blocks", ("self", "other"), r"found \(self, request, computed\)"),
+    ],
+)
+def test_other_shape_is_refused(symbol, parameters, found):
+    active = hooks.Active("M1", hooks.Switch(frozenset({"M1"}), None, together=False))
+    with pytest.raises(hooks.MutantRefused, match=found):
+        hooks.install(target(), patch(symbol, parameters), active)
+
+
+# --- arming ----------------------------------------------------------------------------------------------------------
+
+
+def test_arming_gives_each_engine_its_own(tmp_path):
+    arming = EnabledMutants(["M1", "M4", "M2", "M9"], pair=True, folder=tmp_path)
+    assert arming.by_role == {"prefill": ("M1", "M2"), "decode": ("M4", "M2")}
+    assert (tmp_path / "switch.prefill").read_text() == ""
+    arming.switch(["M1"])
+    assert (tmp_path / "switch.prefill").read_text() == "M1"
+    assert (tmp_path / "switch.decode").read_text() == ""
+    assert arming.environment("single", sys.prefix, tmp_path) == {}
+    assert arming.environment("decode", sys.prefix, tmp_path)["KV_HARNESS_MUTANTS"] == "M4,M2"
+    assert patched_roles("M4", pair=False) == ("single",)
+    with pytest.raises(UsageError, match="M99"):
+        EnabledMutants(["M99"], pair=True, folder=tmp_path)
+
+
+def test_a_variable_of_the_shell_cannot_arm_an_engine(monkeypatch):
+    monkeypatch.setenv("KV_HARNESS_MUTANTS", "M1")
+    assert "KV_HARNESS_MUTANTS" not in full_environment(EngineCommand("single", 1, None, [], {}).env)
+
+
+def test_mutant_that_found_no_target_is_named(tmp_path):
+    arming = EnabledMutants(["M1", "M4"], pair=True, folder=tmp_path)
+    target = "vllm.v1.core.kv_cache_manager.KVCacheManager.get_block_ids_for_computed_tokens"
+    log = f"(EngineCore) [kv-harness mutant] bound M1 {target} pid=7\n"
+    missing = unbound(arming, {"prefill": log})
+    assert {(u.mutant, u.role) for u in missing} == {("M4", "decode")}
+    # Half of a mutant is none: M4 has two targets, and each must be bound.
+    half = f"[kv-harness mutant] bound M4 {missing[0].target} pid=8\n"
+    assert len(missing) == 2
+    assert unbound(arming, {"prefill": log, "decode": half}) == missing[1:]
+
+
+def mutated_pair(*on: str) -> tuple[MutatedExchange, list[str]]:
+    calls: list[str] = []
+    clients = {role: FakeClient(role, calls) for role in ("prefill", "decode")}
+    routers = {True: FakeClient("decode", calls), False: FakeClient("single", calls)}
+    return MutatedExchange(clients, PROFILE, routers, lambda mutant: mutant in on), calls
+
+
+def test_router_that_loses_the_parameters_leaves_blocks_on_p():
+    exchange, _ = mutated_pair("M9")
+    exchange.send(Ask(True, [1, 2]), [])
+    assert exchange.kept_by_p == 1
+
+
+@pytest.mark.parametrize("on, asked", [((), "decode asked"), (("N6",), "single asked")])
+def test_router_that_knows_of_no_p_gets_the_hand_offs(on, asked):
+    exchange, calls = mutated_pair(*on)
+    exchange.send(Ask(True, [1, 2], routed=True, counted=False), [])
+    assert calls == [asked]
+
+
+def test_mutants_of_the_client_are_switched_in_the_session(tmp_path):
+    group = plan_of("pd-none")
+    arming = EnabledMutants(["M9", "N6"], pair=True, folder=tmp_path)
+    session = EngineGroupSession(group, PROFILE, ENVIRONMENT, tmp_path, mutation=arming)
+    calls: list[str] = []
+    for role in group.roles:
+        session._launcher.clients[role] = FakeClient(role, calls)
+    session.ask(Ask(True, [1, 2]), [])
+    assert session._exchange.kept_by_p == 0
+    session.switch("M9")
+    session.ask(Ask(True, [1, 2]), [])
+    assert session._exchange.kept_by_p == 1
+
+
+@pytest.mark.parametrize("cells, routers", [([], []), ([True], [True, False]), ([False], [False])])
+def test_router_that_knows_of_no_p_is_started_beside_the_one_that_hands_off(cells, routers, tmp_path):
+    assert set(EnabledMutants(["N6"], pair=True, folder=tmp_path).routers(cells)) == set(routers)
+    assert EnabledMutants(["M9"], pair=True, folder=tmp_path).routers(cells) == cells
+
+
+def test_mutant_of_the_command_line_takes_the_drafter_from_p_alone(tmp_path):
+    pair, single = plan_of("pd-eagle3"), plan_of("single-eagle3")
+    armed, _ = arm_group(pair, PROFILE, ["M10"], tmp_path, together=False)
+    assert (armed.method_of("prefill").kind, armed.method_of("decode").kind) == ("none", "eagle3")
+    assert arm_group(single, PROFILE, ["M10"], tmp_path, together=False)[0] == single
+    assert arm_group(pair, PROFILE, [], tmp_path / "none", together=False)[0] == pair
+    assert not (tmp_path / "none").exists()
+
+
+# --- trials ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_mutant_has_a_trial_and_every_historic_defect_is_quick():
+    assert {t.mutant for t in TRIALS} == set(MUTANTS)
+    assert [t.mutant for t in select_trials([], quick=True)] == list(HISTORIC)
+    assert {m[:2] for m in HISTORIC} == {"M1", "M2", "M3", "M4", "M5"}
+    assert [t.mutant for t in select_trials(["M7", "M1"], quick=False)] == ["M1", "M7"]
+    with pytest.raises(UsageError, match="M99"):
+        select_trials(["M99"], quick=False)
+
+
+def test_no_engine_is_started_twice_for_the_same_configuration():
+    setups = make_setups(select_trials([], quick=False), PROFILE, PROMPTS)
+    shared = [s for s in setups if s.controlled and s.armed != ("M4g",)]
+    assert len({(s.group.topology, s.group.method.kind) for s in shared}) == len(shared)
+    assert sum(s.group.engines for s in setups) <= 8
+    for setup in setups:
+        sent = {(w.cell.id, i) for w in setup.control for i in w.items}
+        assert sent or any(w.scripts for w in setup.control)
+
+
+def test_control_sends_everything_that_a_trial_sends():
+    from harness.commands.selftest.trials import trial_works
+
+    for setup in make_setups(select_trials([], quick=False), PROFILE, PROMPTS):
+        control = {w.cell.id: w for w in setup.control}
+        for trial in setup.trials:
+            for work in trial_works(trial, PROFILE, PROMPTS, setup.group.cells):
+                assert set(work.items) <= set(control[work.cell.id].items)
+                assert set(work.scripts) <= set(control[work.cell.id].scripts)
+
+
+def test_profile_that_cannot_show_a_mutant_is_refused(tmp_path):
+    path = changed_profile(tmp_path, lambda r: r.update(scenarios=[s for s in r["scenarios"] if s["kind"] != "refill"]))
+    prepared = prepare(path, [])
+    with pytest.raises(UsageError, match="M5b shows in the scenario refill"):
+        make_setups(select_trials(["M5b"], quick=False), prepared.profile, prepared.prompts)
+
+
+# --- judging a trial -------------------------------------------------------------------------------------------------
+
+M1 = next(t for t in TRIALS if t.mutant == "M1")
+M9 = next(t for t in TRIALS if t.mutant == "M9")
+M4 = next(t for t in TRIALS if t.mutant == "M4")
+LAW = Law(text="", residues=(0, 30, 31), modulus=32, tested=(0, 1, 10, 29, 30, 31))
+
+
+def judged(cell="pd-eagle3", check="tokens-baseline", verdict=Verdict.REGRESSION, damage="target-kv", law=LAW, more=()):
+    finding = Finding(check=check, cell=cell, verdict=verdict, damage=damage, message="")
+    result = CheckResult(check=check, cell=cell, verdict=verdict, judged=1, findings=(finding,))
+    diagnosis = Diagnosis(damage=damage, failed=1, judged=2, law=law, text="somewhere")
+    bad = CellVerdict(cell=cell, verdict=verdict, results=(result,), diagnosis=diagnosis)
+    return Judgement(run_id="r", verdict=verdict, cells=(bad, *more))
+
+
+def unable():
+    """The class is right, but of the expected checks none could tell."""
+    right = judged(check="transfer")
+    blind = CheckResult(check="tokens-baseline", cell="pd-eagle3", verdict=Verdict.UNKNOWN, judged=0)
+    cell = right.cells[0].model_copy(update={"results": (*right.cells[0].results, blind)})
+    return right.model_copy(update={"cells": (cell,)})
+
+
+def passed(cell="pd-eagle3"):
+    result = CheckResult(check="complete", cell=cell, verdict=Verdict.PASS, judged=1)
+    return CellVerdict(cell=cell, verdict=Verdict.PASS, results=(result,))
+
+
+@pytest.mark.parametrize(
+    ("trial", "judgement", "kill"),
+    [
+        (M1, judged(), Kill.KILLED),
+        (M1, judged(damage="drafter-kv"), Kill.OTHER),
+        (M1, judged(check="response-invariants"), Kill.OTHER),
+        (M1, judged(law=LAW.model_copy(update={"residues": (0, 10)})), Kill.OTHER),
+        (M1, judged(law=None), Kill.OTHER),
+        # The law of another lookahead than EAGLE3's three slots.
+        (M1, judged(law=LAW.model_copy(update={"residues": (0, 31)})), Kill.OTHER),
+        (M1, judged(law=LAW.model_copy(update={"residues": (0, 29, 30, 31)})), Kill.OTHER),
+        # A check that could not tell has caught nothing.
+        (M1, unable(), Kill.OTHER),
+        (M4, judged(check="acceptance-baseline", damage="drafter-kv"), Kill.OTHER),
+        (M1, Judgement(run_id="r", verdict=Verdict.UNKNOWN, cells=(passed(),)), Kill.SURVIVED),
+        (M1, Judgement(run_id="r", verdict=Verdict.UNKNOWN, cells=()), Kill.UNTESTED),
+        (M9, judged(check="transfer", verdict=Verdict.UNKNOWN, damage="nothing-tested"), Kill.KILLED),
+        (M9, judged(check="transfer", damage="nothing-tested"), Kill.OTHER),
+        (M4, judged(check="acceptance-baseline", damage="drafter-kv", more=(passed("single-eagle3"),)), Kill.KILLED),
+        (
+            M4,
+            judged(
+                check="acceptance-baseline",
+                damage="drafter-kv",
+                more=judged("single-eagle3", "acceptance-baseline", damage="drafter-kv").cells,
+            ),
+            Kill.OTHER,
+        ),
+    ],
+)
+def test_kills_need_the_right_reason(trial, judgement, kill):
+    assert classify_kill(trial, judgement, {}, fired=True, lookahead=3)[0] is kill
+
+
+def test_damage_of_something_else_is_no_kill():
+    kill, reason = classify_kill(M1, judged(), {}, fired=False, lookahead=3)
+    assert kill is Kill.OTHER
+    assert "never ran" in reason
+
+
+def test_survivor_whose_code_never_ran_says_so():
+    judgement = Judgement(run_id="r", verdict=Verdict.UNKNOWN, cells=(passed(),))
+    assert "never ran" in classify_kill(M1, judgement, {}, fired=False, lookahead=3)[1]
+
+
+@pytest.mark.parametrize(
+    ("kills", "controls", "code"),
+    [
+        ([Kill.KILLED], [Verdict.PASS], 0),
+        ([Kill.KILLED, Kill.SURVIVED], [Verdict.PASS], 1),
+        ([Kill.OTHER], [Verdict.PASS], 1),
+        ([Kill.KILLED], [Verdict.REGRESSION], 1),
+        ([Kill.KILLED], [Verdict.UNKNOWN], 2),
+        ([Kill.UNTESTED], [Verdict.PASS], 2),
+        ([Kill.KILLED], [], 2),
+        ([], [Verdict.PASS], 2),
+    ],
+)
+def test_exit_code_of_a_self_test(kills, controls, code):
+    assert self_test(kills, controls).exit_code == code
+
+
+def test_mutant_without_an_outcome_never_passes():
+    lost = self_test([Kill.KILLED], [Verdict.PASS], asked=("M1", "M3"))
+    assert lost.exit_code == 2
+    assert "no outcome for M3" in lost.sentence
+
+
+def test_trial_that_breaks_has_an_outcome(tmp_path, monkeypatch):
+    """A hand-off that breaks outside of a request must not lose the trial."""
+    from harness.commands.selftest.run import SelfTester
+    from harness.errors import HandoffError
+
+    def breaks(*_):
+        raise HandoffError("decode engine: expected metrics, found ConnectError")
+
+    monkeypatch.setattr("harness.runner.record_cells.run_cell", breaks)
+    prepared = prepare("cpu", [])
+    setup = make_setups(select_trials(["M1"], quick=False), prepared.profile, prepared.prompts)[0]
+    session = SimpleNamespace(switch=lambda *_: None, records=lambda: ())
+    tester = SelfTester(prepared, ENVIRONMENT, tmp_path, Reporter(1.0))
+    with pytest.raises(HandoffError):
+        tester._trial(setup.trials[0], setup, session, tmp_path)
+    assert [(o.mutant, o.kill) for o in tester._outcomes] == [("M1", Kill.OTHER)]
+
+
+def test_interrupted_self_test_never_passes():
+    assert self_test([Kill.KILLED], [Verdict.PASS], interrupted=True).exit_code == 2
+
+
+def test_reports_of_a_self_test(tmp_path: Path):
+    test = self_test([Kill.KILLED, Kill.SURVIVED], [Verdict.PASS])
+    write_selftest(test, tmp_path)
+    html = (tmp_path / "report.html").read_text()
+    assert "<script" not in html
+    assert "survived" in html
+    assert json.loads((tmp_path / "selftest.json").read_text())["exit_code"] == 1
+    assert "| M1 P publishes its lookahead blocks | ✘ survived | · | ✘ |" in render_markdown(test)

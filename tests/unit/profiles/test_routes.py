@@ -1,0 +1,156 @@
+"""Cells behind a router: names, plan, and what the engines' counters prove."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.errors import ProfileError, UsageError
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import judge, judge_cell
+from harness.profiles.cells import CellName, all_cells, excluded_cells, make_plan, select_cells
+from harness.profiles.model import load_profile
+from harness.workload.prepare import prepare
+from tests.support.builders import changed_profile, history, lookups, observation, view
+
+LENGTHS = (32, 40, 96)
+
+
+@pytest.mark.parametrize("name", ["pd-eagle3", "pd-eagle3-router", "single-none"])
+def test_name_of_a_cell_is_read_back(name):
+    assert CellName.of(name).id == name
+
+
+def test_routed_cell_is_compared_with_the_single_engine_asked_directly():
+    assert CellName.of("pd-mtp-router").single == "single-mtp"
+
+
+def test_shipped_profile_asks_pairs_both_ways_on_the_same_engines():
+    profile = load_profile("cpu")
+    plan = make_plan(profile, select_cells(profile, ["*-dflash*"]))
+    (group,) = plan.groups
+    assert [c.id for c in group.cells] == ["pd-dflash", "pd-dflash-router", "single-dflash"]
+    assert set(excluded_cells(profile)) == {f"single-{m.kind}-router" for m in profile.methods}
+
+
+def test_router_is_sent_only_what_it_can_do():
+    works = {w.cell.id: w for w in prepare("cpu", ["pd-eagle3*"]).works}
+    assert set(works["pd-eagle3-router"].planned) == {"concurrent"}
+    assert works["pd-eagle3-router"].items == works["pd-eagle3"].items
+
+
+def test_baselines_are_not_recorded_through_a_router(tmp_path):
+    path = changed_profile(tmp_path, lambda raw: raw.update(exclude=[]))
+    assert "single-mtp-router" in {c.id for c in all_cells(load_profile(path))}
+    assert not any(w.cell.routed for w in prepare(path, ["single-*"], record=True).works)
+
+
+def test_exclusion_that_matches_nothing_is_refused(tmp_path):
+    path = changed_profile(tmp_path, lambda raw: raw["exclude"].append({"cells": "pd-medusa-*", "reason": "gone"}))
+    with pytest.raises(UsageError, match="exclude 'pd-medusa-\\*': expected a pattern that matches a cell"):
+        prepare(path, [])
+
+
+def test_exclusion_of_everything_is_refused(tmp_path):
+    path = changed_profile(tmp_path, lambda raw: raw.update(exclude=[{"cells": "*", "reason": "holidays"}]))
+    with pytest.raises(UsageError, match="all of them excluded"):
+        prepare(path, [])
+
+
+@pytest.mark.parametrize("routes", [["router", "router"], ["proxy"], []])
+def test_bad_routes_are_refused(tmp_path, routes):
+    with pytest.raises(ProfileError, match="routes"):
+        load_profile(changed_profile(tmp_path, lambda raw: raw.update(routes=routes)))
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+def routed(tokens, asked=True, **changes):
+    """One request to the router, as the engines count it."""
+    o = observation("pd-eagle3", tokens)
+    prefill = {"finished_requests": 1.0, "prompt_tokens_local_compute": float(tokens)} if asked else {}
+    return o.model_copy(
+        update={
+            "cell": "pd-eagle3-router",
+            "sequence": tokens,
+            "legs": (o.final.model_copy(update=changes),),
+            "shared_counters": {"prefill": prefill},
+        }
+    )
+
+
+def run_of(*observations):
+    made = history(list(observations), cells=["pd-eagle3-router"])
+    cell = made.run.cells[0].model_copy(update={"route": "router"})
+    return made.model_copy(update={"run": made.run.model_copy(update={"cells": (cell,)})})
+
+
+def checks(*observations):
+    judged = judge_cell(view(run_of(*observations), "pd-eagle3-router", lookups(list(LENGTHS))))
+    return {r.check: r for r in judged.results}, judged
+
+
+def by_itself(tokens):
+    """What D counts when it prefills the prompt itself."""
+    return {"finished_requests": 1.0, "prompt_tokens_local_compute": float(tokens), "generation_tokens": 4.0}
+
+
+def test_hand_off_by_the_router_is_proven_by_both_engines():
+    found, judged = checks(*(routed(n) for n in LENGTHS))
+    assert judged.verdict is Verdict.PASS
+    assert found["transfer"].judged == len(LENGTHS)
+    assert found["transfer"].figures.bytes > 0
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_router_that_hides_a_failed_hand_off_is_found(asked):
+    hidden = routed(96, asked, counters=by_itself(96))
+    found, judged = checks(routed(32), routed(40), hidden)
+    assert judged.verdict is Verdict.REGRESSION
+    (finding,) = found["transfer"].findings
+    assert (finding.prompt_id, finding.damage) == ("p96", "routing")
+    assert ("P was never asked" in finding.message) is not asked
+    assert found["tokens-baseline"].verdict is Verdict.PASS
+    assert judged.diagnosis.text.startswith("the router hands nothing off in 1 of 3 requests")
+    assert judged.diagnosis.location is None
+
+
+@pytest.mark.parametrize(
+    "counters",
+    [
+        {},
+        {"finished_requests": 1.0},
+        {"finished_requests": 1.0, "nixl_bytes": 9.0, "nixl_descriptors": 1.0, "prompt_tokens_external_kv_transfer": 5},
+    ],
+)
+def test_missing_proof_behind_a_router_is_unknown(counters):
+    found, _ = checks(routed(96, counters=counters))
+    assert found["transfer"].verdict is Verdict.UNKNOWN
+
+
+def test_prefix_hit_of_a_cold_prompt_on_p_is_seen_behind_a_router():
+    hit = routed(96)
+    hit.shared_counters["prefill"]["prefix_hits"] = 32.0
+    found, _ = checks(hit)
+    assert found["cold-stays-cold"].verdict is Verdict.REGRESSION
+    assert "prefill engine" in found["cold-stays-cold"].findings[0].message
+
+
+def test_lease_that_ended_behind_a_router_counts_for_each_request():
+    ended = [routed(n) for n in (32, 96)]
+    for o in ended:
+        o.shared_counters["prefill"]["nixl_expired"] = 1.0
+    found, _ = checks(*ended)
+    assert {f.prompt_id for f in found["transfer"].findings} == {"p32", "p96"}
+
+
+def test_direct_and_routed_cells_are_judged_side_by_side():
+    direct = [observation("pd-eagle3", n, sequence=i) for i, n in enumerate(LENGTHS)]
+    single = [observation("single-eagle3", n, sequence=i) for i, n in enumerate(LENGTHS)]
+    made = history([*direct, *single, *(routed(n) for n in LENGTHS)])
+    cells = tuple(c.model_copy(update={"route": "router" if "router" in c.cell else "client"}) for c in made.run.cells)
+    made = made.model_copy(update={"run": made.run.model_copy(update={"cells": cells})})
+    judgement = judge(made, lookups(list(LENGTHS)))
+    assert judgement.by_cell() == dict.fromkeys(("pd-eagle3", "single-eagle3", "pd-eagle3-router"), Verdict.PASS)
+    compared = {c.cell for c in judgement.cells for r in c.results if r.check == "acceptance-single"}
+    assert compared == {"pd-eagle3", "pd-eagle3-router"}

@@ -1,0 +1,109 @@
+"""Two runs side by side, and many nights: what came and went, and drifts that no single night shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.errors import UsageError
+from harness.history.records import HistoryWriter, write_run
+from harness.reports.beyond import print_comparison, print_trend, render_comparison, render_trend
+from harness.reports.compare import compare_runs
+from harness.reports.trend import limit_for, load_trend
+from tests.support.builders import garbled, history, observation, speculation
+from tests.support.pages import Page
+
+LENGTHS = (32, 64, 96)
+
+
+def recorded(folder: Path, cells=("pd-eagle3", "single-none"), change=lambda o: o, **run) -> Path:
+    """A run in a folder of its own."""
+    made = history([change(observation(c, n, sequence=i)) for c in cells for i, n in enumerate(LENGTHS)])
+    with HistoryWriter(folder) as writer:
+        for o in made.observations:
+            writer.append(o)
+    write_run(folder, made.run.model_copy(update={"run_id": folder.name, **run}))
+    return folder
+
+
+def slower(o):
+    """The same tokens with fewer accepted drafts."""
+    if o.cell != "pd-eagle3":
+        return o
+    ones = speculation((0, *(0, 1) * (len(o.final.output_ids) // 3)))
+    return o.model_copy(update={"legs": (*o.legs[:-1], o.final.model_copy(update={"speculation": ones}))})
+
+
+def test_equal_runs_have_nothing_to_say(tmp_path):
+    a, b = recorded(tmp_path / "a"), recorded(tmp_path / "b")
+    found = compare_runs(a, b)
+    assert found.sentence.startswith("the same verdicts; the same tokens; no change of acceptance")
+    assert not found.new
+    assert not found.gone
+    assert all(c.equal == c.common == len(LENGTHS) for c in found.cells)
+
+
+def test_what_differs_between_two_runs_is_named(tmp_path):
+    a = recorded(tmp_path / "a", versions={"vllm": "0.32.0"})
+    b = recorded(
+        tmp_path / "b",
+        cells=("pd-eagle3", "pd-none"),
+        change=lambda o: garbled(o) if o.prompt_id == "p96" else slower(o),
+        versions={"vllm": "0.33.0"},
+    )
+    found = compare_runs(a, b)
+    pairs = {c.cell: c for c in found.cells}
+    assert (pairs["pd-eagle3"].common, pairs["pd-eagle3"].equal) == (3, 2)
+    assert pairs["pd-eagle3"].positions[0].effect < 0
+    assert pairs["single-none"].verdicts[1] is None
+    assert pairs["pd-none"].verdicts[0] is None
+    assert ("vllm", "0.32.0", "0.33.0") in found.differing
+    assert "1 prompts with different tokens" in found.sentence
+    html = render_comparison(found)
+    Page(html).require_inert()
+    assert "0.33.0" in html
+    console = Console(record=True, width=160)
+    print_comparison(found, console)
+    assert "2 of 3" in console.export_text()
+
+
+def test_runs_without_a_common_cell_are_refused(tmp_path):
+    a, b = recorded(tmp_path / "a", cells=("single-none",)), recorded(tmp_path / "b", cells=("pd-none",))
+    with pytest.raises(UsageError, match="expected runs with a cell in common"):
+        compare_runs(a, b)
+
+
+# --- many nights -----------------------------------------------------------------------------------------------------
+
+
+def test_limit_grows_with_the_time_between_notices():
+    # Tables of the two-sided CUSUM with k = 0.5: h = 4 gives 168 nights, h = 5 gives 465.
+    assert limit_for(168) == pytest.approx(4.0, abs=0.06)
+    assert limit_for(465) == pytest.approx(5.0, abs=0.06)
+
+
+def test_folder_of_runs_becomes_a_page(tmp_path):
+    for i in range(3):
+        recorded(tmp_path / f"run{i}", started=f"2026-01-0{i + 1}T00:00:00+00:00")
+    recorded(tmp_path / "armed", mutants=("M1",), started="2026-01-09T00:00:00+00:00")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    trend = load_trend(tmp_path)
+    assert [n.run_id for n in trend.nights] == ["run0", "run1", "run2"]
+    assert len(trend.left_out) == 2
+    page = Page(render_trend(trend, tmp_path / "trend.html"))
+    page.require_inert()
+    assert {c["id"] for c in page.charts} == {"trend-eagle3"}
+    console = Console(record=True, width=160)
+    print_trend(trend, console)
+    assert "3 runs" in console.export_text()
+
+
+def test_folder_without_two_runs_is_refused(tmp_path):
+    recorded(tmp_path / "only")
+    with pytest.raises(UsageError, match="at least two recorded runs, found 1"):
+        load_trend(tmp_path)
+    with pytest.raises(UsageError, match="expected a folder"):
+        load_trend(tmp_path / "nowhere")

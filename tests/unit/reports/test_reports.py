@@ -1,0 +1,230 @@
+"""Reports of hand-made runs: hostile text stays inert, formats are well formed, every verdict is shown."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import judge
+from harness.reports.html import render_html
+from harness.reports.junit import render_junit
+from harness.reports.markdown import render_markdown
+from harness.reports.selftest_result import Kill
+from harness.reports.summary import RunSummary, grouped_findings, summarise_run
+from harness.reports.terminal import print_summary
+from harness.util.files import write_json
+from tests.support.builders import CELLS, LENGTHS, change_final, flawless, garbled, history, lookups, observation
+from tests.support.pages import Page
+from tests.support.self_tests import self_test
+
+HOSTILE = "</pre><script>alert(1)</script>\"'&\x00\x1b[31m‮ | `x` " + "y" * 500
+
+
+def summarise(observations: list) -> RunSummary:
+    h = history(observations, CELLS)
+    return summarise_run(h, judge(h, lookups(LENGTHS)), lookups(LENGTHS))
+
+
+@pytest.fixture
+def bad() -> RunSummary:
+    changed = [garbled(o) if o.cell == "pd-eagle3" and len(o.sent_ids) == 32 else o for o in flawless()]
+    changed.append(observation("pd-mtp", 64, error=HOSTILE))
+    return summarise(changed)
+
+
+def scenario_run(mutants: tuple[str, ...] = ()) -> RunSummary:
+    """A pair whose prefix-hit scenario gave another prompt's tokens."""
+    raw = {"id": "hit", "kind": "prefix-hit", "where": "decode", "pairs": [{"donor": "p96", "subject": "p96"}]}
+    donor = observation("pd-none", 96, scenario="hit", part="donor", sequence=1)
+    subject = observation("pd-none", 96, scenario="hit", part="subject", sequence=2)
+    counters = {**subject.final.counters, "prefix_hits": 64.0, "prompt_tokens_external_kv_transfer": 32.0}
+    subject = garbled(change_final(subject, counters=counters), at=40)
+    h = history([observation("pd-none", 96), donor, subject], scenarios=[raw], mutants=mutants)
+    return summarise_run(h, judge(h, lookups([96])))
+
+
+def test_scenarios_and_diagnoses_are_shown_everywhere():
+    summary = scenario_run()
+    assert summary.scenario_grid["pd-none"] == {"cold": Verdict.PASS, "hit": Verdict.REGRESSION}
+    html, markdown = render_html(summary), render_markdown(summary)
+    assert 'id="cell-pd-none-hit"' in html
+    assert "wrong KV of the target" in html
+    assert "prompt position 42 in block 1" in html
+    assert "✘ REGRESSION (hit)" in markdown
+    assert "in hit: wrong KV of the target" in markdown
+    suites = {s.get("name"): s for s in ET.fromstring(render_junit(summary)).findall("testsuite")}
+    assert suites["pd-none"].get("failures") == "0"
+    assert suites["pd-none.hit"].get("failures") == "1"
+    console = Console(record=True, width=160)
+    print_summary(summary, console)
+    text = console.export_text()
+    assert "pd-none in hit" in text
+    assert "block 1" in text
+
+
+def test_armed_mutant_is_stamped_on_every_report():
+    summary = scenario_run(("M5b",))
+    console = Console(record=True, width=160)
+    print_summary(summary, console)
+    for text in (render_html(summary), render_markdown(summary), render_junit(summary), console.export_text()):
+        assert "ARMED MUTANT M5b" in text
+
+
+def test_passing_report_names_every_cell_and_needs_no_network():
+    html = render_html(summarise(flawless()))
+    assert all(cell in html for cell in CELLS)
+    assert "PASS" in html
+    page = Page(html)
+    page.require_inert()
+    assert not [a for t, a in page.elements if t == "a" and (a["href"] or "").startswith("http")]
+
+
+def test_hostile_text_is_inert_everywhere(bad):
+    html = render_html(bad)
+    Page(html).require_inert()
+    assert "&lt;script&gt;" in html
+    root = ET.fromstring(render_junit(bad))
+    assert "<script>" in "".join(root.itertext())
+    markdown = render_markdown(bad)
+    assert "<script>" not in markdown
+    assert max(map(len, markdown.splitlines())) < 700
+
+
+def test_junit_counts_failures_and_errors(bad):
+    root = ET.fromstring(render_junit(bad))
+    failures, errors = root.findall(".//failure"), root.findall(".//error")
+    assert root.get("failures") == str(len(failures)) != "0"
+    assert root.get("errors") == str(len(errors)) != "0"
+    assert {e.get("type") for e in errors} == {"UNKNOWN"}
+    assert {f.get("type") for f in failures} == {"REGRESSION"}
+
+
+def test_divergence_is_shown_side_by_side(bad):
+    html = render_html(bad)
+    assert "tokens side by side" in html
+    assert 'class="n diff"' in html
+    assert "p32" in html
+    assert "The prompt, block by block" in html
+    assert "harness repro" in html
+
+
+def test_charts_have_data_words_and_a_table():
+    summary = summarise(flawless())
+    page = Page(render_html(summary))
+    charts = {c["id"]: c["spec"] for c in page.charts}
+    assert {i.split("-")[0] for i in charts} == {"acceptance", "steps", "survival"}
+    boxes = {a["data-chart"]: a for _, a in page.elements if "data-chart" in a}
+    assert set(boxes) == set(charts)
+    assert all(a["aria-label"] for a in boxes.values())
+    rows = charts["acceptance-eagle3"]["data"]["values"]
+    assert {r["series"] for r in rows} == {"baseline", "pd-eagle3", "single-eagle3"} & {r["series"] for r in rows}
+    assert all(0 <= r["rate"] <= 1 for r in rows)
+    survival = charts["survival-none"]["data"]["values"]
+    assert all(r["share"] == 1.0 for r in survival)
+
+
+def test_survival_falls_where_the_output_leaves_the_record(bad):
+    shares = {s.token: s.share for s in bad.figures.survival if s.cell == "pd-eagle3"}
+    assert shares[0] == 1.0
+    assert min(shares.values()) == 0.75
+
+
+def test_anchors_are_unique_and_every_link_has_its_place(bad):
+    page = Page(render_html(bad))
+    assert len(set(page.ids)) == len(page.ids)
+    inside = [(a["href"] or "")[1:] for t, a in page.elements if t == "a" and (a["href"] or "").startswith("#")]
+    sections = {"acceptance", "steps", "survival", "divergences"}
+    assert {i for i in inside if i not in sections} <= set(page.ids)
+
+
+def test_run_beside_a_self_test_shows_its_kill_matrix(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "test").mkdir()
+    (tmp_path / "broken").mkdir()
+    write_json(tmp_path / "test" / "selftest.json", self_test([Kill.KILLED], [Verdict.PASS]).model_dump(mode="json"))
+    (tmp_path / "broken" / "selftest.json").write_text("{")
+    summary = summarise(flawless())
+    summary = summary._replace(history=summary.history.model_copy(update={"folder": tmp_path / "run"}))
+    assert "newest self-test" in render_html(summary)
+
+
+def test_logs_of_cells_that_could_not_be_judged_are_quoted(bad, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "pd-mtp.decode.log").write_text("one\n" + HOSTILE)
+    summary = bad._replace(history=bad.history.model_copy(update={"folder": tmp_path}))
+    html = render_html(summary)
+    Page(html).require_inert()
+    assert "last lines of <bdi>pd-mtp.decode.log</bdi>" in html
+
+
+def test_grid_marks_the_stratum_of_the_damage(bad):
+    assert bad.grid["pd-eagle3"]["aligned"].verdict == "REGRESSION"
+    assert bad.grid["pd-eagle3"]["middle"].verdict == "PASS"
+    assert bad.equal_tokens["pd-eagle3"] == "3/4"
+    assert bad.equal_tokens["pd-none"] == "4/4"
+
+
+def test_findings_are_grouped_gravest_first(bad):
+    groups = grouped_findings(bad.judgement)
+    assert groups[0][0].verdict == "REGRESSION"
+    assert sum(count for _, count, _ in groups) == len(bad.judgement.findings)
+
+
+def test_summary_is_short_even_for_a_catastrophe():
+    everything = [change_final(o, output_ids=(9,)) for o in flawless()]
+    text = render_markdown(summarise(everything))
+    assert len(text.splitlines()) <= 60
+    assert text.startswith("# ✘ REGRESSION")
+
+
+# --- what a run could see, and the hand-off --------------------------------------------------------------------------
+
+
+def test_smallest_change_is_said_for_every_kind_of_comparison():
+    """Exact comparisons, none without a baseline, and none where nothing could be compared."""
+    seen = {s.cell: s.text for s in summarise(flawless()).figures.smallest_changes}
+    steps = sum(len(o.final.speculation.per_step_accepted) for o in flawless() if o.cell == "single-mtp")
+    assert seen["single-mtp"].startswith(f"one draft of {steps} steps ({100 / steps:.2f} points)")
+    h = history(flawless(), CELLS)
+    alone = summarise_run(h, judge(h, {}), {})
+    assert {s.text for s in alone.figures.smallest_changes} == {"unknown, because there is no baseline to compare with"}
+    profile = {**h.run.profile, "judging": {"tier": "normal"}}
+    normal = h.model_copy(update={"run": h.run.model_copy(update={"profile": profile})})
+    texts = {
+        s.text
+        for s in summarise_run(normal, judge(normal, lookups(LENGTHS)), lookups(LENGTHS)).figures.smallest_changes
+    }
+    assert not [t for t in texts if "one draft" in t]
+
+
+def test_counters_that_stood_still_are_told_from_those_never_read(bad):
+    """D's prefix cache gave nothing, which is not the same as not knowing."""
+    worst = next(w for w in bad.figures.worst if w.finding.cell == "pd-eagle3")
+    p, d = (dict(side.facts) for side in worst.sides)
+    assert p["handed over: remote_block_ids"] == "[[1]]"
+    assert d["counted: NIXL bytes"] == "98,304"
+    assert d["counted: prompt tokens from P"] == "32"
+    assert d["counted: prompt tokens from its own prefix cache"] == "0"
+    unread = [
+        change_final(garbled(o), counters={}) if o.cell == "pd-eagle3" and len(o.sent_ids) == 32 else o
+        for o in flawless()
+    ]
+    worst = next(w for w in summarise(unread).figures.worst if w.finding.cell == "pd-eagle3")
+    assert dict(worst.sides[1].facts) == {"counted": "not read for this request"}
+
+
+def test_counters_of_requests_that_ran_together_say_so():
+    together = [
+        change_final(garbled(o), counters={}).model_copy(
+            update={"concurrent": 6, "shared_counters": {"decode": {"nixl_bytes": 500.0}}}
+        )
+        if o.cell == "pd-eagle3" and len(o.sent_ids) == 32
+        else o
+        for o in flawless()
+    ]
+    worst = next(w for w in summarise(together).figures.worst if w.finding.cell == "pd-eagle3")
+    assert dict(worst.sides[1].facts)["counted: NIXL bytes (of 6 concurrent requests)"] == "500"

@@ -1,0 +1,207 @@
+"""Re-scoring, sampled prompts and runs of earlier versions, on hand-made records."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harness.engines.client import parse_completion
+from harness.errors import DataError, HandoffError
+from harness.history.migrations import SCHEMA, migrate
+from harness.history.records import RESCORE, HistoryWriter, Observation, load_history, write_run
+from harness.history.token_ids import output_key
+from harness.history.verdict import Verdict
+from harness.judging.checks import preconditions, rescored
+from harness.judging.checks.registry import judge
+from harness.runner.rescore import Outputs
+from tests.support.builders import change_final, history, leg, lookup, lookups, observation, view
+
+LENGTHS = [31, 40, 65]
+CELLS = ["pd-eagle3", "single-eagle3", "single-none"]
+
+
+def score(o: Observation, gaps: tuple[float, ...] | None = None, error: str | None = None) -> Observation:
+    output = o.final.output_ids
+    sent = (*o.sent_ids, *output)
+    scored = leg("single", sent, (1,), rescored=gaps if gaps is not None else (0.0,) * len(output))
+    return Observation(
+        cell="single-none",
+        prompt_id=o.prompt_id,
+        form="ids",
+        scenario=RESCORE,
+        part=output_key(output),
+        sequence=0,
+        sent_ids=sent,
+        engine_roles=("single",),
+        legs=() if error else (scored,),
+        error=error,
+        started_at=0.0,
+    )
+
+
+def made(change=lambda o: o, gaps=None, scored=LENGTHS, error=None):
+    observations = [change(observation(c, n)) for c in CELLS for n in LENGTHS]
+    distinct = {}
+    for o in observations:
+        if len(o.sent_ids) in scored:
+            distinct.setdefault((o.prompt_id, output_key(o.final.output_ids)), score(o, gaps and gaps(o), error))
+    h = history([*observations, *distinct.values()], CELLS)
+    return h.model_copy(update={"run": h.run.model_copy(update={"rescore": True})})
+
+
+def result(h, cell="pd-eagle3"):
+    return rescored.rescored(view(h, cell, lookups(LENGTHS)))
+
+
+def test_output_that_the_plain_engine_prefers_passes():
+    h = made()
+    assert sum(o.scenario == RESCORE for o in h.observations) == len(LENGTHS)
+    assert result(h).verdict is Verdict.PASS
+    assert judge(h, lookups(LENGTHS)).verdict is Verdict.PASS
+
+
+def test_wrong_output_is_found_where_it_begins():
+    def gaps(o):
+        count = len(o.final.output_ids)
+        return tuple(5.0 if i == 7 and o.prompt_id == "p40" else 0.0 for i in range(count))
+
+    found = result(made(gaps=gaps))
+    assert found.verdict is Verdict.REGRESSION
+    (finding,) = found.findings
+    assert (finding.prompt_id, finding.damage, finding.evidence.position) == ("p40", "target-kv", 7)
+    single = result(made(gaps=gaps), "single-none")
+    assert single.findings[0].damage == "sampler"
+
+
+def test_near_tie_is_benign():
+    found = result(made(gaps=lambda o: (0.01,) * len(o.final.output_ids)))
+    assert found.verdict is Verdict.PASS
+    assert "near ties" in found.note
+
+
+def test_output_that_was_not_scored_is_unknown():
+    assert result(made(scored=[31])).verdict is Verdict.UNKNOWN
+    broken = result(made(error="engine answered 500"))
+    assert broken.verdict is Verdict.UNKNOWN
+    assert "engine answered 500" in broken.findings[0].message
+
+
+def test_other_output_needs_a_score_of_its_own():
+    h = made()
+    wrong = [
+        change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "pd-eagle3" else o for o in h.observations
+    ]
+    assert result(h.model_copy(update={"observations": tuple(wrong)})).verdict is Verdict.UNKNOWN
+
+
+def test_check_applies_only_where_the_run_was_asked_to():
+    h = made()
+    off = h.model_copy(update={"run": h.run.model_copy(update={"rescore": False})})
+    names = {r.check for c in judge(off, lookups(LENGTHS)).cells for r in c.results}
+    assert "rescored" not in names
+
+
+def test_each_distinct_output_is_scored_once():
+    outputs = Outputs()
+    for cell in CELLS:
+        outputs.add(observation(cell, 40))
+    outputs.add(change_final(observation("pd-eagle3", 40), output_ids=(9, 9)))
+    outputs.add(observation("pd-eagle3", 40, error="broke"))
+    outputs.add(observation("pd-eagle3", 40, scenario="refill"))
+    outputs.add(observation("pd-eagle3", 65, form="text"))
+    assert outputs.count("") == 2
+
+
+def body(tables, ids=(1, 2, 3, 4)):
+    choice = {"prompt_token_ids": list(ids), "token_ids": [5], "finish_reason": "length", "prompt_logprobs": tables}
+    return json.dumps({"choices": [choice], "usage": {"prompt_tokens": len(ids), "completion_tokens": 1}})
+
+
+def test_gap_of_each_prompt_token_is_read_from_the_answer():
+    tables = [
+        None,
+        {"2": {"logprob": -0.5}},
+        {"3": {"logprob": -0.1}},
+        {"4": {"logprob": -3.0}, "9": {"logprob": -0.25}},
+    ]
+    found = parse_completion("single", "r", 200, body(tables), 0.1, rescore_from=2)
+    assert found.rescored == (0.0, 2.75)
+    assert parse_completion("single", "r", 200, body(tables), 0.1).rescored is None
+
+
+@pytest.mark.parametrize(
+    "tables", [None, [], [None, None], [None, {}, {}, {}], [None, {"2": {}}, {"9": {"logprob": 0}}, {}]]
+)
+def test_answer_without_prompt_logprobs_is_an_error(tables):
+    with pytest.raises(HandoffError, match="expected a completion"):
+        parse_completion("single", "r", 200, body(tables), 0.1, rescore_from=2)
+
+
+# --- sampled ---------------------------------------------------------------------------------------------------------
+
+SAMPLED = {"id": "sampled", "kind": "sampled", "prompts": ["p40"], "temperature": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "gap", "verdict"),
+    [
+        (0.2, 9.0, Verdict.PASS),
+        (0.0, 9.0, Verdict.UNKNOWN),
+        (0.2, 1.0, Verdict.UNKNOWN),
+        (2.0, 9.0, Verdict.UNKNOWN),
+        (0.2, None, Verdict.UNKNOWN),
+    ],
+)
+def test_sampling_is_judged_only_where_margins_force_every_token(temperature, gap, verdict):
+    o = observation("single-none", 40, scenario="sampled", temperature=temperature)
+    h = history([o], scenarios=[SAMPLED])
+    recorded = lookup([40])
+    rows = tuple(r.model_copy(update={"min_top_gap": gap}) for r in recorded.baseline.rows)
+    recorded = recorded._replace(source=recorded.baseline.model_copy(update={"rows": rows}))
+    assert preconditions.state_occurred(view(h, "single-none", {"none": recorded}, "sampled")).verdict is verdict
+
+
+# --- earlier versions ------------------------------------------------------------------------------------------------
+
+
+def test_run_of_the_first_schema_is_still_judged(tmp_path):
+    h = history([observation("single-none", n) for n in LENGTHS], folder=tmp_path)
+    write_run(tmp_path, h.run)
+    raw = json.loads((tmp_path / "run.json").read_text())
+    raw["schema_version"] = 1
+    raw["profile"]["judging"] = {"near_tie_nats": 0.02, "acceptance": "exact"}
+    raw["profile"]["engine"] = {"device": "cpu"}
+    raw["identities"] = {"none": {"method": "none"}}
+    for name in ("rescore", "seal", "record_sha256", "resumed", "kind", "came_to"):
+        raw.pop(name)
+    (tmp_path / "run.json").write_text(json.dumps(raw))
+    with HistoryWriter(tmp_path) as writer:
+        for o in h.observations:
+            writer.append(o)
+    loaded = load_history(tmp_path)
+    assert loaded.run.schema_version == SCHEMA
+    assert loaded.run.profile["judging"]["tier"] == "bitwise"
+    assert loaded.run.identities["none"]["hardware"] == "cpu"
+    assert judge(loaded, lookups(LENGTHS)).verdict is Verdict.PASS
+    assert json.loads((tmp_path / "run.json").read_text())["schema_version"] == 1
+
+
+def test_unknown_schema_is_refused(tmp_path):
+    h = history([observation("single-none", 40)], folder=tmp_path)
+    write_run(tmp_path, h.run)
+    raw = json.loads((tmp_path / "run.json").read_text())
+    for version, text in ((99, "found 99"), (None, "found None"), ("1", "found '1'")):
+        (tmp_path / "run.json").write_text(json.dumps({**raw, "schema_version": version}))
+        with pytest.raises(DataError, match=text):
+            load_history(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps({**raw, "schema_version": 1, "identities": [3]}))
+    with pytest.raises(DataError, match="damaged"):
+        load_history(tmp_path)
+
+
+def test_migration_does_not_touch_its_argument():
+    raw = {"schema_version": 1, "profile": {"judging": {"acceptance": "exact"}}}
+    before = json.dumps(raw)
+    assert migrate(raw)["schema_version"] == SCHEMA
+    assert json.dumps(raw) == before

@@ -1,0 +1,268 @@
+"""The runner on slots, with fake engines: what runs at the same time, what waits, and what a failure costs."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import harness.runner.groups
+import harness.runner.record_cells
+from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
+from harness.engines.session import EngineGroupSession
+from harness.errors import EngineDiedError, ModelUnavailableError
+from harness.history.records import History
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import baselines_for, judge
+from harness.profiles.cells import make_plan, select_cells
+from harness.profiles.model import load_profile
+from harness.prompts.probe_task import WEIGHTS
+from harness.runner.groups import Runner
+from harness.runner.options import RunOptions
+from harness.runner.run import prepared_recorder, record
+from harness.scheduling.model import Device, Placement
+from harness.util.progress import Reporter
+from harness.workload.prepare import Prepared, prepare
+from tests.support.engines import ENVIRONMENT
+from tests.support.fake_session import FakeSession
+
+
+def fake_cell(session, work, recorder, _reporter):
+    """Stands for sending a cell's requests."""
+    if session.gone.wait(session.seconds):
+        raise EngineDiedError("the engine is gone")
+    recorder.set_cell(work.cell.id, state="complete")
+
+
+class FakeExecutor:
+    """Cores that this machine may not have."""
+
+    at_once = None
+    rule = "any"
+
+    def __init__(self, cores: int) -> None:
+        self.cores = cores
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def lost(self):
+        return {}
+
+    def inventory(self, _profile):
+        devices = tuple(Device(f"core-{n}", "localhost", 4.0, n) for n in range(self.cores))
+        self.found = Inventory(devices, {d.id: str(d.index) for d in devices}, shared=False)
+        return self.found
+
+    @contextlib.contextmanager
+    def places(self, _group, _profile, _environment, placement: Placement) -> Iterator[dict]:
+        from harness.engines.executor import local_places
+
+        yield local_places(self.found, placement, None)
+
+
+@pytest.fixture(autouse=True)
+def no_engines(monkeypatch):
+    monkeypatch.setattr(harness.runner.groups, "EngineGroupSession", FakeSession)
+    monkeypatch.setattr(harness.runner.record_cells, "run_cell", fake_cell)
+    monkeypatch.setattr(harness.runner.record_cells, "rescore", lambda *_: None)
+    FakeSession.reset()
+
+
+def axes(tmp_path: Path, **changes: object) -> str:
+    path = tmp_path / "axes.yaml"
+    values = {f"v{n}": {"engine": {"kv_lease_s": 10 + n}} for n in range(3)}
+    path.write_text(yaml.safe_dump({"extends": "cpu", "name": "axes", "axes": {"lease": values}, **changes}))
+    return str(path)
+
+
+def run(prepared: Prepared, folder: Path, executor: FakeExecutor) -> History:
+    recorder = prepared_recorder(prepared, ENVIRONMENT, folder)
+    return Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0), RunOptions(executor=executor)).run()
+
+
+def states(history: History) -> Counter[str]:
+    return Counter(c.state for c in history.run.cells)
+
+
+def test_two_cores_run_one_pair_at_a_time(tmp_path):
+    history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(2))
+    assert states(history) == {"complete": 12}
+    assert FakeSession.most == 2
+    assert FakeSession.order[-1] == "pd-none"
+
+
+def test_many_cores_run_many_pairs_and_the_plain_ones_after_the_others(tmp_path):
+    FakeSession.reset(seconds=0.2)
+    history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(12))
+    assert states(history) == {"complete": 36}
+    assert FakeSession.most > 2
+    for variant in ("v0", "v1", "v2"):
+        mine = [g for g in FakeSession.order if g.endswith(f"+{variant}")]
+        assert mine[-1] == f"pd-none+{variant}"
+        assert len(mine) == 4
+
+
+def test_single_engines_of_different_methods_run_side_by_side(tmp_path):
+    # Long enough for the others to start on a busy machine.
+    FakeSession.reset(seconds=0.5)
+    history = run(prepare("cpu", ["single-*"]), tmp_path / "run", FakeExecutor(2))
+    assert states(history) == {"complete": 4}
+    assert FakeSession.most == 2
+
+
+def test_a_group_that_fails_costs_its_own_cells_only(tmp_path):
+    FakeSession.reset(broken=frozenset({"pd-mtp"}))
+    history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(4))
+    assert states(history) == {"complete": 9, "failed": 3}
+    record = history.cell("pd-mtp")
+    assert record is not None
+    assert record.reason == "pd-mtp broke on purpose"
+
+
+def test_what_fits_nowhere_is_said_before_anything_starts_and_the_rest_runs(tmp_path):
+    wide = {
+        "few": {"engine": {"tensor_parallel": {"prefill": 1}}},
+        "wide": {"engine": {"tensor_parallel": {"prefill": 4}}},
+    }
+    prepared = prepare(axes(tmp_path, axes={"tp": wide}), ["*-none", "*-eagle3"])
+    history = run(prepared, tmp_path / "run", FakeExecutor(2))
+    assert set(FakeSession.order) == {"pd-none+few", "pd-eagle3+few"}
+    record = history.cell("pd-eagle3+wide")
+    assert record is not None
+    assert record.state == "failed"
+    assert "expected" in str(record.reason)
+    assert states(history)["complete"] == 4
+
+
+@pytest.fixture
+def hears_sigint() -> Iterator[None]:
+    """What is started in the background may have been told to ignore it."""
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, old)
+
+
+def interrupt_main_thread() -> None:
+    """As Ctrl-C does: unlike ``_thread.interrupt_main``, a signal wakes a thread that waits."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+@pytest.mark.usefixtures("hears_sigint")
+def test_interrupt_ends_engines_of_all_threads_and_keeps_what_is_complete(tmp_path, monkeypatch):
+    FakeSession.reset(seconds=20.0)
+    monkeypatch.setattr(FakeSession, "third", staticmethod(interrupt_main_thread))
+    history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(6))
+    assert history.run.interrupted
+    assert states(history) == {"interrupted": 36}
+    assert not +FakeSession.up
+
+
+@pytest.mark.usefixtures("hears_sigint")
+def test_one_that_cannot_be_ended_and_a_second_signal_keep_no_other_alive(tmp_path, monkeypatch):
+    FakeSession.reset(seconds=20.0)
+    # All signals come while engines are being ended.
+    FakeSession.linger = 1.0
+    FakeSession.stuck = frozenset(f"pd-{m}+v{n}" for m in ("eagle3", "dflash") for n in range(3))
+
+    def twice() -> None:
+        for pause in (0.0, 0.05, 0.1):
+            threading.Timer(pause, interrupt_main_thread).start()
+
+    monkeypatch.setattr(FakeSession, "third", staticmethod(twice))
+    history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(6))
+    assert history.run.interrupted
+    assert states(history) == {"interrupted": 36}
+    assert not +FakeSession.up
+
+
+def test_what_nobody_thought_of_costs_its_own_group_and_is_no_traceback(tmp_path):
+    FakeSession.reset()
+    FakeSession.odd = frozenset({"pd-mtp"})
+    history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(4))
+    assert states(history) == {"complete": 9, "failed": 3}
+    reason = str(history.cell("pd-mtp").reason)
+    assert "ZeroDivisionError: of all things" in reason
+    assert "Traceback" in (tmp_path / "run" / "logs" / "pd-mtp.harness.log").read_text()
+
+
+def test_a_device_that_keeps_its_memory_is_not_used_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(Memory, "kept", lambda _self, device: "12 GiB are still held" if device == "core-0" else "")
+    history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(2))
+    assert len(FakeSession.order) == 1
+    assert states(history) == {"complete": 3, "failed": 9}
+    assert any("12 GiB are still held" in str(c.reason) for c in history.run.cells)
+
+
+def test_jobs_say_what_engines_need():
+    prepared = prepare("cpu", [])
+    inventory = cpu_inventory(prepared.profile)
+    assert len(inventory.devices) >= 2
+    jobs = {j.id: j for j in jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, rescore=True)}
+    assert [e.role for e in jobs["pd-eagle3"].engines] == ["decode", "prefill"]
+    assert set(jobs["pd-none"].after) == {"pd-eagle3", "pd-dflash", "pd-mtp"}
+    assert jobs["pd-eagle3"].after == ()
+    assert not jobs["pd-eagle3"].share
+    alone = jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, rescore=False)
+    assert all(j.after == () for j in alone)
+
+
+def test_a_variant_whose_model_is_not_here_is_unknown_and_the_others_run(tmp_path):
+    models = {
+        "here": {"target": str(WEIGHTS / "target"), "tokenizer": str(WEIGHTS / "tokenizer")},
+        "gone": {name: {"repo": "fake/gone", "revision": "e" * 40} for name in ("target", "tokenizer")},
+    }
+    prepared = prepare(axes(tmp_path, axes={"model": models}), ["*-none", "*-eagle3"])
+    assert set(prepared.lacking) == {c for c in prepared.lacking if c.endswith("+gone")}
+    assert len(prepared.lacking) == 4
+    history = record_prepared(prepared, tmp_path)
+    assert set(FakeSession.order) == {"pd-none+here", "pd-eagle3+here"}
+    record = history.cell("pd-eagle3+gone")
+    assert record is not None
+    assert (record.state, "fake/gone@" in str(record.reason)) == ("failed", True)
+    judged = {c.cell: c.verdict for c in judge(history, baselines_for(history)).cells}
+    assert judged["pd-eagle3+gone"] is Verdict.UNKNOWN
+    assert states(history) == {"complete": 4, "failed": 4}
+
+
+def record_prepared(prepared: Prepared, out: Path) -> History:
+    """As ``harness run`` records, on fake engines."""
+    return record(prepared, out, Reporter(1.0), RunOptions(executor=FakeExecutor(2)))
+
+
+def test_nothing_that_can_run_is_an_error_with_every_reason(tmp_path):
+    gone = {n: {name: {"repo": f"fake/{n}", "revision": "e" * 40} for name in ("target", "tokenizer")} for n in "ab"}
+    with pytest.raises(ModelUnavailableError, match="found none") as caught:
+        prepare(axes(tmp_path, axes={"model": gone}), [])
+    assert "fake/a@" in str(caught.value) and "fake/b@" in str(caught.value)
+
+
+def test_what_cannot_be_ended_is_a_notice_of_its_cell(tmp_path):
+    FakeSession.left = ["process 7 of pd-none.decode, which cannot be killed"]
+    history = run(prepare("cpu", ["pd-none", "single-none"]), tmp_path / "run", FakeExecutor(2))
+    assert [(c.cell, len(c.left_over)) for c in history.run.cells] == [("pd-none", 1), ("single-none", 0)]
+    assert history.run.cannot_pass and not history.run.model_copy(update={"cells": ()}).cannot_pass
+    (notice,) = [n for n in judge(history, baselines_for(history)).notices if "left over" in n]
+    assert notice.startswith("pd-none: left over when its engines ended: process 7 of") and "harness clean" in notice
+
+
+def test_engines_that_were_told_to_end_complete_no_cell(tmp_path):
+    """They may still live when the last answer is there: a cell was complete with 14 of 48 requests after TERM."""
+    profile = load_profile("cpu")
+    (group,) = make_plan(profile, select_cells(profile, ["single-none"])).groups
+    session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
+    session.require_alive()
+    session.end_engines()
+    with pytest.raises(EngineDiedError, match="ended from outside"):
+        session.require_alive()

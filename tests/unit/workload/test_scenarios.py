@@ -1,0 +1,326 @@
+"""Scenarios as data: scripts, what is impossible, and the proof that a state occurred."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.errors import ProfileError, UsageError
+from harness.history.verdict import Verdict
+from harness.judging.checks import preconditions, transfer
+from harness.judging.checks.registry import judge
+from harness.profiles.cells import Cell
+from harness.profiles.model import load_profile
+from harness.prompts.model import load_prompts
+from harness.workload.cells import RECORDING, cell_work, choose_scenarios
+from harness.workload.prepare import prepare
+from harness.workload.scripts import scripts, shared_blocks
+from tests.support.builders import change_final, changed_profile, engine, history, lookups, observation, view
+
+PROFILE = load_profile("cpu")
+PROMPTS = load_prompts(PROFILE.workload.prompts)
+KNOWN = {p.id: p for p in PROMPTS.prompts}
+
+
+def scenario(kind: str, **where):
+    return next(s for s in PROFILE.scenarios if s.kind == kind and all(getattr(s, k) == v for k, v in where.items()))
+
+
+# --- scripts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", PROFILE.scenarios, ids=lambda s: s.id)
+def test_every_shipped_scenario_has_scripts_where_it_makes_sense(config):
+    for topology in ("pd", "single"):
+        found = scripts(config, KNOWN, topology)
+        assert bool(found) == (topology in config.topologies)
+        for script in found:
+            keys = [(s.prompt.id, s.part) for stage in script.stages for s in stage.sends]
+            assert len(set(keys)) == len(keys)
+
+
+def test_donor_and_subject_share_a_cache_and_nobody_else_does():
+    (first, *_) = scripts(scenario("prefix-hit", where="decode"), KNOWN, "pd")
+    donor, subject = (s for stage in first.stages for s in stage.sends)
+    assert donor.group == subject.group
+    assert (donor.route, subject.route) == ("local", "cell")
+    (run, *_) = scripts(scenario("concurrent"), KNOWN, "single")
+    groups = [s.group for s in run.stages[0].sends]
+    assert len(set(groups)) == len(groups)
+
+
+def test_late_pull_fills_p_between_the_legs():
+    (run,) = scripts(scenario("late-pull"), KNOWN, "pd")
+    (send,) = run.stages[0].sends
+    assert {s.route for s in send.between} == {"prefill"}
+    assert run.requests == 1 + len(send.between)
+
+
+def test_recording_asks_every_prompt_and_a_run_only_the_cold_ones():
+    cell = Cell("single", PROFILE.methods[0])
+    assert len(cell_work(PROFILE, PROMPTS, cell, RECORDING).items) == len(PROMPTS.prompts)
+    work = cell_work(PROFILE, PROMPTS, cell, choose_scenarios(PROFILE, ["cold"]))
+    assert {i.prompt.use for i in work.items} == {"cold"}
+    assert not work.scripts
+
+
+def test_unknown_scenario_and_one_without_a_place_are_refused():
+    with pytest.raises(UsageError, match="no match"):
+        prepare("cpu", [], ["warm"])
+    with pytest.raises(UsageError, match="need a prefill engine"):
+        prepare("cpu", ["single-*"], ["late-pull"])
+
+
+# --- what cannot occur -----------------------------------------------------------------------------------------------
+
+
+def change_scenario(kind: str, /, **changes):
+    def change(raw):
+        next(s for s in raw["scenarios"] if s["kind"] == kind).update(changes)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda r: r["engine"].update(kv_blocks=64), "scenario pressure cannot occur"),
+        (lambda r: r["engine"].update(kv_blocks=16), "scenario concurrent cannot occur"),
+        (lambda r: r["engine"].update(max_num_batched_tokens=256), "scenario chunked-prefill cannot occur"),
+        (
+            lambda r: r["engine"].update(max_num_seqs=3),
+            "scenario concurrent cannot occur: expected engine.max_num_seqs",
+        ),
+        (
+            change_scenario("pressure", local=["long-224", "copy-181-36"]),
+            "pressure cannot occur: expected engine.max_num_seqs of at least 5",
+        ),
+        (change_scenario("pressure", local=[]), "fewer than the 22 blocks"),
+        (change_scenario("pressure", load=["long-222", "long-223", "long-224"], local=[]), "load moved to `local`"),
+        (change_scenario("refill", fill=["copy-117-22"]), "scenario refill cannot occur"),
+        (change_scenario("late-pull", fill=["copy-117-22"]), "scenario late-pull cannot occur"),
+        (
+            change_scenario("prefix-hit", pairs=[{"donor": "long-222", "subject": "long-223"}]),
+            "first block of 32 tokens in common",
+        ),
+        (change_scenario("shared-block", second="mix-first"), "share its first block with `bridge`"),
+        (change_scenario("refill", prompts=["copy-999"]), "'copy-999', which is not in it"),
+    ],
+)
+def test_impossible_scenarios_are_refused_before_anything_starts(tmp_path, change, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        prepare(changed_profile(tmp_path, change), [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_scenario("refill", id="cold"),
+        change_scenario("refill", id="pressure"),
+        change_scenario("refill", kind="refil"),
+        change_scenario("refill", unknown=1),
+        change_scenario("pressure", load=[]),
+    ],
+)
+def test_damaged_scenarios_are_refused(tmp_path, change):
+    with pytest.raises(ProfileError):
+        prepare(changed_profile(tmp_path, change), [])
+
+
+def test_shared_blocks_of_the_shipped_prompts():
+    assert shared_blocks(KNOWN["fork-138-3"], KNOWN["copy-138-28"], 32) == 3
+    assert shared_blocks(KNOWN["mix-first"], KNOWN["mix-second"], 32) == 0
+    assert KNOWN["mix-first"].ids[32:96] == KNOWN["mix-second"].ids[32:96]
+
+
+# --- proof that a state occurred -------------------------------------------------------------------------------------
+
+
+def in_scenario(cell: str, name: str, part: str, tokens: int = 96, counters=None, **changes):
+    o = observation(cell, tokens, scenario=name, part=part, **changes)
+    return change_final(o, counters={"finished_requests": 1.0, **(counters or {})})
+
+
+def proof(observations: list, raw: dict, cell: str = "single-eagle3", engines=None):
+    the_history = history(observations, scenarios=[raw], engines=engines or (engine(cell, cell.split("-")[0]),))
+    return preconditions.state_occurred(view(the_history, cell, scenario=raw["id"]))
+
+
+HIT = {"id": "hit", "kind": "prefix-hit", "where": "decode", "pairs": [{"donor": "p96", "subject": "p96"}]}
+
+
+@pytest.mark.parametrize(
+    ("cell", "hits", "verdict"),
+    [
+        ("single-eagle3", 32, Verdict.PASS),
+        ("single-eagle3", 0, Verdict.UNKNOWN),
+        ("single-eagle3", 64, Verdict.REGRESSION),
+        ("single-none", 64, Verdict.PASS),
+        ("single-none", 32, Verdict.UNKNOWN),
+    ],
+)
+def test_prefix_hit_must_be_as_large_as_the_common_prefix_allows(cell, hits, verdict):
+    donor = in_scenario(cell, "hit", "donor")
+    subject = in_scenario(cell, "hit", "subject", counters={"prefix_hits": float(hits)})
+    assert proof([donor, subject], HIT, cell).verdict is verdict
+
+
+REFILL = {"id": "refill", "kind": "refill", "prompts": ["p96"], "fill": ["p65"]}
+
+
+@pytest.mark.parametrize(
+    ("computed", "hits", "verdict"),
+    [(992.0, 0.0, Verdict.PASS), (65.0, 0.0, Verdict.UNKNOWN), (992.0, 64.0, Verdict.REGRESSION)],
+)
+def test_refill_must_use_the_whole_pool_and_leave_no_hit(computed, hits, verdict):
+    made = [
+        in_scenario("single-none", "refill", "before"),
+        in_scenario("single-none", "refill", "fill0", 65, {"prompt_tokens_local_compute": computed}),
+        in_scenario("single-none", "refill", "subject", counters={"prefix_hits": hits}),
+    ]
+    assert proof(made, REFILL, "single-none").verdict is verdict
+
+
+def test_pool_of_unknown_size_proves_nothing():
+    made = [in_scenario("single-none", "refill", p) for p in ("before", "fill0", "subject")]
+    engines = (engine("single-none", "single", kv_blocks=None),)
+    assert proof(made, REFILL, "single-none", engines).verdict is Verdict.UNKNOWN
+
+
+PRESSURE = {
+    "id": "pressure",
+    "kind": "pressure",
+    "load": ["p96", "p65"],
+    "waiting": {"donor": "p96", "subject": "p96"},
+}
+
+
+@pytest.mark.parametrize(
+    ("preemptions", "load_asked", "waiting_asked", "pool", "verdict"),
+    [
+        # Two requests of three blocks each, and one of three that waits: eight usable blocks are too few, nine are not.
+        (1, 1.0, 2.0, 9, Verdict.PASS),
+        (0, 1.0, 2.0, 9, Verdict.UNKNOWN),
+        (1, 1.0, 2.0, 10, Verdict.UNKNOWN),
+        (1, 1.0, 2.0, None, Verdict.UNKNOWN),
+        # Queued in the other order, after the release, or at an unknown time: it may have been admitted first.
+        (1, 2.5, 2.0, 9, Verdict.UNKNOWN),
+        (1, 1.0, 4.0, 9, Verdict.UNKNOWN),
+        (1, None, 2.0, 9, Verdict.UNKNOWN),
+    ],
+)
+def test_pressure_needs_a_preemption_and_a_queue_without_room(preemptions, load_asked, waiting_asked, pool, verdict):
+    shared = {"single": {"preemptions": float(preemptions)}}
+    common = {"concurrent": 3, "shared_counters": shared, "held_until": 3.0}
+    made = [
+        in_scenario("single-none", "pressure", "load0", asked_at=load_asked, **common),
+        in_scenario("single-none", "pressure", "local0", asked_at=1.5, **common),
+        in_scenario("single-none", "pressure", "waiting", asked_at=waiting_asked, **common),
+    ]
+    engines = (engine("single-none", "single", kv_blocks=pool),)
+    assert proof(made, PRESSURE, "single-none", engines).verdict is verdict
+
+
+ROUNDS = {
+    "id": "together",
+    "kind": "concurrent",
+    "holder": "p96",
+    "together": ["p30", "p31"],
+    "late": ["p64"],
+    "rounds": 2,
+}
+
+
+def concurrent_round(instance: int, late_at: float) -> list:
+    """The long request runs from 0 to 1 s, a short one ends before it, and a late one begins at ``late_at``."""
+    counters = {"engine_steps": 20.0, "engine_steps_le_128": 19.0}
+    common = {"instance": instance, "concurrent": 3, "shared_counters": {"single": counters}}
+    parts = {"holder": (96, 0.0, 1.0), "together0": (30, 0.0, 0.5), "late0": (64, late_at, 0.1)}
+    made = []
+    for part, (tokens, start, seconds) in parts.items():
+        o = in_scenario("single-none", "together", part, tokens, started_at=start, **common)
+        made.append(change_final(o, seconds=seconds, output_ids=tuple(range(40))))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("late_at", "verdict"),
+    [((0.3, 0.3), Verdict.PASS), ((0.3, 1.5), Verdict.PASS), ((1.5, 1.5), Verdict.UNKNOWN)],
+)
+def test_one_proven_round_of_concurrency_is_enough(late_at, verdict):
+    made = [o for i, at in enumerate(late_at) for o in concurrent_round(i, at)]
+    result = proof(made, ROUNDS, "single-none", (engine("single-none", "single"),))
+    assert result.verdict is verdict, result.findings
+    assert ("1 of 2 rounds" in result.note) == (late_at == (0.3, 1.5))
+
+
+CHUNKED = {"id": "chunked", "kind": "chunked-prefill", "prompts": ["p96"]}
+
+
+@pytest.mark.parametrize(
+    ("computed", "budget", "verdict"),
+    [(96.0, 64, Verdict.PASS), (96.0, 96, Verdict.UNKNOWN), (96.0, None, Verdict.UNKNOWN), (0.0, 64, Verdict.UNKNOWN)],
+)
+def test_chunked_prefill_needs_more_tokens_than_a_step_has(computed, budget, verdict):
+    made = [in_scenario("single-none", "chunked", "subject", counters={"prompt_tokens_local_compute": computed})]
+    engines = (engine("single-none", "single", step_tokens=budget),)
+    assert proof(made, CHUNKED, "single-none", engines).verdict is verdict
+
+
+def test_scenario_without_observations_is_unknown():
+    the_history = history([observation("single-none")], scenarios=[REFILL])
+    record = the_history.run.cells[0].model_copy(update={"scenarios": {"refill": 3}})
+    the_history = the_history.model_copy(
+        update={"run": the_history.run.model_copy(update={"cells": (record,)}), "observations": ()}
+    )
+    judgement = judge(the_history, lookups([40]))
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert {c.scenario for c in judgement.cells} == {"cold", "refill"}
+
+
+def test_scenario_that_the_profile_lost_is_unknown_not_a_crash():
+    judgement = judge(history([in_scenario("single-none", "ghost", "subject")]), lookups([96]))
+    (ghost,) = (c for c in judgement.cells if c.scenario == "ghost")
+    assert ghost.verdict is Verdict.UNKNOWN
+
+
+# --- transfers in scenarios ------------------------------------------------------------------------------------------
+
+
+def test_requests_sent_together_need_as_many_transfers():
+    counters = {"nixl_bytes": 1.0, "nixl_transfers": 2.0, "prompt_tokens_external_kv_transfer": 200.0}
+    made = [
+        in_scenario("pd-none", "pressure", f"load{i}", concurrent=2, shared_counters={"decode": counters})
+        for i in range(2)
+    ]
+    the_history = history(made, scenarios=[PRESSURE])
+    assert transfer.transfer(view(the_history, "pd-none", scenario="pressure")).verdict is Verdict.PASS
+    fewer = {"decode": {**counters, "nixl_transfers": 1.0}}
+    made = [o.model_copy(update={"shared_counters": fewer}) for o in made]
+    the_history = history(made, scenarios=[PRESSURE])
+    assert transfer.transfer(view(the_history, "pd-none", scenario="pressure")).verdict is Verdict.UNKNOWN
+
+
+def test_lease_of_a_hand_off_that_d_never_took_over_has_to_end():
+    broken = in_scenario("pd-none", "late-pull", "subject", sequence=0, error="D was not asked")
+    broken = broken.model_copy(update={"legs": broken.legs[:1]})
+    after = observation("pd-none", scenario="late-pull", part="later", sequence=1)
+    leg = after.legs[0].model_copy(update={"counters": {"nixl_expired": 1.0}})
+    after = after.model_copy(update={"legs": (leg, *after.legs[1:])})
+
+    def ended(*made, kept=0):
+        engines = (engine("pd-none", "prefill").model_copy(update={"kept_blocks": kept}), engine("pd-none", "decode"))
+        result = transfer.transfer(view(history(list(made), engines=engines), "pd-none", scenario="late-pull"))
+        return [f for f in result.findings if "leases that expired" in f.message]
+
+    assert not ended(broken, after)
+    assert not ended(after, kept=1)
+    assert ended(after)
+
+
+def test_ended_lease_is_a_regression_whoever_was_served_then():
+    fill = observation("pd-none", scenario="late-pull", part="fill0", route="prefill")
+    leg = fill.legs[0].model_copy(update={"counters": {"nixl_expired": 1.0}, "kv_transfer_params": None})
+    made = [fill.model_copy(update={"legs": (leg,)}), in_scenario("pd-none", "late-pull", "subject")]
+    result = transfer.transfer(view(history(made), "pd-none", scenario="late-pull"))
+    assert result.verdict is Verdict.REGRESSION
+    assert any("leases that expired" in f.message for f in result.findings)

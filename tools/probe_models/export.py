@@ -1,0 +1,168 @@
+"""Write trained probe weights in the checkpoint layouts that unmodified vLLM loads, and the tokenizer beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import Tensor
+
+from harness.prompts import probe_task
+from harness.util.files import sha256_file, write_atomic, write_json
+from tools.probe_models.networks import MTP, DFlash, Eagle3, Target
+from tools.probe_models.shapes import DFLASH_TARGET_LAYERS, DRAFT_TOKENS, EAGLE3_AUX_LAYERS, SHAPE
+
+_CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for m in messages %}<|{{ m['role'] }}|> {{ m['content'] }} <|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_COMMON: dict[str, Any] = {
+    "vocab_size": probe_task.VOCAB_SIZE,
+    "hidden_size": SHAPE.hidden,
+    "intermediate_size": SHAPE.intermediate,
+    "num_attention_heads": SHAPE.heads,
+    "num_key_value_heads": SHAPE.heads,
+    "head_dim": SHAPE.head_dim,
+    "max_position_embeddings": SHAPE.max_positions,
+    "rms_norm_eps": SHAPE.norm_eps,
+    "rope_theta": SHAPE.rope_theta,
+    "hidden_act": "silu",
+    "bos_token_id": probe_task.BOS,
+    "eos_token_id": probe_task.EOT,
+    "pad_token_id": probe_task.PAD,
+    "tie_word_embeddings": False,
+    "dtype": "float32",
+}
+
+
+def _save(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = {name: t.detach().to(torch.float32).contiguous().clone() for name, t in tensors.items()}
+    save_file(plain, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    write_json(folder / "config.json", {**_COMMON, **config})
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write the WordLevel tokenizer and the chat template, in a folder without a model config.
+
+    Next to a config.json of type qwen2, transformers 5 ignores the tokenizer class and pre-tokenizer of the files and
+    forces Qwen2Tokenizer, which does not know the words; in its own folder the tokenizer loads as written.
+
+    With special tokens on, the tokenizer adds <|bos|>, as Llama tokenizers do: a rendered chat prompt (which has one
+    already) then gets a second, which the harness must be able to detect.
+    """
+    vocabulary = probe_task.vocabulary()
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="<|pad|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in probe_task.SPECIAL_TOKENS])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", probe_task.BOS)]
+    )
+    tokenizer.decoder = decoders.Fuse()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<|bos|>",
+            "eos_token": "<|eot|>",
+            "pad_token": "<|pad|>",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": SHAPE.max_positions,
+        },
+    )
+    write_atomic(folder / "chat_template.jinja", _CHAT_TEMPLATE)
+
+
+def export_target(target: Target, folder: Path) -> None:
+    """Write a Qwen2ForCausalLM checkpoint, with the embeddings twice because vLLM's MTP drafter needs its own head."""
+    state = target.state_dict()
+    tensors = {f"model.{name}": t for name, t in state.items()}
+    tensors["lm_head.weight"] = state["embed_tokens.weight"]
+    _save(
+        folder,
+        tensors,
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "num_hidden_layers": SHAPE.target_layers,
+            # MiMoMTP reads this from the target's config, not from the drafter's.
+            "num_nextn_predict_layers": 1,
+        },
+    )
+    write_json(folder / "generation_config.json", {"bos_token_id": probe_task.BOS, "eos_token_id": probe_task.EOT})
+
+
+def export_eagle3(drafter: Eagle3, folder: Path) -> None:
+    outer = ("fc.", "norm.", "lm_head.")
+    tensors = {n if n.startswith(outer) else f"midlayer.{n}": t for n, t in drafter.state_dict().items()}
+    layers = list(EAGLE3_AUX_LAYERS)
+    _save(
+        folder,
+        tensors,
+        {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "draft_vocab_size": probe_task.VOCAB_SIZE,
+            "eagle_aux_hidden_state_layer_ids": layers,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True},
+        },
+    )
+
+
+def export_dflash(drafter: DFlash, folder: Path) -> None:
+    _save(
+        folder,
+        drafter.state_dict(),
+        {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "num_hidden_layers": SHAPE.dflash_layers,
+            "block_size": DRAFT_TOKENS + 1,
+            "num_target_layers": SHAPE.target_layers,
+            "dflash_config": {
+                "mask_token_id": probe_task.MASK,
+                "target_layer_ids": list(DFLASH_TARGET_LAYERS),
+            },
+        },
+    )
+
+
+def export_mtp(drafter: MTP, target: Target, folder: Path) -> None:
+    """Write a MiMo checkpoint with the MTP layer and the target's embeddings."""
+    tensors = {"model.mtp_layers.0." + name.removeprefix("mtp_block."): t for name, t in drafter.state_dict().items()}
+    embedding = target.state_dict()["embed_tokens.weight"]
+    tensors |= {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding}
+    _save(
+        folder,
+        tensors,
+        {
+            "architectures": ["MiMoForCausalLM"],
+            "model_type": "qwen2",
+            "num_hidden_layers": SHAPE.target_layers,
+            "num_nextn_predict_layers": 1,
+            "attention_bias": True,
+        },
+    )
+
+
+def export_all(target: Target, drafters: dict[str, Any], root: Path) -> dict[str, str]:
+    """Write every checkpoint below ``root``; return the SHA-256 of each weight file by folder name."""
+    write_tokenizer(root / "tokenizer")
+    export_target(target, root / "target")
+    export_eagle3(drafters["eagle3"], root / "eagle3")
+    export_dflash(drafters["dflash"], root / "dflash")
+    export_mtp(drafters["mtp"], target, root / "mtp")
+    names = ("target", "eagle3", "dflash", "mtp")
+    return {name: sha256_file(root / name / "model.safetensors") for name in names}
+
+
+def total_size(root: Path) -> int:
+    """Bytes of all weight files below ``root``."""
+    return sum(p.stat().st_size for p in root.rglob("*.safetensors"))

@@ -1,0 +1,27 @@
+"""Shapes of the probe models, shared by networks, training and export."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    """Tensor shapes shared by the target and its drafters (Qwen2 / Llama / Qwen3 naming)."""
+
+    hidden: int = 128
+    intermediate: int = 256
+    heads: int = 4
+    head_dim: int = 32
+    target_layers: int = 3
+    dflash_layers: int = 2
+    max_positions: int = 1024
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-6
+
+
+SHAPE = Shape()
+EAGLE3_AUX_LAYERS = (1, 2, 3)
+"""Number of finished target layers whose residual stream EAGLE3 reads."""
+DFLASH_TARGET_LAYERS = (0, 1, 2)
+"""Target layers whose output DFlash reads (vLLM counts layers, so layer i is the stream after i + 1 layers)."""
+DRAFT_TOKENS = 3
