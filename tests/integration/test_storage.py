@@ -174,7 +174,7 @@ def faked(monkeypatch) -> None:
 def test_full_disk_ends_a_run_and_keeps_what_it_recorded(tiny: Path, faked, monkeypatch):
     monkeypatch.setattr(harness.runner.record_cells, "run_cell", fill)
     prepared = prepare("cpu", ["single-*"])
-    with Reporter(0) as reporter, pytest.raises(StorageError, match=r"observations\.jsonl.*the disk is full"):
+    with Reporter(0) as reporter, pytest.raises(StorageError, match=r"(observations\.jsonl|run\.json).*full"):
         record(prepared, tiny, reporter)
     assert not +FakeSession.up
     (folder,) = (p for p in tiny.iterdir() if p.is_dir())
