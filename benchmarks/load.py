@@ -27,7 +27,8 @@ from harness.baselines.model import Row
 from harness.baselines.store import load_header, write_baseline
 from harness.commands.merge import Wanted, merge
 from harness.history.checksum import LINES
-from harness.history.records import RESCORE, Observation, RunRecord, load_history, write_run
+from harness.history.folder import load_history, write_run
+from harness.history.records import RESCORE, Observation, RunRecord
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge

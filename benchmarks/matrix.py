@@ -12,7 +12,7 @@ from recorded import show_recorded
 from rich.console import Console
 from rich.table import Table
 
-from harness.history.records import load_history
+from harness.history.folder import load_history
 
 
 def show(folder: Path, console: Console) -> None:

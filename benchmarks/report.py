@@ -20,7 +20,7 @@ from rich.table import Table
 
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import Baseline
-from harness.history.records import History
+from harness.history.folder import History
 from harness.judging.checks.registry import judge
 from harness.reports.html import render_html
 from harness.reports.summary import summarise_run

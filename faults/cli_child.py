@@ -18,7 +18,7 @@ from faults.results import Tried
 from harness.commands.merge.shards import missing_evidence
 from harness.errors import HarnessError
 from harness.history.checksum import LINES
-from harness.history.records import RUN, History, load_history
+from harness.history.folder import RUN, History, load_history
 from harness.history.verdict import Verdict
 from harness.judging.findings import Judgement
 from harness.util.paths import REPOSITORY

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from faults.model import Drill, Ending, Result
-from harness.history.records import History
+from harness.history.folder import History
 from harness.history.verdict import Verdict
 from harness.judging.findings import Finding, Judgement
 

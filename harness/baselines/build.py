@@ -14,8 +14,9 @@ from harness.baselines.model import CLOSE_NATS, FORMAT, Again, Baseline, Header,
 from harness.baselines.store import write_baseline
 from harness.errors import UsageError
 from harness.history.acceptance import request_counts
+from harness.history.folder import History
 from harness.history.identity import Identity, identity_in
-from harness.history.records import History, Leg
+from harness.history.records import Leg
 from harness.history.run_kind import require_plain
 from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName

@@ -50,7 +50,7 @@ def record(
     """Record baselines from single engines (never from P/D) and write them to the profile's folder."""
     from harness.baselines.build import record_from
     from harness.commands.baseline import record_references
-    from harness.history.records import load_history
+    from harness.history.folder import load_history
     from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
     from harness.workload.prepare import prepare

@@ -20,7 +20,7 @@ def measure(
 ) -> None:
     """Measure exactness, acceptance and top-2 gaps of the probe models from a recorded run with single-engine cells."""
     from harness.commands.probe_quality import write_quality
-    from harness.history.records import load_history
+    from harness.history.folder import load_history
     from harness.prompts.probe_task import WEIGHTS
 
     typer.echo(json.dumps(write_quality(load_history(run_dir), out or WEIGHTS / "quality.json"), indent=2))

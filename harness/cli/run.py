@@ -140,7 +140,7 @@ def _end(outcome: Outcome, part: bool) -> NoReturn:
 def _exit_of_part(folder: Path) -> int:
     """Print what is missing in a run and return the exit code of ``--part``: 0 when nothing is, 2 otherwise."""
     from harness.commands.merge.shards import missing_evidence
-    from harness.history.records import load_history
+    from harness.history.folder import load_history
 
     missing = missing_evidence(load_history(folder))
     for why in missing:

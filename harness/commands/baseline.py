@@ -13,8 +13,8 @@ from harness.baselines.model import Baseline
 from harness.baselines.store import load_baseline, stored
 from harness.engines.environment import inspect_environment
 from harness.errors import DataError, UsageError
+from harness.history.folder import load_history
 from harness.history.identity import identity_of
-from harness.history.records import load_history
 from harness.profiles.model import reason_for
 from harness.runner.repetitions import record_repetitions
 from harness.runner.run import new_folder, point_latest

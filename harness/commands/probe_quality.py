@@ -10,7 +10,7 @@ import numpy as np
 from harness.baselines.build import require_reference_run
 from harness.errors import UsageError
 from harness.history.acceptance import pool, real_steps
-from harness.history.records import History
+from harness.history.folder import History
 from harness.prompts import probe_task
 from harness.util.files import write_json
 

@@ -16,7 +16,8 @@ from harness.engines.environment import EngineEnvironment, engines_for
 from harness.engines.request import payload
 from harness.engines.session import EngineGroupSession
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, DataError, InfrastructureError, UsageError
-from harness.history.records import COLD, Form, History, load_history
+from harness.history.folder import History, load_history
+from harness.history.records import COLD, Form
 from harness.history.verdict import Verdict
 from harness.judging.findings import CheckResult, Finding, Judgement, how_many
 from harness.mutants.install import arm_group

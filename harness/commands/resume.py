@@ -20,18 +20,8 @@ from harness.commands.run import second_stage
 from harness.engines.environment import engines_for
 from harness.errors import EXIT_REGRESSION, UsageError
 from harness.history.checksum import LINES, PARQUET
-from harness.history.records import (
-    COLD,
-    RESCORE,
-    SECOND,
-    CellRecord,
-    EngineRecord,
-    History,
-    Resumption,
-    RunRecord,
-    load_history,
-    write_run,
-)
+from harness.history.folder import SECOND, History, load_history, write_run
+from harness.history.records import COLD, RESCORE, CellRecord, EngineRecord, Resumption, RunRecord
 from harness.history.run_kind import require_plain
 from harness.history.truncation import move_aside
 from harness.judging.checks.registry import baselines_for, tripped_tests

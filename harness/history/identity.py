@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from harness.history.records import History
+from harness.history.folder import History
 from harness.profiles.cells import CellName
 from harness.profiles.model import Method, Profile
 from harness.scheduling.gpus import gpu_name

@@ -4,7 +4,8 @@ resumed, merged, or taken as evidence about the engines."""
 from __future__ import annotations
 
 from harness.errors import UsageError
-from harness.history.records import History, RunRecord
+from harness.history.folder import History
+from harness.history.records import RunRecord
 
 _WHY = {
     "soak": "its answers were given under load, round after round, and only the soak as a whole has a verdict",

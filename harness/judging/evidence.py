@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from harness.baselines.lookup import Lookup
-from harness.history.records import COLD, CellRecord, History, Observation
+from harness.history.folder import History
+from harness.history.records import COLD, CellRecord, Observation
 from harness.history.verdict import Verdict
 from harness.judging.figures import NO_EVIDENCE, FindingEvidence
 from harness.judging.findings import DamageClass, Finding

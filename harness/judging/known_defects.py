@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from datetime import date, datetime
 
 from harness.errors import EXIT_REGRESSION, DataError
-from harness.history.records import History
+from harness.history.folder import History
 from harness.history.verdict import Verdict, worst
 from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, how_many
 from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects, _any

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import DataError
 from harness.history.acceptance import RequestCounts, request_counts, settle_padding
-from harness.history.records import COLD, CellRecord, EngineRecord, Form, History, Observation
+from harness.history.folder import History
+from harness.history.records import COLD, CellRecord, EngineRecord, Form, Observation
 from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName
 from harness.profiles.model import part_of

@@ -19,7 +19,8 @@ from harness.baselines.model import Baseline
 from harness.baselines.published import load_published, published_for
 from harness.errors import DataError
 from harness.history.acceptance import by_step, real_steps
-from harness.history.records import COLD, Form, History, Leg, Observation
+from harness.history.folder import History
+from harness.history.records import COLD, Form, Leg, Observation
 from harness.history.token_ids import parted_at
 from harness.judging.checks.registry import judging_of
 from harness.judging.figures import HypothesisFigures, TokenDifference

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from harness.errors import UsageError
 from harness.history.acceptance import RequestCounts
-from harness.history.records import History, load_history
+from harness.history.folder import History, load_history
 from harness.history.verdict import Verdict
 from harness.judging.findings import Finding
 from harness.judging.recorded_cell import RecordedCell

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import StorageError
-from harness.history.records import History, load_history
+from harness.history.folder import History, load_history
 from harness.judging.checks.registry import judge, out_of_reach, unused_baselines
 from harness.judging.known_defects import apply_known
 from harness.judging.references import PROFILE_OWN, References, known_of, load_second, lookups_for

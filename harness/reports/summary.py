@@ -10,7 +10,8 @@ from harness.baselines.lookup import Lookup
 from harness.baselines.published import load_published, published_for
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, DataError
 from harness.history.acceptance import Rates, pool_counts, real_steps
-from harness.history.records import COLD, History
+from harness.history.folder import History
+from harness.history.records import COLD
 from harness.history.verdict import Verdict, worst
 from harness.judging.figures import AcceptanceFigures, HypothesisFigures
 from harness.judging.findings import CellVerdict, Finding, Judgement, how_many

@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 
 from harness.errors import HarnessError, UsageError
 from harness.history.acceptance import RequestCounts, pool_counts
-from harness.history.records import History, load_history
+from harness.history.folder import History, load_history
 from harness.history.run_kind import require_plain
 from harness.judging.findings import Judgement
 from harness.judging.recorded_cell import recorded_cells

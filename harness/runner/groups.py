@@ -14,7 +14,7 @@ from harness.engines.executor import LocalExecutor
 from harness.engines.inventory import Inventory, Memory, describe, jobs_of
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineStartError, InfrastructureError, StorageError
-from harness.history.records import History
+from harness.history.folder import History
 from harness.mutants.install import arm_group
 from harness.profiles.cells import EngineGroup, start_expected_s
 from harness.runner.options import DEFAULTS, RunOptions

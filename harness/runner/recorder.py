@@ -14,20 +14,10 @@ from typing import Any
 from harness import __version__, redact
 from harness.engines.environment import EngineEnvironment, versions
 from harness.errors import StorageError
+from harness.history.folder import History, HistoryWriter, load_history, write_parquet, write_run
 from harness.history.identity import identity_of
 from harness.history.migrations import SCHEMA
-from harness.history.records import (
-    CellRecord,
-    EngineRecord,
-    History,
-    HistoryWriter,
-    Kind,
-    Observation,
-    RunRecord,
-    load_history,
-    write_parquet,
-    write_run,
-)
+from harness.history.records import CellRecord, EngineRecord, Kind, Observation, RunRecord
 from harness.history.surfaces import WITHOUT
 from harness.history.verdict import Verdict
 from harness.profiles.cells import CellName

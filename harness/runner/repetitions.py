@@ -9,7 +9,7 @@ from typing import NamedTuple
 from harness.engines.environment import EngineEnvironment
 from harness.engines.session import EngineGroupSession
 from harness.errors import InfrastructureError
-from harness.history.records import History
+from harness.history.folder import History
 from harness.profiles.cells import EngineGroup, start_expected_s
 from harness.runner.record_cells import ask_cells
 from harness.runner.recorder import Recorder

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from harness.engines.environment import EngineEnvironment, engines_for
 from harness.errors import StorageError, UsageError
-from harness.history.records import History, Kind, RunRecord
+from harness.history.folder import History
+from harness.history.records import Kind, RunRecord
 from harness.mutants.install import require_alone, require_known
 from harness.profiles.model import Profile
 from harness.runner.groups import Runner

@@ -17,7 +17,7 @@ from harness.engines.environment import inspect_environment
 from harness.engines.places import EngineHandle, Place
 from harness.engines.ray.driver import RayExecutor, RayHandle
 from harness.errors import EngineDiedError, EngineStartError
-from harness.history.records import load_history
+from harness.history.folder import load_history
 from harness.history.verdict import Verdict
 from harness.profiles.cells import EngineGroup, Role, make_plan, select_cells
 from harness.profiles.model import load_profile

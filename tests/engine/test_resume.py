@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.history.records import load_history
+from harness.history.folder import load_history
 from harness.supervision import orphans, ports, procfs
 from harness.util.paths import REPOSITORY
 from tests.support.real_engines import harness, left_over

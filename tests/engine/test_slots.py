@@ -11,7 +11,7 @@ import yaml
 from harness.commands.run import execute
 from harness.engines.executor import LocalExecutor
 from harness.engines.inventory import Inventory
-from harness.history.records import load_history
+from harness.history.folder import load_history
 from harness.history.verdict import Verdict
 from harness.judging.references import References
 from harness.profiles.model import Profile

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from harness.history.records import load_history
+from harness.history.folder import load_history
 from harness.util.paths import REPOSITORY
 from tests.support.builders import changed_profile
 from tests.support.real_engines import harness, left_over, newest

@@ -20,7 +20,7 @@ from faults.leaks import MARK, new_mark
 from faults.model import ControlRun, Ending
 from faults.results import Tried
 from harness.errors import EnvironmentFault
-from harness.history.records import HistoryWriter, write_run
+from harness.history.folder import HistoryWriter, write_run
 from harness.history.verdict import Verdict
 from harness.util.paths import REPOSITORY
 from harness.util.progress import Reporter

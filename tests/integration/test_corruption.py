@@ -19,7 +19,8 @@ import pytest
 
 from benchmarks.memory import forget_peak, peak_mib
 from harness.errors import HarnessError
-from harness.history.records import COLD, History, load_history
+from harness.history.folder import History, load_history
+from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.findings import Judgement
 from harness.judging.references import References

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.history.records import load_history, write_run
+from harness.history.folder import load_history, write_run
 from tests.support.builders import history, observation
 
 _WRITER = """
 import sys
 from pathlib import Path
-from harness.history.records import HistoryWriter
+from harness.history.folder import HistoryWriter
 from tests.support.builders import observation
 with HistoryWriter(Path(sys.argv[1])) as writer:
     for number in range(1_000_000):

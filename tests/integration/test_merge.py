@@ -17,7 +17,8 @@ from harness.baselines.store import write_baseline
 from harness.commands.merge import Wanted, merge
 from harness.commands.merge.shards import find_runs, missing_evidence
 from harness.errors import HarnessError, InfrastructureError, UsageError
-from harness.history.records import RESCORE, SECOND, History, HistoryWriter, Observation, load_history, write_run
+from harness.history.folder import SECOND, History, HistoryWriter, load_history, write_run
+from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge, tripped_tests

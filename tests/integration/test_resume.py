@@ -23,8 +23,9 @@ from harness.cli.app import app
 from harness.commands.resume import prepare_resume, resume
 from harness.commands.run import execute
 from harness.errors import StorageError, UsageError
+from harness.history.folder import SECOND, History, load_history, write_run
 from harness.history.identity import identity_in
-from harness.history.records import COLD, RESCORE, SECOND, History, Observation, load_history, write_run
+from harness.history.records import COLD, RESCORE, Observation
 from harness.history.truncation import move_aside
 from harness.history.verdict import Verdict
 from harness.reports.judge_run import Outcome, assess, check

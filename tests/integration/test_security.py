@@ -12,7 +12,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import DataError, ProfileError
-from harness.history.records import HistoryWriter, load_history, write_run
+from harness.history.folder import HistoryWriter, load_history, write_run
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
 from harness.judging.references import known_of

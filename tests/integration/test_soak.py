@@ -22,7 +22,7 @@ from harness.commands.soak.rounds import RoundJudge
 from harness.commands.soak.run import Wanted, prepare_soak, soak
 from harness.commands.soak.sampler import Record, Sampler
 from harness.errors import UsageError
-from harness.history.records import load_history
+from harness.history.folder import load_history
 from harness.history.verdict import Verdict
 from harness.judging.figures import AcceptanceFigures, RatesFigures
 from harness.judging.findings import CellVerdict, CheckResult

@@ -25,7 +25,8 @@ from harness.commands.soak import run as soak_run
 from harness.commands.soak.model import HARNESS
 from harness.commands.soak.run import Ended, Wanted, prepare_soak, soak
 from harness.errors import StorageError, UsageError
-from harness.history.records import EngineRecord, load_history
+from harness.history.folder import load_history
+from harness.history.records import EngineRecord
 from harness.history.verdict import Verdict
 from harness.reports.judge_run import check
 from harness.reports.trend import load_trend

@@ -21,7 +21,7 @@ import harness.runner.run
 from harness.cli.app import app
 from harness.commands.merge import merge
 from harness.errors import EXIT_UNKNOWN, InfrastructureError, StorageError, UsageError
-from harness.history.records import HistoryWriter, load_history, write_run
+from harness.history.folder import HistoryWriter, load_history, write_run
 from harness.history.verdict import Verdict
 from harness.reports.judge_run import check
 from harness.runner.recorder import Recorder

@@ -24,7 +24,8 @@ from harness.engines.executor import LocalExecutor
 from harness.engines.places import LocalPlace
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, HandoffError, RequestTimeoutError
-from harness.history.records import COLD, RESCORE, History
+from harness.history.folder import History
+from harness.history.records import COLD, RESCORE
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
 from harness.profiles.model import Expected, Timeouts

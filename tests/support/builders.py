@@ -10,20 +10,10 @@ import yaml
 
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import FORMAT, Baseline, Header, Provenance, Row
+from harness.history.folder import History, HistoryWriter, write_run
 from harness.history.identity import Identity
 from harness.history.migrations import SCHEMA
-from harness.history.records import (
-    RESCORE,
-    CellRecord,
-    EngineRecord,
-    History,
-    HistoryWriter,
-    Leg,
-    Observation,
-    RunRecord,
-    Speculation,
-    write_run,
-)
+from harness.history.records import RESCORE, CellRecord, EngineRecord, Leg, Observation, RunRecord, Speculation
 from harness.judging.checks.registry import judge
 from harness.judging.evidence import CellView, Evidence
 from harness.judging.figures import ConditionalRates, PositionRates, TokenTestEvidence

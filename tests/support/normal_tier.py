@@ -8,7 +8,8 @@ from collections.abc import Callable
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
 from harness.baselines.summary import counts
-from harness.history.records import History, Observation
+from harness.history.folder import History
+from harness.history.records import Observation
 from tests.support.builders import history, identity, observation, provenance
 
 LENGTHS = list(range(32, 32 + 96))

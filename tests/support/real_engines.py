@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
-from harness.history.records import History, load_history
+from harness.history.folder import History, load_history
 from harness.util.paths import REPOSITORY
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import Again, Baseline, Row
+from harness.history.folder import History, HistoryWriter, write_run
 from harness.history.migrations import SCHEMA
-from harness.history.records import History, HistoryWriter, write_run
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement

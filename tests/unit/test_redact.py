@@ -25,7 +25,7 @@ from harness.engines.client import parse_completion
 from harness.engines.router import Router
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, EngineStartError, HandoffError
-from harness.history.records import load_history
+from harness.history.folder import load_history
 from harness.profiles.cells import make_plan, select_cells
 from harness.profiles.model import load_profile
 from harness.reports.judge_run import judge_and_report

@@ -12,7 +12,8 @@ from pathlib import Path
 from harness.engines.environment import EngineEnvironment, engines_for, versions
 from harness.errors import UsageError
 from harness.history.acceptance import real_steps
-from harness.history.records import COLD, History, Observation, load_history
+from harness.history.folder import History, load_history
+from harness.history.records import COLD, Observation
 from harness.judging.findings import Judgement, how_many
 from harness.profiles.cells import start_expected_s
 from harness.reports.aa_result import AgainstItself, Count

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from harness.commands.export.case import Case, case_of, cold_stage, engine_commands, right_answers, write_case
 from harness.commands.repro import Target, find
 from harness.engines.environment import EngineEnvironment, engines_for
-from harness.history.records import History, load_history
+from harness.history.folder import History, load_history
 from harness.judging.diagnosis.diagnose import damage_name
 from harness.judging.figures import TokenDifference
 from harness.judging.findings import Diagnosis, Finding

@@ -28,7 +28,7 @@ from harness.commands.merge.load import load_parts, matching_parts
 from harness.commands.merge.night import Wanted, night_of
 from harness.commands.merge.write import write_merged
 from harness.errors import InfrastructureError, UsageError
-from harness.history.records import History
+from harness.history.folder import History
 from harness.util.storage import LOCK, FolderLock, writing
 
 __all__ = ["Wanted", "merge"]

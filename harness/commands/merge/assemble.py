@@ -11,16 +11,8 @@ from harness.commands.merge.night import Night
 from harness.commands.merge.score_index import Scores
 from harness.commands.merge.union import MergedObservations
 from harness.errors import StorageError
-from harness.history.records import (
-    COLD,
-    CellRecord,
-    EngineRecord,
-    History,
-    HistoryWriter,
-    RunRecord,
-    write_parquet,
-    write_run,
-)
+from harness.history.folder import History, HistoryWriter, write_parquet, write_run
+from harness.history.records import COLD, CellRecord, EngineRecord, RunRecord
 from harness.profiles.cells import Cell, CellName
 from harness.util.storage import writing
 

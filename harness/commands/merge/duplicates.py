@@ -11,7 +11,8 @@ from harness.commands.merge.night import Loaded, Wanted
 from harness.commands.merge.score_index import ScoreIndex, Scores
 from harness.commands.merge.selection import Holdings
 from harness.commands.merge.shards import Evidence
-from harness.history.records import COLD, RESCORE, History, RunRecord
+from harness.history.folder import History
+from harness.history.records import COLD, RESCORE, RunRecord
 from harness.history.verdict import Verdict, worst
 from harness.judging.checks.aggregation import listed, most_listed
 from harness.judging.checks.hypothesis_tests import registered, run_tests

@@ -15,7 +15,7 @@ from harness.commands.merge.shards import (
     unfinished,
 )
 from harness.errors import DataError, HarnessError, UsageError
-from harness.history.records import History, load_history
+from harness.history.folder import History, load_history
 from harness.history.run_kind import require_plain
 from harness.judging.references import load_second
 

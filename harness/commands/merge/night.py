@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from harness.commands.merge.shards import Signature, commits_in, comparable_profile, describe_differences
 from harness.errors import DataError, UsageError
-from harness.history.records import COLD, History, RunRecord
+from harness.history.folder import History
+from harness.history.records import COLD, RunRecord
 from harness.profiles.cells import Cell, all_cells, select_cells
 from harness.profiles.model import Profile, read_profile
 from harness.prompts.model import load_prompts

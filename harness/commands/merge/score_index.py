@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from harness.commands.merge.shards import rescored
-from harness.history.records import RESCORE, Form, History, Observation
+from harness.history.folder import History
+from harness.history.records import RESCORE, Form, Observation
 
 
 class _Entry(NamedTuple):

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from harness.commands.merge.night import Loaded, Night
 from harness.commands.merge.shards import Evidence, contradictions, evidence_of, rescored
-from harness.history.records import COLD, RESCORE, History
+from harness.history.folder import History
+from harness.history.records import COLD, RESCORE
 
 
 class Holdings:

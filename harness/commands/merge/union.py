@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.commands.merge.score_index import Scores
+from harness.history.folder import History
 from harness.history.index import CellRows, Lazy
-from harness.history.records import RESCORE, History, Observation
+from harness.history.records import RESCORE, Observation
 
 _NOTHING: CellRows[Observation] = CellRows({}, [])
 

@@ -13,8 +13,9 @@ from harness.commands.merge.night import Loaded, Night, Wanted
 from harness.commands.merge.score_index import ScoreIndex
 from harness.commands.merge.selection import Holdings, choose, compare_duplicates
 from harness.commands.merge.shards import Evidence, unfinished
+from harness.history.folder import SECOND, History, load_history
 from harness.history.migrations import SCHEMA
-from harness.history.records import SECOND, CellRecord, EngineRecord, History, Merged, Part, RunRecord, load_history
+from harness.history.records import CellRecord, EngineRecord, Merged, Part, RunRecord
 from harness.profiles.cells import CellName, all_cells
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from harness.commands.export.finding import Exported, Smallest, export
 from harness.commands.shrink.run import Shrunk
 from harness.engines.environment import engines_for
-from harness.history.records import load_history
+from harness.history.folder import load_history
 from harness.workload.prepare import Prepared
 
 

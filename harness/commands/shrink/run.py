@@ -17,7 +17,8 @@ from harness.commands.shrink.variant import Frame, Variant
 from harness.engines.environment import EngineEnvironment, engines_for
 from harness.engines.session import EngineGroupSession
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, HandoffError, InfrastructureError, UsageError
-from harness.history.records import COLD, HistoryWriter
+from harness.history.folder import HistoryWriter
+from harness.history.records import COLD
 from harness.judging.diagnosis.law import law_of_lengths
 from harness.mutants.install import arm_group
 from harness.profiles.cells import Cell, EngineGroup, start_expected_s

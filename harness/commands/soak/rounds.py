@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.baselines.lookup import Lookup
-from harness.history.records import History, Observation, RunRecord
+from harness.history.folder import History
+from harness.history.records import Observation, RunRecord
 from harness.history.token_ids import common_prefix
 from harness.history.verdict import Verdict, worst
 from harness.judging.checks.registry import judge_cell, judging_of

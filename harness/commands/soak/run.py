@@ -19,7 +19,8 @@ from harness.commands.soak.sampler import Record, Sampler
 from harness.engines.environment import EngineEnvironment, engines_for, versions
 from harness.engines.session import EngineGroupSession
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, HarnessError, StorageError, UsageError
-from harness.history.records import COLD, History, Observation
+from harness.history.folder import History
+from harness.history.records import COLD, Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for
 from harness.profiles.cells import EngineGroup, start_expected_s

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from harness.baselines.index import BaselineIndex
 from harness.baselines.lookup import Limits, Lookup, look_up, unused
 from harness.errors import DataError
+from harness.history.folder import History
 from harness.history.identity import identity_in
-from harness.history.records import History
 from harness.history.run_kind import notices_of
 from harness.history.verdict import Verdict, worst
 from harness.judging.checks import drafting, preconditions, rescored, responses, tokens, transfer

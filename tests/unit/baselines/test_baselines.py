@@ -14,7 +14,7 @@ from harness.baselines.model import Again, Baseline
 from harness.baselines.store import load_baseline, write_baseline
 from harness.cli.app import app
 from harness.errors import DataError, UsageError
-from harness.history.records import History
+from harness.history.folder import History
 from harness.prompts.model import PromptHeader, PromptSet
 from harness.util.byte_cache import ByteCache
 from tests.support.builders import change_final, history, identity, observation, provenance, rows, speculation

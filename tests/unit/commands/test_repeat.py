@@ -75,7 +75,7 @@ def test_recorded_repetitions_are_judged_again(tmp_path):
     from harness.commands.aa.report import write_repeat
     from harness.commands.aa.run import judge_again
     from harness.errors import UsageError
-    from harness.history.records import HistoryWriter, write_run
+    from harness.history.folder import HistoryWriter, write_run
 
     with pytest.raises(UsageError, match=r"aa\.json"):
         judge_again(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import DataError, NotARunError, ProfileError, UsageError
-from harness.history.records import load_history, write_parquet
+from harness.history.folder import load_history, write_parquet
 from harness.profiles.cells import Cell, make_plan, select_cells
 from harness.profiles.model import load_profile
 from harness.prompts import probe_task

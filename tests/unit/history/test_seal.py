@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import DataError
-from harness.history.records import History, HistoryWriter, load_history, write_parquet, write_run
+from harness.history.folder import History, HistoryWriter, load_history, write_parquet, write_run
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.util import json_io

@@ -10,7 +10,7 @@ import yaml
 from harness.commands import run as operations
 from harness.commands import run as run_command
 from harness.errors import ProfileError, UsageError
-from harness.history.records import SECOND, History, write_run
+from harness.history.folder import SECOND, History, write_run
 from harness.judging.checks.model import RegisteredTest
 from harness.judging.checks.rescored import applies
 from harness.judging.evidence import Evidence

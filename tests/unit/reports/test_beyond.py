@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from harness.errors import UsageError
-from harness.history.records import HistoryWriter, write_run
+from harness.history.folder import HistoryWriter, write_run
 from harness.reports.beyond import print_comparison, print_trend, render_comparison, render_trend
 from harness.reports.compare import compare_runs
 from harness.reports.trend import limit_for, load_trend

@@ -8,8 +8,9 @@ import pytest
 
 from harness.engines.client import parse_completion
 from harness.errors import DataError, HandoffError
+from harness.history.folder import HistoryWriter, load_history, write_run
 from harness.history.migrations import SCHEMA, migrate
-from harness.history.records import RESCORE, HistoryWriter, Observation, load_history, write_run
+from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
 from harness.judging.checks import preconditions, rescored

@@ -17,7 +17,7 @@ import harness.runner.record_cells
 from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, ModelUnavailableError
-from harness.history.records import History
+from harness.history.folder import History
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
 from harness.profiles.cells import make_plan, select_cells
