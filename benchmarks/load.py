@@ -19,6 +19,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ from benchmarks.memory import peak_mib
 from harness.baselines.model import Row
 from harness.baselines.store import load_header, write_baseline
 from harness.commands.merge import Wanted, merge
-from harness.history.checksum import LINES
+from harness.history import layout
 from harness.history.folder import load_history, write_run
+from harness.history.layout import LINES, SCORES, bytes_recorded
 from harness.history.records import RESCORE, Observation, RunRecord
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
@@ -140,8 +143,11 @@ def records(cells: int) -> RunRecord:
     )
 
 
-def lines(run: RunRecord, prompts: int, broken: int = 0) -> Iterator[str]:
-    """Yield observations as JSON lines, cell by cell; the first ``broken`` requests of each cell have no answer."""
+def lines(run: RunRecord, prompts: int, broken: int = 0) -> Iterator[tuple[Path, str]]:
+    """Yield observations as JSON lines, with their files below the cells' folder, file by file.
+
+    The first ``broken`` requests of each cell have no answer.
+    """
     pairs = {cell: [(o, _wrong(o)) for o in (observation(cell, n) for n in LENGTHS)] for cell in CELLS}
     answers = {cell: [tuple(map(_text, pair)) for pair in made] for cell, made in pairs.items()}
     failed = {cell: _text(made[0][0].model_copy(update={"error": "it broke"})) for cell, made in pairs.items()}
@@ -164,13 +170,13 @@ def lines(run: RunRecord, prompts: int, broken: int = 0) -> Iterator[str]:
         for i in range(prompts):
             wrong = is_damaged(v) and name.startswith("pd") and i % 10 == 0
             text = answers[name][i % len(LENGTHS)][wrong] if i >= broken or i % len(LENGTHS) else failed[name]
-            yield put(text, name, record.cell, i)
+            yield Path(record.cell, LINES), put(text, name, record.cell, i)
         for i, text in enumerate(long[name]):
-            yield put(text, name, record.cell, prompts + i, renamed=False)
+            yield Path(record.cell, LINES), put(text, name, record.cell, prompts + i, renamed=False)
         if name == "single-none":
             for i in range(prompts):
                 for wrong in (False, True)[: 2 if is_damaged(v) and i % 10 == 0 else 1]:
-                    yield put(scores[i % len(LENGTHS)][wrong], name, record.cell, i)
+                    yield Path(record.cell, SCORES), put(scores[i % len(LENGTHS)][wrong], name, record.cell, i)
 
 
 def _prompt(i: int) -> tuple[str, str]:
@@ -191,9 +197,10 @@ def write(folder: Path, run: RunRecord, prompts: int, broken: int = 0) -> None:
             "identities": {k: v for k, v in run.identities.items() if k in lineups},
         }
     )
-    with (folder / LINES).open("w", encoding="utf-8") as stream:
-        for line in lines(run, prompts, broken):
-            stream.write(line + "\n")
+    for path, found in groupby(lines(run, prompts, broken), key=itemgetter(0)):
+        (folder / layout.CELLS / path).parent.mkdir(parents=True, exist_ok=True)
+        with (folder / layout.CELLS / path).open("w", encoding="utf-8") as stream:
+            stream.writelines(f"{line}\n" for _, line in found)
     write_run(folder, run)
 
 
@@ -291,7 +298,7 @@ def main(arguments: Sequence[str]) -> None:
         engines = tuple(e for e in run.engines if e.group in groups)
         write(folder / name, run.model_copy(update={"cells": part, "engines": engines}), prompts)
     write_baselines(folder / "baselines", run, prompts)
-    size = (folder / "whole" / LINES).stat().st_size
+    size = bytes_recorded(folder / "whole")
     print(f"{len(run.cells)} cells × {prompts} prompts, {size / _MIB:.0f} MiB of lines, in {folder}\n")
     print("| stage | peak | CPU | time | |\n|---|---:|---:|---:|---|", flush=True)
     for name in STAGES:

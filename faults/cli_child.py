@@ -17,8 +17,8 @@ from faults.model import ControlRun
 from faults.results import Tried
 from harness.commands.merge.shards import missing_evidence
 from harness.errors import HarnessError
-from harness.history.checksum import LINES
-from harness.history.folder import RUN, History, load_history
+from harness.history.folder import History, load_history
+from harness.history.layout import RUN, files_by_cell
 from harness.history.verdict import Verdict
 from harness.judging.findings import Judgement
 from harness.util.paths import REPOSITORY
@@ -150,9 +150,10 @@ def folder_in(out: Path) -> Path | None:
 
 
 def whole_lines(folder: Path | None) -> int:
-    """Return the number of whole observations in the file of a run in progress."""
+    """Return the number of whole observations of a run in progress."""
+    files = [f for of_cell in files_by_cell(folder).values() for f in of_cell] if folder is not None else []
     try:
-        return (folder / LINES).read_bytes().count(b"\n") if folder is not None else 0
+        return sum(f.read_bytes().count(b"\n") for f in files)
     except OSError:
         return 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness import redact
 from harness.errors import HarnessError
-from harness.history.folder import RUN
+from harness.history.layout import RUN
 from harness.supervision.orphans import survey
 from harness.util.storage import FolderLock
 

@@ -1,9 +1,8 @@
 """``harness run --resume``: resume an interrupted run in its folder, with the cells that are not complete.
 
 The record is reopened first, so that the run is neither finished nor sealed while it grows. Then the answers of
-incomplete cells are moved from the observations into a separate file, so that the judge sees one recording of each
-cell. Complete cells are never asked again. Regressions in answers that were set aside stay on record and keep the run
-from passing.
+incomplete cells are moved aside, so that the judge sees one recording of each cell. Complete cells are never asked
+again. Regressions in answers that were set aside stay on record and keep the run from passing.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from harness.commands.merge.shards import differing, rescored, unfinished
 from harness.commands.run import second_stage
 from harness.engines.environment import engines_for
 from harness.errors import EXIT_REGRESSION, UsageError
-from harness.history.checksum import LINES, PARQUET
-from harness.history.folder import SECOND, History, load_history, write_run
+from harness.history.folder import History, load_history, write_run
+from harness.history.layout import CELLS, LINES, PARQUET, SCORES, SECOND, bytes_recorded
 from harness.history.records import COLD, RESCORE, CellRecord, EngineRecord, Resumption, RunRecord
 from harness.history.run_kind import require_plain
-from harness.history.truncation import move_aside
 from harness.judging.checks.registry import baselines_for, tripped_tests
 from harness.judging.references import load_second
 from harness.profiles.cells import CellName, EngineGroup, Plan
@@ -49,7 +47,7 @@ class Resumable(NamedTuple):
     """The resolved folder of the run, because the link ``latest`` may change meanwhile."""
     history: History
     recorded: int
-    """Size of the observations file in bytes when it was read."""
+    """Size of the observations in bytes when they were read."""
     whole: Prepared
     """The whole run, prepared again."""
     rest: Prepared
@@ -67,7 +65,7 @@ def prepare_resume(folder: Path) -> Resumable:
     Raises UsageError for runs that cannot be resumed, and the errors of ``load_history`` and ``prepare``.
     """
     folder = folder.resolve()
-    recorded = _size(folder / LINES)
+    recorded = bytes_recorded(folder)
     history = load_history(folder)
     _require_resumable(history)
     run = history.run
@@ -91,7 +89,7 @@ def resume(
     """
     with FolderLock(left.folder):
         # The run may still have been active a moment ago; its latest answers must not be set aside unread.
-        if _size(left.folder / LINES) != left.recorded or load_history(left.folder).run != left.history.run:
+        if bytes_recorded(left.folder) != left.recorded or load_history(left.folder).run != left.history.run:
             raise UsageError(
                 f"{left.folder}: expected the run to be unchanged since it was read, found it changed; try again"
             )
@@ -108,10 +106,6 @@ def resume(
         return Outcome(left.folder, judge_and_report(history))
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
 # --- what can be resumed ---------------------------------------------------------------------------------------------
 
 
@@ -126,8 +120,17 @@ def _require_resumable(history: History) -> None:
             f"{folder}: expected the folder that `harness run` created for the run, found run {run.run_id} in {name}; "
             "repetitions, tries and copies cannot be resumed"
         )
-    if not (folder / LINES).is_file():
-        raise UsageError(f"{folder}: expected {LINES}, found no such file; restore it from a copy, or run again")
+    if (folder / LINES).exists():
+        raise UsageError(
+            f"{folder}: expected a folder for each cell, found {LINES} of an earlier version of the harness; resume it "
+            "with the version that recorded it, or run again"
+        )
+    lost = [c.cell for c in run.cells if c.state == "complete" and not history.in_order(c.cell)]
+    if lost:
+        raise UsageError(
+            f"{folder}: expected the answers of {lost[0]}, which is complete, found none; restore {CELLS}/{lost[0]} "
+            "from a copy, or run again"
+        )
     if run.finished is not None and not run.interrupted and not _second_is_missing(history):
         raise UsageError(
             f"{folder}: expected a run that was killed or interrupted, found one that finished at "
@@ -258,12 +261,10 @@ def _reopen(left: Resumable, fresh: RunRecord) -> RunRecord:
     again = set(left.again)
     scored = {w.cell.id for w in left.rest.works}
 
-    def stays(cell: str, scenario: str) -> bool:
-        return cell not in scored if scenario == RESCORE else cell not in again
-
     number = len(run.resumed) + 1
-    aside = sum(not stays(o.cell, o.scenario) for o in left.history.observations)
-    name = _free(folder, f"superseded-{number}")
+    name = f"superseded-{number}"
+    moved = [*(Path(cell, LINES) for cell in again), *(Path(cell, SCORES) for cell in scored)]
+    aside = sum(o.cell in (scored if o.scenario == RESCORE else again) for o in left.history.observations)
     restarted = {g.id for g in left.rest.plan.groups}
     resumption = Resumption(
         at=machine.now(),
@@ -286,8 +287,11 @@ def _reopen(left: Resumable, fresh: RunRecord) -> RunRecord:
         }
     )
     write_run(folder, record)
-    move_aside(folder / LINES, stays, folder / name, folder / _free(folder, f"torn-{number}"))
     with writing(folder):
+        for path in moved:
+            if (folder / CELLS / path).exists():
+                (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / CELLS / path).rename(folder / name / path)
         redact.logs(folder)
         (folder / PARQUET).unlink(missing_ok=True)
         for old, new in _logs(folder / "logs", restarted, number):
@@ -305,12 +309,6 @@ def _found(history: History) -> tuple[str, ...]:
         for f in judgement.findings
         if f.known is None and f.verdict.exit_code == EXIT_REGRESSION
     )
-
-
-def _free(folder: Path, what: str) -> str:
-    """Return an unused file name beside the observations."""
-    names = (f"observations.{what}{mark}.jsonl" for mark in ("", *(f"-{n}" for n in range(2, 1000))))
-    return next(n for n in names if not (folder / n).exists())
 
 
 def _earlier(group: str, number: int) -> str:

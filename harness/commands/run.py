@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.history.folder import SECOND, History
+from harness.history.folder import History
+from harness.history.layout import SECOND
 from harness.history.records import COLD
 from harness.judging.checks.registry import baselines_for, tripped_tests
 from harness.profiles.cells import CellName, make_plan

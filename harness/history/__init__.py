@@ -4,12 +4,12 @@ acceptance   ``real_steps``, ``request_counts``, ``pool``: acceptance of drafts 
 checksum     ``Seal``, ``check_observations``: detection of changes to a finished run
 folder       ``HistoryWriter``, ``write_run``, ``load_history``: the folder of a run, on disk
 identity     ``Identity``, ``identity_of``: what a recording belongs to, by hash
-index        ``RecordedLines``: observations of large runs, parsed on demand
+index        ``RecordedCells``: observations of large runs, parsed on demand
+layout       names of the files in the folder of a run
 migrations   ``SCHEMA``, ``migrate``: records of earlier versions
 records      ``Observation``, ``RunRecord``: what is recorded
 run_kind     ``require_plain``: refusal of soaks and drills
 surfaces     ``WITHOUT``: engine features that some versions lack, and what each costs
 token_ids    ``compare``, ``common_prefix``, ``output_key``: sequences of token ids
-truncation   ``move_aside``: selection of the lines that a resumed run keeps
 verdict      ``Verdict``, ``worst``: the verdicts and their order
 """

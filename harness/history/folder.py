@@ -7,35 +7,38 @@ run keeps everything; at its end they are copied to Parquet, which is easier to 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Annotated, Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, InstanceOf, ValidationError
 
 from harness.errors import DataError, NotARunError, StorageError
 from harness.history import index
-from harness.history.checksum import LINES, PARQUET, SEALED_FROM, check_observations, sealed, unsealed
-from harness.history.index import CellRows, HeldCells, Lazy, RecordedLines
+from harness.history.checksum import SEALED_FROM, check_observations, sealed, unsealed
+from harness.history.index import CellRows, HeldCells, RecordedCells, RecordedFile
+from harness.history.layout import CELLS, LINES, PARQUET, RUN, SCORES, bytes_recorded, files_by_cell
 from harness.history.migrations import SCHEMA, migrate
-from harness.history.records import COLD, CellRecord, Form, Observation, RunRecord
+from harness.history.records import COLD, RESCORE, CellRecord, Form, Observation, RunRecord
 from harness.util import json_io
 from harness.util.files import write_json
 from harness.util.json_io import MIB, printable
 from harness.util.storage import LineFile, writing
 from harness.util.strict import Strict, describe_validation_error
 
-SECOND = "second-stage"
-"""Folder inside a run with the repetition of its failed tests on held-out prompts and fresh engines."""
-RUN = "run.json"
 _MOST_BYTES = 256 * MIB
 """Largest run.json that is read; that of a thousand cells has about 4 MiB."""
+_CELL_FOLDERS_FROM = 4
+"""First schema of histories with a folder for each cell."""
+_MOST_OPEN = 64
+"""Most files that a writer keeps open; cells are asked one after the other, or as many at once as there are engines."""
 
 
 class HistoryWriter:
@@ -45,14 +48,24 @@ class HistoryWriter:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._lines = LineFile(folder / LINES)
+        self._open: dict[Path, LineFile] = {}
 
     def append(self, observation: Observation) -> None:
         """Append an observation. Raises StorageError when it cannot be written; earlier lines are unaffected."""
-        self._lines.append(observation.model_dump_json())
+        name = SCORES if observation.scenario == RESCORE else LINES
+        path = self.folder / CELLS / observation.cell / name
+        if path not in self._open:
+            if len(self._open) >= _MOST_OPEN:
+                self._open.pop(next(iter(self._open))).close()
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._open[path] = LineFile(path)
+        self._open[path].append(observation.model_dump_json())
 
     def close(self) -> None:
-        self._lines.close()
+        with contextlib.ExitStack() as stack:
+            for lines in self._open.values():
+                stack.callback(lines.close)
 
     def __enter__(self) -> HistoryWriter:
         return self
@@ -141,12 +154,14 @@ class History(Strict):
 
     folder: Path
     run: RunRecord
-    observations: Annotated[InstanceOf[Lazy[Observation]] | tuple[Observation, ...], Field(union_mode="left_to_right")]
+    observations: Annotated[
+        InstanceOf[RecordedCells[Observation]] | tuple[Observation, ...], Field(union_mode="left_to_right")
+    ]
     """Observations in memory, or those of a large run, which are parsed on demand (``harness.history.index``)."""
     own: bool = False
     """Whether this process recorded it from a profile that its user named, so that its paths are the user's."""
     torn_line: bool = False
-    """Whether the last JSON line was cut off (the run was killed while writing it) and left out."""
+    """Whether a last line was cut off (the run was killed while writing it) and left out."""
     notices: tuple[str, ...] = ()
     """Remarks on its files for reports."""
 
@@ -155,8 +170,8 @@ class History(Strict):
         return {o.key: o for o in self.of_cell(cell).by_place.get((form, scenario), ())}
 
     @cached_property
-    def _cells(self) -> Lazy[Observation] | HeldCells[Observation]:
-        return self.observations if isinstance(self.observations, Lazy) else HeldCells(self.observations)
+    def _cells(self) -> RecordedCells[Observation] | HeldCells[Observation]:
+        return self.observations if isinstance(self.observations, RecordedCells) else HeldCells(self.observations)
 
     def of_cell(self, cell: str) -> CellRows[Observation]:
         """Return the observations of a cell, which are empty for a cell that was not recorded."""
@@ -164,7 +179,7 @@ class History(Strict):
 
     def of_scenario(self, scenario: str) -> Iterator[Observation]:
         """Iterate over all observations of a scenario, in the order of the record."""
-        if isinstance(self.observations, Lazy):
+        if isinstance(self.observations, RecordedCells):
             return self.observations.of_scenario(scenario)
         return (o for o in self.observations if o.scenario == scenario)
 
@@ -179,7 +194,8 @@ class History(Strict):
 def load_history(folder: Path, in_memory: int | None = None) -> History:
     """Load a run folder. Raises NotARunError for other folders and DataError for damaged files.
 
-    Up to ``in_memory`` bytes of lines are parsed at once (None: ``harness.history.index.IN_MEMORY``), more on demand.
+    Less than ``in_memory`` bytes of lines are parsed at once (None: ``harness.history.index.IN_MEMORY``), more on
+    demand; with 0, all are.
     """
     run_file = folder / RUN
     if not run_file.is_file():
@@ -193,7 +209,7 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
         raise DataError(f"{run_file}: expected JSON, but it cannot be read ({error})") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     seal = None
-    if version == SEALED_FROM:
+    if version in range(SEALED_FROM, SCHEMA + 1):
         raw, seal = unsealed(raw, run_file)
     try:
         raw = migrate(raw) if isinstance(raw, dict) else raw
@@ -210,45 +226,67 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
         raise DataError(f"{run_file} is damaged:\n{describe_validation_error(error)}") from error
     if not isinstance(run.profile.get("name"), str):
         raise DataError(f"{run_file} is damaged:\n  profile.name: expected the profile's name, found none")
-    counting, notices = check_observations(folder, seal)
+    in_one_file = version in range(1, _CELL_FOLDERS_FROM)
     most = index.IN_MEMORY if in_memory is None else in_memory
-    observations, torn = _read_observations(folder, counting, most)
-    return History(folder=folder, run=run, observations=observations, torn_line=torn, notices=tuple(notices))
-
-
-def _read_observations(
-    folder: Path, counting: str | None, in_memory: int
-) -> tuple[tuple[Observation, ...] | Lazy[Observation], bool]:
-    if counting is None:
-        return (), False
-    if counting == PARQUET:
-        parquet = folder / PARQUET
-        try:
-            records = [str(r) for r in pd.read_parquet(parquet, columns=["record"])["record"]]
-        except Exception as error:
-            raise DataError(
-                f"{parquet}: expected a Parquet file of observations, but it cannot be read ({error}); restore it or "
-                f"{LINES} from a copy"
-            ) from error
-        return tuple(_parse(r, f"{parquet}, row {i}") for i, r in enumerate(records, 1)), False
-    lines = folder / LINES
     try:
-        if lines.stat().st_size > in_memory:
-            large = RecordedLines(lines, _parse)
-            return large, large.torn
-        data = lines.read_bytes()
+        check_observations(folder, seal)
+        read = _read_one_file if in_one_file else read_cells
+        observations, torn = read(folder, [c.cell for c in run.cells], most)
     except OSError as error:
-        raise DataError(f"{lines}: expected JSON lines, but it cannot be read ({error})") from error
-    complete, _, rest = data.rpartition(b"\n")
-    rows = complete.split(b"\n") if complete else []
-    # Split bytes, not text: a torn line may end within a character.
-    return tuple(_parse(r, f"{lines}, line {i}") for i, r in enumerate(rows, 1)), bool(rest.strip())
+        raise DataError(f"{folder}: expected its observations, but they cannot be read ({error})") from error
+    return History(folder=folder, run=run, observations=observations, torn_line=torn)
 
 
-def _parse(text: str | bytes, where: str) -> Observation:
+_Observations = tuple[Observation, ...] | RecordedCells[Observation]
+
+
+def read_cells(folder: Path, order: Iterable[str], in_memory: int) -> tuple[_Observations, bool]:
+    """Read the observations of a run in this order of the cells, and whether one of the files has a torn line.
+
+    They are kept in memory if their files have fewer bytes than ``in_memory``. Raises OSError and DataError.
+    """
+    found = files_by_cell(folder)
+    kept: list[Observation] | None = [] if bytes_recorded(folder) < in_memory else None
+    files = {
+        cell: [RecordedFile(path, partial(_parse_of, cell), kept) for path in found[cell]]
+        for cell in dict.fromkeys((*order, *found))
+        if cell in found
+    }
+    torn = any(file.torn for of_cell in files.values() for file in of_cell)
+    return tuple(kept) if kept is not None else RecordedCells(files), torn
+
+
+def _read_one_file(folder: Path, order: Iterable[str], in_memory: int) -> tuple[_Observations, bool]:
+    """Read the one file of a run of schema 3 or earlier; the lines of a large run are sorted into temporary files."""
+    lines = folder / LINES
+    if not lines.is_file():
+        return read_cells(folder, (), in_memory)
+    kept: list[Observation] | None = [] if lines.stat().st_size < in_memory else None
+    whole = RecordedFile(lines, _parse, kept)
+    if kept is not None:
+        return tuple(kept), whole.torn
+    with contextlib.ExitStack() as stack:
+        temporary = Path(stack.enter_context(TemporaryDirectory(prefix="harness-cells-")))
+        with HistoryWriter(temporary) as writer:
+            for observation in whole:
+                writer.append(observation)
+        observations, _ = read_cells(temporary, order, 0)
+        # The files are needed for as long as the observations are.
+        weakref.finalize(observations, stack.pop_all().close)
+    return observations, whole.torn
+
+
+def _parse(text: bytes, where: str) -> Observation:
     try:
         return Observation.model_validate_json(text)
     except ValidationError as error:
         raise DataError(
             f"{where}: expected an observation, found damaged data:\n{describe_validation_error(error)}"
         ) from error
+
+
+def _parse_of(cell: str, text: bytes, where: str) -> Observation:
+    observation = _parse(text, where)
+    if observation.cell != cell:
+        raise DataError(f"{where}: expected an observation of {cell}, found one of {observation.cell}")
+    return observation

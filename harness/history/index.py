@@ -1,16 +1,14 @@
 """Observations of a large run: validated once, then parsed per cell on demand and cached.
 
-A parsed observation takes about six times the memory of its line. So a run above ``IN_MEMORY`` bytes is kept as an
-index of its file, about 30 bytes per observation, with a cache of the most recently used cells.
+A parsed observation takes about six times the memory of its line, so of a run above ``IN_MEMORY`` bytes only the most
+recently used cells are kept parsed.
 """
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -44,7 +42,7 @@ class CellRows(NamedTuple, Generic[R]):
     """The observations of one cell."""
 
     by_place: dict[tuple[str, str], list[R]]
-    """Observations by form and scenario, in the order of the file."""
+    """Observations by form and scenario, in the order of the record."""
     ordered: list[R]
     """All observations, sorted by sequence."""
 
@@ -56,68 +54,49 @@ def cell_rows(observations: Sequence[R]) -> CellRows[R]:
     return CellRows(by_place, sorted(observations, key=lambda o: o.sequence))
 
 
-class Lazy(ABC, Generic[R]):
-    """Observations that are not in memory: they are read in passes, or by cell."""
+class RecordedFile(Generic[R]):
+    """The complete lines of a file of observations, which can be read any number of times; each pass parses them again.
 
-    @abstractmethod
-    def __iter__(self) -> Iterator[R]: ...
-    @abstractmethod
-    def __len__(self) -> int: ...
-    @abstractmethod
-    def of_cell(self, cell: str) -> CellRows[R]:
-        """Return the observations of a cell, which are empty for a cell that was not recorded."""
-
-    @abstractmethod
-    def of_scenario(self, scenario: str) -> Iterator[R]:
-        """Iterate over the observations of a scenario, in the order of the record."""
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Lazy | tuple):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-class RecordedLines(Lazy[R]):
-    """A file of observations, which can be read any number of times; each pass parses it again.
-
-    Every read raises DataError when the file has changed since it was indexed.
+    Every read raises DataError when the file has changed since it was first read.
     """
 
-    def __init__(self, path: Path, parse: Parse[R]) -> None:
-        """Validate and index the complete lines. Raises DataError for damaged ones."""
-        self._path = path
+    def __init__(self, path: Path, parse: Parse[R], kept: list[R] | None = None) -> None:
+        """Validate the complete lines, and append them to ``kept`` if there is one. Raises DataError for damaged
+        ones."""
+        self.path = path
         self._parse = parse
-        self._starts = array("Q")
-        self._sizes = array("I")
-        self._cells: dict[str, array[int]] = {}
-        self._scenarios: dict[str, array[int]] = {}
+        self.lines = self.size = 0
+        self.scenarios: set[str] = set()
         self.torn = False
         """Whether there is anything after the last complete line."""
-        self._number = next(_NUMBERS)
         with self._open() as stream:
             self._stamp = self._stamp_of(stream)
-            self._index(stream)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    self.torn = bool(line.strip())
+                    break
+                o = self._parse(line[:-1], f"{path}, line {self.lines + 1}")
+                self.lines += 1
+                self.size += len(line)
+                self.scenarios.add(o.scenario)
+                if kept is not None:
+                    kept.append(o)
 
-    def _index(self, stream: IO[bytes]) -> None:
-        place = 0
-        for number, line in enumerate(stream):
-            if not line.endswith(b"\n"):
-                self.torn = bool(line.strip())
-                return
-            o = self._parse(line[:-1], f"{self._path}, line {number + 1}")
-            self._starts.append(place)
-            self._sizes.append(len(line) - 1)
-            self._cells.setdefault(o.cell, array("I")).append(number)
-            self._scenarios.setdefault(o.scenario, array("I")).append(number)
-            place += len(line)
+    def __iter__(self) -> Iterator[R]:
+        with self._open_unchanged() as stream:
+            for number, line in enumerate(islice(stream, self.lines), 1):
+                yield self._parse(line[:-1], f"{self.path}, line {number}")
+
+    def copy_to(self, target: IO[bytes]) -> None:
+        """Write the complete lines to another file."""
+        with self._open_unchanged() as stream:
+            target.writelines(islice(stream, self.lines))
 
     def _open(self) -> IO[bytes]:
         try:
-            return self._path.open("rb")
+            return self.path.open("rb")
         except OSError as error:
-            raise DataError(f"{self._path}: expected JSON lines, but it cannot be read ({error})") from error
+            raise DataError(f"{self.path}: expected JSON lines, but it cannot be read ({error})") from error
 
     @staticmethod
     def _stamp_of(stream: IO[bytes]) -> tuple[int, int]:
@@ -125,46 +104,53 @@ class RecordedLines(Lazy[R]):
         return found.st_size, found.st_mtime_ns
 
     def _open_unchanged(self) -> IO[bytes]:
-        """Open the file. Raises DataError when it has changed since it was indexed."""
         stream = self._open()
         if self._stamp_of(stream) != self._stamp:
             stream.close()
             raise DataError(
-                f"{self._path}: expected the file as it was first read, found it changed since; judge it again when no "
+                f"{self.path}: expected the file as it was first read, found it changed since; judge it again when no "
                 "process writes to it"
             )
         return stream
 
-    def _read(self, numbers: Sequence[int]) -> Iterator[R]:
-        with self._open_unchanged() as stream:
-            for number in numbers:
-                stream.seek(self._starts[number])
-                yield self._parse(stream.read(self._sizes[number]), f"{self._path}, line {number + 1}")
+
+class RecordedCells(Generic[R]):
+    """Observations that are not in memory: they are read in passes, or by cell."""
+
+    def __init__(self, files: Mapping[str, Sequence[RecordedFile[R]]]) -> None:
+        self.files = {cell: tuple(of_cell) for cell, of_cell in files.items()}
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return sum(file.lines for files in self.files.values() for file in files)
 
     def __iter__(self) -> Iterator[R]:
-        return self._read(range(len(self)))
+        return (o for files in self.files.values() for file in files for o in file)
 
     def of_scenario(self, scenario: str) -> Iterator[R]:
-        """Iterate over the observations of a scenario, in the order of the file; the others are not parsed."""
-        return self._read(self._scenarios.get(scenario, ()))
+        """Iterate over the observations of a scenario, by cell; files without it are not read."""
+        for files in self.files.values():
+            for file in files:
+                if scenario in file.scenarios:
+                    yield from (o for o in file if o.scenario == scenario)
 
     def of_cell(self, cell: str) -> CellRows[R]:
-        """Return the observations of a cell, from the cache if possible."""
-        key = (self._number, cell)
-        found = _CACHE.get(key)
+        """Return the observations of a cell, from the cache if possible; they are empty if it was not recorded."""
+        files = self.files.get(cell, ())
+        found = _CACHE.get(files)
         if found is None:
-            numbers = self._cells.get(cell, ())
-            found = cell_rows(list(self._read(numbers)))
-            _CACHE.put(key, found, sum(self._sizes[n] for n in numbers))
+            found = cell_rows([o for file in files for o in file])
+            _CACHE.put(files, found, sum(file.size for file in files))
         return found
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RecordedCells | tuple):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
-_CACHE: ByteCache[tuple[int, str], CellRows[Any]] = ByteCache(CACHED)
-_NUMBERS = count()
-"""Numbers that tell runs apart in the cache."""
+    __hash__ = None  # type: ignore[assignment]
+
+
+_CACHE: ByteCache[tuple[RecordedFile[Any], ...], CellRows[Any]] = ByteCache(CACHED)
 
 
 class HeldCells(Generic[R]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 def _to_2(raw: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,12 @@ def _to_3(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "schema_version": 3}
 
 
-STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _to_2, 2: _to_3}
+def _to_4(raw: dict[str, Any]) -> dict[str, Any]:
+    """Migrate to schema 4, which has a folder for each cell; ``load_history`` reads the one file of earlier ones."""
+    return {**raw, "schema_version": 4}
+
+
+STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _to_2, 2: _to_3, 3: _to_4}
 
 
 def migrate(raw: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from harness.baselines.build import references_in
 from harness.baselines.lookup import Lookup
-from harness.history.folder import SECOND, History, load_history
+from harness.history.folder import History, load_history
 from harness.history.identity import identity_in
+from harness.history.layout import SECOND
 from harness.judging.checks.registry import baselines_for
 from harness.profiles.known_defects import known_path
 from harness.util.paths import recorded

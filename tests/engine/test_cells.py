@@ -20,6 +20,7 @@ from harness.util.paths import REPOSITORY
 from tests.support.pages import Page
 from tests.support.real_engines import Done, harness, left_over
 from tests.support.reseal import reseal
+from tests.support.run_files import answers
 
 pytestmark = pytest.mark.engine
 
@@ -173,11 +174,11 @@ def test_recorded_damage_is_found_offline(eagle3: Done, tmp_path):
     """The real recording with one prompt's tokens of the pair damaged: found, at that prompt and position."""
     copy = tmp_path / "run"
     shutil.copytree(eagle3.folder, copy)
-    (copy / "observations.parquet").unlink()
-    lines = [json.loads(line) for line in (copy / "observations.jsonl").read_text().splitlines()]
-    victim = next(o for o in lines if (o["cell"], o["scenario"], len(o["sent_ids"])) == ("pd-eagle3", "cold", 64))
+    path = answers(copy, "pd-eagle3")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    victim = next(o for o in lines if (o["scenario"], len(o["sent_ids"])) == ("cold", 64))
     victim["legs"][-1]["output_ids"][7] += 1
-    (copy / "observations.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    path.write_text("".join(json.dumps(o) + "\n" for o in lines))
     refused = harness("check", str(copy))
     assert refused.code == 64, refused.output
     assert "changed or damaged" in refused.output

@@ -35,7 +35,7 @@ def start(out: Path, *arguments: str) -> subprocess.Popen:
 
 
 def recorded(out: Path) -> int:
-    return sum(len(p.read_bytes().splitlines()) for p in out.glob("*/observations.jsonl"))
+    return sum(len(p.read_bytes().splitlines()) for p in out.glob("*/cells/*/observations.jsonl"))
 
 
 def test_engine_that_hangs_leaves_its_stacks_and_the_cell_is_unknown(tmp_path):

@@ -499,7 +499,6 @@ def test_engines_that_died_lose_nothing_of_what_was_recorded_before(prepared, tm
         judgement=SimpleNamespace(findings=(), cells=(), notices=("ended by itself",)),
         history=SimpleNamespace(observations=(), run=SimpleNamespace(cells=()), folder=tmp_path),
     )
-    (tmp_path / "observations.jsonl").write_text("")
     drill = next(d for d in handoff_drills.HANDOFFS if d.drill.id == "no-groups")
 
     def perform(*_: object):

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from harness.util.paths import REPOSITORY
 from tests.support.builders import recorded
 from tests.support.program import harness, run
+from tests.support.run_files import answers
 from tools.probe_models.__main__ import app as probe_models
 
 
@@ -105,7 +106,7 @@ def test_report_of_a_recorded_run_exits_with_zero(tmp_path: Path):
 
 def test_damaged_run_is_refused(tmp_path: Path):
     recorded(tmp_path)
-    (tmp_path / "observations.jsonl").write_text('{"cell": 1}\n')
+    answers(tmp_path, "pd-eagle3").write_text('{"cell": 1}\n')
     code, output = run("check", str(tmp_path))
     assert code == 64
     assert "changed or damaged" in output

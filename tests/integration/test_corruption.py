@@ -37,6 +37,7 @@ from tests.support.corrupt import Damage, Form, damages
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_answers import perform, score
 from tests.support.reseal import reseal
+from tests.support.run_files import answers
 
 LIMIT_S = 20.0
 """For one file, on a busy machine."""
@@ -99,13 +100,13 @@ class Target(NamedTuple):
     flips: int = 40
 
 
+LINES = "observations.jsonl"
 TARGETS = {
     "run.json": Target("json", 1),
-    "observations.jsonl": Target("lines", 2),
+    LINES: Target("lines", 2),
     "observations.parquet": Target("binary", 3, 20),
-    "observations.parquet, alone": Target("binary", 4, 20),
     "run.json of a killed run": Target("json", 5, 10),
-    "observations.jsonl of a killed run": Target("lines", 6, 12),
+    f"{LINES} of a killed run": Target("lines", 6, 12),
     "baseline header": Target("json", 7, 20),
     "baseline rows": Target("table", 8, 16),
     "prompt set": Target("lines", 9),
@@ -122,6 +123,10 @@ def put(path: Path, damage: Damage) -> None:
         path.mkdir()
     else:
         path.write_bytes(damage.data)
+
+
+def path_of(run: Path, name: str) -> Path:
+    return answers(run, "single-eagle3") if name == LINES else run / name
 
 
 Judge = Callable[[], str]
@@ -178,33 +183,23 @@ def copied(base: Base, tmp_path: Path) -> Path:
     return shutil.copytree(base.folder, tmp_path / base.folder.name)
 
 
-@pytest.mark.parametrize("name", ["run.json", "observations.jsonl", "observations.parquet"])
+@pytest.mark.parametrize("name", ["run.json", LINES, "observations.parquet"])
 def test_files_of_a_finished_run(base, tmp_path, name):
     folder = copied(base, tmp_path)
-    outcomes = run_all(name, folder / name, lambda: judged(folder, base))
+    outcomes = run_all(name, path_of(folder, name), lambda: judged(folder, base))
     assert set(outcomes) <= {"refused in a sentence", "PASS on the same evidence"}
     if name != "observations.parquet":
         # Of run.json white space and line ends are no change.
         assert outcomes["PASS on the same evidence"] <= 4
 
 
-def test_copy_of_a_finished_run_that_lost_its_lines(base, tmp_path):
-    folder = copied(base, tmp_path)
-    (folder / "observations.jsonl").unlink()
-    assert judged(folder, base) == "PASS on the same evidence"
-    name = "observations.parquet, alone"
-    assert set(run_all(name, folder / "observations.parquet", lambda: judged(folder, base))) == {
-        "refused in a sentence"
-    }
-
-
-@pytest.mark.parametrize("name", ["run.json", "observations.jsonl"])
+@pytest.mark.parametrize("name", ["run.json", LINES])
 def test_files_of_a_killed_run(base, tmp_path, name):
     folder = copied(base, tmp_path)
     (folder / "observations.parquet").unlink()
     reseal(folder, lambda r: r.update(finished=None))
     numbers = count()
-    outcomes = run_all(f"{name} of a killed run", folder / name, lambda: judged(folder, base, next(numbers)))
+    outcomes = run_all(f"{name} of a killed run", path_of(folder, name), lambda: judged(folder, base, next(numbers)))
     assert "PASS on the same evidence" not in outcomes
 
 

@@ -17,20 +17,22 @@ import pytest
 from benchmarks.load import STAGES, records, write, write_baselines
 from benchmarks.memory import forget_peak, peak_mib
 from harness.commands.merge import merge
+from harness.commands.merge.assemble import assemble
 from harness.commands.merge.load import load_parts
 from harness.commands.merge.night import Wanted
 from harness.commands.merge.score_index import ScoreIndex
-from harness.commands.merge.union import MergedObservations
 from harness.errors import DataError
 from harness.history import index
-from harness.history.folder import SECOND, History, HistoryWriter, load_history, write_parquet, write_run
-from harness.history.index import HeldCells, RecordedLines
-from harness.history.records import Observation, _parse
+from harness.history.folder import History, HistoryWriter, _parse, load_history, write_parquet, write_run
+from harness.history.index import RecordedCells, RecordedFile, cell_rows
+from harness.history.layout import SECOND
+from harness.history.records import Observation
 from harness.profiles.model import load_profile
 from harness.reports.judge_run import judge_and_report
 from harness.util.byte_cache import ByteCache
 from harness.util.paths import REPOSITORY
 from tests.support.builders import change_final, history, observation
+from tests.support.run_files import answers
 
 CELLS = ("pd-eagle3", "single-eagle3", "pd-none", "single-none")
 LENGTHS = (40, 63, 64, 65, 96, 117)
@@ -69,7 +71,7 @@ def both(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[History, Histor
     monkeypatch.setattr(index, "_CACHE", ByteCache(0))
     lazy = load_history(folder, in_memory=0)
     assert isinstance(held.observations, tuple)
-    assert isinstance(lazy.observations, RecordedLines)
+    assert isinstance(lazy.observations, RecordedCells)
     return held, lazy
 
 
@@ -109,31 +111,31 @@ def test_cells_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_a_damaged_line_is_named(tmp_path: Path):
     folder = recorded(tmp_path / "run", rows())
-    path = folder / "observations.jsonl"
+    path = answers(folder, "pd-eagle3")
     lines = path.read_bytes().split(b"\n")
-    lines[5] = lines[5][:-20]
+    lines[2] = lines[2][:-20]
     path.write_bytes(b"\n".join(lines))
     with pytest.raises(DataError):
         load_history(folder, in_memory=0)
-    with pytest.raises(DataError, match="line 6"):
-        RecordedLines(path, _parse)
+    with pytest.raises(DataError, match=r"pd-eagle3/observations\.jsonl, line 3"):
+        RecordedFile(path, _parse)
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path):
     path = tmp_path / "observations.jsonl"
     text = "".join(o.model_dump_json() + "\n" for o in rows())
     path.write_text(text + '{"cell": "pd-')
-    torn = RecordedLines(path, _parse)
-    assert torn.torn and len(torn) == len(rows())
+    torn = RecordedFile(path, _parse)
+    assert torn.torn and list(torn) == rows()
     path.write_text(text)
-    assert not RecordedLines(path, _parse).torn
+    assert not RecordedFile(path, _parse).torn
 
 
 def test_a_file_that_changes_while_it_is_judged_is_not_judged_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = recorded(tmp_path / "run", rows())
     _, lazy = both(folder, monkeypatch)
     lazy.in_order("pd-none")
-    with (folder / "observations.jsonl").open("a") as stream:
+    with answers(folder, "single-none").open("a") as stream:
         stream.write("\n")
     with pytest.raises(DataError, match="found it changed since"):
         lazy.in_order("single-none")
@@ -145,35 +147,34 @@ def scored(tokens: int, answered: bool = True) -> Observation:
     return change_final(o, rescored=(0.0,)) if answered else o.model_copy(update={"error": "the exchange broke"})
 
 
-def test_parts_are_put_together_as_if_they_were_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_parts_are_put_together_as_the_files_that_count(tmp_path: Path):
     everything = rows()
     # The first part has no plain engine's cell that counts, and scored one output in vain and another one well.
     first = [o for o in everything if o.cell.startswith("pd")] + [scored(40, answered=False), scored(63)]
     second = [o for o in everything if o.cell.startswith("single")] + [scored(40), scored(63), scored(64)]
-    parts = [both(recorded(tmp_path / str(i), part), monkeypatch) for i, part in enumerate((first, second))]
+    folders = [recorded(tmp_path / str(i), part) for i, part in enumerate((first, second))]
+    parts = [load_history(folder, in_memory=0) for folder in folders]
     chosen = {c: int(c.startswith("single")) for c in CELLS}
-    histories = [[p[i] for p in parts] for i in (0, 1)]
-    held, lazy = (MergedObservations(some, chosen, ScoreIndex(some).scores()) for some in histories)
-    asked = [o for o in (*first, *second) if o.scenario != "rescore"]
+    scores = ScoreIndex(parts)
+    whole = assemble(parts, chosen, scores.scores()).observations
     kept = [
         scored(63).model_copy(update={"sequence": 1}),
         *(scored(t).model_copy(update={"sequence": n}) for t, n in ((40, 0), (64, 2))),
     ]
-    assert list(held) == list(lazy) == [*asked, *kept]
-    assert len(lazy) == len(everything) + 3 and lazy
-    assert list(lazy.of_scenario("rescore")) == kept
-    everyone = HeldCells([*asked, *sorted(kept, key=lambda o: o.sequence)])
+    assert list(whole.of_scenario("rescore")) == kept
     for cell in CELLS:
-        assert lazy.of_cell(cell) == held.of_cell(cell) == everyone.of_cell(cell)
+        asked = [o for o in (*first, *second) if o.scenario != "rescore" and o.cell == cell]
+        assert whole.of_cell(cell) == cell_rows([*asked, *(kept if cell == "single-none" else ())])
     # Where the second part comes first, all its scores count.
-    assert [o.prompt_id for o in ScoreIndex(histories[1]).scores(1)] == ["p40", "p63", "p64"]
-    assert not MergedObservations([], {}, ScoreIndex([]).scores())
+    assert [o.prompt_id for o in scores.scores(1)] == ["p40", "p63", "p64"]
+    assert len(ScoreIndex([]).scores()) == 0
 
 
 def test_scores_of_parts_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(index, "_CACHE", ByteCache(0))
     part = load_history(recorded(tmp_path / "run", [*rows(), *(scored(t) for t in LENGTHS)]), in_memory=0)
-    scores = ScoreIndex([part]).scores()
+    chosen = ScoreIndex([part])
+    scores = chosen.scores()
     seen = [weakref.ref(o) for o in scores]
     gc.collect()
     assert len(seen) == len(scores) == len(LENGTHS)
@@ -185,16 +186,16 @@ def test_a_second_stage_of_a_part_is_not_held_either(tmp_path: Path):
     recorded(folder / SECOND, rows(), identities={"none": {}})
     (part,), problems = load_parts([folder], Wanted())
     assert not problems and part.second is not None
-    assert isinstance(part.second.observations, RecordedLines)
+    assert isinstance(part.second.observations, RecordedCells)
 
 
 def test_a_part_is_parsed_once_however_many_of_its_cells_broke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each cell of the first part has a request that broke; the second part repeats them all."""
     monkeypatch.setattr(index, "_CACHE", ByteCache(0))
     parsed: Counter[str] = Counter()
-    of_cell = RecordedLines.of_cell
+    of_cell = RecordedCells.of_cell
 
-    def counted(lines: RecordedLines, cell: str) -> object:
+    def counted(lines: RecordedCells, cell: str) -> object:
         parsed[cell] += 1
         return of_cell(lines, cell)
 
@@ -206,7 +207,7 @@ def test_a_part_is_parsed_once_however_many_of_its_cells_broke(tmp_path: Path, m
     def cost(cells: int) -> float:
         folders = [run(f"{name}-{cells}", cells, name == "broken") for name in ("broken", "good")]
         parsed.clear()
-        monkeypatch.setattr(RecordedLines, "of_cell", counted)
+        monkeypatch.setattr(RecordedCells, "of_cell", counted)
         merged = merge(folders, tmp_path / f"merged-{cells}")
         monkeypatch.undo()
         monkeypatch.setattr(index, "_CACHE", ByteCache(0))

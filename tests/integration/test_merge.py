@@ -17,7 +17,8 @@ from harness.baselines.store import write_baseline
 from harness.commands.merge import Wanted, merge
 from harness.commands.merge.shards import find_runs, missing_evidence
 from harness.errors import HarnessError, InfrastructureError, UsageError
-from harness.history.folder import SECOND, History, HistoryWriter, load_history, write_run
+from harness.history.folder import History, HistoryWriter, load_history, write_run
+from harness.history.layout import SECOND
 from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
@@ -34,6 +35,7 @@ from tests.support.builders import change_final, engine, history, identity, leg,
 from tests.support.normal_tier import again, baselines, recorded, worse
 from tests.support.program import run as cli
 from tests.support.reseal import reseal as edited
+from tests.support.run_files import answers
 
 LENGTHS = list(range(32, 32 + 30))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3", "pd-mtp", "single-mtp")
@@ -686,8 +688,8 @@ def test_engines_of_two_parts_with_the_same_name_stay_apart(tmp_path):
 @pytest.mark.parametrize("sequence", [2**63, 99999999999999999999, -(2**63) - 1])
 def test_numbers_that_no_column_takes_do_not_cost_the_night(tmp_path, sequence):
     folders = split(night(), tmp_path)
-    lines = folders[1] / "observations.jsonl"
     # Not of the cell that both parts have.
+    lines = answers(folders[1], "pd-mtp")
     changed = re.sub(r'("cell":"pd-mtp".*?"sequence":)\d+', rf"\g<1>{sequence}", lines.read_text(), count=1)
     assert changed != lines.read_text()
     lines.write_text(changed)
@@ -747,7 +749,7 @@ def test_part_that_does_not_fit_is_refused_or_left_out_and_missed(tmp_path, dama
 
 def test_damaged_observations_are_refused_and_a_torn_line_is_said(tmp_path):
     folders = split(night(), tmp_path)
-    lines = folders[1] / "observations.jsonl"
+    lines = answers(folders[1], "pd-mtp")
     whole = lines.read_text()
     lines.write_text('{"cell": 1}\n' + whole)
     with pytest.raises(UsageError, match="changed or damaged"):
@@ -825,7 +827,7 @@ def test_different_runs_of_one_name_are_no_copies(tmp_path, second):
     folders = split(made, tmp_path, made if second else None)
     twin = shutil.copytree(folders[1], tmp_path / "twin")
     changed = twin / SECOND if second else twin
-    lines = changed / "observations.jsonl"
+    lines = answers(changed, "pd-mtp")
     lines.write_text("".join(lines.read_text().splitlines(keepends=True)[1:]))
     edited(changed)
     with pytest.raises(UsageError, match=r"twin: expected one run named part-2, .* found runs that differ"):

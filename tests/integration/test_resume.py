@@ -23,10 +23,11 @@ from harness.cli.app import app
 from harness.commands.resume import prepare_resume, resume
 from harness.commands.run import execute
 from harness.errors import StorageError, UsageError
-from harness.history.folder import SECOND, History, load_history, write_run
+from harness.history.checksum import seal_of
+from harness.history.folder import History, load_history, write_run
 from harness.history.identity import identity_in
+from harness.history.layout import SECOND
 from harness.history.records import COLD, RESCORE, Observation
-from harness.history.truncation import move_aside
 from harness.history.verdict import Verdict
 from harness.reports.judge_run import Outcome, assess, check
 from harness.util.progress import Reporter
@@ -37,6 +38,7 @@ from tests.support.engines import ENVIRONMENT
 from tests.support.fake_answers import perform, score
 from tests.support.fake_session import FakeSession
 from tests.support.reseal import reseal
+from tests.support.run_files import all_lines, answers, in_one_file, scores
 
 CELLS = ["single-none", "single-eagle3"]
 
@@ -116,10 +118,6 @@ def go_on(folder: Path) -> Outcome:
         return resume(prepare_resume(folder), reporter)
 
 
-def lines(folder: Path, name: str = "observations.jsonl") -> list[str]:
-    return (folder / name).read_text().splitlines()
-
-
 def test_run_of_the_fake_engines_passes(tmp_path, engines):
     outcome = start(tmp_path)
     assert outcome.summary.verdict is Verdict.PASS, outcome.summary.judgement.findings[:2]
@@ -128,7 +126,7 @@ def test_run_of_the_fake_engines_passes(tmp_path, engines):
 def test_killed_run_goes_on_and_passes(tmp_path, engines):
     folder = killed(tmp_path, engines)
     assert check(folder).summary.verdict is Verdict.UNKNOWN
-    before = lines(folder)
+    before = all_lines(folder)
     outcome = go_on(folder)
     assert engines.asked == ["single-none"]
     assert outcome.folder == folder
@@ -137,11 +135,11 @@ def test_killed_run_goes_on_and_passes(tmp_path, engines):
     kept = load_history(folder)
     (entry,) = kept.run.resumed
     assert entry.cells == ("single-none",)
-    assert (entry.set_aside, entry.files) == (4, ("observations.superseded-1.jsonl",))
+    assert (entry.set_aside, entry.files) == (4, ("superseded-1",))
     assert entry.hardware == kept.run.hardware
     assert any("4 earlier answers were set aside" in n for n in outcome.summary.judgement.notices)
     # Nothing that was recorded is lost, and each request counts once.
-    assert set(before) <= {*lines(folder), *lines(folder, entry.files[0])}
+    assert set(before) <= {*all_lines(folder), *all_lines(folder / entry.files[0])}
     counted = Counter((o.cell, o.form, o.scenario, o.key) for o in kept.observations)
     assert max(counted.values()) == 1
     assert sum(o.scenario == RESCORE for o in kept.observations) > 0
@@ -150,11 +148,12 @@ def test_killed_run_goes_on_and_passes(tmp_path, engines):
 @pytest.mark.parametrize(("cell", "after"), [("single-none", 1), ("single-eagle3", 1), ("single-eagle3", 40)])
 def test_killed_at_any_request_of_either_cell(tmp_path, engines, cell, after):
     folder = killed(tmp_path, engines, cell, after)
-    with (folder / "observations.jsonl").open("a") as stream:
+    answers(folder, cell).parent.mkdir(parents=True, exist_ok=True)
+    with answers(folder, cell).open("a") as stream:
         stream.write('{"cell":"single-')
     assert assess(load_history(folder)).verdict is Verdict.UNKNOWN
     assert go_on(folder).summary.verdict is Verdict.PASS
-    assert (folder / "observations.torn-1.jsonl").read_text() == '{"cell":"single-'
+    assert (folder / "superseded-1" / cell / "observations.jsonl").read_text().endswith('{"cell":"single-')
 
 
 def test_killed_while_rescoring_asks_no_cell_again(tmp_path, engines):
@@ -234,7 +233,7 @@ def killed_while_rescoring(out: Path, engines: Engines) -> Path:
         o for o in load_history(start(out / "whole").folder).observations if o.scenario == RESCORE and o.final.rescored
     )
     bad = change_final(first, rescored=(5.0, *first.final.rescored[1:]))
-    with (folder / "observations.jsonl").open("a") as stream:
+    with scores(folder).open("w") as stream:
         stream.write(bad.model_dump_json() + "\n")
     engines.asked.clear()
     return folder
@@ -260,8 +259,8 @@ def test_link_that_moves_meanwhile_leads_nowhere_else(tmp_path, engines):
 def test_answers_that_came_after_the_run_was_read_are_not_set_aside(tmp_path, engines):
     folder = killed(tmp_path, engines)
     left = prepare_resume(folder)
-    with (folder / "observations.jsonl").open("a") as stream:
-        stream.write(lines(folder)[-1] + "\n")
+    with answers(folder, "single-none").open("a") as stream:
+        stream.write(all_lines(folder)[-1] + "\n")
     with pytest.raises(UsageError, match="found it changed; try again"):
         resume(left, Reporter(0.0))
 
@@ -361,7 +360,7 @@ def test_interrupted_run_is_opened_again(tmp_path, engines):
     reseal(folder, lambda r: r.update(finished="2026-01-01T00:00:00+00:00", interrupted=True))
     assert load_history(folder).run.interrupted
     assert go_on(folder).summary.verdict is Verdict.PASS
-    assert json.loads((folder / "run.json").read_text())["seal"]["lines"] == len(lines(folder))
+    assert json.loads((folder / "run.json").read_text())["seal"] == seal_of(folder).model_dump()
 
 
 def test_logs_of_engines_that_are_started_again_are_kept(tmp_path, engines):
@@ -376,23 +375,36 @@ def test_logs_of_engines_that_are_started_again_are_kept(tmp_path, engines):
     }
 
 
-def test_lines_are_never_lost_while_they_are_moved(tmp_path, monkeypatch):
-    path = tmp_path / "observations.jsonl"
-    rows = [f'{{"cell":"{c}","scenario":"cold","n":{n}}}\n' for n, c in enumerate("abab")]
-    path.write_text("".join(rows) + '{"cell"')
+def test_nothing_is_lost_when_it_is_killed_while_answers_are_moved_aside(tmp_path, engines, monkeypatch):
+    folder = killed(tmp_path, engines)
+    before = all_lines(folder)
 
     def fail(*_: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", fail)
+        patch.setattr(Path, "rename", fail)
         with pytest.raises(Killed):
-            move_aside(path, lambda cell, _: cell == "a", tmp_path / "aside", tmp_path / "torn")
-    assert path.read_text() == "".join(rows) + '{"cell"'
-    move_aside(path, lambda cell, _: cell == "a", tmp_path / "aside", tmp_path / "torn")
-    assert path.read_text() == rows[0] + rows[2]
-    assert (tmp_path / "aside").read_text() == rows[1] + rows[3]
-    assert (tmp_path / "torn").read_text() == '{"cell"'
+            go_on(folder)
+    assert all_lines(folder) == before
+    assert check(folder).summary.verdict is Verdict.UNKNOWN
+    assert go_on(folder).summary.verdict is Verdict.PASS
+    assert set(before) <= {*all_lines(folder), *all_lines(folder / "superseded-2")}
+
+
+def test_complete_cell_without_its_answers_is_not_asked_again(tmp_path, engines):
+    folder = killed(tmp_path, engines)
+    answers(folder, "single-eagle3").unlink()
+    with pytest.raises(UsageError, match=r"answers of single-eagle3, which is complete, found none; restore cells/"):
+        prepare_resume(folder)
+
+
+def test_run_of_an_earlier_version_is_not_resumed(tmp_path, engines):
+    folder = killed(tmp_path, engines)
+    in_one_file(folder)
+    reseal(folder, lambda r: r.update(schema_version=3))
+    with pytest.raises(UsageError, match=r"expected a folder for each cell, found observations\.jsonl of an earlier"):
+        prepare_resume(folder)
 
 
 def test_killed_between_the_last_answer_and_the_end(tmp_path, engines):
@@ -409,8 +421,8 @@ def test_killed_between_the_last_answer_and_the_end(tmp_path, engines):
 def test_answers_that_the_disk_lost_are_asked_for_again(tmp_path, engines):
     """After a power cut ``run.json`` may say more than the lines have."""
     folder = killed(tmp_path, engines)
-    rows = lines(folder)
-    (folder / "observations.jsonl").write_text("".join(f"{row}\n" for row in rows[:10]))
+    path = answers(folder, "single-eagle3")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:10]))
     go_on(folder)
     assert sorted(engines.asked) == sorted(CELLS)
 
@@ -419,7 +431,6 @@ def test_second_stage_that_is_not_whole_is_put_away_and_run_again(tmp_path, engi
     folder = start(tmp_path).folder
     second = folder / SECOND
     second.mkdir()
-    (second / "observations.jsonl").write_text("")
     made = history([observation("single-none")], folder=second).run
     write_run(second, made.model_copy(update={"finished": None}))
     # A cell that failed in a run that finished is not tried again.

@@ -23,6 +23,7 @@ from harness.util.names import SafeName
 from harness.util.paths import REPOSITORY, recorded
 from tests.support.builders import changed_profile, engine, history, identity, observation
 from tests.support.reseal import reseal
+from tests.support.run_files import answers
 
 PACKAGE = REPOSITORY / "harness"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -286,7 +287,7 @@ def test_recorded_names_that_lead_elsewhere_are_a_damaged_record(where, tmp_path
 
 def test_observations_of_cells_that_lead_elsewhere_are_damaged(tmp_path):
     folder = kept(tmp_path / "run")
-    path = folder / "observations.jsonl"
+    path = answers(folder, "pd-none")
     path.write_text(path.read_text().replace('"pd-none"', '"../x"'))
     reseal(folder)
     with pytest.raises(DataError, match=r"line 1: .*damaged"):

@@ -37,6 +37,7 @@ from tests.support.engines import ENVIRONMENT
 from tests.support.fake_answers import answer, perform
 from tests.support.fake_soak import FLAT, FakeSession, FakeWatcher
 from tests.support.reseal import reseal
+from tests.support.run_files import all_lines
 
 PROMPTS = 42
 
@@ -113,8 +114,8 @@ def written(folder: Path) -> dict:
     return json.loads((folder / "soak.json").read_text())
 
 
-def lines(folder: Path, name: str = "observations.jsonl") -> list[dict]:
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+def recorded(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in all_lines(folder)]
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ def test_a_full_disk_in_a_round_is_a_named_doubt(
     assert ended.result.verdict is Verdict.UNKNOWN
     assert any("soak.jsonl" in d and "the disk is full" in d for d in ended.result.doubts)
     assert written(ended.folder)["rounds"] == 1
-    assert len(lines(ended.folder)) == 2 * PROMPTS
+    assert len(recorded(ended.folder)) == 2 * PROMPTS
 
 
 def test_two_interrupts_leave_a_result(tmp_path: Path, session: type[FakeAnswers], monkeypatch: pytest.MonkeyPatch):
@@ -261,7 +262,7 @@ def test_an_interrupt_while_a_round_is_kept_records_each_answer_once(
     monkeypatch.setattr(soak_run.Recorder, "append", append)
     ended = played(tmp_path, 99)
     assert ended.result.doubts == ("interrupted by the user",)
-    assert [o["sequence"] for o in lines(ended.folder)] == list(range(PROMPTS))
+    assert [o["sequence"] for o in recorded(ended.folder)] == list(range(PROMPTS))
 
 
 def test_the_answers_of_the_round_under_way_are_on_disk(tmp_path: Path, session: type[FakeAnswers]):
@@ -270,7 +271,7 @@ def test_the_answers_of_the_round_under_way_are_on_disk(tmp_path: Path, session:
 
     def look():
         (folder,) = tmp_path.iterdir()
-        seen.append(len(lines(folder)) + len(lines(folder, "round.jsonl")))
+        seen.append(len(recorded(folder)) + len((folder / "round.jsonl").read_text().splitlines()))
 
     session.after, session.event = PROMPTS + 30, look
     played(tmp_path, concurrency=1)

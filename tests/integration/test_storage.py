@@ -34,6 +34,7 @@ from harness.workload.prepare import prepare
 from tests.support.builders import history, observation
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_session import FakeSession
+from tests.support.run_files import answers
 
 
 def mounted(folder: Path, options: str) -> bool:
@@ -88,7 +89,9 @@ def test_full_disk_keeps_every_whole_line(tiny: Path):
 
 
 def test_full_device_is_a_storage_error(tmp_path):
-    (tmp_path / "observations.jsonl").symlink_to("/dev/full")
+    path = answers(tmp_path, "single-none")
+    path.parent.mkdir(parents=True)
+    path.symlink_to("/dev/full")
     with HistoryWriter(tmp_path) as writer, pytest.raises(StorageError, match=r"observations\.jsonl.*disk is full"):
         writer.append(observation("single-none"))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.history.checksum import sealed
-from harness.history.folder import RUN
+from harness.history.layout import RUN
 from harness.util.files import write_json
 
 

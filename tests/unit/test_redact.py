@@ -34,6 +34,7 @@ from harness.util.progress import Reporter
 from harness.workload.prepare import prepare
 from tests.support.builders import changed_profile, engine, observation
 from tests.support.engines import ENVIRONMENT
+from tests.support.run_files import answers
 
 PATTERNED = {
     "hub": "hf_AbCdEfGhIjKlMnOpQrStUvWx",
@@ -349,7 +350,7 @@ def test_planted_secrets_are_in_no_file_of_a_run_nor_in_what_is_made_of_it(tmp_p
         folder = execute(prepared, tmp_path / "out", reporter).folder
     merge([folder], tmp_path / "merged", Wanted(keep_going=True))
     judge_and_report(load_history(tmp_path / "merged"))
-    assert {"run.json", "observations.jsonl", "report.html", "junit.xml", "summary.md", "judgement.json"} <= {
+    assert {"run.json", "cells", "report.html", "junit.xml", "summary.md", "judgement.json"} <= {
         p.name for p in folder.iterdir()
     }
     assert keys
@@ -362,5 +363,5 @@ def test_planted_secrets_are_in_no_file_of_a_run_nor_in_what_is_made_of_it(tmp_p
     said = capsys.readouterr()
     assert not [s for s in secrets if s in said.out + said.err]
     # What was not secret is still there.
-    assert '"n":3' in (folder / "observations.jsonl").read_text()
+    assert '"n":3' in answers(folder, "pd-none").read_text()
     assert redact.MARK in (folder / "run.json").read_text()

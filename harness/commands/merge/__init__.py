@@ -14,7 +14,7 @@ a retry fills in what is missing, but gives nothing a second chance.
 ``shards``: completeness and compatibility of parts.
 ``selection``: which recording of a cell counts.
 ``duplicates``: judge the recordings that do not count.
-``score_index``, ``union``: the parts' re-scored outputs and observations, read lazily.
+``score_index``: the parts' re-scored outputs, each once.
 ``assemble``: the counting recordings as one.
 ``write``: write the merged run.
 """

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from harness import redact
 from harness.commands.merge.night import Night
-from harness.commands.merge.score_index import Scores
-from harness.commands.merge.union import MergedObservations
 from harness.errors import StorageError
-from harness.history.folder import History, HistoryWriter, write_parquet, write_run
-from harness.history.records import COLD, CellRecord, EngineRecord, RunRecord
+from harness.history.folder import History, write_parquet, write_run
+from harness.history.index import RecordedCells, RecordedFile
+from harness.history.layout import CELLS, SCORES
+from harness.history.records import COLD, CellRecord, EngineRecord, Observation, RunRecord
 from harness.profiles.cells import Cell, CellName
 from harness.util.storage import writing
 
@@ -23,12 +24,12 @@ _NO_GROUP = "(no part)"
 class _Assembled(NamedTuple):
     cells: dict[str, CellRecord]
     engines: tuple[EngineRecord, ...]
-    observations: MergedObservations
+    observations: RecordedCells[Observation]
     logs: tuple[tuple[Path, str], ...]
     """Log files and their names in the merged run."""
 
 
-def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores: Scores) -> _Assembled:
+def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores: RecordedCells[Observation]) -> _Assembled:
     """Return the chosen recordings as one, with the scores of all parts.
 
     Engine groups whose names clash between parts are renamed.
@@ -48,7 +49,22 @@ def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores: Sc
                 log = group + engine.log.removeprefix(engine.group)
                 engines.append(engine.model_copy(update={"group": group, "log": log}))
         logs += _logs(history.folder / "logs", names)
-    return _Assembled(cells, tuple(engines), MergedObservations(histories, chosen, scores), tuple(logs))
+    return _Assembled(cells, tuple(engines), _files(histories, chosen, scores), tuple(logs))
+
+
+def _files(
+    histories: Sequence[History], chosen: Mapping[str, int], scores: RecordedCells[Observation]
+) -> RecordedCells[Observation]:
+    """Return the answers of the chosen recordings and the scores, as the files that they are in."""
+    files: dict[str, list[RecordedFile[Observation]]] = {}
+    for cell, part in chosen.items():
+        recorded = histories[part].observations
+        if not isinstance(recorded, RecordedCells):
+            raise TypeError(f"expected part {histories[part].folder} to be read on demand, found it in memory")
+        files[cell] = [file for file in recorded.files.get(cell, ()) if file.path.name != SCORES]
+    for cell, found in scores.files.items():
+        files[cell] = [*files.get(cell, ()), *found]
+    return RecordedCells(files)
 
 
 def _logs(folder: Path, names: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
@@ -113,16 +129,16 @@ def _as_alike(record: CellRecord, cell: Cell, night: Night, like: Sequence[CellR
 def save(folder: Path, run: RunRecord, whole: _Assembled) -> list[str]:
     """Write the merged run and return notices about it. Raises StorageError."""
     notices = []
-    with HistoryWriter(folder) as writer:
-        for observation in whole.observations:
-            writer.append(observation)
+    for cell, files in whole.observations.files.items():
+        for file in files:
+            _copy(file, folder / CELLS / cell / file.path.name)
     for source, name in whole.logs:
         target = folder / "logs" / name
         with writing(target):
             target.parent.mkdir(exist_ok=True)
             # If the harness of a part was killed, its logs are not redacted yet.
             redact.copy(source, target)
-    if whole.observations:
+    if len(whole.observations):
         try:
             write_parquet(folder, whole.observations)
         except StorageError as error:
@@ -131,3 +147,13 @@ def save(folder: Path, run: RunRecord, whole: _Assembled) -> list[str]:
     # Last, because a folder counts as a run only with this file.
     write_run(folder, run)
     return notices
+
+
+def _copy(file: RecordedFile[Observation], target: Path) -> None:
+    """Copy the complete lines of a file to the disk. Raises StorageError."""
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as stream:
+            file.copy_to(stream)
+            stream.flush()
+            os.fsync(stream.fileno())

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from harness.errors import NotARunError
 from harness.history.acceptance import real_steps
-from harness.history.folder import RUN, SECOND, History, load_history
+from harness.history.folder import History, load_history
+from harness.history.layout import RUN, SECOND
 from harness.history.records import COLD, RESCORE, Form, Observation, RunRecord
 from harness.history.token_ids import compare
 from harness.profiles.cells import CellName

@@ -13,7 +13,8 @@ from harness.commands.merge.night import Loaded, Night, Wanted
 from harness.commands.merge.score_index import ScoreIndex
 from harness.commands.merge.selection import Holdings, choose, compare_duplicates
 from harness.commands.merge.shards import Evidence, unfinished
-from harness.history.folder import SECOND, History, load_history
+from harness.history.folder import History, load_history
+from harness.history.layout import SECOND
 from harness.history.migrations import SCHEMA
 from harness.history.records import CellRecord, EngineRecord, Merged, Part, RunRecord
 from harness.profiles.cells import CellName, all_cells
@@ -72,7 +73,8 @@ def _write_second(folder: Path, parts: Sequence[Loaded], night: Night, chosen: M
     histories = [second for _, second in having]
     place = {number: at for at, (number, _) in enumerate(having)}
     picked = choose(Holdings(histories), {cell: place[i] for cell, i in chosen.items() if i in place})
-    whole = assemble(histories, picked, ScoreIndex(histories).scores())
+    scores = ScoreIndex(histories)
+    whole = assemble(histories, picked, scores.scores())
     order = {c.id: n for n, c in enumerate(all_cells(night.profile))}
     cells = sorted(whole.cells.values(), key=lambda c: order.get(c.cell, len(order)))
     sources = [Loaded(h, None) for h in histories]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import DataError, NotARunError, ProfileError, UsageError
-from harness.history.folder import load_history, write_parquet
+from harness.history.folder import load_history
 from harness.profiles.cells import Cell, make_plan, select_cells
 from harness.profiles.model import load_profile
 from harness.prompts import probe_task
@@ -22,6 +22,7 @@ from harness.workload.cells import cell_work
 from harness.workload.prepare import prepare
 from tests.support.builders import changed_profile, history, observation, recorded
 from tests.support.reseal import reseal
+from tests.support.run_files import answers
 
 PROMPTS = REPOSITORY / "prompts" / "probe.jsonl"
 
@@ -119,25 +120,20 @@ def test_workload_sends_text_of_every_stratum():
 # --- history --------------------------------------------------------------------------------------------------------
 
 
-def test_history_round_trip_as_lines_and_as_parquet(tmp_path):
+def test_history_round_trip(tmp_path):
     h = recorded(tmp_path).model_copy(update={"own": False})
-    assert load_history(tmp_path) == h
-    write_parquet(tmp_path, h.observations)
-    reseal(tmp_path)
-    assert load_history(tmp_path) == h
-    (tmp_path / "observations.jsonl").unlink()
     assert load_history(tmp_path) == h
 
 
 def test_torn_last_line_is_left_out_and_said(tmp_path):
     h = recorded(tmp_path)
     reseal(tmp_path, lambda r: r.update(finished=None))
-    with (tmp_path / "observations.jsonl").open("a") as stream:
+    with answers(tmp_path, "pd-eagle3").open("a") as stream:
         stream.write('{"cell": "pd-eag')
     loaded = load_history(tmp_path)
     assert loaded.observations == h.observations
     assert loaded.torn_line
-    assert (tmp_path / "observations.jsonl").read_text().endswith('{"cell": "pd-eag')
+    assert answers(tmp_path, "pd-eagle3").read_text().endswith('{"cell": "pd-eag')
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"schema_version": 99}', '{"schema_version": 1}'])
@@ -149,7 +145,7 @@ def test_damaged_run_file_is_refused(tmp_path, content):
 
 def test_damaged_observation_names_the_line(tmp_path):
     recorded(tmp_path)
-    path = tmp_path / "observations.jsonl"
+    path = answers(tmp_path, "pd-eagle3")
     lines = path.read_text().splitlines()
     lines[1] = lines[1].replace('"form":"ids"', '"form":"morse"')
     path.write_text("\n".join(lines) + "\n")

@@ -12,8 +12,10 @@ from harness.history.folder import History, HistoryWriter, load_history, write_p
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.util import json_io
+from harness.util.files import sha256_bytes, sha256_json
 from tests.support.builders import history, lookups, observation
 from tests.support.reseal import reseal
+from tests.support.run_files import answers, in_one_file
 
 LENGTHS = [31, 32, 40, 64]
 
@@ -46,18 +48,15 @@ def test_sealed_run_is_judged(tmp_path):
     assert load_history(tmp_path) == made
     assert verdict(tmp_path) is Verdict.PASS
     raw = json.loads((tmp_path / "run.json").read_text())
-    assert raw["schema_version"] == 3
-    assert raw["seal"]["lines"] == len(made.observations)
+    assert raw["schema_version"] == 4
+    assert sum(f["lines"] for f in raw["seal"]["files"].values()) == len(made.observations)
 
 
 def test_changed_digit_of_an_observation_is_found(tmp_path):
     recorded(tmp_path)
-    flip(tmp_path / "observations.jsonl", '"usage_prompt_tokens":31', '"usage_prompt_tokens":30')
-    with pytest.raises(DataError, match=r"observations\.jsonl: .* changed or damaged .* remove observations\.jsonl"):
+    flip(answers(tmp_path, "pd-eagle3"), '"usage_prompt_tokens":31', '"usage_prompt_tokens":30')
+    with pytest.raises(DataError, match=r"cells/pd-eagle3/observations\.jsonl: .* changed or damaged"):
         load_history(tmp_path)
-    # The copy is as it was.
-    (tmp_path / "observations.jsonl").unlink()
-    assert verdict(tmp_path) is Verdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -66,8 +65,9 @@ def test_changed_digit_of_an_observation_is_found(tmp_path):
         ('"planned": 4', '"planned": 3'),
         ('"finished": "2026', '"finished": "2027'),
         ('"state": "complete"', '"state": "pending"'),
-        ('"lines": 12', '"lines": 11'),
-        ('"schema_version": 3', '"schema_version": 2'),
+        ('"lines": 4', '"lines": 5'),
+        ('"schema_version": 4', '"schema_version": 2'),
+        ('"schema_version": 4', '"schema_version": 3'),
         ('"mutants": []', '"mutants": ["M1"]'),
     ],
 )
@@ -80,28 +80,38 @@ def test_changed_record_is_found(tmp_path, old, new):
 
 def test_lines_swapped_lost_or_added_are_found(tmp_path):
     recorded(tmp_path)
-    path = tmp_path / "observations.jsonl"
+    path = answers(tmp_path, "pd-eagle3")
     lines = path.read_text().splitlines(keepends=True)
-    for damaged in (lines[1:], lines[:-1], [lines[1], lines[0], *lines[2:]], [*lines, lines[-1]], []):
+    for damaged in (lines[1:], lines[:-1], [lines[1], lines[0], *lines[2:]], [*lines, lines[-1]]):
         path.write_text("".join(damaged))
         with pytest.raises(DataError, match="changed or damaged"):
             load_history(tmp_path)
     path.unlink()
-    (tmp_path / "observations.parquet").unlink()
-    with pytest.raises(DataError, match="found no such file"):
+    with pytest.raises(DataError, match=r"pd-eagle3/observations\.jsonl: expected the 4 .* found no such file"):
         load_history(tmp_path)
 
 
-def test_copy_that_does_not_agree_is_left_out_and_said(tmp_path):
+@pytest.mark.parametrize("extra", ["cells/pd-mtp/observations.jsonl", "observations.jsonl"])
+def test_file_that_the_run_did_not_end_with_is_found(tmp_path, extra):
     recorded(tmp_path)
-    whole = (tmp_path / "observations.parquet").read_bytes()
-    for damaged in (b"PAR1 nonsense", whole[:-1], whole[: len(whole) // 2] + b"\0" + whole[len(whole) // 2 + 1 :]):
-        (tmp_path / "observations.parquet").write_bytes(damaged)
-        assert any("does not agree" in n for n in judge(load_history(tmp_path), lookups(LENGTHS)).notices)
-        assert verdict(tmp_path) is Verdict.PASS
-    (tmp_path / "observations.jsonl").unlink()
-    with pytest.raises(DataError, match=r"observations\.parquet"):
+    (tmp_path / extra).parent.mkdir(exist_ok=True)
+    (tmp_path / extra).write_text(answers(tmp_path, "pd-eagle3").read_text())
+    with pytest.raises(DataError, match="found this file beside them"):
         load_history(tmp_path)
+
+
+def test_answers_in_the_folder_of_another_cell_are_damage(tmp_path):
+    recorded(tmp_path)
+    answers(tmp_path, "single-none").write_text(answers(tmp_path, "single-eagle3").read_text())
+    reseal(tmp_path)
+    with pytest.raises(DataError, match="line 1: expected an observation of single-none, found one of single-eagle3"):
+        load_history(tmp_path)
+
+
+def test_copy_to_query_is_never_judged(tmp_path):
+    made = recorded(tmp_path)
+    (tmp_path / "observations.parquet").write_bytes(b"PAR1 nonsense")
+    assert load_history(tmp_path) == made
 
 
 def test_run_without_an_end_is_never_green(tmp_path):
@@ -114,8 +124,6 @@ def test_run_without_an_end_is_never_green(tmp_path):
 
 
 def test_end_without_a_seal_is_damage(tmp_path):
-    from harness.util.files import sha256_json
-
     recorded(tmp_path)
     raw = json.loads((tmp_path / "run.json").read_text())
     raw.pop("record_sha256")
@@ -125,43 +133,62 @@ def test_end_without_a_seal_is_damage(tmp_path):
         load_history(tmp_path)
 
 
-def earlier(folder: Path) -> None:
-    """The run as an earlier version would have recorded it."""
+def earlier(folder: Path, schema: int) -> Path:
+    """Make the run one of an earlier version, and return its file of observations."""
     raw = json.loads((folder / "run.json").read_text())
-    for key in ("seal", "record_sha256", "resumed", "kind", "came_to"):
+    lines = in_one_file(folder)
+    for key in ("seal", "record_sha256", *(("resumed", "kind", "came_to") if schema == 2 else ())):
         raw.pop(key, None)
-    (folder / "run.json").write_text(json.dumps({**raw, "schema_version": 2}))
+    raw["schema_version"] = schema
+    if schema == 3:
+        data = lines.read_bytes()
+        raw["seal"] = {"lines": data.count(b"\n"), "sha256": sha256_bytes(data), "parquet_sha256": None}
+        raw["record_sha256"] = sha256_json(raw)
+    (folder / "run.json").write_text(json.dumps(raw))
+    return lines
 
 
-def test_run_of_an_earlier_schema_is_judged_by_its_lines(tmp_path):
+@pytest.mark.parametrize("schema", [2, 3])
+def test_run_of_an_earlier_schema_is_judged(tmp_path, schema):
     made = recorded(tmp_path)
-    earlier(tmp_path)
+    lines = earlier(tmp_path, schema)
     assert load_history(tmp_path) == made
-    flip(tmp_path / "observations.jsonl", '"usage_prompt_tokens":31', '"usage_prompt_tokens":30')
-    loaded = load_history(tmp_path)
-    assert loaded.observations != made.observations
-    assert any("does not agree" in n for n in loaded.notices)
-    (tmp_path / "observations.jsonl").unlink()
-    assert load_history(tmp_path) == made
+    large = load_history(tmp_path, in_memory=0)
+    for cell in ("single-none", "single-eagle3", "pd-eagle3", "pd-mtp"):
+        assert large.in_order(cell) == made.in_order(cell)
+    assert verdict(tmp_path) is Verdict.PASS
+    lines.unlink()
+    if schema == 3:
+        with pytest.raises(DataError, match="found no such file"):
+            load_history(tmp_path)
+    else:
+        assert verdict(tmp_path) is Verdict.UNKNOWN
+
+
+def test_changed_digit_of_schema_3_is_found(tmp_path):
+    recorded(tmp_path)
+    flip(earlier(tmp_path, 3), '"usage_prompt_tokens":31', '"usage_prompt_tokens":30')
+    with pytest.raises(DataError, match=r"observations\.jsonl: .* changed or damaged"):
+        load_history(tmp_path)
 
 
 @pytest.mark.parametrize("tail", [b'{"cell": "pd-eag', b"\0\0\0\0", '{"cell": "é'.encode()[:-1], b"  "])
 def test_torn_last_line_of_a_killed_run_is_left_out(tmp_path, tail):
     made = recorded(tmp_path, parquet=False)
     reseal(tmp_path, lambda r: r.update(finished=None))
-    with (tmp_path / "observations.jsonl").open("ab") as stream:
+    with answers(tmp_path, "pd-eagle3").open("ab") as stream:
         stream.write(tail)
     loaded = load_history(tmp_path)
     assert loaded.observations == made.observations
     assert loaded.torn_line is bool(tail.strip())
-    assert (tmp_path / "observations.jsonl").read_bytes().endswith(tail)
+    assert answers(tmp_path, "pd-eagle3").read_bytes().endswith(tail)
 
 
 @pytest.mark.parametrize("garbage", [b'{"cell": "pd-eag', b"\0\0\0\0", b"", b"\xff", b"[]"])
 def test_torn_line_in_the_middle_is_damage(tmp_path, garbage):
     recorded(tmp_path, parquet=False)
     reseal(tmp_path, lambda r: r.update(finished=None))
-    path = tmp_path / "observations.jsonl"
+    path = answers(tmp_path, "pd-eagle3")
     lines = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([*lines[:3], garbage, *lines[3:]]) + b"\n")
     with pytest.raises(DataError, match="line 4"):

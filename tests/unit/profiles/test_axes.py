@@ -10,7 +10,8 @@ import yaml
 from harness.commands import run as operations
 from harness.commands import run as run_command
 from harness.errors import ProfileError, UsageError
-from harness.history.folder import SECOND, History, write_run
+from harness.history.folder import History, write_run
+from harness.history.layout import SECOND
 from harness.judging.checks.model import RegisteredTest
 from harness.judging.checks.rescored import applies
 from harness.judging.evidence import Evidence
@@ -176,7 +177,6 @@ def test_second_stage_of_one_variant_belongs_to_the_run_of_all(tmp_path):
     made = history([observation("single-none+v1", 40)], folder=tmp_path)
     first = made.model_copy(update={"run": made.run.model_copy(update={"identities": identities})})
     (tmp_path / SECOND).mkdir()
-    (tmp_path / SECOND / "observations.jsonl").write_text("")
     for lineup, target, belongs in (("none+v2", "b", True), ("none+v2", "c", False), ("none+v3", "b", False)):
         write_run(tmp_path / SECOND, made.run.model_copy(update={"identities": {lineup: {"target": target}}}))
         assert (load_second(first) is not None) is belongs

@@ -1,0 +1,32 @@
+"""Names of the files in the folder of a run.
+
+``run.json``                         the record of the run
+``cells/<cell>/observations.jsonl``  the answers of one cell
+``cells/<cell>/scores.jsonl``        the outputs that this cell, a plain single one, re-scored for all cells
+``observations.parquet``             a copy of all observations to query; nothing is judged from it
+``second-stage/``                    the repetition of failed tests, a run of its own
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+RUN = "run.json"
+SECOND = "second-stage"
+"""Folder inside a run with the repetition of its failed tests on held-out prompts and fresh engines."""
+CELLS = "cells"
+LINES = "observations.jsonl"
+"""Before schema 4, one such file in the folder itself had the observations of all cells."""
+SCORES = "scores.jsonl"
+PARQUET = "observations.parquet"
+
+
+def files_by_cell(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of observations that the folder of a run has, by cell."""
+    found = {p.name: [p / name for name in (LINES, SCORES)] for p in sorted((folder / CELLS).glob("*"))}
+    return {cell: existing for cell, files in found.items() if (existing := [f for f in files if f.is_file()])}
+
+
+def bytes_recorded(folder: Path) -> int:
+    """Return the size of all files of observations in a run's folder, in bytes."""
+    return sum(f.stat().st_size for files in files_by_cell(folder).values() for f in files)
