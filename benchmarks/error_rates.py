@@ -1,4 +1,4 @@
-"""Write docs/error-rates.md: python benchmarks/error_rates.py [RUNS]
+"""Write docs/error-rates.md: python -m benchmarks.error_rates [RUNS]
 
 Simulates runs of 36 cells without any change, and with one cell that is a point worse, and judges them with our gate,
 with ours with a fault in it, and with the common ±5 % gate.
@@ -38,7 +38,7 @@ def main(nights: int) -> None:
         "Simulated nights of 36 cells (`tests/support/simulate.py`: prompts with acceptance of their own, 107 steps on",
         "average, the second run equal to the first up to where a request diverges). Shares with their 99 %",
         "Clopper-Pearson intervals. The ±5 % gate is the one in common use: a cell fails when any pooled rate moved by",
-        f"more than 5 % of itself. Written by `python benchmarks/error_rates.py {nights}`; `tests/statistics` holds",
+        f"more than 5 % of itself. Written by `python -m benchmarks.error_rates {nights}`; `tests/statistics` holds",
         "the bounds on every change, and simulates whole nights from observations to verdicts (48 prompts, near ties",
         "at 0, 1 and 10 % of tokens): 0, 0 and 2 % of nights trip in the first stage.",
         "",

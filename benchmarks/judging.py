@@ -1,6 +1,6 @@
 """Measure the time of judging 36 cells × 1,000 prompts × 100 steps with 20,000 permutations, on one core:
 
-python benchmarks/judging.py [CELLS] [PROMPTS]
+python -m benchmarks.judging [CELLS] [PROMPTS]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measure peak memory and time of judging, reporting and merging a large recorded run:
 
-    python benchmarks/load.py [CELLS [PROMPTS [FOLDER]]]
+    python -m benchmarks.load [CELLS [PROMPTS [FOLDER]]]
 
 Writes a synthetic run of CELLS cells, each with PROMPTS cold prompts and four prompts in a scenario: variants of four
 cells (single and P/D, with and without EAGLE3), with identities, a baseline for each lineup, and every output re-scored

@@ -1,4 +1,4 @@
-"""Print start, request and own time per cell of recorded runs: python benchmarks/matrix.py [RUN_DIR …]
+"""Print start, request and own time per cell of recorded runs: python -m benchmarks.matrix [RUN_DIR …]
 
 Without arguments it first runs the whole cpu matrix. "own" is all time except starting and ending engines and waiting
 for answers: reading counters, parsing, writing records.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recorded import show_recorded
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.recorded import show_recorded
 from harness.history.folder import load_history
 
 

@@ -1,4 +1,4 @@
-"""Measure size and times of the report of a large run: python benchmarks/report.py [CELLS] [PROMPTS]
+"""Measure size and times of the report of a large run: python -m benchmarks.report [CELLS] [PROMPTS]
 
 Generates a run of that size with every tenth prompt damaged in every second cell, judges it, and renders the page. With
 Chromium on the PATH, it also measures how long the page takes until its filters and links work.

@@ -1,4 +1,4 @@
-"""Print the seconds per mutant and control of recorded self-tests: python benchmarks/selftest.py [SELFTEST_DIR …]
+"""Print the seconds per mutant and control of recorded self-tests: python -m benchmarks.selftest [SELFTEST_DIR …]
 
 Without arguments it first runs the whole self-test.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from recorded import show_recorded
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.recorded import show_recorded
 
 
 def show(folder: Path, console: Console) -> None:

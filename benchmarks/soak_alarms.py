@@ -1,6 +1,6 @@
 """Measure how often the growth test of ``harness soak`` is wrong on synthetic memory, sampled every 5 s for an hour.
 
-    python benchmarks/soak_alarms.py [SERIES]
+    python -m benchmarks.soak_alarms [SERIES]
 
 Noise: garbage collected every 40 s (a sawtooth of 3 MiB), autocorrelated samples (AR(1), 0.9, standard deviation
 1.1 MiB) and a random walk of 0.05 MiB per sample; then the same with linear growth per hour.

@@ -66,7 +66,8 @@ _LAYOUTS = (
 def outputs(run: Path, checkout: Path = ROOT, home: Path = ROOT) -> dict[str, str]:
     """Judge a copy of a recorded run with the code of ``checkout`` and return every file and text that came out.
 
-    ``home`` is the folder that the recorded run's own paths lie in. Times and folders are replaced by fixed words.
+    ``home`` is the folder that the recorded run's own paths lie in. Times, folders and free disk space are replaced by
+    fixed words.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / run.name
@@ -115,7 +116,7 @@ def _python(arguments: list[str], checkout: Path, cwd: Path) -> subprocess.Compl
 def _normalised(text: str, replaced: Mapping[str, str]) -> str:
     for old in sorted(replaced, key=len, reverse=True):
         text = text.replace(old, replaced[old])
-    return text
+    return re.sub(r"free: \d+ GiB", "free: N GiB", text)
 
 
 def fixed(name: str, text: str) -> str:

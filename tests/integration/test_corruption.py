@@ -20,6 +20,7 @@ import pytest
 from benchmarks.memory import forget_peak, peak_mib
 from harness.errors import HarnessError
 from harness.history.folder import History, load_history
+from harness.history.layout import LINES, SCORES
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.findings import Judgement
@@ -37,7 +38,7 @@ from tests.support.corrupt import Damage, Form, damages
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_answers import perform, score
 from tests.support.reseal import reseal
-from tests.support.run_files import answers
+from tests.support.run_files import answers, scores
 
 LIMIT_S = 20.0
 """For one file, on a busy machine."""
@@ -100,10 +101,10 @@ class Target(NamedTuple):
     flips: int = 40
 
 
-LINES = "observations.jsonl"
 TARGETS = {
     "run.json": Target("json", 1),
     LINES: Target("lines", 2),
+    SCORES: Target("lines", 4),
     "observations.parquet": Target("binary", 3, 20),
     "run.json of a killed run": Target("json", 5, 10),
     f"{LINES} of a killed run": Target("lines", 6, 12),
@@ -126,7 +127,7 @@ def put(path: Path, damage: Damage) -> None:
 
 
 def path_of(run: Path, name: str) -> Path:
-    return answers(run, "single-eagle3") if name == LINES else run / name
+    return {LINES: answers(run, "single-eagle3"), SCORES: scores(run)}.get(name, run / name)
 
 
 Judge = Callable[[], str]
@@ -183,7 +184,7 @@ def copied(base: Base, tmp_path: Path) -> Path:
     return shutil.copytree(base.folder, tmp_path / base.folder.name)
 
 
-@pytest.mark.parametrize("name", ["run.json", LINES, "observations.parquet"])
+@pytest.mark.parametrize("name", ["run.json", LINES, SCORES, "observations.parquet"])
 def test_files_of_a_finished_run(base, tmp_path, name):
     folder = copied(base, tmp_path)
     outcomes = run_all(name, path_of(folder, name), lambda: judged(folder, base))
@@ -295,7 +296,7 @@ def test_there_are_more_than_a_thousand(base, tmp_path):
     kinds: Counter[str] = Counter()
     by_file: Counter[str] = Counter()
     for name, target in TARGETS.items():
-        path = places.get(name) or base.folder / name.split(" of ")[0].split(",")[0]
+        path = places.get(name) or path_of(base.folder, name.split(" of ")[0])
         for damage in damages(path.read_bytes(), target.form, target.seed, target.flips):
             kinds[damage.kind] += 1
             by_file[name] += 1
