@@ -53,6 +53,8 @@ def report_command(
             raise UsageError("--compare: expected no --baselines or --known, found one; each run is judged by its own")
         _compare(compare, run_dir, out or run_dir / "compare.html")
         return
+    if out is not None:
+        raise UsageError("--out: expected --compare with it, found none; reports of a run are written into its folder")
     outcome = judge_again(run_dir, References(baselines, known))
     if outcome.summary.unwritten:
         raise StorageError(f"verdict: {outcome.summary.verdict}; {outcome.summary.unwritten}")

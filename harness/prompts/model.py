@@ -103,7 +103,12 @@ class PromptSet(Strict):
         return tuple(p for p in self.prompts if p.use == "held-out")
 
     def check_tokenizer(self, folder: Path, source: Path) -> None:
-        """Raise DataError when the prompts were rendered with a different tokenizer or template."""
+        """Raise DataError when the prompts were rendered with a different tokenizer or template, or there is none."""
+        if not folder.is_dir():
+            raise DataError(
+                f"tokenizer {folder}: expected the folder with which prompt set {source} is sent, found none; models of "
+                "a recorded run must be where they were: restore the folder, or record again"
+            )
         for field, ours, theirs in (
             ("tokenizer", self.header.tokenizer_sha256, tokenizer_hash(folder)),
             ("chat template", self.header.template_sha256, template_hash(folder)),

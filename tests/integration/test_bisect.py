@@ -572,7 +572,7 @@ PROMPT = ["--cell", "single-none", "--prompt", "copy-096-19"]
     ("arguments", "sentence"),
     [
         (["/tmp", "--good", "0.30.0", "--bad", "0.32.0"], "expected --finding ID with RUN_DIR"),
-        (["--good", "0.30.0", "--bad", "0.32.0"], "expected RUN_DIR and FINDING, or --cell and --prompt"),
+        (["--good", "0.30.0", "--bad", "0.32.0"], "expected a run and one of its findings, or --cell and --prompt"),
         (
             ["/nowhere", "--finding", "x", "--good", "0.30.0", "--bad", "0.32.0"],
             "expected the folder of a recorded run",

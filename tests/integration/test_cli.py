@@ -102,6 +102,9 @@ def test_report_of_a_recorded_run_exits_with_zero(tmp_path: Path):
     code, output = run("report", str(tmp_path))
     assert code == 0
     assert "report.html" in output
+    code, output = run("report", str(tmp_path), "--out", str(tmp_path / "page.html"))
+    assert code == 64
+    assert "--out: expected --compare with it" in output
 
 
 def test_damaged_run_is_refused(tmp_path: Path):

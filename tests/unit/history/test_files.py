@@ -105,6 +105,8 @@ def test_other_tokenizer_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match="rendered with a different tokenizer"):
         load_prompts(PROMPTS).check_tokenizer(tmp_path, PROMPTS)
+    with pytest.raises(DataError, match="found none; models of a recorded run must be where they were"):
+        load_prompts(PROMPTS).check_tokenizer(tmp_path / "moved", PROMPTS)
 
 
 def test_workload_sends_text_of_every_stratum():
