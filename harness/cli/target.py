@@ -40,7 +40,9 @@ def what_to_try(
     from harness.commands.repro import from_names, from_run
 
     if (run_dir is None) == (cell is None) or (run_dir is None) != (finding is None):
-        raise UsageError("expected a run and one of its findings, or --cell and --prompt, found something else; see --help")
+        raise UsageError(
+            "expected a run and one of its findings, or --cell and --prompt, found something else; see --help"
+        )
     if run_dir is not None and finding is not None:
         return from_run(run_dir, finding, trust_code)
     if prompt is None and scenario == "cold":

@@ -181,10 +181,11 @@ class EngineConfig(Strict):
 
 
 class Timeouts(Strict):
-    """Limits in seconds. The limit for starts leaves much room, because compilation on a busy machine can take
-    minutes."""
+    """Limits in seconds."""
 
     start: float = Field(default=480.0, gt=0, le=2_592_000)
+    """Limit until every engine of a group answers ``/health``; requests that warm up a hand-off come after it. There is
+    much room, because compilation on a busy machine can take minutes."""
     request: float = Field(default=90.0, gt=0, le=2_592_000)
     handshake_attempts: int = Field(default=5, ge=1, le=1000)
     stop: float = Field(default=15.0, gt=0, le=86_400)

@@ -106,8 +106,8 @@ class PromptSet(Strict):
         """Raise DataError when the prompts were rendered with a different tokenizer or template, or there is none."""
         if not folder.is_dir():
             raise DataError(
-                f"tokenizer {folder}: expected the folder with which prompt set {source} is sent, found none; models of "
-                "a recorded run must be where they were: restore the folder, or record again"
+                f"tokenizer {folder}: expected the folder with which prompt set {source} is sent, found none; models "
+                "of a recorded run must be where they were: restore the folder, or record again"
             )
         for field, ours, theirs in (
             ("tokenizer", self.header.tokenizer_sha256, tokenizer_hash(folder)),
