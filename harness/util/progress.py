@@ -1,4 +1,4 @@
-"""Progress of a run: a live bar with the time left on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live bar with the time left on a terminal; elsewhere plain lines, never far apart."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from harness import redact
 class Reporter:
     """Progress over the expected seconds of the plan, corrected as cells finish."""
 
-    def __init__(self, expected_s: float, console: Console | None = None) -> None:
+    def __init__(self, expected_s: float, console: Console | None = None, silence_s: float = 30.0) -> None:
+        """Elsewhere than on a terminal, print what is under way when nothing else was for ``silence_s`` s."""
         self._console = console or Console(file=sys.stderr)
         self._live = self._console.is_terminal
         self._expected = expected_s
         self._done_s = 0.0
         self._lock = threading.Lock()
-        self._begun = time.monotonic()
+        self._begun = self._printed = time.monotonic()
+        self._latest = "starting"
+        self._silence = silence_s
+        self._over = threading.Event()
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -38,25 +42,44 @@ class Reporter:
     def __enter__(self) -> Reporter:
         if self._live:
             self._bar.start()
+        else:
+            threading.Thread(target=self._break_silence, name="progress", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over.set()
         if self._live:
             self._bar.stop()
 
+    def _break_silence(self) -> None:
+        while not self._over.wait(max(0.0, self._printed + self._silence - time.monotonic())):
+            if time.monotonic() >= self._printed + self._silence:
+                self._print(f"… {self._latest}; about {self._left_s():.0f} s left")
+
+    def _left_s(self) -> float:
+        """Return the expected time left, at the speed so far."""
+        elapsed = time.monotonic() - self._begun
+        share = min(self._done_s / max(self._expected, 1.0), 1.0)
+        return elapsed / share - elapsed if share > 0.02 else max(self._expected - elapsed, 0.0)
+
     def line(self, text: str) -> None:
         """Print a permanent line."""
-        stamp = f"[{time.monotonic() - self._begun:6.1f} s] "
+        self._latest = text
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        self._printed = time.monotonic()
+        stamp = f"[{self._printed - self._begun:6.1f} s] "
         self._console.print(stamp + redact.text(text), highlight=False, markup=False, soft_wrap=True)
 
     def step(self, text: str, seconds: float) -> None:
-        """Advance by ``seconds`` of the plan's expected time; shown on a terminal only."""
+        """Advance by ``seconds`` of the plan's expected time, and name what is being waited for."""
         with self._lock:
             self._done_s += seconds
+            self._latest = text
         if self._live:
-            elapsed = time.monotonic() - self._begun
-            share = min(self._done_s / max(self._expected, 1.0), 1.0)
-            left = elapsed / share - elapsed if share > 0.02 else self._expected
-            self._bar.update(self._task, description=text, completed=self._done_s, left=f"about {left:.0f} s left")
+            self._bar.update(
+                self._task, description=text, completed=self._done_s, left=f"about {self._left_s():.0f} s left"
+            )

@@ -1,0 +1,40 @@
+"""Progress elsewhere than on a terminal: lines, and never a long silence."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+
+from rich.console import Console
+
+from harness.util.progress import Reporter
+
+
+def printed(silence_s: float, expected_s: float, work: float) -> list[str]:
+    out = io.StringIO()
+    with Reporter(expected_s, Console(file=out, width=200), silence_s) as reporter:
+        reporter.line("pd-none: starting 2 engines")
+        reporter.step("pd-none cold 1/90", expected_s / 2)
+        time.sleep(work)
+    return out.getvalue().splitlines()
+
+
+def test_silence_is_broken_by_what_is_under_way_and_the_time_left():
+    lines = printed(0.5, 10.0, 1.8)
+    assert lines[0].endswith("pd-none: starting 2 engines")
+    assert len(lines) >= 2
+    assert all("… pd-none cold 1/90; about " in line and line.endswith(" s left") for line in lines[1:])
+    left = float(lines[1].split("about ")[1].split()[0])
+    assert left < 3, "half of the expected time has passed in a moment"
+
+
+def test_nothing_is_added_while_lines_come():
+    assert len(printed(60.0, 10.0, 0.1)) == 1
+
+
+def test_it_ends_with_the_run():
+    printed(0.5, 10.0, 0.1)
+    for thread in [t for t in threading.enumerate() if t.name == "progress"]:
+        thread.join(5)
+    assert not [t for t in threading.enumerate() if t.name == "progress"]
