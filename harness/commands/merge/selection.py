@@ -55,8 +55,9 @@ def compare_duplicates(
             groups.setdefault((best, others), []).append(cell)
         for i in others if judging.tier == "bitwise" else ():
             contradicted += [
-                f"{cell}: {c.differing} of {c.compared} {_requests(c.scenario)} gave different tokens or accepted "
-                f"drafts in {parts[i].run.run_id} than in {parts[best].run.run_id}: equal runs differ, so it cannot pass"
+                f"{cell}: {c.differing} of {c.compared} {_requests(c.scenario)} gave different tokens or "
+                f"accepted drafts in {parts[i].run.run_id} than in {parts[best].run.run_id}: equal runs differ, so it "
+                "cannot pass"
                 for c in contradictions(parts[best].history, parts[i].history, cell, judging.near_tie_nats)
             ]
     notices = [
