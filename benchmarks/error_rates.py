@@ -1,7 +1,7 @@
 """Write docs/error-rates.md: python -m benchmarks.error_rates [RUNS]
 
 Simulates runs of 36 cells without any change, and with one cell that is a point worse, and judges them with our gate,
-with ours with a fault in it, and with the common ±5 % gate.
+with our gate with a fault injected into it, and with the common ±5 % gate.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ def common_gate(scene: Scene, times: int, seed: int) -> Share:
     return Share(sum(five_percent(scene, generator) for _ in range(times)), times)
 
 
-def main(nights: int) -> None:
+def main(runs: int) -> None:
     begun = time.time()
     lines = [
         "# Measured error rates",
         "",
-        "Simulated nights of 36 cells (`tests/support/simulate.py`: prompts with acceptance of their own, 107 steps on",
+        "Simulated runs of 36 cells (`tests/support/simulate.py`: each prompt has its own acceptance, 107 steps on",
         "average, the second run equal to the first up to where a request diverges). Shares with their 99 %",
-        "Clopper-Pearson intervals. The ±5 % gate is the one in common use: a cell fails when any pooled rate moved by",
-        f"more than 5 % of itself. Written by `python -m benchmarks.error_rates {nights}`; `tests/statistics` holds",
-        "the bounds on every change, and simulates whole nights from observations to verdicts (48 prompts, near ties",
-        "at 0, 1 and 10 % of tokens): 0, 0 and 2 % of nights trip in the first stage.",
+        "Clopper-Pearson intervals. The ±5 % gate is the one in common use: a cell fails when any pooled rate moves by",
+        f"more than 5 % of itself. Written by `python -m benchmarks.error_rates {runs}`; `tests/statistics` holds",
+        "the bounds on every change, and simulates whole runs from observations to verdicts (48 prompts, near ties",
+        "at 0, 1 and 10 % of tokens): 0, 0 and 2 % of runs fail in the first stage.",
         "",
-        "## Nights without any change",
+        "## Runs without any change",
         "",
-        f"Wanted: at most {100 * stage_alpha(FAMILY_ALPHA, 2):.2g} % of nights with a failure after the first stage, "
+        f"Target: at most {100 * stage_alpha(FAMILY_ALPHA, 2):.2g} % of runs with a failure after the first stage, "
         f"at most {100 * FAMILY_ALPHA:g} % after both.",
         "",
-        "| cells | nights | after the first stage | after both | ±5 % gate, 80 prompts, per night of 36 |",
+        "| cells | runs | failed after the first stage | failed after both | ±5 % gate, 80 prompts, run of 36 |",
         "|---|---|---|---|---|",
     ]
     for deff in (2.0, 5.0, 10.0):
         for share in (0.0, 0.1, 0.5, 1.0):
             scene = Scene(60, design_effect=deff, diverging=share, unequal=0.4, strata=("aligned", "middle"))
-            first, both = false_alarms([scene] * CELLS, nights, seed=1)
+            first, both = false_alarms([scene] * CELLS, runs, seed=1)
             one = common_gate(scene._replace(prompts=80), 400, 2)
-            night = 1 - (1 - one.value) ** CELLS
+            failing = 1 - (1 - one.value) ** CELLS
             name = f"design effect {deff:g}, {100 * share:.0f} % diverging"
-            lines.append(f"| {name} | {nights} | {first} | {both} | {100 * night:.3g} % |")
+            lines.append(f"| {name} | {runs} | {first} | {both} | {100 * failing:.3g} % |")
             print(lines[-1], flush=True)
     lines += [
         "",
-        "## One cell a point worse at position 0",
+        "## One cell worse by one point at position 0",
         "",
-        "| regime | prompts | seen by ours | seen by ±5 % on as many | seen by ±5 % on 80 |",
+        "| regime | prompts | detected by our gate | by ±5 % with as many prompts | by ±5 % with 80 |",
         "|---|---|---|---|---|",
     ]
     for name, scene in REGIMES.items():
@@ -77,17 +77,17 @@ def main(nights: int) -> None:
         print(lines[-1], flush=True)
     lines += [
         "",
-        "## Faults put into the statistics",
+        "## Faults injected into the statistics",
         "",
-        "Nights of 36 noisy cells (60 prompts, design effect 10, runs that share nothing), and one cell a point worse",
+        "Runs of 36 noisy cells (60 prompts, design effect 10, independent samples), and one cell worse by a point",
         "among 362 prompts.",
         "",
-        "| gate | nights that fail without a change (first stage) | point seen |",
+        "| gate | runs that fail without a change (first stage) | change of a point detected |",
         "|---|---|---|",
     ]
     noisy = [Scene(60, design_effect=10.0, shared_prompts=False, unequal=0.4)] * CELLS
     for name, judge in {"ours": OURS, **FAULTY}.items():
-        first, _ = false_alarms(noisy, max(60, nights // 4), 8, judge)
+        first, _ = false_alarms(noisy, max(60, runs // 4), 8, judge)
         seen = power(Scene(362, diverging=0.5, drop=0.01), CELLS, 100, 8, judge)
         lines.append(f"| {name} | {first} | {seen} |")
         print(lines[-1], flush=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The verdict of a night: merges the parts below reports/parts into reports/merged. HARNESS_PROFILE is what they make up,
-# HARNESS_CELLS the patterns (separated by blanks) that were to run; empty for all cells.
+# The verdict of a nightly run: merges the parts below reports/parts into reports/merged. HARNESS_PROFILE is the profile
+# of the whole run, HARNESS_CELLS the patterns (separated by blanks) of its cells; empty for all cells.
 # Buildkite's parts are fetched here; GitHub's by the job. The exit code is the verdict's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One part of a night: records HARNESS_CELLS (separated by blanks) of HARNESS_PROFILE into reports/HARNESS_PART, in up to
-# HARNESS_TRIES (1) tries. With HARNESS_FETCH=true, models and prompts are fetched first.
+# One part of a nightly run: records HARNESS_CELLS (separated by blanks) of HARNESS_PROFILE into reports/HARNESS_PART,
+# in up to HARNESS_TRIES (1) tries. With HARNESS_FETCH=true, models and prompts are fetched first.
 # Exit codes: 0 everything was recorded, 2 something could not be (only then it is tried again), 64 wrong usage.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -10,7 +10,7 @@ read -r -d '' -a ids <<<"${HARNESS_CELLS:?}" || true
 cells=()
 for id in "${ids[@]}"; do cells+=(--cell "$id"); done
 out="reports/$name"
-# What an earlier night left behind is no part of this one.
+# Files of an earlier run do not belong to this one.
 rm -rf "$out"
 mkdir -p "$out"
 if [ "${HARNESS_FETCH:-}" = true ]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The parts of a night, for a CI system: ci/plan.sh github|buildkite. On GitHub they are the step's output `matrix`; on
-# Buildkite their steps are uploaded. Planning needs neither vLLM nor models.
+# The parts of a nightly run, for a CI system: ci/plan.sh github|buildkite. On GitHub they are the step's output
+# `matrix`; on Buildkite their steps are uploaded. Planning needs neither vLLM nor models.
 # NIGHT_PROFILE (cpu), NIGHT_CELLS (patterns, separated by blanks), NIGHT_MINUTES and NIGHT_GPUS are options of
 # `harness ci`; NIGHT_QUEUE and NIGHT_VERDICT_QUEUE are Buildkite's alone.
 set -euo pipefail

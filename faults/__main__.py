@@ -1,4 +1,4 @@
-"""``python -m faults``: run the fault drills from a checkout."""
+"""``python -m faults``: run the fault tests from a checkout."""
 
 import sys
 

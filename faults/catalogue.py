@@ -32,7 +32,7 @@ def select(patterns: Sequence[str], moments: int = MOMENTS) -> list[Drill]:
     for pattern in patterns:
         if not any(_matches(d, pattern) for d in known):
             raise UsageError(
-                f"{pattern!r}: expected a pattern that matches the id or group of a drill, found no match; see "
+                f"{pattern!r}: expected a pattern that matches the id or group of a fault test, found no match; see "
                 "`python -m faults --list`"
             )
     return [d for d in known if not patterns or any(_matches(d, p) for p in patterns)]

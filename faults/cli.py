@@ -1,4 +1,4 @@
-"""The command line of the fault drills: ``python -m faults``."""
+"""The command line of the fault tests: ``python -m faults``."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ app = typer.Typer(
 def drill_command(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[DRILL]...", help="Ids or groups, as shell patterns. Default: all.", show_default=False
-        ),
+        typer.Argument(metavar="[TEST]...", help="Ids or groups, as shell patterns. Default: all.", show_default=False),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Only print the catalogue.")] = False,
     profile: Annotated[
@@ -60,8 +58,8 @@ def drill_command(
     """Break real engines, their answers, their links and the harness itself, and check that no run is green, hangs,
     loses data or leaves processes behind.
 
-    Each drill states its verdict and reason beforehand. Exit code 0 only if all drills are survived; 1 on a false
-    green, a wrong reason, lost data or a leak; 2 when drills could not be performed.
+    Each test states its verdict and reason beforehand. Exit code 0 only if all faults are survived; 1 on a false
+    green, a wrong reason, lost data or a leak; 2 when faults could not be injected.
     """
     console = Console(width=None if sys.stdout.isatty() else 160)
     chosen = select(names or [], moments)

@@ -193,7 +193,7 @@ class After:
         self.verdict = judgement.verdict
         self.reasons += [*judgement.notices, *(f.message for f in judgement.findings)]
         if code != judgement.verdict.exit_code:
-            self.reasons.append(f"harness check said {judgement.verdict} and exited with {code}")
+            self.reasons.append(f"harness check gave {judgement.verdict} and exited with {code}")
             self.verdict = None
 
 

@@ -35,7 +35,7 @@ TWO = Drill(
     "two runs at once in one output folder",
     "both from start to end; neither may touch the other",
     (Verdict.PASS,),
-    "each is as right as alone",
+    "each is as correct as alone",
     _LIMIT_S,
 )
 FULL = Drill(
@@ -114,7 +114,7 @@ class FolderDriller:
             latest = (out / "latest").resolve()
             if all(a.complete and a.verdict is Verdict.PASS for a in afters) and latest in folders:
                 verdict = Verdict.PASS
-                reasons.append("each is as right as alone, and latest is one of them")
+                reasons.append("each is as correct as alone, and latest is one of them")
         # Only the control can tell what the runs should contain.
         seen = Seen(verdict, tuple(reasons), 2 * self._requests, recorded, seconds, footprint.left(_END_S), both)
         return judge_drill(TWO, seen, TWO.id)
@@ -219,7 +219,7 @@ def mounted(folder: Path, options: str) -> Iterator[Mount]:
     folder.mkdir(parents=True)
     done = _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
     if done.returncode:
-        raise EnvironmentFault(f"expected to mount a file system for this drill, found: {done.stderr.strip()}")
+        raise EnvironmentFault(f"expected to mount a file system for this test, found: {done.stderr.strip()}")
     mount = Mount()
     try:
         yield mount

@@ -131,7 +131,7 @@ _on_d = partial(on_answers, target="D", group="handoff", bound_s=120.0)
 HANDOFFS: tuple[ExchangeDrill, ...] = (
     _on_p(
         "no-parameters",
-        "P hands over no parameters",
+        "P's answer has no KV transfer parameters",
         fault=a.edited(lambda b: b.pop("kv_transfer_params")),
         verdicts=U,
         reason="expected kv_transfer_params",
@@ -145,7 +145,7 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
     ),
     _on_d(
         "lost-parameters",
-        "D is asked without P's parameters",
+        "D gets the request without P's parameters",
         fault=a.altered_request(lambda b: b.pop("kv_transfer_params")),
         verdicts=U,
         reason="proof that KV moved",
@@ -160,7 +160,7 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
     ),
     _on_p(
         "side-silent",
-        "P's side channel takes connections and says nothing",
+        "P's side channel accepts connections and stays silent",
         fault=None,
         make=_silent,
         verdicts=U,
@@ -187,14 +187,14 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
     ),
     _on_d(
         "late",
-        "D has the request after P's lease, each time",
+        "D gets the request after P's lease has ended, every time",
         fault=delayed(LEASE_S + 2),
         verdicts=EITHER,
         reason="P's lease|leases that expired",
     ),
     _on_d(
         "p-for-d",
-        "a P behind D's port",
+        "a prefill engine behind D's port",
         fault=None,
         make=_prefill_engine,
         verdicts=EITHER,
@@ -203,7 +203,7 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
     ),
     _on_p(
         "d-for-p",
-        "a D behind P's port",
+        "a decode engine behind P's port",
         fault=None,
         make=_decode_engine,
         verdicts=EITHER,
@@ -212,7 +212,7 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
     ),
     on_answers(
         "pool-exhausted",
-        "P's KV pool is full of hand-offs that nobody takes over",
+        "P's KV pool is full of hand-offs that no D completes",
         "P",
         exhaust_pool(18),
         U,
@@ -248,7 +248,7 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
     ),
     _on_p(
         "blocks-beyond",
-        "P hands over blocks that no pool has",
+        "P hands over ids of blocks that no pool has",
         fault=a.edited(_blocks_beyond),
         verdicts=EITHER,
         reason=f"{_BROKEN}|ended by itself|expected the tokens of",

@@ -46,7 +46,7 @@ TWICE = Drill(
     "interrupt-twice",
     "harness",
     "Ctrl-C twice",
-    "the harness, in the middle of the requests and again at once",
+    "the harness, during the requests and again at once",
     _UNKNOWN,
     "interrupted",
     _BOUND_S,

@@ -139,13 +139,13 @@ class DrillSet(Strict):
             f"{len(self.results)} faults tried",
             f"{self.count(Ending.SURVIVED)} survived",
             f"{self.count(Ending.FALSE_GREEN)} false greens",
-            f"{self.left_overs} left-overs",
+            f"{self.left_overs} leftovers",
         ]
         words += [f"{n} not survived"] if (n := self.count(Ending.FAILED)) else []
         words += [f"{n} lost"] if (n := self.count(Ending.LOST)) else []
         words += [f"not tried: {', '.join(self.missing)}"] if self.missing else []
         words += ["interrupted"] if self.interrupted else []
-        words += [f"of {n} states of the harness"] if (n := len(self.commits)) > 1 else []
+        words += [f"with {n} versions of the harness"] if (n := len(self.commits)) > 1 else []
         if self.void:
             words.append("void, because a control did not pass")
         return f"{', '.join(words)}; {len(self.controls)} controls, {self.seconds:.0f} s."

@@ -265,7 +265,7 @@ PROCESSES: tuple[ProcessDrill, ...] = (
     _p_killed(
         "p-killed-before",
         "P's API server killed before prefill",
-        "P, before it has the request",
+        "P, before it gets the request",
         "prefill",
         _before("prefill"),
     ),
@@ -285,7 +285,12 @@ PROCESSES: tuple[ProcessDrill, ...] = (
         reason=_WITH_P,
     ),
     _p_killed(
-        "p-killed-between", "all of P killed between the legs", "P, when D is asked", "decode", _between, reason=_WITH_P
+        "p-killed-between",
+        "all of P killed between the legs",
+        "P, when D gets the request",
+        "decode",
+        _between,
+        reason=_WITH_P,
     ),
     _d_killed(
         "d-killed-pulling",
@@ -311,7 +316,7 @@ PROCESSES: tuple[ProcessDrill, ...] = (
     _process(
         "d-frozen",
         "D frozen past the request limit, and never continued",
-        "D, when it is asked",
+        "D, when it gets the request",
         "decode",
         _frozen("decode", None),
         _SLOW,

@@ -1,4 +1,4 @@
-"""Report drills on the terminal, in drills.json and in drills.md, with the same table."""
+"""Report fault tests on the terminal, in drills.json and in drills.md, with the same table."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ STYLE = {Ending.SURVIVED: "green", Ending.FALSE_GREEN: "bold red", Ending.FAILED
 
 
 def write_drills(drills: DrillSet, folder: Path) -> None:
-    """Write every report file of a set of drills into its folder."""
+    """Write every report file of a set of fault tests into its folder."""
     write_json(folder / "drills.json", {**drills.model_dump(mode="json"), "exit_code": drills.exit_code})
     write_atomic(folder / "drills.md", render_markdown(drills))
 
 
 def print_catalogue(drills: Sequence[Drill], console: Console) -> None:
-    """Print what each drill does and what must follow."""
-    table = Table(title=f"{len(drills)} drills", title_justify="left")
-    for name in ("drill", "group", "fault", "strikes", "must be", "named reason", "within"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("drill", "within"))
+    """Print what each test does and what must follow."""
+    table = Table(title=f"{len(drills)} fault tests", title_justify="left")
+    for name in ("test", "group", "fault", "where and when", "expected", "expected reason", "within"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("test", "within"))
     for d in drills:
         table.add_row(d.id, d.group, *map(escape, (d.title, d.strikes, d.expected, d.reason)), f"{d.bound_s:.0f} s")
     console.print(table)
 
 
 def print_drills(drills: DrillSet, console: Console) -> None:
-    """Print the table, and why drills were not survived."""
-    table = Table(title="drills", title_justify="left")
-    for name in ("drill", "result", "verdict", "kept", "left", "seconds", "fault"):
+    """Print the table, and why faults were not survived."""
+    table = Table(title="fault tests", title_justify="left")
+    for name in ("test", "result", "verdict", "recorded", "leftovers", "seconds", "fault"):
         table.add_column(name, no_wrap=name != "fault", overflow="fold")
     for r in drills.results:
         ending = Text(f"{r.ending.symbol} {r.ending}", style=STYLE[r.ending])
@@ -47,7 +47,7 @@ def print_drills(drills: DrillSet, console: Console) -> None:
             console.print(Text(f"{r.ending.symbol} {r.id}: {r.ending}", STYLE[r.ending]))
             for problem in r.problems:
                 console.print(f"    {escape(problem)}", highlight=False)
-            console.print(f"    it said: {escape(r.reason or 'nothing')}", highlight=False)
+            console.print(f"    the run's reason: {escape(r.reason or 'none')}", highlight=False)
     for control in drills.controls:
         console.print(f"control {control.id}: {control.verdict}, {control.requests} requests", highlight=False)
     for what in drills.left:
@@ -77,7 +77,7 @@ def render_markdown(drills: DrillSet) -> str:
 
 def _rows(results: Sequence[Result]) -> list[str]:
     lines = [
-        "| drill | fault | strikes | must be | is | result | named reason | kept | left | seconds |",
+        "| test | fault | where and when | expected | verdict | result | reason | recorded | leftovers | seconds |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:

@@ -62,8 +62,8 @@ def require_prompts(prepared: Prepared) -> list[Prompt]:
         size = prepared.profile.engine.block_size
         raise UsageError(
             f"expected {_PROMPTS} cold prompts of {2 * size - 2} to {4 * size} tokens with a known output of at least "
-            f"{_OUTPUT} tokens in profile {prepared.profile.name}, found {len(found)}; drills need a profile of probe "
-            "models, such as cpu"
+            f"{_OUTPUT} tokens in profile {prepared.profile.name}, found {len(found)}; fault tests need a profile "
+            "of probe models, such as cpu"
         )
     return found
 

@@ -35,29 +35,29 @@ _TRANSPORT = (
     on_answers("cut", "connection closed in the middle of the body", "D", a.cut, U, "RemoteProtocolError"),
     on_answers("closed", "connection closed without an answer", "P", a.closed, U, "RemoteProtocolError"),
     on_answers("reset", "connection reset without an answer", "single", a.reset, U, "ReadError|RemoteProtocolError"),
-    on_answers("garbage", "bytes that are no HTTP", "D", a.garbage, U, "RemoteProtocolError"),
+    on_answers("garbage", "bytes that are not HTTP", "D", a.garbage, U, "RemoteProtocolError"),
     on_answers("old-http", "HTTP/1.0 without a length, cut", "single", a.old_http, U, _SHAPE),
     on_answers("encoding", "content-encoding that the body does not have", "D", a.labelled("gzip"), U, "DecodingError"),
     on_answers("hang", "no answer, connection open", "single", a.hung, U, "ReadTimeout|within .* s", bound_s=60),
-    on_answers("hang-prefill", "no answer of P", "P", a.hung, U, "ReadTimeout|within .* s", bound_s=60),
+    on_answers("hang-prefill", "no answer from P", "P", a.hung, U, "ReadTimeout|within .* s", bound_s=60),
     on_answers(
         "drip", "a byte a second, longer than the limit", "single", a.dripping(45), U, "(?i)timeout|within", bound_s=60
     ),
-    on_answers("huge", "a right answer behind 256 MiB of spaces", "single", a.padded(256), U, "MiB|too (large|long)"),
+    on_answers("huge", "a correct answer after 256 MiB of spaces", "single", a.padded(256), U, "MiB|too (large|long)"),
 )
 
 _SHAPES = (
-    on_answers("invalid-json", "JSON that ends in the middle", "D", a.spoiled_text(lambda b: b[:-20]), U, _SHAPE),
-    on_answers("other-shape", "JSON of another shape", "D", a.instead(200, b"[1, 2, 3]"), U, _SHAPE),
+    on_answers("invalid-json", "truncated JSON", "D", a.spoiled_text(lambda b: b[:-20]), U, _SHAPE),
+    on_answers("other-shape", "JSON of the wrong shape", "D", a.instead(200, b"[1, 2, 3]"), U, _SHAPE),
     on_answers("nested", "100,000 nested lists", "single", a.spoiled_text(a.nested), U, _SHAPE),
-    on_answers("latin-1", "bytes that are no UTF-8", "P", a.spoiled_text(lambda b: b"\xff\xfe" + b), U, _SHAPE),
+    on_answers("latin-1", "bytes that are not UTF-8", "P", a.spoiled_text(lambda b: b"\xff\xfe" + b), U, _SHAPE),
     on_answers(
         "two-choices", "two choices", "single", a.edited(lambda b: b["choices"].append(b["choices"][0])), U, _SHAPE
     ),
     on_answers("huge-token", "a token id of 400 digits", "D", a.edited(a.set_token(10**400)), U, _SHAPE),
     on_answers("token-64-bits", "a token id beyond 64 bits", "single", a.edited(a.set_token(2**70)), U, _SHAPE),
     on_answers("negative-token", "a negative token id", "single", a.edited(a.set_token(-5)), U, _SHAPE),
-    on_answers("text-token", "a word for a token id", "D", a.edited(a.set_token("seven")), U, _SHAPE),
+    on_answers("text-token", "a word instead of a token id", "D", a.edited(a.set_token("seven")), U, _SHAPE),
     on_answers("nan-logprob", "a log-prob that is NaN", "D", a.edited(a.set_logprob(float("nan"))), U, _SHAPE),
     on_answers(
         "inf-logprob", "a log-prob that is infinite", "single", a.edited(a.set_logprob(float("inf"))), U, _SHAPE
@@ -78,7 +78,7 @@ _CONTENT = (
     on_answers("repeated", "a token repeated to the end", "D", a.edited(a.repeat_tokens), R, _TOKENS),
     on_answers("fewer", "fewer tokens than usage says", "D", a.edited(a.drop_token), R, "usage to count"),
     on_answers(
-        "shorter", "three tokens fewer, every count changed with them", "single", a.edited(a.shorten), R, _TOKENS
+        "shorter", "three tokens fewer, with every count changed to match", "single", a.edited(a.shorten), R, _TOKENS
     ),
     on_answers("more", "more tokens than usage says", "D", a.edited(a.add_token), R, "usage to count"),
     on_answers("none", "no tokens", "single", a.edited(a.no_tokens), R, "at least one output token"),
@@ -94,10 +94,12 @@ _CONTENT = (
         "output token ids",
         "all",
     ),
-    on_answers("echo", "other prompt ids are echoed", "P", a.edited(a.echo_another), R, "prompt ids that were sent"),
+    on_answers(
+        "echo", "different prompt ids are echoed", "P", a.edited(a.echo_another), R, "prompt ids that were sent"
+    ),
     on_answers(
         "echo-all",
-        "other prompt ids are echoed",
+        "different prompt ids are echoed",
         "single",
         a.edited(a.echo_another),
         R,

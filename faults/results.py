@@ -11,7 +11,7 @@ from harness.util.progress import Reporter
 
 
 class Tried:
-    """Collects results, controls and left-overs, and reports each as it comes."""
+    """Collects results, controls and leftovers, and reports each as it comes."""
 
     def __init__(self, keep: Callable[[], None] = lambda: None) -> None:
         """``keep`` is called after every change, to store what is known."""

@@ -97,7 +97,7 @@ def drill(
     tried = Tried(lambda: write_drills(known(interrupted=True), folder))
     interrupted = False
     with raise_once(), _marking(tried) as mark, Reporter(forecast_s(drills)) as reporter:
-        reporter.line(f"{len(drills)} drills, about {forecast_s(drills) / 60:.0f} minutes")
+        reporter.line(f"{len(drills)} fault tests, about {forecast_s(drills) / 60:.0f} minutes")
         try:
             _on_engines(drills, prepared, environment, folder, reporter, mark, tried)
             _on_the_harness(drills, source, engine_python, folder, reporter, mark, tried, seed)
@@ -160,7 +160,9 @@ def load_drills(path: Path) -> DrillSet:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{file}: expected the results of drills as JSON, but it cannot be read ({error})") from error
+        raise DataError(
+            f"{file}: expected the results of fault tests as JSON, but it cannot be read ({error})"
+        ) from error
     if isinstance(raw, dict):
         raw.pop("exit_code", None)
     try:

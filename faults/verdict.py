@@ -20,7 +20,7 @@ class Seen(NamedTuple):
     verdict: Verdict | None
     """The run's verdict; None if it has none."""
     reasons: tuple[str, ...]
-    """Messages of findings, reasons of cells, notes of checks, and what the command line said."""
+    """Messages of findings, reasons of cells, notes of checks, and the output of the command line."""
     planned: int
     recorded: int
     seconds: float
@@ -70,11 +70,11 @@ def judge_drill(drill: Drill, seen: Seen, folder: str = "") -> Result:
         ending = Ending.FALSE_GREEN
     else:
         ending = Ending.FAILED if problems else Ending.SURVIVED
-    said = match or next(iter(seen.reasons), "")
+    shown = match or next(iter(seen.reasons), "")
     return _result(drill, ending, problems, seen.left, folder).model_copy(
         update={
             "verdict": seen.verdict,
-            "reason": _around(said, drill.reason),
+            "reason": _around(shown, drill.reason),
             "planned": seen.planned,
             "recorded": seen.recorded,
             "seconds": round(seen.seconds, 1),

@@ -38,10 +38,10 @@ def matrix(
     profile: ProfileOption = "cpu", cell: CellOption = None, minutes: MinutesOption = None, gpus: GpusOption = None
 ) -> None:
     """Print the parts of a profile as one line of JSON, the `strategy.matrix` of ci/github/nightly.yaml."""
-    from harness.commands.ci.plan import plan_night
+    from harness.commands.ci.plan import split_run
     from harness.commands.ci.systems import github_matrix
 
-    print(json.dumps(github_matrix(plan_night(profile, cell or [], minutes), gpus)))
+    print(json.dumps(github_matrix(split_run(profile, cell or [], minutes), gpus)))
 
 
 @ci_app.command("buildkite")
@@ -60,8 +60,8 @@ def buildkite(
 
     Pass it to `buildkite-agent pipeline upload --no-interpolation`.
     """
-    from harness.commands.ci.plan import plan_night
+    from harness.commands.ci.plan import split_run
     from harness.commands.ci.systems import buildkite_pipeline
 
-    night = plan_night(profile, cell or [], minutes)
-    print(json.dumps(buildkite_pipeline(night, queue, verdict_queue or queue, gpus)))
+    run = split_run(profile, cell or [], minutes)
+    print(json.dumps(buildkite_pipeline(run, queue, verdict_queue or queue, gpus)))

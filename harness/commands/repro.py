@@ -20,7 +20,7 @@ from harness.history.folder import History, load_history
 from harness.history.records import COLD, Form
 from harness.history.verdict import Verdict
 from harness.judging.findings import CheckResult, Finding, Judgement, how_many
-from harness.mutants.install import arm_group
+from harness.mutants.install import with_mutants
 from harness.profiles.cells import CellName, EngineGroup, all_cells, make_plan, start_expected_s
 from harness.profiles.model import Profile
 from harness.profiles.remote_code import require_trusted
@@ -283,7 +283,7 @@ def reproduce(
     environment = engines_for(prepared.profile, prepared.plan, engine_python)
     (group,) = prepared.plan.groups
     folder = new_folder(out, prepared.profile, "repro")
-    changed, mutation = arm_group(group, prepared.profile, mutants, folder / "arming" / group.id, False)
+    changed, mutation = with_mutants(group, prepared.profile, mutants, folder / "arming" / group.id, False)
     attempts: list[Attempt] = []
     summary: RunSummary | None = None
     problem, interrupted, tried = "", False, False

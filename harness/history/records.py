@@ -272,7 +272,7 @@ class RunRecord(Strict):
     seconds: dict[str, float] = Field(default_factory=dict)
     interrupted: bool = False
     mutants: tuple[str, ...] = ()
-    """Defects that were injected on purpose: such a run says nothing about the engine."""
+    """Injected defects: such a run says nothing about the engine."""
     rescore: bool = False
     """Whether the plain single engine was to re-score the outputs."""
     lacking: dict[str, str] = Field(default_factory=dict)
@@ -297,14 +297,13 @@ class RunRecord(Strict):
     def cannot_pass(self) -> bool:
         """Whether the run cannot pass, whatever its cells say.
 
-        That is so if it was interrupted or has no end, a defect was injected on purpose, its parts contradict each
-        other, requests with findings were repeated, it is a soak without a verdict, or its engines may still be
-        running.
+        That is so if it was interrupted or did not finish, a defect was injected, its parts contradict each other,
+        requests with findings were repeated, it is a soak without a verdict, or its engines may still be running.
         """
         unsettled = self.merged is not None and self.merged.unsettled
         no_soak_verdict = self.kind == "soak" and self.came_to is None
-        no_end = self.finished is None or no_soak_verdict or any(c.left_running for c in self.cells)
-        return self.interrupted or no_end or bool(self.mutants) or unsettled or self.reasked_after_findings
+        unfinished = self.finished is None or no_soak_verdict or any(c.left_running for c in self.cells)
+        return self.interrupted or unfinished or bool(self.mutants) or unsettled or self.reasked_after_findings
 
     @property
     def reasked_after_findings(self) -> bool:

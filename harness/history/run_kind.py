@@ -14,7 +14,7 @@ _WHY = {
 
 
 def require_plain(history: History) -> None:
-    """Raise UsageError for the record of a soak or a drill."""
+    """Raise UsageError for the record of a soak or a fault test."""
     kind = history.run.kind
     if kind != "run":
         raise UsageError(

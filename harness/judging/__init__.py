@@ -8,7 +8,7 @@ For other packages:
 * ``evidence``: the input of checks, ``Evidence`` and ``CellView``;
 * ``figures``: the typed figures of findings and check results;
 * ``findings``: the output, ``Finding``, ``CheckResult`` and ``Judgement``;
-* ``known_defects``: marks expected failures as KNOWN (``apply_known``);
+* ``known_defects``: mark expected failures as KNOWN (``apply_known``);
 * ``power``: which effects a run will be able to detect, before it starts;
 * ``recorded_cell``: a view of one recorded cell, without baselines;
 * ``references``: which baselines, known defects and second stage apply to a run.

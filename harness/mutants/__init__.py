@@ -6,21 +6,21 @@ this package, so it uses the standard library only.
 
 In the harness:
 
-- ``catalogue``: ``MUTANTS``, every mutant by id; plain data.
-- ``install``: ``EnabledMutants`` and ``arm_group``, which put mutants into a group of engines and switch them.
-- ``exchange``: the mutants that change how requests are sent, not the engines; used by ``install``.
+* ``catalogue``: ``MUTANTS``, every mutant by id; plain data;
+* ``install``: ``EnabledMutants`` and ``with_mutants``, which put mutants into a group of engines and switch them;
+* ``exchange``: the mutants that change how requests are sent, not the engines; used by ``install``.
 
 In an engine's process:
 
-- ``hooks``: installs patches when the engine imports their targets, and switches them.
-- ``patches``: the patch of each mutant.
+* ``hooks``: install patches when the engine imports their targets, and switch them;
+* ``patches``: the patch of each mutant.
 """
 
 from __future__ import annotations
 
 import os
 
-ARM_VARIABLE = "KV_HARNESS_MUTANTS"
+MUTANTS_VARIABLE = "KV_HARNESS_MUTANTS"
 """Comma-separated ids of the mutants whose patches are installed in this engine."""
 SWITCH_VARIABLE = "KV_HARNESS_MUTANT_SWITCH"
 """File that names the installed mutants that are switched on now; without it all installed ones are on."""
@@ -32,11 +32,13 @@ LOG_MARK = "[kv-harness mutant]"
 
 def register() -> None:
     """Install the mutants that the environment names. vLLM calls this in every process of an engine."""
-    if not os.environ.get(ARM_VARIABLE):
+    if not os.environ.get(MUTANTS_VARIABLE):
         return
     from harness.mutants import patches  # noqa: F401  (declares the patches that hooks installs)
-    from harness.mutants.hooks import arm
+    from harness.mutants.hooks import install_all
 
-    arm(
-        os.environ[ARM_VARIABLE], os.environ.get(SWITCH_VARIABLE), together=os.environ.get(TOGETHER_VARIABLE, "") == "1"
+    install_all(
+        os.environ[MUTANTS_VARIABLE],
+        os.environ.get(SWITCH_VARIABLE),
+        together=os.environ.get(TOGETHER_VARIABLE, "") == "1",
     )

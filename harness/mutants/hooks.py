@@ -139,7 +139,7 @@ def parse_ids(text: str) -> tuple[str, ...]:
 _installed = False
 
 
-def arm(ids: str, switch_path: str | None, together: bool = False) -> None:
+def install_all(ids: str, switch_path: str | None, together: bool = False) -> None:
     """Install the named mutants in this process; modules that are not imported yet are patched when they are."""
     global _installed
     if _installed:
@@ -158,7 +158,7 @@ def arm(ids: str, switch_path: str | None, together: bool = False) -> None:
         else:
             waiting.setdefault(item.module, []).append(item)
     sys.meta_path.insert(0, _Finder(waiting, switch))
-    say(f"armed {','.join(wanted)}")
+    say(f"installed {','.join(wanted)}")
 
 
 def _install_or_end(module: ModuleType, patches: Iterable[Patch], switch: Switch) -> None:

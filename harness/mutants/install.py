@@ -12,7 +12,7 @@ from typing import NamedTuple
 from harness.engines.client import Client
 from harness.engines.mutation import Mutation
 from harness.errors import MutantRefusedError, UsageError
-from harness.mutants import ARM_VARIABLE, LOG_MARK, SWITCH_VARIABLE, TOGETHER_VARIABLE
+from harness.mutants import LOG_MARK, MUTANTS_VARIABLE, SWITCH_VARIABLE, TOGETHER_VARIABLE
 from harness.mutants.catalogue import MUTANTS
 from harness.mutants.exchange import MutatedExchange
 from harness.profiles.cells import EngineGroup, Role
@@ -75,7 +75,7 @@ class EnabledMutants(Mutation):
         """Return variables for the engine of a role; empty when it carries no mutant."""
         if role not in self.by_role:
             return {}
-        env = {ARM_VARIABLE: ",".join(self.by_role[role]), SWITCH_VARIABLE: str(self._file(role))}
+        env = {MUTANTS_VARIABLE: ",".join(self.by_role[role]), SWITCH_VARIABLE: str(self._file(role))}
         if self._together:
             env[TOGETHER_VARIABLE] = "1"
         plugin = plugin_folder(engine_prefix, folder)
@@ -121,7 +121,7 @@ class EnabledMutants(Mutation):
             temporary.replace(self._file(role))
 
 
-def arm_group(
+def with_mutants(
     group: EngineGroup, profile: Profile, mutants: Sequence[str], folder: Path, together: bool
 ) -> tuple[EngineGroup, Mutation]:
     """Return the group as changed by the mutants, and the mutation that puts them into its engines.

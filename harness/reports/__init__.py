@@ -2,19 +2,19 @@
 
 For other packages:
 
-* ``judge_run``: judge a recorded run and write its reports (``judge_and_report``);
+* ``judge_run``: ``judge_and_report``, which judges a recorded run and writes its reports;
 * ``summary``: ``RunSummary``, a judged run as plain data;
 * ``terminal``: output for a terminal;
 * ``compare``, ``trend``, ``trend_model``: two runs side by side, and many runs over time;
-* ``beyond``: the reports of these two;
+* ``beyond``: the reports of comparisons and trends;
 * ``html``: ``report.html``, self-contained;
 * ``markdown``: ``summary.md``, for pull requests and CI;
 * ``chart_data``, ``charts``: the data of charts, and their Vega-Lite specifications;
 * ``aa_result``, ``selftest_result``: data model of A/A and self-test results.
 
-Used within this package:
+Within this package:
 
 * ``junit``: ``junit.xml``;
-* ``links``: finds the newest self-test and A/A beside a run;
-* ``write``: writes all reports of a run.
+* ``links``: find the newest self-test and A/A beside a run;
+* ``write``: write all reports of a run.
 """

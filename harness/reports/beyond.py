@@ -82,7 +82,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 def render_trend(trend: Trend, page: Path) -> str:
     """Render trend.html, one self-contained file, with links from ``page`` to the reports of the runs that have one."""
-    cells = list(dict.fromkeys(c for n in trend.nights for c in n.cells))
+    cells = list(dict.fromkeys(c for n in trend.runs for c in n.cells))
     links = _links(trend, page)
     return render_page("trend.html.j2", environment(), _charts(trend, links), trend=trend, cells=cells, links=links)
 
@@ -90,8 +90,8 @@ def render_trend(trend: Trend, page: Path) -> str:
 def _links(trend: Trend, page: Path) -> dict[int, str]:
     """Return the paths of the runs' reports by index, relative to the page and quoted for a URL."""
     found = {}
-    for index, night in enumerate(trend.nights):
-        report = night.folder.resolve() / "report.html"
+    for index, run in enumerate(trend.runs):
+        report = run.folder.resolve() / "report.html"
         if report.is_file():
             # Without the dot, a folder called "https:" would be read as a scheme.
             found[index] = "./" + quote(os.fsencode(os.path.relpath(report, page.resolve().parent)))
@@ -109,7 +109,7 @@ def print_trend(trend: Trend, console: Console) -> None:
     table.add_column("run", no_wrap=True)
     table.add_column("verdict")
     table.add_column("cells not passing")
-    for n in trend.nights[-20:]:
+    for n in trend.runs[-20:]:
         bad = [f"{c} {v}" for c, v in n.cells.items() if v.exit_code != 0]
         table.add_row(n.run_id, verdict_text(n.verdict), ", ".join(bad[:4]) + (" …" if len(bad) > 4 else ""))
     console.print(table)
@@ -118,7 +118,7 @@ def print_trend(trend: Trend, console: Console) -> None:
         what = "falls" if d.falls else "rises"
         console.print(
             Text(
-                f"slow drift: {d.cell} position {d.position} {what} since {trend.nights[d.since].run_id}, "
+                f"slow drift: {d.cell} position {d.position} {what} since {trend.runs[d.since].run_id}, "
                 f"{100 * d.effect:+.2f} points from the first run",
                 style=style,
             )

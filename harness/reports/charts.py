@@ -240,21 +240,21 @@ def acceptance_over_runs(method: str, trend: Trend, links: Mapping[int, str]) ->
     cells = list(dict.fromkeys(p.cell for p in mine))
     rows = [
         {
-            "night": p.night,
-            "run": trend.nights[p.night].run_id,
-            "started": trend.nights[p.night].started,
+            "index": p.run,
+            "run": trend.runs[p.run].run_id,
+            "started": trend.runs[p.run].started,
             "series": p.cell,
             "position": str(p.position),
             "rate": round(p.rate, 5),
             "size": _size(cells.index(p.cell)),
-            **({"report": links[p.night]} if p.night in links else {}),
+            **({"report": links[p.run]} if p.run in links else {}),
         }
         for p in mine
     ]
-    words = f"{method}: share of accepted drafts at each position over {len(trend.nights)} runs, of {', '.join(cells)}"
+    words = f"{method}: share of accepted drafts at each position over {len(trend.runs)} runs, of {', '.join(cells)}"
     encoding = {
         "x": {
-            "field": "night",
+            "field": "index",
             "type": "ordinal",
             "title": "run (by start time)",
             "axis": {"labelAngle": 0, "labelOverlap": True},

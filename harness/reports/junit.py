@@ -52,8 +52,8 @@ def _detail(result: CheckResult) -> str:
 
 
 def _run_name(summary: RunSummary) -> str:
-    armed = summary.judgement.mutants
-    return summary.history.run.run_id + (f" ARMED MUTANT {', '.join(armed)}" if armed else "")
+    mutants = summary.judgement.mutants
+    return summary.history.run.run_id + (f" INJECTED MUTANT {', '.join(mutants)}" if mutants else "")
 
 
 def render_junit(summary: RunSummary) -> str:

@@ -203,8 +203,8 @@ def describe(history: History, judgement: Judgement) -> str:
     names = ", ".join(bad[:6]) + (" …" if len(bad) > 6 else "")
     if not bad:
         return f"{judgement.verdict}: {'; '.join(judgement.notices) or 'no cell was judged'}."
-    armed = f"With {', '.join(judgement.mutants)} injected on purpose, " if judgement.mutants else ""
-    return f"{armed}{len(bad)} of {cells} cells do not pass ({names}); {how_many(judgement.findings)} findings."
+    injected = f"With {', '.join(judgement.mutants)} injected, " if judgement.mutants else ""
+    return f"{injected}{len(bad)} of {cells} cells do not pass ({names}); {how_many(judgement.findings)} findings."
 
 
 def _group(f: Finding) -> tuple[str, ...]:

@@ -1,10 +1,9 @@
 """Verdicts and acceptance over many runs, and drifts that are too small to show in a single one.
 
-A "night" is one recorded run of a nightly series. Each night is paired with the first one, prompt by prompt, and
-compared with the mean of all nights before it (recursive residuals, which cancel the first night's own noise: Hawkins,
-"Self-starting CUSUM charts", The Statistician 36, 1987). The residuals go through a two-sided CUSUM (Page, "Continuous
-inspection schemes", Biometrika 41, 1954) whose limit follows from Siegmund's approximation of the mean time between
-false notices, over all series together.
+Each run is paired with the first one, prompt by prompt, and compared with the mean of all runs before it (recursive
+residuals, which cancel the first run's own noise: Hawkins, "Self-starting CUSUM charts", The Statistician 36, 1987).
+The residuals go through a two-sided CUSUM (Page, "Continuous inspection schemes", Biometrika 41, 1954) whose limit
+follows from Siegmund's approximation of the mean time between false notices, over all series together.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from harness.judging.findings import Judgement
 from harness.judging.recorded_cell import recorded_cells
 from harness.reports.compare import paired_by_prompt
 from harness.reports.judge_run import assess
-from harness.reports.trend_model import Drift, Night, Point, Trend
+from harness.reports.trend_model import Drift, Point, Trend, TrendRun
 
 ALLOWANCE = 0.5
-"""Drift per night, in standard errors, that the CUSUM tolerates; 0.5 is optimal for shifts of one standard error."""
+"""Drift per run, in standard errors, that the CUSUM tolerates; 0.5 is optimal for shifts of one standard error."""
 
 
 def load_trend(folder: Path, between: int = 365) -> Trend:
     """Load and judge all runs below a folder, in order of time. Raises UsageError when there are fewer than two."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: expected a folder of recorded runs, found none")
-    nights: list[Night] = []
+    runs: list[TrendRun] = []
     left_out: list[str] = []
     for path in sorted(folder.glob("*/run.json")):
         if path.parent.is_symlink():
@@ -44,21 +43,21 @@ def load_trend(folder: Path, between: int = 365) -> Trend:
             if history.run.mutants:
                 left_out.append(f"{path.parent.name}: mutants were enabled")
                 continue
-            nights.append(_night(history, assess(history).judgement))
+            runs.append(_run(history, assess(history).judgement))
         except HarnessError as error:
             left_out.append(f"{path.parent.name}: {error}")
-    if len(nights) < 2:
+    if len(runs) < 2:
         raise UsageError(
-            f"{folder}: expected at least two recorded runs, found {len(nights)}"
+            f"{folder}: expected at least two recorded runs, found {len(runs)}"
             + (f" ({'; '.join(left_out)[:300]})" if left_out else "")
         )
-    nights.sort(key=lambda n: n.started)
-    return trend_of(nights, between, left_out)
+    runs.sort(key=lambda n: n.started)
+    return trend_of(runs, between, left_out)
 
 
-def _night(history: History, judgement: Judgement) -> Night:
+def _run(history: History, judgement: Judgement) -> TrendRun:
     views = [v for v in recorded_cells(history) if v.speculative]
-    return Night(
+    return TrendRun(
         history.run.run_id,
         history.run.started,
         history.folder,
@@ -70,33 +69,33 @@ def _night(history: History, judgement: Judgement) -> Night:
     )
 
 
-def trend_of(nights: Sequence[Night], between: int, left_out: Sequence[str] = ()) -> Trend:
-    """Compute points and drifts of nights that are in order of time."""
+def trend_of(runs: Sequence[TrendRun], between: int, left_out: Sequence[str] = ()) -> Trend:
+    """Compute points and drifts of runs that are in order of time."""
     series = [
         (cell, p)
-        for cell in dict.fromkeys(c for n in nights for c in n.counts)
-        for p in range(max(n.draft_tokens.get(cell, 0) for n in nights))
+        for cell in dict.fromkeys(c for n in runs for c in n.counts)
+        for p in range(max(n.draft_tokens.get(cell, 0) for n in runs))
     ]
     limit = limit_for(between * max(1, len(series)))
     points: list[Point] = []
     drifts: list[Drift] = []
     for cell, position in series:
-        mine = _series(nights, cell, position)
+        mine = _series(runs, cell, position)
         points += mine
         found = _first_passage(mine, limit)
         if found is not None:
             drifts.append(found)
-    return Trend(tuple(nights), tuple(points), tuple(drifts), limit, between, tuple(left_out))
+    return Trend(tuple(runs), tuple(points), tuple(drifts), limit, between, tuple(left_out))
 
 
-def _series(nights: Sequence[Night], cell: str, position: int) -> list[Point]:
+def _series(runs: Sequence[TrendRun], cell: str, position: int) -> list[Point]:
     out: list[Point] = []
     first: dict[str, RequestCounts] | None = None
     before: list[float] = []
     upper = lower = 0.0
-    for index, night in enumerate(nights):
-        counted = night.counts.get(cell)
-        k = night.draft_tokens.get(cell, 0)
+    for index, run in enumerate(runs):
+        counted = run.counts.get(cell)
+        k = run.draft_tokens.get(cell, 0)
         if not counted or position >= k:
             continue
         rate = pool_counts(counted.values(), k).rates[position]
@@ -116,9 +115,9 @@ def _series(nights: Sequence[Night], cell: str, position: int) -> list[Point]:
 
 
 def _residual(effect: float, error: float, before: Sequence[float]) -> float:
-    """Return the distance of a night from the mean of those before it, in standard errors of that distance.
+    """Return the distance of a run from the mean of those before it, in standard errors of that distance.
 
-    ``error`` is the standard error of a difference of two nights, sqrt(2) times that of one. It is zero for nights that
+    ``error`` is the standard error of a difference of two runs, sqrt(2) times that of one. It is zero for runs that
     are bitwise equal; any change is then a large one.
     """
     distance = effect - sum(before) / len(before)
@@ -136,14 +135,14 @@ def _first_passage(points: Sequence[Point], limit: float) -> Drift | None:
         before = (previous.upper, previous.lower) if previous is not None else (0.0, 0.0)
         for side in (0, 1):
             if before[side] == 0 and sums[side] > 0:
-                since[side] = point.night
+                since[side] = point.run
             if sums[side] > limit:
-                return Drift(point.cell, point.position, point.night, since[side], side == 1, point.effect or 0.0)
+                return Drift(point.cell, point.position, point.run, since[side], side == 1, point.effect or 0.0)
     return None
 
 
-def limit_for(nights: float) -> float:
-    """Return the limit h at which a two-sided CUSUM of one series gives one false notice in ``nights`` nights.
+def limit_for(runs: float) -> float:
+    """Return the limit h at which a two-sided CUSUM of one series gives one false notice in ``runs`` runs.
 
     Siegmund's approximation of the one-sided mean run length is (exp(2 k b) - 2 k b - 1) / (2 k^2) with
     b = h + 1.166 (Sequential Analysis, 1985, p. 27); two sides halve it.
@@ -151,6 +150,6 @@ def limit_for(nights: float) -> float:
 
     def excess(h: float) -> float:
         b = h + 1.166
-        return (math.exp(2 * ALLOWANCE * b) - 2 * ALLOWANCE * b - 1) / (2 * ALLOWANCE**2) / 2 - nights
+        return (math.exp(2 * ALLOWANCE * b) - 2 * ALLOWANCE * b - 1) / (2 * ALLOWANCE**2) / 2 - runs
 
     return float(brentq(excess, 0.0, 60.0)) if excess(0.0) < 0 else 0.0

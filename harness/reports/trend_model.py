@@ -9,7 +9,7 @@ from harness.history.acceptance import RequestCounts
 from harness.history.verdict import Verdict
 
 
-class Night(NamedTuple):
+class TrendRun(NamedTuple):
     """One recorded run."""
 
     run_id: str
@@ -24,14 +24,14 @@ class Night(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Acceptance of a cell at one position in one night."""
+    """Acceptance of a cell at one position in one run."""
 
-    night: int
+    run: int
     cell: str
     position: int
     rate: float
     effect: float | None
-    """Difference from the first night, paired by prompt; None when they cannot be compared."""
+    """Difference from the first run, paired by prompt; None when they cannot be compared."""
     upper: float
     """CUSUM of increases, in standard errors."""
     lower: float
@@ -43,32 +43,32 @@ class Drift(NamedTuple):
 
     cell: str
     position: int
-    night: int
-    """Index of the night in which the CUSUM exceeded the limit."""
+    run: int
+    """Index of the run in which the CUSUM exceeded the limit."""
     since: int
-    """Index of the night since which the CUSUM has been growing."""
+    """Index of the run since which the CUSUM has been growing."""
     falls: bool
     effect: float
 
 
 class Trend(NamedTuple):
-    """All nights in order of time, their acceptance, and the drifts."""
+    """All runs in order of time, their acceptance, and the drifts."""
 
-    nights: tuple[Night, ...]
+    runs: tuple[TrendRun, ...]
     points: tuple[Point, ...]
     drifts: tuple[Drift, ...]
     limit: float
     """CUSUM limit in standard errors."""
     between: int
-    """Mean number of nights between false notices, over all series."""
+    """Mean number of runs between false notices, over all series."""
     left_out: tuple[str, ...]
     """Runs that cannot be used, each with the reason."""
 
     @property
     def sentence(self) -> str:
         """The trend in one sentence."""
-        red = sum(n.verdict.exit_code != 0 for n in self.nights)
+        red = sum(n.verdict.exit_code != 0 for n in self.runs)
         return (
-            f"{len(self.nights)} runs, {red} of them not passing; {len(self.drifts)} notices of slow drift (limit "
+            f"{len(self.runs)} runs, {red} of them not passing; {len(self.drifts)} notices of slow drift (limit "
             f"{self.limit:.1f} standard errors, one false notice in {self.between} runs of unchanged engines)"
         )

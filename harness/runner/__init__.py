@@ -1,18 +1,18 @@
 """Run plans on real engines and record the responses, without judging them.
 
-Public modules:
+For other packages:
 
 * ``run``: ``record``, which records a run, and the creation of run folders;
 * ``groups``: ``Runner``, which runs groups of engines;
-* ``record_cells``: asks cells on running engines and records the answers;
+* ``record_cells``: send the requests of cells to running engines, and record the answers;
 * ``recorder``: ``Recorder``, which writes the run folder as responses arrive;
-* ``play``: runs the script of a scenario on engines;
-* ``repetitions``: runs the same cells repeatedly on the same engines;
-* ``rescore``: re-scores outputs with the plain single engine;
-* ``kv_scrub``: overwrites KV blocks left by earlier requests.
+* ``play``: run the script of a scenario on engines;
+* ``repetitions``: run the same cells repeatedly on the same engines;
+* ``rescore``: re-score outputs with the plain single engine;
+* ``kv_scrub``: overwrite KV blocks left by earlier requests.
 
-Internal modules:
+Within this package:
 
-* ``perform``: sends a cell's requests to its engines;
+* ``perform``: send a cell's requests to its engines;
 * ``timeouts``: time limits of cells and runs.
 """

@@ -15,7 +15,7 @@ from harness.engines.inventory import Inventory, Memory, describe, jobs_of
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineStartError, InfrastructureError, StorageError
 from harness.history.folder import History
-from harness.mutants.install import arm_group
+from harness.mutants.install import with_mutants
 from harness.profiles.cells import EngineGroup, start_expected_s
 from harness.runner.options import DEFAULTS, RunOptions
 from harness.runner.record_cells import ask_cells
@@ -175,7 +175,7 @@ class Runner:
         first = group.cells[0].id
         folder = self._recorder.folder / "arming" / group.id
         profile = self._profile.part(group.variant)
-        group, mutation = arm_group(group, profile, self._options.mutants, folder, self._options.together)
+        group, mutation = with_mutants(group, profile, self._options.mutants, folder, self._options.together)
         try:
             with (
                 self._executor.places(group, profile, self._environment, placement) as places,

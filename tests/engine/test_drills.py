@@ -31,4 +31,4 @@ def test_faults_on_one_pair_are_survived_for_their_reasons(tmp_path):
     assert not found.void
     assert found.left_overs == 0, done.stdout
     assert done.returncode == 0, done.stdout
-    assert "0 false greens, 0 left-overs" in done.stdout
+    assert "0 false greens, 0 leftovers" in done.stdout

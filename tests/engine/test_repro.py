@@ -1,4 +1,4 @@
-"""A real defect, put in on purpose: tried again, made small, and shown by a file that knows nothing of this project."""
+"""An injected defect: reproduced, made small, and shown by a file that knows nothing of this project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from harness.mutants import ARM_VARIABLE, SWITCH_VARIABLE
+from harness.mutants import MUTANTS_VARIABLE, SWITCH_VARIABLE
 from harness.prompts.lengths import spills
 from tests.support.real_engines import Done, harness
 
@@ -92,7 +92,7 @@ def engines() -> list[int]:
 def test_the_exported_file_shows_the_defect_alone(small: Small, tmp_path):
     switch = tmp_path / "switch"
     switch.write_text("M1")
-    arm = [f"prefill:{ARM_VARIABLE}=M1", f"prefill:{SWITCH_VARIABLE}={switch}"]
+    arm = [f"prefill:{MUTANTS_VARIABLE}=M1", f"prefill:{SWITCH_VARIABLE}={switch}"]
     code, output = alone(small.file, tmp_path, "--env", arm[0], "--env", arm[1])
     assert code == 1, output
     assert "the first wrong token is output 0" in output

@@ -274,7 +274,7 @@ def test_joining_keeps_the_worst_of_a_drill():
     other = survived.model_copy(update={"id": "e"})
     both = joined([made(survived), made(other, asked=("e",))])
     assert both.exit_code == 0
-    assert "2 faults tried, 2 survived, 0 false greens, 0 left-overs" in both.sentence
+    assert "2 faults tried, 2 survived, 0 false greens, 0 leftovers" in both.sentence
 
 
 def test_sets_of_other_engines_or_profiles_are_not_joined():
@@ -288,7 +288,7 @@ def test_sets_of_other_engines_or_profiles_are_not_joined():
 def test_joined_sets_say_of_which_states_of_the_harness_they_are():
     survived = judge_drill(DRILL, GOOD)
     both = joined([made(survived, commits=("a" * 40,)), made(survived, commits=("b" * 40 + "+changes",))])
-    assert "of 2 states of the harness" in both.sentence
+    assert "with 2 versions of the harness" in both.sentence
     assert f"harness at {'a' * 12}, {'b' * 12}+changes" in render_markdown(both)
 
 
@@ -325,7 +325,7 @@ def test_module_is_the_program_and_wrong_usage_is_one_sentence():
         check=False,
     )
     assert done.returncode == EXIT_USAGE
-    assert "expected a pattern that matches the id or group of a drill" in done.stderr
+    assert "expected a pattern that matches the id or group of a fault test" in done.stderr
     assert "Traceback" not in done.stderr
 
 

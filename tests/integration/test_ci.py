@@ -15,7 +15,7 @@ import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
-from harness.commands.ci.plan import SETUP_MINUTES, plan_night
+from harness.commands.ci.plan import SETUP_MINUTES, split_run
 from harness.commands.ci.systems import TRIES, buildkite_pipeline, github_matrix
 from harness.errors import EXIT_UNKNOWN
 from harness.profiles.cells import CellName, all_cells
@@ -50,7 +50,7 @@ def load(path: Path) -> Any:
 
 
 def buildkite(source: str, *patterns: str, queue: str = "default", verdict_queue: str = "default") -> list[dict]:
-    return buildkite_pipeline(plan_night(source, patterns), queue, verdict_queue)["steps"]
+    return buildkite_pipeline(split_run(source, patterns), queue, verdict_queue)["steps"]
 
 
 # --- committed files -------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_schemas_and_lint_do_find_mistakes(tmp_path):
 @pytest.mark.parametrize("profile", shipped_profile_names())
 @pytest.mark.parametrize("minutes", [None, 1, 8, 600])
 def test_every_cell_is_recorded_and_each_part_has_the_plain_engine_that_it_needs(profile, minutes):
-    night = plan_night(profile, minutes=minutes)
+    night = split_run(profile, minutes=minutes)
     wanted = [c.id for c in all_cells(night.profile)]
     recorded = [c.id for s in night.steps for c in s.cells]
     assert set(recorded) == set(wanted)
@@ -110,12 +110,12 @@ def test_every_cell_is_recorded_and_each_part_has_the_plain_engine_that_it_needs
 
 
 def test_steps_are_packed_by_expected_time():
-    assert len(plan_night("cpu", minutes=600).steps) == 1
-    assert len(plan_night("cpu", minutes=1).steps) == 4
-    two = plan_night("cpu", minutes=10)
+    assert len(split_run("cpu", minutes=600).steps) == 1
+    assert len(split_run("cpu", minutes=1).steps) == 4
+    two = split_run("cpu", minutes=10)
     assert 1 < len(two.steps) < 4
     assert all(s.expected_s <= 600 for s in two.steps)
-    assert [c.id for s in plan_night("cpu", ["pd-mtp"]).steps for c in s.cells] == ["pd-mtp"]
+    assert [c.id for s in split_run("cpu", ["pd-mtp"]).steps for c in s.cells] == ["pd-mtp"]
 
 
 def test_a_night_of_two_stages_has_time_for_both(tmp_path):
@@ -127,8 +127,8 @@ def test_a_night_of_two_stages_has_time_for_both(tmp_path):
         bitwise(raw)
         raw["judging"] = {"tier": "normal", "stages": 2}
 
-    two = plan_night(changed_profile(tmp_path, normal)).steps[0].timeout_minutes
-    one = plan_night(changed_profile(tmp_path, bitwise)).steps[0].timeout_minutes
+    two = split_run(changed_profile(tmp_path, normal)).steps[0].timeout_minutes
+    one = split_run(changed_profile(tmp_path, bitwise)).steps[0].timeout_minutes
     assert two - SETUP_MINUTES >= 2 * (one - SETUP_MINUTES) - 2
 
 
@@ -169,13 +169,13 @@ def test_no_job_of_github_fails_softly_and_the_verdict_is_always_made():
 
 
 def test_workflow_uses_all_that_the_matrix_says_and_nothing_else():
-    entries = github_matrix(plan_night("cpu"))["include"]
+    entries = github_matrix(split_run("cpu"))["include"]
     used = set(re.findall(r"\bmatrix\.(\w+)", WORKFLOW.read_text()))
     assert all(set(e) == used for e in entries)
 
 
 def test_both_systems_record_the_same_parts():
-    night = plan_night("nightly")
+    night = split_run("nightly")
     entries = github_matrix(night)["include"]
     *parts, _ = buildkite_pipeline(night, "default", "default")["steps"]
     assert len(entries) == len(parts) == len(night.steps)
@@ -359,7 +359,7 @@ def test_part_fetches_models_and_prompts_and_runs_without_missing_ones(tmp_path)
 
 def test_only_profiles_of_hub_models_are_fetched_for():
     for profile, fetches in (("nightly", True), ("cpu", False), ("gpu", False)):
-        night = plan_night(profile)
+        night = split_run(profile)
         assert all(e["fetch"] is fetches for e in github_matrix(night)["include"])
         *parts, _ = buildkite_pipeline(night, "default", "default")["steps"]
         assert {p["env"]["HARNESS_FETCH"] for p in parts} == {str(fetches).lower()}

@@ -55,7 +55,7 @@ def test_file_is_plain_python_without_this_machine_or_this_project(exported):
     [
         ({}, 0, "as expected: the defect is not there"),
         ({"tokens": [9, 9, 9]}, 1, "the first wrong token is output 0"),
-        ({"accepted": [0, 0, 0, 0]}, 1, "right tokens, other accepted drafts"),
+        ({"accepted": [0, 0, 0, 0]}, 1, "right tokens, different accepted drafts"),
         ({"echo": [1, 2]}, 1, "the engine saw other prompt tokens"),
         ({"unmoved": True}, 2, "no KV moved: nothing was tested"),
         ({"broken": True}, 2, "expected status 200 of the decode engine, found 500"),

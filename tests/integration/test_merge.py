@@ -443,7 +443,7 @@ def test_recordings_that_contradict_each_other_cannot_pass(tmp_path):
     merged = merge([first, second, write(other, tmp_path / "other")], tmp_path / "merged")
     judgement = judged(merged)
     assert judgement.verdict is Verdict.UNKNOWN
-    assert any("single-none: 30 of 30 cold prompts gave other tokens" in n for n in judgement.notices)
+    assert any("single-none: 30 of 30 cold prompts gave different tokens" in n for n in judgement.notices)
     assert judged(merge([first, second], tmp_path / "without")).verdict is Verdict.PASS
 
 
@@ -578,7 +578,7 @@ def test_wrong_tokens_in_a_scenario_of_a_cell_whose_engine_died_do_not_disappear
     assert any(
         "pd-mtp: tokens-reference REGRESSION" in n and "in refill in the recording of try-1" in n for n in notices
     )
-    assert any(n.startswith("pd-mtp: 4 of 4 requests of refill gave other tokens") for n in notices)
+    assert any(n.startswith("pd-mtp: 4 of 4 requests of refill gave different tokens") for n in notices)
     same_ = broken(part_of(refilled(wrong=False), PARTS[1], "try-1"), "pd-mtp", "failed")
     other = merge(retried(tmp_path / "same", same_, refilled(wrong=False)), tmp_path / "same" / "merged")
     assert not other.run.merged.unsettled, other.run.merged.notices
@@ -588,7 +588,7 @@ def test_answers_to_text_are_compared_too(tmp_path):
     tried = broken(part_of(refilled(wrong=True, text=True), PARTS[1], "try-1"), "pd-mtp")
     merged = merge(retried(tmp_path, tried, refilled(wrong=False, text=True)), tmp_path / "merged")
     assert judged(merged).verdict is Verdict.UNKNOWN
-    assert any("pd-mtp: 4 of 33 cold prompts gave other tokens" in n for n in merged.run.merged.notices)
+    assert any("pd-mtp: 4 of 33 cold prompts gave different tokens" in n for n in merged.run.merged.notices)
 
 
 def test_plain_engines_that_score_the_same_output_differently_cannot_pass(tmp_path):

@@ -41,7 +41,7 @@ def test_bad_arming_ends_the_process_with_one_line(env, sentence):
 
 def test_two_together_when_asked_for():
     env = {"KV_HARNESS_MUTANTS": "M1,M4", "KV_HARNESS_MUTANTS_TOGETHER": "1"}
-    assert "armed M1,M4" in run_python("import harness.mutants as m; m.register()", **env).stderr
+    assert "installed M1,M4" in run_python("import harness.mutants as m; m.register()", **env).stderr
 
 
 def test_refusal_of_a_changed_target_ends_the_process(tmp_path):

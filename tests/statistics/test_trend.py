@@ -9,10 +9,10 @@ import numpy as np
 from harness.history.acceptance import RequestCounts
 from harness.history.verdict import Verdict
 from harness.reports.trend import trend_of
-from harness.reports.trend_model import Night
+from harness.reports.trend_model import TrendRun
 
 
-def night(index: int, rng: np.random.Generator, rate: float, prompts: int = 60) -> Night:
+def night(index: int, rng: np.random.Generator, rate: float, prompts: int = 60) -> TrendRun:
     """A night in which every prompt has steps of its own, accepted at ``rate``."""
     steps = rng.integers(20, 60, prompts)
     counts = {
@@ -20,7 +20,7 @@ def night(index: int, rng: np.random.Generator, rate: float, prompts: int = 60) 
         for i, n in enumerate(steps)
     }
     cells = {"pd-eagle3": Verdict.PASS}
-    return Night(
+    return TrendRun(
         f"n{index:03d}", f"{index:03d}", Path("n"), Verdict.PASS, cells, {"pd-eagle3": counts}, {"pd-eagle3": 2}, "0"
     )
 
@@ -40,7 +40,7 @@ def test_drift_of_a_tenth_of_a_point_a_night_is_noticed_with_its_beginning():
     found = [trend_of(nights(40, seed, 0.001), 365) for seed in range(10)]
     seen = [t for t in found if any(d.falls and d.position == 0 for d in t.drifts)]
     assert len(seen) >= 9
-    assert all(d.since < d.night for t in seen for d in t.drifts)
+    assert all(d.since < d.run for t in seen for d in t.drifts)
 
 
 def test_nights_equal_bit_for_bit_never_give_a_notice():

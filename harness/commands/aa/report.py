@@ -13,7 +13,16 @@ from harness.reports.aa_result import AgainstItself
 from harness.reports.terminal import STYLE
 from harness.util.files import write_atomic, write_json
 
-_COLUMNS = ("cell", "scenario", "requests", "compared", "other tokens", "other accepted counts", "findings", "verdicts")
+_COLUMNS = (
+    "cell",
+    "scenario",
+    "requests",
+    "compared",
+    "different tokens",
+    "different accepted counts",
+    "findings",
+    "verdicts",
+)
 
 
 def write_repeat(result: AgainstItself, folder: Path) -> None:

@@ -34,7 +34,7 @@ class Step(NamedTuple):
         return f"{self.name}: {', '.join(lineups) or ', '.join(c.id for c in self.cells)}"
 
 
-class Night(NamedTuple):
+class SplitRun(NamedTuple):
     """A run of a profile, split into steps."""
 
     profile: Profile
@@ -50,7 +50,7 @@ class Night(NamedTuple):
         return self.profile.engine.device
 
 
-def plan_night(source: str, patterns: Sequence[str] = (), minutes: int | None = None) -> Night:
+def split_run(source: str, patterns: Sequence[str] = (), minutes: int | None = None) -> SplitRun:
     """Pack the cells of a profile into steps of about ``minutes``; None takes the longest indivisible unit.
 
     The models need not be on this machine. Raises ProfileError, DataError or UsageError.
@@ -77,7 +77,7 @@ def plan_night(source: str, patterns: Sequence[str] = (), minutes: int | None = 
             packed.append(list(unit))
     steps = tuple(_step(profile, f"part-{n}", cells, works) for n, cells in enumerate(packed, 1))
     fetches = any(references_of(p) or p.workload.recipe is not None for p in read_profile(source).written_parts)
-    return Night(profile, source, tuple(patterns), steps, fetches)
+    return SplitRun(profile, source, tuple(patterns), steps, fetches)
 
 
 def _step(profile: Profile, name: str, cells: Sequence[Cell], works: dict[str, CellWork]) -> Step:

@@ -211,9 +211,9 @@ def other_steps(part: str, found: dict[str, Any], expected: list[int] | None, to
     if slack := CASE["acceptance_slack"]:
         wanted = sum(expected) / max(1, len(expected))
         near = [r for r in readings if r and abs(sum(r) / len(r) - wanted) <= slack * wanted]
-        return [] if near else [f"{part}: other acceptance than expected by more than {100 * slack:.0f} %"]
+        return [] if near else [f"{part}: acceptance differs from the expected one by more than {100 * slack:.0f} %"]
     same = any(same_steps(reading, expected, tokens) for reading in readings)
-    return [] if same else [f"{part}: right tokens, other accepted drafts"]
+    return [] if same else [f"{part}: right tokens, different accepted drafts"]
 
 
 def same_steps(found: list[int], expected: list[int], tokens: int) -> bool:

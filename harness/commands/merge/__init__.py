@@ -9,14 +9,14 @@ any run.
 A complete recording is never replaced by a later one, and recordings that do not count are judged too, as if they did:
 a retry fills in what is missing, but gives nothing a second chance.
 
-``night``: what the merged run should consist of.
-``load``: find, read and compare the parts.
-``shards``: completeness and compatibility of parts.
-``selection``: which recording of a cell counts.
-``duplicates``: judge the recordings that do not count.
-``score_index``: the parts' re-scored outputs, each once.
-``assemble``: the counting recordings as one.
-``write``: write the merged run.
+* ``night``: what the merged run should consist of;
+* ``load``: find, read and compare the parts;
+* ``shards``: completeness and compatibility of parts;
+* ``selection``: which recording of a cell counts;
+* ``duplicates``: judge the recordings that do not count;
+* ``score_index``: the parts' re-scored outputs, each once;
+* ``assemble``: the counting recordings as one;
+* ``write``: write the merged run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.commands.merge.load import load_parts, matching_parts
-from harness.commands.merge.night import Wanted, night_of
+from harness.commands.merge.night import Wanted, expected_run
 from harness.commands.merge.write import write_merged
 from harness.errors import InfrastructureError, UsageError
 from harness.history.folder import History
@@ -53,14 +53,14 @@ def merge(folders: Sequence[Path], out: Path, wanted: Wanted | None = None) -> H
         raise InfrastructureError(
             "expected parts of a run, found none that can be used: " + ("; ".join(problems) or "no run in the folders")
         )
-    night = night_of(parts[0].run, signature, wanted)
+    expected = expected_run(parts[0].run, signature, wanted)
     notices = [f"a part was left out: {p}" for p in problems]
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with FolderLock(out):
         # Another merge may have written to it before we had the lock.
         _require_empty(out)
-        return write_merged(out, parts, night, wanted, notices)
+        return write_merged(out, parts, expected, wanted, notices)
 
 
 def _require_empty(out: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness import redact
-from harness.commands.merge.night import Night
+from harness.commands.merge.night import ExpectedRun
 from harness.errors import StorageError
 from harness.history.folder import History, write_parquet, write_run
 from harness.history.index import RecordedCells, RecordedFile
@@ -76,13 +76,13 @@ def _logs(folder: Path, names: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
             yield path, ".".join([names[group], *rest])
 
 
-def missing(cell: Cell, night: Night, like: Sequence[CellRecord]) -> CellRecord:
+def missing(cell: Cell, expected: ExpectedRun, like: Sequence[CellRecord]) -> CellRecord:
     """Return the record of a cell that no part ran, with its planned requests as far as they are known."""
     return as_planned(
         CellRecord(
             cell=cell.id,
             group=_NO_GROUP,
-            block_size=night.profile.part(cell.variant).engine.block_size,
+            block_size=expected.profile.part(cell.variant).engine.block_size,
             lookahead=cell.method.lookahead,
             draft_tokens=cell.method.draft_tokens,
             route=cell.route,
@@ -91,21 +91,21 @@ def missing(cell: Cell, night: Night, like: Sequence[CellRecord]) -> CellRecord:
             reason=NO_PART,
         ),
         cell,
-        night,
+        expected,
         like,
     )
 
 
-def as_planned(record: CellRecord, cell: Cell, night: Night, like: Sequence[CellRecord]) -> CellRecord:
+def as_planned(record: CellRecord, cell: Cell, expected: ExpectedRun, like: Sequence[CellRecord]) -> CellRecord:
     """Return the record with the requests that the merged run plans: those its part did not plan count as missing.
 
     Their number is known if the prompts are on this machine; otherwise it is taken from similar cells.
     """
-    work = night.works.get(cell.id)
+    work = expected.works.get(cell.id)
     if work is None and record.reason != NO_PART and not record.planned and not record.scenarios:
         # It could not be sent anything, and gives the reason.
         return record
-    cold, asked = (len(work.items), work.planned) if work is not None else _as_alike(record, cell, night, like)
+    cold, asked = (len(work.items), work.planned) if work is not None else _as_alike(record, cell, expected, like)
     had = {COLD: record.planned, **record.scenarios}
     unasked = [s for s, n in {COLD: cold, **asked}.items() if n and not had.get(s)]
     reason = f"no part planned its requests for {', '.join(unasked)}" if unasked else None
@@ -118,11 +118,13 @@ def as_planned(record: CellRecord, cell: Cell, night: Night, like: Sequence[Cell
     )
 
 
-def _as_alike(record: CellRecord, cell: Cell, night: Night, like: Sequence[CellRecord]) -> tuple[int, dict[str, int]]:
+def _as_alike(
+    record: CellRecord, cell: Cell, expected: ExpectedRun, like: Sequence[CellRecord]
+) -> tuple[int, dict[str, int]]:
     """Return the missing cold requests, and those by scenario: as many as similar cells have, at least one."""
     alike = [c for c in like if c.route == cell.route and CellName.of(c.cell).topology == cell.topology]
-    cold = max([1, *(c.planned for c in alike)]) if night.choice.wants(COLD) and not record.planned else 0
-    lacking = [s for s in night.asks(cell) if s not in record.scenarios]
+    cold = max([1, *(c.planned for c in alike)]) if expected.choice.wants(COLD) and not record.planned else 0
+    lacking = [s for s in expected.asks(cell) if s not in record.scenarios]
     return cold, {s: max([1, *(c.scenarios.get(s, 0) for c in alike)]) for s in lacking}
 
 

@@ -57,15 +57,15 @@ def findings_in_duplicates(
     # Sorted by part, because the scores of a part are first in all its substituted runs, and are cached.
     for at in sorted(range(len(together)), key=lambda n: together[n][0]):
         i, cells = together[at]
-        night = _substituted(holdings, scores.scores(i), chosen, run, out, i, cells)
-        verdicts = _judge_cells(night, parts[i].second, baselines, cells)
+        substituted = _substituted(holdings, scores.scores(i), chosen, run, out, i, cells)
+        verdicts = _judge_cells(substituted, parts[i].second, baselines, cells)
         judgement = Judgement(run_id=run.run_id, verdict=Verdict.UNKNOWN, cells=tuple(verdicts))
         notices[at] = [
             f"{item.cell}: {', '.join(f'{name} {verdict}' for name, verdict in found)}"
             + (f" in {item.scenario}" if item.scenario != COLD else "")
             + f" in the recording of {parts[i].run.run_id}, which does not count; an intermittent defect gets no "
             "second chance, so it cannot pass"
-            for item in apply_known(judgement, known, night).cells
+            for item in apply_known(judgement, known, substituted).cells
             if (found := [(r.check, _shown(r.findings)) for r in item.results if any(map(_is_wrong, r.findings))])
         ]
     return [notice for at in sorted(notices) for notice in notices[at]]
@@ -104,16 +104,16 @@ def _substituted(
         whole.cells[c.cell] if c.cell in own else c.model_copy(update={"group": group.get(c.cell, c.group)})
         for c in run.cells
     )
-    night = run.model_copy(update={"cells": records, "engines": whole.engines})
-    return History(folder=out, run=night, observations=whole.observations)
+    substituted = run.model_copy(update={"cells": records, "engines": whole.engines})
+    return History(folder=out, run=substituted, observations=whole.observations)
 
 
 def _judge_cells(
-    night: History, second: History | None, baselines: Mapping[str, Lookup], cells: Sequence[str]
+    substituted: History, second: History | None, baselines: Mapping[str, Lookup], cells: Sequence[str]
 ) -> list[CellVerdict]:
     """Judge some cells of a run, with their tests as part of the whole run's family."""
-    judging = judging_of(night)
-    everything = list(Judged(night, baselines, judging).views())
+    judging = judging_of(substituted)
+    everything = list(Judged(substituted, baselines, judging).views())
     mine = [v for v in everything if v.id in cells]
     results = Results()
     if judging.tier == "normal":

@@ -46,7 +46,7 @@ class Loaded(NamedTuple):
         return self.history.run
 
 
-class Night(NamedTuple):
+class ExpectedRun(NamedTuple):
     """The matrix that the parts should cover."""
 
     profile: Profile
@@ -82,7 +82,7 @@ class Night(NamedTuple):
         return next((prompts[p.variant] for p in self.profile.parts if p.variant in prompts), "")
 
 
-def night_of(run: RunRecord, signature: Signature, wanted: Wanted) -> Night:
+def expected_run(run: RunRecord, signature: Signature, wanted: Wanted) -> ExpectedRun:
     """Return the matrix to expect.
 
     Raises UsageError when the profile given differs from the recorded one, or a pattern matches nothing.
@@ -102,10 +102,10 @@ def night_of(run: RunRecord, signature: Signature, wanted: Wanted) -> Night:
             continue
         if prompts.sha256 == signature.prompts.get(part.variant):
             works |= {c.id: cell_work(part, prompts, c, choice) for c in cells if c.variant == part.variant}
-    night = Night(profile, source, signature, (), works, choice)
+    everything = ExpectedRun(profile, source, signature, (), works, choice)
     # A cell to which no chosen scenario applies is not run.
-    asked = [c for c in cells if (works[c.id].requests if c.id in works else choice.wants(COLD) or night.asks(c))]
-    return night._replace(cells=tuple(asked))
+    asked = [c for c in cells if (works[c.id].requests if c.id in works else choice.wants(COLD) or everything.asks(c))]
+    return everything._replace(cells=tuple(asked))
 
 
 def _recorded_profile(run: RunRecord) -> Profile:

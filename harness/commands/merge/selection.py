@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from harness.commands.merge.night import Loaded, Night
+from harness.commands.merge.night import ExpectedRun, Loaded
 from harness.commands.merge.shards import Evidence, contradictions, evidence_of, rescored
 from harness.history.folder import History
 from harness.history.records import COLD, RESCORE
@@ -39,22 +39,25 @@ def choose(holdings: Holdings, preferred: Mapping[str, int] | None = None) -> di
     return out
 
 
-def compare_duplicates(parts: Sequence[Loaded], chosen: Mapping[str, int], night: Night) -> tuple[list[str], list[str]]:
+def compare_duplicates(
+    parts: Sequence[Loaded], chosen: Mapping[str, int], expected: ExpectedRun
+) -> tuple[list[str], list[str]]:
     """Return contradictions between recordings of the same cell, and a notice for each set of duplicated cells.
 
     Contradictions exist only in the bitwise tier, in which equal runs give equal results.
     """
     groups: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     contradicted: list[str] = []
-    judging = night.profile.judging
+    judging = expected.profile.judging
     for cell, best in chosen.items():
         others = tuple(i for i, p in enumerate(parts) if i != best and p.history.cell(cell) is not None)
         if others:
             groups.setdefault((best, others), []).append(cell)
         for i in others if judging.tier == "bitwise" else ():
             contradicted += [
-                f"{cell}: {c.differing} of {c.compared} {_requests(c.scenario)} gave other tokens or accepted drafts "
-                f"in {parts[i].run.run_id} than in {parts[best].run.run_id}: equal runs differ, so it cannot pass"
+                f"{cell}: {c.differing} of {c.compared} {_requests(c.scenario)} gave different tokens or "
+                f"accepted drafts in {parts[i].run.run_id} than in {parts[best].run.run_id}: equal runs differ, so it "
+                "cannot pass"
                 for c in contradictions(parts[best].history, parts[i].history, cell, judging.near_tie_nats)
             ]
     notices = [

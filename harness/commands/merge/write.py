@@ -9,7 +9,7 @@ from pathlib import Path
 from harness import __version__, redact
 from harness.commands.merge.assemble import NO_PART, as_planned, assemble, missing, save
 from harness.commands.merge.duplicates import findings_in_duplicates
-from harness.commands.merge.night import Loaded, Night, Wanted
+from harness.commands.merge.night import ExpectedRun, Loaded, Wanted
 from harness.commands.merge.score_index import ScoreIndex
 from harness.commands.merge.selection import Holdings, choose, compare_duplicates
 from harness.commands.merge.shards import Evidence, unfinished
@@ -20,27 +20,29 @@ from harness.history.records import CellRecord, EngineRecord, Merged, Part, RunR
 from harness.profiles.cells import CellName, all_cells
 
 
-def write_merged(out: Path, parts: Sequence[Loaded], night: Night, wanted: Wanted, notices: list[str]) -> History:
+def write_merged(
+    out: Path, parts: Sequence[Loaded], expected: ExpectedRun, wanted: Wanted, notices: list[str]
+) -> History:
     histories = [p.history for p in parts]
     holdings, scores = Holdings(histories), ScoreIndex(histories)
     chosen = choose(holdings)
     whole = assemble(histories, chosen, scores.scores())
     recorded = list(whole.cells.values())
     cells = [
-        as_planned(whole.cells[c.id], c, night, recorded) if c.id in whole.cells else missing(c, night, recorded)
-        for c in night.cells
+        as_planned(whole.cells[c.id], c, expected, recorded) if c.id in whole.cells else missing(c, expected, recorded)
+        for c in expected.cells
     ]
     lost = [c.cell for c in cells if c.reason == NO_PART]
     known = {c.cell for c in cells}
     cells += [record for cell, record in whole.cells.items() if cell not in known]
-    run = _run_record(parts, night, out.resolve().name, cells, whole.engines).model_copy(
+    run = _run_record(parts, expected, out.resolve().name, cells, whole.engines).model_copy(
         update={
             "rescore": any(p.run.rescore for p in parts)
-            or (night.profile.workload.rescore and any(c == CellName.of(c).reference for c in lost)),
+            or (expected.profile.workload.rescore and any(c == CellName.of(c).reference for c in lost)),
             "interrupted": any(_lost_to_interruption(parts, i, holdings) for i in set(chosen.values())),
         }
     )
-    contradicted, duplicates = compare_duplicates(parts, chosen, night)
+    contradicted, duplicates = compare_duplicates(parts, chosen, expected)
     wrong = findings_in_duplicates(parts, holdings, scores, chosen, run, out, wanted)
     notices += [f"no part ran {', '.join(lost)}"] if lost else []
     again = [f"part {p.run.run_id} was {r.sentence}" for p in parts for r in p.run.resumed]
@@ -59,13 +61,13 @@ def write_merged(out: Path, parts: Sequence[Loaded], night: Night, wanted: Wante
         unsettled=bool(contradicted or wrong) or any(p.run.reasked_after_findings for p in parts),
     )
     said = save(out, run.model_copy(update={"merged": merged}), whole)
-    said += _write_second(out / SECOND, parts, night, chosen)
+    said += _write_second(out / SECOND, parts, expected, chosen)
     # With --expect, the profile is the user's own.
     written = load_history(out)
     return written.model_copy(update={"own": wanted.expect is not None, "notices": (*written.notices, *said)})
 
 
-def _write_second(folder: Path, parts: Sequence[Loaded], night: Night, chosen: Mapping[str, int]) -> list[str]:
+def _write_second(folder: Path, parts: Sequence[Loaded], expected: ExpectedRun, chosen: Mapping[str, int]) -> list[str]:
     """Merge the second stages of the parts, taking each cell from the part whose first stage counts."""
     having = [(i, p.second) for i, p in enumerate(parts) if p.second is not None]
     if not having:
@@ -75,15 +77,19 @@ def _write_second(folder: Path, parts: Sequence[Loaded], night: Night, chosen: M
     picked = choose(Holdings(histories), {cell: place[i] for cell, i in chosen.items() if i in place})
     scores = ScoreIndex(histories)
     whole = assemble(histories, picked, scores.scores())
-    order = {c.id: n for n, c in enumerate(all_cells(night.profile))}
+    order = {c.id: n for n, c in enumerate(all_cells(expected.profile))}
     cells = sorted(whole.cells.values(), key=lambda c: order.get(c.cell, len(order)))
     sources = [Loaded(h, None) for h in histories]
-    run = _run_record(sources, night, SECOND, cells, whole.engines)
+    run = _run_record(sources, expected, SECOND, cells, whole.engines)
     return save(folder, run.model_copy(update={"rescore": any(h.run.rescore for h in histories)}), whole)
 
 
 def _run_record(
-    parts: Sequence[Loaded], night: Night, run_id: str, cells: Sequence[CellRecord], engines: tuple[EngineRecord, ...]
+    parts: Sequence[Loaded],
+    expected: ExpectedRun,
+    run_id: str,
+    cells: Sequence[CellRecord],
+    engines: tuple[EngineRecord, ...],
 ) -> RunRecord:
     first, runs = parts[0].run, [p.run for p in parts]
     ends = [r.finished for r in runs if r.finished is not None]
@@ -96,11 +102,11 @@ def _run_record(
         command=redact.words(sys.argv),
         git_commit=next((r.git_commit for r in runs if r.git_commit), None),
         git_dirty=next((r.git_dirty for r in runs if r.git_dirty), first.git_dirty),
-        profile={**night.profile.model_dump(mode="json"), "source": night.source},
-        prompts_sha256=night.prompts_sha256 or first.prompts_sha256,
+        profile={**expected.profile.model_dump(mode="json"), "source": expected.source},
+        prompts_sha256=expected.prompts_sha256 or first.prompts_sha256,
         hardware=first.hardware,
         versions=first.versions,
-        identities=night.identities,
+        identities=expected.identities,
         engines=engines,
         cells=tuple(cells),
         seconds={

@@ -140,7 +140,7 @@ class Setup(NamedTuple):
     """Everything that any of the trials sends; sent first with all mutants disabled."""
 
     @property
-    def armed(self) -> tuple[str, ...]:
+    def mutants(self) -> tuple[str, ...]:
         return tuple(t.mutant for t in self.trials)
 
     @property

@@ -20,7 +20,7 @@ from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, HandoffErro
 from harness.history.folder import HistoryWriter
 from harness.history.records import COLD
 from harness.judging.diagnosis.law import law_of_lengths
-from harness.mutants.install import arm_group
+from harness.mutants.install import with_mutants
 from harness.profiles.cells import Cell, EngineGroup, start_expected_s
 from harness.profiles.model import Method, NoSpeculation
 from harness.runner.kv_scrub import Scrubber
@@ -32,7 +32,7 @@ from harness.workload.prepare import Prepared
 NAMES: dict[Symptom, str] = {
     "input": "the engine sees other prompt tokens",
     "tokens": "wrong tokens",
-    "acceptance": "right tokens, other accepted drafts",
+    "acceptance": "right tokens, different accepted drafts",
 }
 _FRESH = 12
 """Number of prompts with distinct prefixes from which on cycling through them makes scrubbing unnecessary."""
@@ -223,7 +223,7 @@ class _Shrinker:
     def _started(self, group: EngineGroup, mutants: tuple[str, ...], name: str = "") -> Iterator[EngineGroupSession]:
         folder = self._result.folder
         label = name or group.id
-        changed, mutation = arm_group(group, self._prepared.profile, mutants, folder / "arming" / label, False)
+        changed, mutation = with_mutants(group, self._prepared.profile, mutants, folder / "arming" / label, False)
         self._reporter.step(label, start_expected_s(group))
         self._result.engines += group.engines
         profile, logs, line = self._prepared.profile, folder / "logs" / label, self._reporter.line

@@ -3,7 +3,7 @@
 For other packages:
 
 * ``registry``: which checks apply to which cell, and ``judge``, which judges a run;
-* ``aggregation``: limits how many findings of a check are listed;
+* ``aggregation``: limit how many findings of a check are listed;
 * ``hypothesis_tests``: the registered tests of the normal tier;
 * ``model``: value types of the registered tests.
 

@@ -198,7 +198,7 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     mutants = history.run.mutants
     if mutants:
         notices.append(
-            f"ARMED MUTANT {', '.join(mutants)}: a defect was put in on purpose, so this run says nothing about vLLM "
+            f"INJECTED MUTANT {', '.join(mutants)}: this run has a deliberate defect, so it says nothing about vLLM "
             "and cannot pass"
         )
     verdict = worst([verdict, *history.run.limiting_verdicts])

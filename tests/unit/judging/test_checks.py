@@ -329,14 +329,14 @@ def test_worst_verdict_rules_the_exit_code():
     assert {v.exit_code for v in (Verdict.UNKNOWN, Verdict.SUSPECT)} == {2}
 
 
-# --- armed mutants ----------------------------------------------------------------------------------------------------
+# --- injected mutants -----------------------------------------------------------------------------------------------
 
 
-def test_run_with_an_armed_mutant_never_passes_and_says_so():
+def test_run_with_an_injected_mutant_never_passes_and_says_so():
     judgement = judge(history(flawless(), mutants=("M1",)), lookups(LENGTHS))
     assert judgement.verdict is Verdict.UNKNOWN
     assert judgement.mutants == ("M1",)
-    assert any("ARMED MUTANT M1" in n for n in judgement.notices)
+    assert any("INJECTED MUTANT M1" in n for n in judgement.notices)
     broken = judge(history(replaced("pd-eagle3", 32, garbled), mutants=("M1",)), lookups(LENGTHS))
     assert broken.verdict is Verdict.REGRESSION
 

@@ -22,7 +22,7 @@ from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Findin
 from harness.mutants import hooks
 from harness.mutants.catalogue import HISTORIC, MUTANTS
 from harness.mutants.exchange import MutatedExchange
-from harness.mutants.install import EnabledMutants, arm_group, patched_roles, unbound
+from harness.mutants.install import EnabledMutants, patched_roles, unbound, with_mutants
 from harness.profiles.cells import EngineGroup, make_plan, select_cells
 from harness.profiles.model import load_profile
 from harness.prompts.model import load_prompts
@@ -191,10 +191,10 @@ def test_router_that_knows_of_no_p_is_started_beside_the_one_that_hands_off(cell
 
 def test_mutant_of_the_command_line_takes_the_drafter_from_p_alone(tmp_path):
     pair, single = plan_of("pd-eagle3"), plan_of("single-eagle3")
-    armed, _ = arm_group(pair, PROFILE, ["M10"], tmp_path, together=False)
-    assert (armed.method_of("prefill").kind, armed.method_of("decode").kind) == ("none", "eagle3")
-    assert arm_group(single, PROFILE, ["M10"], tmp_path, together=False)[0] == single
-    assert arm_group(pair, PROFILE, [], tmp_path / "none", together=False)[0] == pair
+    changed, _ = with_mutants(pair, PROFILE, ["M10"], tmp_path, together=False)
+    assert (changed.method_of("prefill").kind, changed.method_of("decode").kind) == ("none", "eagle3")
+    assert with_mutants(single, PROFILE, ["M10"], tmp_path, together=False)[0] == single
+    assert with_mutants(pair, PROFILE, [], tmp_path / "none", together=False)[0] == pair
     assert not (tmp_path / "none").exists()
 
 
@@ -212,7 +212,7 @@ def test_every_mutant_has_a_trial_and_every_historic_defect_is_quick():
 
 def test_no_engine_is_started_twice_for_the_same_configuration():
     setups = make_setups(select_trials([], quick=False), PROFILE, PROMPTS)
-    shared = [s for s in setups if s.controlled and s.armed != ("M4g",)]
+    shared = [s for s in setups if s.controlled and s.mutants != ("M4g",)]
     assert len({(s.group.topology, s.group.method.kind) for s in shared}) == len(shared)
     assert sum(s.group.engines for s in setups) <= 8
     for setup in setups:

@@ -91,7 +91,7 @@ def test_folder_of_runs_becomes_a_page(tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
     trend = load_trend(tmp_path)
-    assert [n.run_id for n in trend.nights] == ["run0", "run1", "run2"]
+    assert [n.run_id for n in trend.runs] == ["run0", "run1", "run2"]
     assert len(trend.left_out) == 2
     page = Page(render_trend(trend, tmp_path / "trend.html"))
     page.require_inert()

@@ -65,12 +65,12 @@ def test_scenarios_and_diagnoses_are_shown_everywhere():
     assert "block 1" in text
 
 
-def test_armed_mutant_is_stamped_on_every_report():
+def test_injected_mutant_is_stamped_on_every_report():
     summary = scenario_run(("M5b",))
     console = Console(record=True, width=160)
     print_summary(summary, console)
     for text in (render_html(summary), render_markdown(summary), render_junit(summary), console.export_text()):
-        assert "ARMED MUTANT M5b" in text
+        assert "INJECTED MUTANT M5b" in text
 
 
 def test_passing_report_names_every_cell_and_needs_no_network():
