@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, assert_never
 
 from harness.errors import UsageError
 from harness.history.records import Form
@@ -83,6 +83,7 @@ def scripts(scenario: Scenario, prompts: Mapping[str, Prompt], topology: Topolog
 
 
 def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stage]]:
+    """Return the stages of each run through a scenario. Raises KeyError for a prompt that ``prompts`` lacks."""
     limit = scenario.max_tokens
     match scenario:
         case PrefixHit():
@@ -120,7 +121,8 @@ def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stag
                     _one(prompts[scenario.second], "subject", "a", limit),
                 ]
             ]
-    raise AssertionError(scenario)
+        case _:
+            assert_never(scenario)
 
 
 def _one(prompt: Prompt, part: str, group: str, max_tokens: int | None) -> Stage:
@@ -182,12 +184,13 @@ def _pressure(scenario: Pressure, prompts: Mapping[str, Prompt]) -> list[Stage]:
 def require_possible(profile: Profile, prompts: Mapping[str, Prompt]) -> None:
     """Raise UsageError when a scenario names an unknown prompt or cannot occur with the profile's engine settings."""
     for scenario in profile.scenarios:
-        for name in named_prompts(scenario):
-            if name not in prompts:
-                raise UsageError(
-                    f"scenario {scenario.id}: expected prompts of {profile.workload.prompts.name}, found {name!r}, "
-                    "which is not in it; correct the id or rebuild the prompt set"
-                )
+        try:
+            _stages(scenario, prompts)
+        except KeyError as missing:
+            raise UsageError(
+                f"scenario {scenario.id}: expected prompts of {profile.workload.prompts.name}, found "
+                f"{missing.args[0]!r}, which is not in it; correct the id or rebuild the prompt set"
+            ) from None
         most = profile.workload.max_tokens
         if scenario.max_tokens is not None and scenario.max_tokens > most:
             raise UsageError(
@@ -197,24 +200,6 @@ def require_possible(profile: Profile, prompts: Mapping[str, Prompt]) -> None:
         problem = _impossible(scenario, profile, prompts)
         if problem:
             raise UsageError(f"scenario {scenario.id} cannot occur: {problem}")
-
-
-def named_prompts(scenario: Scenario) -> list[str]:
-    """Return the ids of all prompts that a scenario sends."""
-    match scenario:
-        case PrefixHit():
-            return [p for pair in scenario.pairs for p in (pair.donor, pair.subject)]
-        case ChunkedPrefill() | Sampled():
-            return list(scenario.prompts)
-        case Concurrent():
-            return [scenario.holder, *scenario.together, *scenario.late]
-        case Pressure():
-            return [*scenario.load, *scenario.local, scenario.waiting.donor, scenario.waiting.subject]
-        case Refill() | LatePull():
-            return [*scenario.prompts, *scenario.fill]
-        case SharedBlock():
-            return [scenario.first, scenario.bridge, scenario.second]
-    raise AssertionError(scenario)
 
 
 def shared_blocks(a: Prompt, b: Prompt, block_size: int) -> int:

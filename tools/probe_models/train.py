@@ -222,7 +222,7 @@ def train_drafter(name: str, drafter: Drafter, target: Target, recipe: Recipe, l
 
 
 def train_all(recipe: Recipe, log: Log) -> tuple[Target, dict[str, Drafter]]:
-    """Train the target and all drafters. TreeDetails 25 minutes on two cores."""
+    """Train the target and all drafters. Takes 25 minutes on two cores."""
     torch.set_num_threads(recipe.threads)
     target = train_target(recipe, log)
     return target, train_drafters(target, recipe, log)

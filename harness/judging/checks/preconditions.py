@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from harness.history.records import Leg, Observation
 from harness.history.verdict import Verdict
@@ -99,7 +99,10 @@ _Proof = Callable[[CellView, dict[str, Observation]], Iterator[Gap]]
 
 
 def _proof(cell: CellView) -> _Proof:
-    match cell.config:
+    scenario = cell.config
+    match scenario:
+        case None:
+            raise ValueError(f"scenario {cell.scenario} is not part of the recorded profile")
         case PrefixHit():
             return _prefix_hit
         case ChunkedPrefill():
@@ -116,7 +119,8 @@ def _proof(cell: CellView) -> _Proof:
             return _sampled
         case SharedBlock():
             return _shared_block
-    raise ValueError(f"scenario {cell.scenario} is not part of the recorded profile")
+        case _:
+            assert_never(scenario)
 
 
 def _judge_hit(cell: CellView, o: Observation, leg: Leg | None, wanted: int, why: str) -> Iterator[Gap]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import types
@@ -208,6 +209,12 @@ def test_every_mutant_has_a_trial_and_every_historic_defect_is_quick():
     assert [t.mutant for t in select_trials(["M7", "M1"], quick=False)] == ["M1", "M7"]
     with pytest.raises(UsageError, match="M99"):
         select_trials(["M99"], quick=False)
+
+
+def test_every_mutant_of_an_engine_has_a_patch_and_no_other_has_one():
+    # Importing the module declares its patches.
+    importlib.import_module("harness.mutants.patches")
+    assert {p.mutant for p in hooks.PATCHES} == {m.id for m in MUTANTS.values() if m.place not in ("client", "command")}
 
 
 def test_no_engine_is_started_twice_for_the_same_configuration():
