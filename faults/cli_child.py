@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from faults.context import Context
 from faults.model import ControlRun
-from faults.results import Tried
 from harness.commands.merge.shards import missing_evidence
 from harness.errors import HarnessError
 from harness.history.folder import History, load_history
@@ -22,7 +22,6 @@ from harness.history.layout import RUN, files_by_cell
 from harness.history.verdict import Verdict
 from harness.judging.findings import Judgement
 from harness.util.paths import REPOSITORY
-from harness.util.progress import Reporter
 
 _POLL_S = 0.05
 _CHECK_S = 300.0
@@ -101,21 +100,17 @@ class Child:
             return None
 
 
-def run_arguments(cell: str, source: str, engine_python: str | None, out: Path) -> list[str]:
+def run_arguments(context: Context, cell: str, out: Path) -> list[str]:
     """Return the arguments for a run of one cell's cold prompts."""
-    chosen = ["--engine-python", engine_python] if engine_python else []
-    return ["run", "--profile", source, "--cell", cell, "--scenario", "cold", "--out", str(out), *chosen]
+    chosen = ["--profile", context.prepared.source, "--cell", cell, "--scenario", "cold", "--out", str(out)]
+    return ["run", *chosen, *(["--engine-python", context.engine_python] if context.engine_python else [])]
 
 
 class Undisturbed:
     """Control runs without a fault, one per cell, which also measure how long such a run takes."""
 
-    def __init__(self, source: str, engine_python: str | None, folder: Path, reporter: Reporter, tried: Tried) -> None:
-        self._source = source
-        self._python = engine_python
-        self._folder = folder
-        self._reporter = reporter
-        self._tried = tried
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
     def __call__(self, cell: str) -> float:
         """Return the seconds that a whole run of a cell takes."""
@@ -124,11 +119,11 @@ class Undisturbed:
     def control(self, cell: str) -> ControlRun:
         """Return the control run of a cell; each cell is run once."""
         name = f"control-{cell}"
-        for control in self._tried.controls:
+        for control in self._context.tried.controls:
             if control.id == name:
                 return control
-        out = self._folder / name
-        with Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{name}.log") as child:
+        out = self._context.folder / name
+        with Child(run_arguments(self._context, cell, out), self._context.folder / f"{name}.log") as child:
             code = child.wait(_LIFE_S)
         seconds = time.monotonic() - child.begun
         verdict = Verdict.PASS if code == 0 else Verdict.UNKNOWN
@@ -139,8 +134,8 @@ class Undisturbed:
             seconds=round(seconds, 1),
             findings=() if code == 0 else (child.text[-600:],),
         )
-        self._tried.controls.append(control)
-        self._reporter.line(f"control {name}: {verdict}, {seconds:.0f} s")
+        self._context.tried.controls.append(control)
+        self._context.reporter.line(f"control {name}: {verdict}, {seconds:.0f} s")
         return control
 
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from faults.cli_child import After, Child, Undisturbed, folder_in, run_arguments, whole_lines
-from faults.leaks import Footprint, sweep
+from faults.context import Context
+from faults.leaks import Footprint
 from faults.model import Drill, Result
-from faults.results import Tried
-from faults.verdict import Seen, judge_drill, lost
+from faults.verdict import Seen, judge_drill
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, EnvironmentFault
 from harness.history.verdict import Verdict
-from harness.util.progress import Reporter
 
 _CELL = "single-none"
 _LIMIT_S = 900.0
@@ -62,37 +61,23 @@ FOLDERS = (TWO, FULL, READ_ONLY)
 class FolderDriller:
     """Runs the harness with output folders that have a fault."""
 
-    def __init__(
-        self, source: str, engine_python: str | None, folder: Path, reporter: Reporter, mark: str, tried: Tried
-    ) -> None:
-        self._source = source
-        self._python = engine_python
-        self._folder = folder
-        self._reporter = reporter
-        self._mark = mark
-        self._tried = tried
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._requests = 0
         """Requests of a run without a fault."""
 
     def run(self, drills: Sequence[Drill]) -> None:
-        undisturbed = Undisturbed(self._source, self._python, self._folder, self._reporter, self._tried)
-        self._requests = undisturbed.control(_CELL).requests
+        self._requests = Undisturbed(self._context).control(_CELL).requests
         by_id = {TWO.id: self._two, FULL.id: self._full, READ_ONLY.id: self._read_only}
         for drill in drills:
-            footprint = Footprint(self._mark)
-            try:
-                result = by_id[drill.id](footprint)
-            except Exception as error:
-                result = lost(drill, f"{type(error).__name__}: {error}", footprint.left(0), drill.id)
-            sweep(footprint)
-            self._tried.add(result, self._reporter)
+            self._context.attempt(drill, by_id[drill.id])
 
     def _child(self, name: str, out: Path) -> Child:
-        return Child(run_arguments(_CELL, self._source, self._python, out), self._folder / f"{name}.log")
+        return Child(run_arguments(self._context, _CELL, out), self._context.folder / f"{name}.log")
 
     def _two(self, footprint: Footprint) -> Result:
         """Run two at once; each must get the verdict of a run alone, with only its own observations in its folder."""
-        out = self._folder / TWO.id
+        out = self._context.folder / TWO.id
         begun = time.monotonic()
         with contextlib.ExitStack() as held:
             children = [held.enter_context(self._child(f"{TWO.id}-{n}", out)) for n in (1, 2)]
@@ -109,7 +94,7 @@ class FolderDriller:
         elif codes != [0, 0] or len(folders) != 2:
             reasons.append(f"expected two runs that pass, found exit codes {codes} and {len(folders)} folders")
         else:
-            afters = [After(f, self._folder / f"{TWO.id}.check.log") for f in folders]
+            afters = [After(f, self._context.folder / f"{TWO.id}.check.log") for f in folders]
             recorded = sum(a.recorded for a in afters)
             latest = (out / "latest").resolve()
             if all(a.complete and a.verdict is Verdict.PASS for a in afters) and latest in folders:
@@ -120,7 +105,7 @@ class FolderDriller:
         return judge_drill(TWO, seen, TWO.id)
 
     def _full(self, footprint: Footprint) -> Result:
-        out, kept = self._folder / FULL.id, self._folder / f"{FULL.id}-kept"
+        out, kept = self._context.folder / FULL.id, self._context.folder / f"{FULL.id}-kept"
         with mounted(out, f"size={_FULL_KIB}k") as mount:
             with self._child(FULL.id, out) as child:
                 watch = _Filling(out)
@@ -135,7 +120,7 @@ class FolderDriller:
         return self._said(FULL, ended, kept if folder else None)
 
     def _read_only(self, footprint: Footprint) -> Result:
-        out = self._folder / READ_ONLY.id
+        out = self._context.folder / READ_ONLY.id
         with mounted(out, "size=64k,ro") as mount:
             with self._child(READ_ONLY.id, out) as child:
                 code = child.wait(_LIMIT_S)
@@ -149,7 +134,7 @@ class FolderDriller:
         verdict = _VERDICTS.get(ended.code) if ended.code is not None else None
         recorded = 0
         if verdict is Verdict.UNKNOWN and folder is not None:
-            after = After(folder, self._folder / f"{drill.id}.check.log")
+            after = After(folder, self._context.folder / f"{drill.id}.check.log")
             reasons += after.reasons
             verdict, recorded = after.verdict, after.recorded
         if "Traceback" in ended.text:

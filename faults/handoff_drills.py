@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from faults import response_faults as a
 from faults.metrics import WAITING, above_zero
 from faults.proxy import Answer, Call, Fault, FaultError, Request
-from faults.request_drill import EITHER, LEASE_S, ExchangeDrill, R, U, on_answers
+from faults.request_drill import EITHER, LEASE_S, ExchangeDrill, Make, R, U, on_answers
 from faults.tcp_relay import REFUSED_PORT, Relay, led_to
 from faults.testbed import Scene
 from harness.engines.request import new_id
+from harness.profiles.cells import Role
 
 _BROKEN = "the exchange broke: .*decode engine"
 _REFUSED = "the exchange broke: decode engine: expected status 200 .* found 500"
@@ -22,49 +25,26 @@ _HANDSHAKE_S = 6.0
 _QUEUE_S = 20.0
 
 
-def _params(body: dict[str, object]) -> dict[str, list[list[int]]]:
-    return body["kv_transfer_params"]  # type: ignore[return-value]
+def _other_blocks(change: Callable[[list[int]], list[int]]) -> Fault:
+    """Return a fault by which P hands over other blocks, changed group by group."""
+
+    def edit(body: dict[str, Any]) -> None:
+        params = body["kv_transfer_params"]
+        params["remote_block_ids"] = [change(group) for group in params["remote_block_ids"]]
+
+    return a.edited(edit)
 
 
-def _shift_blocks(body: dict[str, object]) -> None:
-    """Make P name the wrong blocks of its pool. Block 0 is vLLM's null block."""
-    _params(body)["remote_block_ids"] = [[b % 24 + 2 for b in group] for group in _params(body)["remote_block_ids"]]
+def _relayed(delay_s: float | None) -> Make:
+    """Return what leads D to P's side channel through a slow relay, or without a delay, to a silent one."""
 
+    def make(scene: Scene) -> Fault:
+        target = None if delay_s is None else scene.side_channels["prefill"]
+        relay = scene.resources.enter_context(Relay(target, delay_s or 0.0))
+        scene.require(lambda: relay.failed)
+        return led_to(relay.port)
 
-def _empty_blocks(body: dict[str, object]) -> None:
-    _params(body)["remote_block_ids"] = [[] for _ in _params(body)["remote_block_ids"]]
-
-
-def _no_groups(body: dict[str, object]) -> None:
-    _params(body)["remote_block_ids"] = []
-
-
-def _fewer_blocks(body: dict[str, object]) -> None:
-    _params(body)["remote_block_ids"] = [group[:-1] for group in _params(body)["remote_block_ids"]]
-
-
-def _blocks_beyond(body: dict[str, object]) -> None:
-    _params(body)["remote_block_ids"] = [[9999] * len(group) for group in _params(body)["remote_block_ids"]]
-
-
-def _relayed(scene: Scene, delay_s: float | None) -> Fault:
-    """Return a fault that leads D to P's side channel through a slow relay, or without a delay, a silent one."""
-    target = None if delay_s is None else scene.side_channels["prefill"]
-    relay = scene.resources.enter_context(Relay(target, delay_s or 0.0))
-    scene.require(lambda: relay.failed)
-    return led_to(relay.port)
-
-
-def _silent(scene: Scene) -> Fault:
-    return _relayed(scene, None)
-
-
-def _slow(scene: Scene) -> Fault:
-    return _relayed(scene, _HANDSHAKE_S)
-
-
-def _another_id(scene: Scene) -> Fault:
-    return led_to(scene.side_channels["prefill"])
+    return make
 
 
 def delayed(seconds: float) -> Fault:
@@ -78,12 +58,9 @@ def delayed(seconds: float) -> Fault:
     return fault
 
 
-def _prefill_engine(scene: Scene) -> Fault:
-    return a.elsewhere(lambda: scene.engines["prefill"].url)
-
-
-def _decode_engine(scene: Scene) -> Fault:
-    return a.elsewhere(lambda: scene.engines["decode"].url)
+def _engine(role: Role) -> Make:
+    """Return what sends the request to another engine of the pair."""
+    return lambda scene: a.elsewhere(lambda: scene.engines[role].url)
 
 
 def exhaust_pool(count: int) -> Fault:
@@ -127,19 +104,22 @@ def _ask(call: Call, request: Request, troubles: list[str]) -> None:
 
 _on_p = partial(on_answers, target="P", group="handoff", bound_s=90.0)
 _on_d = partial(on_answers, target="D", group="handoff", bound_s=120.0)
+_side_channel = partial(_on_p, reason=_REFUSED, late=True)
+_no_blocks = partial(_on_p, reason=f"block ids per KV-cache group|{_BROKEN}|ended by itself", fatal=True)
+_PROOF = "proof that KV moved"
 
 HANDOFFS: tuple[ExchangeDrill, ...] = (
     _on_p(
         "no-parameters",
         "P's answer has no KV transfer parameters",
         fault=a.edited(lambda b: b.pop("kv_transfer_params")),
-        verdicts=U,
         reason="expected kv_transfer_params",
     ),
+    # Block 0 is vLLM's null block.
     _on_p(
         "other-blocks",
         "P hands over other blocks of its pool",
-        fault=a.edited(_shift_blocks),
+        fault=_other_blocks(lambda group: [b % 24 + 2 for b in group]),
         verdicts=R,
         reason="expected the tokens of",
     ),
@@ -147,43 +127,19 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
         "lost-parameters",
         "D gets the request without P's parameters",
         fault=a.altered_request(lambda b: b.pop("kv_transfer_params")),
-        verdicts=U,
-        reason="proof that KV moved",
+        reason=_PROOF,
     ),
-    _on_p(
-        "side-refused",
-        "P's side channel refuses connections",
-        fault=led_to(REFUSED_PORT),
-        verdicts=U,
-        reason=_REFUSED,
-        late=True,
-    ),
-    _on_p(
-        "side-silent",
-        "P's side channel accepts connections and stays silent",
-        fault=None,
-        make=_silent,
-        verdicts=U,
-        reason=_REFUSED,
-        late=True,
-    ),
-    _on_p(
+    _side_channel("side-refused", "P's side channel refuses connections", fault=led_to(REFUSED_PORT)),
+    _side_channel("side-silent", "P's side channel accepts connections and stays silent", make=_relayed(None)),
+    _side_channel(
         "side-slow",
         f"a link that delays P's side channel by {_HANDSHAKE_S:.0f} s each way",
-        fault=None,
-        make=_slow,
-        verdicts=U,
-        reason=_REFUSED,
-        late=True,
+        make=_relayed(_HANDSHAKE_S),
     ),
-    _on_p(
+    _side_channel(
         "other-engine-id",
         "P's parameters name another engine",
-        fault=None,
-        make=_another_id,
-        verdicts=U,
-        reason=_REFUSED,
-        late=True,
+        make=lambda scene: led_to(scene.side_channels["prefill"]),
     ),
     _on_d(
         "late",
@@ -195,19 +151,17 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
     _on_d(
         "p-for-d",
         "a prefill engine behind D's port",
-        fault=None,
-        make=_prefill_engine,
+        make=_engine("prefill"),
         verdicts=EITHER,
-        reason="proof that KV moved|the exchange broke",
+        reason=f"{_PROOF}|the exchange broke",
         struck="all",
     ),
     _on_p(
         "d-for-p",
         "a decode engine behind P's port",
-        fault=None,
-        make=_decode_engine,
+        make=_engine("decode"),
         verdicts=EITHER,
-        reason="proof that KV moved|the exchange broke",
+        reason=f"{_PROOF}|the exchange broke",
         struck="all",
     ),
     on_answers(
@@ -225,31 +179,21 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
     _on_p(
         "fewer-blocks",
         "P hands over one block too few",
-        fault=a.edited(_fewer_blocks),
+        fault=_other_blocks(lambda group: group[:-1]),
         verdicts=EITHER,
         reason=f"blocks in KV-cache group|{_BROKEN}|ended by itself",
         fatal=True,
     ),
-    _on_p(
+    _no_blocks(
         "no-groups",
         "P hands over no block lists",
-        fault=a.edited(_no_groups),
-        verdicts=U,
-        reason=f"block ids per KV-cache group|{_BROKEN}|ended by itself",
-        fatal=True,
+        fault=a.edited(lambda b: b["kv_transfer_params"].update(remote_block_ids=[])),
     ),
-    _on_p(
-        "empty-blocks",
-        "P hands over empty block lists",
-        fault=a.edited(_empty_blocks),
-        verdicts=U,
-        reason=f"block ids per KV-cache group|{_BROKEN}|ended by itself",
-        fatal=True,
-    ),
+    _no_blocks("empty-blocks", "P hands over empty block lists", fault=_other_blocks(lambda _: [])),
     _on_p(
         "blocks-beyond",
         "P hands over ids of blocks that no pool has",
-        fault=a.edited(_blocks_beyond),
+        fault=_other_blocks(lambda group: [9999] * len(group)),
         verdicts=EITHER,
         reason=f"{_BROKEN}|ended by itself|expected the tokens of",
         fatal=True,

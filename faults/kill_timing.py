@@ -6,17 +6,17 @@ import random
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from faults.cli_child import After, Child, Undisturbed, folder_in, no_run, run_arguments, whole_lines
-from faults.leaks import Footprint, sweep
+from faults.context import Context
+from faults.leaks import Footprint
 from faults.model import Drill, Ending, Result
-from faults.results import Tried
 from faults.verdict import Seen, judge_drill, lost
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
 from harness.history.verdict import Verdict
-from harness.util.progress import Reporter
 
 MOMENTS = 20
 _SINGLE, _PAIR = "single-none", "pd-eagle3"
@@ -77,24 +77,10 @@ def _wrong_exit_code(code: int, begun: bool, complete: bool) -> _Wrong | None:
 class MomentDriller:
     """Runs the harness repeatedly and ends it with signals."""
 
-    def __init__(
-        self,
-        source: str,
-        engine_python: str | None,
-        folder: Path,
-        reporter: Reporter,
-        mark: str,
-        tried: Tried,
-        seed: int,
-    ) -> None:
-        self._source = source
-        self._python = engine_python
-        self._folder = folder
-        self._reporter = reporter
-        self._mark = mark
-        self._tried = tried
+    def __init__(self, context: Context, seed: int) -> None:
+        self._context = context
         self._random = random.Random(seed)
-        self._undisturbed = Undisturbed(source, engine_python, folder, reporter, tried)
+        self._undisturbed = Undisturbed(context)
         self._life: dict[str, float] = {}
         """Seconds that a run of a cell takes: as the control, or a later run that was shorter."""
 
@@ -104,13 +90,7 @@ class MomentDriller:
             number = int(drill.id.rpartition("-")[2]) if drill.id != TWICE.id else 1
             cell = cell_of(number)
             self._life.setdefault(cell, self._undisturbed(cell))
-            footprint = Footprint(self._mark)
-            try:
-                result = self._retried(drill, cell, footprint)
-            except Exception as error:
-                result = lost(drill, f"{type(error).__name__}: {error}", footprint.left(0), drill.id)
-            sweep(footprint)
-            self._tried.add(result, self._reporter)
+            self._context.attempt(drill, partial(self._retried, drill, cell))
 
     def _retried(self, drill: Drill, cell: str, footprint: Footprint) -> Result:
         """Retry when the run ended before its moment, now with that run's duration."""
@@ -118,13 +98,13 @@ class MomentDriller:
         for number in range(2, _TRIES + 1):
             if result.ending is not Ending.LOST or drill.id == TWICE.id:
                 break
-            self._reporter.line(f"{drill.id}: {'; '.join(result.problems)}; trying again")
+            self._context.reporter.line(f"{drill.id}: {'; '.join(result.problems)}; trying again")
             result = self._drill(drill, cell, footprint, f"{drill.id}-{number}")
         return result
 
     def _drill(self, drill: Drill, cell: str, footprint: Footprint, name: str) -> Result:
-        out, life = self._folder / name, self._life[cell]
-        with Child(run_arguments(cell, self._source, self._python, out), self._folder / f"{name}.log") as child:
+        out, life = self._context.folder / name, self._life[cell]
+        with Child(run_arguments(self._context, cell, out), self._context.folder / f"{name}.log") as child:
             if drill.id == TWICE.id:
                 reached = child.until(lambda: whole_lines(folder_in(out)) >= 5, _LIFE_S)
                 where = "after 5 requests"
@@ -171,7 +151,7 @@ class MomentDriller:
             reasons.append("nothing was recorded before the signal")
             verdict = Verdict.UNKNOWN
         else:
-            after = After(folder, self._folder / f"{drill.id}.check.log")
+            after = After(folder, self._context.folder / f"{drill.id}.check.log")
             reasons += after.reasons
             recorded, verdict = after.recorded, after.verdict
             complete = after.complete

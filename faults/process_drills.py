@@ -15,6 +15,7 @@ import httpx
 from faults.background import Task
 from faults.metrics import RUNNING, above_zero
 from faults.model import Drill, Group
+from faults.process_group import ProcessGroup
 from faults.proxy import Answer, Call, Fault, FaultError
 from faults.request_drill import Make, Topology, U
 from faults.tcp_relay import Relay, lead
@@ -76,12 +77,12 @@ def served(drill: ProcessDrill, struck: Sequence[Observation]) -> str:
     return ""
 
 
-def _before(role: Role) -> Make:
-    """Kill only the API server, when the request has been sent but has not reached the engine."""
+def _first(act: Callable[[ProcessGroup], object], role: Role = "prefill") -> Make:
+    """Act on an engine's processes before the request reaches the engine that is asked."""
 
     def make(scene: Scene) -> Fault:
         def fault(call: Call) -> Answer:
-            scene.process_group(role).kill_server()
+            act(scene.process_group(role))
             call.acted()
             return call.forward()
 
@@ -90,47 +91,43 @@ def _before(role: Role) -> Make:
     return make
 
 
-def _between(scene: Scene) -> Fault:
-    """Kill all of P before D gets the request, so that there is nothing left to pull from."""
+def _during(scene: Scene) -> Fault:
+    """Kill P while it works on the request; its worker is stopped first, so that it cannot finish."""
 
     def fault(call: Call) -> Answer:
-        scene.process_group("prefill").kill()
-        call.acted()
-        return call.forward()
+        def act() -> None:
+            scene.process_group("prefill").kill_server()
+            call.acted()
+
+        scene.process_group("prefill").send(signal.SIGSTOP, "Worker")
+        return _with_task(call, scene.later(_WORK_S, act))
 
     return fault
 
 
-def _during(role: Role) -> Make:
-    """Kill the engine while it works on the request; its worker is stopped first, so that it cannot finish."""
+def _after(scene: Scene) -> Fault:
+    """Kill all of P after it has answered, but before the harness has the answer."""
 
-    def make(scene: Scene) -> Fault:
-        def fault(call: Call) -> Answer:
-            def act() -> None:
-                scene.process_group(role).kill_server()
-                call.acted()
+    def fault(call: Call) -> Answer:
+        answer = call.forward()
+        scene.process_group("prefill").kill()
+        call.acted()
+        return answer
 
-            scene.process_group(role).send(signal.SIGSTOP, "Worker")
-            return _with_task(call, scene.later(_WORK_S, act))
-
-        return fault
-
-    return make
+    return fault
 
 
-def _after(role: Role) -> Make:
-    """Kill the whole engine after it has answered, but before the harness has the answer."""
+def _frozen_p(scene: Scene) -> Fault:
+    """Stop all of P's processes, and continue them later."""
 
-    def make(scene: Scene) -> Fault:
-        def fault(call: Call) -> Answer:
-            answer = call.forward()
-            scene.process_group(role).kill()
-            call.acted()
-            return answer
+    def fault(call: Call) -> Answer:
+        group = scene.process_group("prefill")
+        group.send(signal.SIGSTOP)
+        call.acted()
+        scene.later(FROZEN_S, partial(group.send, signal.SIGCONT))
+        return call.forward()
 
-        return fault
-
-    return make
+    return fault
 
 
 def _with_task(call: Call, task: Task) -> Answer:
@@ -208,36 +205,6 @@ def _decoding(act: Callable[[Scene], object]) -> Make:
     return make
 
 
-def _frozen(role: Role, seconds: float | None) -> Make:
-    """Stop all processes, for ``seconds`` or for good."""
-
-    def make(scene: Scene) -> Fault:
-        def fault(call: Call) -> Answer:
-            scene.process_group(role).send(signal.SIGSTOP)
-            call.acted()
-            if seconds is not None:
-                scene.later(seconds, partial(scene.process_group(role).send, signal.SIGCONT))
-            return call.forward()
-
-        return fault
-
-    return make
-
-
-def _out_of_memory(role: Role, part: str) -> Make:
-    """Act like the kernel's OOM killer: KILL the process with the most memory, while the API server lives on."""
-
-    def make(scene: Scene) -> Fault:
-        def fault(call: Call) -> Answer:
-            scene.process_group(role).send(signal.SIGKILL, part)
-            call.acted()
-            return call.forward()
-
-        return fault
-
-    return make
-
-
 def _process(
     name: str,
     title: str,
@@ -267,21 +234,17 @@ PROCESSES: tuple[ProcessDrill, ...] = (
         "P's API server killed before prefill",
         "P, before it gets the request",
         "prefill",
-        _before("prefill"),
+        _first(ProcessGroup.kill_server),
     ),
     _p_killed(
-        "p-killed-during",
-        "P's API server killed during prefill",
-        "P, with the request scheduled",
-        "prefill",
-        _during("prefill"),
+        "p-killed-during", "P's API server killed during prefill", "P, with the request scheduled", "prefill", _during
     ),
     _p_killed(
         "p-killed-after",
         "all of P killed after prefill",
         "P, before its answer arrives",
         "prefill",
-        _after("prefill"),
+        _after,
         reason=_WITH_P,
     ),
     _p_killed(
@@ -289,7 +252,7 @@ PROCESSES: tuple[ProcessDrill, ...] = (
         "all of P killed between the legs",
         "P, when D gets the request",
         "decode",
-        _between,
+        _first(ProcessGroup.kill),
         reason=_WITH_P,
     ),
     _d_killed(
@@ -309,7 +272,7 @@ PROCESSES: tuple[ProcessDrill, ...] = (
         f"P frozen for {FROZEN_S:.0f} s, past the lease of 8 s, then continued",
         "P, between the legs",
         "decode",
-        _frozen("prefill", FROZEN_S),
+        _frozen_p,
         _SLOW,
         bound_s=180.0,
     ),
@@ -318,7 +281,7 @@ PROCESSES: tuple[ProcessDrill, ...] = (
         "D frozen past the request limit, and never continued",
         "D, when it gets the request",
         "decode",
-        _frozen("decode", None),
+        _first(lambda d: d.send(signal.SIGSTOP), "decode"),
         _SLOW,
         bound_s=240.0,
         kills="decode",
@@ -337,7 +300,7 @@ PROCESSES: tuple[ProcessDrill, ...] = (
         "P's worker killed as by the OOM killer",
         "P's worker, before prefill",
         "prefill",
-        _out_of_memory("prefill", "Worker"),
+        _first(lambda p: p.send(signal.SIGKILL, "Worker")),
         _failed("prefill"),
         kills="prefill",
     ),

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
+from faults.context import Context
 from faults.leaks import Footprint, sweep
 from faults.model import Result
 from faults.process_drills import ProcessDrill, served
 from faults.proxy import completions
 from faults.request_drill import Topology
 from faults.request_runner import FORMS, drill_profile, require_prompts
-from faults.results import Tried
 from faults.testbed import ProxiedExecutor, Scene
 from faults.verdict import Seen, judge_drill, lost, reasons_of
-from harness.engines.environment import EngineEnvironment
 from harness.history.records import COLD
 from harness.profiles.cells import Cell, Role, make_plan
 from harness.profiles.model import Profile
@@ -24,10 +23,8 @@ from harness.reports.summary import RunSummary
 from harness.runner.groups import Runner
 from harness.runner.options import RunOptions
 from harness.runner.run import prepared_recorder
-from harness.util.progress import Reporter
 from harness.util.storage import FolderLock
 from harness.workload.cells import Choice, cell_work
-from harness.workload.prepare import Prepared
 
 METHOD = "none"
 """Process faults do not depend on the method, and plain engines start fastest."""
@@ -38,57 +35,37 @@ _ROLES: dict[Topology, tuple[Role, ...]] = {"pd": ("decode", "prefill"), "single
 class SoloDriller:
     """Runs drills that engines need not survive, each on engines of its own."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        environment: EngineEnvironment,
-        folder: Path,
-        reporter: Reporter,
-        mark: str,
-        tried: Tried,
-    ) -> None:
+    def __init__(self, context: Context) -> None:
         """Raises UsageError when there are not enough prompts."""
-        self._tried = tried
-        self._prepared = prepared
-        self._environment = environment
-        self._folder = folder
-        self._reporter = reporter
-        self._mark = mark
-        self._prompts = require_prompts(prepared)
+        self._context = context
+        self._prompts = require_prompts(context.prepared)
 
     def run(self, drills: Sequence[ProcessDrill]) -> None:
         """Run the controls first, one for each topology used, then the drills."""
         topologies = dict.fromkeys(d.topology for d in drills)
         failed = {topology: self._control(topology) for topology in topologies}
         for drill in drills:
-            footprint = Footprint(self._mark)
             if why := failed[drill.topology]:
-                self._tried.add(lost(drill.drill, f"its control failed: {why}"), self._reporter)
-                continue
-            try:
-                result = self._drill(drill, footprint)
-            except Exception as error:
-                # The remaining drills still run; this one is reported as lost.
-                result = lost(drill.drill, f"{type(error).__name__}: {error}", footprint.left(0), drill.drill.id)
-            sweep(footprint)
-            self._tried.add(result, self._reporter)
+                self._context.add(lost(drill.drill, f"its control failed: {why}"))
+            else:
+                self._context.attempt(drill.drill, partial(self._drill, drill))
 
     def _control(self, topology: Topology) -> str:
         """Run the same prompts through the same proxies without a fault; return the error, or an empty string."""
         name = f"control-process-{topology}"
-        footprint = Footprint(self._mark)
+        footprint = Footprint(self._context.mark)
         try:
             with Scene(_ROLES[topology]) as scene:
-                summary, seconds = self._perform(scene, topology, drill_profile(self._prepared.profile), name)
-            self._tried.control(name, summary, seconds, self._reporter)
+                summary, seconds = self._perform(scene, topology, drill_profile(self._context.prepared.profile), name)
+            self._context.tried.control(name, summary, seconds, self._context.reporter)
         except Exception as error:
             sweep(footprint)
-            self._reporter.line(f"control {name}: {type(error).__name__}: {error}")
+            self._context.reporter.line(f"control {name}: {type(error).__name__}: {error}")
             return f"{type(error).__name__}: {error}"
         return ""
 
     def _drill(self, drill: ProcessDrill, footprint: Footprint) -> Result:
-        profile = drill_profile(self._prepared.profile)
+        profile = drill_profile(self._context.prepared.profile)
         profile = profile.model_copy(update={"engine": profile.engine.model_copy(update=dict(drill.engine))})
         since = time.monotonic()
         trouble = ""
@@ -124,13 +101,14 @@ class SoloDriller:
         method = next(m for m in profile.methods if m.kind == METHOD)
         cell = Cell(topology, method)
         ids = frozenset(p.id for p in self._prompts)
-        work = cell_work(profile, self._prepared.prompts, cell, Choice(scenarios=(COLD,), prompts=ids, forms=FORMS))
+        choice = Choice(scenarios=(COLD,), prompts=ids, forms=FORMS)
+        work = cell_work(profile, self._context.prepared.prompts, cell, choice)
         plan = make_plan(profile, [cell])
-        prepared = self._prepared._replace(profile=profile, plan=plan, works=(work,), lacking={})
-        recorder = prepared_recorder(prepared, self._environment, self._folder / name, kind="drill")
+        prepared = self._context.prepared._replace(profile=profile, plan=plan, works=(work,), lacking={})
+        recorder = prepared_recorder(prepared, self._context.environment, self._context.folder / name, kind="drill")
         with FolderLock(recorder.folder):
             options = RunOptions(executor=ProxiedExecutor(scene))
-            history = Runner(prepared, self._environment, recorder, self._reporter, options).run()
+            history = Runner(prepared, self._context.environment, recorder, self._context.reporter, options).run()
         if history.run.interrupted:
             # The runner has ended the engines; end the remaining drills, too.
             raise KeyboardInterrupt

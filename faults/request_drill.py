@@ -48,9 +48,9 @@ def on_answers(
     name: str,
     title: str,
     target: Target,
-    fault: Fault | None,
-    verdicts: tuple[Verdict, ...],
-    reason: str,
+    fault: Fault | None = None,
+    verdicts: tuple[Verdict, ...] = U,
+    reason: str = "",
     struck: Struck = "one",
     path: str = COMPLETIONS,
     group: Group = "response",
@@ -60,6 +60,7 @@ def on_answers(
     late: bool = False,
 ) -> ExchangeDrill:
     """Return a drill whose fault is ``fault``, or else is created by ``make`` for the running engines."""
+    assert reason, f"{name}: an empty reason matches everything"
     strikes = f"{target}, {path}, {_WHOM[struck]}"
     if late:
         strikes += "; the transfer of the next one may be UNKNOWN, too: D counts a failed one there"

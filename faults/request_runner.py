@@ -6,15 +6,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from faults.context import Context
 from faults.leaks import Footprint
 from faults.model import Drill
 from faults.proxy import COMPLETIONS, Wanted, completions, path
 from faults.request_drill import LEASE_S, REQUEST_S, ExchangeDrill
-from faults.results import Tried
 from faults.testbed import Scene
 from faults.verdict import Seen, judge_drill, lost, reasons_of, strays
 from harness.engines.client import Sampling
-from harness.engines.environment import EngineEnvironment
 from harness.engines.places import default_places
 from harness.engines.request import new_id
 from harness.engines.session import EngineGroupSession
@@ -29,7 +28,6 @@ from harness.runner.record_cells import record_cells
 from harness.runner.recorder import Recorder
 from harness.runner.run import prepared_recorder
 from harness.util.files import write_traceback
-from harness.util.progress import Reporter
 from harness.util.storage import FolderLock
 from harness.workload.cells import CellWork, Choice, cell_work
 from harness.workload.prepare import Prepared
@@ -83,25 +81,13 @@ def drill_profile(profile: Profile) -> Profile:
 class SharedDriller:
     """Runs the exchange drills on one pair."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        environment: EngineEnvironment,
-        folder: Path,
-        reporter: Reporter,
-        mark: str,
-        tried: Tried,
-    ) -> None:
+    def __init__(self, context: Context) -> None:
         """Raises UsageError when there are not enough prompts."""
-        self._tried = tried
-        self._prepared = prepared._replace(profile=drill_profile(prepared.profile))
-        self._environment = environment
-        self._folder = folder
-        self._reporter = reporter
-        self._mark = mark
-        method = next(m for m in prepared.profile.methods if m.kind == METHOD)
+        prepared = context.prepared._replace(profile=drill_profile(context.prepared.profile))
+        self._context = context._replace(prepared=prepared)
+        method = next(m for m in context.prepared.profile.methods if m.kind == METHOD)
         self._group = EngineGroup("pd", method, (Cell("pd", method), Cell("single", method)))
-        self._prompts = require_prompts(prepared)
+        self._prompts = require_prompts(context.prepared)
 
     def run(self, drills: Sequence[ExchangeDrill]) -> None:
         """Run the drills; engines that a drill ended are restarted for the next."""
@@ -110,33 +96,33 @@ class SharedDriller:
         while todo:
             starts += 1
             before = len(todo)
-            footprint = Footprint(self._mark)
+            footprint = Footprint(self._context.mark)
             try:
-                self._on_one_pair(todo, self._folder / f"engines-{starts}", starts)
+                self._on_one_pair(todo, self._context.folder / f"engines-{starts}", starts)
             except InfrastructureError as error:
-                self._reporter.line(f"engines: {error}")
+                self._context.reporter.line(f"engines: {error}")
                 failed = failed + 1 if len(todo) == before else 0
                 if failed > _RESTARTS:
                     self._lose(todo, f"the engines did not start: {error}")
             except Exception as error:
                 # A control that failed would fail again; other groups of drills are not affected.
                 self._lose(todo, f"a control failed: {type(error).__name__}: {error}")
-            self._tried.left += footprint.left(_END_S)
+            self._context.tried.left += footprint.left(_END_S)
 
     def _lose(self, todo: list[ExchangeDrill], why: str) -> None:
         for drill in todo:
-            self._tried.add(lost(drill.drill, why), self._reporter)
+            self._context.add(lost(drill.drill, why))
         todo.clear()
 
     def _on_one_pair(self, todo: list[ExchangeDrill], folder: Path, start: int) -> None:
         with Scene(self._group.roles) as scene:
-            places = scene.places(default_places(self._group.roles, self._prepared.profile.engine))
+            places = scene.places(default_places(self._group.roles, self._context.prepared.profile.engine))
             session = EngineGroupSession(
                 self._group,
-                self._prepared.profile,
-                self._environment,
+                self._context.prepared.profile,
+                self._context.environment,
                 folder / "logs",
-                progress=self._reporter.line,
+                progress=self._context.reporter.line,
                 places=places,
             )
             with session:
@@ -150,11 +136,11 @@ class SharedDriller:
     def _work(self, cell: Cell) -> CellWork:
         ids = frozenset(p.id for p in self._prompts)
         choice = Choice(scenarios=(COLD,), prompts=ids, forms=FORMS)
-        return cell_work(self._prepared.profile, self._prepared.prompts, cell, choice)
+        return cell_work(self._context.prepared.profile, self._context.prepared.prompts, cell, choice)
 
     def _recorder(self, work: CellWork, name: str) -> Recorder:
-        one = self._prepared._replace(works=(work,))
-        recorder = prepared_recorder(one, self._environment, self._folder / name, kind="drill")
+        one = self._context.prepared._replace(works=(work,))
+        recorder = prepared_recorder(one, self._context.environment, self._context.folder / name, kind="drill")
         # Whatever cell is asked, its engines belong to the group of the pair.
         recorder.set_cell(work.cell.id, group=self._group.id)
         return recorder
@@ -167,7 +153,7 @@ class SharedDriller:
         died: InfrastructureError | None = None
         with FolderLock(recorder.folder):
             try:
-                record_cells(session, [work], recorder, self._reporter)
+                record_cells(session, [work], recorder, self._context.reporter)
             except InfrastructureError as error:
                 died = error
             history = recorder.finish()
@@ -180,7 +166,7 @@ class SharedDriller:
         summary, died = self._perform(session, cell, name)
         if died is not None:
             raise died
-        self._tried.control(name, summary, time.monotonic() - begun, self._reporter)
+        self._context.tried.control(name, summary, time.monotonic() - begun, self._context.reporter)
 
     def _struck(self, drill: ExchangeDrill) -> tuple[slice, Wanted]:
         """Return which prompts the fault strikes, and the matcher for their exchanges."""
@@ -220,19 +206,19 @@ class SharedDriller:
                 trouble=trouble,
                 strays=() if drill.fatal else strays(summary.judgement, prompts[struck], after),
             )
-            self._tried.add(judge_drill(drill.drill, seen, drill.drill.id), self._reporter)
+            self._context.add(judge_drill(drill.drill, seen, drill.drill.id))
         except Exception as error:
             # Drills are meant to reveal crashes of the harness, so a crash is a result.
             self._crashed(drill.drill, error, trouble)
         return alive and self._calm(session)
 
     def _crashed(self, drill: Drill, error: Exception, trouble: str) -> None:
-        log = self._folder / drill.id / "crash.log"
+        log = self._context.folder / drill.id / "crash.log"
         write_traceback(log)
         words = f"the harness itself failed: {type(error).__name__}: {error}"
         said = (" ".join(words.split())[:300],)
         seen = Seen(None, said, len(self._prompts), 0, 0.0, struck=not trouble, trouble=trouble)
-        self._tried.add(judge_drill(drill, seen, drill.id), self._reporter)
+        self._context.add(judge_drill(drill, seen, drill.id))
 
     def _calm(self, session: EngineGroupSession) -> bool:
         """Wait until the engines have freed everything from the drill; return False when they do not in time."""
@@ -247,14 +233,14 @@ class SharedDriller:
                 return False
             except HandoffError as error:
                 if time.monotonic() > deadline:
-                    self._reporter.line(f"restarting the engines: {error}")
+                    self._context.reporter.line(f"restarting the engines: {error}")
                     return False
 
     def _count_out(self, session: EngineGroupSession) -> None:
         """Send each engine one request outside any drill, because vLLM counts a failed transfer with the next request.
         Raises HandoffError."""
-        ids = list(range(1, self._prepared.profile.engine.block_size))
-        sampling = Sampling(1, self._prepared.profile.workload.logprobs)
+        ids = list(range(1, self._context.prepared.profile.engine.block_size))
+        sampling = Sampling(1, self._context.prepared.profile.workload.logprobs)
         for role in session.roles:
             client = session.client(role)
             client.complete(ids, sampling, new_id(), new_id(), await_counters=("finished_requests",))

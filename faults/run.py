@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from faults.catalogue import EXCHANGES
+from faults.context import Context
 from faults.filesystem import FolderDriller
 from faults.kill_timing import MomentDriller
 from faults.leaks import MARK, Footprint, Watch, new_mark, sweep
@@ -22,7 +23,7 @@ from faults.process_runner import SoloDriller
 from faults.report import write_drills
 from faults.request_runner import METHOD, SharedDriller, require_prompts
 from faults.results import Tried
-from harness.engines.environment import EngineEnvironment, engines_for, versions
+from harness.engines.environment import engines_for, versions
 from harness.errors import DataError
 from harness.history.records import COLD
 from harness.runner.run import new_folder, point_latest
@@ -31,7 +32,7 @@ from harness.util import machine
 from harness.util.progress import Reporter
 from harness.util.signals import ignored, raise_once
 from harness.util.strict import describe_validation_error
-from harness.workload.prepare import Prepared, prepare
+from harness.workload.prepare import prepare
 
 RESULTS = "drills.json"
 _EXCHANGE_S = 6.0
@@ -99,8 +100,7 @@ def drill(
     with raise_once(), _marking(tried) as mark, Reporter(forecast_s(drills)) as reporter:
         reporter.line(f"{len(drills)} fault tests, about {forecast_s(drills) / 60:.0f} minutes")
         try:
-            _on_engines(drills, prepared, environment, folder, reporter, mark, tried)
-            _on_the_harness(drills, source, engine_python, folder, reporter, mark, tried, seed)
+            _run(drills, Context(prepared, environment, engine_python, folder, reporter, mark, tried), seed)
         except KeyboardInterrupt:
             interrupted = True
     result = known(interrupted)
@@ -109,42 +109,16 @@ def drill(
     return result, folder
 
 
-def _on_engines(
-    drills: Sequence[Drill],
-    prepared: Prepared,
-    environment: EngineEnvironment,
-    folder: Path,
-    reporter: Reporter,
-    mark: str,
-    tried: Tried,
-) -> None:
+def _run(drills: Sequence[Drill], context: Context, seed: int) -> None:
     wanted = {d.id for d in drills}
-    exchanges = [e for e in EXCHANGES if e.drill.id in wanted]
-    if exchanges:
-        shared = SharedDriller(prepared, environment, folder, reporter, mark, tried)
-        shared.run(exchanges)
-    processes = [p for p in PROCESSES if p.drill.id in wanted]
-    if processes:
-        solo = SoloDriller(prepared, environment, folder, reporter, mark, tried)
-        solo.run(processes)
-
-
-def _on_the_harness(
-    drills: Sequence[Drill],
-    source: str,
-    engine_python: str | None,
-    folder: Path,
-    reporter: Reporter,
-    mark: str,
-    tried: Tried,
-    seed: int,
-) -> None:
-    moments = [d for d in drills if d.group == "harness"]
-    if moments:
-        MomentDriller(source, engine_python, folder, reporter, mark, tried, seed).run(moments)
-    folders = [d for d in drills if d.group == "folder"]
-    if folders:
-        FolderDriller(source, engine_python, folder, reporter, mark, tried).run(folders)
+    if exchanges := [e for e in EXCHANGES if e.drill.id in wanted]:
+        SharedDriller(context).run(exchanges)
+    if processes := [p for p in PROCESSES if p.drill.id in wanted]:
+        SoloDriller(context).run(processes)
+    if moments := [d for d in drills if d.group == "harness"]:
+        MomentDriller(context, seed).run(moments)
+    if folders := [d for d in drills if d.group == "folder"]:
+        FolderDriller(context).run(folders)
 
 
 def forecast_s(drills: Sequence[Drill]) -> float:

@@ -8,10 +8,11 @@ from harness.history.folder import History
 from harness.history.layout import SECOND
 from harness.history.records import COLD
 from harness.judging.checks.registry import baselines_for, tripped_tests
+from harness.mutants.install import require_alone, require_known
 from harness.profiles.cells import CellName, make_plan
 from harness.reports.judge_run import Outcome, judge_and_report
 from harness.runner.options import DEFAULTS, RunOptions
-from harness.runner.run import new_folder, point_to, record_into, require_usable
+from harness.runner.run import new_folder, point_to, record_into
 from harness.util.progress import Reporter
 from harness.util.storage import FolderLock
 from harness.workload.cells import SECOND_STAGE, cell_work
@@ -24,8 +25,12 @@ def execute(
     reporter: Reporter,
     options: RunOptions = DEFAULTS,
 ) -> Outcome:
-    """Run, judge and report. The run folder is complete even when cells are UNKNOWN."""
-    require_usable(options)
+    """Run, judge and report. The run folder is complete even when cells are UNKNOWN.
+
+    Raises UsageError when a mutant is unknown, or when mutants that cannot be combined are.
+    """
+    require_known(options.mutants)
+    require_alone(options.mutants, options.together)
     folder = new_folder(out, prepared.profile)
     # Hold the lock until the reports are written, so that nobody resumes a run whose second stage is still due.
     with FolderLock(folder):

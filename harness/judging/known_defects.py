@@ -16,7 +16,7 @@ from harness.errors import EXIT_REGRESSION, DataError
 from harness.history.folder import History
 from harness.history.verdict import Verdict, worst
 from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, how_many
-from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects, _any
+from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects, matches_any
 
 
 def apply_known(judgement: Judgement, known: KnownDefects | None, history: History) -> Judgement:
@@ -120,4 +120,4 @@ def _near(defect: KnownDefect, finding: Finding) -> bool:
 
 def _names(defect: KnownDefect, place: Finding | CellVerdict) -> bool:
     """Return whether an entry names a cell and scenario."""
-    return _any(place.cell, defect.cells) and _any(place.scenario, defect.scenarios)
+    return matches_any(place.cell, defect.cells) and matches_any(place.scenario, defect.scenarios)

@@ -69,20 +69,20 @@ class KnownDefect(Strict):
 
     def covers_place(self, finding: Place) -> bool:
         return (
-            _any(finding.cell, self.cells)
-            and _any(finding.scenario, self.scenarios)
+            matches_any(finding.cell, self.cells)
+            and matches_any(finding.scenario, self.scenarios)
             and self._covers_strata(finding)
-            and _any(finding.check, self.checks)
+            and matches_any(finding.check, self.checks)
         )
 
     def _covers_strata(self, finding: Place) -> bool:
         if "*" in self.strata:
             return True
         if finding.stratum is not None:
-            return _any(finding.stratum, self.strata)
+            return matches_any(finding.stratum, self.strata)
         # Findings of registered tests name the columns that changed, as stratum@position; "all" is every stratum.
         changed = {column.partition("@")[0] for column in finding.changed}
-        return bool(changed) and all(_any(name, self.strata) for name in changed)
+        return bool(changed) and all(matches_any(name, self.strata) for name in changed)
 
 
 class _File(Strict):
@@ -143,7 +143,7 @@ def _lines(root: Any) -> list[tuple[int, int]]:
     return [(i.start_mark.line + 1, max(i.start_mark.line + 1, i.end_mark.line)) for i in items]
 
 
-def _any(text: str, patterns: Iterable[str]) -> bool:
+def matches_any(text: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(text, p) for p in patterns)
 
 

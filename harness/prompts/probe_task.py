@@ -58,11 +58,6 @@ def expected_output(prompt_ids: list[int]) -> list[int]:
     return [*prompt_ids[FIRST_SOURCE_POSITION:-2], EOT]
 
 
-def source_position(output_index: int) -> int:
-    """Return the prompt position that output token ``output_index`` copies."""
-    return FIRST_SOURCE_POSITION + output_index
-
-
 class DraftForecast(NamedTuple):
     """Accepted drafts per step, predicted from the prompt alone."""
 

@@ -10,13 +10,12 @@ from harness.engines.environment import EngineEnvironment, engines_for
 from harness.errors import StorageError, UsageError
 from harness.history.folder import History
 from harness.history.records import Kind, RunRecord
-from harness.mutants.install import require_alone, require_known
 from harness.profiles.model import Profile
 from harness.runner.groups import Runner
-from harness.runner.options import DEFAULTS, RunOptions
+from harness.runner.options import RunOptions
 from harness.runner.recorder import Recorder, new_run_id
 from harness.util.progress import Reporter
-from harness.util.storage import FolderLock, writing
+from harness.util.storage import writing
 from harness.workload.prepare import Prepared
 
 
@@ -26,27 +25,6 @@ def point_to(folder: Path, reporter: Reporter) -> None:
         point_latest(folder)
     except StorageError as error:
         reporter.line(str(error))
-
-
-def record(
-    prepared: Prepared,
-    out: Path,
-    reporter: Reporter,
-    options: RunOptions = DEFAULTS,
-) -> History:
-    """Run the plan on real engines, with mutants enabled if any are named, and return the recorded history."""
-    require_usable(options)
-    folder = new_folder(out, prepared.profile)
-    with FolderLock(folder):
-        history = record_into(folder, prepared, reporter, options)
-    point_to(folder, reporter)
-    return history
-
-
-def require_usable(options: RunOptions) -> None:
-    """Raise UsageError when a mutant is unknown, or when mutants that cannot be combined are."""
-    require_known(options.mutants)
-    require_alone(options.mutants, options.together)
 
 
 def record_into(folder: Path, prepared: Prepared, reporter: Reporter, options: RunOptions) -> History:

@@ -150,16 +150,6 @@ def claim(ports: Sequence[int], host: str = LOOPBACK) -> None:
             ) from None
 
 
-def require_free(ports: Iterable[int], host: str = LOOPBACK) -> None:
-    """Raise EngineStartError naming the first port of ``ports`` that something else listens on."""
-    for port in ports:
-        if why := trouble(port, host):
-            raise EngineStartError(
-                f"expected port {port} on {host} to be free for an engine, found it {why}; end the program that "
-                "listens there, give another --base-port, or omit it to use free ports"
-            )
-
-
 def _bind_failure(error: OSError) -> str:
     """Describe why a port cannot be bound; only EADDRINUSE shows that something listens there."""
     return "in use" if error.errno == errno.EADDRINUSE else f"not known to be free ({error.strerror})"

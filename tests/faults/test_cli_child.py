@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from faults import cli_child, filesystem, kill_timing
 from faults.cli_child import After, Child, folder_in, whole_lines
+from faults.context import Context
 from faults.kill_timing import TWICE, MomentDriller, cell_of, moment_drills
 from faults.leaks import MARK, new_mark
 from faults.model import ControlRun, Ending
@@ -83,6 +85,10 @@ class FakeHarness(Child):
             time.sleep(0.05)
 
 
+def context(folder: Path, reporter: Reporter, mark: str, tried: Tried) -> Context:
+    return Context(SimpleNamespace(source="cpu"), None, None, folder, reporter, mark, tried)
+
+
 @pytest.fixture
 def driller(tmp_path, monkeypatch):
     monkeypatch.setattr(kill_timing, "Child", FakeHarness)
@@ -92,7 +98,7 @@ def driller(tmp_path, monkeypatch):
     for cell in ("single-none", "pd-eagle3"):
         tried.controls.append(ControlRun(id=f"control-{cell}", verdict=Verdict.PASS, requests=1, seconds=2.0))
     with Reporter(1.0) as reporter:
-        yield MomentDriller("cpu", None, tmp_path, reporter, mark, tried, 1), tried
+        yield MomentDriller(context(tmp_path, reporter, mark, tried), 1), tried
 
 
 def test_a_killed_harness_is_judged_by_what_it_left(driller):
@@ -243,7 +249,7 @@ def of_a_folder(tmp_path, monkeypatch):
         mark = new_mark()
         monkeypatch.setitem(os.environ, MARK, mark)
         with Reporter(1.0) as reporter:
-            filesystem.FolderDriller("cpu", None, tmp_path, reporter, mark, known).run([drill])
+            filesystem.FolderDriller(context(tmp_path, reporter, mark, known)).run([drill])
         return known.results[0]
 
     return tried

@@ -16,8 +16,10 @@ import httpx
 import psutil
 import pytest
 
-from faults import handoff_drills, process_runner, request_runner
+from faults import context, handoff_drills, process_runner, request_runner
 from faults import response_faults as rf
+from faults.context import Context
+from faults.leaks import Footprint
 from faults.model import ControlRun, Ending
 from faults.process_drills import PROCESSES, served
 from faults.process_group import ProcessGroup, lives
@@ -437,12 +439,12 @@ def prepared():
 
 @pytest.fixture
 def tried(monkeypatch):
-    monkeypatch.setattr(request_runner.Footprint, "left", lambda *_: ())
+    monkeypatch.setattr(Footprint, "left", lambda *_: ())
     return Tried()
 
 
 def driller(kind, prepared, tmp_path, tried):
-    return kind(prepared, None, tmp_path, Reporter(1.0), "mark", tried)
+    return kind(Context(prepared, None, None, tmp_path, Reporter(1.0), "mark", tried))
 
 
 @pytest.mark.parametrize("kind", [SharedDriller, SoloDriller])
@@ -483,7 +485,8 @@ def test_process_drills_have_a_control_for_each_topology_and_depend_on_their_own
 
     monkeypatch.setattr(made, "_perform", perform)
     monkeypatch.setattr(tried, "control", control)
-    monkeypatch.setattr(process_runner, "sweep", lambda _: None)
+    for place in (context, process_runner):
+        monkeypatch.setattr(place, "sweep", lambda _: None)
     monkeypatch.setattr(made, "_drill", lambda drill, _: request_runner.lost(drill.drill, "tried"))
     made.run([DRILLS["p-frozen"], DRILLS["wrong-engine"], DRILLS["d-frozen"]])
     assert controls == ["control-process-pd", "control-process-single"]
@@ -580,6 +583,6 @@ def test_a_process_drill_is_lost_when_its_fault_did_not_take_place(
         return summary, 1.0
 
     monkeypatch.setattr(made, "_perform", perform)
-    result = made._drill(DRILLS[name], request_runner.Footprint("mark"))
+    result = made._drill(DRILLS[name], Footprint("mark"))
     assert result.ending is ending, result.problems
     assert ending is Ending.SURVIVED or why in result.problems[0]

@@ -22,7 +22,8 @@ from harness.profiles.model_reference import ModelReference, lacking
 from harness.profiles.model_survey import survey
 from harness.prompts.probe_task import WEIGHTS
 from harness.reports.judge_run import judge_and_report
-from harness.runner.run import record
+from harness.runner.options import DEFAULTS
+from harness.runner.run import new_folder, record_into
 from harness.util.files import model_hash, sha256_file, sha256_files
 from harness.util.progress import Reporter
 from harness.workload.prepare import prepare
@@ -499,7 +500,7 @@ def test_missing_drafter_makes_its_own_cells_unknown(tmp_path, monkeypatch):
     assert look_up_now(path)["eagle3"].reason.startswith(f"expected {DRAFTER}@main in the cache")
     with Reporter(1.0) as reporter:
         nothing_started = prepared._replace(plan=Plan((), ()))
-        history = record(nothing_started, tmp_path / "runs", reporter)
+        history = record_into(new_folder(tmp_path / "runs", prepared.profile), nothing_started, reporter, DEFAULTS)
     assert set(history.run.identities) == {"none", "dflash", "mtp"}
     cell = history.cell("single-eagle3")
     assert cell.state == "failed" and "harness models" in cell.reason and "--download" in cell.reason

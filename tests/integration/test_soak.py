@@ -17,10 +17,9 @@ import harness.runner.recorder
 from harness.commands.soak import run as soak_run
 from harness.commands.soak.growth import LIMITS, PARTS, judge_growth, split
 from harness.commands.soak.model import COUNTED, HARNESS, Round, Sample, Soak, Tree
-from harness.commands.soak.processes import Watcher
 from harness.commands.soak.rounds import RoundJudge
 from harness.commands.soak.run import Wanted, prepare_soak, soak
-from harness.commands.soak.sampler import Record, Sampler
+from harness.commands.soak.sampler import Record, Sampler, Watcher
 from harness.errors import UsageError
 from harness.history.folder import load_history
 from harness.history.verdict import Verdict
@@ -186,7 +185,7 @@ def sampled(tmp_path: Path, watcher: FakeWatcher, seconds: float, interval_s: fl
 def test_a_sampler_that_keeps_up_has_no_trouble(tmp_path: Path):
     sampler = sampled(tmp_path, FakeWatcher(), 1.0, 0.1)
     assert sampler.trouble is None
-    assert len((tmp_path / "soak.jsonl").read_text().splitlines()) == sampler.samples >= 8
+    assert len((tmp_path / "soak.jsonl").read_text().splitlines()) >= 8
 
 
 def test_a_sampler_that_dies_is_trouble(tmp_path: Path):
@@ -375,10 +374,11 @@ def test_an_engine_that_dies_keeps_what_was_seen(tmp_path: Path, fake: type[Fake
 
 
 def test_an_interrupt_keeps_what_was_seen(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch):
-    def interrupted(left, _timeout, _when):
-        if fake.newest.fake.count > 42:
-            raise KeyboardInterrupt
-        return wait(left, 0.01)
+    def interrupted(requests, return_when):
+        while wait(requests, 0.01, return_when).not_done:
+            if fake.newest.fake.count > 42:
+                raise KeyboardInterrupt
+        return wait(requests)
 
     monkeypatch.setattr("harness.commands.soak.load.wait", interrupted)
     found, folder, _ = soak(prepare_soak("cpu", "single-none"), Wanted(5, 4), tmp_path, None)

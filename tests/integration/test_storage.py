@@ -20,12 +20,13 @@ import harness.runner.record_cells
 import harness.runner.run
 from harness.cli.app import app
 from harness.commands.merge import merge
+from harness.commands.run import execute
 from harness.errors import EXIT_UNKNOWN, InfrastructureError, StorageError, UsageError
 from harness.history.folder import HistoryWriter, load_history, write_run
 from harness.history.verdict import Verdict
 from harness.reports.judge_run import check
 from harness.runner.recorder import Recorder
-from harness.runner.run import new_folder, prepared_recorder, record
+from harness.runner.run import new_folder, prepared_recorder
 from harness.util import json_io
 from harness.util.files import write_atomic
 from harness.util.progress import Reporter
@@ -178,7 +179,7 @@ def test_full_disk_ends_a_run_and_keeps_what_it_recorded(tiny: Path, faked, monk
     monkeypatch.setattr(harness.runner.record_cells, "run_cell", fill)
     prepared = prepare("cpu", ["single-*"])
     with Reporter(0) as reporter, pytest.raises(StorageError, match=r"(observations\.jsonl|run\.json).*full"):
-        record(prepared, tiny, reporter)
+        execute(prepared, tiny, reporter)
     assert not +FakeSession.up
     (folder,) = (p for p in tiny.iterdir() if p.is_dir())
     kept = load_history(folder)
@@ -244,7 +245,7 @@ def test_a_run_in_progress_holds_its_folder(tmp_path, faked, monkeypatch):
 
     monkeypatch.setattr(harness.runner.record_cells, "run_cell", look)
     with Reporter(0) as reporter:
-        made = record(prepare("cpu", ["single-none"]), tmp_path, reporter)
+        made = execute(prepare("cpu", ["single-none"]), tmp_path, reporter)
     assert seen == ["single-none"]
     FolderLock(made.folder).release()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -86,49 +86,40 @@ def split(times: np.ndarray) -> list[np.ndarray] | str:
 
 
 def _judge(tree: str, limit: Limit, times: np.ndarray, parts: list[np.ndarray] | str, values: np.ndarray) -> Growth:
+    """Judge one figure: a leak if the lower bound of its growth is above the limit, flat if the upper bound is not."""
     most = limit.harness if tree == HARNESS else limit.engine
+    slope: dict[str, float] = {}
     if isinstance(parts, str):
-        ends = float(values[0]), float(values[-1])
-        found: dict[str, Any] = {"verdict": Verdict.UNKNOWN, "why": parts}
+        first, last = values[0], values[-1]
+        verdict, why = Verdict.UNKNOWN, parts
     else:
-        medians = [float(np.median(values[p])) for p in parts]
-        ends, found = _slope(times, parts, medians, most) if limit.per_hour else _count(medians, most, limit.unit)
+        medians = [np.median(values[p]) for p in parts]
+        if limit.per_hour:
+            first, last = medians[0], medians[-1]
+            per_hour = low = high = 0.0
+            if len(set(medians)) > 1:
+                hours = [times[p].mean() / 3600 for p in parts]
+                per_hour, _, low, high = map(float, stats.theilslopes(medians, hours, alpha=2 * CONFIDENCE - 1))
+            slope = {"per_hour": round(per_hour, 2), "low": round(low, 2), "high": round(high, 2)}
+            words = f"{per_hour:+.1f} MiB an hour, {low:.1f} to {high:.1f}; allowed: at most {most:g}"
+        else:
+            first, last = np.median(medians[:_ENDS]), np.median(medians[-_ENDS:])
+            low = high = last - first
+            words = f"from {first:g} to {last:g} {limit.unit}".rstrip() + f"; allowed: at most {most:g} more"
+        verdict, word = Verdict.UNKNOWN, "cannot tell"
+        if low > most:
+            verdict, word = Verdict.REGRESSION, "leak"
+        elif high <= most:
+            verdict, word = Verdict.PASS, "flat"
+        why = f"{word}: {words}"
     return Growth(
         tree=tree,
         quantity=limit.quantity,
         unit=limit.unit,
-        first=round(ends[0], 2),
-        last=round(ends[1], 2),
+        first=round(float(first), 2),
+        last=round(float(last), 2),
         limit=most,
-        **found,
+        verdict=verdict,
+        why=why,
+        **slope,
     )
-
-
-def _count(medians: Sequence[float], most: float, unit: str) -> tuple[tuple[float, float], dict[str, Any]]:
-    """Judge a count by its medians at either end; return both, and fields of ``Growth``."""
-    first, last = float(np.median(medians[:_ENDS])), float(np.median(medians[-_ENDS:]))
-    words = f"from {first:g} to {last:g} {unit}".rstrip() + f"; allowed: at most {most:g} more"
-    if last - first > most:
-        return (first, last), {"verdict": Verdict.REGRESSION, "why": f"leak: {words}"}
-    return (first, last), {"verdict": Verdict.PASS, "why": f"flat: {words}"}
-
-
-def _slope(
-    times: np.ndarray, parts: Sequence[np.ndarray], medians: Sequence[float], most: float
-) -> tuple[tuple[float, float], dict[str, Any]]:
-    """Judge a slope per hour: a leak if its lower bound is above the limit, flat if its upper bound is not.
-
-    Returns the first and the last median, and fields of ``Growth``.
-    """
-    slope, low, high = 0.0, 0.0, 0.0
-    if len(set(medians)) > 1:
-        hours = [float(times[p].mean()) / 3600 for p in parts]
-        slope, _, low, high = map(float, stats.theilslopes(medians, hours, alpha=2 * CONFIDENCE - 1))
-    words = f"{slope:+.1f} MiB an hour, {low:.1f} to {high:.1f}; allowed: at most {most:g}"
-    verdict, why = Verdict.UNKNOWN, f"cannot tell: {words}"
-    if low > most:
-        verdict, why = Verdict.REGRESSION, f"leak: {words}"
-    elif high <= most:
-        verdict, why = Verdict.PASS, f"flat: {words}"
-    figures = {"per_hour": round(slope, 2), "low": round(low, 2), "high": round(high, 2)}
-    return (medians[0], medians[-1]), {"verdict": verdict, "why": why, **figures}

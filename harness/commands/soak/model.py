@@ -40,14 +40,9 @@ class Sample(Strict):
     trees: dict[str, Tree]
 
 
-class Round(Strict):
-    """The result of one round, which sends every prompt once."""
+class Sums(Strict):
+    """Figures of a round, or their sums over all rounds."""
 
-    kind: Literal["round"] = "round"
-    number: int
-    at_s: float
-    """Seconds from the start of the soak to the end of the round."""
-    seconds: float
     answered: int
     """Requests that were answered."""
     broken: int
@@ -57,13 +52,22 @@ class Round(Strict):
     """Drafted tokens, over the requests whose answer reports them."""
     accepted: int
     moved_bytes: int
-    """Bytes that NIXL moved during the round, by D's counters."""
+    """Bytes that NIXL moved, by D's counters."""
     preemptions: int
+
+
+COUNTED = tuple(Sums.model_fields)
+
+
+class Round(Sums):
+    """The result of one round, which sends every prompt once."""
+
+    kind: Literal["round"] = "round"
+    number: int
+    at_s: float
+    """Seconds from the start of the soak to the end of the round."""
+    seconds: float
     verdict: Verdict
-
-
-COUNTED = ("answered", "broken", "tokens", "drafts", "accepted", "moved_bytes", "preemptions")
-"""Fields of ``Round`` whose sums are in ``Soak``."""
 
 
 class Growth(Strict):
@@ -89,7 +93,7 @@ class Growth(Strict):
         return f"{self.tree} {self.quantity}"
 
 
-class Soak(Strict):
+class Soak(Sums):
     """The result of a soak."""
 
     run_id: str
@@ -103,13 +107,6 @@ class Soak(Strict):
     seconds: float
     """Actual duration of the load."""
     rounds: int
-    answered: int
-    broken: int
-    tokens: int
-    drafts: int
-    accepted: int
-    moved_bytes: int
-    preemptions: int
     verdicts: dict[str, int]
     """Rounds by verdict."""
     findings: tuple[Finding, ...] = ()

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 from harness import redact
 from harness.commands.soak.growth import judge_growth
-from harness.commands.soak.journal import Journal
 from harness.commands.soak.load import Load
 from harness.commands.soak.model import COUNTED, HARNESS, Round, Soak
-from harness.commands.soak.processes import Watcher
+from harness.commands.soak.report import write_soak
 from harness.commands.soak.rounds import RoundJudge
-from harness.commands.soak.sampler import Record, Sampler
+from harness.commands.soak.sampler import Record, Sampler, Watcher
 from harness.engines.environment import EngineEnvironment, engines_for, versions
 from harness.engines.session import EngineGroupSession
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, HarnessError, StorageError, UsageError
@@ -29,12 +28,10 @@ from harness.runner.recorder import Recorder
 from harness.runner.run import new_folder, prepared_recorder
 from harness.util import machine
 from harness.util.progress import Reporter
-from harness.util.signals import deferred, ignored, raise_once
+from harness.util.signals import ignored, raise_once
 from harness.util.storage import FolderLock
 from harness.workload.cells import CellWork, Item
 from harness.workload.prepare import Prepared, prepare
-
-INTERVAL_S = 5.0
 
 
 class Wanted(NamedTuple):
@@ -42,7 +39,7 @@ class Wanted(NamedTuple):
 
     minutes: float
     concurrency: int
-    interval_s: float = INTERVAL_S
+    interval_s: float = 5.0
 
 
 def prepare_soak(source: str, cell: str) -> Prepared:
@@ -112,36 +109,30 @@ class _Run:
         self._environment = environment
         self._reporter = reporter
         self._work = prepared.works[0]
+        self._cell = self._work.cell.id
         self._started = machine.now()
         self._doubts: list[str] = []
         self._recorder: Recorder = prepared_recorder(prepared, environment, folder, kind="soak")
         self._record = Record(folder)
-        self._journal = Journal(folder)
         self._judge: RoundJudge | None = None
 
     def perform(self, group: EngineGroup) -> None:
         """Start the engines and run rounds until the time is up."""
-        session = EngineGroupSession(
-            group,
-            self._prepared.profile.part(group.variant),
-            self._environment,
-            self._folder / "logs",
-            progress=self._reporter.line,
-        )
+        profile, logs = self._prepared.profile.part(group.variant), self._folder / "logs"
+        session = EngineGroupSession(group, profile, self._environment, logs, progress=self._reporter.line)
         try:
             with session:
                 self._recorder.engines(session.records())
                 self._reporter.step(group.id, start_expected_s(group))
                 self._play(session)
-            self._recorder.set_cell(self._work.cell.id, state="complete")
-        except KeyboardInterrupt:
-            self.interrupted()
+            self._recorder.set_cell(self._cell, state="complete")
         except HarnessError as error:
             self._fail(str(error))
         except Exception as error:
             # An unexpected error must not lose what was recorded.
             self._fail(redact.text(f"the harness itself failed: {type(error).__name__}: {error}"))
-        self._doubts += [f"could not be ended: {words}" for words in session.left]
+        finally:
+            self._doubts += [f"could not be ended: {words}" for words in session.left]
 
     def interrupted(self) -> None:
         self._doubts.append("interrupted by the user")
@@ -149,8 +140,8 @@ class _Run:
 
     def _fail(self, reason: str) -> None:
         self._doubts.append(reason)
-        self._reporter.line(f"{self._work.cell.id}: UNKNOWN: {reason}")
-        self._guarded("closing the record", lambda: self._recorder.fail_pending([self._work.cell.id], "failed", reason))
+        self._reporter.line(f"{self._cell}: UNKNOWN: {reason}")
+        self._guarded("closing the record", lambda: self._recorder.fail_pending([self._cell], "failed", reason))
 
     def _guarded(self, what: str, act: Callable[[], object]) -> None:
         """Run ``act``; a failure becomes a doubt, so that the result is written all the same."""
@@ -165,7 +156,7 @@ class _Run:
         begun = time.monotonic()
         sampler = Sampler(Watcher(roots), self._record, begun, self._wanted.interval_s)
         prompts = [i.prompt for i in self._work.items]
-        load = Load(session, self._work.cell, prompts, self._wanted.concurrency, self._journal.append)
+        load = Load(session, self._work.cell, prompts, self._wanted.concurrency, self._recorder)
         number = 0
         try:
             with sampler:
@@ -174,34 +165,21 @@ class _Run:
                     self._round(load, number, begun)
                     if sampler.trouble:
                         break
-        except BaseException:
-            self._keep(load)
-            raise
         finally:
             if sampler.trouble:
                 self._doubts.append(sampler.trouble)
+            load.keep()
 
     def _round(self, load: Load, number: int, begun: float) -> None:
         started = time.monotonic()
         observations = load.play(number)
         ended = time.monotonic()
-        self._keep(load)
+        load.keep()
         done = _round_of(observations, number, ended - begun, ended - started, self._judged(observations))
         self._record.append(done)
-        self._reporter.step(f"{self._work.cell.id} round {number}", ended - started)
-        self._reporter.line(
-            f"round {number}: {done.answered} answered in {done.seconds:.0f} s"
-            + (f", {done.broken} broke" if done.broken else "")
-            + f", {done.verdict}"
-        )
-
-    def _keep(self, load: Load) -> None:
-        """Move the answers of a round into the history. Signals are deferred until each is there exactly once."""
-        with deferred():
-            while load.observations:
-                self._recorder.append(load.observations[0])
-                del load.observations[0]
-            self._journal.clear()
+        self._reporter.step(f"{self._cell} round {number}", ended - started)
+        broke = f", {done.broken} broke" if done.broken else ""
+        self._reporter.line(f"round {number}: {done.answered} answered in {done.seconds:.0f} s{broke}, {done.verdict}")
 
     def _judged(self, observations: Sequence[Observation]) -> Verdict:
         if self._judge is None:
@@ -214,38 +192,24 @@ class _Run:
         """Judge and report what was recorded, then close the history: the answers of a long soak may not fit in memory,
         and the result does not need them."""
         self._guarded("closing the samples", self._record.close)
-        result = self._result()
-        unwritten = self._write(result)
+        ended = self._reported()
         before = len(self._doubts)
-        self._guarded("closing the history", lambda: self._close(result.verdict))
-        if len(self._doubts) > before:
-            result = result.model_copy(update={"doubts": (*result.doubts, *self._doubts[before:])})
-            unwritten = self._write(result)
-        return Ended(result, self._folder, unwritten)
-
-    def _write(self, result: Soak) -> str:
-        """Write the reports; return the error, or an empty string."""
-        from harness.commands.soak.report import write_soak
-
-        try:
-            write_soak(result, self._record, self._folder)
-        except StorageError as error:
-            return str(error)
-        return ""
+        self._guarded("closing the history", lambda: self._close(ended.result.verdict))
+        return ended if len(self._doubts) == before else self._reported()
 
     def _close(self, verdict: Verdict) -> None:
         self._recorder.store_soak_verdict(verdict)
         self._recorder.finish()
 
-    def _result(self) -> Soak:
-        """Build the result from what was recorded."""
+    def _reported(self) -> Ended:
+        """Build the result from what was recorded, and write the reports."""
         record, judge = self._record, self._judge
-        together = judge.together(self._work.cell.id) if judge else []
-        return Soak(
+        together = judge.together(self._cell) if judge else []
+        result = Soak(
             run_id=self._folder.name,
             started=self._started,
             profile=self._prepared.profile.name,
-            cell=self._work.cell.id,
+            cell=self._cell,
             versions=versions(self._environment),
             minutes=self._wanted.minutes,
             concurrency=self._wanted.concurrency,
@@ -259,6 +223,11 @@ class _Run:
             growths=tuple(judge_growth(record.trees, record.times_s)) if record.times_s else (),
             **{name: record.sums[name] for name in COUNTED},
         )
+        try:
+            write_soak(result, record, self._folder)
+        except StorageError as error:
+            return Ended(result, self._folder, str(error))
+        return Ended(result, self._folder)
 
 
 def _round_of(observations: Sequence[Observation], number: int, at_s: float, seconds: float, verdict: Verdict) -> Round:

@@ -1,22 +1,68 @@
-"""The record of a soak, and a thread that samples process trees into it at a fixed interval."""
+"""Measure memory, threads, descriptors and shared memory of process trees at a fixed interval. Linux only."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from array import array
 from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from harness.commands.soak.model import COUNTED, HARNESS, SAMPLES, Round, Sample, Tree
-from harness.commands.soak.processes import Watcher
+from harness.supervision import procfs
+from harness.supervision.procfs import Segment, Stat
 from harness.util.storage import LineFile
 
+_MIB = 1 << 20
 _LATE = 12
 """Most intervals without a sample: a longer gap could hide a leak."""
 _SHARE = 0.8
 """Smallest acceptable share of the samples that the time allows."""
+
+
+class Watcher:
+    """Samples trees. Remembers the shared memory files of each, so that leaked ones are still counted."""
+
+    def __init__(self, roots: Mapping[str, int]) -> None:
+        """``roots`` has process ids by name of the tree; the harness's own process is a tree of its own."""
+        self._roots = dict(roots)
+        self._had: dict[str, set[Segment]] = {name: set() for name in roots}
+
+    def sample(self) -> dict[str, Tree]:
+        """Measure all trees, by name; a tree whose processes have all ended has zeros."""
+        table, there = procfs.processes(), procfs.segments()
+        return {name: self._tree(name, pid, table, there) for name, pid in self._roots.items()}
+
+    def _tree(self, name: str, pid: int, table: Mapping[int, Stat], there: Collection[Segment]) -> Tree:
+        members = {pid} & table.keys() if name == HARNESS else procfs.family(pid, table)
+        used = procfs.users(there, members)
+        self._had[name] = {s for s in there if used[s] or s in self._had[name]}
+        measured = [found for member in members if (found := _measured(member)) is not None]
+        threads, descriptors, rss, pss = (sum(figures[i] for figures in measured) for i in range(4))
+        return Tree(
+            processes=len(measured),
+            threads=threads,
+            descriptors=descriptors,
+            rss_mib=round(rss / _MIB, 2),
+            pss_mib=round(pss / _MIB, 2),
+            shm_files=len(self._had[name]),
+            shm_mib=round(sum(map(procfs.allocated, self._had[name])) / _MIB, 2),
+        )
+
+
+def _measured(pid: int) -> tuple[int, int, int, int] | None:
+    """Return a process's threads, descriptors, RSS and PSS, the last two in bytes; None if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        memory = process.memory_full_info()
+        return process.num_threads(), process.num_fds(), memory.rss, memory.pss
+    except (OSError, psutil.Error):
+        return None
 
 
 class Record:
@@ -45,9 +91,8 @@ class Record:
                 return
             self.times_s.append(line.at_s)
             for name, tree in line.trees.items():
-                columns = self.trees.setdefault(name, {field: array("d") for field in Tree.model_fields})
-                for field, column in columns.items():
-                    column.append(getattr(tree, field))
+                for field, value in tree:
+                    self.trees.setdefault(name, {}).setdefault(field, array("d")).append(value)
 
     def close(self) -> None:
         with self._lock:
@@ -66,9 +111,6 @@ class Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="soak-sampler", daemon=True)
         self._died: str | None = None
-        self.samples = 0
-        self._last = begun
-        self._gap = 0.0
         self._ended: float | None = None
 
     def __enter__(self) -> Sampler:
@@ -86,23 +128,16 @@ class Sampler:
         due = self._begun
         try:
             while not self._stop.wait(max(0.0, due - time.monotonic())):
-                self._sample()
+                started = time.monotonic()
+                trees = self._watcher.sample()
+                took = time.monotonic() - started
+                self._record.append(Sample(at_s=round(started - self._begun, 3), took_s=round(took, 3), trees=trees))
+                if gone := [name for name, tree in trees.items() if name != HARNESS and not tree.processes]:
+                    raise ProcessLookupError(f"no process left of {', '.join(gone)}")
                 # After a slow sample, the missed ones are skipped.
                 due = max(due + self._interval, time.monotonic() + self._interval / 10)
         except Exception as error:
             self._died = f"{type(error).__name__}: {error}"
-
-    def _sample(self) -> None:
-        started = time.monotonic()
-        trees = self._watcher.sample()
-        took = time.monotonic() - started
-        self._record.append(Sample(at_s=round(started - self._begun, 3), took_s=round(took, 3), trees=trees))
-        self._gap = max(self._gap, started - self._last)
-        self._last = started
-        self.samples += 1
-        gone = [name for name, tree in trees.items() if name != HARNESS and not tree.processes]
-        if gone:
-            raise ProcessLookupError(f"no process left of {', '.join(gone)}")
 
     @property
     def trouble(self) -> str | None:
@@ -111,11 +146,13 @@ class Sampler:
             return f"the sampler died: {self._died}"
         if self._thread.is_alive() and self._ended is not None:
             return "the sampler hangs"
-        end = self._ended or time.monotonic()
-        gap, room = max(self._gap, end - self._last), (end - self._begun) / self._interval
-        if gap > _LATE * self._interval or self.samples < _SHARE * int(room):
+        taken = list(self._record.times_s)
+        end = (self._ended or time.monotonic()) - self._begun
+        gap = max(after - before for before, after in itertools.pairwise([0.0, *taken, end]))
+        due = int(end / self._interval)
+        if gap > _LATE * self._interval or len(taken) < _SHARE * due:
             return (
-                f"the sampler fell behind: expected a sample every {self._interval:g} s, found {self.samples} of "
-                f"{int(room)} and {gap:.0f} s without one; the machine is too busy"
+                f"the sampler fell behind: expected a sample every {self._interval:g} s, found {len(taken)} of "
+                f"{due} and {gap:.0f} s without one; the machine is too busy"
             )
         return None

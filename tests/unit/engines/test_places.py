@@ -19,7 +19,7 @@ from harness.errors import EngineStartError
 from harness.profiles.cells import make_plan, select_cells
 from harness.profiles.model import Profile, load_profile, merged
 from harness.scheduling.model import EnginePlace, Placement
-from harness.supervision.ports import free_ports, release, require_free
+from harness.supervision.ports import claim, free_ports, release, trouble
 from harness.supervision.process import SupervisedEngine
 from tests.support.engines import ENVIRONMENT, option
 
@@ -135,9 +135,9 @@ def test_ports_are_looked_for_on_the_address_of_the_place():
         taken.bind((HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        require_free([port])
-        with pytest.raises(EngineStartError, match=f"port {port} on {HOST}"):
-            require_free([port], HOST)
+        assert trouble(port) == ""
+        with pytest.raises(EngineStartError, match=f"{HOST}.*{port}"):
+            claim([port], HOST)
     assert len(set(LocalPlace(host=HOST).ports(3))) == 3
 
 

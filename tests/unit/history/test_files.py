@@ -61,7 +61,7 @@ def test_every_output_token_has_one_source_position():
         assert prompt.expected is not None
         words = prompt.expected[:-1]
         assert len(set(words)) == len(words)
-        assert all(prompt.ids[probe_task.source_position(i)] == t for i, t in enumerate(prompt.expected))
+        assert all(prompt.ids[probe_task.FIRST_SOURCE_POSITION + i] == t for i, t in enumerate(prompt.expected))
 
 
 def edit(path: Path, change) -> None:

@@ -25,7 +25,7 @@ from harness.profiles.model import load_profile
 from harness.prompts.probe_task import WEIGHTS
 from harness.runner.groups import Runner
 from harness.runner.options import RunOptions
-from harness.runner.run import prepared_recorder, record
+from harness.runner.run import new_folder, prepared_recorder, record_into
 from harness.scheduling.model import Device, Placement
 from harness.util.progress import Reporter
 from harness.workload.prepare import Prepared, prepare
@@ -238,7 +238,8 @@ def test_a_variant_whose_model_is_not_here_is_unknown_and_the_others_run(tmp_pat
 
 def record_prepared(prepared: Prepared, out: Path) -> History:
     """As ``harness run`` records, on fake engines."""
-    return record(prepared, out, Reporter(1.0), RunOptions(executor=FakeExecutor(2)))
+    options = RunOptions(executor=FakeExecutor(2))
+    return record_into(new_folder(out, prepared.profile), prepared, Reporter(1.0), options)
 
 
 def test_nothing_that_can_run_is_an_error_with_every_reason(tmp_path):
