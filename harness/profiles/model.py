@@ -259,9 +259,9 @@ class Judging(Strict):
     """``bitwise``: deterministic arithmetic, greedy, one request at a time; tokens and accepted counts must be equal
     step for step. ``normal``: equal runs may differ; every gate is a registered test with a stated error rate."""
     near_tie_nats: float = Field(default=0.02, ge=0)
-    """Top-2 log-prob gap of the reference up to which a differing token counts as a near tie, unless the baseline says
-    at which gaps equal runs diverge. The float32 probes have a minimum gap of several nats; bf16 engines need
-    0.25–0.36 (published)."""
+    """Top-2 log-prob gap of the reference, in nats, up to which a differing token counts as a near tie. In the normal
+    tier the noise floor of the baseline's A/A counts if it is larger. The float32 probes have a minimum gap of several
+    nats; bf16 engines need 0.25–0.36 (published)."""
     family_alpha: float = Field(default=1e-3, gt=0, le=0.1)
     """Chance that a whole run of unchanged engines fails, over all registered tests and both stages."""
     stages: Literal[1, 2] = 2
