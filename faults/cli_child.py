@@ -106,37 +106,28 @@ def run_arguments(context: Context, cell: str, out: Path) -> list[str]:
     return ["run", *chosen, *(["--engine-python", context.engine_python] if context.engine_python else [])]
 
 
-class Undisturbed:
-    """Control runs without a fault, one per cell, which also measure how long such a run takes."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    def __call__(self, cell: str) -> float:
-        """Return the seconds that a whole run of a cell takes."""
-        return self.control(cell).seconds
-
-    def control(self, cell: str) -> ControlRun:
-        """Return the control run of a cell; each cell is run once."""
-        name = f"control-{cell}"
-        for control in self._context.tried.controls:
-            if control.id == name:
-                return control
-        out = self._context.folder / name
-        with Child(run_arguments(self._context, cell, out), self._context.folder / f"{name}.log") as child:
-            code = child.wait(_LIFE_S)
-        seconds = time.monotonic() - child.begun
-        verdict = Verdict.PASS if code == 0 else Verdict.UNKNOWN
-        control = ControlRun(
-            id=name,
-            verdict=verdict,
-            requests=whole_lines(folder_in(out)),
-            seconds=round(seconds, 1),
-            findings=() if code == 0 else (child.text[-600:],),
-        )
-        self._context.tried.controls.append(control)
-        self._context.reporter.line(f"control {name}: {verdict}, {seconds:.0f} s")
-        return control
+def undisturbed(context: Context, cell: str) -> ControlRun:
+    """Return the control run of a cell: a run without a fault, which also measures how long such a run takes. Each cell
+    is run once."""
+    name = f"control-{cell}"
+    for control in context.tried.controls:
+        if control.id == name:
+            return control
+    out = context.folder / name
+    with Child(run_arguments(context, cell, out), context.folder / f"{name}.log") as child:
+        code = child.wait(_LIFE_S)
+    seconds = time.monotonic() - child.begun
+    verdict = Verdict.PASS if code == 0 else Verdict.UNKNOWN
+    control = ControlRun(
+        id=name,
+        verdict=verdict,
+        requests=whole_lines(folder_in(out)),
+        seconds=round(seconds, 1),
+        findings=() if code == 0 else (child.text[-600:],),
+    )
+    context.tried.controls.append(control)
+    context.reporter.line(f"control {name}: {verdict}, {seconds:.0f} s")
+    return control
 
 
 def folder_in(out: Path) -> Path | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from faults.cli_child import After, Child, Undisturbed, folder_in, run_arguments, whole_lines
+from faults.cli_child import After, Child, folder_in, run_arguments, undisturbed, whole_lines
 from faults.context import Context
 from faults.leaks import Footprint
 from faults.model import Drill, Result
@@ -67,7 +67,7 @@ class FolderDriller:
         """Requests of a run without a fault."""
 
     def run(self, drills: Sequence[Drill]) -> None:
-        self._requests = Undisturbed(self._context).control(_CELL).requests
+        self._requests = undisturbed(self._context, _CELL).requests
         by_id = {TWO.id: self._two, FULL.id: self._full, READ_ONLY.id: self._read_only}
         for drill in drills:
             self._context.attempt(drill, by_id[drill.id])

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from faults.cli_child import After, Child, Undisturbed, folder_in, no_run, run_arguments, whole_lines
+from faults.cli_child import After, Child, folder_in, no_run, run_arguments, undisturbed, whole_lines
 from faults.context import Context
 from faults.leaks import Footprint
 from faults.model import Drill, Ending, Result
@@ -80,7 +80,6 @@ class MomentDriller:
     def __init__(self, context: Context, seed: int) -> None:
         self._context = context
         self._random = random.Random(seed)
-        self._undisturbed = Undisturbed(context)
         self._life: dict[str, float] = {}
         """Seconds that a run of a cell takes: as the control, or a later run that was shorter."""
 
@@ -89,7 +88,7 @@ class MomentDriller:
         for drill in drills:
             number = int(drill.id.rpartition("-")[2]) if drill.id != TWICE.id else 1
             cell = cell_of(number)
-            self._life.setdefault(cell, self._undisturbed(cell))
+            self._life.setdefault(cell, undisturbed(self._context, cell).seconds)
             self._context.attempt(drill, partial(self._retried, drill, cell))
 
     def _retried(self, drill: Drill, cell: str, footprint: Footprint) -> Result:

@@ -131,12 +131,7 @@ class SelfTester:
         if not controlled:
             self._controls.append(
                 Control(
-                    id=setup.id,
-                    verdict=Verdict.UNKNOWN,
-                    requests=0,
-                    folder="",
-                    seconds=0.0,
-                    findings=(str(error),),
+                    id=setup.id, verdict=Verdict.UNKNOWN, requests=0, folder="", seconds=0.0, findings=(str(error),)
                 )
             )
         for trial in left:
@@ -201,13 +196,10 @@ class SelfTester:
             session.switch()
         judgement = summary.judgement
         fired = _fired(trial, setup, engines)
-        kill, reason = self._classify(trial, setup, judgement, fired)
+        kill, reason = classify_kill(trial, judgement, self._kinds, fired, setup.group.method.lookahead)
         self._add(trial, kill, reason, judgement, folder.name, time.monotonic() - begun, fired)
         if died is not None:
             raise died
-
-    def _classify(self, trial: Trial, setup: Setup, judgement: Judgement, fired: bool | None) -> tuple[Kill, str]:
-        return classify_kill(trial, judgement, self._kinds, fired, setup.group.method.lookahead)
 
     def _add(
         self,
@@ -245,7 +237,7 @@ class SelfTester:
         if not expected or not isinstance(error, EngineStartError):
             kill, reason = Kill.UNTESTED, " ".join(str(error).split())[:400]
         else:
-            kill, reason = self._classify(trial, setup, judgement, None)
+            kill, reason = classify_kill(trial, judgement, self._kinds, None, setup.group.method.lookahead)
         self._add(trial, kill, reason, judgement, trial.mutant, 0.0, None)
 
     def _heal(self, session: EngineGroupSession, setup: Setup) -> None:

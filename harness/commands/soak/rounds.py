@@ -47,12 +47,8 @@ class RoundJudge:
     def judge(self, run: RunRecord, observations: Sequence[Observation]) -> Verdict:
         """Return the verdict of a round. ``run`` has one cell, which counts as complete because a round is."""
         record = run.cells[0].model_copy(update={"state": "complete"})
-        history = History(
-            folder=self._folder,
-            run=run.model_copy(update={"cells": (record,)}),
-            observations=tuple(observations),
-            own=True,
-        )
+        run = run.model_copy(update={"cells": (record,)})
+        history = History(folder=self._folder, run=run, observations=tuple(observations), own=True)
         view = Evidence(history, self._baselines, judging_of(history)).view(record)
         verdict = judge_cell(view)
         judged = Judgement(run_id=run.run_id, verdict=verdict.verdict, cells=(verdict,))
@@ -87,19 +83,15 @@ class RoundJudge:
         for o in view.answered().values():
             ours = (o.final.output_ids if o.final else None) or ()
             first = self._first.setdefault(o.prompt_id, ours)
-            if ours != first:
-                at = common_prefix(ours, first)
-                out.append(
-                    view.finding(
-                        "soak-repeats",
-                        Verdict.REGRESSION,
-                        "target-kv",
-                        f"expected the tokens that this request got the first time, found others from output token "
-                        f"{at} on in round {o.instance}: only the load and the age of the engines changed",
-                        o,
-                        RepeatDifference(position=at, found=ours[at : at + 8], expected=first[at : at + 8]),
-                    )
-                )
+            if ours == first:
+                continue
+            at = common_prefix(ours, first)
+            message = (
+                f"expected the tokens that this request got the first time, found others from output token {at} on in "
+                f"round {o.instance}: only the load and the age of the engines changed"
+            )
+            figures = RepeatDifference(position=at, found=ours[at : at + 8], expected=first[at : at + 8])
+            out.append(view.finding("soak-repeats", Verdict.REGRESSION, "target-kv", message, o, figures))
         return out
 
 

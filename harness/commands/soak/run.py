@@ -126,22 +126,19 @@ class _Run:
                 self._reporter.step(group.id, start_expected_s(group))
                 self._play(session)
             self._recorder.set_cell(self._cell, state="complete")
-        except HarnessError as error:
-            self._fail(str(error))
         except Exception as error:
             # An unexpected error must not lose what was recorded.
-            self._fail(redact.text(f"the harness itself failed: {type(error).__name__}: {error}"))
+            unexpected = redact.text(f"the harness itself failed: {type(error).__name__}: {error}")
+            reason = str(error) if isinstance(error, HarnessError) else unexpected
+            self._doubts.append(reason)
+            self._reporter.line(f"{self._cell}: UNKNOWN: {reason}")
+            self._guarded("closing the record", lambda: self._recorder.fail_pending([self._cell], "failed", reason))
         finally:
             self._doubts += [f"could not be ended: {words}" for words in session.left]
 
     def interrupted(self) -> None:
         self._doubts.append("interrupted by the user")
         self._guarded("closing the record", self._recorder.interrupted)
-
-    def _fail(self, reason: str) -> None:
-        self._doubts.append(reason)
-        self._reporter.line(f"{self._cell}: UNKNOWN: {reason}")
-        self._guarded("closing the record", lambda: self._recorder.fail_pending([self._cell], "failed", reason))
 
     def _guarded(self, what: str, act: Callable[[], object]) -> None:
         """Run ``act``; a failure becomes a doubt, so that the result is written all the same."""
