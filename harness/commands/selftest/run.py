@@ -98,6 +98,7 @@ class SelfTester:
             self._starts += setup.group.engines
             try:
                 with session:
+                    self._reporter.step(setup.id, start_expected_s(setup.group))
                     if not controlled:
                         self._control(setup, session)
                         controlled = True
