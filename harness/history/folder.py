@@ -226,54 +226,61 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
         raise DataError(f"{run_file} is damaged:\n{describe_validation_error(error)}") from error
     if not isinstance(run.profile.get("name"), str):
         raise DataError(f"{run_file} is damaged:\n  profile.name: expected the profile's name, found none")
-    in_one_file = version in range(1, _CELL_FOLDERS_FROM)
+    order = [c.cell for c in run.cells]
     most = index.IN_MEMORY if in_memory is None else in_memory
     try:
         check_observations(folder, seal)
-        read = _read_one_file if in_one_file else read_cells
-        observations, torn = read(folder, [c.cell for c in run.cells], most)
+        lines = folder / LINES
+        in_one_file = version in range(1, _CELL_FOLDERS_FROM) and lines.is_file()
+        size = lines.stat().st_size if in_one_file else bytes_recorded(folder)
+        kept: list[Observation] | None = [] if size < most else None
+        if in_one_file:
+            recorded, torn = _read_one_file(lines, order, kept)
+        else:
+            recorded = read_cells(folder, order, kept)
+            torn = recorded.torn
     except OSError as error:
         raise DataError(f"{folder}: expected its observations, but they cannot be read ({error})") from error
+    observations = tuple(kept) if kept is not None else recorded
     return History(folder=folder, run=run, observations=observations, torn_line=torn)
 
 
-_Observations = tuple[Observation, ...] | RecordedCells[Observation]
+def read_cells(
+    folder: Path, order: Iterable[str] = (), kept: list[Observation] | None = None
+) -> RecordedCells[Observation]:
+    """Read the observations of a run in this order of the cells, and append them to ``kept`` if there is one.
 
-
-def read_cells(folder: Path, order: Iterable[str], in_memory: int) -> tuple[_Observations, bool]:
-    """Read the observations of a run in this order of the cells, and whether one of the files has a torn line.
-
-    They are kept in memory if their files have fewer bytes than ``in_memory``. Raises OSError and DataError.
+    Raises OSError, and DataError for damaged lines.
     """
     found = files_by_cell(folder)
-    kept: list[Observation] | None = [] if bytes_recorded(folder) < in_memory else None
-    files = {
-        cell: [RecordedFile(path, partial(_parse_of, cell), kept) for path in found[cell]]
-        for cell in dict.fromkeys((*order, *found))
-        if cell in found
-    }
-    torn = any(file.torn for of_cell in files.values() for file in of_cell)
-    return tuple(kept) if kept is not None else RecordedCells(files), torn
+    return RecordedCells(
+        {
+            cell: [RecordedFile(path, partial(_parse_of, cell), kept) for path in found[cell]]
+            for cell in dict.fromkeys((*order, *found))
+            if cell in found
+        }
+    )
 
 
-def _read_one_file(folder: Path, order: Iterable[str], in_memory: int) -> tuple[_Observations, bool]:
-    """Read the one file of a run of schema 3 or earlier; the lines of a large run are sorted into temporary files."""
-    lines = folder / LINES
-    if not lines.is_file():
-        return read_cells(folder, (), in_memory)
-    kept: list[Observation] | None = [] if lines.stat().st_size < in_memory else None
+def _read_one_file(
+    lines: Path, order: Iterable[str], kept: list[Observation] | None
+) -> tuple[RecordedCells[Observation], bool]:
+    """Read the one file of a run of schema 3 or earlier, and return whether it has a torn line.
+
+    The observations are appended to ``kept``; without it, the lines are sorted into temporary files by cell.
+    """
     whole = RecordedFile(lines, _parse, kept)
     if kept is not None:
-        return tuple(kept), whole.torn
+        return RecordedCells({}), whole.torn
     with contextlib.ExitStack() as stack:
         temporary = Path(stack.enter_context(TemporaryDirectory(prefix="harness-cells-")))
         with HistoryWriter(temporary) as writer:
             for observation in whole:
                 writer.append(observation)
-        observations, _ = read_cells(temporary, order, 0)
+        recorded = read_cells(temporary, order)
         # The files are needed for as long as the observations are.
-        weakref.finalize(observations, stack.pop_all().close)
-    return observations, whole.torn
+        weakref.finalize(recorded, stack.pop_all().close)
+    return recorded, whole.torn
 
 
 def _parse(text: bytes, where: str) -> Observation:

@@ -120,6 +120,11 @@ class RecordedCells(Generic[R]):
     def __init__(self, files: Mapping[str, Sequence[RecordedFile[R]]]) -> None:
         self.files = {cell: tuple(of_cell) for cell, of_cell in files.items()}
 
+    @property
+    def torn(self) -> bool:
+        """Whether there is anything after the last complete line of a file."""
+        return any(file.torn for files in self.files.values() for file in files)
+
     def __len__(self) -> int:
         return sum(file.lines for files in self.files.values() for file in files)
 

@@ -22,11 +22,12 @@ from faults.leaks import MARK, new_mark
 from faults.model import ControlRun, Ending
 from faults.results import Tried
 from harness.errors import EnvironmentFault
-from harness.history.folder import HistoryWriter, write_run
+from harness.history.folder import write_run
 from harness.history.verdict import Verdict
 from harness.util.paths import REPOSITORY
 from harness.util.progress import Reporter
 from tests.support.builders import history, observation
+from tests.support.run_files import write_observations
 
 
 def recorded(folder: Path, state: str = "complete", count: int = 3) -> Path:
@@ -34,9 +35,7 @@ def recorded(folder: Path, state: str = "complete", count: int = 3) -> Path:
     made = history([observation("single-none", n) for n in (40, 50, 60)], folder=folder)
     cells = tuple(c.model_copy(update={"state": state}) for c in made.run.cells)
     run = made.run.model_copy(update={"cells": cells, "finished": made.run.finished if count == 3 else None})
-    with HistoryWriter(folder) as writer:
-        for o in made.observations[:count]:
-            writer.append(o)
+    write_observations(folder, made.observations[:count])
     write_run(folder, run)
     return folder
 

@@ -23,7 +23,7 @@ from harness.commands.merge.night import Wanted
 from harness.commands.merge.score_index import ScoreIndex
 from harness.errors import DataError
 from harness.history import index
-from harness.history.folder import History, HistoryWriter, _parse, load_history, write_parquet, write_run
+from harness.history.folder import History, _parse, load_history, write_parquet, write_run
 from harness.history.index import RecordedCells, RecordedFile, cell_rows
 from harness.history.layout import SECOND
 from harness.history.records import Observation
@@ -32,7 +32,7 @@ from harness.reports.judge_run import judge_and_report
 from harness.util.byte_cache import ByteCache
 from harness.util.paths import REPOSITORY
 from tests.support.builders import change_final, history, observation
-from tests.support.run_files import answers
+from tests.support.run_files import answers, write_observations
 
 CELLS = ("pd-eagle3", "single-eagle3", "pd-none", "single-none")
 LENGTHS = (40, 63, 64, 65, 96, 117)
@@ -57,9 +57,7 @@ def rows() -> list[Observation]:
 
 def recorded(folder: Path, observations: list[Observation], **changes: object) -> Path:
     """A run folder."""
-    with HistoryWriter(folder) as writer:
-        for o in observations:
-            writer.append(o)
+    write_observations(folder, observations)
     profile = {**load_profile("cpu").model_dump(mode="json"), "source": "cpu", "scenarios": []}
     write_run(folder, history(observations).run.model_copy(update={"profile": profile, **changes}))
     return folder

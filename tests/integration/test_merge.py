@@ -17,7 +17,7 @@ from harness.baselines.store import write_baseline
 from harness.commands.merge import Wanted, merge
 from harness.commands.merge.shards import find_runs, missing_evidence
 from harness.errors import HarnessError, InfrastructureError, UsageError
-from harness.history.folder import History, HistoryWriter, load_history, write_run
+from harness.history.folder import History, load_history, write_run
 from harness.history.layout import SECOND
 from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import output_key
@@ -35,7 +35,7 @@ from tests.support.builders import change_final, engine, history, identity, leg,
 from tests.support.normal_tier import again, baselines, recorded, worse
 from tests.support.program import run as cli
 from tests.support.reseal import reseal as edited
-from tests.support.run_files import answers
+from tests.support.run_files import answers, write_observations
 
 LENGTHS = list(range(32, 32 + 30))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3", "pd-mtp", "single-mtp")
@@ -114,9 +114,7 @@ def scores(observations: Iterable[Observation]) -> list[Observation]:
 
 
 def write(made: History, folder: Path, **changes: object) -> Path:
-    with HistoryWriter(folder) as writer:
-        for o in made.observations:
-            writer.append(o)
+    write_observations(folder, made.observations)
     write_run(folder, made.run.model_copy(update=changes))
     (folder / "logs").mkdir(exist_ok=True)
     for e in made.run.engines:

@@ -12,7 +12,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import DataError, ProfileError
-from harness.history.folder import HistoryWriter, load_history, write_run
+from harness.history.folder import load_history, write_run
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
 from harness.judging.references import known_of
@@ -23,7 +23,7 @@ from harness.util.names import SafeName
 from harness.util.paths import REPOSITORY, recorded
 from tests.support.builders import changed_profile, engine, history, identity, observation
 from tests.support.reseal import reseal
-from tests.support.run_files import answers
+from tests.support.run_files import answers, write_observations
 
 PACKAGE = REPOSITORY / "harness"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -256,9 +256,7 @@ def test_names_that_could_leave_the_folder_are_none(name):
 def kept(folder: Path, **changes: object) -> Path:
     """A recorded run with one engine, and ``changes`` made to its run.json."""
     made = history([observation("pd-none")], folder=folder, engines=(engine("pd-none", "decode"),))
-    with HistoryWriter(folder) as writer:
-        for o in made.observations:
-            writer.append(o)
+    write_observations(folder, made.observations)
     write_run(folder, made.run)
     return folder
 

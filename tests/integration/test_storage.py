@@ -35,7 +35,7 @@ from harness.workload.prepare import prepare
 from tests.support.builders import history, observation
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_session import FakeSession
-from tests.support.run_files import answers
+from tests.support.run_files import answers, write_observations
 
 
 def mounted(folder: Path, options: str) -> bool:
@@ -68,9 +68,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 def recorded(folder: Path) -> None:
     made = history([observation("single-none", n) for n in (31, 32, 33)], folder=folder)
-    with HistoryWriter(folder) as writer:
-        for o in made.observations:
-            writer.append(o)
+    write_observations(folder, made.observations)
     write_run(folder, made.run)
 
 

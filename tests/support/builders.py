@@ -10,7 +10,7 @@ import yaml
 
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import FORMAT, Baseline, Header, Provenance, Row
-from harness.history.folder import History, HistoryWriter, write_run
+from harness.history.folder import History, write_run
 from harness.history.identity import Identity
 from harness.history.migrations import SCHEMA
 from harness.history.records import RESCORE, CellRecord, EngineRecord, Leg, Observation, RunRecord, Speculation
@@ -22,6 +22,7 @@ from harness.profiles.model import SHIPPED_PROFILES, Judging
 from harness.prompts import probe_task
 from harness.reports.summary import summarise_run
 from harness.util.paths import REPOSITORY
+from tests.support.run_files import write_observations
 
 BLOCK = 32
 LOOKAHEAD = {"none": 0, "eagle3": 3, "dflash": 4, "mtp": 3}
@@ -288,8 +289,6 @@ def judged(*observations):
 def recorded(folder: Path) -> History:
     """A short run, written to a folder."""
     h = history([observation("pd-eagle3", n) for n in (31, 32, 33)], folder=folder)
-    with HistoryWriter(folder) as writer:
-        for o in h.observations:
-            writer.append(o)
+    write_observations(folder, h.observations)
     write_run(folder, h.run)
     return h

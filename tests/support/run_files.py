@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from harness.history.folder import load_history
+from harness.history.folder import HistoryWriter, load_history
 from harness.history.layout import CELLS, LINES, SCORES, files_by_cell
+from harness.history.records import Observation
+
+
+def write_observations(folder: Path, observations: Iterable[Observation]) -> None:
+    """Write observations as a run does, without its record."""
+    with HistoryWriter(folder) as writer:
+        for o in observations:
+            writer.append(o)
 
 
 def answers(folder: Path, cell: str) -> Path:

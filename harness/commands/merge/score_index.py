@@ -29,8 +29,7 @@ class ScoreIndex:
         if first not in self._known:
             folder = self._folder / str(first)
             self._write(folder, first)
-            written, _ = read_cells(folder, (), 0)
-            self._known[first] = written if isinstance(written, RecordedCells) else RecordedCells({})
+            self._known[first] = read_cells(folder)
         return self._known[first]
 
     def _write(self, folder: Path, first: int) -> None:

@@ -9,6 +9,7 @@ from harness.commands.aa.run import count
 from harness.judging.checks.registry import judge
 from harness.reports.aa_result import AgainstItself
 from tests.support.builders import change_final, history, lookups, observation, speculation
+from tests.support.run_files import write_observations
 
 LENGTHS = [31, 40]
 
@@ -75,7 +76,7 @@ def test_recorded_repetitions_are_judged_again(tmp_path):
     from harness.commands.aa.report import write_repeat
     from harness.commands.aa.run import judge_again
     from harness.errors import UsageError
-    from harness.history.folder import HistoryWriter, write_run
+    from harness.history.folder import write_run
 
     with pytest.raises(UsageError, match=r"aa\.json"):
         judge_again(tmp_path)
@@ -88,9 +89,7 @@ def test_recorded_repetitions_are_judged_again(tmp_path):
     for number in (1, 2):
         folder = tmp_path / f"repetition-0{number}"
         made = history([observation("single-none", 40)], folder=folder)
-        with HistoryWriter(folder) as writer:
-            for o in made.observations:
-                writer.append(o)
+        write_observations(folder, made.observations)
         write_run(folder, made.run)
     again = judge_again(tmp_path)
     assert again.run_id == "r"

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from harness.errors import DataError
-from harness.history.folder import History, HistoryWriter, load_history, write_parquet, write_run
+from harness.history.folder import History, load_history, write_parquet, write_run
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.util import json_io
 from harness.util.files import sha256_bytes, sha256_json
 from tests.support.builders import history, lookups, observation
 from tests.support.reseal import reseal
-from tests.support.run_files import answers, in_one_file
+from tests.support.run_files import answers, in_one_file, write_observations
 
 LENGTHS = [31, 32, 40, 64]
 
@@ -24,9 +24,7 @@ def recorded(folder: Path, parquet: bool = True) -> History:
     """A run that passes, as the harness writes it."""
     cells = ("single-none", "single-eagle3", "pd-eagle3")
     made = history([observation(c, n, sequence=i) for c in cells for i, n in enumerate(LENGTHS)], folder=folder)
-    with HistoryWriter(folder) as writer:
-        for o in made.observations:
-            writer.append(o)
+    write_observations(folder, made.observations)
     if parquet:
         write_parquet(folder, made.observations)
     write_run(folder, made.run)

@@ -8,12 +8,13 @@ import pytest
 from rich.console import Console
 
 from harness.errors import UsageError
-from harness.history.folder import HistoryWriter, write_run
+from harness.history.folder import write_run
 from harness.reports.beyond import print_comparison, print_trend, render_comparison, render_trend
 from harness.reports.compare import compare_runs
 from harness.reports.trend import limit_for, load_trend
 from tests.support.builders import garbled, history, observation, speculation
 from tests.support.pages import Page
+from tests.support.run_files import write_observations
 
 LENGTHS = (32, 64, 96)
 
@@ -21,9 +22,7 @@ LENGTHS = (32, 64, 96)
 def recorded(folder: Path, cells=("pd-eagle3", "single-none"), change=lambda o: o, **run) -> Path:
     """A run in a folder of its own."""
     made = history([change(observation(c, n, sequence=i)) for c in cells for i, n in enumerate(LENGTHS)])
-    with HistoryWriter(folder) as writer:
-        for o in made.observations:
-            writer.append(o)
+    write_observations(folder, made.observations)
     write_run(folder, made.run.model_copy(update={"run_id": folder.name, **run}))
     return folder
 

@@ -8,7 +8,8 @@ import pytest
 
 from harness.engines.client import parse_completion
 from harness.errors import DataError, HandoffError
-from harness.history.folder import HistoryWriter, load_history, write_run
+from harness.history.folder import load_history, write_run
+from harness.history.layout import LINES
 from harness.history.migrations import SCHEMA, migrate
 from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import output_key
@@ -177,9 +178,7 @@ def test_run_of_the_first_schema_is_still_judged(tmp_path):
     for name in ("rescore", "seal", "record_sha256", "resumed", "kind", "came_to"):
         raw.pop(name)
     (tmp_path / "run.json").write_text(json.dumps(raw))
-    with HistoryWriter(tmp_path) as writer:
-        for o in h.observations:
-            writer.append(o)
+    (tmp_path / LINES).write_text("".join(o.model_dump_json() + "\n" for o in h.observations))
     loaded = load_history(tmp_path)
     assert loaded.run.schema_version == SCHEMA
     assert loaded.run.profile["judging"]["tier"] == "bitwise"
