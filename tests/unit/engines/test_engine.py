@@ -124,6 +124,10 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 2.0
 vllm:nixl_bytes_transferred_bucket{engine="0",le="+Inf"} 1.0
 vllm:nixl_bytes_transferred_count{engine="0"} 1.0
 vllm:nixl_bytes_transferred_sum{engine="0"} 98304.0
+# TYPE vllm:iteration_tokens_total histogram
+vllm:iteration_tokens_total_bucket{engine="0",le="8.0"} 5.0
+vllm:iteration_tokens_total_bucket{engine="0",le="+Inf"} 6.0
+vllm:iteration_tokens_total_count{engine="0"} 6.0
 # TYPE python_gc counter
 python_gc_total 7.0
 """
@@ -135,6 +139,8 @@ def test_counters_are_summed_over_engines():
         "prompt_tokens_external_kv_transfer": 33.0,
         "accepted_at_1": 2.0,
         "nixl_bytes": 98304.0,
+        "engine_steps": 6.0,
+        "engine_steps_le_8": 5.0,
     }
 
 
