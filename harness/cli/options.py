@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from harness.errors import UsageError
+
 ProfileOption = Annotated[
     str, typer.Option("--profile", "-p", help="A shipped profile, e.g. 'cpu', or the path of a profile YAML file.")
 ]
@@ -23,6 +25,10 @@ ScenarioOption = Annotated[
         "-s",
         help="Select only scenarios that match this shell pattern, e.g. cold or 'prefix-*'. Repeatable. Default: all.",
     ),
+]
+QuickOption = Annotated[
+    bool,
+    typer.Option("--quick", help="Use the profile's quick form, e.g. cpu-quick for cpu: a first answer in minutes."),
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for runs. Default: reports/ of the project.")]
 PythonOption = Annotated[
@@ -45,6 +51,23 @@ BaselinesFolderOption = Annotated[
 KnownOption = Annotated[
     Path | None, typer.Option("--known", help="Read the known defects from this file instead of the profile's list.")
 ]
+
+
+def quick_form(profile: str) -> str:
+    """Return the name or path of the quick form of a profile, which has ``-quick`` behind its name.
+
+    Raises UsageError when there is none.
+    """
+    from harness.profiles.model import shipped_profile_names
+
+    path = Path(profile)
+    quick = str(path.with_stem(f"{path.stem}-quick"))
+    if quick not in shipped_profile_names() and not Path(quick).is_file():
+        raise UsageError(
+            f"--quick: expected a quick form of the profile {profile}, found no {quick}; write one that extends it "
+            "(docs/profiles.md), or leave --quick out"
+        )
+    return quick
 
 
 def make_console(width: int = 160) -> Console:

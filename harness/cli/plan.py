@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from harness.cli.options import CellOption, ProfileOption, PythonOption, ScenarioOption, make_console
+from harness.cli.options import (
+    CellOption,
+    ProfileOption,
+    PythonOption,
+    QuickOption,
+    ScenarioOption,
+    make_console,
+    quick_form,
+)
 from harness.errors import EXIT_UNKNOWN
 
 
@@ -16,6 +24,7 @@ def plan_command(
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
     scenario: ScenarioOption = None,
+    quick: QuickOption = False,
     effect: Annotated[
         float,
         typer.Option("--effect", min=0.01, max=100, help="Effect size in percentage points to plan the prompts for."),
@@ -35,6 +44,7 @@ def plan_command(
     from harness.profiles.schema import full_text, schema_text
     from harness.workload.prepare import prepare
 
+    profile = quick_form(profile) if quick else profile
     if schema or full:
         print(schema_text() if schema else full_text(profile), end="")
         return

@@ -13,8 +13,10 @@ from harness.cli.options import (
     OutOption,
     ProfileOption,
     PythonOption,
+    QuickOption,
     ScenarioOption,
     make_console,
+    quick_form,
 )
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from harness.engines.executor import ExecutorChoice
     from harness.reports.judge_run import Outcome
 
-_RECORDED = ("profile", "cell", "scenario", "out", "mutant", "together")
+_RECORDED = ("profile", "cell", "scenario", "quick", "out", "mutant", "together")
 """Options that ``--resume`` takes from the recorded run."""
 
 
@@ -31,6 +33,7 @@ def run_command(
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
     scenario: ScenarioOption = None,
+    quick: QuickOption = False,
     out: OutOption = None,
     engine_python: PythonOption = None,
     base_port: BasePortOption = None,
@@ -91,7 +94,7 @@ def run_command(
     choice = ExecutorChoice(executor, ray_address, pair_nodes)
     if resume is not None:
         _end(_resume(context, resume, engine_python, choice, base_port), part)
-    prepared = prepare(profile, cell or [], scenario or [])
+    prepared = prepare(quick_form(profile) if quick else profile, cell or [], scenario or [])
     chosen = make_executor(choice, mutant or [], base_port)
     with chosen, Reporter(prepared.expected_s) as reporter:
         reporter.line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -15,11 +16,11 @@ from harness.profiles.hub import GIB, Hub
 from harness.profiles.model import Judging, Profile, read_profile, references_of
 from harness.profiles.model_survey import survey
 from harness.prompts.lengths import Stratum
-from harness.prompts.model import PromptSet
+from harness.prompts.model import Prompt
 from harness.scheduling.model import Device, Job
 from harness.scheduling.planning import simulate
 from harness.stats.power import least_prompts
-from harness.workload.cells import group_expected_s
+from harness.workload.cells import cold_prompts, group_expected_s
 from harness.workload.prepare import Prepared
 
 
@@ -30,10 +31,11 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
     # Variants that differ in anything else have the same strata.
     alike = {(p.workload.prompts, p.engine.block_size, p.methods): p for p in reversed(prepared.parts)}
     for part in reversed(alike.values()):
-        console.print(_strata(part, prepared.sets[part.variant]))
+        console.print(_strata(part, cold_prompts(prepared.sets[part.variant].cold, part.workload)))
     files = {p.workload.prompts: p for p in prepared.parts}.values()
-    lengths = [q.tokens for p in files for q in prepared.sets[p.variant].cold]
-    texts = sum(min(p.workload.text_prompts, len(prepared.sets[p.variant].cold)) for p in files)
+    cold = [(p.workload, cold_prompts(prepared.sets[p.variant].cold, p.workload)) for p in files]
+    lengths = [q.tokens for _, prompts in cold for q in prompts]
+    texts = sum(min(workload.text_prompts, len(prompts)) for workload, prompts in cold)
     console.print(
         f"{len(lengths)} cold prompts of {min(lengths)} to {max(lengths)} tokens, "
         f"{texts} of them also as text; {len(prepared.plan.cells)} cells, "
@@ -143,7 +145,7 @@ def _needs(prepared: Prepared, group: EngineGroup) -> str:
     return " + ".join(f"{role} ({engine.tensor_parallel.of(role)} × {share} GPU)" for role in roles)
 
 
-def _strata(profile: Profile, prompts: PromptSet) -> Table:
+def _strata(profile: Profile, prompts: Sequence[Prompt]) -> Table:
     size = profile.engine.block_size
     variant = f"{profile.variant}: " if profile.variant else ""
     table = Table(title=f"{variant}prompts ({profile.workload.prompts.name}, block size {size})", title_justify="left")
@@ -151,7 +153,7 @@ def _strata(profile: Profile, prompts: PromptSet) -> Table:
     for method in profile.methods:
         table.add_column(method.kind, justify="right")
     for stratum in Stratum:
-        counts = [sum(p.stratum_for(size, m.lookahead) is stratum for p in prompts.cold) for m in profile.methods]
+        counts = [sum(p.stratum_for(size, m.lookahead) is stratum for p in prompts) for m in profile.methods]
         table.add_row(stratum.value, *map(str, counts))
     return table
 

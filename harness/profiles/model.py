@@ -248,6 +248,10 @@ class Workload(Strict):
     logprobs: int = Field(default=2, ge=2, le=5)
     text_prompts: int = Field(default=6, ge=0)
     """How many prompts are also sent as templated text, taken from the strata in turn."""
+    per_stratum: int | None = Field(default=None, ge=1)
+    """About how many prompts of each stratum are sent cold, in all cells; None sends every prompt of the set."""
+    routed_per_stratum: int | None = Field(default=None, ge=1)
+    """The same for cells behind a router, which changes who performs the hand-off and not what the engines compute."""
     rescore: bool = True
     """Let the plain single engine score every distinct output afresh, if it is part of the run."""
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from harness.errors import UsageError
 from harness.history.records import COLD, Form
 from harness.profiles.cells import Cell, EngineGroup, Plan, start_expected_s
-from harness.profiles.model import Profile
+from harness.profiles.model import Profile, Workload
 from harness.prompts.model import Prompt, PromptSet
 from harness.workload.scripts import Script, scripts
 
@@ -68,7 +68,7 @@ class CellWork(NamedTuple):
 def cell_work(profile: Profile, prompts: PromptSet, cell: Cell, choice: Choice = EVERYTHING) -> CellWork:
     """Return the requests of a cell, or the chosen part of them."""
     known = {p.id: p for p in prompts.prompts}
-    items = _cold(prompts, profile.workload.text_prompts, choice) if choice.wants(COLD) else []
+    items = _cold(prompts, profile.workload, cell, choice) if choice.wants(COLD) else []
     played = [
         script
         for scenario in profile.scenarios
@@ -78,13 +78,28 @@ def cell_work(profile: Profile, prompts: PromptSet, cell: Cell, choice: Choice =
     return CellWork(cell, tuple(items), tuple(played))
 
 
-def _cold(prompts: PromptSet, text_prompts: int, choice: Choice) -> list[Item]:
+def _cold(prompts: PromptSet, workload: Workload, cell: Cell, choice: Choice) -> list[Item]:
     chosen = [p for p in prompts.prompts if p.use in choice.uses and (choice.prompts is None or p.id in choice.prompts)]
+    if choice.uses == EVERYTHING.uses:
+        chosen = cold_prompts(chosen, workload, cell.routed)
     items: list[Item] = [Item(p, "ids") for p in chosen] if "ids" in choice.forms else []
     if "text" in choice.forms:
-        count = text_prompts if choice.texts is None else min(choice.texts, text_prompts)
+        count = workload.text_prompts if choice.texts is None else min(choice.texts, workload.text_prompts)
         items += [Item(p, "text") for p in spread(chosen, count)]
     return items
+
+
+def cold_prompts(prompts: Sequence[Prompt], workload: Workload, routed: bool = False) -> list[Prompt]:
+    """Return the prompts that the workload sends cold to a cell, in their order in the set."""
+    limits = (workload.per_stratum, workload.routed_per_stratum if routed else None)
+    limit = min((limit for limit in limits if limit is not None), default=None)
+    return list(prompts) if limit is None else thinned(prompts, limit)
+
+
+def thinned(prompts: Sequence[Prompt], per_stratum: int) -> list[Prompt]:
+    """Return about ``per_stratum`` prompts of each stratum, in the given order."""
+    kept = {p.id for p in spread(prompts, per_stratum * len({p.stratum for p in prompts}))}
+    return [p for p in prompts if p.id in kept]
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

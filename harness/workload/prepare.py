@@ -18,7 +18,7 @@ from harness.workload.cells import (
     cell_work,
     choose_scenarios,
     expected_s,
-    spread,
+    thinned,
     total_requests,
 )
 from harness.workload.scripts import require_possible
@@ -131,9 +131,7 @@ def _thinned(choice: Choice, prompts: PromptSet, per_stratum: int | None) -> Cho
     """Return the choice with about ``per_stratum`` cold prompts of each stratum."""
     if per_stratum is None:
         return choice
-    strata = {p.stratum for p in prompts.cold}
-    kept = spread(prompts.cold, per_stratum * len(strata))
-    return choice._replace(prompts=frozenset(p.id for p in kept), texts=per_stratum)
+    return choice._replace(prompts=frozenset(p.id for p in thinned(prompts.cold, per_stratum)), texts=per_stratum)
 
 
 def _fitting_prompts(part: Profile, source: str, record: bool) -> PromptSet:

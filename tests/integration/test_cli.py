@@ -67,6 +67,8 @@ def test_help_states_the_exit_codes():
         (["run", "--scenario", "late-pull", "--cell", "single-*"], 64, "need a prefill engine"),
         (["run", "--mutant", "M99", "--cell", "single-none"], 64, "expected the id of a mutant"),
         (["run", "--mutant", "M1", "--mutant", "M4"], 64, "expected one mutant at a time, found M1, M4"),
+        (["run", "--quick", "--profile", "nightly"], 64, "found no nightly-quick"),
+        (["run", "--quick", "--resume", "/nowhere"], 64, "expected no --quick with it"),
         (["selftest", "--mutant", "M99"], 64, "expected one of M1"),
         (["selftest", "--mutant", "M1", "--quick"], 64, "found both"),
         (["selftest", "--engine-python", "/nowhere/python"], 2, "could not be run"),
@@ -88,6 +90,16 @@ def test_plan_starts_nothing_and_names_every_cell():
     assert code == 0
     for cell in ("pd-none", "single-none", "pd-eagle3", "single-eagle3", "pd-dflash", "pd-mtp", "single-mtp"):
         assert cell in output
+
+
+def test_the_quick_form_is_planned_like_a_profile(tmp_path: Path):
+    code, quick = run("plan", "--quick")
+    assert code == 0
+    assert quick == run("plan", "--profile", "cpu-quick")[1]
+    (tmp_path / "mine-quick.yaml").write_text("{format: 1, name: mine-quick, extends: cpu, topologies: [single]}")
+    code, mine = run("plan", "--quick", "--profile", str(tmp_path / "mine.yaml"))
+    assert code == 0
+    assert "profile mine-quick" in mine
 
 
 def test_check_without_baselines_is_unknown(tmp_path: Path):

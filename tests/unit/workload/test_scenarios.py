@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from harness.errors import ProfileError, UsageError
@@ -11,7 +13,7 @@ from harness.judging.checks.registry import judge
 from harness.profiles.cells import Cell
 from harness.profiles.model import load_profile
 from harness.prompts.model import load_prompts
-from harness.workload.cells import RECORDING, cell_work, choose_scenarios
+from harness.workload.cells import RECORDING, cell_work, choose_scenarios, cold_prompts
 from harness.workload.prepare import prepare
 from harness.workload.scripts import scripts, shared_blocks
 from tests.support.builders import change_final, changed_profile, engine, history, lookups, observation, view
@@ -61,6 +63,32 @@ def test_recording_asks_every_prompt_and_a_run_only_the_cold_ones():
     work = cell_work(PROFILE, PROMPTS, cell, choose_scenarios(PROFILE, ["cold"]))
     assert {i.prompt.use for i in work.items} == {"cold"}
     assert not work.scripts
+
+
+def test_a_router_is_sent_fewer_prompts_of_every_stratum():
+    method = PROFILE.methods[0]
+    client, router = (cell_work(PROFILE, PROMPTS, Cell("pd", method, route)) for route in ("client", "router"))
+    by_ids = {work.cell.route: {i.prompt.id for i in work.items if i.form == "ids"} for work in (client, router)}
+    assert by_ids["client"] == {p.id for p in PROMPTS.cold}
+    assert len(by_ids["router"]) == 10
+    strata = Counter(p.stratum for p in PROMPTS.cold if p.id in by_ids["router"])
+    assert set(strata.values()) == {2}
+    assert sum(i.form == "text" for i in router.items) == PROFILE.workload.text_prompts
+
+
+def test_the_quick_form_has_every_method_and_stratum():
+    whole, quick = prepare("cpu", []), prepare("cpu-quick", [])
+    assert {c.id for c in quick.plan.cells} == {c.id for c in whole.plan.cells if not c.routed}
+    assert quick.prompts.sha256 == whole.prompts.sha256
+    assert quick.requests < whole.requests / 2
+    for work in quick.works:
+        assert {i.prompt.stratum for i in work.items} == {p.stratum for p in PROMPTS.cold}
+        assert set(work.planned) == {"prefix-hit", "concurrent"}
+
+
+def test_the_smaller_of_two_limits_holds_behind_a_router():
+    workload = PROFILE.workload.model_copy(update={"per_stratum": 1, "routed_per_stratum": 2})
+    assert len(cold_prompts(PROMPTS.cold, workload)) == len(cold_prompts(PROMPTS.cold, workload, routed=True)) == 5
 
 
 def test_unknown_scenario_and_one_without_a_place_are_refused():
