@@ -181,8 +181,8 @@ class ProxiedEngine:
     def python_processes(self) -> list[int]:
         return self._inner.python_processes()
 
-    def gather_threads(self) -> int:
-        return self._inner.gather_threads()
+    def settle_threads(self) -> int:
+        return self._inner.settle_threads()
 
     def stop(self, grace_s: float) -> list[str]:
         self._before_end()

@@ -115,7 +115,7 @@ def build_command(
     if ranks > 1:
         argv += ["--tensor-parallel-size", str(ranks)]
     argv += list(engine.extra_args)
-    variables = {**_variables(profile, environment, side_channel_port, devices, host), **(extra_env or {})}
+    variables = {**_variables(profile, environment, role, side_channel_port, devices, host), **(extra_env or {})}
     variables = {**guarded_path(variables), **(key.environment if key is not None else {})}
     return EngineCommand(role, port, side_channel_port, argv, variables, host)
 
@@ -123,6 +123,7 @@ def build_command(
 def _variables(
     profile: Profile,
     environment: EngineEnvironment,
+    role: Role,
     side_channel_port: int | None,
     devices: Sequence[str],
     host: str,
@@ -133,7 +134,7 @@ def _variables(
     # require the key.
     env["VLLM_SERVER_DEV_MODE"] = "1"
     if engine.device == "cpu":
-        env |= _cpu_variables(engine, environment, devices)
+        env |= _cpu_variables(engine, environment, role, devices)
     elif engine.device == "gpu":
         if profile.batch_invariant:
             env["VLLM_BATCH_INVARIANT"] = "1"
@@ -156,14 +157,24 @@ def _variables(
     return {**env, **engine.env}
 
 
-def _cpu_variables(engine: EngineConfig, environment: EngineEnvironment, devices: Sequence[str]) -> dict[str, str]:
-    """Return the variables for one core and one thread per rank.
+def _cpu_variables(
+    engine: EngineConfig, environment: EngineEnvironment, role: Role, devices: Sequence[str]
+) -> dict[str, str]:
+    """Return the variables for one core and one thread per rank, and for as few processes and imports as vLLM permits.
 
     Two engines that both bind all cores starve each other, and a single thread keeps the order of floating-point
     additions, hence the tokens, the same in every topology.
     """
     env = {"VLLM_CPU_KVCACHE_SPACE": str(engine.kv_cache_gib), "OMP_NUM_THREADS": "1"}
     env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(devices) or "nobind"
+    # Obeyed thanks to ``kv_harness_fork``.
+    env["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    if engine.tensor_parallel.of(role) == 1:
+        # The model runs in the engine core's process, as on one GPU. A worker of its own spins on the same core.
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if engine.enforce_eager:
+        # vLLM still compiles a few helpers, such as the one that ranks log-probs, at the first request.
+        env["TORCH_COMPILE_DISABLE"] = "1"
     if environment.openmp is not None:
         env["LD_PRELOAD"] = str(environment.openmp)
     return env

@@ -42,8 +42,8 @@ class EngineHandle(Protocol):
     def log_text(self) -> str: ...
     def log_tail(self) -> str: ...
     def root_error(self) -> str: ...
-    def gather_threads(self) -> int:
-        """See ``EngineProcess.gather_threads``."""
+    def settle_threads(self) -> int:
+        """See ``EngineProcess.settle_threads``."""
 
     def stop(self, grace_s: float) -> list[str]:
         """End the engine with all its processes and remove what they created; do nothing if it is gone already.

@@ -82,14 +82,19 @@ class EngineGroupSession:
         self._launcher.start(self._environment, self._mutation, self._places)
         self._readiness.wait(deadline)
         self._readiness.send_first_requests(deadline)
-        if self.profile.engine.device == "cpu" and self.group.topology == "pd":
-            for process in self._launcher.processes.values():
-                process.gather_threads()
+        self._settle_threads()
         self._readiness.warm_up_hand_off(self._exchange)
+        # Again, because the threads that poll may not have been able to do so before.
+        self._settle_threads()
         self._start_routers()
         self._mutation.require_installed(self.group.id, {r: p.log_text() for r, p in self._launcher.processes.items()})
         self.refresh_counters()
         self.ready_seconds = time.monotonic() - begun
+
+    def _settle_threads(self) -> None:
+        if self.profile.engine.device == "cpu" and self.group.topology == "pd":
+            for process in self._launcher.processes.values():
+                process.settle_threads()
 
     def _start_routers(self) -> None:
         """Start a router in front of the engines for each topology whose cells need one."""

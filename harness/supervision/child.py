@@ -17,6 +17,11 @@ from harness.supervision import procfs, stacks
 from harness.supervision.log import EngineLog
 from harness.supervision.server import ServerCommand, url_of
 
+_POLLING_S = 0.1
+"""CPU time of a thread, in seconds, above which it polls: by the time of the first requests, others have used none."""
+_POLLING_NICENESS = 10
+"""Leaves a thread a tenth of a core that another wants, and all of one that is idle."""
+
 
 class Child(Protocol):
     """The part of ``subprocess.Popen`` that an engine process needs."""
@@ -76,26 +81,39 @@ class EngineProcess(EngineLog, ABC):
         """Return the ids of the engine's Python processes."""
         return [p.pid for p in self.family() if stacks.is_python(p)]
 
-    def gather_threads(self) -> int:
-        """Move all threads of the engine's worker onto the core that the engine was given; return how many moved.
+    def settle_threads(self) -> int:
+        """Move all threads of the process that runs the model onto the engine's core, and lower the priority of those
+        that poll; return how many moved.
 
         NIXL's progress thread polls without pause, and vLLM's CPU build pins it, in every engine, to the last core of
-        the machine, and for a while the worker's own thread too, so that hand-offs stall (docs/performance.md). The
-        core is taken from the command, because the affinity found may be NIXL's.
+        the machine, and for a while the model's own thread too, so that hand-offs stall. On the engine's own core it
+        would take half of the model's time at equal priority (docs/performance.md). The core is taken from the command,
+        because the affinity found may be NIXL's.
         """
         core = self.command.env.get("VLLM_CPU_OMP_THREADS_BIND", "")
         if not core.isdigit():
             return 0
         moved = 0
-        for process in self.family():
+        for process in self._runners():
             with contextlib.suppress(OSError, psutil.Error):
-                if "Worker" not in process.name():
-                    continue
                 for thread in process.threads():
                     with contextlib.suppress(OSError):
                         os.sched_setaffinity(thread.id, {int(core)})
                         moved += 1
+                        used_s = thread.user_time + thread.system_time
+                        if thread.id != process.pid and used_s > _POLLING_S:
+                            os.setpriority(os.PRIO_PROCESS, thread.id, _POLLING_NICENESS)
         return moved
+
+    def _runners(self) -> list[psutil.Process]:
+        """Return the processes that run the model: the workers, or the engine core if it has none."""
+        named: dict[str, list[psutil.Process]] = {"Worker": [], "EngineCor": []}
+        for process in self.family():
+            with contextlib.suppress(psutil.Error):
+                for kind in named:
+                    if kind in process.name():
+                        named[kind].append(process)
+        return named["Worker"] or named["EngineCor"]
 
     def _ask_to_end(self, grace_s: float) -> None:
         """Send TERM to the server and wait up to ``grace_s`` seconds for it to end."""

@@ -79,3 +79,37 @@ def test_orphans_of_a_killed_engine_are_ended(tmp_path):
         time.sleep(0.01)
     started.stop(0.2)
     assert not psutil.pid_exists(orphan.pid) or orphan.status() == psutil.STATUS_ZOMBIE
+
+
+def test_threads_that_poll_leave_the_core_to_the_model(tmp_path):
+    """A stand-in for an engine core: a thread that polls like NIXL's, and one that waits."""
+    code = """
+import threading, time
+open("/proc/self/comm", "w").write("VLLM::EngineCor")
+def poll():
+    while True: pass
+threading.Thread(target=poll, daemon=True).start()
+waiting = threading.Thread(target=threading.Event().wait, daemon=True)
+waiting.start()
+time.sleep(1)
+print("up", waiting.native_id, flush=True)
+time.sleep(600)
+"""
+    core = min(os.sched_getaffinity(0))
+    command = EngineCommand("decode", 1, None, [sys.executable, "-c", code], {"VLLM_CPU_OMP_THREADS_BIND": str(core)})
+    started = SupervisedEngine(command, tmp_path / "engine.log", dict(os.environ))
+    try:
+        while "up" not in started.log_tail():
+            started.require_alive()
+            time.sleep(0.02)
+        waiting = int(started.log_tail().split()[-1])
+        assert started.settle_threads() == 3
+        (process,) = [p for p in started.family() if p.name() == "VLLM::EngineCor"]
+        priorities = {t.id: os.getpriority(os.PRIO_PROCESS, t.id) for t in process.threads()}
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert priorities.pop(process.pid) == own
+        assert priorities.pop(waiting) == own
+        assert list(priorities.values()) == [10]
+        assert all(os.sched_getaffinity(t.id) == {core} for t in process.threads())
+    finally:
+        started.stop(1)

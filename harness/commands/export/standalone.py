@@ -349,12 +349,19 @@ class Engine:
         return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:nixl_bytes_transferred_sum"))
 
     def gather_threads(self) -> None:
-        """On CPU, keep the worker's threads on its core: NIXL's polling thread stalls the other engine otherwise."""
+        """On CPU, keep the threads that run the model on its core: NIXL's polling thread stalls the other engine
+        otherwise."""
+        named: dict[str, list[int]] = {"Worker": [], "EngineCor": []}
         for pid in living({self.process.pid}) if self.core is not None else ():
             with contextlib.suppress(OSError):
-                if "Worker" in Path(f"/proc/{pid}/comm").read_text():
-                    for task in Path(f"/proc/{pid}/task").iterdir():
-                        os.sched_setaffinity(int(task.name), {self.core or 0})
+                name = Path(f"/proc/{pid}/comm").read_text()
+                for kind in named:
+                    if kind in name:
+                        named[kind].append(pid)
+        for pid in named["Worker"] or named["EngineCor"]:
+            with contextlib.suppress(OSError):
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    os.sched_setaffinity(int(task.name), {self.core or 0})
 
 
 def free_port() -> int:

@@ -184,9 +184,9 @@ class RayHandle(EngineLog):
         self._update()
         return super().log_text()
 
-    def gather_threads(self) -> int:
-        """See ``EngineProcess.gather_threads``. Raises EngineDiedError when the node is lost."""
-        return int(self._actor.call("gather_threads"))
+    def settle_threads(self) -> int:
+        """See ``EngineProcess.settle_threads``. Raises EngineDiedError when the node is lost."""
+        return int(self._actor.call("settle_threads"))
 
     def stop(self, grace_s: float) -> list[str]:
         """End the engine and fetch the rest of its log; return descriptions of what is left.

@@ -196,9 +196,9 @@ class NodeEngine:
             log = file.read(_CHUNK)
             return EngineState(code, log, bool(file.peek(1)))
 
-    def gather_threads(self) -> int:
-        """See ``EngineProcess.gather_threads``."""
-        return self._running().gather_threads()
+    def settle_threads(self) -> int:
+        """See ``EngineProcess.settle_threads``."""
+        return self._running().settle_threads()
 
     def stop(self, grace_s: float) -> list[str]:
         """End the engine, keeping its log; return descriptions of what is left of it."""

@@ -1,0 +1,64 @@
+"""A vLLM plugin that makes a CPU engine obey ``VLLM_WORKER_MULTIPROC_METHOD=fork``.
+
+A spawned process imports torch and vLLM anew, which takes most of an engine's start; a forked one has them already.
+Forking is vLLM's default, but its CPU platform (0.32.0, ``platforms/cpu.py``) sets ``spawn`` whatever the environment
+says. vLLM reads the variable again for each process that it creates, so it is set back after the platform's check.
+
+The folder of this module is on the engines' Python path, and the ``dist-info`` beside it declares ``register`` to vLLM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+METHOD_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+def register() -> None:
+    """Keep ``fork`` if the environment asks for it. vLLM calls this in every process of an engine."""
+    if os.environ.get(METHOD_VARIABLE) != "fork":
+        return
+    try:
+        platform: Any = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+    except (ImportError, AttributeError):
+        # A version that keeps its platforms elsewhere: its processes are spawned, as it decides.
+        return
+    check = platform.check_and_update_config.__func__
+
+    @functools.wraps(check)
+    def check_and_fork(cls: type, vllm_config: Any) -> None:
+        check(cls, vllm_config)
+        os.environ[METHOD_VARIABLE] = "fork"
+
+    platform.check_and_update_config = classmethod(check_and_fork)
+    os.register_at_fork(after_in_child=drop_listening_sockets)
+
+
+def drop_listening_sockets() -> None:
+    """Replace inherited listening sockets with /dev/null.
+
+    Otherwise the port of an API server that has died would still accept connections, which nobody answers. The
+    descriptors stay open, because Python objects that are never used again still own them.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for entry in Path("/proc/self/fd").iterdir():
+        descriptor = int(entry.name)
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and _listens(descriptor):
+                os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
+
+
+def _listens(descriptor: int) -> bool:
+    listener = socket.socket(fileno=descriptor)
+    try:
+        return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    finally:
+        listener.detach()
