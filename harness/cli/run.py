@@ -44,6 +44,10 @@ def run_command(
         ),
     ] = None,
     together: Annotated[bool, typer.Option("--together", help="Allow several mutants at once.")] = False,
+    fail_fast: Annotated[
+        bool,
+        typer.Option("--fail-fast", help="Start no further engines after those of the first cell with a regression."),
+    ] = False,
     part: Annotated[
         bool,
         typer.Option(
@@ -91,6 +95,10 @@ def run_command(
 
     if part and mutant:
         raise UsageError("--part: expected no --mutant with it, found one; the parts of a run test vLLM as it is")
+    if part and fail_fast:
+        raise UsageError("--part: expected no --fail-fast with it, found it; a part is complete or it is repeated")
+    if resume is not None and fail_fast:
+        raise UsageError("--resume: expected no --fail-fast with it, found it; what is left is run to its end")
     choice = ExecutorChoice(executor, ray_address, pair_nodes)
     if resume is not None:
         _end(_resume(context, resume, engine_python, choice, base_port), part)
@@ -102,7 +110,11 @@ def run_command(
             f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
         )
         outcome = execute(
-            prepared, out or DEFAULT_OUT, reporter, RunOptions(engine_python, chosen, tuple(mutant or ()), together)
+            prepared,
+            out or DEFAULT_OUT,
+            reporter,
+            RunOptions(engine_python, chosen, tuple(mutant or ()), together),
+            fail_fast,
         )
     _end(outcome, part)
 

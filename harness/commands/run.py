@@ -7,11 +7,12 @@ from pathlib import Path
 from harness.history.folder import History
 from harness.history.layout import SECOND
 from harness.history.records import COLD
-from harness.judging.checks.registry import baselines_for, tripped_tests
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import baselines_for, judging_of, tripped_tests
 from harness.mutants.install import require_alone, require_known
 from harness.profiles.cells import CellName, make_plan
-from harness.reports.judge_run import Outcome, judge_and_report
-from harness.runner.options import DEFAULTS, RunOptions
+from harness.reports.judge_run import Outcome, judge_and_report, judged
+from harness.runner.options import DEFAULTS, RunOptions, Watch
 from harness.runner.run import new_folder, point_to, record_into
 from harness.util.progress import Reporter
 from harness.util.storage import FolderLock
@@ -24,13 +25,17 @@ def execute(
     out: Path,
     reporter: Reporter,
     options: RunOptions = DEFAULTS,
+    fail_fast: bool = False,
 ) -> Outcome:
     """Run, judge and report. The run folder is complete even when cells are UNKNOWN.
+
+    With ``fail_fast``, no further engines are started after those of the first cell with a regression.
 
     Raises UsageError when a mutant is unknown, or when mutants that cannot be combined are.
     """
     require_known(options.mutants)
     require_alone(options.mutants, options.together)
+    options = options._replace(watch=first_verdicts(reporter, fail_fast))
     folder = new_folder(out, prepared.profile)
     # Hold the lock until the reports are written, so that nobody resumes a run whose second stage is still due.
     with FolderLock(folder):
@@ -38,6 +43,32 @@ def execute(
         point_to(folder, reporter)
         second_stage(prepared, history, reporter, options)
         return Outcome(folder, judge_and_report(history))
+
+
+def first_verdicts(reporter: Reporter, fail_fast: bool) -> Watch:
+    """Return a watch that prints the verdicts of cells as soon as they are recorded.
+
+    They are compared with baselines and with each other, but not yet with the plain single engine, which runs last; the
+    run's verdict comes at its end. In the normal tier, whose tests need the whole run, nothing is printed.
+    """
+
+    def watch(history: History) -> str | None:
+        try:
+            if judging_of(history).tier == "normal":
+                return None
+            verdicts = judged(history).by_cell()
+        except Exception as error:
+            # Judging the whole run is what counts, and says what is wrong if the record is damaged.
+            reporter.line(f"not judged yet: {type(error).__name__}: {error}")
+            return None
+        for cell, verdict in verdicts.items():
+            reporter.line(f"{cell}: {verdict.value} so far")
+        failed = [cell for cell, verdict in verdicts.items() if verdict is Verdict.REGRESSION]
+        if not (fail_fast and failed):
+            return None
+        return f"not asked: the run ended after the first regression, in {failed[0]} (--fail-fast)"
+
+    return watch
 
 
 def second_stage(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -245,6 +245,16 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
     return History(folder=folder, run=run, observations=observations, torn_line=torn)
 
 
+def read_so_far(folder: Path, run: RunRecord) -> History:
+    """Load the cells that ``run`` names from the folder of a run that is still being recorded.
+
+    Raises OSError, and DataError for damaged lines.
+    """
+    wanted = {c.cell for c in run.cells}
+    found = {cell: files for cell, files in files_by_cell(folder).items() if cell in wanted}
+    return History(folder=folder, run=run, observations=_recorded(found), own=True)
+
+
 def read_cells(
     folder: Path, order: Iterable[str] = (), kept: list[Observation] | None = None
 ) -> RecordedCells[Observation]:
@@ -253,12 +263,13 @@ def read_cells(
     Raises OSError, and DataError for damaged lines.
     """
     found = files_by_cell(folder)
+    ordered = dict.fromkeys((*order, *found))
+    return _recorded({cell: found[cell] for cell in ordered if cell in found}, kept)
+
+
+def _recorded(files: Mapping[str, Iterable[Path]], kept: list[Observation] | None = None) -> RecordedCells[Observation]:
     return RecordedCells(
-        {
-            cell: [RecordedFile(path, partial(_parse_of, cell), kept) for path in found[cell]]
-            for cell in dict.fromkeys((*order, *found))
-            if cell in found
-        }
+        {cell: [RecordedFile(path, partial(_parse_of, cell), kept) for path in paths] for cell, paths in files.items()}
     )
 
 

@@ -119,6 +119,10 @@ class EngineGroup(NamedTuple):
         return self.name.id
 
     @property
+    def cell_ids(self) -> tuple[str, ...]:
+        return tuple(c.id for c in self.cells)
+
+    @property
     def rescores(self) -> bool:
         """Whether the plain single engine is among its cells: it re-scores the outputs of the variant's other cells."""
         return any(c.id == self.name.reference for c in self.cells)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.baselines.lookup import Lookup
 from harness.errors import StorageError
 from harness.history.folder import History, load_history
 from harness.judging.checks.registry import judge, out_of_reach, unused_baselines
+from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known
 from harness.judging.references import PROFILE_OWN, References, known_of, load_second, lookups_for
 from harness.profiles.known_defects import load_known
@@ -26,6 +29,15 @@ class Outcome(NamedTuple):
 def assess(history: History, references: References = PROFILE_OWN) -> RunSummary:
     """Judge a history and its second stage, by default against the baselines and known defects of its profile."""
     baselines = lookups_for(history, references)
+    return summarise_run(history, _judged(history, references, baselines), baselines)
+
+
+def judged(history: History) -> Judgement:
+    """Judge a history as ``assess`` does, without what only reports need."""
+    return _judged(history, PROFILE_OWN, lookups_for(history, PROFILE_OWN))
+
+
+def _judged(history: History, references: References, baselines: Mapping[str, Lookup]) -> Judgement:
     judgement = judge(history, baselines, load_second(history))
     if references.against is None:
         idle = unused_baselines(history, references.baselines)
@@ -34,8 +46,7 @@ def assess(history: History, references: References = PROFILE_OWN) -> RunSummary
     if references.known is None and listed and not history.own and recorded(listed) is None:
         notice = out_of_reach("known_defects", "--known", history)
         judgement = judgement.model_copy(update={"notices": (*judgement.notices, notice)})
-    known = load_known(references.known or known_of(history))
-    return summarise_run(history, apply_known(judgement, known, history), baselines)
+    return apply_known(judgement, load_known(references.known or known_of(history)), history)
 
 
 def judge_and_report(history: History, references: References = PROFILE_OWN) -> RunSummary:

@@ -58,7 +58,7 @@ class Runner:
         self._ending = False
         self._limit_s = run_limit_s(prepared.profile.timeouts, prepared.expected_s)
         self._late = ""
-        """Why no further group is started, once the run has exceeded its time limit; empty until then."""
+        """Why no further group is started: the time limit, or the watch; empty until then."""
         self._gone: set[str] = set()
         """Nodes already reported as lost."""
 
@@ -139,7 +139,7 @@ class Runner:
         """Mark the cells of groups that fit on no device as failed."""
         for group_id, reason in refused.items():
             self._reporter.line(f"{group_id}: UNKNOWN: {reason}")
-            self._recorder.fail_pending([c.id for c in self._groups[group_id].cells], "failed", reason)
+            self._recorder.fail_pending(self._groups[group_id].cell_ids, "failed", reason)
 
     def _end_engines(self) -> None:
         """End all engines now; the threads that use them will notice."""
@@ -197,6 +197,8 @@ class Runner:
                 ask_cells(session, [self._works[c.id] for c in group.cells], recorder, self._reporter)
                 stopping = time.monotonic()
             recorder.stopped(time.monotonic() - stopping)
+            if self._options.watch is not None and (reason := self._options.watch(recorder.so_far(group.cell_ids))):
+                self._late = self._late or reason
         except StorageError:
             # The other groups could not record anything either.
             raise
@@ -217,7 +219,7 @@ class Runner:
 
     def _failed(self, group: EngineGroup, reason: str) -> None:
         self._reporter.line(f"{group.id}: UNKNOWN: {reason}")
-        self._recorder.fail_pending([c.id for c in group.cells], "failed", reason)
+        self._recorder.fail_pending(group.cell_ids, "failed", reason)
 
     @contextmanager
     def _known(self, session: EngineGroupSession) -> Iterator[EngineGroupSession]:

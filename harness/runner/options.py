@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from harness.engines.executor import Executor
+from harness.history.folder import History
+
+Watch = Callable[[History], str | None]
+"""Gets the cells of a group of engines as soon as all of them are recorded; returns why no further group is to be
+started, or None."""
 
 
 class RunOptions(NamedTuple):
@@ -18,6 +24,7 @@ class RunOptions(NamedTuple):
     """Mutants (fault injections) enabled for the whole run."""
     together: bool = False
     """Whether several mutants may be enabled at the same time."""
+    watch: Watch | None = None
 
 
 DEFAULTS = RunOptions()

@@ -7,14 +7,14 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness import __version__, redact
 from harness.engines.environment import EngineEnvironment, versions
 from harness.errors import StorageError
-from harness.history.folder import History, HistoryWriter, load_history, write_parquet, write_run
+from harness.history.folder import History, HistoryWriter, load_history, read_so_far, write_parquet, write_run
 from harness.history.identity import identity_of
 from harness.history.migrations import SCHEMA
 from harness.history.records import CellRecord, EngineRecord, Kind, Observation, RunRecord
@@ -167,6 +167,15 @@ class Recorder:
             for cell_id in cells:
                 if self.cell(cell_id).state == "pending":
                     self.set_cell(cell_id, state=state, reason=reason)
+
+    def so_far(self, cells: Collection[str]) -> History:
+        """Return these cells as a run of their own, while others are still being recorded.
+
+        Raises OSError or DataError when they cannot be read.
+        """
+        with self._lock:
+            run = self.record.model_copy(update={"cells": tuple(c for c in self.record.cells if c.cell in cells)})
+        return read_so_far(self.folder, run)
 
     def interrupted(self) -> None:
         self._update(interrupted=True)

@@ -69,6 +69,8 @@ def test_help_states_the_exit_codes():
         (["run", "--mutant", "M1", "--mutant", "M4"], 64, "expected one mutant at a time, found M1, M4"),
         (["run", "--quick", "--profile", "nightly"], 64, "found no nightly-quick"),
         (["run", "--quick", "--resume", "/nowhere"], 64, "expected no --quick with it"),
+        (["run", "--part", "--fail-fast"], 64, "expected no --fail-fast with it"),
+        (["run", "--resume", "/nowhere", "--fail-fast"], 64, "expected no --fail-fast with it"),
         (["selftest", "--mutant", "M99"], 64, "expected one of M1"),
         (["selftest", "--mutant", "M1", "--quick"], 64, "found both"),
         (["selftest", "--engine-python", "/nowhere/python"], 2, "could not be run"),

@@ -267,3 +267,20 @@ def test_engines_that_were_told_to_end_complete_no_cell(tmp_path):
     session.end_engines()
     with pytest.raises(EngineDiedError, match="ended from outside"):
         session.require_alive()
+
+
+def test_a_watch_sees_each_group_when_it_is_recorded_and_can_end_the_run(tmp_path):
+    seen: list[tuple[str, ...]] = []
+
+    def watch(history: History) -> str | None:
+        assert all(c.state == "complete" for c in history.run.cells)
+        seen.append(tuple(c.cell for c in history.run.cells))
+        return "not asked: enough is known" if len(seen) == 2 else None
+
+    prepared = prepare("cpu-quick", [])
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
+    options = RunOptions(executor=FakeExecutor(2), watch=watch)
+    history = Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0), options).run()
+    assert len(seen) == 2 and set(seen) < {g.cell_ids for g in prepared.plan.groups}
+    assert states(history) == {"complete": 4, "failed": 4}
+    assert {c.reason for c in history.run.cells if c.state == "failed"} == {"not asked: enough is known"}
