@@ -199,9 +199,9 @@ class Expected(Strict):
     """Rough times in seconds for plans, schedules and CI steps; no verdict depends on them. The defaults were measured
     with the probe models on two cores."""
 
-    pair_start_s: float = Field(default=45.0, gt=0, le=86_400)
-    single_start_s: float = Field(default=30.0, gt=0, le=86_400)
-    pd_request_s: float = Field(default=0.65, gt=0, le=86_400)
+    pair_start_s: float = Field(default=30.0, gt=0, le=86_400)
+    single_start_s: float = Field(default=20.0, gt=0, le=86_400)
+    pd_request_s: float = Field(default=0.5, gt=0, le=86_400)
     single_request_s: float = Field(default=0.45, gt=0, le=86_400)
 
     def start_s(self, topology: str) -> float:
