@@ -99,7 +99,7 @@ time.sleep(600)
     command = EngineCommand("decode", 1, None, [sys.executable, "-c", code], {"VLLM_CPU_OMP_THREADS_BIND": str(core)})
     started = SupervisedEngine(command, tmp_path / "engine.log", dict(os.environ))
     try:
-        while "up" not in started.log_tail():
+        while not started.log_text().endswith("\n"):
             started.require_alive()
             time.sleep(0.02)
         waiting = int(started.log_tail().split()[-1])
