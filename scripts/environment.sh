@@ -50,6 +50,8 @@ ensure_environment() {
   log="$VENV/install.log"
   links="$(find_links)"
   export VIRTUAL_ENV="$VENV"
+  # Otherwise the first engines compile it, all at the same time.
+  export UV_COMPILE_BYTECODE=1
   [ -z "$links" ] || export UV_FIND_LINKS="$links"
   if ! "$uv" pip install --no-deps -r "$lock" >"$log" 2>&1; then
     # Without a local build, uv knows where PyTorch keeps its CPU builds.
