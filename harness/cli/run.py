@@ -89,6 +89,7 @@ def run_command(
     from harness.commands.run import execute
     from harness.engines.executor import ExecutorChoice, make_executor
     from harness.runner.options import RunOptions
+    from harness.util.machine import others_at_work
     from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
     from harness.workload.prepare import prepare
@@ -109,6 +110,8 @@ def run_command(
             f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts, "
             f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
         )
+        if warning := others_at_work():
+            reporter.line(warning)
         outcome = execute(
             prepared,
             out or DEFAULT_OUT,

@@ -1,8 +1,10 @@
-"""The time and the state of the checkout, as runs record them."""
+"""The time and the state of the checkout, as runs record them, and whether the machine has other things to do."""
 
 from __future__ import annotations
 
 import subprocess
+
+import psutil
 
 from harness.util import clock
 from harness.util.paths import IN_CHECKOUT, REPOSITORY
@@ -32,3 +34,17 @@ def git_state() -> tuple[str | None, bool | None]:
     commit = ask("rev-parse", "HEAD") if IN_CHECKOUT else None
     status = ask("status", "--porcelain", "--untracked-files=no") if commit else None
     return commit, None if status is None else bool(status)
+
+
+_BUSY_PERCENT = 30.0
+
+
+def others_at_work() -> str | None:
+    """Measure for half a second how busy the machine is before anything is started; return a warning, or None."""
+    percent = psutil.cpu_percent(interval=0.5)
+    if percent < _BUSY_PERCENT:
+        return None
+    return (
+        f"warning: other processes use {percent:.0f} % of this machine; engines want it to themselves, so expect the "
+        "run to take longer, and UNKNOWN where a limit in time ends it"
+    )

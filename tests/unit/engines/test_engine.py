@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+import harness.engines.client
 from harness.engines import log_facts
-from harness.engines.client import parse_completion
+from harness.engines.client import Client, parse_completion
 from harness.engines.command import EngineCommand, build_command
 from harness.engines.counters import delta, parse_counters
 from harness.engines.environment import need_nixl
@@ -142,6 +143,26 @@ def test_counters_are_summed_over_engines():
         "engine_steps": 6.0,
         "engine_steps_le_8": 5.0,
     }
+
+
+def test_the_wait_for_counters_is_short_after_one_in_vain(monkeypatch):
+    client = Client("decode", "http://127.0.0.1:1", 1.0)
+    now, texts = [0.0], iter(["vllm:nixl_bytes_transferred_sum 5.0\n"])
+    monkeypatch.setattr(harness.engines.client.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(harness.engines.client.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(client, "_metrics", lambda: "vllm:prompt_tokens_total 1.0\n")
+
+    def waited() -> float:
+        begun = now[0]
+        client.counters_after({}, {"nixl_bytes": 1})
+        return now[0] - begun
+
+    assert [round(waited(), 1) for _ in range(3)] == [3.0, 0.5, 0.5]
+    monkeypatch.setattr(client, "_metrics", lambda: next(texts))
+    assert waited() == 0.0
+    monkeypatch.setattr(client, "_metrics", lambda: "vllm:prompt_tokens_total 1.0\n")
+    assert round(waited(), 1) == 3.0
+    client.close()
 
 
 def test_delta_leaves_out_what_did_not_move():
