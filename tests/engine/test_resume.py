@@ -50,7 +50,7 @@ def test_killed_run_goes_on_to_its_end(tmp_path):
     while _answers(tmp_path, "single-none") < 7 and time.monotonic() < deadline and running.poll() is None:
         time.sleep(0.05)
     (tree,) = [t for t in orphans.survey().trees if t.ledger.run.startswith(str(tmp_path))]
-    assert len(tree.processes) >= 3 and tree.segments and tree.listening
+    assert len(tree.processes) >= 2 and tree.listening
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
     nothing_is_left(tree)
