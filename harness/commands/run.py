@@ -8,7 +8,7 @@ from harness.history.folder import History
 from harness.history.layout import SECOND
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import baselines_for, judging_of, tripped_tests
+from harness.judging.checks.registry import baselines_for, tripped_tests
 from harness.mutants.install import require_alone, require_known
 from harness.profiles.cells import CellName, make_plan
 from harness.reports.judge_run import Outcome, judge_and_report, judged
@@ -35,7 +35,9 @@ def execute(
     """
     require_known(options.mutants)
     require_alone(options.mutants, options.together)
-    options = options._replace(watch=first_verdicts(reporter, fail_fast))
+    # The tests of the normal tier need the whole run.
+    if prepared.profile.judging.tier == "bitwise":
+        options = options._replace(watch=first_verdicts(reporter, fail_fast))
     folder = new_folder(out, prepared.profile)
     # Hold the lock until the reports are written, so that nobody resumes a run whose second stage is still due.
     with FolderLock(folder):
@@ -49,13 +51,11 @@ def first_verdicts(reporter: Reporter, fail_fast: bool) -> Watch:
     """Return a watch that prints the verdicts of cells as soon as they are recorded.
 
     They are compared with baselines and with each other, but not yet with the plain single engine, which runs last; the
-    run's verdict comes at its end. In the normal tier, whose tests need the whole run, nothing is printed.
+    run's verdict comes at its end.
     """
 
     def watch(history: History) -> str | None:
         try:
-            if judging_of(history).tier == "normal":
-                return None
             verdicts = judged(history).by_cell()
         except Exception as error:
             # Judging the whole run is what counts, and says what is wrong if the record is damaged.

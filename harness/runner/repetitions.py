@@ -67,4 +67,4 @@ def _repeat(
     except InfrastructureError as error:
         reporter.line(f"{group.id}: UNKNOWN: {error}")
         for recorder in recorders:
-            recorder.fail_pending([c.id for c in group.cells], "failed", str(error))
+            recorder.fail_pending(group.cell_ids, "failed", str(error))
