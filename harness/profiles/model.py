@@ -201,7 +201,7 @@ class Expected(Strict):
 
     pair_start_s: float = Field(default=30.0, gt=0, le=86_400)
     single_start_s: float = Field(default=20.0, gt=0, le=86_400)
-    pd_request_s: float = Field(default=0.5, gt=0, le=86_400)
+    pd_request_s: float = Field(default=0.65, gt=0, le=86_400)
     single_request_s: float = Field(default=0.45, gt=0, le=86_400)
 
     def start_s(self, topology: str) -> float:
