@@ -16,6 +16,16 @@ from harness.profiles.remote_code import require_loadable, trusts_code
 from harness.supervision.server import LOOPBACK
 
 MODEL_NAME = "target"
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+PROGRAM = "vllm.entrypoints.openai.api_server"
+PRELOADED = (
+    PROGRAM,
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "compressed_tensors",
+    "ray",
+)
+"""What CPU engines import, but for what starts threads (NIXL)."""
 
 
 class EngineCommand(NamedTuple):
@@ -29,6 +39,12 @@ class EngineCommand(NamedTuple):
     """The variables set on top of the scrubbed environment; recorded in run.json."""
     host: str = LOOPBACK
     """The address that it listens on."""
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """The modules to import before the engine is forked; none where its processes are not forked either."""
+        forks = self.argv[1:3] == ["-m", PROGRAM] and self.env.get(START_METHOD) == "fork"
+        return PRELOADED if forks else ()
 
     @property
     def name(self) -> str:
@@ -66,7 +82,7 @@ def build_command(
     """
     require_loadable(models_of(profile, method))
     engine = profile.engine
-    argv = [environment.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv = [environment.executable, "-m", PROGRAM]
     argv += ["--host", host, "--port", str(port)]
     argv += ["--model", str(profile.target_folder), "--served-model-name", MODEL_NAME]
     argv += ["--tokenizer", str(profile.tokenizer_folder)]
@@ -168,7 +184,7 @@ def _cpu_variables(
     env = {"VLLM_CPU_KVCACHE_SPACE": str(engine.kv_cache_gib), "OMP_NUM_THREADS": "1"}
     env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(devices) or "nobind"
     # Obeyed thanks to ``kv_harness_fork``.
-    env["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    env[START_METHOD] = "fork"
     if engine.tensor_parallel.of(role) == 1:
         # The model runs in the engine core's process, as on one GPU. A worker of its own spins on the same core.
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

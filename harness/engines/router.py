@@ -39,6 +39,7 @@ class RouterCommand(NamedTuple):
     env: dict[str, str]
     name: str = "router"
     host: str = LOOPBACK
+    preload: tuple[str, ...] = ()
 
 
 def program() -> Path:

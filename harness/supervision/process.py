@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from harness.errors import EngineStartError
-from harness.supervision import orphans, ports, procfs, runtime_dir, supervisor
+from harness.supervision import fork_servers, orphans, ports, procfs, runtime_dir, supervisor
 from harness.supervision.child import EngineProcess
 from harness.supervision.server import LOOPBACK, ServerCommand
 from harness.util.storage import writing
@@ -46,15 +46,38 @@ class SupervisedProcess:
     closed, or when the process that holds it ends in whatever way."""
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], log: IO[bytes], details: TreeDetails = _NO_DETAILS
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: IO[bytes],
+        details: TreeDetails = _NO_DETAILS,
+        preload: Sequence[str] = (),
     ) -> None:
-        """Start the process. Raises EngineStartError when there is no such program, or no folder for the ledger."""
+        """Start the process, forked from one that has imported ``preload`` if that is not empty and can be done.
+
+        Raises EngineStartError when there is no such program, or no folder for the ledger.
+        """
         handles = ports.handles(details.ports)
         self.notes: list[str] = []
         """Descriptions of what the supervisor removed, and of what it left because it may be somebody else's."""
         request = self._request(argv, details, handles)
         self.ledger = Path(request["ledger"])
         self._known = self._expected_ledger(request)
+        forked = fork_servers.start(preload, request, argv, env, log, handles) if preload else None
+        self._lifeline, self._replies = forked or self._launch(request, argv, env, log, handles)
+        os.set_blocking(self._replies.fileno(), False)
+        self._text = b""
+        self._lock = threading.RLock()
+        self._left: list[str] | None = None
+        """What is left according to the supervisor; None until it has reported."""
+        self.returncode: int | None = None
+        self.pid = self._wait_for_start(argv)
+
+    @staticmethod
+    def _launch(
+        request: Mapping[str, Any], argv: Sequence[str], env: Mapping[str, str], log: IO[bytes], handles: Sequence[int]
+    ) -> tuple[IO[bytes], IO[bytes]]:
+        """Start a supervisor; return its lifeline and the pipe of its replies. Raises EngineStartError."""
         # -I: the environment's PYTHON… variables are for the engine, not for its supervisor.
         try:
             launcher = subprocess.Popen(
@@ -70,20 +93,12 @@ class SupervisedProcess:
             raise EngineStartError(f"expected to start {argv[0]}, but its supervisor cannot start: {error}") from error
         assert launcher.stdin is not None
         assert launcher.stdout is not None
-        self._lifeline = launcher.stdin
-        self._replies = launcher.stdout
-        os.set_blocking(self._replies.fileno(), False)
-        self._text = b""
-        self._lock = threading.RLock()
-        self._left: list[str] | None = None
-        """What is left according to the supervisor; None until it has reported."""
-        self.returncode: int | None = None
         try:
             launcher.wait(_START_S)
         except subprocess.TimeoutExpired:
             launcher.kill()
             launcher.wait()
-        self.pid = self._wait_for_start(argv)
+        return launcher.stdin, launcher.stdout
 
     def _request(self, argv: Sequence[str], details: TreeDetails, handles: Sequence[int]) -> dict[str, Any]:
         """Return the supervisor's first argument, ``ABOUT``."""
@@ -261,7 +276,7 @@ class SupervisedEngine(EngineProcess):
         run = folder.parent if folder.name == "logs" else folder
         details = TreeDetails(self.log_path.stem, self._claimed, self.command.host, str(run.resolve()))
         try:
-            self._process = SupervisedProcess(self.command.argv, self._env, self._log, details)
+            self._process = SupervisedProcess(self.command.argv, self._env, self._log, details, self.command.preload)
         except BaseException:
             self._log.close()
             raise

@@ -42,6 +42,9 @@ class ServerCommand(Protocol):
     def argv(self) -> list[str]: ...
     @property
     def env(self) -> dict[str, str]: ...
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Modules that its program imports, if it is a Python module that may be forked after importing them."""
 
 
 def joined_path(*paths: str) -> str:

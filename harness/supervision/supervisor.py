@@ -27,6 +27,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ from harness.supervision.procfs import Process, Segment
 
 _SET_CHILD_SUBREAPER = 36
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
+HANDLED = (*_IGNORED, signal.SIGXFSZ)
+"""Signals that a supervisor or Python does not leave at their defaults, as a program that is started expects them."""
+Start = Callable[[list[str], dict[str, str]], int]
+"""Starts a command in a session of its own, with more variables than the supervisor's, and returns its pid."""
 _POLL_S = 0.5
 _SCAN_S = 15.0
 """Interval between scans of the tree's processes: more frequent ones cost over 1 % of a core. New segments are examined
@@ -315,19 +320,25 @@ def _scan_failure(error: Exception) -> str:
     return f"the processes and their shared memory cannot be examined ({type(error).__name__}: {error})"
 
 
-def watch(tree: Tree, waiter: Waiter, command: list[str], mark: str) -> None:
+def spawn(command: list[str], env: dict[str, str]) -> int:
+    """Start the command in a session of its own and return its pid. Raises OSError."""
+    actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
+    return os.posix_spawnp(
+        command[0], command, {**os.environ, **env}, file_actions=actions, setsid=True, setsigdef=HANDLED
+    )
+
+
+def watch(tree: Tree, waiter: Waiter, start: Start, command: list[str], mark: str) -> None:
     """Start the command and wait until it has ended or the holder no longer wants it."""
     if waiter.closed(0):
         return
-    actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
-    ignored = (*_IGNORED, signal.SIGXFSZ)
     try:
-        env = {**os.environ, procfs.MARK: mark, **tree.make_scratch()}
+        env = {procfs.MARK: mark, **tree.make_scratch()}
     except OSError as error:
         reply(failed=f"its folder for temporary files cannot be created: {error}; make room there, or set TMPDIR")
         return
     try:
-        pid = os.posix_spawnp(command[0], command, env, file_actions=actions, setsid=True, setsigdef=ignored)
+        pid = start(command, env)
     except OSError as error:
         reply(failed=f"{command[0]}: {error.strerror}")
         return
@@ -350,7 +361,8 @@ def watch(tree: Tree, waiter: Waiter, command: list[str], mark: str) -> None:
             return
 
 
-def main() -> None:
+def supervise(request: dict[str, Any], command: list[str], start: Start = spawn) -> None:
+    """Start the command and own its tree until that is gone. ``request`` is ABOUT of the command line."""
     # Must not be a child of the holder: some holders (Ray's workers among them) kill their children before they end.
     if os.fork():
         os._exit(0)
@@ -359,7 +371,6 @@ def main() -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     waiter = Waiter()
-    request = json.loads(sys.argv[1])
     try:
         tree = Tree(request)
     except OSError as error:
@@ -369,10 +380,10 @@ def main() -> None:
         return
     adopt_orphans()
     try:
-        watch(tree, waiter, sys.argv[2:], request["mark"])
+        watch(tree, waiter, start, command, request["mark"])
     finally:
         tree.end()
 
 
 if __name__ == "__main__":
-    main()
+    supervise(json.loads(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,210 @@
+"""Forks engines from a process that has already imported what they import. Run as a program, by the engines' Python:
+
+    fork_server.py MODULE …
+
+It imports the modules, those that exist, and writes one byte to its standard input, a socket whose other end the holder
+has. Then it forks a supervisor for each message there: a byte with the descriptors of a file of JSON (``about``, see
+``supervisor``; ``argv``; ``env``, the whole environment), the lifeline, the pipe for replies, the log, and the claims.
+That supervisor forks the engine, which runs ``argv`` (``python -m MODULE ARGUMENT …``) as if that command had started
+it. It ends when the holder's end of the socket is closed; the supervisors and engines do not depend on it.
+
+Importing torch and vLLM takes most of an engine's start, and the engines of a run all import the same. Only what no
+module reads while it is imported may differ between engines (``SEPARATE``). Not for GPUs: CUDA does not survive a fork.
+Standard library only. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    # This file's own folder would hide modules of the engine, and the project's is needed here only.
+    sys.path[:] = [p for p in sys.path if p != str(Path(__file__).resolve().parent)]
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from harness.supervision import procfs, supervisor
+
+if not __package__:
+    del sys.path[0]
+
+SEPARATE = ("VLLM_API_KEY", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_NIXL_SIDE_CHANNEL_HOST")
+"""Variables, beside the harness's own, in which the engines of one fork server may differ."""
+NO_MARK = "0" * 16
+_FILES = 64
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import the modules. One that another vLLM lacks, or that fails, is left to the engine, which says why."""
+    for module in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+
+
+def _open_files() -> set[int]:
+    # Without the descriptor by which the folder was read.
+    return {int(path.name) for path in list(Path("/proc/self/fd").iterdir()) if path.exists()}
+
+
+_VARIABLE = f"{procfs.MARK}=".encode()
+
+
+def _find_mark() -> int:
+    """Return the address of the variable of marks that this process was started with, where ``/proc/PID/environ`` reads
+    it; 0 if it has none. The C library forgets the address when the variable is set anew."""
+    c = ctypes.CDLL(None)
+    c.getenv.restype = ctypes.c_void_p
+    value = c.getenv(procfs.MARK.encode())
+    return value - len(_VARIABLE) if value and ctypes.string_at(value) == NO_MARK.encode() else 0
+
+
+def _prepare_titles() -> None:
+    """Let the package by which vLLM renames its processes find their command line, which it looks for beside the
+    environment that this process was started with."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("setproctitle").getproctitle()
+
+
+class _Engine:
+    """Forks one engine. ``kept`` are the descriptors that belong to the imported modules, ``mark`` the address of the
+    mark."""
+
+    def __init__(self, environment: dict[str, str], kept: set[int], mark: int) -> None:
+        self._environment = environment
+        self._kept = kept
+        self._mark = mark
+
+    def start(self, command: list[str], env: dict[str, str]) -> int:
+        """Fork the engine and return its pid. Raises OSError."""
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            self._become_program({**self._environment, **env})
+            code = _run(command)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            _exit(code)
+        return 0
+
+    def _become_program(self, environment: dict[str, str]) -> None:
+        """Undo what the supervisor set up for itself."""
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (*supervisor.HANDLED, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        # As Python sets them up when it starts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(2, 1)
+        for file in _open_files() - self._kept - {0, 1, 2}:
+            with contextlib.suppress(OSError):
+                os.close(file)
+        mark = environment[procfs.MARK].encode()
+        if self._mark and len(mark) == len(NO_MARK):
+            # With the name, because the package for titles overwrites what this process was started with.
+            ctypes.memmove(self._mark, _VARIABLE + mark, len(_VARIABLE) + len(mark))
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _run(command: list[str]) -> int:
+    """Run ``python -m MODULE ARGUMENT …`` in this process and return its exit code."""
+    sys.argv = command[2:]
+    sys.orig_argv = list(command)
+    # The module may have been imported by one of those that were asked for; it is executed once more, as a program.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
+    try:
+        runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _exit(code: int) -> None:
+    """End this process as Python ends, but for the destruction of what the imported modules hold."""
+    import atexit
+    import threading
+
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _supervise(files: list[int], kept: set[int], mark: int) -> None:
+    """Become the supervisor of the engine that a message describes."""
+    asked, lifeline, replies, log, *claims = files
+    with os.fdopen(asked, encoding="utf-8") as text:
+        text.seek(0)
+        request: dict[str, Any] = json.load(text)
+    for number, file in enumerate((lifeline, replies, log)):
+        os.dup2(file, number)
+        os.close(file)
+    engine = _Engine(request["env"], kept, mark)
+    supervisor.supervise({**request["about"], "claims": claims}, request["argv"], engine.start)
+
+
+def _serve(holder: socket.socket, mark: int) -> None:
+    """Fork a supervisor for each message until the holder is gone."""
+    kept = _open_files() - {holder.fileno()}
+    while True:
+        message, files, _, _ = socket.recv_fds(holder, 1, _FILES)
+        if not message:
+            return
+        pid = os.fork()
+        if pid == 0:
+            try:
+                holder.close()
+                _supervise(files, kept, mark)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        for file in files:
+            os.close(file)
+        os.waitpid(pid, 0)
+
+
+def main() -> None:
+    holder = socket.socket(fileno=os.dup(0))
+    # Until the modules are imported, the end of the holder ends this process.
+    fcntl.fcntl(holder, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(holder, fcntl.F_SETFL, fcntl.fcntl(holder, fcntl.F_GETFL) | os.O_ASYNC)
+    mark = _find_mark()
+    _prepare_titles()
+    _import(sys.argv[1:])
+    fcntl.fcntl(holder, fcntl.F_SETFL, fcntl.fcntl(holder, fcntl.F_GETFL) & ~os.O_ASYNC)
+    gc.collect()
+    gc.freeze()
+    holder.sendall(b".")
+    _serve(holder, mark)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Programs forked from a process that has their imports: they run as if started by their command, and end with their
+holder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.supervision import fork_server, fork_servers, procfs
+from harness.supervision.process import SupervisedProcess
+from tests.support.supervised import gone, own_folder, state, wait_for
+
+__all__ = ["own_folder"]
+
+HEAVY = "import os\nIMPORTED_BY = os.getpid()\n"
+PROGRAM = """
+import json, os, signal, sys, time
+import heavy
+files = {}
+for name in os.listdir("/proc/self/fd"):
+    try:
+        files[name] = os.readlink(f"/proc/self/fd/{name}")
+    except OSError:
+        pass
+print(json.dumps({
+    "pid": os.getpid(), "argv": sys.argv[1:], "imported_by": heavy.IMPORTED_BY, "session": os.getsid(0),
+    "given": os.environ.get("VLLM_API_KEY"), "files": files, "name": __name__,
+    "signals": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)],
+}), flush=True)
+if sys.argv[1] == "fail":
+    raise ValueError("on purpose")
+if sys.argv[1] == "exit":
+    sys.exit(7)
+while sys.argv[1] == "stay":
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, own_folder):
+    (tmp_path / "heavy.py").write_text(HEAVY)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "log").touch()
+    return tmp_path
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", **more}
+
+
+def start(folder: Path, what: str, preload=("heavy",), **more: str) -> SupervisedProcess:
+    argv = [sys.executable, "-m", "program", what, "--flag", "two words"]
+    with (folder / "log").open("ab") as log:
+        return SupervisedProcess(argv, environment(folder, **more), log, preload=preload)
+
+
+def printed(folder: Path) -> dict:
+    """Return what the program that was started last has printed about itself."""
+    return wait_for(lambda: (text := (folder / "log").read_text()).endswith("\n") and json.loads(text.splitlines()[-1]))
+
+
+def test_forked_program_runs_as_if_started_by_its_command(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_API_KEY", "of the harness")
+        process = start(folder, "stay", VLLM_API_KEY="of the engine")
+    found = printed(folder)
+    assert found["pid"] == process.pid == found["session"]
+    assert found["imported_by"] != process.pid
+    assert found["argv"] == ["stay", "--flag", "two words"]
+    assert found["name"] == "__main__"
+    assert found["given"] == "of the engine"
+    assert found["signals"][0] == str(signal.SIG_DFL)
+    assert found["signals"][1] == str(signal.default_int_handler)
+    assert found["signals"][2:] == [str(signal.SIG_DFL)] * 2
+    assert found["files"]["0"] == "/dev/null"
+    assert found["files"]["1"] == found["files"]["2"] == str(folder / "log")
+    # Neither the lifeline, nor a claim, nor the socket of the fork server: each would outlive whoever should close it.
+    assert set(found["files"]) == {"0", "1", "2"}, found["files"]
+    mark = process.ledger.stem.rpartition("-")[2]
+    assert procfs.marked(process.pid, mark)
+    assert process.close() == []
+    assert gone([process.pid])
+    assert state() == []
+
+
+@pytest.mark.parametrize(("what", "code"), [("end", 0), ("exit", 7), ("fail", 1)])
+def test_exit_code_and_traceback_are_those_of_the_program(folder, what, code):
+    process = start(folder, what)
+    assert process.wait(20) == code
+    assert process.close() == []
+    assert ("ValueError: on purpose" in (folder / "log").read_text()) == (what == "fail")
+
+
+def test_second_program_is_forked_from_the_same_process_and_another_environment_is_not(folder):
+    importers = []
+    for more in ({}, {"VLLM_API_KEY": "x"}, {"OMP_NUM_THREADS": "1"}):
+        process = start(folder, "end", **more)
+        process.wait(20)
+        process.close()
+        importers.append(printed(folder)["imported_by"])
+    assert importers[0] == importers[1] != importers[2]
+    assert gone([importers[0]])
+
+
+def test_killed_fork_server_is_replaced_and_its_programs_go_on(folder):
+    first = start(folder, "stay")
+    server = printed(folder)["imported_by"]
+    os.kill(server, signal.SIGKILL)
+    wait_for(lambda: gone([server]))
+    second = start(folder, "end")
+    assert second.wait(20) == 0
+    assert printed(folder)["imported_by"] not in (server, second.pid)
+    assert first.poll() is None
+    assert first.close() == [] and second.close() == []
+
+
+@pytest.mark.parametrize("module", ["import sys; sys.exit(3)", "import os; os._exit(3)"])
+def test_program_whose_imports_end_the_fork_server_is_started_as_usual(folder, module):
+    (folder / "wrong.py").write_text(module)
+    process = start(folder, "end", preload=("heavy", "wrong"))
+    assert process.wait(20) == 0
+    assert printed(folder)["imported_by"] == process.pid
+    assert process.close() == []
+
+
+def test_module_that_is_missing_or_fails_is_left_to_the_program(folder):
+    (folder / "wrong.py").write_text("raise RuntimeError")
+    process = start(folder, "end", preload=("absent", "wrong", "heavy"))
+    assert process.wait(20) == 0
+    assert printed(folder)["imported_by"] != process.pid
+    assert process.close() == []
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from harness.supervision.process import SupervisedProcess
+folder = Path(sys.argv[1])
+env = {**os.environ, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+argv = [sys.executable, "-m", "program", "stay"]
+process = SupervisedProcess(argv, env, (folder / "log").open("ab"), preload=("heavy", *sys.argv[2:]))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("when", ["importing", "running"])
+def test_sigkill_of_the_holder_leaves_nothing(folder, when):
+    (folder / "slow.py").write_text("import time; time.sleep(600)" if when == "importing" else "")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder), "slow"], cwd=Path(fork_server.__file__).parents[2]
+    )
+    if when == "running":
+        pids = [printed(folder)["pid"], printed(folder)["imported_by"]]
+    else:
+        pids = [wait_for(lambda: psutil.Process(holder.pid).children())[0].pid]
+        time.sleep(1)
+    holder.kill()
+    holder.wait()
+    wait_for(lambda: gone(pids), 30)
+    wait_for(lambda: not state(), 30)
+
+
+def test_start_that_cannot_be_asked_for_falls_back(folder, monkeypatch):
+    def refuse(*_):
+        raise OSError("no descriptors left")
+
+    monkeypatch.setattr(fork_servers.socket, "send_fds", refuse)
+    process = start(folder, "end")
+    assert process.wait(20) == 0
+    assert printed(folder)["imported_by"] == process.pid
+    assert process.close() == []
