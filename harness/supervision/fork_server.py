@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -80,22 +81,26 @@ def _prepare_titles() -> None:
 
 
 class _Engine:
-    """Forks one engine. ``kept`` are the descriptors that belong to the imported modules, ``mark`` the address of the
-    mark."""
+    """Forks an engine that looks like a program started by its command.
 
-    def __init__(self, environment: dict[str, str], kept: set[int], mark: int) -> None:
-        self._environment = environment
+    ``kept`` are the descriptors that belong to the imported modules, ``mark`` the address of the mark.
+    """
+
+    def __init__(self, kept: set[int], mark: int) -> None:
         self._kept = kept
         self._mark = mark
+        self._cores = os.sched_getaffinity(0)
 
-    def start(self, command: list[str], env: dict[str, str]) -> int:
-        """Fork the engine and return its pid. Raises OSError."""
+    def start(self, environment: dict[str, str], command: list[str], more: dict[str, str]) -> int:
+        """Fork the engine with its environment and more variables, and return its pid. Raises OSError."""
         pid = os.fork()
+        # Intel's OpenMP, preloaded into CPU engines, leaves a forked child one core.
+        os.sched_setaffinity(0, self._cores)
         if pid:
             return pid
         code = 1
         try:
-            self._become_program({**self._environment, **env})
+            self._become_program({**environment, **more})
             code = _run(command)
         except BaseException:
             traceback.print_exc()
@@ -156,7 +161,7 @@ def _exit(code: int) -> None:
     os._exit(code)
 
 
-def _supervise(files: list[int], kept: set[int], mark: int) -> None:
+def _supervise(files: list[int], engine: _Engine) -> None:
     """Become the supervisor of the engine that a message describes."""
     asked, lifeline, replies, log, *claims = files
     with os.fdopen(asked, encoding="utf-8") as text:
@@ -165,13 +170,13 @@ def _supervise(files: list[int], kept: set[int], mark: int) -> None:
     for number, file in enumerate((lifeline, replies, log)):
         os.dup2(file, number)
         os.close(file)
-    engine = _Engine(request["env"], kept, mark)
-    supervisor.supervise({**request["about"], "claims": claims}, request["argv"], engine.start)
+    start = functools.partial(engine.start, request["env"])
+    supervisor.supervise({**request["about"], "claims": claims}, request["argv"], start)
 
 
 def _serve(holder: socket.socket, mark: int) -> None:
     """Fork a supervisor for each message until the holder is gone."""
-    kept = _open_files() - {holder.fileno()}
+    engine = _Engine(_open_files() - {holder.fileno()}, mark)
     while True:
         message, files, _, _ = socket.recv_fds(holder, 1, _FILES)
         if not message:
@@ -180,7 +185,7 @@ def _serve(holder: socket.socket, mark: int) -> None:
         if pid == 0:
             try:
                 holder.close()
-                _supervise(files, kept, mark)
+                _supervise(files, engine)
             except BaseException:
                 traceback.print_exc()
             finally:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.builders import changed_profile
 from tests.support.real_engines import Done, harness
+
+TEXT_PROMPTS = 2
 
 
 @pytest.fixture(scope="session")
-def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def small_profile(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The cpu profile with every cell and scenario, and three cold prompts of each stratum."""
+    few = {"per_stratum": 3, "text_prompts": TEXT_PROMPTS}
+    return changed_profile(tmp_path_factory.mktemp("profile"), lambda raw: raw["workload"].update(few))
+
+
+@pytest.fixture(scope="session")
+def eagle3(small_profile: str, tmp_path_factory: pytest.TempPathFactory) -> Done:
     """The pair with EAGLE3, asked directly and through the router, its single engine, and the plain engine that
     re-scores what they gave: three real vLLM engines and real NIXL transfers."""
-    return harness("run", "--cell", "*-eagle3*", "--cell", "single-none", out=tmp_path_factory.mktemp("eagle3"))
+    cells = ("--cell", "*-eagle3*", "--cell", "single-none")
+    return harness("run", "--profile", small_profile, *cells, out=tmp_path_factory.mktemp("eagle3"))

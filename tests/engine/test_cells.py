@@ -17,6 +17,7 @@ from harness.prompts import probe_task
 from harness.prompts.lengths import blocks, classify
 from harness.reports.judge_run import assess
 from harness.util.paths import REPOSITORY
+from tests.engine.conftest import TEXT_PROMPTS
 from tests.support.pages import Page
 from tests.support.real_engines import Done, harness, left_over
 from tests.support.reseal import reseal
@@ -68,7 +69,7 @@ def test_every_output_is_the_known_answer(eagle3: Done):
         expected = probe_task.expected_output(list(o.sent_ids))[: o.max_tokens]
         assert list(o.final.output_ids) == expected, (o.cell, o.scenario, o.key)
         strata[o.cell, classify(len(o.sent_ids), 32, 3).value] += 1
-    for cell, least in (("pd-eagle3", 5), ("pd-eagle3-router", 1), ("single-eagle3", 5)):
+    for cell, least in (("pd-eagle3", 3), ("pd-eagle3-router", 1), ("single-eagle3", 3)):
         for stratum in ("aligned", "lookahead", "first", "middle", "sub-block"):
             assert strata[cell, stratum] >= least
 
@@ -121,7 +122,7 @@ def test_every_scenario_occurred(eagle3: Done):
 
 def test_text_prompts_were_sent_and_echoed(eagle3: Done):
     text = [o for o in eagle3.history.observations if o.form == "text"]
-    assert len(text) == 24
+    assert len(text) == 4 * TEXT_PROMPTS
     assert all(leg.echoed_ids == o.sent_ids for o in text for leg in o.legs)
 
 

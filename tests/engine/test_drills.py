@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
+from faults.cli import app
 from faults.model import Ending
 from faults.run import load_drills
-from harness.util.paths import REPOSITORY
+from harness.cli.app import main
+from tests.support.real_engines import command_line
 
 pytestmark = pytest.mark.engine
 
@@ -17,18 +16,10 @@ DRILLS = ("error-body", "cut", "nan-logprob", "fewer", "no-acceptance", "no-para
 
 
 def test_faults_on_one_pair_are_survived_for_their_reasons(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "faults", *DRILLS, "--out", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-        cwd=REPOSITORY,
-        check=False,
-    )
+    code, output = command_line(lambda: main(app), "faults", *DRILLS, "--out", str(tmp_path))
     found = load_drills((tmp_path / "latest-drill").resolve())
-    assert {r.id: r.ending for r in found.results} == dict.fromkeys(DRILLS, Ending.SURVIVED), done.stdout
+    assert {r.id: r.ending for r in found.results} == dict.fromkeys(DRILLS, Ending.SURVIVED), output
     assert not found.void
-    assert found.left_overs == 0, done.stdout
-    assert done.returncode == 0, done.stdout
-    assert "0 false greens, 0 leftovers" in done.stdout
+    assert found.left_overs == 0, output
+    assert code == 0, output
+    assert "0 false greens, 0 leftovers" in output

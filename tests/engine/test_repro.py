@@ -35,7 +35,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     out = tmp_path_factory.mktemp("small")
     file = out / "repro.py"
     shrink = ("--shrink", "--starts", "0", "--export", str(file), "--export-issue", "--out", str(out))
-    done = harness(*CASE, *shrink, timeout=1800)
+    done = harness(*CASE, *shrink)
     records = list(out.glob("*/shrink.json"))
     assert records, done.output
     return Small(done, json.loads(records[0].read_text()), file)

@@ -37,10 +37,10 @@ def nothing_is_left(tree: orphans.Found, within_s: float = 30.0) -> None:
     assert not set(tree.ledger.ports) & set(orphans.survey().claims)
 
 
-def test_killed_run_goes_on_to_its_end(tmp_path):
+def test_killed_run_goes_on_to_its_end(small_profile, tmp_path):
     command = [sys.executable, "-m", "harness", "run", "--cell", "single-none", "--cell", "single-eagle3"]
     running = subprocess.Popen(
-        [*command, "--scenario", "cold", "--out", str(tmp_path)],
+        [*command, "--profile", small_profile, "--scenario", "cold", "--out", str(tmp_path)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd=REPOSITORY,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness.mutants.catalogue import HISTORIC
-from harness.util.paths import REPOSITORY
-from tests.support.real_engines import living
+from tests.support.real_engines import harness, living
 
 pytestmark = pytest.mark.engine
 
@@ -19,16 +16,8 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, Path]:
     out = tmp_path_factory.mktemp("selftest")
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", "selftest", "--quick", "--out", str(out)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=1800,
-        cwd=REPOSITORY,
-        check=False,
-    )
-    return done.returncode, done.stdout, (out / "latest-selftest").resolve()
+    done = harness("selftest", "--quick", "--out", str(out))
+    return done.code, done.output, (out / "latest-selftest").resolve()
 
 
 def load(folder: Path) -> dict:

@@ -20,7 +20,12 @@ from tests.support.supervised import gone, own_folder, state, wait_for
 
 __all__ = ["own_folder"]
 
-HEAVY = "import os\nIMPORTED_BY = os.getpid()\n"
+# As Intel's OpenMP does, which is preloaded into CPU engines.
+HEAVY = """
+import os
+IMPORTED_BY = os.getpid()
+os.register_at_fork(after_in_child=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}))
+"""
 PROGRAM = """
 import json, os, signal, sys, time
 import heavy
@@ -33,6 +38,7 @@ for name in os.listdir("/proc/self/fd"):
 print(json.dumps({
     "pid": os.getpid(), "argv": sys.argv[1:], "imported_by": heavy.IMPORTED_BY, "session": os.getsid(0),
     "given": os.environ.get("VLLM_API_KEY"), "files": files, "name": __name__,
+    "cores": len(os.sched_getaffinity(0)),
     "signals": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)],
 }), flush=True)
 if sys.argv[1] == "fail":
@@ -76,6 +82,7 @@ def test_forked_program_runs_as_if_started_by_its_command(folder):
     assert found["imported_by"] != process.pid
     assert found["argv"] == ["stay", "--flag", "two words"]
     assert found["name"] == "__main__"
+    assert found["cores"] == len(os.sched_getaffinity(0))
     assert found["given"] == "of the engine"
     assert found["signals"][0] == str(signal.SIG_DFL)
     assert found["signals"][1] == str(signal.default_int_handler)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import subprocess
+import signal
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+import pytest
 
+from harness.cli.app import main
 from harness.history.folder import History, load_history
 from harness.util.paths import REPOSITORY
 
@@ -33,20 +38,53 @@ def newest(out: Path) -> Path | None:
     return link.resolve() if link.exists() else next((p for p in out.glob("*-*") if p.is_dir()), None)
 
 
-def harness(*arguments: str, out: Path | None = None, timeout: float = 1800) -> Done:
-    command = [sys.executable, "-m", "harness", *arguments]
-    if out is not None:
-        command += ["--out", str(out)]
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-        cwd=REPOSITORY,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, newest(out) if out else None)
+@contextlib.contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Send what this process writes to a file, also past ``sys.stdout``."""
+    saved = [os.dup(standard) for standard in (1, 2)]
+    streams = sys.stdout, sys.stderr
+    with path.open("w", encoding="utf-8", buffering=1) as file:
+        try:
+            for standard in (1, 2):
+                os.dup2(file.fileno(), standard)
+            sys.stdout = sys.stderr = file
+            yield
+        finally:
+            sys.stdout, sys.stderr = streams
+            for standard, copy in zip((1, 2), saved, strict=True):
+                os.dup2(copy, standard)
+                os.close(copy)
+
+
+def command_line(program: Callable[[], None], name: str, *arguments: str) -> tuple[int, str]:
+    """Run a command line in this process, as its own would; return the exit code and the output.
+
+    The engines of all tests are then forked from one process that has imported vLLM. Commands that are interrupted or
+    killed have a process of their own.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        output = Path(folder) / "output"
+        patch.setattr(sys, "argv", [name, *arguments])
+        patch.chdir(REPOSITORY)
+        try:
+            with _output_to(output):
+                program()
+            code: object = 0
+        except SystemExit as end:
+            code = end.code
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        assert code is None or isinstance(code, int)
+        return code or 0, output.read_text(encoding="utf-8")
+
+
+def harness(*arguments: str, out: Path | None = None) -> Done:
+    """Run ``harness`` with these arguments; ``out`` is where its run is recorded."""
+    given = arguments if out is None else (*arguments, "--out", str(out))
+    code, output = command_line(main, "harness", *given)
+    return Done(code, output, newest(out) if out else None)
 
 
 def left_over(run_folder: Path) -> list[str]:
