@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -119,15 +120,15 @@ class Exchange:
     def _hand_off(self, ask: Ask, legs: list[Leg]) -> None:
         """Prefill on P, then decode on D with P's unchanged parameters, appending each leg as soon as it is answered.
 
-        P's counters are read after D has answered, because between the legs P is busy with its lease and may not answer
-        /metrics until the lease ends.
+        P's counters are read after D has answered, together with D's, because between the legs P is busy with its lease
+        and may not answer /metrics until the lease ends.
 
         Raises HandoffError when a leg fails, P returns no parameters, or D could not be asked in time.
         """
         request_id, salt = new_id(), ask.salt or new_id()
-        client = self._clients["prefill"]
-        before = client.last_snapshot
-        prefill = client.complete(
+        p, d = self._clients["prefill"], self._clients["decode"]
+        before = {client: client.last_snapshot for client in (p, d)}
+        prefill = p.complete(
             ask.payload,
             Sampling(1, self._workload.logprobs, ask.temperature),
             request_id,
@@ -137,13 +138,22 @@ class Exchange:
         )
         answered = time.monotonic()
         legs.append(prefill)
+        # With requests in between, P's counters do not belong to this request alone.
+        wanted = {p: {"finished_requests": 1}} if ask.counted and ask.between is None else {}
         try:
             legs.append(self._decode(ask, prefill, answered, salt))
+            if ask.counted:
+                wanted[d] = self._awaited()
         finally:
-            # With requests in between, P's counters do not belong to this request alone.
-            if ask.counted and ask.between is None:
-                counters = client.counters_after(before, {"finished_requests": 1})
-                legs[0] = prefill.model_copy(update={"counters": counters})
+            with ThreadPoolExecutor(max_workers=2) as pool:
+                reading = {c: pool.submit(c.counters_after, before[c], least) for c, least in wanted.items()}
+            for index, client in enumerate((p, d)):
+                if client in reading:
+                    legs[index] = legs[index].model_copy(update={"counters": reading[client].result()})
+
+    def _awaited(self) -> dict[str, int]:
+        """Return by how much D's counters have to grow before they include a hand-off."""
+        return {"finished_requests": 1, "nixl_bytes": 1}
 
     def _decode(self, ask: Ask, prefill: Leg, answered: float, salt: str) -> Leg:
         """Send D's part of a hand-off; ``answered`` is when P answered, in ``time.monotonic()``.
@@ -175,8 +185,7 @@ class Exchange:
             prefill.request_id,
             salt,
             prefill.kv_transfer_params,
-            await_counters=("finished_requests", "nixl_bytes"),
-            count=ask.counted,
+            count=False,
         )
         self.kept_by_p -= 1
         return leg

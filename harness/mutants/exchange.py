@@ -38,6 +38,8 @@ class MutatedExchange(Exchange):
             self._sampling(ask),
             prefill.request_id,
             salt,
-            await_counters=("finished_requests",),
-            count=ask.counted,
+            count=False,
         )
+
+    def _awaited(self) -> dict[str, int]:
+        return {"finished_requests": 1} if self._is_on("M9") else super()._awaited()

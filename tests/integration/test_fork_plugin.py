@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,19 @@ def test_vllm_finds_the_plugin_on_the_path_of_engines():
 @pytest.mark.parametrize(("asked", "used"), [("fork", "fork"), ("spawn", "spawn"), ("", "spawn")])
 def test_the_environment_decides(fake_vllm, asked, used):
     assert run_python(CHECK, fake_vllm, VLLM_WORKER_MULTIPROC_METHOD=asked) == f"{used} CpuPlatform"
+
+
+def test_models_are_inspected_without_another_process(fake_vllm):
+    registry = Path(fake_vllm, "vllm", "model_executor", "models")
+    registry.mkdir(parents=True)
+    for folder in (registry, registry.parent):
+        (folder / "__init__.py").touch()
+    (registry / "registry.py").write_text("def _run_in_subprocess(inspect):\n    raise RuntimeError\n")
+    code = (
+        "import kv_harness_fork; kv_harness_fork.register(); import vllm.model_executor.models.registry as found;"
+        "print(found._run_in_subprocess(lambda: 'inspected'))"
+    )
+    assert run_python(code, fake_vllm, VLLM_WORKER_MULTIPROC_METHOD="fork") == "inspected"
 
 
 def test_a_version_without_the_platform_starts_as_it_decides(tmp_path):

@@ -2,7 +2,9 @@
 
 A spawned process imports torch and vLLM anew, which takes most of an engine's start; a forked one has them already.
 Forking is vLLM's default, but its CPU platform (0.32.0, ``platforms/cpu.py``) sets ``spawn`` whatever the environment
-says. vLLM reads the variable again for each process that it creates, so it is set back after the platform's check.
+says. vLLM reads the variable again for each process that it creates, so it is set back after the platform's check. It
+also imports a model that it has not seen before in a process of its own first, to learn what the model can do, because
+CUDA must not be initialised before a fork; without CUDA this process can do that.
 
 The folder of this module is on the engines' Python path, and the ``dist-info`` beside it declares ``register`` to vLLM.
 """
@@ -38,6 +40,9 @@ def register() -> None:
         os.environ[METHOD_VARIABLE] = "fork"
 
     platform.check_and_update_config = classmethod(check_and_fork)
+    with contextlib.suppress(ImportError):
+        registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+        registry._run_in_subprocess = lambda inspect: inspect()
     os.register_at_fork(after_in_child=drop_listening_sockets)
 
 

@@ -65,7 +65,9 @@ def test_an_answer_of_another_model_is_refused():
         parsed(answer() | {"model": "another"})
 
 
-@pytest.mark.parametrize("text", ["<!DOCTYPE html><p>hello", "vllm:generation_tokens_total NaN\n", "vllm:x{ 1\n"])
+@pytest.mark.parametrize(
+    "text", ["<!DOCTYPE html><p>hello", "vllm:generation_tokens_total NaN\n", "vllm:num_preemptions_total{ 1\n"]
+)
 def test_metrics_of_another_shape_are_a_broken_exchange(text, monkeypatch):
     client = Client("decode", "http://127.0.0.1:1", 1.0)
     monkeypatch.setattr(client, "_metrics", lambda: text)

@@ -197,8 +197,9 @@ def test_nothing_is_asked_of_p_before_d_has_answered():
     exchange, _, calls = fake_pair()
     legs: list[Leg] = []
     exchange.send(Ask(True, [1, 2]), legs)
-    assert calls == ["prefill asked", "decode asked", "prefill counted"]
-    assert [leg.counters for leg in legs] == [{"finished_requests": 1.0}, {"own": 1.0}]
+    assert calls[:2] == ["prefill asked", "decode asked"]
+    assert sorted(calls[2:]) == ["decode counted", "prefill counted"]
+    assert [leg.counters for leg in legs] == [{"finished_requests": 1.0}] * 2
     assert exchange.kept_by_p == 0
 
 
