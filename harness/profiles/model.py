@@ -190,7 +190,8 @@ class Timeouts(Strict):
     handshake_attempts: int = Field(default=5, ge=1, le=1000)
     stop: float = Field(default=15.0, gt=0, le=86_400)
     cell: float | None = Field(default=None, gt=0, le=2_592_000)
-    """Limit for all requests of one cell. None: ten times the expected time, at least 600 s."""
+    """Limit for all requests of one cell. None: ten times the expected time, at least 600 s; more on a machine on which
+    engines start more slowly than expected."""
     run: float | None = Field(default=None, gt=0, le=2_592_000)
     """Limit for all groups of engines together. None: ten times the expected time, at least an hour."""
 

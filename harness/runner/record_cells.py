@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from harness.engines.session import EngineGroupSession
 from harness.errors import InfrastructureError
+from harness.profiles.model import TopologyName
 from harness.runner.perform import perform
 from harness.runner.recorder import Recorder
-from harness.runner.timeouts import cell_limit_s, limited, rescore_limit_s
+from harness.runner.timeouts import limited, requests_limit_s
 from harness.util.progress import Reporter
 from harness.workload.cells import CellWork
 
@@ -48,13 +49,17 @@ def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, re
     if not work.requests:
         # In a resumed run the cell may be complete already; its engine only re-scores the outputs of the others.
         return
-    limit_s = cell_limit_s(session.profile.timeouts, session.group, work)
+    limit_s = _limit_s(session, work.cell.topology, work.requests)
     late = (
         f"expected the requests of {work.cell.id} to take at most {limit_s:.0f} s (timeouts.cell), found them "
         f"unfinished, so its engines were ended; see logs/{session.group.id}.*.stacks.txt, or raise the limit"
     )
     with limited(limit_s, lambda: session.give_up("cell", late)):
         _send_all(session, work, recorder, reporter)
+
+
+def _limit_s(session: EngineGroupSession, topology: TopologyName, requests: int) -> float:
+    return requests_limit_s(session.profile.timeouts, session.group, topology, requests, session.ready_seconds)
 
 
 def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, reporter: Reporter) -> None:
@@ -92,7 +97,7 @@ def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter)
     """
     begun = time.monotonic()
     count = recorder.outputs.count(session.group.variant)
-    limit_s = rescore_limit_s(session.profile.timeouts, session.group, count)
+    limit_s = _limit_s(session, "single", count)
     late = (
         f"expected {count} outputs to be re-scored within {limit_s:.0f} s (timeouts.cell), found them unfinished, so "
         f"the engine was ended; see logs/{session.group.id}.*.stacks.txt, or raise the limit"

@@ -7,28 +7,28 @@ import threading
 from collections.abc import Callable, Iterator
 
 from harness.profiles.cells import EngineGroup
-from harness.profiles.model import Timeouts
-from harness.workload.cells import CellWork
+from harness.profiles.model import Timeouts, TopologyName
 
 _MARGIN = 10.0
 """Factor on the expected time, well above the spread seen on slow machines (docs/performance.md)."""
 _CELL_FLOOR_S = 600.0
 """Leaves room for a first request that compiles kernels, and for a few requests that time out."""
 _RUN_FLOOR_S = 3600.0
+_SLOWEST = 6.0
 
 
-def cell_limit_s(timeouts: Timeouts, group: EngineGroup, work: CellWork) -> float:
-    """Return the limit for all requests of a cell: ``timeouts.cell``, or ten times the expected time, min. 600 s."""
+def requests_limit_s(
+    timeouts: Timeouts, group: EngineGroup, topology: TopologyName, requests: int, start_s: float
+) -> float:
+    """Return the limit in seconds for so many requests, one after the other: ``timeouts.cell``, or ten times the
+    expected time, at least 600 s.
+
+    A machine that took longer than expected to start the engines, ``start_s``, gets as many times more.
+    """
     if timeouts.cell is not None:
         return timeouts.cell
-    return max(_CELL_FLOOR_S, _MARGIN * group.expected.request_s(work.cell.topology) * work.requests)
-
-
-def rescore_limit_s(timeouts: Timeouts, group: EngineGroup, outputs: int) -> float:
-    """Return the limit for re-scoring that many outputs, in seconds, computed as for a cell of as many requests."""
-    if timeouts.cell is not None:
-        return timeouts.cell
-    return max(_CELL_FLOOR_S, _MARGIN * group.expected.request_s("single") * outputs)
+    slowness = min(max(1.0, start_s / group.expected.start_s(group.topology)), _SLOWEST)
+    return slowness * max(_CELL_FLOOR_S, _MARGIN * group.expected.request_s(topology) * requests)
 
 
 def run_limit_s(timeouts: Timeouts, expected_s: float) -> float:

@@ -32,7 +32,7 @@ from harness.profiles.model import Expected, Timeouts
 from harness.runner.groups import Runner
 from harness.runner.options import RunOptions
 from harness.runner.run import prepared_recorder
-from harness.runner.timeouts import cell_limit_s, rescore_limit_s, run_limit_s
+from harness.runner.timeouts import requests_limit_s, run_limit_s
 from harness.supervision import stacks
 from harness.supervision.process import SupervisedEngine
 from harness.util.progress import Reporter
@@ -253,9 +253,15 @@ def test_requests_that_hang_are_broken_and_the_stacks_are_taken_once(tmp_path):
 
 def test_default_limits_follow_what_is_expected():
     prepared = prepare("cpu", ["pd-none"])
-    (group,), (work,) = prepared.plan.groups, [w for w in prepared.works if w.cell.id == "pd-none"]
-    assert cell_limit_s(Timeouts(), group, work) == max(600, 10 * 0.65 * work.requests)
-    assert cell_limit_s(Timeouts(cell=5), group, work) == 5
+    (group,) = prepared.plan.groups
+    usual = group.expected.pair_start_s
+    assert requests_limit_s(Timeouts(), group, "pd", 10, usual / 3) == 600
+    assert requests_limit_s(Timeouts(), group, "pd", 1000, usual) == 10 * 0.65 * 1000
+    assert requests_limit_s(Timeouts(), group, "single", 1000, usual) == 10 * 0.45 * 1000
+    assert requests_limit_s(Timeouts(cell=5), group, "pd", 1000, 3 * usual) == 5
+    # A machine on which engines start three times more slowly answers more slowly, too.
+    assert requests_limit_s(Timeouts(), group, "pd", 1000, 3 * usual) == 3 * 10 * 0.65 * 1000
+    assert requests_limit_s(Timeouts(), group, "pd", 10, 100 * usual) == 6 * 600
     assert (run_limit_s(Timeouts(), 60), run_limit_s(Timeouts(), 1000), run_limit_s(Timeouts(run=9), 1)) == (
         3600,
         10_000,
@@ -371,13 +377,6 @@ def test_re_scoring_past_its_limit_is_ended_and_says_why(tmp_path):
     (found,) = [r for r in judged.results if r.check == "rescored"]
     assert found.verdict is Verdict.UNKNOWN and "re-scored within 20 s" in found.findings[0].message
     nothing_left()
-
-
-def test_re_scoring_has_the_limit_of_so_many_requests():
-    (group,) = prepare("cpu", ["single-none"]).plan.groups
-    assert rescore_limit_s(Timeouts(), group, 10) == 600
-    assert rescore_limit_s(Timeouts(), group, 1000) == 10 * 0.45 * 1000
-    assert rescore_limit_s(Timeouts(cell=5), group, 1000) == 5
 
 
 # --- the command line ------------------------------------------------------------------------------------------------
