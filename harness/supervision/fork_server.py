@@ -189,7 +189,7 @@ def _serve(holder: socket.socket, mark: int) -> None:
             except BaseException:
                 traceback.print_exc()
             finally:
-                os._exit(0)
+                procfs.exit_now()
         for file in files:
             os.close(file)
         os.waitpid(pid, 0)
@@ -208,7 +208,7 @@ def main() -> None:
     gc.freeze()
     holder.sendall(b".")
     _serve(holder, mark)
-    os._exit(0)
+    procfs.exit_now()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ class _ForkServer:
     def __init__(self, python: str, modules: Sequence[str], env: Mapping[str, str]) -> None:
         """Start it; ``ready`` waits for the imports. Raises OSError."""
         self._socket, theirs = socket.socketpair()
+        self._made: list[procfs.Segment] = []
         with theirs:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
                 [python, str(Path(fork_server.__file__).resolve()), *modules],
@@ -40,7 +41,9 @@ class _ForkServer:
         """Wait for the imports and return whether they succeeded."""
         self._socket.settimeout(_IMPORT_S)
         with contextlib.suppress(OSError):
-            return self._socket.recv(1) == b"."
+            if self._socket.recv(1) == b".":
+                self._made = [s for s in procfs.segments() if procfs.named_after(s) == self._process.pid]
+                return True
         return False
 
     def alive(self) -> bool:
@@ -77,6 +80,7 @@ class _ForkServer:
         self._socket.close()
         self._process.kill()
         self._process.wait()
+        procfs.remove(self._made)
 
 
 class _Current(NamedTuple):

@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 SHM = Path("/dev/shm")
 MARK = "KV_HARNESS_TREE"
@@ -282,6 +282,21 @@ def registered_by(segment: Segment, pid: int) -> bool:
                 if int(low, 16) <= address < int(high, 16):
                     return "w" in mode
     return False
+
+
+def own_registration() -> Segment | None:
+    """Return the OpenMP registration of this process, if it has one. A process that is forked from one with the library
+    has its own, and leaves it behind when it ends without the library's destructor."""
+    found = next((s for s in segments() if s.name == f"__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}"), None)
+    return found if found is not None and registered_by(found, os.getpid()) else None
+
+
+def exit_now(code: int = 0) -> NoReturn:
+    """End this process without destructors, and remove the OpenMP registration that would stay."""
+    if (found := own_registration()) is not None:
+        with contextlib.suppress(OSError):
+            (SHM / found.name).unlink()
+    os._exit(code)
 
 
 def made_by(segment: Segment, used: bool, members: Collection[int], living: Collection[int]) -> bool:

@@ -126,7 +126,10 @@ class Tree:
         self._claims: list[int] = request["claims"]
         for handle in self._claims:
             os.set_inheritable(handle, False)
-        self._before = procfs.segments()
+        registration = procfs.own_registration()
+        self._own = () if registration is None else (registration,)
+        """What this process itself leaves if it is killed."""
+        self._before = procfs.segments() - set(self._own)
         self._members: set[Process] = set()
         self._made: set[Segment] = set()
         self._new: dict[Segment, float] = {}
@@ -167,7 +170,7 @@ class Tree:
             "warden": procfs.process(os.getpid()),
             "engine": self._engine,
             "members": sorted(self._members),
-            "made": sorted(self._made),
+            "made": sorted({*self._made, *self._own}),
             "before": sorted(self._before),
             **self._request["about"],
         }
@@ -211,7 +214,7 @@ class Tree:
     def _scan(self, everything: bool) -> None:
         """Scan if it is due or if there are young segments; with ``everything``, scan all segments now."""
         now = time.monotonic()
-        fresh = procfs.segments() - self._before - self._made
+        fresh = procfs.segments() - self._before - self._made - set(self._own)
         self._new = {s: self._new.get(s, now) for s in fresh}
         young = {s for s, seen in self._new.items() if everything or now - seen < _YOUNG_S}
         if not everything and not young and now - self._scanned < _SCAN_S:
@@ -365,7 +368,7 @@ def supervise(request: dict[str, Any], command: list[str], start: Start = spawn)
     """Start the command and own its tree until that is gone. ``request`` is ABOUT of the command line."""
     # Must not be a child of the holder: some holders (Ray's workers among them) kill their children before they end.
     if os.fork():
-        os._exit(0)
+        procfs.exit_now()
     with contextlib.suppress(PermissionError):
         os.setsid()
     for number in _IGNORED:

@@ -46,10 +46,10 @@ def test_every_distinct_output_was_scored_by_the_plain_engine(eagle3: Done):
     scores = history.of("single-none", scenario=RESCORE)
     cells = ("pd-eagle3", "pd-eagle3-router", "single-eagle3", "single-none")
     outputs = {(o.prompt_id, o.final.output_ids) for c in cells for o in history.of(c).values()}
-    assert len(scores) >= len(outputs) >= 40
+    assert len(scores) >= len(outputs) >= 15
     right = {(*p, *probe_task.expected_output(list(p))) for p in sent(history)}
     scored = [s for s in scores.values() if s.sent_ids in right]
-    assert len(scored) >= 40
+    assert len(scored) >= 15
     assert all(max(s.final.rescored) == 0 for s in scored)
 
 
@@ -161,12 +161,12 @@ def test_run_judged_against_itself_and_without_the_list(eagle3: Done, tmp_path):
     assert bare.verdict is Verdict.REGRESSION
 
 
-def test_accepting_a_real_run_changes_nothing_and_is_no_pass(eagle3: Done, tmp_path):
+def test_accepting_a_run_with_too_few_prompts_is_refused(eagle3: Done, tmp_path):
     folder = tmp_path / "baselines"
     shutil.copytree(REPOSITORY / "baselines" / "cpu", folder)
     done = harness("baseline", "accept", str(eagle3.folder), "--baselines", str(folder))
-    assert done.code == 1, done.output
-    assert "accepted" in done.output
+    assert done.code == 64, done.output
+    assert "expected an answer to prompt" in done.output and "nothing was recorded" in done.output
     for name in ("none", "eagle3"):
         assert (folder / f"{name}.csv").read_bytes() == (REPOSITORY / "baselines" / "cpu" / f"{name}.csv").read_bytes()
 

@@ -3,6 +3,7 @@ holder."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,11 +21,20 @@ from tests.support.supervised import gone, own_folder, state, wait_for
 
 __all__ = ["own_folder"]
 
-# As Intel's OpenMP does, which is preloaded into CPU engines.
+# As Intel's OpenMP does, which is preloaded into CPU engines: it leaves a forked child one core, and registers every
+# process under its pid.
 HEAVY = """
-import os
+import ctypes, os
 IMPORTED_BY = os.getpid()
-os.register_at_fork(after_in_child=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}))
+own = ctypes.create_string_buffer(8)
+def register():
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    with open(f"/dev/shm/__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}", "w") as file:
+        file.write(f"{ctypes.addressof(own):#x}-{__file__}")
+cores = os.sched_getaffinity(0)
+register()
+os.sched_setaffinity(0, cores)
+os.register_at_fork(after_in_child=register)
 """
 PROGRAM = """
 import json, os, signal, sys, time
@@ -68,6 +78,16 @@ def start(folder: Path, what: str, preload=("heavy",), **more: str) -> Supervise
         return SupervisedProcess(argv, environment(folder, **more), log, preload=preload)
 
 
+def registered(folder: Path) -> list[str]:
+    """Return the registrations that the processes of a test have left."""
+    found = []
+    for path in procfs.SHM.glob("__KMP_REGISTERED_LIB_*"):
+        with contextlib.suppress(OSError):
+            if str(folder) in path.read_text(errors="replace"):
+                found.append(path.name)
+    return found
+
+
 def printed(folder: Path) -> dict:
     """Return what the program that was started last has printed about itself."""
     return wait_for(lambda: (text := (folder / "log").read_text()).endswith("\n") and json.loads(text.splitlines()[-1]))
@@ -96,6 +116,8 @@ def test_forked_program_runs_as_if_started_by_its_command(folder):
     assert process.close() == []
     assert gone([process.pid])
     assert state() == []
+    # The fork server itself goes on.
+    assert registered(folder) == [f"__KMP_REGISTERED_LIB_{found['imported_by']}_{os.getuid()}"]
 
 
 @pytest.mark.parametrize(("what", "code"), [("end", 0), ("exit", 7), ("fail", 1)])
@@ -127,6 +149,17 @@ def test_killed_fork_server_is_replaced_and_its_programs_go_on(folder):
     assert printed(folder)["imported_by"] not in (server, second.pid)
     assert first.poll() is None
     assert first.close() == [] and second.close() == []
+    assert len(registered(folder)) == 1
+
+
+def test_killed_supervisor_leaves_nothing(folder):
+    process = start(folder, "stay")
+    pids = [printed(folder)["pid"], psutil.Process(process.pid).ppid()]
+    os.kill(pids[1], signal.SIGKILL)
+    wait_for(lambda: process.poll() is not None)
+    assert process.close() == []
+    assert gone(pids)
+    assert len(registered(folder)) == 1
 
 
 @pytest.mark.parametrize("module", ["import sys; sys.exit(3)", "import os; os._exit(3)"])
@@ -173,6 +206,8 @@ def test_sigkill_of_the_holder_leaves_nothing(folder, when):
     holder.wait()
     wait_for(lambda: gone(pids), 30)
     wait_for(lambda: not state(), 30)
+    if when == "running":
+        wait_for(lambda: not registered(folder))
 
 
 def test_start_that_cannot_be_asked_for_falls_back(folder, monkeypatch):

@@ -256,7 +256,7 @@ def evidence_of_test(changed: list[str]) -> TokenTestEvidence:
 def changed_profile(tmp_path: Path, change: Callable[[dict], object]) -> str:
     """Path of a copy of the cpu profile, absolute paths and all, after ``change`` was applied to it."""
     raw = yaml.safe_load((SHIPPED_PROFILES / "cpu.yaml").read_text())
-    for key in ("target", "tokenizer", "baselines"):
+    for key in ("target", "tokenizer", "baselines", "known_defects"):
         raw[key] = str(REPOSITORY / raw[key])
     raw["workload"]["prompts"] = str(REPOSITORY / raw["workload"]["prompts"])
     for method in raw["methods"]:
