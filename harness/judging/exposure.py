@@ -39,15 +39,20 @@ class Exposure(NamedTuple):
         """The exposure in words."""
         if not self.answers:
             return "no answer was checked on its own, token by token: a defect of single requests is not excluded"
-        counted = f"{self.answers:,} answers were checked token by token"
-        shown = f"a defect of one request in {one_in(self.answers)}"
+        counted = f"{self.answers:,} answers checked token by token"
+        shown = f"a defect of {_share(self.answers, 'request')}"
         if self.handed_off == self.answers:
             counted += ", all after a hand-off"
-            shown = f"a defect of one P/D request in {one_in(self.answers)}"
+            shown = f"a defect of {_share(self.answers, 'P/D request')}"
         elif self.handed_off:
-            counted += f", {self.handed_off:,} of them after a hand-off"
-            shown += f", or of one P/D request in {one_in(self.handed_off)},"
+            counted += f", {self.handed_off:,} after a hand-off"
+            shown += f", or of {_share(self.handed_off, 'P/D request')},"
         return f"{counted}; {shown} would have shown with 95 %"
+
+
+def _share(answers: int, what: str) -> str:
+    rarest = one_in(answers)
+    return f"one {what} in {rarest:,}" if rarest > 1 else f"every {what}"
 
 
 def one_in(answers: int) -> int:

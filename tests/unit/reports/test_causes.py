@@ -192,14 +192,17 @@ def test_rarest_defect_that_would_have_shown(answers, rare):
 def test_exposure_stands_in_every_report():
     summary = of(history(pair()))
     words = (
-        "8 answers were checked token by token, 4 of them after a hand-off; a defect of one request in 3, or of one "
-        "P/D request in 1, would have shown with 95 %"
+        "8 answers checked token by token, 4 after a hand-off; a defect of one request in 3, or of every P/D request, "
+        "would have shown with 95 %"
     )
     assert summary.exposure == Exposure({"pd-none": 4, "single-none": 4})
     for text in (printed(summary), render_markdown(summary), render_html(summary)):
         assert words in " ".join(text.split())
     pd = of(history(pair(("pd-none",))))
-    assert "4 answers were checked token by token, all after a hand-off" in pd.exposure.sentence
+    assert (
+        "4 answers checked token by token, all after a hand-off; a defect of every P/D request would"
+        in pd.exposure.sentence
+    )
 
 
 def test_answers_that_a_known_defect_excuses_are_not_exposed():
