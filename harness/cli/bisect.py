@@ -48,7 +48,7 @@ def bisect_command(
             "--repeat",
             "-n",
             min=1,
-            max=1000,
+            max=10_000,
             help="Maximum attempts per version: one that shows the defect makes it bad; it is good once the quiet ones "
             "exclude the rate of the run. Default: 60.",
         ),

@@ -36,7 +36,7 @@ def repro_command(
             "--repeat",
             "-n",
             min=1,
-            max=1000,
+            max=10_000,
             help="Maximum attempts, on the same engines, to measure how often it shows. Default: until it shows, or "
             "until the quiet attempts exclude the rate of the run, at most 60; with --keep one.",
         ),

@@ -357,7 +357,9 @@ def reproduce(
         ) as session:
             session.switch(*mutants)
             reporter.step(group.id, start_expected_s(group))
-            reporter.line(f"up to {most} tries; {target.goal.tries} quiet ones exclude {target.goal.words}")
+            needed = target.goal.tries
+            short = f"; that takes --repeat {needed}" if most < needed else ""
+            reporter.line(f"up to {most} tries; {needed} quiet ones exclude {target.goal.words}{short}")
             scrubber = Scrubber(session, prepared.prompts.prompts)
             while len(attempts) < most and not until(attempts, target.goal):
                 if attempts:
