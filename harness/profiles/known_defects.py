@@ -21,8 +21,8 @@ MOST_DAYS = 120
 """Most days from the day on which an entry was added, or last renewed, to its expiry."""
 
 _NEEDED = {
-    "checks": "the checks whose findings it covers, such as [tokens-baseline]; without it, every check is covered",
-    "at_most": "the most findings that it covers in one cell and scenario; without it, growing damage stays covered",
+    "checks": "the checks whose findings it covers, such as [tokens-baseline]",
+    "at_most": "the most findings that it covers in one cell and scenario",
     "added": f"the day on which it was added or last renewed; it expires at most {MOST_DAYS} days later",
 }
 """Keys that narrow an entry and have no default, each with what is expected."""
