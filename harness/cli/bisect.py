@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.options import OutOption, ProfileOption, make_console
-from harness.cli.target import CellOption, PromptOption, ScenarioOption, TrustOption, what_to_try
+from harness.cli.target import CellOption, PromptOption, RateOption, ScenarioOption, TrustOption, what_to_try
 from harness.errors import UsageError
 
 
@@ -43,15 +43,17 @@ def bisect_command(
         ),
     ] = None,
     repeat: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--repeat",
             "-n",
             min=1,
-            max=1000,
-            help="Attempts per version: one that shows the defect makes it bad, all must be clean to make it good.",
+            max=10_000,
+            help="Maximum attempts per version: one that shows the defect makes it bad; it is good once the quiet ones "
+            "exclude the rate of the run. Default: 60.",
         ),
-    ] = 1,
+    ] = None,
+    rate: RateOption = None,
     trust_code: TrustOption = False,
     out: OutOption = None,
 ) -> None:
@@ -72,6 +74,7 @@ def bisect_command(
     from harness.commands.bisect.report import print_bisection
     from harness.commands.bisect.run import VersionTrier, expected_total_s, start
     from harness.commands.bisect.run import bisect as search_versions
+    from harness.commands.repro import MOST_TRIES
     from harness.runner.run import new_folder
     from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
@@ -80,7 +83,14 @@ def bisect_command(
         raise UsageError("expected --finding ID with RUN_DIR, found none; `harness check RUN_DIR` lists its findings")
     if finding is not None and run_dir is None and cell is None:
         run_dir = DEFAULT_OUT / "latest"
-    prepared, target, mutants = what_to_try(run_dir, finding, cell, prompt, scenario, profile, trust_code)
+    prepared, target, mutants = what_to_try(run_dir, finding, cell, prompt, scenario, profile, trust_code, rate)
+    most = repeat or MOST_TRIES
+    if most < target.goal.tries:
+        raise UsageError(
+            f"--repeat: expected at least {target.goal.tries} attempts per version, which exclude {target.goal.words} "
+            f"when they are quiet, found {most}, with which no version could be called good; give --repeat "
+            f"{target.goal.tries}, or --rate if it shows more often than that"
+        )
     device = prepared.profile.engine.device
     package = DISTRIBUTIONS[device]
     candidates = in_order(
@@ -90,13 +100,13 @@ def bisect_command(
         lambda: released_versions(package),
     )
     folder = new_folder(out or DEFAULT_OUT, prepared.profile, "bisect")
-    with Reporter(expected_total_s(prepared, repeat, len(candidates))) as reporter:
+    with Reporter(expected_total_s(prepared, target.goal.tries, len(candidates))) as reporter:
         reporter.line(f"{len(candidates)} versions from {candidates[0].version} to {candidates[-1].version}")
         cache = Cache(cache_folder(), UvInstaller(device), reporter.line)
         trier = VersionTrier(
-            prepared, target, mutants, repeat, lambda version, log: cache.python(package, version, log), reporter
+            prepared, target, mutants, most, lambda version, log: cache.python(package, version, log), reporter
         )
-        begun = start(prepared, target, mutants, candidates, repeat)
+        begun = start(prepared, target, mutants, candidates, most)
         found = search_versions(begun, candidates, folder, trier, reporter.line)
     console = make_console()
     print_bisection(found, console)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.options import OutOption, ProfileOption, PythonOption, make_console
-from harness.cli.target import CellOption, PromptOption, ScenarioOption, TrustOption, what_to_try
+from harness.cli.target import CellOption, PromptOption, RateOption, ScenarioOption, TrustOption, what_to_try
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,11 +31,17 @@ def repro_command(
     scenario: ScenarioOption = "cold",
     profile: ProfileOption = "cpu",
     repeat: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--repeat", "-n", min=1, max=1000, help="Maximum attempts, on the same engines; stops once decided."
+            "--repeat",
+            "-n",
+            min=1,
+            max=10_000,
+            help="Maximum attempts, on the same engines, to measure how often it shows. Default: until it shows, or "
+            "until the quiet attempts exclude the rate of the run, at most 60; with --keep one.",
         ),
-    ] = 1,
+    ] = None,
+    rate: RateOption = None,
     keep: Annotated[
         bool,
         typer.Option("--keep", help="Keep the engines running until Ctrl-C; print their URLs and the curl commands."),
@@ -64,15 +70,16 @@ def repro_command(
 ) -> None:
     """Try a finding again: the same cell, engine flags, prompt and scenario.
 
-    Exit code 1 when it shows again, 0 when it does not, 2 when no attempt was conclusive.
+    Exit code 1 when it shows again, 0 when enough quiet attempts exclude the rate at which it showed in the run, 2 when
+    there were too few or none was conclusive.
     """
-    from harness.commands.repro import expected_s, reproduce
+    from harness.commands.repro import MOST_TRIES, expected_s, measured, reproduce, settled
     from harness.mutants.install import require_alone, require_known
     from harness.reports.terminal import print_summary
     from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
 
-    prepared, target, mutants = what_to_try(run_dir, finding, cell, prompt, scenario, profile, trust_code)
+    prepared, target, mutants = what_to_try(run_dir, finding, cell, prompt, scenario, profile, trust_code, rate)
     if mutant:
         if run_dir is not None:
             raise UsageError("--mutant: expected none with RUN_DIR, found one; the mutants of the run are used")
@@ -82,7 +89,7 @@ def repro_command(
     console = make_console()
     if export_issue and export is None:
         raise UsageError("--export-issue: expected --export FILE with it, found none")
-    if (keep or repeat > 1) and (export is not None or shrink):
+    if (keep or repeat is not None) and (export is not None or shrink):
         raise UsageError(
             "expected --export or --shrink without --keep and --repeat, found them together; run them separately"
         )
@@ -103,7 +110,8 @@ def repro_command(
             print(f"  {line}", flush=True)
         signal.pause()
 
-    with Reporter(expected_s(prepared, repeat)) as reporter:
+    most = repeat or (1 if keep else MOST_TRIES)
+    with Reporter(expected_s(prepared, min(most, target.goal.tries))) as reporter:
         result = reproduce(
             prepared,
             target,
@@ -111,7 +119,8 @@ def repro_command(
             out or DEFAULT_OUT,
             engine_python or sys.executable,
             reporter,
-            repeat,
+            most,
+            settled if repeat is None else measured,
             wait if keep else None,
         )
     if result.summary is not None:

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 CellOption = Annotated[str | None, typer.Option("--cell", "-c", help="Without a run: the cell, e.g. pd-eagle3.")]
 PromptOption = Annotated[str | None, typer.Option("--prompt", help="Without a run: the id of a prompt.")]
 ScenarioOption = Annotated[str, typer.Option("--scenario", "-s", help="Without a run: the scenario.")]
+RateOption = Annotated[
+    float | None,
+    typer.Option(
+        "--rate",
+        min=0.001,
+        max=1.0,
+        help="Share of attempts in which it shows, if you know it; quiet attempts must exclude it. Default: the share "
+        "of requests that had it in the run, or 0.05 without one.",
+    ),
+]
 TrustOption = Annotated[
     bool,
     typer.Option(
@@ -32,19 +42,24 @@ def what_to_try(
     scenario: str,
     profile: str,
     trust_code: bool,
+    rate: float | None,
 ) -> tuple[Prepared, Target, tuple[str, ...]]:
     """Return the cell, the prompt or scenario in it, and the mutants that repro and bisect try.
 
-    Raises UsageError unless exactly one of a finding of a run and a cell is given.
+    ``rate`` replaces that of the run. Raises UsageError unless exactly one of a finding of a run and a cell is given.
     """
-    from harness.commands.repro import from_names, from_run
+    from harness.commands.repro import Goal, from_names, from_run
 
     if (run_dir is None) == (cell is None) or (run_dir is None) != (finding is None):
         raise UsageError(
             "expected a run and one of its findings, or --cell and --prompt, found something else; see --help"
         )
     if run_dir is not None and finding is not None:
-        return from_run(run_dir, finding, trust_code)
-    if prompt is None and scenario == "cold":
+        prepared, target, mutants = from_run(run_dir, finding, trust_code)
+    elif prompt is None and scenario == "cold":
         raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
-    return from_names(profile, cell or "", prompt or "", scenario)
+    else:
+        prepared, target, mutants = from_names(profile, cell or "", prompt or "", scenario)
+    if rate is not None:
+        target = target._replace(goal=Goal(rate, "as --rate says"))
+    return prepared, target, mutants

@@ -1,10 +1,14 @@
-"""Reproduce one finding: the engines of its cell, and its prompt in its scenario, up to a number of attempts."""
+"""Reproduce one finding: the engines of its cell, and its prompt in its scenario, up to a number of attempts.
+
+A finding that does not appear again is gone only when the tries exclude the rate at which it appeared before
+(``Goal``); fewer quiet tries are UNKNOWN.
+"""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +34,7 @@ from harness.reports.summary import RunSummary
 from harness.runner.kv_scrub import Scrubber
 from harness.runner.record_cells import record_cells
 from harness.runner.run import new_folder, prepared_recorder
+from harness.stats.quiet import excluded_above, least_rate, quiet_tries
 from harness.stats.sequential import Interval, interval_of
 from harness.util.files import write_json
 from harness.util.progress import Reporter
@@ -43,6 +48,30 @@ _INSTEAD = {
     "rescored": "tokens-baseline",
     "acceptance-single": "acceptance-baseline",
 }
+
+MOST_TRIES = 60
+"""Most tries unless the user says otherwise: one more than exclude a rate of 1 in 20."""
+
+
+class Goal(NamedTuple):
+    """The rate that quiet tries must exclude before a finding counts as gone."""
+
+    rate: float
+    """Share of tries in which the finding appears."""
+    why: str
+    """Where the rate comes from, in words."""
+
+    @property
+    def tries(self) -> int:
+        """The number of quiet tries that exclude the rate with 95 % confidence."""
+        return quiet_tries(self.rate)
+
+    @property
+    def words(self) -> str:
+        return f"a rate of {_percent(self.rate)} ({self.why})"
+
+
+ASSUMED = Goal(1 / 20, "1 in 20 is assumed, since no run says how often it shows; --rate names another")
 
 
 class Target(NamedTuple):
@@ -60,6 +89,7 @@ class Target(NamedTuple):
     key: str | None
     """The request in which it must be found; None means any."""
     words: str
+    goal: Goal = ASSUMED
 
 
 class Attempt(NamedTuple):
@@ -79,7 +109,6 @@ class Result(NamedTuple):
     summary: RunSummary | None
     """Summary of the last attempt."""
     seconds: float
-    decided: bool
     problem: str = ""
     """Why the attempts ended early."""
     interrupted: bool = False
@@ -98,8 +127,8 @@ class Result(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """1 when the finding appeared; 0 when it never did and all attempts, or enough to decide, were conclusive; 2
-        otherwise, so that dying engines are never taken for a defect that is gone."""
+        """1 when the finding appeared; 0 when the tries exclude the rate at which it appeared before; 2 otherwise, so
+        that neither dying engines nor luck is taken for a defect that is gone."""
         if self.shown:
             return EXIT_REGRESSION
         return EXIT_UNKNOWN if self._cut_short else EXIT_PASS
@@ -111,10 +140,15 @@ class Result(NamedTuple):
             return self.problem
         if self.interrupted:
             return "interrupted"
+        needed = self.target.goal.tries
+        if self.told >= needed:
+            return ""
         lost = len(self.attempts) - self.told
-        if not self.told or (lost and not self.decided):
-            return f"{lost} of {len(self.attempts)} tries were inconclusive"
-        return ""
+        return (
+            f"quiet tries of that number exclude a rate above {_percent(excluded_above(self.told))}, and {needed} are "
+            f"needed to exclude {self.target.goal.words}: --repeat {needed + lost}"
+            + (f"; {lost} of {len(self.attempts)} tries were inconclusive" if lost else "")
+        )
 
     @property
     def sentence(self) -> str:
@@ -124,16 +158,21 @@ class Result(NamedTuple):
         if not self.shown and self._cut_short:
             return (
                 f"UNKNOWN: {self.target.words} did not appear in {self.told} of {len(self.attempts)} tries, but that "
-                + (f"is not enough: {self._cut_short}")
+                f"is not enough: {self._cut_short}"
             )
-        what = "reproduced" if self.shown else "not reproduced"
+        lost = f"; {len(self.attempts) - self.told} tries were inconclusive" if self.told < len(self.attempts) else ""
+        counted = f"{self.target.words} in {self.shown} of {self.told} tries"
+        if not self.shown:
+            return f"not reproduced: {counted}, which exclude {self.target.goal.words} with 95 % confidence{lost}"
         rate = ""
-        if len(self.attempts) > 1:
+        if self.told > 1:
             low, high = self.interval
             rate = f", {100 * low:.0f} to {100 * high:.0f} % of tries with 95 % confidence"
-            rate += " (decided)" if self.decided else ""
-        lost = f"; {len(self.attempts) - self.told} tries were inconclusive" if self.told < len(self.attempts) else ""
-        return f"{what}: {self.target.words} in {self.shown} of {self.told} tries{rate}{lost}"
+        return f"reproduced: {counted}{rate}{lost}"
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.2g} %" if rate < 0.995 else "100 %"
 
 
 # --- targets ---------------------------------------------------------------------------------------------------------
@@ -178,6 +217,32 @@ def target_of(finding: Finding) -> Target:
     )
 
 
+def goal_of(judgement: Judgement, finding: Finding) -> Goal:
+    """Return the rate at which a finding appeared in its run: the share of the requests, in the finding's cell and
+    scenario, in which its check found something.
+
+    When all of them had it, the smallest rate that still explains that is taken, since one failing request of one says
+    little. A registered test judges a whole cell at once; an effect at the edge of what it detects appears in half of
+    all tries.
+    """
+    if finding.prompt_id is None:
+        return Goal(0.5, "one test of all prompts; an effect that it barely detects shows in half of the tries")
+    results = [
+        r
+        for c in judgement.cells
+        if (c.cell, c.scenario) == (finding.cell, finding.scenario)
+        for r in c.results
+        if r.check == finding.check
+    ]
+    judged = sum(r.judged for r in results)
+    found = [f for r in results for f in r.findings if f.verdict is not Verdict.UNKNOWN]
+    shown = len({(f.part or f.prompt_id, f.form) for f in found}) + sum(f.others for f in found)
+    if shown < judged:
+        return Goal(shown / judged, f"{shown} of {judged} requests had it") if shown else ASSUMED
+    who = "the only request" if shown == 1 else f"all {shown} requests"
+    return Goal(least_rate(shown), f"{who} had it, which such a rate still explains")
+
+
 def from_run(run_dir: Path, wanted: str, trust_code: bool = False) -> tuple[Prepared, Target, tuple[str, ...]]:
     """Prepare a finding of a recorded run with the run's own profile, and return the mutants enabled then.
 
@@ -185,12 +250,11 @@ def from_run(run_dir: Path, wanted: str, trust_code: bool = False) -> tuple[Prep
     """
     history = load_history(run_dir)
     require_trusted(history.run.profile, trust_code)
-    target = target_of(find(assess(history).judgement, wanted))
-    return (
-        _prepared(_profile(history), str(history.run.profile.get("source", "")), target, history),
-        target,
-        (history.run.mutants),
-    )
+    judgement = assess(history).judgement
+    finding = find(judgement, wanted)
+    target = target_of(finding)._replace(goal=goal_of(judgement, finding))
+    source = str(history.run.profile.get("source", ""))
+    return _prepared(_profile(history), source, target, history), target, history.run.mutants
 
 
 def from_names(source: str, cell: str, prompt: str, scenario: str) -> tuple[Prepared, Target, tuple[str, ...]]:
@@ -270,11 +334,11 @@ def reproduce(
     out: Path,
     engine_python: str,
     reporter: Reporter,
-    repeat: int,
+    most: int,
+    until: Until,
     keep: Callable[[list[str]], None] | None = None,
-    until: Callable[[list[Attempt]], bool] | None = None,
 ) -> Result:
-    """Start the engines once and try until the result is decided, or ``until`` returns True; at most ``repeat`` times.
+    """Start the engines once and try until ``until`` says that the tries suffice; at most ``most`` times.
 
     ``keep`` is called with instructions for the user while the engines are still up. KeyboardInterrupt ends the
     engines; attempts made until then count.
@@ -293,8 +357,11 @@ def reproduce(
         ) as session:
             session.switch(*mutants)
             reporter.step(group.id, start_expected_s(group))
+            needed = target.goal.tries
+            short = f"; that takes --repeat {needed}" if most < needed else ""
+            reporter.line(f"up to {most} tries; {needed} quiet ones exclude {target.goal.words}{short}")
             scrubber = Scrubber(session, prepared.prompts.prompts)
-            while len(attempts) < repeat and not (until or _decided)(attempts):
+            while len(attempts) < most and not until(attempts, target.goal):
                 if attempts:
                     scrubber.scrub()
                     session.refresh_counters()
@@ -316,7 +383,7 @@ def reproduce(
         attempts.append(Attempt(Verdict.UNKNOWN, None))
         problem = str(error)
     seconds = time.monotonic() - begun
-    return Result(target, tuple(attempts), folder, summary, seconds, _decided(attempts), problem, interrupted)
+    return Result(target, tuple(attempts), folder, summary, seconds, problem, interrupted)
 
 
 def _attempt(
@@ -336,10 +403,23 @@ def _attempt(
     return judge_and_report(recorder.finish())
 
 
-def _decided(attempts: list[Attempt]) -> bool:
-    """Return whether the rate is above or below one half with 95 % confidence, valid under repeated looks."""
+Until = Callable[[Sequence[Attempt], Goal], bool]
+"""Says whether the attempts suffice for a goal."""
+
+
+def settled(attempts: Sequence[Attempt], goal: Goal) -> bool:
+    """Return whether the finding appeared, or enough quiet tries exclude its rate."""
+    return any(a.again for a in attempts) or sum(a.again is False for a in attempts) >= goal.tries
+
+
+def measured(attempts: Sequence[Attempt], goal: Goal) -> bool:
+    """Return whether it is known if the finding appears in more or less than half of the tries, with 95 % confidence
+    that is valid under repeated looks; or, when it never appeared, whether the tries exclude its rate."""
     told = [a for a in attempts if a.again is not None]
-    low, high = interval_of(sum(a.again is True for a in told), len(told))
+    shown = sum(a.again is True for a in told)
+    if not shown:
+        return settled(attempts, goal)
+    low, high = interval_of(shown, len(told))
     return low > 0.5 or high < 0.5
 
 

@@ -5,6 +5,7 @@ For other packages:
 * ``checks``: the checks; ``checks.registry.judge`` judges a run;
 * ``decision``: the single table that turns facts into a verdict;
 * ``diagnosis``: where the damage is, and which prompt lengths fail;
+* ``exposure``: how many answers were checked token by token, and which intermittent defect that excludes;
 * ``evidence``: the input of checks, ``Evidence`` and ``CellView``;
 * ``figures``: the typed figures of findings and check results;
 * ``findings``: the output, ``Finding``, ``CheckResult`` and ``Judgement``;

@@ -43,7 +43,11 @@ TABLE: tuple[Row, ...] = (
     Row({"quiet": False}, Verdict.UNKNOWN, "two equal runs differ as much, so the test says nothing"),
     Row({"change": "none"}, Verdict.PASS, "nothing beyond chance and the practical floor"),
     Row({"second_stage": "missing"}, Verdict.UNKNOWN, "failed once; the declared second stage did not run"),
-    Row({"second_stage": "not confirmed"}, Verdict.SUSPECT, "failed once, passed on fresh prompts and engines"),
+    Row(
+        {"second_stage": "not confirmed"},
+        Verdict.SUSPECT,
+        "failed once, passed on fresh prompts and engines: run it again; failing in another run is a finding",
+    ),
     Row({"against": "this run"}, Verdict.REGRESSION, "both ran the same code in this run, so any difference is wrong"),
     Row({"change": "rise"}, Verdict.IMPROVED, "better than recorded: the baseline has to be updated"),
     Row({"together": True}, Verdict.DRIFT, "single engine and P/D moved alike: the engine changed for everyone"),

@@ -1,10 +1,10 @@
 """Known defects: expected failures, already reported, which do not fail the run but stay visible.
 
-An entry names what it covers (class, cells, scenarios, strata, checks, versions), a link, a reason and an expiry date.
-A matching finding is shown as KNOWN, never as PASS and never hidden. It fails the run again once the entry has
-expired; findings that the entry does not cover fail as before. An entry that no longer matches anything is reported as
-possibly fixed, with the lines to delete. Dates and versions are those of the run, so that judging it again later gives
-the same answer.
+An entry names what it covers (class, cells, scenarios, strata, checks, versions, how many findings), a link, a reason
+and an expiry date. A matching finding is shown as KNOWN, never as PASS and never hidden. It fails the run again once
+the entry has expired, or where more findings match than the entry allows; findings that the entry does not cover fail
+as before. An entry that no longer matches anything is reported as possibly fixed, with the lines to delete. Dates and
+versions are those of the run, so that judging it again later gives the same answer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import date, datetime
 
 from harness.errors import EXIT_REGRESSION, DataError
 from harness.history.folder import History
+from harness.history.records import COLD
 from harness.history.verdict import Verdict, worst
 from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, how_many
 from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects, matches_any
@@ -68,8 +69,15 @@ def _fits(defect: KnownDefect, finding: Finding) -> bool:
     return certain and finding.damage in defect.classes and defect.covers_place(finding)
 
 
+def _matching(defect: KnownDefect, cell: CellVerdict) -> int:
+    """Count the findings of a cell in a scenario that match an entry."""
+    return how_many(f for r in cell.results for f in r.findings if _fits(defect, f))
+
+
 def _cell(cell: CellVerdict, entries: Iterable[Entry]) -> CellVerdict:
-    results = tuple(_result(r, list(entries)) for r in cell.results)
+    # Which of too many findings are the known defect cannot be told, so that none of them is covered.
+    usable = [e for e in entries if _matching(e.defect, cell) <= e.defect.at_most]
+    results = tuple(_result(r, usable) for r in cell.results)
     if results == cell.results:
         return cell
     return cell.model_copy(update={"results": results, "verdict": worst(r.verdict for r in results)})
@@ -94,6 +102,14 @@ def _entry_notices(entry: Entry, before: Judgement, after: Iterable[CellVerdict]
     findings = [f for c in after for r in c.results for f in r.findings]
     mine = [f for f in findings if f.known == defect.id]
     lines = f"lines {entry.first_line} to {entry.last_line} of {name}"
+    grown = [(c, n) for c in before.cells if (n := _matching(defect, c)) > defect.at_most]
+    for cell, count in grown:
+        yield (
+            f"known defect {defect.id} covers nothing in {cell.cell}"
+            + (f" in {cell.scenario}" if cell.scenario != COLD else "")
+            + f": expected at most {defect.at_most} findings, found {count}; if all of them are that defect, raise "
+            f"at_most ({lines})"
+        )
     if mine:
         yield f"KNOWN {defect.id}: {how_many(mine)} findings, until {defect.expires}: {defect.reason} ({defect.link})"
         wider = sorted(
@@ -107,7 +123,7 @@ def _entry_notices(entry: Entry, before: Judgement, after: Iterable[CellVerdict]
             yield f"known defect {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
         return
     judged = [c for c in before.cells if _names(defect, c) and c.verdict is not Verdict.UNKNOWN]
-    if judged:
+    if judged and not grown:
         yield (
             f"known defect {defect.id} matched nothing in {len(judged)} cells that it names: fixed? Then delete {lines}"
         )

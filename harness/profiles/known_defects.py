@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harness.errors import DataError
-from harness.util import yaml_io
+from harness.util import clock, yaml_io
 from harness.util.strict import Strict, describe_validation_error
+
+MOST_DAYS = 120
+"""Most days from the day on which an entry was added, or last renewed, to its expiry."""
+
+_NEEDED = {
+    "checks": "the checks whose findings it covers, such as [tokens-baseline]",
+    "at_most": "the most findings that it covers in one cell and scenario",
+    "added": f"the day on which it was added or last renewed; it expires at most {MOST_DAYS} days later",
+}
+"""Keys that narrow an entry and have no default, each with what is expected."""
 
 
 class Place(Protocol):
@@ -43,13 +53,42 @@ class KnownDefect(Strict):
     """Shell patterns of cells."""
     scenarios: tuple[str, ...] = ("*",)
     strata: tuple[str, ...] = ("*",)
-    checks: tuple[str, ...] = ("*",)
+    checks: tuple[str, ...] = Field(min_length=1)
+    at_most: int = Field(ge=1)
+    """Most findings that it covers in one cell and scenario; where more fit, it covers none of them."""
     vllm: str
     """Affected versions of vLLM, as a specifier, e.g. ``>=0.32,<0.33``."""
     devices: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu")
     link: str = Field(pattern=r"^https?://")
     reason: str = Field(min_length=10)
+    added: date
+    """Day on which the entry was added or last renewed. The limit of its life counts from here, not from the day on
+    which it is read, so that a list that was valid once stays valid and old runs are judged as before."""
     expires: date
+
+    @model_validator(mode="before")
+    @classmethod
+    def _narrowed(cls, raw: Any) -> Any:
+        if isinstance(raw, dict):
+            for key, expected in _NEEDED.items():
+                if key not in raw:
+                    raise ValueError(f"expected the key {key!r} ({expected}), found none; add it")
+        return raw
+
+    @model_validator(mode="after")
+    def _narrow(self) -> KnownDefect:
+        if all(_everything(p) for p in (self.cells, self.scenarios, self.checks)):
+            raise ValueError(
+                "expected an entry that says where the defect shows, found one that covers all cells, scenarios and "
+                "checks; name at least one of the three"
+            )
+        days = (self.expires - self.added).days
+        if not 0 <= days <= MOST_DAYS:
+            raise ValueError(
+                f"expected it to expire at most {MOST_DAYS} days after it was added ({self.added}), found "
+                f"{self.expires}, which is {days} days; choose an earlier day, and renew the entry then"
+            )
+        return self
 
     @field_validator("vllm")
     @classmethod
@@ -83,6 +122,11 @@ class KnownDefect(Strict):
         # Findings of registered tests name the columns that changed, as stratum@position; "all" is every stratum.
         changed = {column.partition("@")[0] for column in finding.changed}
         return bool(changed) and all(matches_any(name, self.strata) for name in changed)
+
+
+def _everything(patterns: Iterable[str]) -> bool:
+    """Return whether a pattern holds no name at all, only wildcards."""
+    return any(not any(c.isalnum() for c in p) for p in patterns)
 
 
 class _File(Strict):
@@ -125,6 +169,14 @@ def load_known(path: Path | None) -> KnownDefects | None:
     ids = [d.id for d in file.defects]
     if len(set(ids)) != len(ids):
         raise DataError(f"known defects {path}: expected unique ids, found one twice")
+    # Somewhere east of UTC the next day has begun.
+    tomorrow = clock.utc().date() + timedelta(1)
+    for defect in file.defects:
+        if defect.added > tomorrow:
+            raise DataError(
+                f"known defects {path}: {defect.id}: expected it to have been added by today "
+                f"({tomorrow - timedelta(1)}), found {defect.added}; correct `added`, or this machine's clock"
+            )
     if len(places) != len(file.defects):
         raise DataError(f"known defects {path}: expected the key 'defects' once, found it several times")
     return KnownDefects(path, tuple(Entry(d, *place) for d, place in zip(file.defects, places, strict=True)))

@@ -119,9 +119,16 @@ def print_trend(trend: Trend, console: Console) -> None:
         console.print(
             Text(
                 f"slow drift: {d.cell} position {d.position} {what} since {trend.runs[d.since].run_id}, "
-                f"{100 * d.effect:+.2f} points from the first run",
+                f"{100 * d.effect:+.2f} points from {trend.runs[d.first].run_id}",
                 style=style,
             )
+        )
+    for row in trend.wrong_answers:
+        style = STYLE[Verdict.REGRESSION] if row.wrong else ""
+        console.print(Text(f"vLLM {row.vllm}, {row.what}: {row.sentence}", style=style), highlight=False)
+    for what, count in trend.suspects:
+        console.print(
+            Text(f"{what}: SUSPECT in {count} runs, which chance alone does not repeat", style=STYLE[Verdict.SUSPECT])
         )
     for line in trend.left_out[:6]:
         console.print(f"left out: {escape(line[:300])}", highlight=False)

@@ -32,7 +32,7 @@ from harness.profiles.cells import CellName
 from harness.reports.charts import Chart, charts_of, library
 from harness.reports.links import newest_aa, newest_selftest
 from harness.reports.selftest_result import matrix_columns
-from harness.reports.summary import RunSummary, grouped_findings
+from harness.reports.summary import RunSummary, can_be_tried, causes, grouped_findings
 from harness.util.files import ends_of
 from harness.util.paths import REPOSITORY
 from harness.util.text import harmless, shortened
@@ -160,6 +160,7 @@ def render_page(template: str, env: Environment, charts: Sequence[Chart], **valu
 def render_html(summary: RunSummary) -> str:
     """Render report.html. Odd data is shown as it is, escaped, and raises nothing."""
     env = environment()
+    env.tests["tried"] = can_be_tried
     env.filters["repro"] = lambda f: repro_line(summary.history.folder, f)
     selftest = newest_selftest(summary.history.folder)
     groups = grouped_findings(summary.judgement)
@@ -174,6 +175,7 @@ def render_html(summary: RunSummary) -> str:
         methods=list(dict.fromkeys(CellName.of(cell).method for cell in summary.cells)),
         verdicts=list(dict.fromkeys(c.verdict for c in summary.judgement.cells)),
         groups=[g for g in groups if g[0].known is None],
+        causes=causes(summary.verdict, groups),
         known_groups=[g for g in groups if g[0].known is not None],
         most_open=_OPEN,
         sections=_SECTIONS,

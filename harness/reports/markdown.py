@@ -36,7 +36,8 @@ def render_markdown(summary: RunSummary) -> str:
     lines = [
         f"# {summary.verdict.symbol} {summary.verdict}",
         "",
-        plain_cell(summary.sentence),
+        f"{plain_cell(summary.sentence)} Exposure: {plain_cell(summary.exposure.sentence)}."
+        + (f" **Next:** {plain_cell(summary.next_step)}." if summary.next_step else ""),
         "",
         *([plain_cell(summary.remote_code), ""] if summary.remote_code else []),
         *_notices(summary),

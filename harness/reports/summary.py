@@ -11,14 +11,18 @@ from harness.baselines.published import load_published, published_for
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, DataError
 from harness.history.acceptance import Rates, pool_counts, real_steps
 from harness.history.folder import History
-from harness.history.records import COLD
+from harness.history.records import COLD, RESCORE
 from harness.history.verdict import Verdict, worst
-from harness.judging.figures import AcceptanceFigures, HypothesisFigures
+from harness.judging.exposure import Exposure, exposure_of
+from harness.judging.figures import AcceptanceFigures, HypothesisFigures, TransferFigures
 from harness.judging.findings import CellVerdict, Finding, Judgement, how_many
 from harness.judging.recorded_cell import RecordedCell, recorded_cells
 from harness.profiles.remote_code import said
 from harness.prompts.lengths import Stratum
 from harness.reports.chart_data import Figures, figures_of
+from harness.reports.suspects import next_step
+
+_REASON_CHARS = 160
 
 
 class AcceptanceRow(NamedTuple):
@@ -57,6 +61,8 @@ class RunSummary(NamedTuple):
     """The data of the charts."""
     published: list[tuple[str | None, str]]
     """(method, published acceptance for this run's models in words), advisory; or (None, why there is none)."""
+    next_step: str = ""
+    """What to do about tests that are SUSPECT; empty when none is."""
     unwritten: str = ""
     """Why the reports could not be written; empty when they were."""
 
@@ -76,6 +82,11 @@ class RunSummary(NamedTuple):
         order = list(Verdict)
         found = [c for c in self.judgement.cells if c.diagnosis is not None and c.diagnosis.damage != "infrastructure"]
         return sorted(found, key=lambda c: -order.index(c.verdict))
+
+    @property
+    def exposure(self) -> Exposure:
+        """How many answers were checked token by token."""
+        return exposure_of(self.judgement)
 
     @property
     def verdict(self) -> Verdict:
@@ -130,6 +141,7 @@ def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str
         equal_tokens={cell: _equal_tokens(judgement, cell) for cell in views},
         figures=figures_of(history, judgement, baselines or {}),
         published=_published(history, views),
+        next_step=next_step(history, judgement),
     )
 
 
@@ -193,18 +205,58 @@ def describe(history: History, judgement: Judgement) -> str:
     requests = len(history.observations)
     if judgement.verdict is Verdict.PASS:
         who = "The cell passes" if cells == 1 else f"All {cells} cells pass"
-        return (
-            f"{who}: {requests} requests gave the right tokens, acceptance is as expected, and every P/D request moved "
-            "its KV."
-        )
+        return f"{who}: {_judged_right(history, judgement)}."
     if judgement.verdict is Verdict.KNOWN:
         count = how_many(f for f in judgement.findings if f.known is not None)
         return f"Only known defects ({', '.join(known)}): {count} findings in {cells} cells, {requests} requests."
     names = ", ".join(bad[:6]) + (" …" if len(bad) > 6 else "")
     if not bad:
         return f"{judgement.verdict}: {'; '.join(judgement.notices) or 'no cell was judged'}."
-    injected = f"With {', '.join(judgement.mutants)} injected, " if judgement.mutants else ""
-    return f"{injected}{len(bad)} of {cells} cells do not pass ({names}); {how_many(judgement.findings)} findings."
+    found = f"{len(bad)} of {cells} cells do not pass ({names}); {how_many(judgement.findings)} findings."
+    if judgement.mutants:
+        return f"With {', '.join(judgement.mutants)} injected, {found}"
+    cause = _cause(history, judgement) if judgement.verdict is Verdict.UNKNOWN else ""
+    return f"{cause}: {found}" if cause else found
+
+
+def _judged_right(history: History, judgement: Judgement) -> str:
+    """Return what the checks of a passing run showed, in words: no more than they judged."""
+    results = [r for c in judgement.cells for r in c.results if r.judged]
+    parts = []
+    answers = exposure_of(judgement).answers
+    if answers:
+        parts.append(f"{answers:,} answers have the right tokens")
+    tests = sum(isinstance(r.figures, HypothesisFigures) for r in results)
+    if tests:
+        asked = sum(o.scenario != RESCORE for o in history.observations)
+        parts.append(f"none of {tests} registered tests found a change beyond chance in {asked:,} requests")
+    elif any(r.check.startswith("acceptance-") for r in results):
+        parts.append("acceptance is as expected")
+    if any(r.check == "transfer" and isinstance(r.figures, TransferFigures) for r in results):
+        parts.append("every P/D request moved its KV")
+    if not parts:
+        return "all requests were answered"
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}{',' if len(parts) > 2 else ''} and {parts[-1]}"
+
+
+def _cause(history: History, judgement: Judgement) -> str:
+    """Return why a run could not be recorded in full: what its other findings follow from. Empty when it was."""
+    planned = sum(c.planned + sum(c.scenarios.values()) for c in history.run.cells)
+    answered = sum(o.scenario != RESCORE and o.error is None for o in history.observations)
+    counted = f"{answered:,} of {planned:,} planned requests"
+    if history.run.interrupted:
+        return f"Interrupted by the user (Ctrl-C) after {counted}"
+    reasons: dict[str, set[str]] = defaultdict(set)
+    for f in judgement.findings:
+        if f.damage == "infrastructure":
+            reasons[f.reason or f.message].add(f.cell)
+    if not reasons:
+        return "The run ended before all was recorded" if history.run.finished is None else ""
+    reason, hit = max(reasons.items(), key=lambda item: len(item[1]))
+    what = " ".join(reason.split())
+    what = what if len(what) <= _REASON_CHARS else what[: _REASON_CHARS - 1] + "…"
+    others = f", and {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
+    return f"Not recorded in full ({counted}): {what} ({len(hit)} of {len(judgement.by_cell())} cells{others})"
 
 
 def _group(f: Finding) -> tuple[str, ...]:
@@ -215,11 +267,28 @@ def _group(f: Finding) -> tuple[str, ...]:
     return (f.cell, f.scenario, f.check, f.verdict, f.damage)
 
 
-def grouped_findings(judgement: Judgement) -> list[tuple[Finding, int, list[str]]]:
-    """Group findings of one cell, scenario, check and class: (first, number, strata) of each group, worst first."""
+Group = tuple[Finding, int, list[str]]
+"""The first finding of a group, the number of its findings, and their strata."""
+
+
+def grouped_findings(judgement: Judgement) -> list[Group]:
+    """Group findings of one cell, scenario, check and class.
+
+    The worst come first; of equal ones, what broke comes before what was not tested because of that.
+    """
     groups: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
     for f in judgement.findings:
         groups[_group(f)].append(f)
     order = list(Verdict)
     out = [(fs[0], how_many(fs), sorted({f.stratum for f in fs if f.stratum})) for fs in groups.values()]
-    return sorted(out, key=lambda g: -order.index(g[0].verdict))
+    return sorted(out, key=lambda g: (-order.index(g[0].verdict), g[0].damage != "infrastructure"))
+
+
+def causes(verdict: Verdict, groups: list[Group]) -> list[Group]:
+    """Return what a run is UNKNOWN because of, to be shown before what was not tested because of it."""
+    return [g for g in groups if g[0].damage == "infrastructure"] if verdict is Verdict.UNKNOWN else []
+
+
+def can_be_tried(finding: Finding) -> bool:
+    """Return whether ``harness repro`` may show a finding again: missing evidence shows nothing."""
+    return bool(finding.cell) and finding.verdict is not Verdict.UNKNOWN and finding.damage != "infrastructure"

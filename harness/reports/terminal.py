@@ -11,7 +11,7 @@ from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.diagnosis.diagnose import damage_name
 from harness.reports.html import repro_line
-from harness.reports.summary import AcceptanceRow, RunSummary, grouped_findings
+from harness.reports.summary import AcceptanceRow, Group, RunSummary, can_be_tried, causes, grouped_findings
 from harness.util.text import harmless
 
 STYLE = {
@@ -25,7 +25,7 @@ STYLE = {
 }
 _CELLS = 8
 _NOTICES = 2
-_DIAGNOSES = 4
+_DIAGNOSES = 3
 _GROUPS = 3
 """These limits, with the lines around what they limit, keep any summary within 40 lines."""
 
@@ -41,6 +41,9 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     _lines(console, summary.sentence, summary.verdict)
     if summary.remote_code:
         _lines(console, summary.remote_code)
+    if summary.next_step:
+        _lines(console, f"next: {summary.next_step}")
+    _lines(console, f"exposure: {summary.exposure.sentence}")
     for notice in summary.judgement.notices[:_NOTICES]:
         _lines(console, f"notice: {notice}")
     _more(console, len(summary.judgement.notices) - _NOTICES, "notices")
@@ -57,12 +60,22 @@ def print_summary(summary: RunSummary, console: Console) -> None:
 
 def _findings(summary: RunSummary, console: Console) -> None:
     diagnosed = [c for c in summary.diagnosed if c.verdict is not Verdict.KNOWN]
+    groups = grouped_findings(summary.judgement)
+    mine = [g for g in groups if g[0].known is None]
+    first = causes(summary.verdict, mine)
+    _groups(console, first[:_GROUPS])
     for cell in diagnosed[:_DIAGNOSES]:
         assert cell.diagnosis is not None
         _lines(console, f"{place(cell.cell, cell.scenario)}: {cell.diagnosis.text}", cell.verdict)
-    groups = grouped_findings(summary.judgement)
-    mine = [g for g in groups if g[0].known is None]
-    for finding, count, strata in mine[:_GROUPS]:
+    _groups(console, [g for g in mine if g not in first][: max(0, _GROUPS - len(first))])
+    _more(console, max(0, len(diagnosed) - _DIAGNOSES) + max(0, len(mine) - _GROUPS), "groups of findings")
+    known = sorted({f"{f.known} {f.link}" for f, _, _ in groups if f.known})
+    if known:
+        _lines(console, ", ".join(known), Verdict.KNOWN, most=1)
+
+
+def _groups(console: Console, groups: list[Group]) -> None:
+    for finding, count, strata in groups:
         where = f" in {', '.join(strata)}" if strata else ""
         head = (
             f"{place(finding.cell, finding.scenario)} {finding.check} ({damage_name(finding.damage)}), {count} "
@@ -70,10 +83,6 @@ def _findings(summary: RunSummary, console: Console) -> None:
         )
         _lines(console, head, finding.verdict, most=1)
         _lines(console, f"    {f'{finding.prompt_id}: ' if finding.prompt_id else ''}{finding.message}", most=1)
-    _more(console, max(0, len(diagnosed) - _DIAGNOSES) + max(0, len(mine) - _GROUPS), "groups of findings")
-    known = sorted({f"{f.known} {f.link}" for f, _, _ in groups if f.known})
-    if known:
-        _lines(console, ", ".join(known), Verdict.KNOWN, most=1)
 
 
 def _read_on(summary: RunSummary, console: Console) -> None:
@@ -86,7 +95,7 @@ def _read_on(summary: RunSummary, console: Console) -> None:
             highlight=False,
         )
     folder = summary.history.folder
-    tried = [f for f, _, _ in grouped_findings(summary.judgement) if f.cell and f.damage != "infrastructure"]
+    tried = [f for f, _, _ in grouped_findings(summary.judgement) if can_be_tried(f)]
     if tried:
         _unbroken(console, f"reproduce the first: {repro_line(folder, tried[0])}")
     _unbroken(console, f"report: {folder / 'report.html'}")

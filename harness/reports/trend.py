@@ -1,28 +1,42 @@
-"""Verdicts and acceptance over many runs, and drifts that are too small to show in a single one.
+"""Verdicts, wrong answers and acceptance over many runs, and drifts that are too small to show in a single one.
 
-Each run is paired with the first one, prompt by prompt, and compared with the mean of all runs before it (recursive
-residuals, which cancel the first run's own noise: Hawkins, "Self-starting CUSUM charts", The Statistician 36, 1987).
-The residuals go through a two-sided CUSUM (Page, "Continuous inspection schemes", Biometrika 41, 1954) whose limit
-follows from Siegmund's approximation of the mean time between false notices, over all series together.
+Wrong answers are added up over all runs of a vLLM version: a defect of few requests shows in many runs, although each
+of them can miss it.
+
+For acceptance, each run is paired with the first one, prompt by prompt, and compared with the mean of all runs before
+it (recursive residuals, which cancel the first run's own noise: Hawkins, "Self-starting CUSUM charts", The Statistician
+36, 1987). The residuals go through a two-sided CUSUM (Page, "Continuous inspection schemes", Biometrika 41, 1954)
+whose limit follows from Siegmund's approximation of the mean time between false notices, over all series together.
+After a notice, and where a change is expected (another vLLM version, other models or prompts, a new baseline), the
+sums start again with the next run as the first, so that one notice does not hide what follows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from scipy.optimize import brentq
 
+from harness.baselines.lookup import Lookup
 from harness.errors import HarnessError, UsageError
 from harness.history.acceptance import RequestCounts, pool_counts
 from harness.history.folder import History, load_history
 from harness.history.run_kind import require_plain
+from harness.history.verdict import Verdict
+from harness.judging.exposure import exposure_of, token_results
+from harness.judging.figures import HypothesisFigures
 from harness.judging.findings import Judgement
 from harness.judging.recorded_cell import recorded_cells
+from harness.judging.references import PROFILE_OWN, lookups_for
+from harness.profiles.cells import CellName
 from harness.reports.compare import paired_by_prompt
-from harness.reports.judge_run import assess
-from harness.reports.trend_model import Drift, Point, Trend, TrendRun
+from harness.reports.judge_run import judged
+from harness.reports.trend_model import Answers, Drift, Point, Trend, TrendRun, WrongAnswers
+from harness.util.files import sha256_json
 
 ALLOWANCE = 0.5
 """Drift per run, in standard errors, that the CUSUM tolerates; 0.5 is optimal for shifts of one standard error."""
@@ -43,7 +57,7 @@ def load_trend(folder: Path, between: int = 365) -> Trend:
             if history.run.mutants:
                 left_out.append(f"{path.parent.name}: mutants were enabled")
                 continue
-            runs.append(_run(history, assess(history).judgement))
+            runs.append(_run(history, judged(history), lookups_for(history, PROFILE_OWN)))
         except HarnessError as error:
             left_out.append(f"{path.parent.name}: {error}")
     if len(runs) < 2:
@@ -55,7 +69,7 @@ def load_trend(folder: Path, between: int = 365) -> Trend:
     return trend_of(runs, between, left_out)
 
 
-def _run(history: History, judgement: Judgement) -> TrendRun:
+def _run(history: History, judgement: Judgement, baselines: Mapping[str, Lookup]) -> TrendRun:
     views = [v for v in recorded_cells(history) if v.speculative]
     return TrendRun(
         history.run.run_id,
@@ -66,7 +80,43 @@ def _run(history: History, judgement: Judgement) -> TrendRun:
         {v.id: v.counts.by_key for v in views},
         {v.id: v.record.draft_tokens for v in views},
         str(history.run.versions.get("vllm")),
+        answers_of(judgement),
+        {v.id: _level(history, v.lineup, baselines.get(v.lineup)) for v in views},
+        tuple(f"{c.cell} {r.check}" for c in judgement.cells for r in c.results if r.verdict is Verdict.SUSPECT),
     )
+
+
+def _level(history: History, lineup: str, lookup: Lookup | None) -> str:
+    """Return a text that changes wherever the acceptance of a lineup may: with vLLM, models, prompts or baseline."""
+    recorded = lookup.source.header.provenance.recorded if lookup is not None and lookup.source is not None else ""
+    # Earlier baselines are not kept, so that only the newest one divides the runs.
+    since = recorded if history.run.started >= recorded else ""
+    identity = sha256_json(history.run.identities.get(lineup, {}))
+    return f"{history.run.versions.get('vllm')} {identity} {since}"
+
+
+def answers_of(judgement: Judgement) -> dict[str, Answers]:
+    """Return checked and wrong answers by cell; in the normal tier, those that the tests of single tokens counted."""
+    checked = exposure_of(judgement).by_cell
+    found: dict[str, Answers] = {}
+    for cell in judgement.cells:
+        wrong = [[f for f in r.findings if f.verdict is Verdict.REGRESSION] for r in token_results(cell)]
+        listed = len({f.part or f.prompt_id for findings in wrong for f in findings})
+        unlisted = max((sum(f.others for f in findings) for findings in wrong), default=0)
+        before = found.get(cell.cell, Answers(0, checked[cell.cell]))
+        found[cell.cell] = before._replace(wrong=min(before.wrong + listed + unlisted, before.checked))
+    return {cell: n if n.checked else _tested(judgement, cell) for cell, n in found.items()}
+
+
+def _tested(judgement: Judgement, cell: str) -> Answers:
+    """Return the answers that a registered test found to be wrong, beyond a near tie."""
+    results = {r.check: r for c in judgement.cells if c.cell == cell for r in c.results}
+    for check in ("rescored", "hard-divergence"):
+        figures = results[check].figures if check in results else None
+        if isinstance(figures, HypothesisFigures) and figures.columns:
+            column = figures.columns[0]
+            return Answers(round((column.found or 0.0) * column.prompts), column.prompts)
+    return Answers(0, 0)
 
 
 def trend_of(runs: Sequence[TrendRun], between: int, left_out: Sequence[str] = ()) -> Trend:
@@ -80,38 +130,90 @@ def trend_of(runs: Sequence[TrendRun], between: int, left_out: Sequence[str] = (
     points: list[Point] = []
     drifts: list[Drift] = []
     for cell, position in series:
-        mine = _series(runs, cell, position)
+        mine, found = _series(runs, cell, position, limit)
         points += mine
-        found = _first_passage(mine, limit)
-        if found is not None:
-            drifts.append(found)
-    return Trend(tuple(runs), tuple(points), tuple(drifts), limit, between, tuple(left_out))
+        drifts += found
+    suspects = Counter(s for n in runs for s in dict.fromkeys(n.suspects))
+    return Trend(
+        tuple(runs),
+        tuple(points),
+        tuple(drifts),
+        limit,
+        between,
+        tuple(left_out),
+        tuple(_wrong_answers(runs)),
+        tuple((what, count) for what, count in suspects.most_common() if count > 1),
+    )
 
 
-def _series(runs: Sequence[TrendRun], cell: str, position: int) -> list[Point]:
-    out: list[Point] = []
-    first: dict[str, RequestCounts] | None = None
-    before: list[float] = []
-    upper = lower = 0.0
+def _wrong_answers(runs: Sequence[TrendRun]) -> Iterator[WrongAnswers]:
+    """Yield the sums of each vLLM version: P/D cells, single cells, and every cell that had a wrong answer."""
+    for vllm in dict.fromkeys(n.vllm for n in runs):
+        mine = [n.answers for n in runs if n.vllm == vllm]
+        cells = list(dict.fromkeys(c for answers in mine for c in answers))
+        topologies = {c: CellName.of(c).topology for c in cells}
+        groups = {
+            "P/D": [c for c in cells if topologies[c] == "pd"],
+            "single engine": [c for c in cells if topologies[c] != "pd"],
+            **{c: [c] for c in cells if any(c in answers and answers[c].wrong for answers in mine)},
+        }
+        for what, members in groups.items():
+            nights = [[answers[c] for c in members if c in answers and answers[c].checked] for answers in mine]
+            checked = sum(n.checked for night in nights for n in night)
+            if checked:
+                wrong = sum(n.wrong for night in nights for n in night)
+                yield WrongAnswers(vllm, what, sum(bool(night) for night in nights), wrong, checked)
+
+
+@dataclass
+class _Sums:
+    """The CUSUM of one series since its last restart."""
+
+    level: str
+    first: int
+    counts: Mapping[str, RequestCounts]
+    before: list[float] = field(default_factory=lambda: [0.0])
+    """Differences of all runs from the first one, which has none from itself."""
+    upper: float = 0.0
+    lower: float = 0.0
+    since: dict[bool, int] = field(default_factory=dict)
+    """Index of the run since which a sum has been growing: of falls (True) or of rises."""
+
+    def add(self, run: int, effect: float, error: float) -> None:
+        z = _residual(effect, error, self.before)
+        self.before.append(effect)
+        sums = {False: max(0.0, self.upper + z - ALLOWANCE), True: max(0.0, self.lower - z - ALLOWANCE)}
+        for falls, (old, new) in {False: (self.upper, sums[False]), True: (self.lower, sums[True])}.items():
+            if old == 0 and new > 0:
+                self.since[falls] = run
+        self.upper, self.lower = sums[False], sums[True]
+
+
+def _series(runs: Sequence[TrendRun], cell: str, position: int, limit: float) -> tuple[list[Point], list[Drift]]:
+    points: list[Point] = []
+    drifts: list[Drift] = []
+    sums: _Sums | None = None
     for index, run in enumerate(runs):
         counted = run.counts.get(cell)
         k = run.draft_tokens.get(cell, 0)
         if not counted or position >= k:
             continue
-        rate = pool_counts(counted.values(), k).rates[position]
-        effect = None
-        if first is None:
-            first, effect = counted, 0.0
-            before.append(0.0)
+        level = run.levels.get(cell, "")
+        effect: float | None = 0.0
+        if sums is None or sums.level != level:
+            sums = _Sums(level, index, counted)
         else:
-            found = paired_by_prompt(first, counted, k)
-            if found and not math.isnan(found[position].effect):
-                effect = found[position].effect
-                z = _residual(effect, found[position].error, before)
-                before.append(effect)
-                upper, lower = max(0.0, upper + z - ALLOWANCE), max(0.0, lower - z - ALLOWANCE)
-        out.append(Point(index, cell, position, rate, effect, upper, lower))
-    return out
+            found = paired_by_prompt(sums.counts, counted, k)
+            effect = found[position].effect if found and not math.isnan(found[position].effect) else None
+            if effect is not None:
+                sums.add(index, effect, found[position].error)
+        rate = pool_counts(counted.values(), k).rates[position]
+        points.append(Point(index, cell, position, rate, effect, sums.upper, sums.lower))
+        if max(sums.upper, sums.lower) > limit:
+            falls = sums.lower > sums.upper
+            drifts.append(Drift(cell, position, index, sums.since[falls], falls, effect or 0.0, sums.first))
+            sums = None
+    return points, drifts
 
 
 def _residual(effect: float, error: float, before: Sequence[float]) -> float:
@@ -126,19 +228,6 @@ def _residual(effect: float, error: float, before: Sequence[float]) -> float:
     if not error > 0:
         return math.copysign(10.0, distance)
     return distance / (error / math.sqrt(2) * math.sqrt(1 + 1 / len(before)))
-
-
-def _first_passage(points: Sequence[Point], limit: float) -> Drift | None:
-    since = [0, 0]
-    for previous, point in zip([None, *points], points, strict=False):
-        sums = (point.upper, point.lower)
-        before = (previous.upper, previous.lower) if previous is not None else (0.0, 0.0)
-        for side in (0, 1):
-            if before[side] == 0 and sums[side] > 0:
-                since[side] = point.run
-            if sums[side] > limit:
-                return Drift(point.cell, point.position, point.run, since[side], side == 1, point.effect or 0.0)
-    return None
 
 
 def limit_for(runs: float) -> float:

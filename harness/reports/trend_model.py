@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from scipy.stats import binomtest
+
 from harness.history.acceptance import RequestCounts
 from harness.history.verdict import Verdict
+
+
+class Answers(NamedTuple):
+    """Answers whose tokens were checked, and how many of them were wrong."""
+
+    wrong: int
+    checked: int
 
 
 class TrendRun(NamedTuple):
@@ -21,6 +31,12 @@ class TrendRun(NamedTuple):
     """Cell → prompt → counts."""
     draft_tokens: dict[str, int]
     vllm: str
+    answers: Mapping[str, Answers] = {}
+    """By cell."""
+    levels: Mapping[str, str] = {}
+    """Cell → what a change of its acceptance is expected at: another vLLM, another identity, a new baseline."""
+    suspects: tuple[str, ...] = ()
+    """Tests that failed once and were not confirmed, each as cell and check."""
 
 
 class Point(NamedTuple):
@@ -31,7 +47,7 @@ class Point(NamedTuple):
     position: int
     rate: float
     effect: float | None
-    """Difference from the first run, paired by prompt; None when they cannot be compared."""
+    """Difference from the first run since the last restart, paired by prompt; None when they cannot be compared."""
     upper: float
     """CUSUM of increases, in standard errors."""
     lower: float
@@ -49,6 +65,34 @@ class Drift(NamedTuple):
     """Index of the run since which the CUSUM has been growing."""
     falls: bool
     effect: float
+    """Difference from ``first``."""
+    first: int
+    """Index of the run at which the sums began: the first one, or the first after a restart."""
+
+
+class WrongAnswers(NamedTuple):
+    """Wrong answers per answer checked, over all runs of a vLLM version."""
+
+    vllm: str
+    what: str
+    """A cell, or all P/D or single cells."""
+    runs: int
+    wrong: int
+    checked: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The exact binomial interval of the rate, with 95 % (Clopper and Pearson)."""
+        found = binomtest(self.wrong, self.checked).proportion_ci(0.95, method="exact")
+        return float(found.low), float(found.high)
+
+    @property
+    def sentence(self) -> str:
+        low, high = self.interval
+        return (
+            f"{self.wrong:,} wrong of {self.checked:,} answers in {self.runs} runs ({100 * low:.2g} to "
+            f"{100 * high:.2g} % with 95 %)"
+        )
 
 
 class Trend(NamedTuple):
@@ -63,6 +107,9 @@ class Trend(NamedTuple):
     """Mean number of runs between false notices, over all series."""
     left_out: tuple[str, ...]
     """Runs that cannot be used, each with the reason."""
+    wrong_answers: tuple[WrongAnswers, ...] = ()
+    suspects: tuple[tuple[str, int], ...] = ()
+    """Tests that were SUSPECT in several runs, and in how many."""
 
     @property
     def sentence(self) -> str:

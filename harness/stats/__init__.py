@@ -3,5 +3,6 @@
 * ``multiplicity``: ``holm``, ``stage_alpha``: many tests in one run;
 * ``paired``: ``differences``, ``label_swap``, ``mcnemar``, ``ratio``: two arms on the same prompts;
 * ``power``: ``detectable``, ``prompts_needed``, ``least_prompts``: what a comparison can show;
+* ``quiet``: ``quiet_tries``, ``excluded_above``: which rates tries without a sign exclude;
 * ``sequential``: ``interval_of``: an interval that stays valid however often it is looked at.
 """

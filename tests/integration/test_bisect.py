@@ -27,9 +27,9 @@ from harness.commands.bisect.environments import (
     released_versions,
 )
 from harness.commands.bisect.report import print_bisection
-from harness.commands.bisect.run import Bisection, Step, VersionTrier, bisect, judged, shown_once
+from harness.commands.bisect.run import Bisection, Step, VersionTrier, bisect, judged
 from harness.commands.bisect.search import next_index, search
-from harness.commands.repro import Attempt, Result, find, from_names, target_of
+from harness.commands.repro import Attempt, Goal, Result, find, from_names, settled, target_of
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, EngineStartError, EnvironmentFault, UsageError
 from harness.history.verdict import Verdict
 from harness.util.progress import Reporter
@@ -362,29 +362,32 @@ def red():
 
 
 def tries(red, tmp_path, *again: bool | None, problem: str = "") -> Result:
-    target = target_of(find(red.judgement, "pd-none/tokens-baseline"))
-    return Result(target, tuple(Attempt(Verdict.PASS, a) for a in again), tmp_path, None, 1.0, False, problem)
+    """A finding that showed in four of five requests, which two quiet tries exclude."""
+    target = target_of(find(red.judgement, "pd-none/tokens-baseline"))._replace(goal=Goal(0.8, "4 of 5"))
+    return Result(target, tuple(Attempt(Verdict.PASS, a) for a in again), tmp_path, None, 1.0, problem)
 
 
-def test_one_try_that_shows_it_is_enough_and_all_must_not(red, tmp_path):
-    assert judged(tries(red, tmp_path, False, True), 5)["verdict"] == "shown"
-    assert judged(tries(red, tmp_path, None, True), 5)["verdict"] == "shown"
-    assert judged(tries(red, tmp_path, False, False), 2)["verdict"] == "not shown"
-    # Fewer than asked for say nothing certain: an intermittent finding may be there all the same.
-    found = judged(tries(red, tmp_path, False, None, problem="the engine ended"), 3)
+def test_one_try_that_shows_it_is_enough_and_quiet_ones_must_exclude_the_rate(red, tmp_path):
+    assert judged(tries(red, tmp_path, False, True))["verdict"] == "shown"
+    assert judged(tries(red, tmp_path, None, True))["verdict"] == "shown"
+    assert judged(tries(red, tmp_path, False, False))["verdict"] == "not shown"
+    # Fewer than needed say nothing certain: an intermittent finding may be there all the same.
+    found = judged(tries(red, tmp_path, False, None, problem="the engine ended"))
     assert found["verdict"] == "skipped"
-    assert found["reason"] == "not shown in 1 of 3 tries, the others are inconclusive: the engine ended"
-    assert judged(tries(red, tmp_path, None, problem="no start"), 1)["reason"] == "no start"
-    assert not shown_once([Attempt(Verdict.PASS, False)] * 20)
-    assert shown_once([Attempt(Verdict.PASS, False), Attempt(Verdict.REGRESSION, True)])
+    wanted = (
+        "not shown in 1 of 2 tries, and 2 quiet ones are needed to exclude a rate of 80 % (4 of 5): the engine ended"
+    )
+    assert found["reason"] == wanted
+    assert "no more tries were allowed" in str(judged(tries(red, tmp_path, False))["reason"])
+    assert judged(tries(red, tmp_path, None, problem="no start"))["reason"] == "no start"
 
 
 def test_missing_evidence_is_named(red, tmp_path):
     broken = judged_run(observation("pd-none", 96, error="no answer"))
-    found = judged(tries(red, tmp_path, None)._replace(summary=broken), 1)
+    found = judged(tries(red, tmp_path, None)._replace(summary=broken))
     assert found["verdict"] == "skipped"
     assert "tokens-baseline is UNKNOWN: " in str(found["reason"])
-    assert judged(tries(red, tmp_path, None), 1)["reason"] == "the finding's check did not run"
+    assert judged(tries(red, tmp_path, None))["reason"] == "the finding's check did not run"
 
 
 @pytest.fixture
@@ -414,14 +417,14 @@ def test_step_passes_on_what_repro_needs_and_keeps_its_folder(trier, red, tmp_pa
     python = str(fake_python(tmp_path / "env", "0.2"))
     asked = []
 
-    def fake_reproduce(prepared, target, mutants, out, engine_python, reporter, repeat, until):
-        asked.append((mutants, out, engine_python, repeat, until))
+    def fake_reproduce(prepared, target, mutants, out, engine_python, reporter, most, until):
+        asked.append((mutants, out, engine_python, most, until))
         return tries(red, out / "fake-repro", False, False)
 
     monkeypatch.setattr(run, "reproduce", fake_reproduce)
     armed = VersionTrier(trier.prepared, trier.target, ("M4",), 2, trier.python_of, trier.reporter)
     step = armed(Candidate(Version("0.2"), python), tmp_path / "01-0.2")
-    assert asked == [(("M4",), tmp_path / "01-0.2", python, 2, shown_once)]
+    assert asked == [(("M4",), tmp_path / "01-0.2", python, 2, settled)]
     assert (step.verdict, step.folder, step.told) == ("not shown", "01-0.2/fake-repro", 2)
 
 
@@ -581,6 +584,8 @@ PROMPT = ["--cell", "single-none", "--prompt", "copy-096-19"]
         ([*PROMPT, "--good", "/nowhere", "--bad", "0.32.0"], "--good /nowhere: expected a version such as"),
         ([*PROMPT, "--good", "0.32.0", "--bad", "0.30.0"], "to be older"),
         ([*PROMPT, "--good", "0.1", "--bad", "0.3", "--candidate", "0.9"], "--candidate: expected versions between"),
+        # A single quiet try per version excludes nothing: no version could be called good.
+        ([*PROMPT, "--good", "0.1", "--bad", "0.3", "--repeat", "1"], "expected at least 59 attempts per version"),
     ],
 )
 def test_bad_input(arguments, sentence):

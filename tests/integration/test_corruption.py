@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from harness.prompts.model import load_prompts
 from harness.reports.judge_run import assess
 from harness.reports.write import write_reports
 from harness.runner.run import prepared_recorder
+from harness.util import clock
 from harness.util.paths import REPOSITORY
 from harness.workload.prepare import prepare
 from tests.support.builders import change_final, changed_profile
@@ -265,7 +267,7 @@ def test_list_of_known_defects(tmp_path):
     run_all("known defects", path, judge)
 
 
-KNOWN = """\
+KNOWN = f"""\
 # What is known.
 format: 1
 defects:
@@ -275,11 +277,13 @@ defects:
     scenarios: [cold]
     strata: ["*"]
     checks: ["*"]
+    at_most: 9
     vllm: ">=0.32,<0.33"
     devices: [cpu]
     link: https://example.org/issues/1
     reason: a token that is wrong on purpose
-    expires: 2999-01-01
+    added: {clock.utc().date()}
+    expires: {clock.utc().date() + timedelta(30)}
 """
 
 

@@ -527,10 +527,13 @@ def test_known_defect_of_a_recording_that_does_not_count_is_known(tmp_path):
                         "id": "comes-and-goes",
                         "cells": ["pd-mtp"],
                         "classes": ["drafter-kv"],
+                        "checks": ["acceptance-*", "first-step"],
+                        "at_most": 3,
                         "vllm": ">=0",
                         "reason": "a race at the hand-off",
                         "link": "https://example.org/1",
-                        "expires": "2099-01-01",
+                        "added": "2026-01-01",
+                        "expires": "2026-04-01",
                     }
                 ],
             }

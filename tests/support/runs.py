@@ -152,10 +152,13 @@ defects:
   - id: wrong-tokens
     classes: [target-kv, drafter-kv, sampler]
     cells: ["pd-*"]
+    checks: ["tokens-*", rescored, text-form, "acceptance-*"]
+    at_most: 40
     vllm: ">=0.32"
     link: https://example.org/issues/1
     reason: P/D gives other tokens than the single engine
-    expires: 2030-01-01
+    added: 2026-01-01
+    expires: 2026-05-01
 """
 
 

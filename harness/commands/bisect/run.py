@@ -13,7 +13,7 @@ from pydantic import Field
 
 from harness.commands.bisect.environments import Candidate
 from harness.commands.bisect.search import Bracket, bracket, next_index
-from harness.commands.repro import Attempt, Result, Target, expected_s, reproduce, results_of
+from harness.commands.repro import Result, Target, expected_s, reproduce, results_of, settled
 from harness.engines.environment import inspect_environment
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, InfrastructureError
 from harness.history.verdict import Verdict
@@ -68,6 +68,9 @@ class Bisection(Strict):
     mutants: tuple[str, ...]
     profile: str
     repeat: int
+    """Most tries per version."""
+    quiet_tries: int | None = None
+    """Quiet tries that make a version good; None in records of earlier versions, which took ``repeat``."""
     candidates: tuple[str, ...]
     """Versions that may be tried, oldest first; the first is --good, the last --bad."""
     environments: tuple[str | None, ...]
@@ -193,6 +196,7 @@ def start(
         mutants=mutants,
         profile=prepared.profile.name,
         repeat=repeat,
+        quiet_tries=target.goal.tries,
         candidates=tuple(str(c.version) for c in candidates),
         environments=tuple(c.executable for c in candidates),
     )
@@ -232,7 +236,7 @@ class VersionTrier:
             packages = {"torch": found.torch, "transformers": found.transformers, "nixl": found.nixl}
             step = step.model_copy(update={"packages": packages})
             result = reproduce(
-                self.prepared, self.target, self.mutants, folder, python, self.reporter, self.repeat, until=shown_once
+                self.prepared, self.target, self.mutants, folder, python, self.reporter, self.repeat, settled
             )
         except InfrastructureError as error:
             step = step.model_copy(update={"reason": str(error).removeprefix("--engine-python ")})
@@ -240,25 +244,25 @@ class VersionTrier:
             if result.interrupted and not result.shown:
                 raise KeyboardInterrupt
             relative = str(result.folder.relative_to(folder.parent))
-            step = step.model_copy(update={**judged(result, self.repeat), "folder": relative})
+            step = step.model_copy(update={**judged(result), "folder": relative})
         return step.model_copy(update={"seconds": round(time.monotonic() - begun, 1)})
 
 
-def shown_once(attempts: list[Attempt]) -> bool:
-    """Return whether any try shows the finding: one makes a version bad, while a good one needs all tries."""
-    return any(a.again for a in attempts)
-
-
-def judged(result: Result, repeat: int) -> dict[str, object]:
-    """Return verdict, counts and reason of a step: not shown only if each of the ``repeat`` tries says so."""
+def judged(result: Result) -> dict[str, object]:
+    """Return verdict, counts and reason of a step: not shown only if the quiet tries exclude the finding's rate."""
+    goal = result.target.goal
     counts = {"shown": result.shown, "told": result.told}
     if result.shown:
         return {"verdict": "shown", **counts}
-    if result.told == repeat:
+    if result.told >= goal.tries:
         return {"verdict": "not shown", **counts}
-    reason = result.problem or _missing(result)
+    told_all = 0 < result.told == len(result.attempts)
+    reason = result.problem or ("no more tries were allowed" if told_all else _missing(result))
     if result.told:
-        reason = f"not shown in {result.told} of {repeat} tries, the others are inconclusive: {reason}"
+        reason = (
+            f"not shown in {result.told} of {len(result.attempts)} tries, and {goal.tries} quiet ones are needed to "
+            f"exclude {goal.words}: {reason}"
+        )
     return {"verdict": "skipped", "reason": reason, **counts}
 
 

@@ -10,6 +10,7 @@ from harness.history.acceptance import real_steps
 from harness.history.records import COLD
 from harness.history.token_ids import compare
 from harness.history.verdict import Verdict
+from harness.judging.diagnosis.garbage import garbage
 from harness.judging.diagnosis.law import law_of_lengths
 from harness.judging.diagnosis.location import request_of
 from harness.judging.evidence import CellView
@@ -29,6 +30,8 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
     supporting = [f for f in findings if _supports(f, damage)] or findings
     keys = {f.part or f.prompt_id for f in supporting if f.prompt_id}
     judged = {o.key: len(o.sent_ids) for o in cell.all_observations() if o.error is None and o.route == "cell"}
+    # A request that broke, or that only prepared the scenario, may have a finding too.
+    asked = len(judged.keys() | keys)
     law = None
     if cell.cold and keys:
         failed: dict[int, bool] = {}
@@ -39,10 +42,10 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
     return Diagnosis(
         damage=damage,
         failed=len(keys),
-        judged=len(judged),
+        judged=asked,
         law=law,
         location=chosen.location,
-        text=_words(cell, damage, chosen, len(keys), len(judged), law),
+        text=_words(cell, damage, chosen, len(keys), asked, law),
     )
 
 
@@ -69,7 +72,7 @@ def _most_telling(cell: CellView, findings: Sequence[Finding]) -> Finding:
 
 def _supports(finding: Finding, damage: DamageClass) -> bool:
     """Return whether a finding is evidence for a damage class."""
-    if damage in ("input", "nothing-tested", "routing"):
+    if damage in ("input", "nothing-tested", "routing", "infrastructure"):
         return finding.damage == damage
     if damage == "drafter-kv":
         return finding.check in _STEP_CHECKS and finding.verdict is not Verdict.UNKNOWN
@@ -91,7 +94,8 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
         return "sampler" if _same_without(cell, _STEP_CHECKS) or _only_when_sampled(cell) else "drafter-kv"
     if certain:
         return Counter(f.damage for f in certain).most_common(1)[0][0]
-    for damage in ("nothing-tested", "infrastructure", "baseline"):
+    # What broke comes first: without it, more would have been tested.
+    for damage in ("infrastructure", "nothing-tested", "baseline"):
         if any(f.damage == damage for f in findings):
             return damage
     return findings[0].damage
@@ -165,6 +169,8 @@ def _words(
     if chosen.location is not None:
         name = chosen.part or chosen.prompt_id
         parts.append(f"{name} ({_tokens(cell, chosen)} tokens): {chosen.location.text}")
+    elif damage == "nothing-tested" and cell.judging.tier == "normal":
+        parts += [words for words in (garbage(cell), " ".join(chosen.message.split())[:240]) if words]
     elif not cell.cold or damage in ("routing", "nothing-tested", "infrastructure", "baseline"):
         parts.append(" ".join(chosen.message.split())[:240])
     return "; ".join(parts)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from harness.commands import repro
-from harness.commands.repro import Attempt, Result, find, from_names, target_of
+from harness.commands.repro import Attempt, Goal, Result, find, from_names, goal_of, measured, settled, target_of
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
 from harness.history.verdict import Verdict
 from harness.profiles.model import load_profile
+from harness.stats.quiet import excluded_above, least_rate, quiet_tries
 from harness.stats.sequential import interval_of
 from tests.support.builders import change_final, garbled, history, judged, observation
 
@@ -78,12 +82,20 @@ def test_shown_again_means_the_same_check_in_the_same_request(red):
 
 @pytest.mark.parametrize(
     ("tries", "code"),
-    [((True,), EXIT_REGRESSION), ((False,), EXIT_PASS), ((None,), EXIT_UNKNOWN), ((), EXIT_UNKNOWN)],
+    [
+        ((True,), EXIT_REGRESSION),
+        (59 * (False,), EXIT_PASS),
+        (58 * (False,), EXIT_UNKNOWN),
+        ((False,), EXIT_UNKNOWN),
+        ((None,), EXIT_UNKNOWN),
+        ((), EXIT_UNKNOWN),
+    ],
 )
 def test_exit_code_and_sentence(tmp_path, red, tries, code):
+    """No run says how often it shows, so that a rate of 1 in 20 must be excluded: 59 quiet tries."""
     target = target_of(find(red.judgement, "pd-none/tokens-baseline"))
     attempts = tuple(Attempt(Verdict.PASS, again) for again in tries)
-    result = Result(target, attempts, tmp_path, None, 1.0, False)
+    result = Result(target, attempts, tmp_path, None, 1.0)
     assert result.exit_code == code
     assert target.words in result.sentence
 
@@ -92,10 +104,11 @@ def test_exit_code_and_sentence(tmp_path, red, tries, code):
     ("tries", "given", "code"),
     [
         ((False, None), {"problem": "the decode engine ended by itself"}, EXIT_UNKNOWN),
-        ((False,), {"problem": "the decode engine ended by itself", "decided": True}, EXIT_UNKNOWN),
+        (59 * (False,), {"problem": "the decode engine ended by itself"}, EXIT_UNKNOWN),
         ((False,), {"interrupted": True}, EXIT_UNKNOWN),
         ((None, False), {}, EXIT_UNKNOWN),
-        ((None, *7 * (False,)), {"decided": True}, EXIT_PASS),
+        ((None, *7 * (False,)), {}, EXIT_UNKNOWN),
+        ((None, *59 * (False,)), {}, EXIT_PASS),
         ((True, None), {"problem": "the decode engine ended by itself"}, EXIT_REGRESSION),
         ((True,), {"interrupted": True}, EXIT_REGRESSION),
     ],
@@ -103,7 +116,7 @@ def test_exit_code_and_sentence(tmp_path, red, tries, code):
 def test_tries_that_were_cut_short_do_not_say_that_it_is_gone(tmp_path, red, tries, given, code):
     target = target_of(find(red.judgement, "pd-none/tokens-baseline"))
     attempts = tuple(Attempt(Verdict.PASS, again) for again in tries)
-    result = Result(target, attempts, tmp_path, None, 1.0, **{"decided": False, **given})
+    result = Result(target, attempts, tmp_path, None, 1.0, **given)
     assert result.exit_code == code
     assert result.sentence.startswith({0: "not reproduced", 1: "reproduced", 2: "UNKNOWN"}[code])
     if code == EXIT_UNKNOWN:
@@ -139,6 +152,59 @@ def test_engines_of_a_shared_group_are_those_of_the_run():
     other = made.model_copy(update={"run": run.model_copy(update={"prompts_sha256": "0" * 64})})
     with pytest.raises(UsageError, match="expected the prompts of the run"):
         repro._prepared(profile, "cpu", target, other)
+
+
+# --- what quiet tries exclude ----------------------------------------------------------------------------------------
+
+
+def test_quiet_tries_are_those_of_the_exact_binomial_bound():
+    """A defect of 1 in 20 stays quiet in 7 tries with a chance of 0.70, and in 59 with less than 0.05."""
+    assert [quiet_tries(rate) for rate in (1, 0.5, 1 / 4, 1 / 20, 1 / 48, 1 / 300)] == [1, 5, 11, 59, 143, 898]
+    for rate in (0.5, 0.3, 1 / 20, 1 / 48, 0.001):
+        n = quiet_tries(rate)
+        upper = [binomtest(0, m, alternative="less").proportion_ci(0.95).high for m in (n - 1, n) if m]
+        assert upper[-1] <= rate < (upper[0] if n > 1 else 1.1)
+        assert excluded_above(n) == pytest.approx(upper[-1])
+    assert least_rate(4) == pytest.approx(binomtest(4, 4, alternative="greater").proportion_ci(0.95).low)
+    with pytest.raises(ValueError, match="above 0"):
+        quiet_tries(0)
+
+
+def test_the_rate_to_exclude_is_that_of_the_run():
+    """One wrong answer of three: 8 quiet tries, one more than were once enough to exclude one half."""
+    run = judged(garbled(observation("pd-none", 96)), *(observation("pd-none", n) for n in (32, 64)))
+    finding = find(run.judgement, "pd-none/tokens-baseline/p96")
+    goal = goal_of(run.judgement, finding)
+    assert (goal.rate, goal.tries, goal.why) == (1 / 3, 8, "1 of 3 requests had it")
+    target = target_of(finding)._replace(goal=goal)
+    quiet = tuple(Attempt(Verdict.PASS, False) for _ in range(7))
+    result = Result(target, quiet, Path(), None, 1.0)
+    assert result.exit_code == EXIT_UNKNOWN
+    assert "exclude a rate above 35 %, and 8 are needed to exclude a rate of 33 % (1 of 3" in result.sentence
+    assert "--repeat 8" in result.sentence
+    enough = result._replace(attempts=(*quiet, *quiet))
+    assert enough.exit_code == EXIT_PASS
+    assert "not reproduced" in enough.sentence and "which exclude a rate of 33 %" in enough.sentence
+
+
+def test_where_all_requests_failed_the_smallest_rate_that_explains_it_is_excluded():
+    one = judged(garbled(observation("pd-none", 96)))
+    goal = goal_of(one.judgement, find(one.judgement, "pd-none/tokens-baseline"))
+    assert goal.tries == 59 and "the only request had it" in goal.why
+    several = judged(*(garbled(observation("pd-none", n)) for n in (32, 64, 96)))
+    assert goal_of(several.judgement, find(several.judgement, "pd-none/tokens-baseline/p96")).tries == 7
+    of_a_test = several.judgement.findings[0].model_copy(update={"prompt_id": None})
+    assert goal_of(several.judgement, of_a_test).tries == 5
+
+
+def test_tries_end_when_it_shows_or_when_the_quiet_ones_suffice():
+    goal = Goal(0.25, "1 of 4 requests had it")
+    quiet, shown, lost = (Attempt(Verdict.PASS, again) for again in (False, True, None))
+    assert not settled([quiet] * 10 + [lost] * 5, goal)
+    assert settled([quiet] * 11, goal) and settled([quiet, shown], goal)
+    # A rate is measured further, and seven quiet tries decide nothing any more.
+    assert not measured([quiet] * 10, goal) and measured([quiet] * 11, goal)
+    assert not measured([shown] * 6, goal) and measured([shown] * 7, goal)
 
 
 # --- when it is decided ----------------------------------------------------------------------------------------------

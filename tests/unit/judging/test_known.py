@@ -10,15 +10,18 @@ import pytest
 import yaml
 
 from harness.errors import DataError
+from harness.history.folder import load_history
 from harness.history.records import Merged
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import judge
+from harness.judging.checks.registry import baselines_for, judge
 from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known
 from harness.profiles.known_defects import load_known
 from harness.reports.junit import render_junit
 from harness.reports.markdown import render_markdown
 from harness.reports.summary import summarise_run
+from harness.util.paths import REPOSITORY
+from tests.golden.oracle import RUNS
 from tests.support.builders import change_final, evidence_of_test, history, lookups, observation
 
 LENGTHS = [31, 32, 40, 65]
@@ -27,9 +30,11 @@ ENTRY = {
     "classes": ["target-kv"],
     "cells": ["pd-none"],
     "checks": ["tokens-*"],
+    "at_most": 4,
     "vllm": ">=0.32,<0.33",
     "link": "https://example.org/issues/1",
     "reason": "P/D gives other tokens than the single engine",
+    "added": date(2026, 3, 1),
     "expires": date(2026, 6, 1),
 }
 
@@ -81,7 +86,7 @@ def test_nothing_known_changes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("change", "history_changes"),
     [
-        ({"expires": date(2025, 12, 31)}, {}),
+        ({"added": date(2025, 10, 1), "expires": date(2025, 12, 31)}, {}),
         ({"classes": ["drafter-kv"]}, {}),
         ({"cells": ["pd-mtp"]}, {}),
         ({"strata": ["aligned"]}, {}),
@@ -99,7 +104,7 @@ def test_finding_that_does_not_fit_fails_as_before(tmp_path, change, history_cha
 
 
 def test_expired_entry_says_so(tmp_path):
-    judgement = judged(made(), known(tmp_path, {**ENTRY, "expires": date(2025, 12, 31)}))
+    judgement = judged(made(), known(tmp_path, {**ENTRY, "added": date(2025, 10, 1), "expires": date(2025, 12, 31)}))
     assert any("expired on 2025-12-31" in n for n in judgement.notices)
 
 
@@ -125,7 +130,7 @@ def test_missing_evidence_is_never_known(tmp_path):
     """An UNKNOWN finding of a covered place stays UNKNOWN."""
     h = made(wrong=())
     judgement = judge(h, {})
-    listed = known(tmp_path, {**ENTRY, "checks": ["*"], "cells": ["*"]})
+    listed = known(tmp_path, {**ENTRY, "checks": ["*"], "cells": ["*"], "scenarios": ["cold"]})
     assert apply_known(judgement, listed, h).verdict is Verdict.UNKNOWN
 
 
@@ -168,6 +173,67 @@ def test_armed_run_never_becomes_known(tmp_path):
     h = made()
     h = h.model_copy(update={"run": h.run.model_copy(update={"mutants": ("M1",)})})
     assert judged(h, known(tmp_path, ENTRY)).verdict.exit_code != 0
+
+
+# --- entries stay narrow ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"checks": None}, "expected the key 'checks' (the checks whose findings it covers"),
+        ({"at_most": None}, "expected the key 'at_most' (the most findings that it covers in one cell and scenario"),
+        ({"added": None}, "expected the key 'added' (the day on which it was added or last renewed"),
+        ({"cells": ["*"], "checks": ["*"]}, "found one that covers all cells, scenarios and checks; name at least one"),
+        ({"cells": ["pd-x", "**"], "checks": ["?*"], "scenarios": ["*-*"]}, "found one that covers all cells"),
+        (
+            {"expires": date(2026, 6, 30)},
+            "expected it to expire at most 120 days after it was added (2026-03-01), found",
+        ),
+        ({"expires": date(2199, 1, 1)}, "which is 63128 days; choose an earlier day"),
+        ({"expires": date(2026, 2, 1)}, "which is -28 days"),
+        ({"added": date(2199, 1, 1), "expires": date(2199, 2, 1)}, "correct `added`, or this machine's clock"),
+        ({"at_most": 0}, "greater than or equal to 1"),
+        ({"checks": []}, "at least 1 item"),
+    ],
+)
+def test_entry_that_is_too_wide_is_refused(tmp_path, change, words):
+    entry = {key: value for key, value in {**ENTRY, **change}.items() if value is not None}
+    with pytest.raises(DataError) as refused:
+        known(tmp_path, entry)
+    assert words in str(refused.value)
+
+
+def test_entry_for_everything_in_one_place_is_allowed(tmp_path):
+    wide = {"cells": ["*"], "checks": ["*"]}
+    assert known(tmp_path, {**ENTRY, **wide, "scenarios": ["cold"], "expires": date(2026, 6, 29)}) is not None
+
+
+def test_more_findings_than_listed_are_not_covered(tmp_path):
+    """One damaged prompt gives two findings, which the entry allows; two damaged prompts are more than it does."""
+    assert judged(made(), known(tmp_path, {**ENTRY, "at_most": 2})).verdict is Verdict.KNOWN
+    judgement = judged(made(), known(tmp_path, {**ENTRY, "at_most": 1}))
+    assert judgement.verdict is Verdict.REGRESSION
+    assert all(f.known is None for f in judgement.findings)
+    assert any("covers nothing in pd-none: expected at most 1 findings, found 2" in n for n in judgement.notices)
+    assert not any("fixed?" in n for n in judgement.notices)
+
+
+def garbage(o, **changes):
+    return change_final(o, output_ids=(9, 9, 9), usage_completion_tokens=3, **changes) if o.scenario == "sampled" else o
+
+
+def test_shipped_entry_does_not_cover_an_answer_that_ended_in_an_error():
+    """The answers of the known defect are wrong; they are whole all the same."""
+    shipped = load_known(REPOSITORY / "known-defects.yaml")
+    recorded, broken = load_history(RUNS / "known"), load_history(RUNS / "known")
+    damaged = tuple(garbage(o, finish_reason="error") if o.cell == "single-eagle3" else o for o in broken.observations)
+    broken = broken.model_copy(update={"observations": damaged})
+    assert apply_known(judge(recorded, baselines_for(recorded)), shipped, recorded).verdict is Verdict.KNOWN
+    judgement = apply_known(judge(broken, baselines_for(broken)), shipped, broken)
+    assert judgement.verdict is Verdict.REGRESSION
+    failing = {f.check for f in judgement.findings if f.verdict is Verdict.REGRESSION}
+    assert "response-invariants" in failing
 
 
 @pytest.mark.parametrize(

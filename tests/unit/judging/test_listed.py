@@ -44,20 +44,25 @@ _findings = st.builds(
     st.lists(st.sampled_from(["aligned@0", "short@1", "all"]), max_size=2),
 )
 _defects = st.builds(
-    lambda number, classes, strata, cells: KnownDefect(
+    lambda number, classes, strata, cells, at_most: KnownDefect(
         id=f"defect-{number}",
         classes=tuple(classes),
         cells=(cells,),
         strata=tuple(strata),
+        scenarios=("cold",),
+        checks=("tokens-*",),
+        at_most=at_most,
         vllm=">=0",
         link="https://example.org/1",
         reason="known since long",
-        expires=date(2030, 1, 1),
+        added=date(2026, 1, 1),
+        expires=date(2026, 3, 1),
     ),
     st.integers(0, 3),
     st.sets(st.sampled_from(["target-kv", "drafter-kv"]), min_size=1),
     st.sets(st.sampled_from(["*", "aligned", "short", "all"]), min_size=1),
     st.sampled_from(["*", CELL, "single-*"]),
+    st.integers(1, 80),
 )
 
 
@@ -101,8 +106,9 @@ def test_a_single_uncovered_finding_at_the_end_still_fails_the_run():
     many = [finding("target-kv", number) for number in range(500)]
     last = finding("target-kv", 500).model_copy(update={"stratum": "short"})
     defect = KnownDefect(
-        id="one", classes=("target-kv",), cells=("*",), strata=("aligned",), vllm=">=0", link="https://example.org/1",
-        reason="known since long", expires=date(2030, 1, 1),
+        id="one", classes=("target-kv",), cells=("*",), strata=("aligned",), checks=("tokens-*",), at_most=500,
+        vllm=">=0", link="https://example.org/1", reason="known since long", added=date(2026, 1, 1),
+        expires=date(2026, 3, 1),
     )  # fmt: skip
     known = KnownDefects(Path("known-defects.yaml"), (Entry(defect, 1, 2),))
     only = apply_known(judged(listed(of(many), 5)), known, RUN)

@@ -9,9 +9,11 @@ from rich.console import Console
 
 from harness.errors import UsageError
 from harness.history.folder import write_run
+from harness.history.verdict import Verdict
 from harness.reports.beyond import print_comparison, print_trend, render_comparison, render_trend
 from harness.reports.compare import compare_runs
-from harness.reports.trend import limit_for, load_trend
+from harness.reports.trend import limit_for, load_trend, trend_of
+from harness.reports.trend_model import TrendRun
 from tests.support.builders import garbled, history, observation, speculation
 from tests.support.pages import Page
 from tests.support.run_files import write_observations
@@ -98,6 +100,50 @@ def test_folder_of_runs_becomes_a_page(tmp_path):
     console = Console(record=True, width=160)
     print_trend(trend, console)
     assert "3 runs" in console.export_text()
+
+
+def test_wrong_answers_are_added_up_over_the_runs_of_a_version(tmp_path):
+    """A defect that spoils one P/D answer in two of three runs of the new version, and none of the old one. Without a
+    baseline, nothing says whether the single engine is right, so that it is not counted."""
+
+    def spoil(o):
+        return garbled(o) if (o.cell, o.prompt_id) == ("pd-none", "p64") else o
+
+    cells = ("pd-none", "single-none")
+    nights = [("0.31.0", False), ("0.31.0", False), ("0.32.0", True), ("0.32.0", False), ("0.32.0", True)]
+    for i, (version, wrong) in enumerate(nights):
+        change = spoil if wrong else (lambda o: o)
+        started = f"2026-01-0{i + 1}T00:00:00+00:00"
+        recorded(tmp_path / f"run{i}", cells, change, started=started, versions={"vllm": version})
+    trend = load_trend(tmp_path)
+    found = {(a.vllm, a.what): a for a in trend.wrong_answers}
+    assert list(found) == [
+        ("0.31.0", "P/D"),
+        ("0.32.0", "P/D"),
+        ("0.32.0", "pd-none"),
+    ]
+    new = found["0.32.0", "P/D"]
+    assert (new.runs, new.wrong, new.checked) == (3, 2, 9)
+    assert new.interval == pytest.approx((0.02814, 0.60009), abs=1e-4)
+    assert found["0.31.0", "P/D"].interval == pytest.approx((0, 1 - 0.025 ** (1 / 6)))
+    text = Page(render_trend(trend, tmp_path / "trend.html"))
+    text.require_inert()
+    console = Console(record=True, width=160)
+    print_trend(trend, console)
+    assert "vLLM 0.32.0, P/D: 2 wrong of 9 answers in 3 runs (2.8 to 60 % with 95 %)" in console.export_text()
+
+
+def test_tests_that_were_suspect_more_than_once_are_named():
+    runs = [
+        TrendRun(f"n{i}", str(i), Path("n"), Verdict.SUSPECT, {}, {}, {}, "0", suspects=suspects)
+        for i, suspects in enumerate((("pd-eagle3 survival",), (), ("pd-eagle3 survival", "pd-mtp first-step")))
+    ]
+    found = trend_of(runs, 365)
+    assert found.suspects == (("pd-eagle3 survival", 2),)
+    console = Console(record=True, width=160)
+    print_trend(found, console)
+    assert "pd-eagle3 survival: SUSPECT in 2 runs" in console.export_text()
+    assert "pd-eagle3 survival" in render_trend(found, Path("trend.html"))
 
 
 def test_folder_without_two_runs_is_refused(tmp_path):

@@ -1,0 +1,78 @@
+"""The exposure of a run: how many answers had their tokens checked one by one, and which intermittent defect would have
+shown in one of them.
+
+An answer counts once, however many checks read its tokens. Answers of cells and scenarios in which a known defect
+excuses wrong tokens do not count: another defect would be excused there, too. Registered tests judge a whole cell, so
+that one wrong answer passes them; what they read does not count either.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from harness.history.verdict import Verdict
+from harness.judging.figures import HypothesisFigures
+from harness.judging.findings import CellVerdict, CheckResult, Judgement
+from harness.profiles.cells import CellName
+from harness.stats.quiet import excluded_above
+
+TOKEN_CHECKS = ("tokens-reference", "tokens-baseline", "rescored")
+"""Checks that read the tokens of each answer and fail for a single wrong one."""
+
+
+class Exposure(NamedTuple):
+    """Numbers of answers whose tokens were checked one by one."""
+
+    by_cell: dict[str, int]
+
+    @property
+    def answers(self) -> int:
+        return sum(self.by_cell.values())
+
+    @property
+    def handed_off(self) -> int:
+        """Those of P/D cells."""
+        return sum(n for cell, n in self.by_cell.items() if CellName.of(cell).topology == "pd")
+
+    @property
+    def sentence(self) -> str:
+        """The exposure in words."""
+        if not self.answers:
+            return "no answer was checked on its own, token by token: a defect of single requests is not excluded"
+        counted = f"{self.answers:,} answers checked token by token"
+        shown = f"a defect of {_share(self.answers, 'request')}"
+        if self.handed_off == self.answers:
+            counted += ", all after a hand-off"
+            shown = f"a defect of {_share(self.answers, 'P/D request')}"
+        elif self.handed_off:
+            counted += f", {self.handed_off:,} after a hand-off"
+            shown += f", or of {_share(self.handed_off, 'P/D request')},"
+        return f"{counted}; {shown} would have shown with 95 %"
+
+
+def _share(answers: int, what: str) -> str:
+    rarest = one_in(answers)
+    return f"one {what} in {rarest:,}" if rarest > 1 else f"every {what}"
+
+
+def one_in(answers: int) -> int:
+    """Return the N of the rarest defect, one in N, of which so many answers show at least one with 95 %.
+
+    Rounded down, so that what is said holds.
+    """
+    # The bound for one answer is 0.95, and the tolerance keeps exact values from falling below themselves.
+    return int(1 / excluded_above(answers) + 1e-9)
+
+
+def exposure_of(judgement: Judgement) -> Exposure:
+    """Return the exposure of a judged run."""
+    by_cell: dict[str, int] = {}
+    for cell in judgement.cells:
+        by_cell[cell.cell] = by_cell.get(cell.cell, 0) + max((r.judged for r in token_results(cell)), default=0)
+    return Exposure(by_cell)
+
+
+def token_results(cell: CellVerdict) -> list[CheckResult]:
+    """Return the results of the checks that read each answer's tokens; none where a known defect excuses wrong ones."""
+    results = [r for r in cell.results if r.check in TOKEN_CHECKS and not isinstance(r.figures, HypothesisFigures)]
+    return [] if any(f.verdict is Verdict.KNOWN for r in results for f in r.findings) else results

@@ -1,0 +1,118 @@
+"""What to do about a SUSPECT run, and whether earlier runs beside it were suspected of the same."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from harness.history.folder import History
+from harness.history.records import COLD
+from harness.history.verdict import Verdict
+from harness.judging.findings import Finding, Judgement
+from harness.util import json_io
+
+_LOOKED_AT = 60
+"""Most earlier runs that are read: two months of nights."""
+_FAILED = (Verdict.SUSPECT, Verdict.REGRESSION)
+
+_Place = tuple[str, str, str]
+"""Cell, scenario and check."""
+
+
+class _Earlier(NamedTuple):
+    run_id: str
+    failed: frozenset[_Place]
+
+
+class _Result(BaseModel):
+    check: str
+    verdict: str
+
+
+class _Cell(BaseModel):
+    cell: str
+    scenario: str = COLD
+    results: tuple[_Result, ...]
+
+
+class _Judged(BaseModel):
+    """The part of a ``judgement.json`` that is needed here, as any version of the harness wrote it."""
+
+    cells: tuple[_Cell, ...]
+
+    @property
+    def failed(self) -> frozenset[_Place]:
+        return frozenset((c.cell, c.scenario, r.check) for c in self.cells for r in c.results if r.verdict in _FAILED)
+
+
+class _Run(BaseModel):
+    """The part of a ``run.json`` that is needed here."""
+
+    started: str
+    profile: dict[str, Any]
+    mutants: tuple[str, ...] = ()
+
+
+def next_step(history: History, judgement: Judgement) -> str:
+    """Return what to do next, with what earlier runs of the profile say; empty unless a test is SUSPECT."""
+    suspects = [f for f in judgement.findings if f.verdict is Verdict.SUSPECT]
+    if not suspects:
+        return ""
+    earlier = list(_earlier(history))
+    repeated = [(f, runs) for f in suspects if (runs := [e.run_id for e in earlier if _place(f) in e.failed])]
+    if repeated:
+        finding, runs = repeated[0]
+        others = f" ({len(repeated)} tests in all)" if len(repeated) > 1 else ""
+        return (
+            f"{_name(finding)} failed in {len(runs)} of {len(earlier)} earlier runs beside this one, too, last in "
+            f"{runs[-1]}{others}: chance alone does not repeat that; treat it as a regression"
+        )
+    cells = " ".join(f"--cell {shlex.quote(c)}" for c in dict.fromkeys(f.cell for f in suspects))
+    profile = shlex.quote(str(history.run.profile.get("source") or history.run.profile.get("name")))
+    before = (
+        f"none of the {len(earlier)} earlier runs beside this one failed there"
+        if earlier
+        else "there are no earlier runs beside this one to compare with"
+    )
+    return (
+        f"run the suspected cells again, harness run --profile {profile} {cells}: failing there in another run is a "
+        f"finding; {before}"
+    )
+
+
+def _name(finding: Finding) -> str:
+    return f"{finding.cell} {finding.check}" + ("" if finding.scenario == COLD else f" in {finding.scenario}")
+
+
+def _place(finding: Finding) -> _Place:
+    return finding.cell, finding.scenario, finding.check
+
+
+def _earlier(history: History) -> Iterator[_Earlier]:
+    """Yield the judged runs of the same profile beside this one that started before it, oldest first."""
+    found = []
+    for folder in history.folder.resolve().parent.iterdir():
+        run = None if folder.is_symlink() else _read(folder / "run.json", _Run)
+        if run is None or run.mutants or run.profile.get("name") != history.run.profile.get("name"):
+            continue
+        if run.started < history.run.started:
+            found.append((run.started, folder))
+    for _, folder in sorted(found)[-_LOOKED_AT:]:
+        judged = _read(folder / "judgement.json", _Judged)
+        if judged is not None:
+            yield _Earlier(folder.name, judged.failed)
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _read(path: Path, kind: type[_Model]) -> _Model | None:
+    """Return a file's contents; None when there is no such file, or it is damaged."""
+    try:
+        return kind.model_validate(json_io.loads(json_io.read_text(path, 256 * json_io.MIB)))
+    except (OSError, ValueError, ValidationError):
+        return None

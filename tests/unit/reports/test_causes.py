@@ -1,0 +1,276 @@
+"""What a report says first: the cause before what follows from it, what a pass claims, and what to do about a doubt."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from harness.history.folder import History, load_history
+from harness.history.records import RESCORE
+from harness.history.token_ids import output_key
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import judge
+from harness.judging.diagnosis.garbage import garbage
+from harness.judging.exposure import Exposure, exposure_of, one_in
+from harness.judging.findings import Judgement
+from harness.reports.html import render_html
+from harness.reports.judge_run import assess
+from harness.reports.markdown import render_markdown
+from harness.reports.summary import RunSummary, summarise_run
+from harness.reports.terminal import print_summary
+from harness.reports.write import write_reports
+from harness.util.files import write_json
+from tests.golden.oracle import RUNS
+from tests.support.builders import (
+    LENGTHS,
+    change_final,
+    history,
+    leg,
+    lookups,
+    observation,
+    steps_for,
+    view,
+)
+from tests.support.normal_tier import baselines, night, worse
+
+
+def printed(summary: RunSummary, width: int = 160) -> str:
+    console = Console(record=True, width=width)
+    print_summary(summary, console)
+    return console.export_text()
+
+
+def of(h: History, **known) -> RunSummary:
+    return summarise_run(h, judge(h, lookups(LENGTHS)), known)
+
+
+def pair(cells=("pd-none", "single-none")) -> list:
+    return [observation(cell, n) for cell in cells for n in LENGTHS]
+
+
+# --- the cause --------------------------------------------------------------------------------------------------------
+
+
+def interrupted() -> History:
+    """Ctrl-C while the reference answered: two of its four answers are there, and a pair's are compared with them."""
+    made = history([o for o in pair() if o.cell == "pd-none" or len(o.sent_ids) < 35], ["pd-none", "single-none"])
+    records = [
+        c.model_copy(update={"planned": 4, "state": "interrupted", "reason": "interrupted by the user"})
+        if c.cell == "single-none"
+        else c
+        for c in made.run.cells
+    ]
+    return made.model_copy(update={"run": made.run.model_copy(update={"cells": tuple(records), "interrupted": True})})
+
+
+def test_interrupted_run_says_so_before_anything_else():
+    summary = of(interrupted())
+    assert summary.verdict is Verdict.UNKNOWN
+    words = "Interrupted by the user (Ctrl-C) after 6 of 8 planned requests: 2 of 2 cells do not pass"
+    assert summary.sentence.startswith(words)
+    text = printed(summary)
+    assert text.index("interrupted by the user") < text.index("nothing tested")
+    assert "harness repro" not in text
+    html = render_html(summary)
+    assert "harness repro" not in html
+    assert html.index("interrupted by the user", html.index('id="findings"')) < html.index("expected an answer of")
+
+
+def test_cell_that_ran_out_of_time_is_the_cause():
+    made = interrupted()
+    reason = "expected the requests of single-none to take at most 600 s (timeouts.cell), found them unfinished"
+    cells = tuple(c.model_copy(update={"state": "failed", "reason": reason}) if c.reason else c for c in made.run.cells)
+    summary = of(made.model_copy(update={"run": made.run.model_copy(update={"cells": cells, "interrupted": False})}))
+    assert summary.sentence.startswith(f"Not recorded in full (6 of 8 planned requests): {reason} (1 of 2 cells): ")
+
+
+def test_recorded_interruption_shows_its_cause_and_counts_no_more_requests_than_there_were():
+    summary = assess(load_history(RUNS / "interrupted"))
+    text = printed(summary)
+    assert summary.sentence.startswith("Interrupted by the user (Ctrl-C) after ")
+    assert "nothing tested in" not in text
+    assert "harness repro" not in text
+    for cell in summary.judgement.cells:
+        if cell.diagnosis is not None:
+            assert cell.diagnosis.failed <= cell.diagnosis.judged
+
+
+def test_broken_request_is_counted_among_those_asked():
+    """A request that broke has a finding, and so has one that only prepared the scenario."""
+    broken = [o.model_copy(update={"error": "500"}) if o.cell == "pd-none" else o for o in pair()]
+    summary = of(history(broken))
+    (found,) = [c.diagnosis for c in summary.judgement.cells if c.cell == "pd-none"]
+    assert found.damage == "infrastructure"
+    assert (found.failed, found.judged) == (4, 4)
+
+
+def test_wrong_answers_are_still_offered_a_repro():
+    wrong = [change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "pd-none" else o for o in pair()]
+    summary = of(history(wrong))
+    assert "reproduce the first: harness repro run pd-none/tokens-reference/p31/ids" in printed(summary)
+    assert "Repro:" in render_html(summary)
+
+
+# --- answers that hide behind a test without power --------------------------------------------------------------------
+
+
+def score(o, nats: float):
+    """What the plain engine says of an answer: it dislikes one token by ``nats``."""
+    output = o.final.output_ids
+    scored = leg("single", o.sent_ids, (1,), rescored=(nats, *(0.0 for _ in output[1:])))
+    return observation(
+        "single-none", len(o.sent_ids), scenario=RESCORE, part=output_key(output), legs=(scored,), sent_ids=o.sent_ids
+    )
+
+
+def test_unknown_names_the_answers_that_are_garbage():
+    made = night(lengths=[40, 41, 42])
+    spoilt = next(o for o in made.observations if o.cell == "pd-eagle3" and o.prompt_id == "p41")
+    made = made.model_copy(
+        update={
+            "observations": (*made.observations, score(spoilt, 15.0)),
+            "run": made.run.model_copy(update={"rescore": True}),
+        }
+    )
+    summary = summarise_run(made, judge(made, baselines([40, 41, 42])))
+    assert summary.judgement.by_cell()["pd-eagle3"] is Verdict.UNKNOWN
+    named = "1 of 3 answers are wrong by themselves: p41 (a token that single-none dislikes by 15.0 nats)"
+    for text in (printed(summary), render_markdown(summary), render_html(summary)):
+        assert named in " ".join(text.split())
+
+
+def test_answers_that_lost_all_their_drafts_are_named_unless_most_did():
+    def lost(*which: int):
+        lengths = range(32, 72)
+        answers = [
+            observation("single-eagle3", n, accepted=(0,) * 20 if n in which else steps_for(100)) for n in lengths
+        ]
+        return garbage(view(history(answers), "single-eagle3"))
+
+    assert lost(40, 41) == (
+        "2 of 40 answers are wrong by themselves: p40 (none of its drafts accepted), p41 (none of its drafts accepted)"
+    )
+    assert lost() == ""
+    assert lost(*range(32, 60)) == ""
+
+
+# --- what a pass claims -----------------------------------------------------------------------------------------------
+
+
+def test_pass_claims_what_was_judged():
+    both = of(history(pair(("pd-eagle3", "single-eagle3", "single-none"))))
+    assert both.sentence == (
+        "All 3 cells pass: 12 answers have the right tokens, acceptance is as expected, and every P/D request moved "
+        "its KV."
+    )
+    alone = of(history(pair(("single-none",))))
+    assert alone.sentence == "The cell passes: 4 answers have the right tokens."
+
+
+def test_pass_of_the_normal_tier_does_not_claim_right_tokens():
+    made = night(stages=1)
+    judgement = judge(made, baselines())
+    tested = {r.check for c in judgement.cells for r in c.results} & {"survival", "first-step"}
+    assert judgement.verdict is Verdict.PASS and tested
+    summary = summarise_run(made, judgement)
+    assert "right tokens" not in summary.sentence
+    assert "registered tests found a change beyond chance in 288 requests" in summary.sentence
+    assert "every P/D request moved its KV" in summary.sentence
+    assert "no answer was checked on its own" in summary.exposure.sentence
+
+
+# --- exposure ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("answers", "rare"), [(1, 1), (14, 5), (48, 16), (156, 52), (628, 210), (992, 331)])
+def test_rarest_defect_that_would_have_shown(answers, rare):
+    assert one_in(answers) == rare
+    assert 1 - (1 - 1 / max(rare, 1.0001)) ** answers >= 0.95
+    assert 1 - (1 - 1 / (rare + 1)) ** answers < 0.95
+
+
+def test_exposure_stands_in_every_report():
+    summary = of(history(pair()))
+    words = (
+        "8 answers checked token by token, 4 after a hand-off; a defect of one request in 3, or of every P/D request, "
+        "would have shown with 95 %"
+    )
+    assert summary.exposure == Exposure({"pd-none": 4, "single-none": 4})
+    for text in (printed(summary), render_markdown(summary), render_html(summary)):
+        assert words in " ".join(text.split())
+    pd = of(history(pair(("pd-none",))))
+    assert (
+        "4 answers checked token by token, all after a hand-off; a defect of every P/D request would"
+        in pd.exposure.sentence
+    )
+
+
+def test_answers_that_a_known_defect_excuses_are_not_exposed():
+    wrong = [change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "pd-none" else o for o in pair()]
+    judgement = judge(history(wrong), lookups(LENGTHS))
+    assert exposure_of(judgement).by_cell == {"pd-none": 4, "single-none": 4}
+    cells = tuple(
+        c.model_copy(
+            update={
+                "results": tuple(
+                    r.model_copy(
+                        update={"findings": tuple(f.model_copy(update={"verdict": Verdict.KNOWN}) for f in r.findings)}
+                    )
+                    for r in c.results
+                )
+            }
+        )
+        for c in judgement.cells
+    )
+    assert exposure_of(judgement.model_copy(update={"cells": cells})).by_cell == {"pd-none": 0, "single-none": 4}
+
+
+# --- a suspect night --------------------------------------------------------------------------------------------------
+
+
+def suspect(folder=None) -> RunSummary:
+    first = night(pd=worse)
+    if folder is not None:
+        first = first.model_copy(update={"folder": folder})
+    return summarise_run(first, judge(first, baselines(), night()))
+
+
+def test_suspect_says_what_to_do_next(tmp_path):
+    (tmp_path / "tonight").mkdir()
+    summary = suspect(tmp_path / "tonight")
+    assert any(f.verdict is Verdict.SUSPECT for f in summary.judgement.findings)
+    assert "harness run --profile test --cell pd-eagle3: failing there in another run is a finding" in summary.next_step
+    assert "no earlier runs beside this one" in summary.next_step
+    for text in (printed(summary), render_markdown(summary), render_html(summary)):
+        assert "failing there in another run is a finding" in " ".join(text.split())
+
+
+def test_suspect_remembers_earlier_runs(tmp_path):
+    """Three earlier nights: one suspected of the same, one quiet, and one of another profile."""
+    (tmp_path / "tonight").mkdir()
+    summary = suspect(tmp_path / "tonight")
+    quiet: Judgement = judge(night(), baselines())
+    for name, judgement, profile in (
+        ("a", summary.judgement, "test"),
+        ("b", quiet, "test"),
+        ("c", summary.judgement, "other"),
+    ):
+        run = {"started": f"2025-01-0{ord(name) - 96}T00:00:00+00:00", "profile": {"name": profile}, "mutants": []}
+        write_json(tmp_path / name / "run.json", run)
+        write_json(tmp_path / name / "judgement.json", judgement.model_dump(mode="json"))
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "run.json").write_text("{")
+    again = suspect(tmp_path / "tonight").next_step
+    assert "failed in 1 of 2 earlier runs beside this one, too, last in a" in again
+    assert "treat it as a regression" in again
+    (tmp_path / "a" / "judgement.json").write_text('{"cells": 3}')
+    assert "none of the 1 earlier runs beside this one failed there" in suspect(tmp_path / "tonight").next_step
+
+
+def test_run_without_doubt_needs_no_next_step(tmp_path):
+    h = history(pair(), folder=tmp_path / "run")
+    summary = of(h)
+    assert summary.next_step == ""
+    (tmp_path / "run").mkdir()
+    write_reports(summary, tmp_path / "run")
+    assert 'id="next"' not in (tmp_path / "run" / "report.html").read_text()
