@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +29,8 @@ REMOTE_DECODE: dict[str, Any] = {
     "remote_port": None,
 }
 _T = TypeVar("_T")
+_TOKEN = re.compile(r"token_id:(\d{1,10})")
+"""A token as engines name it with ``return_tokens_as_token_ids``."""
 _COUNTER_WAIT_S = 3.0
 _SECOND_WAIT_S = 0.5
 """Wait for counters after they had not grown in time for the request before: an engine that moves no KV never counts
@@ -221,6 +224,7 @@ def parse_completion(
             usage_completion_tokens=(body.get("usage") or {}).get("completion_tokens"),
             chosen_logprobs=_floats(logprobs.get("token_logprobs")),
             top_gaps=_gaps(logprobs.get("top_logprobs")),
+            runner_ups=_runner_ups(logprobs.get("top_logprobs")),
             speculation=_speculation((body.get("metrics") or {}).get("speculative_decoding")),
             kv_transfer_params=transfer_params(body.get("kv_transfer_params")),
             rescored=None if rescore_from is None else _rescored(choice, rescore_from),
@@ -246,6 +250,18 @@ def _gaps(value: Any) -> tuple[float | None, ...] | None:
         best = sorted((finite(v) for v in (position or {}).values()), reverse=True)[:2]
         gaps.append(round(best[0] - best[1], 6) if len(best) == 2 else None)
     return tuple(gaps)
+
+
+def _runner_ups(value: Any) -> tuple[int | None, ...] | None:
+    """Return the id of the second-best token per position, None where the answer does not name one by its id."""
+    if value is None:
+        return None
+    ids: list[int | None] = []
+    for position in value:
+        best = sorted((position or {}).items(), key=lambda item: finite(item[1]), reverse=True)[:2]
+        named = _TOKEN.fullmatch(best[1][0]) if len(best) == 2 else None
+        ids.append(int(named[1]) if named else None)
+    return tuple(ids)
 
 
 def _rescored(choice: Mapping[str, Any], start: int) -> tuple[float, ...]:

@@ -199,6 +199,7 @@ class EngineGroupSession:
             form=form,
             sequence=sequence,
             sent_ids=prompt.ids,
+            known_answer=prompt.expected,
             engine_roles=tuple(self._launcher.processes),
             legs=tuple(legs),
             max_tokens=self.profile.workload.max_tokens,

@@ -45,6 +45,8 @@ class Leg(Strict):
     chosen_logprobs: tuple[float, ...] | None = None
     top_gaps: tuple[float | None, ...] | None = None
     """Difference in log-probability (nats) between the best and the second-best token, per output token."""
+    runner_ups: tuple[int | None, ...] | None = None
+    """Second-best token, per output token; None in records of earlier versions."""
     speculation: Speculation | None = None
     rescored: tuple[float, ...] | None = None
     """For a re-scoring request, per token of the output that it scores: by how many nats the plain engine, given all
@@ -90,6 +92,8 @@ class Observation(Strict):
     sequence: int
     sent_ids: tuple[int, ...]
     """Token ids of the prompt, sent as such or as the text that must tokenise to them."""
+    known_answer: tuple[int, ...] | None = None
+    """The right output, for prompts that have only one; None for others and in records of earlier versions."""
     engine_roles: tuple[str, ...]
     legs: tuple[Leg, ...]
     attempts: int = 1

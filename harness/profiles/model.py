@@ -263,9 +263,16 @@ class Judging(Strict):
     """``bitwise``: deterministic arithmetic, greedy, one request at a time; tokens and accepted counts must be equal
     step for step. ``normal``: equal runs may differ; every gate is a registered test with a stated error rate."""
     near_tie_nats: float = Field(default=0.02, ge=0)
-    """Top-2 log-prob gap of the reference, in nats, up to which a differing token counts as a near tie. In the normal
-    tier the noise floor of the baseline's A/A counts if it is larger. The float32 probes have a minimum gap of several
-    nats; bf16 engines need 0.25–0.36 (published)."""
+    """Top-2 log-prob gap of the reference, in nats, up to which its runner-up counts as a near tie. In the normal tier
+    the noise floor of the plain engine's A/A counts if it is larger, for every method. The float32 probes have a
+    minimum gap of several nats; bf16 engines need 0.25–0.36 (published)."""
+    logprob_nats: float = Field(default=1e-5, gt=0)
+    """Difference in nats from which a log-prob, or the distance of the two best, is another one (bitwise tier). Gaps
+    are recorded to 1e-6; deterministic engines agree bit for bit while a request is alone, and a hundred times this
+    is allowed where it shares its batch or the reference is another run's."""
+    rounding_nats: float = Field(default=3.0, gt=0)
+    """By how many nats the plain engine may dislike an output token for no other reason than rounding (normal tier):
+    one answer beyond it is a finding by itself. The gaps at which equal runs part (A/A) count if they are larger."""
     family_alpha: float = Field(default=1e-3, gt=0, le=0.1)
     """Chance that a whole run of unchanged engines fails, over all registered tests and both stages."""
     stages: Literal[1, 2] = 2

@@ -115,6 +115,7 @@ class Player:
                 shared_counters=shared,
                 sequence=sequence + i,
                 sent_ids=send.prompt.ids,
+                known_answer=send.prompt.expected,
                 engine_roles=self._session.roles,
                 legs=tuple(answer.legs),
                 error=answer.error,

@@ -135,7 +135,7 @@ def _differ(first: Observation, second: Observation, near_tie_nats: float) -> bo
     if first.concurrent == second.concurrent == 1:
         steps = [s.accepted if (s := real_steps(leg)) is not None else None for leg in (a, b)]
         return a.output_ids != b.output_ids or steps[0] != steps[1]
-    parted = compare(b.output_ids, a.output_ids, a.top_gaps, near_tie_nats)
+    parted = compare(b.output_ids, a.output_ids, a.top_gaps, near_tie_nats, a.runner_ups)
     return parted is not None and not parted.near_tie
 
 

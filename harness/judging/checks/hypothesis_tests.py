@@ -27,6 +27,7 @@ from harness.history.records import COLD, RESCORE
 from harness.history.token_ids import output_key, parted_at
 from harness.judging.checks.model import Column, RegisteredTest, Tested, TestName
 from harness.judging.evidence import CellView
+from harness.judging.near_ties import near_tie_nats
 from harness.profiles.cells import CellName
 from harness.profiles.model import Judging
 from harness.stats.multiplicity import holm
@@ -278,16 +279,6 @@ def _baseline(view: CellView, method: str) -> Baseline | str:
     return lookup.baseline if lookup.baseline is not None else lookup.reason
 
 
-def near_tie_nats(view: CellView) -> float:
-    """Return the top-2 gap, in nats, up to which a difference is a near tie: the configured one, and in the normal tier
-    at least the noise floor of the method's A/A."""
-    bound = view.judging.near_tie_nats
-    lookup = view.baselines.get(view.lineup)
-    if view.judging.tier == "bitwise" or lookup is None or lookup.baseline is None:
-        return bound
-    return max(bound, lookup.baseline.noise_floor_nats or 0.0)
-
-
 class _Divergence(NamedTuple):
     """The first difference of an output from the baseline's tokens."""
 
@@ -309,16 +300,19 @@ def _divergences(view: CellView, rows: Mapping[str, Row]) -> dict[str, tuple[_Di
         ours = o.final.output_ids
         again = row.again.divergence
         out[key] = (
-            _divergence(again if again is not None and again < len(expected) else None, row, bound),
-            _divergence(parted_at(ours, expected), row, bound),
+            _divergence(again if again is not None and again < len(expected) else None, row.again.token, row, bound),
+            _divergence(at := parted_at(ours, expected), _token(ours, at), row, bound),
         )
     return out
 
 
-def _divergence(at: int | None, row: Row, bound: float) -> _Divergence:
-    if at is None:
-        return _Divergence(None, False)
-    return _Divergence(at, not any(token == at and gap <= bound for token, gap in row.close))
+def _divergence(at: int | None, token: int | None, row: Row, bound: float) -> _Divergence:
+    """Return the divergence of an output that has ``token`` at index ``at``."""
+    return _Divergence(at, at is not None and not row.near_tie(at, token, bound))
+
+
+def _token(output: Sequence[int], at: int | None) -> int | None:
+    return output[at] if at is not None and at < len(output) else None
 
 
 def _rows_with_repetition(view: CellView) -> dict[str, Row] | str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from harness.history.records import RESCORE
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
-from harness.judging.checks.hypothesis_tests import near_tie_nats
 from harness.judging.evidence import CellView
 from harness.judging.figures import WrongWhenRescored
 from harness.judging.findings import CheckResult, Finding, conclude
+from harness.judging.near_ties import near_tie_nats
 from harness.profiles.scenarios import Sampled
 
 NAME = "rescored"

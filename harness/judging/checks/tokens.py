@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.history.records import Leg, Observation
-from harness.history.token_ids import Divergence, compare
+from harness.history.token_ids import Divergence
 from harness.history.verdict import Verdict
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import TokenDifference
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
+from harness.judging.near_ties import parting, plain_baseline, told_runner_ups
 
 
 def _evidence(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...]) -> TokenDifference:
@@ -42,8 +45,11 @@ def tokens_reference(cell: CellView) -> CheckResult:
     """Check that tokens equal those of the no-speculation single engine in the same run and scenario."""
     name = "tokens-reference"
     reference = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    baseline = plain_baseline(cell)
+    rows = baseline.by_prompt() if baseline is not None else {}
     findings: list[Finding] = []
-    judged = ties = 0
+    judged = 0
+    ties: list[Leg | None] = []
     for key, o in cell.answered().items():
         other = _final(reference.get(key))
         leg = o.final
@@ -54,9 +60,9 @@ def tokens_reference(cell: CellView) -> CheckResult:
             findings.append(cell.untested(name, message, o))
             continue
         judged += 1
-        at = compare(leg.output_ids, other.output_ids, other.top_gaps, cell.judging.near_tie_nats)
+        at = parting(cell, o, other.output_ids, other, rows.get(o.prompt_id))
         if at is None or at.near_tie:
-            ties += at is not None
+            ties += [other] if at is not None else []
             continue
         findings.append(
             cell.finding(
@@ -76,8 +82,13 @@ def _damage(cell: CellView) -> DamageClass:
     return "sampler" if cell.cold and not cell.handed_off else "target-kv"
 
 
-def _tie_note(ties: int) -> str:
-    return f"{ties} near ties of the reference, benign" if ties else ""
+def _tie_note(ties: Sequence[Leg | None]) -> str:
+    """Describe the near ties from the reference's answers to their prompts."""
+    if not ties:
+        return ""
+    untold = sum(not told_runner_ups(leg) for leg in ties)
+    which = f"; {untold} of them with any token, because the record does not name the runner-up" if untold else ""
+    return f"{len(ties)} near ties of the reference, benign{which}"
 
 
 def tokens_baseline(cell: CellView) -> CheckResult:
@@ -90,7 +101,8 @@ def tokens_baseline(cell: CellView) -> CheckResult:
     rows = lookup.baseline.by_prompt()
     references = cell.history.of(cell.name.reference, scenario=cell.scenario)
     findings: list[Finding] = []
-    judged = ties = 0
+    judged = 0
+    ties: list[Leg | None] = []
     for o in cell.answered().values():
         leg, row = o.final, rows.get(o.prompt_id)
         if leg is None or leg.output_ids is None:
@@ -103,10 +115,9 @@ def tokens_baseline(cell: CellView) -> CheckResult:
         judged += 1
         wanted = row.output_ids[: o.max_tokens]
         reference = _final(references.get(o.key))
-        gaps = reference.top_gaps if reference and reference.output_ids == wanted else None
-        at = compare(leg.output_ids, wanted, gaps, cell.judging.near_tie_nats)
+        at = parting(cell, o, wanted, reference, row)
         if at is None or at.near_tie:
-            ties += at is not None
+            ties += [reference] if at is not None else []
             continue
         verdict = _baseline_verdict(cell, leg, reference)
         findings.append(
