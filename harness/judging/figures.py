@@ -151,6 +151,20 @@ class TokenDifference(Strict):
     output_tokens: int
 
 
+class LogprobDifference(Strict):
+    """Log-probs, or distances of the two best tokens, that moved while the tokens are right."""
+
+    logprob_position: int | None
+    """First output token that moved; None if only the smallest distance over the output is known."""
+    found_nats: float
+    expected_nats: float
+    bound_nats: float
+    moved_tokens: int
+    compared_tokens: int
+    most: tuple[tuple[int, float], ...]
+    """The output tokens that moved most, with the absolute difference in nats."""
+
+
 class RepeatDifference(Strict):
     """Output tokens of a repeated request from its first difference on."""
 
@@ -259,6 +273,7 @@ FindingEvidence = (
     | StopToken
     | TextDifference
     | TokenDifference
+    | LogprobDifference
     | RepeatDifference
     | TotalsDifference
     | StepsDifference

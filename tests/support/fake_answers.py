@@ -26,6 +26,7 @@ def answer(work: CellWork, item: Item, sequence: int) -> Observation:
     row = _rows(work.cell.method.kind)[item.prompt.id]
     k = work.cell.method.draft_tokens
     metrics = None
+    gaps = (row.min_top_gap,) * len(row.output_ids)
     if k:
         metrics = Speculation(
             per_step_accepted=row.accepted,
@@ -41,7 +42,7 @@ def answer(work: CellWork, item: Item, sequence: int) -> Observation:
         sequence=sequence,
         sent_ids=item.prompt.ids,
         engine_roles=("single",),
-        legs=(leg("single", item.prompt.ids, row.output_ids, speculation=metrics),),
+        legs=(leg("single", item.prompt.ids, row.output_ids, speculation=metrics, top_gaps=gaps),),
         started_at=0.0,
     )
 

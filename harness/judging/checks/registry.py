@@ -16,7 +16,7 @@ from harness.history.folder import History
 from harness.history.identity import identity_in
 from harness.history.run_kind import notices_of
 from harness.history.verdict import Verdict, worst
-from harness.judging.checks import drafting, preconditions, rescored, responses, tokens, transfer
+from harness.judging.checks import drafting, logprobs, preconditions, rescored, responses, tokens, transfer
 from harness.judging.checks.aggregation import listed, most_listed
 from harness.judging.checks.hypothesis_tests import run_tests
 from harness.judging.checks.model import RegisteredTest, Results, TestName
@@ -77,6 +77,8 @@ CHECKS: tuple[Check, ...] = (
     Check("text-form", _has_text, responses.text_form),
     Check("tokens-reference", _has_reference, tokens.tokens_reference),
     Check("tokens-baseline", _always, tokens.tokens_baseline),
+    Check("logprobs-single", logprobs.has_reference, logprobs.logprobs_single),
+    Check("logprobs-baseline", _always, logprobs.logprobs_baseline),
     Check("rescored", rescored.applies, rescored.rescored),
     _DRAFTS,
     Check("acceptance-single", _has_single, drafting.acceptance_single),

@@ -13,6 +13,7 @@ from harness.history.verdict import Verdict
 from harness.judging.diagnosis.law import law_of_lengths
 from harness.judging.diagnosis.location import request_of
 from harness.judging.evidence import CellView
+from harness.judging.figures import LogprobDifference
 from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Finding, Law
 from harness.profiles.scenarios import Sampled
 
@@ -62,8 +63,12 @@ def state_law(results: Sequence[CheckResult], diagnosis: Diagnosis | None) -> li
 
 
 def _most_telling(cell: CellView, findings: Sequence[Finding]) -> Finding:
-    """Return the located finding with the longest prompt, which has the most blocks; else the first finding."""
+    """Return the located finding with the longest prompt, which has the most blocks; else the first finding.
+
+    Tokens and steps tell more than log-probs.
+    """
     located = [f for f in findings if f.location is not None]
+    located = [f for f in located if not isinstance(f.evidence, LogprobDifference)] or located
     return max(located, key=lambda f: _tokens(cell, f)) if located else findings[0]
 
 
