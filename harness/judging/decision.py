@@ -28,6 +28,8 @@ class Facts(NamedTuple):
     together: bool = False
     """Whether the other topology of this run, or the plain engine, moved in the same way."""
     second_stage: SecondStage = "not needed"
+    few: bool = False
+    """Whether the change is in single answers, too few for a test over all of them."""
 
 
 class Row(NamedTuple):
@@ -42,6 +44,7 @@ TABLE: tuple[Row, ...] = (
     Row({"evidence": False}, Verdict.UNKNOWN, "evidence is missing, or too little to see what must be seen"),
     Row({"quiet": False}, Verdict.UNKNOWN, "two equal runs differ as much, so the test says nothing"),
     Row({"change": "none"}, Verdict.PASS, "nothing beyond chance and the practical floor"),
+    Row({"few": True}, Verdict.SUSPECT, "rounding cannot make this, and no test over all requests sees single ones"),
     Row({"second_stage": "missing"}, Verdict.UNKNOWN, "failed once; the declared second stage did not run"),
     Row({"second_stage": "not confirmed"}, Verdict.SUSPECT, "failed once, passed on fresh prompts and engines"),
     Row({"against": "this run"}, Verdict.REGRESSION, "both ran the same code in this run, so any difference is wrong"),

@@ -85,8 +85,12 @@ CHECKS: tuple[Check, ...] = (
     Check("acceptance-baseline", lambda c: c.speculative, drafting.acceptance_baseline),
 )
 """The checks of the bitwise tier."""
-NORMAL_CHECKS: tuple[Check, ...] = (*_COMMON, _DRAFTS)
-"""The checks of the normal tier, whose gates are the registered tests (``TEST_NAMES``)."""
+NORMAL_CHECKS: tuple[Check, ...] = (
+    *_COMMON,
+    Check(rescored.DISLIKED, rescored.applies, rescored.disliked_tokens),
+    _DRAFTS,
+)
+"""The checks of the normal tier, whose other gates are the registered tests (``TEST_NAMES``)."""
 TEST_NAMES: tuple[TestName, ...] = get_args(TestName)
 
 
