@@ -26,6 +26,8 @@ from tests.support.run_files import write_observations
 
 BLOCK = 32
 LOOKAHEAD = {"none": 0, "eagle3": 3, "dflash": 4, "mtp": 3}
+LAYERS = {"none": 3, "eagle3": 4, "dflash": 5, "mtp": 4}
+"""Layers of the probe models with a KV cache, drafter's included; each has 32 KiB of a block."""
 LENGTHS = [31, 32, 40, 65]
 CELLS = [f"{t}-{m}" for m in ("none", "eagle3", "dflash", "mtp") for t in ("pd", "single")]
 
@@ -87,7 +89,7 @@ def observation(cell: str, tokens: int = 40, accepted: tuple[int, ...] | None = 
         padded = speculation((0, *steps)) if metrics else None
         counters = {
             "finished_requests": 1.0,
-            "nixl_bytes": 98304.0 * count,
+            "nixl_bytes": LAYERS[method] * 32768.0 * count,
             "nixl_descriptors": 3.0,
             "prompt_tokens_external_kv_transfer": float(tokens),
         }

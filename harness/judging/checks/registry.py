@@ -58,6 +58,10 @@ def _has_reference(cell: CellView) -> bool:
     return cell.id != cell.name.reference and _asked(cell, cell.name.reference)
 
 
+def _has_plain(cell: CellView) -> bool:
+    return cell.id != cell.name.reference and cell.selected(cell.name.reference)
+
+
 def _has_single(cell: CellView) -> bool:
     return cell.handed_off and cell.speculative and cell.cold and _asked(cell, cell.name.single)
 
@@ -69,6 +73,8 @@ _COMMON: tuple[Check, ...] = (
     Check("echoed-prompt", _always, responses.echoed_prompt),
     Check("response-invariants", _always, responses.response_invariants),
     Check("transfer", _always, transfer.transfer),
+    Check("prefill-token", tokens.has_prefill, tokens.prefill_token),
+    Check("finish-reason", _has_plain, responses.finish_reason),
 )
 _DRAFTS = Check("drafts-happened", lambda c: c.speculative, drafting.drafts_happened)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from harness.history.records import Leg, Observation
+from collections import Counter
+from typing import get_args
+
+from harness.history.records import Form, Leg, Observation
 from harness.history.token_ids import common_prefix
 from harness.history.verdict import Verdict
+from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import EchoDifference, IncompleteCell, OfEngine, StopToken, TextDifference
 from harness.judging.findings import CheckResult, Finding, conclude
@@ -19,6 +23,7 @@ def complete(cell: CellView) -> CheckResult:
         for o in observations
         if o.error is not None
     ]
+    findings += _duplicates(cell)
     missing = cell.planned - len(observations)
     if missing > 0 or cell.record.state != "complete":
         reason = cell.record.reason or "no reason was recorded"
@@ -33,6 +38,28 @@ def complete(cell: CellView) -> CheckResult:
             )
         )
     return conclude(name, cell.id, len(observations), findings)
+
+
+def _duplicates(cell: CellView) -> list[Finding]:
+    """Return a finding for each request that was recorded more than once: only its last answer would be judged."""
+    by_place = cell.history.of_cell(cell.id).by_place
+    findings = []
+    for form in get_args(Form):
+        recorded = by_place.get((form, cell.scenario), [])
+        counted = Counter(o.key for o in recorded)
+        last = {o.key: o for o in recorded if counted[o.key] > 1}
+        findings += [
+            cell.finding(
+                "complete",
+                Verdict.UNKNOWN,
+                "infrastructure",
+                f"expected one answer to this request, found {counted[key]}, of which only the last is judged: the "
+                "record was written twice or put together by hand; record the cell again",
+                o,
+            )
+            for key, o in last.items()
+        ]
+    return findings
 
 
 def echoed_prompt(cell: CellView) -> CheckResult:
@@ -82,7 +109,7 @@ def response_invariants(cell: CellView) -> CheckResult:
     for o in cell.all_observations():
         for leg in o.legs:
             judged += 1
-            for problem, token in _leg_problems(o, leg):
+            for problem, token in _leg_problems(o, leg, cell.context_tokens):
                 findings.append(
                     cell.finding(
                         name,
@@ -101,8 +128,11 @@ def _process(o: Observation, leg: Leg) -> str:
     return leg.role if leg.role in o.engine_roles else "decode"
 
 
-def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, int | None]]:
-    """Return the contradictions in a response, each with the offending token if there is one."""
+def _leg_problems(o: Observation, leg: Leg, context: int | None) -> list[tuple[str, int | None]]:
+    """Return the contradictions in a response, each with the offending token if there is one.
+
+    ``context`` is the largest number of tokens of a request, which ends it early.
+    """
     if leg.output_ids is None:
         return [("expected output token ids (return_token_ids), found none", None)]
     out: list[tuple[str, int | None]] = []
@@ -125,6 +155,11 @@ def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, int | None]]:
         out.append((f"expected exactly one token from the prefill leg, found {produced}", None))
     if leg.finish_reason not in ("stop", "length"):
         out.append((f"expected finish reason stop or length, found {leg.finish_reason!r}", None))
+    asked = 1 if leg.role == "prefill" and o.route == "cell" else o.max_tokens
+    if leg.finish_reason == "length" and asked is not None and produced < asked:
+        full = context is not None and len(o.sent_ids) + produced >= context
+        if not full:
+            out.append((f"expected finish reason length at {asked} tokens only, found it after {produced}", None))
     if leg.finish_reason == "stop" and leg.output_ids and leg.output_ids[-1] in leg.output_ids[:-1]:
         out.append(
             (
@@ -134,7 +169,8 @@ def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, int | None]]:
         )
     spec = leg.speculation
     if spec is not None and leg.role != "prefill":
-        if sum(spec.per_step_accepted) != spec.num_accepted or sum(spec.per_step_drafted) != spec.num_drafted:
+        counted = (len(spec.per_step_accepted), sum(spec.per_step_accepted), sum(spec.per_step_drafted))
+        if counted != (spec.num_steps, spec.num_accepted, spec.num_drafted):
             out.append(("expected the per-step counts to add up to the request's totals, found another sum", None))
         if any(a > d for a, d in zip(spec.per_step_accepted, spec.per_step_drafted, strict=False)):
             out.append(("expected no step to accept more than it drafted, found one", None))
@@ -143,6 +179,40 @@ def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, int | None]]:
         if sum(a + 1 for a in spec.per_step_accepted) < produced - prefilled:
             out.append((f"expected the verify steps to account for {produced} output tokens, found fewer", None))
     return out
+
+
+def finish_reason(cell: CellView) -> CheckResult:
+    """Check that an answer with the tokens of the plain engine of this run ended for the same reason.
+
+    Without an answer of the plain engine in the same scenario, its answer to the cold prompt counts.
+    """
+    name = "finish-reason"
+    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    cold = cell.history.of(cell.name.reference)
+    findings: list[Finding] = []
+    judged = 0
+    for key, o in cell.answered().items():
+        other = plain.get(key) or cold.get(o.prompt_id)
+        ours, theirs = o.final, other.final if other is not None else None
+        if ours is None:
+            continue
+        judged += 1
+        if other is None or theirs is None or (theirs.output_ids, other.max_tokens) != (ours.output_ids, o.max_tokens):
+            # Checks of tokens report other tokens, which may end otherwise.
+            continue
+        if ours.finish_reason != theirs.finish_reason:
+            findings.append(
+                cell.finding(
+                    name,
+                    decide(Facts(change="differ", against="this run"))[0],
+                    "sampler",
+                    f"expected the request to end as on {cell.name.reference} of this run, for the reason "
+                    f"{theirs.finish_reason}, found {ours.finish_reason} with the same tokens",
+                    o,
+                    OfEngine(role=ours.role),
+                )
+            )
+    return conclude(name, cell.id, judged, findings)
 
 
 def _echoes(o: Observation) -> list[tuple[int, ...] | None]:

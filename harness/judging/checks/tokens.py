@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.history.records import Leg, Observation
-from harness.history.token_ids import Divergence
+from harness.history.token_ids import Divergence, compare
 from harness.history.verdict import Verdict
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
-from harness.judging.figures import TokenDifference
+from harness.judging.figures import OfEngine, TokenDifference
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
-from harness.judging.near_ties import parting, plain_baseline, told_runner_ups
+from harness.judging.near_ties import near_tie_nats, parting, plain_baseline, rounding_nats, told_runner_ups
 
 
 def _evidence(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...]) -> TokenDifference:
@@ -77,6 +77,51 @@ def tokens_reference(cell: CellView) -> CheckResult:
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
 
 
+def prefill_token(cell: CellView) -> CheckResult:
+    """Check that P's own token is the first one of the output, which D computes anew from the KV that it was handed.
+
+    In the bitwise tier the plain engine tells which token is right, of this run or in the baseline, so that a wrong
+    one of D is not blamed on P; in the normal tier D's counts, and P's may differ by rounding.
+    """
+    name = "prefill-token"
+    bitwise = cell.judging.tier == "bitwise"
+    bound = near_tie_nats(cell) if bitwise else rounding_nats(cell)
+    plain = cell.history.of(cell.name.reference, scenario=cell.scenario) if bitwise else {}
+    baseline = plain_baseline(cell) if bitwise else None
+    rows = baseline.by_prompt() if baseline is not None else {}
+    findings: list[Finding] = []
+    judged = 0
+    for key, o in cell.answered().items():
+        prefill, leg, row = o.leg("prefill"), o.final, rows.get(o.prompt_id)
+        said, reference = (prefill.output_ids if prefill is not None else None), _final(plain.get(key))
+        if o.route != "cell" or prefill is None or not said or leg is None or not leg.output_ids:
+            continue
+        judged += 1
+        references = (reference.output_ids if reference else None, row.output_ids if row else None, leg.output_ids)
+        right = next(tokens[:1] for tokens in references if tokens)
+        at = compare(right, said[:1], prefill.top_gaps, bound, prefill.runner_ups if bitwise else None)
+        if at is None or at.near_tie:
+            continue
+        gap = "an unknown distance" if at.gap is None else f"{at.gap:.2f} nats"
+        findings.append(
+            cell.finding(
+                name,
+                decide(Facts(change="differ", against="this run", few=not bitwise))[0],
+                "sampler",
+                f"expected the prefill engine's token to be the first of the output, {right[0]}, found {said[0]}, "
+                f"which it prefers by {gap} (rounding is at most {bound:g})",
+                o,
+                OfEngine(role="prefill"),
+            )
+        )
+    return conclude(name, cell.id, judged, findings)
+
+
+def has_prefill(cell: CellView) -> bool:
+    """Return whether P's answers are seen: a router keeps them to itself."""
+    return cell.handed_off and not cell.routed
+
+
 def _damage(cell: CellView) -> DamageClass:
     """Return the default damage class of wrong tokens: a cold prompt on a single engine reads no KV but its own."""
     return "sampler" if cell.cold and not cell.handed_off else "target-kv"
@@ -119,23 +164,29 @@ def tokens_baseline(cell: CellView) -> CheckResult:
         if at is None or at.near_tie:
             ties += [reference] if at is not None else []
             continue
-        verdict = _baseline_verdict(cell, leg, reference)
-        findings.append(
-            cell.finding(
-                name,
-                verdict,
-                "engine-changed" if verdict is Verdict.DRIFT else _damage(cell),
-                _describe(at, leg.output_ids, wanted, "the baseline")
-                + ("; the single engine of this run moved with it" if verdict is Verdict.DRIFT else ""),
-                o,
-                _evidence(at, leg.output_ids, wanted),
-            )
-        )
+        findings.append(_not_as_recorded(cell, name, o, leg, reference, wanted, at))
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
 
 
-def _baseline_verdict(cell: CellView, leg: Leg, reference: Leg | None) -> Verdict:
-    """Return DRIFT if the no-speculation single engine of this run gives the same tokens: the engine itself changed."""
-    same = cell.id == cell.name.reference or (reference is not None and reference.output_ids == leg.output_ids)
+def _not_as_recorded(
+    cell: CellView, name: str, o: Observation, leg: Leg, reference: Leg | None, wanted: tuple[int, ...], at: Divergence
+) -> Finding:
+    """Return the finding on tokens that are not those of the baseline.
+
+    If the plain engine of this run gives the same tokens, the engine itself changed: DRIFT, unless the right answer is
+    known to be another one.
+    """
+    output = leg.output_ids or ()
+    same = cell.id == cell.name.reference or (reference is not None and reference.output_ids == output)
     # In a scenario two cells may share the same damage, so only cold prompts can show a drift.
-    return decide(Facts(change="differ", together=cell.cold and same))[0]
+    together = cell.cold and same
+    known = o.known_answer[: o.max_tokens] if o.known_answer is not None else None
+    damage, remark = _damage(cell), ""
+    facts = Facts(change="differ", together=together)
+    if together and known is not None and output != known:
+        facts, damage = facts._replace(against="known answer"), "known-answer"
+        remark = "; the single engine of this run gives them, too, but they are not the known answer to this prompt"
+    elif together:
+        damage, remark = "engine-changed", "; the single engine of this run moved with it"
+    message = _describe(at, output, wanted, "the baseline") + remark
+    return cell.finding(name, decide(facts)[0], damage, message, o, _evidence(at, output, wanted))

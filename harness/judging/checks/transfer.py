@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from dataclasses import replace
+
 from harness.history.records import Leg, Observation
 from harness.history.verdict import Verdict
 from harness.judging.evidence import CellView
@@ -14,6 +17,7 @@ from harness.judging.figures import (
     TransferFigures,
 )
 from harness.judging.findings import CheckResult, Finding, conclude
+from harness.judging.recorded_cell import RecordedCell
 from harness.prompts.lengths import blocks
 
 NAME = "transfer"
@@ -31,6 +35,8 @@ def transfer(cell: CellView) -> CheckResult:
         findings.extend(judge(cell, o))
     findings.extend(_stages(cell))
     findings.extend(_leases(cell))
+    if cell.handed_off:
+        findings.extend(_block_bytes(cell))
     return conclude(NAME, cell.id, judged, findings, figures=_moved(cell) if cell.handed_off else NO_EVIDENCE)
 
 
@@ -41,6 +47,70 @@ def _moved(cell: CellView) -> TransferFigures:
         descriptors=int(sum(leg.counters.get("nixl_descriptors", 0) for leg in legs)),
         external_tokens=int(sum(leg.external_tokens for leg in legs)),
     )
+
+
+def _block_bytes(cell: CellView) -> list[Finding]:
+    """Return findings about hand-offs that did not move whole blocks of the size that all blocks of the cell have.
+
+    A block has the bytes of B tokens in every layer of target and drafter, so a missing layer shows as a smaller one.
+    """
+    size = _bytes_per_block(cell)
+    if size is None:
+        return []
+    findings = []
+    for o in cell.all_observations():
+        decode = o.leg("decode")
+        moved = decode.counters.get("nixl_bytes", 0) if decode is not None else 0
+        if decode is None or not moved or o.concurrent > 1 or o.route != "cell" or o.error is not None:
+            continue
+        whole = blocks(len(o.sent_ids), cell.record.block_size)
+        # Of a prompt whose first blocks D has cached, only some are pulled.
+        wanted = f"{whole}" if not decode.counters.get("prefix_hits") else f"1 to {whole}"
+        pulled = moved / size
+        if not pulled.is_integer() or not (1 if decode.counters.get("prefix_hits") else whole) <= pulled <= whole:
+            message = (
+                f"expected NIXL to move {wanted} blocks of {size:.0f} bytes, the size in most hand-offs of this cell, "
+                f"found {moved:.0f} bytes, which are {pulled:.4g}: layers or blocks are missing, or too many moved"
+            )
+            findings.append(cell.untested(NAME, message, o, Counted(counters=decode.counters)))
+    return findings + _implausible(cell, size)
+
+
+def _bytes_per_block(cell: RecordedCell) -> float | None:
+    """Return the bytes of a block, the most frequent figure of cold hand-offs; None if none was counted alone."""
+    sizes = [
+        leg.counters["nixl_bytes"] / blocks(len(o.sent_ids), cell.record.block_size)
+        for o in cell.history.of(cell.id).values()
+        if (leg := o.leg("decode")) and leg.counters.get("nixl_bytes") and not leg.counters.get("prefix_hits")
+    ]
+    return statistics.mode(sizes) if sizes else None
+
+
+_OWN_LAYERS = ("eagle3", "dflash")
+"""Methods whose drafters have a KV cache of their own; that of MTP may share the target's."""
+
+
+def _implausible(cell: CellView, size: float) -> list[Finding]:
+    """Return a finding if no model's blocks have this size, or if the drafter's layers cannot be among them."""
+    if not cell.cold:
+        return []
+    unit = cell.record.block_size * cell.kv_item_bytes
+    if size % unit:
+        message = (
+            f"expected blocks of {cell.record.block_size} tokens and {cell.kv_item_bytes} bytes a number to have a "
+            f"multiple of {unit} bytes, found {size:.6g}: NIXL's bytes do not prove that KV moved"
+        )
+        return [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)]
+    plain = cell.name.beside("pd", "none")
+    record = cell.history.cell(plain.id)
+    least = _bytes_per_block(replace(cell, record=record)) if record is not None else None
+    if cell.method in _OWN_LAYERS and least is not None and size <= least:
+        message = (
+            f"expected blocks with more bytes than the {least:.0f} of {plain.id}, because they hold the drafter's "
+            f"layers, too, found {size:.0f}: the drafter's KV was not handed over"
+        )
+        return [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)]
+    return []
 
 
 def _control(cell: CellView, o: Observation) -> list[Finding]:

@@ -87,6 +87,8 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
     if any(f.damage == "input" for f in certain):
         return "input"
     wrong_tokens = [f for f in certain if f.check in _TOKEN_CHECKS and f.verdict is Verdict.REGRESSION]
+    if wrong_tokens and all(f.damage == "known-answer" for f in wrong_tokens):
+        return "known-answer"
     if wrong_tokens or any(f.damage == "target-kv" for f in certain):
         return "sampler" if _same_without(cell, _TOKEN_CHECKS) or _only_when_sampled(cell) else "target-kv"
     changed_steps = [f for f in certain if f.check in _STEP_CHECKS]
@@ -145,6 +147,7 @@ _NAMES: dict[str, str] = {
     "sampler": "drafting or verification",
     "nothing-tested": "nothing tested",
     "engine-changed": "the engine changed",
+    "known-answer": "wrong by the known answer",
     "infrastructure": "infrastructure",
     "routing": "the router hands nothing off",
     "baseline": "no baseline",

@@ -18,12 +18,13 @@ PROMPTS = list(range(32, 332))
 
 
 def garbage(prompts: int):
-    """Every token of the first answers of P/D is wrong."""
+    """Every token but the first, which P knows, is wrong in the first answers of P/D."""
 
     def change(o: Observation) -> Observation:
         if o.cell != "pd-eagle3" or len(o.sent_ids) >= PROMPTS[0] + prompts:
             return o
-        return change_final(o, output_ids=tuple(t + 100 for t in o.final.output_ids))
+        first, *others = o.final.output_ids
+        return change_final(o, output_ids=(first, *(t + 100 for t in others)))
 
     return change
 

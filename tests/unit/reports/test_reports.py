@@ -206,7 +206,7 @@ def test_counters_that_stood_still_are_told_from_those_never_read(bad):
     worst = next(w for w in bad.figures.worst if w.finding.cell == "pd-eagle3")
     p, d = (dict(side.facts) for side in worst.sides)
     assert p["handed over: remote_block_ids"] == "[[1]]"
-    assert d["counted: NIXL bytes"] == "98,304"
+    assert d["counted: NIXL bytes"] == "131,072"
     assert d["counted: prompt tokens from P"] == "32"
     assert d["counted: prompt tokens from its own prefix cache"] == "0"
     unread = [
