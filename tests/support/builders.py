@@ -89,7 +89,7 @@ def observation(cell: str, tokens: int = 40, accepted: tuple[int, ...] | None = 
         padded = speculation((0, *steps)) if metrics else None
         counters = {
             "finished_requests": 1.0,
-            "nixl_bytes": LAYERS[method] * 32768.0 * count,
+            "nixl_bytes": LAYERS[CellName.of(cell).method] * 32768.0 * count,
             "nixl_descriptors": 3.0,
             "prompt_tokens_external_kv_transfer": float(tokens),
         }
