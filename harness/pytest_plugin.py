@@ -104,8 +104,12 @@ def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
         names.discard("text-form")
     if tier == "normal":
         rescores = profile.workload.rescore and "single" in profile.topologies
-        registered = tests_of(name, "single" in profile.topologies, rescores)
-        return names - (set(TEST_NAMES) - set(registered)) - ({"drafts-happened"} if name.method == "none" else set())
+        has_single = "single" in profile.topologies
+        registered = {
+            *tests_of(name, has_single, rescores),
+            *(("pooled",) if name.topology == "pd" and has_single else ()),
+        }
+        return names - (set(TEST_NAMES) - registered) - ({"drafts-happened"} if name.method == "none" else set())
     if scenario != COLD:
         names.discard("acceptance-single")
     if name.method == "none":

@@ -199,6 +199,7 @@ class EngineGroupSession:
             form=form,
             sequence=sequence,
             sent_ids=prompt.ids,
+            source=prompt.source,
             engine_roles=tuple(self._launcher.processes),
             legs=tuple(legs),
             max_tokens=self.profile.workload.max_tokens,

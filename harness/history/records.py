@@ -90,6 +90,9 @@ class Observation(Strict):
     sequence: int
     sent_ids: tuple[int, ...]
     """Token ids of the prompt, sent as such or as the text that must tokenise to them."""
+    source: str | None = None
+    """The text that the prompt was made of, where other prompts may be padded copies of it; None in records of earlier
+    versions and for prompts that have no copies."""
     engine_roles: tuple[str, ...]
     legs: tuple[Leg, ...]
     attempts: int = 1

@@ -91,8 +91,12 @@ class HypothesisFigures(Strict):
     p_adjusted: float | None
     alpha: float
     prompts: int
+    texts: int | None = None
+    """Texts that the prompts were made of, which are the units; None in records of earlier versions."""
     detectable_points: float | None
     """Smallest change over all prompts that the test can detect, in percentage points."""
+    detectable_prompts: int | None = None
+    """Fewest prompts, of different texts, whose damage it can detect with everything else equal."""
     detectable_stratum_points: float | None
     """The same for the least sensitive stratum."""
     columns: tuple[ColumnFigures, ...]

@@ -115,6 +115,7 @@ class Player:
                 shared_counters=shared,
                 sequence=sequence + i,
                 sent_ids=send.prompt.ids,
+                source=send.prompt.source,
                 engine_roles=self._session.roles,
                 legs=tuple(answer.legs),
                 error=answer.error,

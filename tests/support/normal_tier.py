@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
@@ -14,6 +14,7 @@ from tests.support.builders import history, identity, observation, provenance
 
 LENGTHS = list(range(32, 32 + 96))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3")
+FOUR = ("single-none", "pd-none", "pd-eagle3", "single-eagle3")
 JUDGING = {"tier": "normal", "permutations": 20_000, "must_detect_points": 60, "must_detect_stratum_points": None}
 
 
@@ -34,11 +35,12 @@ def night(
     single: Callable[[int], tuple[int, ...]] | None = None,
     change: Callable[[Observation], Observation] = lambda o: o,
     lengths: list[int] = LENGTHS,
+    cells: Sequence[str] = CELLS,
     **judging: object,
 ) -> History:
     """A night whose requests accept what the functions say; by default what the baseline says."""
     observations = []
-    for cell in CELLS:
+    for cell in cells:
         chosen = {"pd-eagle3": pd, "single-eagle3": single}.get(cell) or recorded
         for n in lengths:
             observations.append(change(observation(cell, n, accepted=chosen(n))))

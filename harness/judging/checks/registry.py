@@ -20,7 +20,8 @@ from harness.judging.checks import drafting, preconditions, rescored, responses,
 from harness.judging.checks.aggregation import listed, most_listed
 from harness.judging.checks.hypothesis_tests import run_tests
 from harness.judging.checks.model import RegisteredTest, Results, TestName
-from harness.judging.checks.statistical import judge_test, tripped
+from harness.judging.checks.pooled import pooled
+from harness.judging.checks.statistical import judge_pooled, judge_test, tripped
 from harness.judging.diagnosis.diagnose import diagnose, state_law
 from harness.judging.diagnosis.location import locate
 from harness.judging.evidence import CellView, Evidence
@@ -112,6 +113,9 @@ def judge_cell(cell: CellView, tests: Results = _NO_TESTS, checks: Sequence[Chec
         if tested is not None:
             with _crash_is_unknown(cell, name, "the check itself failed", results):
                 results.append(judge_test(cell, tested, tests))
+    if cell.cold and tests.pooled is not None and cell.id in tests.pooled.cells:
+        with _crash_is_unknown(cell, "pooled", "the check itself failed", results):
+            results.append(judge_pooled(cell, tests.pooled))
     diagnosis = None
     with _crash_is_unknown(cell, "location", "the damage could not be located", results):
         results[:] = locate(cell, results)
@@ -141,11 +145,11 @@ def run_registered_tests(evidence: Evidence, second: History | None = None) -> R
     if judging.tier == "bitwise":
         return _NO_TESTS
     views = list(evidence.views())
-    first = run_tests(views, judging)
+    first, together = run_tests(views, judging), pooled(views, judging)
     if second is None:
-        return Results(first)
+        return Results(first, pooled=together)
     fresh = evidence._replace(history=second)
-    return Results(first, run_tests(list(fresh.views()), judging, tripped(views, first)))
+    return Results(first, run_tests(list(fresh.views()), judging, tripped(views, first)), together)
 
 
 def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[RegisteredTest]:
