@@ -7,15 +7,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from harness.baselines.lookup import Lookup
+from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
 from harness.baselines.published import Band, load_published, matching
 from harness.cli.app import app
+from harness.commands.plan import _correlation
 from harness.errors import DataError, UsageError
-from harness.judging.power import Noise, Row, Sensitivity, sensitivity
+from harness.judging import power
+from harness.judging.power import Noise, Sensitivity, sensitivity
 from harness.judging.sight import Sample
 from harness.profiles.model import Judging
 from harness.prompts.model import load_prompts, write_prompts
 from harness.workload.prepare import prepare
-from tests.support.builders import changed_profile
+from tests.support.builders import changed_profile, identity, provenance
 
 
 def normal(tmp_path: Path, **judging) -> str:
@@ -45,9 +49,9 @@ def test_normal_tier_announces_its_tests(tmp_path):
     assert alone.pooled is None and alone.in_all() is None
 
 
-def row(prompts: int, texts: int | None = None, **changes: object) -> Row:
+def row(prompts: int, texts: int | None = None, **changes: object) -> power.Row:
     noise = Noise(0.04, 100, 0.7, True)
-    return Row("pd-eagle3", "cold", ("survival",), Sample(prompts, texts or prompts), 1000, noise, 3)._replace(
+    return power.Row("pd-eagle3", "cold", ("survival",), Sample(prompts, texts or prompts), 1000, noise, 3)._replace(
         **changes
     )
 
@@ -74,6 +78,41 @@ def test_cells_that_cannot_show_wrong_answers_are_named():
     assert blind == {"damage to 50 % of their answers": ["pd-eagle3"]}
     together = Sensitivity(Judging(tier="normal"), (row(600),), Sample(600, 10), ("pd-eagle3",)).blind()
     assert together == {"damage to 5 % of the answers of all P/D cells together": ["pd-eagle3"]}
+
+
+def test_plan_prints_how_much_padded_copies_correlate(tmp_path, monkeypatch):
+    """Two copies of each text, with the same change between the equal runs of the baseline."""
+    prepared = prepare(normal(tmp_path), ["*-eagle3", "single-none"])
+    copies = [
+        p.model_copy(update={"origin": f"bench, row {n // 2}, padded by 3 tokens"})
+        for n, p in enumerate(prepared.prompts.prompts)
+    ]
+    made = prepared.prompts.model_copy(update={"prompts": tuple(copies)})
+    by_id = {p.id: p for p in copies}
+    works = tuple(
+        w._replace(items=tuple(i._replace(prompt=by_id[i.prompt.id]) for i in w.items)) for w in prepared.works
+    )
+    rows = []
+    for p in made.prompts:
+        again = Again(divergence=None, gap=None, steps=10, accepted_at=(5 + int(p.source.split()[-1]) % 5, 3, 1))
+        rows.append(
+            Row(
+                prompt_id=p.id,
+                prompt_sha256="s",
+                output_ids=(1,),
+                min_top_gap=9.0,
+                accepted=(3, 2, 2, 1, 1, 1, 1, 0, 0, 0),
+                again=again,
+            )
+        )
+    header = Header(format=FORMAT, identity=identity("eagle3"), provenance=provenance(), summary={}, rows_sha256="")
+    lookup = Lookup(Baseline(header=header, rows=tuple(rows)), "")
+    monkeypatch.setattr(power, "lookups_now", lambda *_: {"eagle3": lookup})
+    found = sensitivity(prepared._replace(sets={"": made}, works=works))
+    noise = next(r.noise for r in found.rows if r.cell == "pd-eagle3")
+    assert noise.measured and noise.steps == pytest.approx(10) and noise.rate == pytest.approx(0.7)
+    assert noise.correlation == pytest.approx(1.0)
+    assert _correlation(found)[0].endswith("correlate by up to 1.00 (pd-eagle3).")
 
 
 def test_plan_that_can_never_pass_says_so(tmp_path):
