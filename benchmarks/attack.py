@@ -10,13 +10,16 @@ import sys
 import time
 
 from harness.judging.power import sensitivity
+from harness.profiles.model import Judging
 from harness.util.paths import REPOSITORY
 from harness.workload.prepare import prepare
-from tests.statistics.attack import DEFECTS, attack, unchanged
+from tests.statistics.attack import DEFECTS, attack, pooled_alarms, unchanged
 from tests.support.nightly import Defect, Nights, Noise
 
 PAIR = ("*-none+qwen35-08b", "*-mtp+qwen35-08b")
 """A part of the profile that is small enough for many nights."""
+COUNTED = 10_000
+LEVEL = Judging().pooled_alpha
 
 
 def main(nights: int, right: int, patterns: list[str]) -> None:
@@ -58,6 +61,18 @@ def main(nights: int, right: int, patterns: list[str]) -> None:
     for name, noise in noises.items():
         found = unchanged(Nights(part, noise, stages=1, permutations=1000), range(right))
         lines.append(f"| {name} | {right} | {found.red} |")
+        print(lines[-1], flush=True)
+    lines += [
+        "",
+        "The pooled test by itself, from the counts of wrong answers in a whole night of 40 texts. On both sides",
+        "rounding makes a share of answers count as wrong, in some texts more often than in others. At most",
+        f"{100 * LEVEL:g} % may fail.",
+        "",
+        "| answers that count as wrong on either side | nights | failed |",
+        "|---|---|---|",
+    ]
+    for share in (0.0, 0.0005, 0.005, 0.05):
+        lines.append(f"| {100 * share:g} % | {COUNTED} | {pooled_alarms(COUNTED, share)} |")
         print(lines[-1], flush=True)
     (REPOSITORY / "docs" / "detection.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{time.time() - begun:.0f} s")

@@ -7,8 +7,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from harness.history.verdict import Verdict
+from harness.judging.checks.pooled import COLUMNS
 from harness.judging.checks.registry import TEST_NAMES, judge
+from harness.profiles.model import Judging
+from harness.stats.paired import label_swap, make_arms
 from tests.statistics.nights import Share
 from tests.support.nightly import RIGHT, Defect, Nights
 
@@ -54,6 +59,24 @@ def attack(nights: Nights, defect: Defect, seeds: Iterable[int]) -> Outcome:
 def unchanged(nights: Nights, seeds: Iterable[int]) -> Outcome:
     """Judge nights in which nothing is wrong."""
     return attack(nights, RIGHT, seeds)
+
+
+def pooled_alarms(nights: int, share: float, texts: int = 40, answers: int = 229, seed: int = 1) -> Share:
+    """Share of nights in which the pooled test fails without a reason, from the counts of wrong answers alone.
+
+    On both sides rounding makes ``share`` of the ``answers`` to each text count as wrong, in some texts much more often
+    than in others. The defaults are those of a whole night of the nightly profile.
+    """
+    judging, rng = Judging(tier="normal"), np.random.default_rng(seed)
+    failed = 0
+    for night in range(nights):
+        rates = share * rng.gamma(0.5, 2.0, texts)
+        rescored = rng.poisson(answers * rates, (2, texts))
+        wrong = np.stack([rescored, rng.binomial(rescored, 0.6)], axis=2).astype(float)
+        total = np.full((texts, 2), float(answers))
+        arms = make_arms(COLUMNS, (wrong[0], total), (wrong[1], total))
+        failed += label_swap(arms, 511, night, judging.pooled_alpha).p <= judging.pooled_alpha
+    return Share(failed, nights)
 
 
 def _by(check: str) -> str:
