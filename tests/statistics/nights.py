@@ -143,7 +143,8 @@ class Share(NamedTuple):
         return float(found.low), float(found.high)
 
     def __str__(self) -> str:
-        return f"{100 * self.value:.1f} % ({100 * self.low:.2f}–{100 * self.high:.1f})"
+        digits = 1 if self.of < 1000 else 2
+        return f"{100 * self.value:.{digits}f} % ({100 * self.low:.2f}–{100 * self.high:.{digits}f})"
 
 
 def false_alarms(
