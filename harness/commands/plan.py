@@ -162,7 +162,7 @@ def _seen(found: Sensitivity, effect_points: float) -> Table:
     table = Table(title="what this run can detect", title_justify="left")
     table.add_column("cell")
     headings = ["tests", "prompts", "smallest change at position 0", "in the weakest stratum"]
-    headings += ["wrong answers of this cell alone", f"texts for {effect_points:g} points"]
+    headings += ["wrong answers alone", f"texts for {effect_points:g} points"]
     for column in headings:
         table.add_column(column, justify="right")
     for row in found.rows:
@@ -182,7 +182,7 @@ def _seen(found: Sensitivity, effect_points: float) -> Table:
 
 
 def _prompts(sample: Sample) -> str:
-    return f"{sample.prompts} of {sample.units} texts" if sample.units < sample.prompts else str(sample.prompts)
+    return f"{sample.prompts} ({sample.units} texts)" if sample.units < sample.prompts else str(sample.prompts)
 
 
 def _size(row: Row, smallest: float | None, found: Sensitivity) -> str:
@@ -194,7 +194,7 @@ def _size(row: Row, smallest: float | None, found: Sensitivity) -> str:
         return f"one draft of {row.steps} steps ({smallest:.3f} points)"
     if not math.isfinite(smallest):
         return "too few texts"
-    return f"{smallest:.2f} points" + ("" if row.noise.measured else " (assumed noise)")
+    return f"{smallest:.2f} points" + ("" if row.noise.measured else " (assumed)")
 
 
 def _in_stratum(row: Row, found: Sensitivity) -> str:
@@ -203,7 +203,7 @@ def _in_stratum(row: Row, found: Sensitivity) -> str:
         return "–"
     stratum, sample = row.weakest
     shown = f"{100 * seen.share:.2f} points" if math.isfinite(seen.share) else "nothing"
-    return f"{shown} ({stratum}, {_prompts(sample)})"
+    return f"{shown} ({stratum}, {sample.units})"
 
 
 def _answers(seen: Seen) -> str:
@@ -239,9 +239,10 @@ def _together(found: Sensitivity) -> list[str]:
         if math.isfinite(seen.share)
         else "nothing, with so few texts"
     )
+    asked = f"{found.pooled.prompts} requests of {found.pooled.units} texts"
     return [
-        f"{len(found.pooled_cells)} P/D cells together, {_prompts(found.pooled)}: one test against their single "
-        f"engines at {found.judging.pooled_alpha:.2g}, which sees {what}."
+        f"{len(found.pooled_cells)} P/D cells together, {asked}: one test against their single engines at "
+        f"{found.judging.pooled_alpha:.2g}, which sees {what}."
     ]
 
 

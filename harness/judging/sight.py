@@ -64,7 +64,7 @@ class Seen(NamedTuple):
 def describe(seen: Seen) -> str:
     """Say in words what is seen."""
     if not math.isfinite(seen.share):
-        return "nothing, with so few texts"
+        return "nothing (too few texts)"
     return f"{100 * seen.share:.2f} points, or the loss of {seen.prompts:.0f} prompts"
 
 
