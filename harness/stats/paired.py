@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+# Not scipy.stats, whose import takes longer than most commands.
+from scipy.special import stdtrit
 
 Matrix = npt.NDArray[np.float64]
 
@@ -124,7 +125,7 @@ def _difference(
         return Difference(column, (rates[0], rates[1]), effect, nan, nan, nan, 1)
     residual = [(h - r * t) / t.mean() for h, t, r in zip(hits, trials, rates, strict=True)]
     error = float(np.std(residual[1] - residual[0], ddof=1) / np.sqrt(n))
-    reach = float(stats.t.ppf(0.5 + confidence / 2, n - 1)) * error
+    reach = float(stdtrit(n - 1, 0.5 + confidence / 2)) * error
     return Difference(column, (rates[0], rates[1]), effect, error, effect - reach, effect + reach, n)
 
 
@@ -242,5 +243,5 @@ def ratio(hits: npt.NDArray[np.float64], trials: npt.NDArray[np.float64], confid
         return Ratio(rate, nan, nan, nan)
     variance = float(np.var((h - rate * t) / t.mean(), ddof=1) / len(h))
     independent = rate * (1 - rate) / float(t.sum())
-    reach = float(stats.t.ppf(0.5 + confidence / 2, len(h) - 1)) * variance**0.5
+    reach = float(stdtrit(len(h) - 1, 0.5 + confidence / 2)) * variance**0.5
     return Ratio(rate, rate - reach, rate + reach, variance / independent if independent else nan)

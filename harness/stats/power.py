@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from scipy import stats
+from scipy.special import stdtrit
 
 _MOST = 10_000_000
 
@@ -48,4 +48,4 @@ def least_prompts(alpha: float) -> int:
 
 
 def _reach(prompts: int, alpha: float, power: float) -> float:
-    return float(stats.t.ppf(1 - alpha / 2, prompts - 1) + stats.t.ppf(power, prompts - 1))
+    return float(stdtrit(prompts - 1, 1 - alpha / 2) + stdtrit(prompts - 1, power))

@@ -22,9 +22,9 @@ from harness.profiles.model import load_profile
 from harness.prompts.model import load_prompts
 from harness.util.paths import REPOSITORY
 from tests.support.engines import ENVIRONMENT
-from tests.support.exported import exported, literal, named, rewritten, run
+from tests.support.exported import exported, exported_once, literal, named, rewritten, run
 
-__all__ = ["exported"]
+__all__ = ["exported", "exported_once"]
 
 SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWx"
 
@@ -109,7 +109,7 @@ def test_key_and_prompts_do_not_go_to_a_proxy(exported, monkeypatch):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.server_address[1]}")
         for name in ("no_proxy", "NO_PROXY"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,8 +34,10 @@ def literal(text: str, name: str) -> dict:
 
 
 def rewritten(file: Path, engines: dict[str, dict], **changes) -> Path:
-    """The exported file with fake engines, by role, in the place of vLLM's."""
+    """The exported file with fake engines, by role, in the place of vLLM's; they count at once."""
     text = file.read_text()
+    assert "\nSETTLE_S = 1.0\n" in text
+    text = text.replace("\nSETTLE_S = 1.0\n", "\nSETTLE_S = 0.0\n")
     case = literal(text, "CASE")
     for engine in case["engines"]:
         engine["argv"] = ["$python", FAKE, engine["role"], "$port", json.dumps(engines[engine["role"]])]
@@ -59,8 +62,14 @@ def run(file: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.fixture
-def exported(tmp_path):
-    file = tmp_path / "repro.py"
+@pytest.fixture(scope="session")
+def exported_once(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("exported") / "repro.py"
     write_case(named("pd-eagle3"), ENVIRONMENT, file)
     return file
+
+
+@pytest.fixture
+def exported(exported_once, tmp_path) -> Path:
+    """An exported file that a test may change."""
+    return Path(shutil.copy(exported_once, tmp_path / "repro.py"))

@@ -46,6 +46,8 @@ KEY = secrets.token_urlsafe(32)
 """What the engines answer to: of this try, in their environment and nowhere else."""
 HOLD_S = 0.25
 """How long an engine is held after requests were sent, so that all of them are queued."""
+SETTLE_S = 1.0
+"""How long the decode engine has for counting its last transfer."""
 say = functools.partial(print, flush=True)
 
 
@@ -76,7 +78,7 @@ def attempt(options: argparse.Namespace, scratch: Path) -> int:
         for send in stage["sends"]:
             problems += compare(send, answers[send["part"]]) if "right" in send else []
     if "prefill" in engines:
-        time.sleep(1.0)
+        time.sleep(SETTLE_S)
         moved += engines["decode"].bytes_moved()
         say(f"KV moved from P to D: {moved:,.0f} bytes")
         if not moved and not problems:
