@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-# Not scipy.stats, whose import takes longer than most commands.
-from scipy.special import stdtrit
+from scipy.special import stdtrit  # scipy.stats takes longer to import than most commands to run.
 
 Matrix = npt.NDArray[np.float64]
 
@@ -217,8 +216,10 @@ class _Random:
 
 def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> float:
     """Return the exact two-sided p-value for one binary outcome per prompt [N]; 1.0 when the arms never disagree."""
+    from scipy.stats import binomtest
+
     lost, won = int((first & ~second).sum()), int((~first & second).sum())
-    return float(stats.binomtest(lost, lost + won, 0.5).pvalue) if lost + won else 1.0
+    return float(binomtest(lost, lost + won, 0.5).pvalue) if lost + won else 1.0
 
 
 class Ratio(NamedTuple):

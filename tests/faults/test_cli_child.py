@@ -90,7 +90,7 @@ class _Exited:
 
 
 def judged_by_a_fork(monkeypatch):
-    """What a drill left is judged by ``harness check``; a process that is new and carries the mark would be left over."""
+    """What a drill left is judged by ``harness check``. A server that starts later would carry the drill's mark."""
     program.start_server()
     monkeypatch.setattr(cli_child, "Child", Forked)
 

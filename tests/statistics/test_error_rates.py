@@ -1,6 +1,7 @@
 """The statistics as statistics: how often unchanged nights fail, what is seen, and that a fault in them is noticed.
 
-The expected numbers of prompts are those of docs/error-rates.md. Everything is seeded: a failure repeats.
+The expected numbers of prompts are those of docs/error-rates.md. Everything is seeded: a failure repeats. Each rate is
+measured with few repetitions in every run, and with as many as the stated bound needs before a release.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from harness.stats.power import detectable
 from tests.statistics.nights import CELLS, FAMILY_ALPHA, FAULTY, OURS, Share, false_alarms, five_percent, night, power
 from tests.support.simulate import Scene, simulate, to_arms
 
+ALL = pytest.mark.exhaustive
 STAGE = stage_alpha(FAMILY_ALPHA, 2)
 REGIMES = [
     Scene(60, design_effect=deff, diverging=share, unequal=0.4, strata=("aligned", "middle"))
@@ -36,8 +38,9 @@ def mixed_night() -> list[Scene]:
     return [*cells, *REGIMES][:CELLS]
 
 
-def test_unchanged_night_of_36_tests_fails_at_most_once_in_a_thousand():
-    first, both = false_alarms(mixed_night(), 1500, seed=11)
+@pytest.mark.parametrize("nights", [200, pytest.param(1500, marks=ALL)])
+def test_unchanged_night_of_36_tests_fails_at_most_once_in_a_thousand(nights):
+    first, both = false_alarms(mixed_night(), nights, seed=11)
     print(f"first stage {first}, both {both}")
     assert first.low <= STAGE
     assert both.low <= FAMILY_ALPHA
@@ -51,19 +54,21 @@ def test_edge_cases_never_raise_an_alarm_by_themselves(scene):
     assert first.count == 0
 
 
+@pytest.mark.parametrize("times", [40, pytest.param(150, marks=ALL)])
 @pytest.mark.parametrize(
     ("diverging", "prompts"),
     [(0.1, 68), (0.5, 362), (1.0, 732)],
 )
-def test_drop_of_a_point_is_seen_at_the_stated_numbers_of_prompts(diverging, prompts):
-    seen = power(Scene(prompts, diverging=diverging, drop=0.01), CELLS, 150, seed=5)
+def test_drop_of_a_point_is_seen_at_the_stated_numbers_of_prompts(diverging, prompts, times):
+    seen = power(Scene(prompts, diverging=diverging, drop=0.01), CELLS, times, seed=5)
     print(f"{diverging}: {seen}")
     assert seen.high >= 0.9
     assert seen.value >= 0.85
 
 
-def test_independent_runs_need_the_stated_numbers():
-    seen = power(Scene(4004, shared_prompts=False, drop=0.01), CELLS, 30, seed=5)
+@pytest.mark.parametrize("times", [8, pytest.param(30, marks=ALL)])
+def test_independent_runs_need_the_stated_numbers(times):
+    seen = power(Scene(4004, shared_prompts=False, drop=0.01), CELLS, times, seed=5)
     print(seen)
     assert seen.high >= 0.9
 

@@ -1,6 +1,6 @@
 """What the server that forks the program has done before: imports, and the charting library, which takes a second.
 
-Nothing here may read the environment when it is imported, as huggingface_hub does: forks have environments of their own.
+Nothing here may read the environment when it is imported, as huggingface_hub does: forks have their own.
 """
 
 from __future__ import annotations
