@@ -38,14 +38,14 @@ def mixed_night() -> list[Scene]:
     return [*cells, *REGIMES][:CELLS]
 
 
-@pytest.mark.parametrize("nights", [200, pytest.param(1500, marks=ALL)])
-def test_unchanged_night_of_36_tests_fails_at_most_once_in_a_thousand(nights):
+@pytest.mark.parametrize(("nights", "widest"), [(200, 0.1), pytest.param(1500, 2 * FAMILY_ALPHA**0.5, marks=ALL)])
+def test_unchanged_night_of_36_tests_fails_at_most_once_in_a_thousand(nights, widest):
     first, both = false_alarms(mixed_night(), nights, seed=11)
     print(f"first stage {first}, both {both}")
     assert first.low <= STAGE
     assert both.low <= FAMILY_ALPHA
     # The first stage alone decides how wide the second bound is: the stages are independent.
-    assert first.high**2 < 4 * FAMILY_ALPHA
+    assert first.high < widest
 
 
 @pytest.mark.parametrize("scene", EDGES)
