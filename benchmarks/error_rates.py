@@ -13,16 +13,27 @@ import numpy as np
 
 from harness.stats.multiplicity import stage_alpha
 from harness.util.paths import REPOSITORY
-from tests.statistics.nights import CELLS, FAMILY_ALPHA, FAULTY, OURS, Share, false_alarms, five_percent, power
+from tests.statistics.nights import (
+    CELLS,
+    FAMILY_ALPHA,
+    FAULTY,
+    OURS,
+    Share,
+    false_alarms,
+    five_percent,
+    planned,
+    power,
+)
 from tests.support.simulate import Scene
 
-PROMPTS = {0.1: 68, 0.5: 362, 1.0: 732}
 REGIMES = {
-    "greedy, 10 % of requests diverge": Scene(68, diverging=0.1),
-    "greedy, 50 %": Scene(362, diverging=0.5),
-    "greedy, all": Scene(732, diverging=1.0),
-    "independent, design effect 5": Scene(4004, shared_prompts=False),
+    "greedy, 10 % of requests diverge": Scene(0, diverging=0.1),
+    "greedy, 50 %": Scene(0, diverging=0.5),
+    "greedy, all": Scene(0, diverging=1.0),
+    "greedy, all, two strata": Scene(0, diverging=1.0, strata=("aligned", "middle")),
+    "independent, design effect 5": Scene(0, shared_prompts=False),
 }
+HALF = REGIMES["greedy, 50 %"]
 
 
 def common_gate(scene: Scene, times: int, seed: int) -> Share:
@@ -35,17 +46,17 @@ def main(runs: int) -> None:
     lines = [
         "# Measured error rates",
         "",
-        "Simulated runs of 36 cells (`tests/support/simulate.py`: each prompt has its own acceptance, 107 steps on",
-        "average, the second run equal to the first up to where a request diverges). Shares with their 99 %",
-        "Clopper-Pearson intervals. The ±5 % gate is the one in common use: a cell fails when any pooled rate moves by",
-        f"more than 5 % of itself. Written by `python -m benchmarks.error_rates {runs}`; `tests/statistics` holds",
-        "the bounds on every change, and simulates whole runs from observations to verdicts (48 prompts, near ties",
-        "at 0, 1 and 10 % of tokens): 0, 0 and 2 % of runs fail in the first stage.",
+        "Simulated runs of 36 cells (`tests/support/simulate.py`: each prompt has its own acceptance; a request ends",
+        "with its tokens, after 107 steps on average, so the sides take different numbers of steps; the second run",
+        "equals the first up to where a request diverges). Shares with their 99 % Clopper-Pearson intervals. The ±5 %",
+        "gate is the one in common use: a cell fails when any pooled rate moves by more than 5 % of itself. Written by",
+        f"`python -m benchmarks.error_rates {runs}`; `tests/statistics` holds the bounds on every change. What a whole",
+        "night notices, from answers to verdicts: [detection.md](detection.md).",
         "",
         "## Runs without any change",
         "",
         f"Target: at most {100 * stage_alpha(FAMILY_ALPHA, 2):.2g} % of runs with a failure after the first stage, "
-        f"at most {100 * FAMILY_ALPHA:g} % after both.",
+        f"at most {100 * FAMILY_ALPHA:g} % after both: these tests have half of `judging.family_alpha`.",
         "",
         "| cells | runs | failed after the first stage | failed after both | ±5 % gate, 80 prompts, run of 36 |",
         "|---|---|---|---|---|",
@@ -63,15 +74,17 @@ def main(runs: int) -> None:
         "",
         "## One cell worse by one point at position 0",
         "",
+        "With as many prompts as `harness plan` gives for one point with a power of 0.9 over both stages.",
+        "",
         "| regime | prompts | detected by our gate | by ±5 % with as many prompts | by ±5 % with 80 |",
         "|---|---|---|---|---|",
     ]
     for name, scene in REGIMES.items():
-        worse = scene._replace(drop=0.01)
-        times = 40 if scene.prompts > 2000 else 300
+        worse = scene._replace(prompts=planned(scene), drop=0.01)
+        times = 100 if worse.prompts > 2000 else max(300, runs)
         ours = power(worse, CELLS, times, 3)
         lines.append(
-            f"| {name} | {scene.prompts} | {ours} | {common_gate(worse, times, 4)} | "
+            f"| {name} | {worse.prompts} | {ours} | {common_gate(worse, times, 4)} | "
             f"{common_gate(worse._replace(prompts=80), 300, 5)} |"
         )
         print(lines[-1], flush=True)
@@ -80,7 +93,7 @@ def main(runs: int) -> None:
         "## Faults injected into the statistics",
         "",
         "Runs of 36 noisy cells (60 prompts, design effect 10, independent samples), and one cell worse by a point",
-        "among 362 prompts.",
+        f"among {planned(HALF)} prompts, half of which diverge.",
         "",
         "| gate | runs that fail without a change (first stage) | change of a point detected |",
         "|---|---|---|",
@@ -88,7 +101,7 @@ def main(runs: int) -> None:
     noisy = [Scene(60, design_effect=10.0, shared_prompts=False, unequal=0.4)] * CELLS
     for name, judge in {"ours": OURS, **FAULTY}.items():
         first, _ = false_alarms(noisy, max(60, runs // 4), 8, judge)
-        seen = power(Scene(362, diverging=0.5, drop=0.01), CELLS, 100, 8, judge)
+        seen = power(HALF._replace(prompts=planned(HALF), drop=0.01), CELLS, 100, 8, judge)
         lines.append(f"| {name} | {first} | {seen} |")
         print(lines[-1], flush=True)
     (REPOSITORY / "docs" / "error-rates.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

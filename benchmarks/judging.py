@@ -25,12 +25,13 @@ def main(cells: int, prompts: int) -> None:
     generator = np.random.default_rng(1)
     scene = Scene(prompts, steps=100, strata=STRATA)
     arms = [to_arms(simulate(scene, generator), STRATA) for _ in range(cells)]
+    alpha = stage_alpha(0.5e-3, 2)
     begun = time.perf_counter()
     p_values = {}
     for number, each in enumerate(arms):
-        p_values[str(number)] = label_swap(each, 20_000, number).p
+        p_values[str(number)] = label_swap(each, 20_000, number, alpha / cells).p
         differences(each)
-    rejected = sum(p <= stage_alpha(1e-3, 2) for p in holm(p_values, cells).values())
+    rejected = sum(p <= alpha for p in holm(p_values, cells).values())
     seconds = time.perf_counter() - begun
     table = Table(title="judging")
     for column in ("cells", "prompts", "columns", "permutations", "rejected", "seconds"):

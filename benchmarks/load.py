@@ -31,7 +31,8 @@ from harness.commands.merge import Wanted, merge
 from harness.history import layout
 from harness.history.folder import load_history, write_run
 from harness.history.layout import LINES, SCORES, bytes_recorded
-from harness.history.records import RESCORE, Observation, RunRecord
+from harness.history.plan import plan_key
+from harness.history.records import RESCORE, Observation, PlannedRequest, RunRecord
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
@@ -43,7 +44,18 @@ from harness.reports.summary import summarise_run
 from harness.reports.write import write_reports
 from harness.util.files import write_json
 from harness.util.paths import REPOSITORY
-from tests.support.builders import change_final, engine, history, identity, leg, observation, provenance, rows
+from tests.support.builders import (
+    change_final,
+    counted,
+    engine,
+    history,
+    identity,
+    leg,
+    observation,
+    planned_request,
+    provenance,
+    rows,
+)
 
 CELLS = ("pd-eagle3", "single-eagle3", "pd-none", "single-none")
 METHODS = ("none", "eagle3")
@@ -75,7 +87,7 @@ def _in_scenario(cell: str, tokens: int) -> Observation:
     o = observation(cell, tokens, scenario=SCENARIO, part="subject", prompt_id=f"long-{tokens}")
     first = o.legs[0]
     counters = {**first.counters, "prompt_tokens_local_compute": float(tokens)}
-    return o.model_copy(update={"legs": (first.model_copy(update={"counters": counters}), *o.legs[1:])})
+    return counted(o.model_copy(update={"legs": (first.model_copy(update={"counters": counters}), *o.legs[1:])}))
 
 
 def _scored(o: Observation) -> Observation:
@@ -83,8 +95,9 @@ def _scored(o: Observation) -> Observation:
     assert o.final is not None and o.final.output_ids is not None
     output = o.final.output_ids
     gaps = (5.0 if output[0] == 9 else 0.0, *(0.0 for _ in output[1:]))
-    scores = leg("single", o.sent_ids, (1,), rescored=gaps)
-    changes = {"cell": "single-none", "scenario": RESCORE, "part": output_key(output)}
+    read = (*o.sent_ids, *output)
+    scores = leg("single", read, (1,), rescored=gaps)
+    changes = {"cell": "single-none", "scenario": RESCORE, "part": output_key(output), "sent_ids": read}
     return o.model_copy(update={**changes, "engine_roles": ("single",), "legs": (scores,)})
 
 
@@ -148,7 +161,7 @@ def lines(run: RunRecord, prompts: int, broken: int = 0) -> Iterator[tuple[Path,
 
     The first ``broken`` requests of each cell have no answer.
     """
-    pairs = {cell: [(o, _wrong(o)) for o in (observation(cell, n) for n in LENGTHS)] for cell in CELLS}
+    pairs = {cell: [(o, _wrong(o)) for o in (counted(observation(cell, n)) for n in LENGTHS)] for cell in CELLS}
     answers = {cell: [tuple(map(_text, pair)) for pair in made] for cell, made in pairs.items()}
     failed = {cell: _text(made[0][0].model_copy(update={"error": "it broke"})) for cell, made in pairs.items()}
     scores = [tuple(_text(_scored(o)) for o in pair) for pair in pairs["pd-none"]]
@@ -185,15 +198,29 @@ def _prompt(i: int) -> tuple[str, str]:
     return plain, f"{plain}-{i:05d}"
 
 
+def _plan(cell: str, prompts: int) -> tuple[PlannedRequest, ...]:
+    """Return the requests that ``lines`` has for a cell."""
+    cold = [planned_request(observation(cell, n)) for n in LENGTHS]
+    rows = [
+        cold[i % len(LENGTHS)].model_copy(update={"prompt_id": _prompt(i)[1], "sequence": i}) for i in range(prompts)
+    ]
+    long = [planned_request(_in_scenario(cell, n)) for n in LONG]
+    return (*rows, *(row.model_copy(update={"sequence": prompts + i}) for i, row in enumerate(long)))
+
+
 def write(folder: Path, run: RunRecord, prompts: int, broken: int = 0) -> None:
     """Write a run folder, line by line as it is generated."""
     folder.mkdir(parents=True)
+    plans = {cell: _plan(cell, prompts) for cell in CELLS}
     asked = {"planned": prompts, "scenarios": {SCENARIO: len(LONG)}}
     lineups = {CellName.of(c.cell).lineup for c in run.cells}
     run = run.model_copy(
         update={
             "run_id": folder.name,
-            "cells": tuple(c.model_copy(update=asked) for c in run.cells),
+            "cells": tuple(
+                c.model_copy(update={**asked, "plan": plan_key(plans[c.cell.partition("+")[0]])}) for c in run.cells
+            ),
+            "plans": {plan_key(rows): rows for rows in plans.values()},
             "identities": {k: v for k, v in run.identities.items() if k in lineups},
         }
     )

@@ -1,9 +1,9 @@
 """Measure the times that docs/performance.md promises: python -m benchmarks.speed [LINE …] [--out FOLDER]
 
 Lines: matrix (whole time, first verdict, start of a pair, own time), quick, load (quick beside two busy processes, with
-the same verdict), selftest, tests, and alone (cell after cell, each with servers of its own that start as vLLM starts
-them, against the matrix). Without any, all of them but alone, which takes half an hour. Run it on a quiet machine; the
-exit code is 1 if something takes longer than it should.
+the same verdict), selftest, tests, and alone (some cells one after the other, each with servers of its own that start
+as vLLM starts them, against the same cells together). Without any, all of them. Run it on a quiet machine; the exit
+code is 1 if something takes longer than it should.
 """
 
 from __future__ import annotations
@@ -17,22 +17,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from harness.history.folder import load_history
 from harness.history.records import RunRecord
-from harness.profiles.cells import all_cells
-from harness.profiles.model import load_profile
 from harness.util.paths import REPOSITORY
 
 _HARNESS = [sys.executable, "-m", "harness"]
-_AS_VLLM_STARTS = {
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-    "TORCH_COMPILE_DISABLE": "0",
-}
+_AS_VLLM_STARTS = [sys.executable, "-m", "benchmarks.as_vllm_starts"]
+_VERDICTS = (0, 1, 2)
+_ALONE = ("pd-eagle3", "pd-eagle3-router", "single-eagle3", "single-none")
 
 
 class Line(NamedTuple):
@@ -126,15 +121,14 @@ def tests(_: Path) -> list[Line]:
 
 def alone(out: Path) -> list[Line]:
     """Each cell with servers of its own, as a script that starts and ends them for each configuration."""
-    together = run(*_HARNESS, "run", "--out", str(out / "together"))
-    profile = out / "alone.yaml"
-    profile.write_text(yaml.safe_dump({"extends": "cpu", "name": "alone", "engine": {"env": _AS_VLLM_STARTS}}))
-    cells = [c.id for c in all_cells(load_profile("cpu"))]
+    together = run(*_HARNESS, "run", *(w for c in _ALONE for w in ("--cell", c)), "--out", str(out / "together"))
     seconds = 0.0
-    for cell in cells:
-        ended = run(*_HARNESS, "run", "--profile", str(profile), "--cell", cell, "--out", str(out / cell))
+    for cell in _ALONE:
+        ended = run(*_AS_VLLM_STARTS, "run", "--cell", cell, "--out", str(out / cell))
+        if ended.code not in _VERDICTS:
+            raise SystemExit(f"{cell}: expected a verdict, found exit code {ended.code}; see {out / cell}")
         seconds += ended.seconds
-    note = f"{together.seconds:.0f} s against {seconds:.0f} s for {len(cells)} cells one by one"
+    note = f"{together.seconds:.0f} s against {seconds:.0f} s for {len(_ALONE)} cells one by one"
     return [Line("share of the time of cells one by one", together.seconds / seconds, 1 / 3, "x", note)]
 
 
@@ -156,7 +150,7 @@ def main() -> None:
     out = given.out or Path(tempfile.mkdtemp(prefix="speed-"))
     table = Table("what", "found", "wanted", "")
     slow = False
-    for name in given.lines or [n for n in LINES if n != "alone"]:
+    for name in given.lines or LINES:
         folder = out / name
         folder.mkdir(parents=True)
         for line in LINES[name](folder):

@@ -20,7 +20,7 @@ from harness.errors import HarnessError
 from harness.history.folder import History, load_history
 from harness.history.layout import RUN, files_by_cell
 from harness.history.verdict import Verdict
-from harness.judging.findings import Judgement
+from harness.reports.write import judgement_from
 from harness.util.paths import REPOSITORY
 
 _POLL_S = 0.05
@@ -172,7 +172,7 @@ class After:
 
     def _judged(self, folder: Path, code: int | None) -> None:
         try:
-            judgement = Judgement.model_validate(json.loads((folder / "judgement.json").read_text(encoding="utf-8")))
+            judgement = judgement_from(json.loads((folder / "judgement.json").read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             self.reasons.append(f"harness check wrote no readable judgement: {error}")
             return

@@ -104,8 +104,12 @@ def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
         names.discard("text-form")
     if tier == "normal":
         rescores = profile.workload.rescore and "single" in profile.topologies
-        registered = tests_of(name, "single" in profile.topologies, rescores)
-        return names - (set(TEST_NAMES) - set(registered)) - ({"drafts-happened"} if name.method == "none" else set())
+        has_single = "single" in profile.topologies
+        registered = {
+            *tests_of(name, has_single, rescores),
+            *(("pooled",) if name.topology == "pd" and has_single else ()),
+        }
+        return names - (set(TEST_NAMES) - registered) - ({"drafts-happened"} if name.method == "none" else set())
     if scenario != COLD:
         names.discard("acceptance-single")
     if name.method == "none":
@@ -128,12 +132,16 @@ def modify_items(config: pytest.Config, items: list[pytest.Item]) -> None:
     places = {
         (w.cell.id, s) for w in prepared.works if w.cell.id in cells for s in (COLD, *w.planned) if s in scenarios
     }
+    beside_single = {"acceptance-single", "first-step"}
+    if prepared.profile.judging.tier == "normal":
+        # The bitwise check of this name compares with the plain engine instead.
+        beside_single.add("logprobs-single")
     dropped = [
         i
         for i in ours
         if (i.name == "tokens-reference" and (CellName.of(i.cell).reference, i.scenario) not in places)
         or (i.name == "rescored" and (CellName.of(i.cell).reference, COLD) not in places)
-        or (i.name in ("acceptance-single", "first-step") and CellName.of(i.cell).single not in cells)
+        or (i.name in beside_single and CellName.of(i.cell).single not in cells)
     ]
     items[:] = [i for i in items if i not in dropped]
     if dropped:

@@ -189,7 +189,7 @@ def _same_tokens(reference: Row, row: Row, near_tie_nats: float) -> bool:
     if row.output_ids == reference.output_ids:
         return True
     at = common_prefix(row.output_ids, reference.output_ids)
-    return any(token == at and gap <= near_tie_nats for token, gap in reference.close)
+    return reference.near_tie(at, row.output_ids[at] if at < len(row.output_ids) else None, near_tie_nats)
 
 
 def rows_from(
@@ -208,6 +208,8 @@ def rows_from(
     repeated = again.of(cell_id) if again is not None else {}
     record = history.cell(cell_id)
     k = record.draft_tokens if record is not None else 0
+    # Only the bitwise tier compares single log-probs; for a thousand long answers they would fill the repository.
+    bitwise = (history.run.profile.get("judging") or {}).get("tier", "bitwise") == "bitwise"
     rows = []
     for prompt_id, digest in prompt_hashes.items():
         observation = observed.get(prompt_id)
@@ -238,6 +240,8 @@ def rows_from(
                 min_top_gap=round(min(gaps), 3) if gaps else None,
                 accepted=leg.speculation.per_step_accepted if leg.speculation else (),
                 close=_close(leg),
+                runner_ups=_runner_ups(leg),
+                gaps=tuple(None if g is None else round(g, 3) for g in leg.top_gaps or ()) if bitwise else (),
                 again=_again(leg, other.final if other is not None and other.error is None else None, k),
             )
         )
@@ -248,6 +252,12 @@ def _close(leg: Leg) -> tuple[tuple[int, float], ...]:
     """Return the output positions where the top two tokens were close, with their distance in nats."""
     gaps = enumerate(leg.top_gaps or ())
     return tuple((i, round(g, 4)) for i, g in gaps if g is not None and g <= CLOSE_NATS)
+
+
+def _runner_ups(leg: Leg) -> tuple[tuple[int, int], ...]:
+    """Return the second-best tokens, as far as known, at the positions of ``_close``."""
+    known = dict(enumerate(leg.runner_ups or ()))
+    return tuple((at, second) for at, _ in _close(leg) if (second := known.get(at)) is not None)
 
 
 def _again(leg: Leg, other: Leg | None, k: int) -> Again | None:
@@ -261,6 +271,7 @@ def _again(leg: Leg, other: Leg | None, k: int) -> Again | None:
         gap=gap,
         steps=counted.steps if counted else 0,
         accepted_at=counted.accepted_at if counted else (0,) * k,
+        token=other.output_ids[at] if at is not None and at < len(other.output_ids) else None,
     )
 
 

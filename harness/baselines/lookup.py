@@ -46,6 +46,11 @@ class Lookup(NamedTuple):
         return self.source is not None
 
     @property
+    def sha256(self) -> str | None:
+        """A hash of the baseline, rows included, which its header covers; None if none was found."""
+        return sha256_json(self.source.header.model_dump(mode="json")) if self.source is not None else None
+
+    @property
     def baseline(self) -> Baseline | None:
         """The baseline with its rows. Do not keep a reference: the rows of a large run do not all fit into memory.
 

@@ -5,7 +5,10 @@ The identity does not include the topology: P/D is judged against the single eng
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from harness.history.identity import Identity
 from harness.util.strict import Strict
@@ -27,6 +30,9 @@ class Provenance(Strict):
 CLOSE_NATS = 1.0
 """Top-2 log-prob distances above this are not a near tie in any arithmetic in use."""
 
+NOISE_QUANTILE = 0.95
+"""Quantile of the A/A's gaps that is the noise floor: unlike their maximum, it does not grow with their number."""
+
 
 class Again(Strict):
     """The result of sending the same prompt to the same engine again (A/A)."""
@@ -35,6 +41,8 @@ class Again(Strict):
     """Index of the first output token that differs; None if all are equal."""
     gap: float | None
     """Top-2 log-prob distance of the reference at that token, in nats."""
+    token: int | None = None
+    """What the repetition said there; None if its output ended, and in baselines of earlier versions."""
     steps: int
     accepted_at: tuple[int, ...]
     """Number of steps that accepted the draft at each position."""
@@ -52,7 +60,23 @@ class Row(Strict):
     """Accepted drafts per verify step; empty without speculation."""
     close: tuple[tuple[int, float], ...] = ()
     """Indices of output tokens whose top two candidates were at most ``CLOSE_NATS`` apart, with that distance."""
+    runner_ups: tuple[tuple[int, int], ...] = ()
+    """Indices of the tokens in ``close`` whose second-best token is known, with that token."""
+    gaps: tuple[float | None, ...] = ()
+    """Top-2 log-prob distance of every output token, in nats; empty where the baseline does not carry them."""
     again: Again | None = None
+
+    def near_tie(self, at: int, token: int | None, bound_nats: float) -> bool:
+        """Return whether another output that has ``token`` at index ``at`` parts there by no more than rounding.
+
+        It must be the runner-up. Where a baseline of an earlier version does not tell which token that is, or what
+        the A/A said there, any token counts, so that a run and the A/A are judged alike.
+        """
+        if not any(index == at and gap <= bound_nats for index, gap in self.close):
+            return False
+        told = self.again is None or self.again.divergence is None or self.again.token is not None
+        second = dict(self.runner_ups).get(at) if told else None
+        return second in (None, token)
 
 
 class Header(Strict):
@@ -72,10 +96,15 @@ class Baseline(Strict):
 
     @property
     def noise_floor_nats(self) -> float | None:
-        """Largest top-2 gap, of at most ``CLOSE_NATS``, at which two equal runs diverged; None without an A/A, 0 if
-        they never diverged at such a gap."""
+        """Top-2 gap up to which equal runs part (``noise_floor``); None without an A/A."""
         again = [r.again for r in self.rows if r.again is not None]
-        if not again:
-            return None
-        gaps = (a.gap for a in again if a.divergence is not None and a.gap is not None)
-        return max((g for g in gaps if g <= CLOSE_NATS), default=0.0)
+        return noise_floor(again) if again else None
+
+
+def noise_floor(again: Iterable[Again]) -> float:
+    """Return the ``NOISE_QUANTILE`` of the top-2 gaps, of at most ``CLOSE_NATS``, at which equal runs parted, in nats.
+
+    0 if they never parted at such a gap.
+    """
+    gaps = [a.gap for a in again if a.divergence is not None and a.gap is not None and a.gap <= CLOSE_NATS]
+    return float(np.quantile(gaps, NOISE_QUANTILE)) if gaps else 0.0

@@ -32,7 +32,9 @@ COLUMNS = (
     "output_ids",
 )
 """``accepted`` holds the accepted drafts of every verify step; lists are numbers separated by spaces, and ``close``
-is a list of ``token:gap`` pairs."""
+is a list of ``index:gap:runner-up``, the last if it is known."""
+LATER_COLUMNS = ("again_token", "gaps")
+"""Columns that files of earlier versions lack. A gap that is not known is ``-``."""
 
 _MOST_BYTES = 256 * json_io.MIB
 _REMEDY = "restore the file from version control, or record it again with `harness baseline record`"
@@ -83,8 +85,9 @@ def with_rows(path: Path, header: Header, text: str) -> Baseline:
 
 def _parse(text: str, table: Path) -> tuple[Row, ...]:
     reader = csv.DictReader(io.StringIO(text))
-    if tuple(reader.fieldnames or ()) != COLUMNS:
-        raise DataError(f"baseline {table}: expected the columns {', '.join(COLUMNS)}, found {reader.fieldnames}")
+    wanted = (*COLUMNS, *LATER_COLUMNS)
+    if tuple(reader.fieldnames or ()) not in (COLUMNS, wanted):
+        raise DataError(f"baseline {table}: expected the columns {', '.join(wanted)}, found {reader.fieldnames}")
     rows = []
     for number, raw in enumerate(reader, start=2):
         try:
@@ -106,14 +109,18 @@ def _row(raw: dict[str, str]) -> Row:
             gap=float(raw["again_gap"]) if raw["again_gap"] else None,
             steps=int(raw["again_steps"]),
             accepted_at=_numbers(raw["again_accepted_at"]),
+            token=int(raw["again_token"]) if raw.get("again_token") else None,
         )
+    close = [pair.split(":") for pair in raw["close"].split()]
     return Row(
         prompt_id=raw["prompt_id"],
         prompt_sha256=raw["prompt_sha256"],
         output_ids=_numbers(raw["output_ids"]),
         min_top_gap=float(raw["min_top_gap"]) if raw["min_top_gap"] else None,
         accepted=_numbers(raw["accepted"]),
-        close=tuple((int(a), float(b)) for a, _, b in (pair.partition(":") for pair in raw["close"].split())),
+        close=tuple((int(at), float(gap)) for at, gap, *_ in close),
+        runner_ups=tuple((int(at), int(token)) for at, _, *rest in close for token in rest),
+        gaps=tuple(None if v == "-" else float(v) for v in raw.get("gaps", "").split()),
         again=again,
     )
 
@@ -121,9 +128,9 @@ def _row(raw: dict[str, str]) -> Row:
 def _text(rows: Sequence[Row]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow((*COLUMNS, *LATER_COLUMNS))
     for r in rows:
-        again = r.again
+        again, second = r.again, dict(r.runner_ups)
         writer.writerow(
             [
                 r.prompt_id,
@@ -132,12 +139,14 @@ def _text(rows: Sequence[Row]) -> str:
                 len(r.accepted),
                 " ".join(map(str, r.accepted)),
                 "" if r.min_top_gap is None else r.min_top_gap,
-                " ".join(f"{at}:{gap}" for at, gap in r.close),
+                " ".join(f"{at}:{gap}" + (f":{second[at]}" if at in second else "") for at, gap in r.close),
                 "" if again is None or again.divergence is None else again.divergence,
                 "" if again is None or again.gap is None else again.gap,
                 "" if again is None else again.steps,
                 "" if again is None else " ".join(map(str, again.accepted_at)),
                 " ".join(map(str, r.output_ids)),
+                "" if again is None or again.token is None else again.token,
+                " ".join("-" if g is None else str(g) for g in r.gaps),
             ]
         )
     return out.getvalue()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.baselines.model import CLOSE_NATS, Row
+from harness.baselines.model import Row, noise_floor
 from harness.history.acceptance import pool
 from harness.stats.paired import Arms, count_arms, ratio
 
@@ -44,7 +44,7 @@ def _again(rows: Sequence[Row]) -> dict[str, Any] | None:
     return {
         "prompts": len(again),
         "diverged": len(parted),
-        "noise_floor_nats": max((a.gap for a in parted if a.gap is not None and a.gap <= CLOSE_NATS), default=0.0),
+        "noise_floor_nats": noise_floor(again),
         "steps_differ": sum(
             r.again is not None and (r.again.steps, sum(r.again.accepted_at)) != (len(r.accepted), sum(r.accepted))
             for r in rows

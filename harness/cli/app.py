@@ -26,6 +26,7 @@ from harness.cli.soak import soak_command
 from harness.cli.trust import aa_command, selftest_command
 from harness.cli.up import up_command
 from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, HarnessError
+from harness.util.text import harmless
 
 app = typer.Typer(
     name="harness",
@@ -114,7 +115,7 @@ def main(program: typer.Typer = app) -> None:
     try:
         program()
     except HarnessError as error:
-        print(f"harness: {error}", file=sys.stderr)
+        print(harmless(f"harness: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         _interrupted()

@@ -19,6 +19,22 @@ def check_command(
         Path | None,
         typer.Option("--against", metavar="RUN_DIR", help="Compare with the single-engine cells of this run instead."),
     ] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            "--expect",
+            metavar="PROFILE",
+            help="UNKNOWN unless the run planned every request of this profile, so that a part cannot pass for it.",
+        ),
+    ] = None,
+    record: Annotated[
+        str | None,
+        typer.Option("--record", metavar="SHA256", help="Judge only the record with this hash, or its beginning."),
+    ] = None,
+    unsealed: Annotated[
+        bool,
+        typer.Option("--unsealed", help="Judge a run of an early version, in which later changes go unnoticed."),
+    ] = False,
 ) -> None:
     """Judge a recorded run again; equal inputs give equal verdicts. Starts no engine."""
     from harness.judging.references import References
@@ -27,7 +43,10 @@ def check_command(
 
     if baselines is not None and against is not None:
         raise UsageError("expected --baselines or --against, found both")
-    outcome = judge_again(run_dir, References(baselines, known, against))
+    references = References(
+        baselines=baselines, known=known, against=against, record=record, unsealed=unsealed, expect=expect
+    )
+    outcome = judge_again(run_dir, references)
     print_summary(outcome.summary, make_console())
     raise typer.Exit(outcome.summary.exit_code)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from harness.workload.prepare import Prepared
 
 CellOption = Annotated[str | None, typer.Option("--cell", "-c", help="Without a run: the cell, e.g. pd-eagle3.")]
-PromptOption = Annotated[str | None, typer.Option("--prompt", help="Without a run: the id of a prompt.")]
+PromptOption = Annotated[str | None, typer.Option("--prompt", help="Without a run: the id of a prompt, or a stratum.")]
 ScenarioOption = Annotated[str, typer.Option("--scenario", "-s", help="Without a run: the scenario.")]
 RateOption = Annotated[
     float | None,

@@ -11,15 +11,15 @@ from rich.table import Table
 from harness.engines.inventory import Inventory, jobs_of
 from harness.history.records import COLD
 from harness.judging.power import Row, Sensitivity, sensitivity
+from harness.judging.sight import Sample, Seen
 from harness.profiles.cells import EngineGroup, excluded_cells
 from harness.profiles.hub import GIB, Hub
-from harness.profiles.model import Judging, Profile, read_profile, references_of
+from harness.profiles.model import Profile, read_profile, references_of
 from harness.profiles.model_survey import survey
 from harness.prompts.lengths import Stratum
 from harness.prompts.model import Prompt
 from harness.scheduling.model import Device, Job
 from harness.scheduling.planning import simulate
-from harness.stats.power import least_prompts
 from harness.workload.cells import cold_prompts, group_expected_s
 from harness.workload.prepare import Prepared
 
@@ -161,76 +161,123 @@ def _strata(profile: Profile, prompts: Sequence[Prompt]) -> Table:
 def _seen(found: Sensitivity, effect_points: float) -> Table:
     table = Table(title="what this run can detect", title_justify="left")
     table.add_column("cell")
-    for column in (
-        "tests",
-        "prompts",
-        "smallest change at position 0",
-        "in the weakest stratum",
-        f"prompts for {effect_points:g} points",
-    ):
+    headings = ["tests", "prompts", "smallest change at position 0", "in the weakest stratum"]
+    headings += ["wrong answers alone", f"texts for {effect_points:g} points"]
+    for column in headings:
         table.add_column(column, justify="right")
     for row in found.rows:
-        if row.scenario != COLD and found.tier == "bitwise":
+        if row.scenario != COLD and not found.normal:
             continue
         smallest, needed = found.smallest(row), found.needed(row, effect_points)
         table.add_row(
             row.cell + ("" if row.scenario == COLD else f" in {row.scenario}"),
-            "exact" if found.tier == "bitwise" else str(len(row.tests)),
-            str(row.prompts),
+            str(len(row.tests)) if found.normal else "exact",
+            _prompts(row.sample),
             _size(row, smallest, found),
             _in_stratum(row, found),
+            _answers(found.in_answers(row)) if found.normal else "one token",
             "–" if needed is None else str(needed),
         )
     return table
 
 
+def _prompts(sample: Sample) -> str:
+    return f"{sample.prompts} ({sample.units} texts)" if sample.units < sample.prompts else str(sample.prompts)
+
+
 def _size(row: Row, smallest: float | None, found: Sensitivity) -> str:
-    if row.sd is None:
-        return "one token" if found.tier == "bitwise" else "–"
+    if row.noise is None:
+        return "–"
     if smallest is None:
         return "no baseline"
-    if found.tier == "bitwise":
+    if not found.normal:
         return f"one draft of {row.steps} steps ({smallest:.3f} points)"
     if not math.isfinite(smallest):
-        return "too few prompts"
-    return f"{smallest:.2f} points" + ("" if row.measured else " (assumed noise)")
+        return "too few texts"
+    return f"{smallest:.2f} points" + ("" if row.noise.measured else " (assumed)")
 
 
 def _in_stratum(row: Row, found: Sensitivity) -> str:
-    smallest = found.smallest_in_stratum(row)
-    if smallest is None or row.weakest is None:
+    seen = found.in_stratum(row)
+    if seen is None or row.weakest is None:
         return "–"
-    stratum, count = row.weakest
-    return f"{f'{smallest:.2f} points' if math.isfinite(smallest) else 'nothing'} ({stratum}, {count})"
+    stratum, sample = row.weakest
+    shown = f"{100 * seen.share:.2f} points" if math.isfinite(seen.share) else "nothing"
+    return f"{shown} ({stratum}, {sample.units})"
+
+
+def _answers(seen: Seen) -> str:
+    return f"{100 * seen.share:.0f} %, at least {seen.prompts:.0f}" if math.isfinite(seen.share) else "none"
 
 
 def _words(found: Sensitivity, prepared: Prepared) -> list[str]:
     judging = prepared.profile.judging
-    if found.tier == "bitwise":
+    if not found.normal:
         return [
             "tier bitwise: tokens and accepted drafts are compared one by one, without statistical tests (alpha 0); "
             "one difference fails its cell."
         ]
-    stages = "one stage" if found.stages == 1 else "two stages, the second on held-out prompts and fresh engines"
+    stages = "one stage" if judging.stages == 1 else "two stages, the second on held-out prompts and fresh engines"
     return [
         f"tier normal: {found.registered} registered tests, {stages}; chance that a run of unchanged engines fails "
-        f"at most {found.family_alpha:g}; each test at {found.alpha:.2g} in each stage (Holm), power {found.power:g}.",
-        f"A change fails its cell only when it is beyond chance, its {100 * judging.confidence:g} % interval excludes "
-        f"zero and it is at least {judging.floor_points:g} points; a cell that could not detect "
-        f"{judging.must_detect_points:g} points"
-        + (f", or {judging.must_detect_stratum_points:g} in a stratum" if judging.must_detect_stratum_points else "")
-        + ", is UNKNOWN.",
-        *_blind(found, judging),
+        f"at most {judging.family_alpha:g}; each test at {found.alpha:.2g} in each stage (Holm), power "
+        f"{judging.power:g}.",
+        *_together(found),
+        f"A change fails its cell only when it is beyond chance; acceptance must also have moved by "
+        f"{judging.floor_points:g} points, with a {100 * judging.confidence:g} % interval that excludes zero.",
+        *_correlation(found),
+        *_blind(found),
     ]
 
 
-def _blind(found: Sensitivity, judging: Judging) -> list[str]:
-    blind = found.blind(judging)
+def _together(found: Sensitivity) -> list[str]:
+    seen = found.in_all()
+    if seen is None or found.pooled is None:
+        return ["No P/D cell has its single engine in this run, so nothing is tested over all cells together."]
+    what = (
+        f"one wrong answer in {1 / seen.share:.0f}, or {seen.prompts:.0f} of different texts"
+        if math.isfinite(seen.share)
+        else "nothing, with so few texts"
+    )
+    asked = f"{found.pooled.prompts} requests of {found.pooled.units} texts"
+    return [
+        f"{len(found.pooled_cells)} P/D cells together, {asked}: one test against their single engines at "
+        f"{found.judging.pooled_alpha:.2g}, which sees {what}."
+    ]
+
+
+def _correlation(found: Sensitivity) -> list[str]:
+    """Say how much padded copies of a text have in common, by cell with A/A, if there are copies."""
+    by_cell = {r.cell: r.noise.correlation for r in found.rows if r.noise is not None}
+    measured = {cell: c for cell, c in by_cell.items() if c is not None}
+    if not any(r.sample.units < r.sample.prompts for r in found.rows):
+        return []
+    if not measured:
+        return [
+            "Prompts are padded copies of texts, and texts are the unit; no A/A says yet how much copies correlate."
+        ]
+    worst = max(measured, key=lambda cell: measured[cell])
+    return [
+        "Prompts are padded copies of texts, and texts are the unit; between equal runs (A/A) the copies of a text "
+        f"correlate by up to {measured[worst]:.2f} ({worst})."
+    ]
+
+
+def _blind(found: Sensitivity) -> list[str]:
+    blind = found.blind()
     if not blind:
         return []
+    lines = [
+        f"{len(cells)} cells cannot show {what} with these prompts and will be UNKNOWN: {', '.join(cells[:6])}"
+        + (" …" if len(cells) > 6 else "")
+        for what, cells in blind.items()
+    ]
+    assumed = any(r.noise is not None and not r.noise.measured for r in found.rows)
     return [
-        f"{len(blind)} cells cannot detect that with these prompts and will be UNKNOWN: {', '.join(blind[:6])}"
-        + (" …" if len(blind) > 6 else "")
-        + f"; each stratum needs at least {least_prompts(found.alpha)} prompts, cold and held out: raise "
-        "workload.recipe.per_stratum, or build a set with --per-stratum"
+        *lines,
+        "This plan can never PASS"
+        + (", if the noise is as assumed" if assumed else "")
+        + ". Send more prompts, cold and "
+        "held out, of more texts (workload.recipe.per_stratum, or build a set with --per-stratum); select fewer cells, "
+        "or for P/D cells together more of them.",
     ]

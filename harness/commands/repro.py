@@ -39,7 +39,7 @@ from harness.stats.sequential import Interval, interval_of
 from harness.util.files import write_json
 from harness.util.progress import Reporter
 from harness.util.strict import describe_validation_error
-from harness.workload.cells import CellWork, Choice, cell_work
+from harness.workload.cells import CellWork, Choice, cell_work, spread
 from harness.workload.prepare import Prepared, prepare
 
 # When one cell is tried alone, the reference cell is missing; the baseline check takes the place of the comparison.
@@ -258,11 +258,16 @@ def from_run(run_dir: Path, wanted: str, trust_code: bool = False) -> tuple[Prep
 
 
 def from_names(source: str, cell: str, prompt: str, scenario: str) -> tuple[Prepared, Target, tuple[str, ...]]:
-    """Prepare a prompt of a shipped profile or a profile file in a cell, without a recorded run."""
+    """Prepare a prompt of a shipped profile or a profile file in a cell, without a recorded run.
+
+    ``prompt`` is the id of a prompt, or a stratum, of which one is taken.
+    """
     everything = prepare(source, [cell], () if scenario == COLD else [scenario])
     chosen = [c.id for c in everything.plan.cells]
     if len(chosen) != 1:
         raise UsageError(f"--cell {cell!r}: expected one cell, found {', '.join(chosen)}")
+    of_stratum = [p for p in everything.prompts.cold if p.stratum == prompt]
+    prompt = spread(of_stratum, 1)[0].id if of_stratum else prompt
     words = f"{chosen[0]}/{prompt}" if scenario == COLD else f"{chosen[0]}/{scenario}"
     key = prompt if scenario == COLD else None
     target = Target(chosen[0], scenario, None, prompt if scenario == COLD else None, "ids", None, key, words)
@@ -293,7 +298,11 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
     if target.cell not in cells:
         raise UsageError(f"expected a cell of profile {profile.name} ({', '.join(cells)}), found {target.cell!r}")
     if target.prompt is not None and target.prompt not in {p.id for p in prompts.prompts}:
-        raise UsageError(f"expected a prompt of {profile.workload.prompts.name}, found {target.prompt!r}")
+        strata = ", ".join(dict.fromkeys(p.stratum for p in prompts.cold))
+        raise UsageError(
+            f"expected the id of a prompt of {profile.workload.prompts.name}, or a stratum ({strata}), found "
+            f"{target.prompt!r}"
+        )
     choice = Choice(
         scenarios=(target.scenario,),
         prompts=None if target.prompt is None else (target.prompt,),

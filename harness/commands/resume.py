@@ -8,18 +8,18 @@ again. Regressions in answers that were set aside stay on record and keep the ru
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import redact
-from harness.commands.merge.shards import differing, rescored, unfinished
+from harness.commands.merge.shards import rescored, unfinished
 from harness.commands.run import second_stage
 from harness.engines.environment import engines_for
 from harness.errors import EXIT_REGRESSION, UsageError
 from harness.history.folder import History, load_history, write_run
 from harness.history.layout import CELLS, LINES, PARQUET, SCORES, SECOND, bytes_recorded
+from harness.history.plan import counts_of, unanswered
 from harness.history.records import COLD, RESCORE, CellRecord, EngineRecord, Resumption, RunRecord
 from harness.history.run_kind import require_plain
 from harness.judging.checks.registry import baselines_for, tripped_tests
@@ -31,6 +31,7 @@ from harness.runner.options import DEFAULTS, RunOptions
 from harness.runner.recorder import Recorder
 from harness.runner.run import point_to, prepared_recorder
 from harness.util import machine
+from harness.util.differences import differing
 from harness.util.json_io import printable
 from harness.util.progress import Reporter
 from harness.util.storage import FolderLock, writing
@@ -173,9 +174,7 @@ def _cells(groups: list[EngineGroup]) -> tuple[Any, ...]:
 
 def _complete(history: History, record: CellRecord) -> bool:
     """Return whether a cell completed and all its answers are on record; a power failure may have lost some."""
-    answered = Counter(o.scenario for o in history.in_order(record.cell))
-    planned = {COLD: record.planned, **record.scenarios}
-    return record.state == "complete" and all(answered[s] >= n for s, n in planned.items())
+    return record.state == "complete" and not unanswered(history.run, record, history.in_order(record.cell))
 
 
 def _to_rescore(history: History, done: set[str]) -> set[str]:
@@ -203,8 +202,8 @@ def _plan_of(run: RunRecord) -> dict[str, Any]:
             "lookahead": c.lookahead,
             "draft_tokens": c.draft_tokens,
             "route": c.route,
-            "cold": c.planned,
-            **c.scenarios,
+            **counts_of(c),
+            "plan": c.plan,
         }
         for c in run.cells
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +29,8 @@ REMOTE_DECODE: dict[str, Any] = {
     "remote_port": None,
 }
 _T = TypeVar("_T")
+_TOKEN = re.compile(r"token_id:(\d{1,10})")
+"""A token as engines name it with ``return_tokens_as_token_ids``."""
 _COUNTER_WAIT_S = 3.0
 _SECOND_WAIT_S = 0.5
 """Wait for counters after they had not grown in time for the request before: an engine that moves no KV never counts
@@ -210,6 +213,7 @@ def parse_completion(
         require_model(body)
         (choice,) = body["choices"]
         logprobs = choice.get("logprobs") or {}
+        best = _best_two(logprobs.get("top_logprobs"))
         leg = Leg(
             role=role,
             request_id=request_id,
@@ -220,7 +224,8 @@ def parse_completion(
             usage_prompt_tokens=(body.get("usage") or {}).get("prompt_tokens"),
             usage_completion_tokens=(body.get("usage") or {}).get("completion_tokens"),
             chosen_logprobs=_floats(logprobs.get("token_logprobs")),
-            top_gaps=_gaps(logprobs.get("top_logprobs")),
+            top_gaps=None if best is None else tuple(map(_gap, best)),
+            runner_ups=None if best is None else tuple(map(_runner_up, best)),
             speculation=_speculation((body.get("metrics") or {}).get("speculative_decoding")),
             kv_transfer_params=transfer_params(body.get("kv_transfer_params")),
             rescored=None if rescore_from is None else _rescored(choice, rescore_from),
@@ -238,14 +243,22 @@ def _floats(value: Any) -> tuple[float, ...] | None:
     return None if value is None else tuple(finite(v) for v in value)
 
 
-def _gaps(value: Any) -> tuple[float | None, ...] | None:
+def _best_two(value: Any) -> list[list[tuple[str, float]]] | None:
+    """Return the two likeliest tokens of each position with their log-probs, the likelier first."""
     if value is None:
         return None
-    gaps: list[float | None] = []
-    for position in value:
-        best = sorted((finite(v) for v in (position or {}).values()), reverse=True)[:2]
-        gaps.append(round(best[0] - best[1], 6) if len(best) == 2 else None)
-    return tuple(gaps)
+    tables = [[(token, finite(logprob)) for token, logprob in (position or {}).items()] for position in value]
+    return [sorted(table, key=lambda item: item[1], reverse=True)[:2] for table in tables]
+
+
+def _gap(best: list[tuple[str, float]]) -> float | None:
+    return round(best[0][1] - best[1][1], 6) if len(best) == 2 else None
+
+
+def _runner_up(best: list[tuple[str, float]]) -> int | None:
+    """Return the id of the second-best token; None where the answer does not name one by its id."""
+    named = _TOKEN.fullmatch(best[1][0]) if len(best) == 2 else None
+    return int(named[1]) if named else None
 
 
 def _rescored(choice: Mapping[str, Any], start: int) -> tuple[float, ...]:

@@ -8,16 +8,14 @@ shares its core is several times slower.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-import psutil
 
 from harness.profiles.cells import Plan, start_expected_s
 from harness.profiles.model import Profile
 from harness.scheduling.gpus import VisibleDevice, visible_here, wait_given_back
 from harness.scheduling.model import Device, EngineNeed, Job, Placement, PlacementRule
+from harness.util import allowance
 from harness.workload.cells import CellWork, group_expected_s
 
 ENGINE_GIB = 2.9
@@ -64,9 +62,9 @@ def cpu_inventory(profile: Profile) -> Inventory:
 
     There are at least two devices, because a pair must be able to run on one core, if slowly.
     """
-    cores = sorted(os.sched_getaffinity(0))
+    cores = allowance.cores()
     gib = cpu_engine_gib(profile)
-    room = int(psutil.virtual_memory().available / 2**30 / gib)
+    room = int(allowance.memory_gib() / gib)
     count = max(2, min(len(cores), room))
     devices = tuple(Device(f"{LOCAL_NODE}/core-{n}", LOCAL_NODE, gib, n) for n in range(count))
     names = {d.id: str(core) for d, core in zip(devices, cores, strict=False)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -14,6 +13,7 @@ from harness.profiles.model import EngineConfig
 from harness.supervision.ports import claim, free_ports, release
 from harness.supervision.process import SupervisedEngine
 from harness.supervision.server import LOOPBACK, ServerCommand, full_environment
+from harness.util import allowance
 
 
 class EngineHandle(Protocol):
@@ -128,7 +128,7 @@ class LocalPlace:
 
 def default_places(roles: Sequence[Role], engine: EngineConfig) -> dict[Role, Place]:
     """Return places on this machine: each CPU engine gets cores of its own while there are enough; GPUs are shared."""
-    cores = [str(c) for c in sorted(os.sched_getaffinity(0))] if engine.device == "cpu" else []
+    cores = [str(c) for c in allowance.cores()] if engine.device == "cpu" else []
     places: dict[Role, Place] = {}
     for role in roles:
         ranks = engine.tensor_parallel.of(role)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
@@ -38,10 +39,11 @@ class Readiness:
         self.seconds: dict[Role, float] = {}
         """Seconds from the start of each engine until it was ready."""
 
-    def wait(self, deadline: float) -> None:
+    def wait(self, deadline: float, ready: Callable[[Role], object]) -> None:
         """Wait until every engine is ready and refuses requests without the key.
 
-        ``deadline`` is in ``time.monotonic()``.
+        ``deadline`` is in ``time.monotonic()``. ``ready`` is called with each engine that is, so that its threads that
+        poll can leave the core on which another one is still loading its model.
 
         Raises EngineStartError when one is not ready in time or another server took its port, EngineDiedError when one
         ends, MutantRefusedError when a mutant ended it.
@@ -53,6 +55,7 @@ class Readiness:
                 waiting.remove(role)
                 self.seconds[role] = time.monotonic() - self._launcher.processes[role].started
                 self._progress(f"{self._group.id}: {role} engine ready after {self.seconds[role]:.0f} s")
+                ready(role)
             if waiting and time.monotonic() > deadline:
                 self._raise_not_ready(waiting[0])
             if waiting:

@@ -64,6 +64,8 @@ class Exchange:
         self._routers = routers
         self._workload = profile.workload
         self._lease_s = profile.engine.kv_lease_s
+        # Kept, because beside spinning engines a thread takes some 15 ms to start.
+        self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="counters")
         self.kept_by_p = 0
         """Number of hand-offs that P answered and D did not finish: P keeps their blocks until the lease ends."""
 
@@ -145,8 +147,7 @@ class Exchange:
             if ask.counted:
                 wanted[d] = self._awaited()
         finally:
-            with ThreadPoolExecutor(max_workers=2) as pool:
-                reading = {c: pool.submit(c.counters_after, before[c], least) for c, least in wanted.items()}
+            reading = {c: self._readers.submit(c.counters_after, before[c], least) for c, least in wanted.items()}
             for index, client in enumerate((p, d)):
                 if client in reading:
                     legs[index] = legs[index].model_copy(update={"counters": reading[client].result()})

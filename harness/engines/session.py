@@ -80,21 +80,21 @@ class EngineGroupSession:
         begun = time.monotonic()
         deadline = begun + self.profile.timeouts.start
         self._launcher.start(self._environment, self._mutation, self._places)
-        self._readiness.wait(deadline)
+        self._readiness.wait(deadline, self._settle_threads)
         self._readiness.send_first_requests(deadline)
-        self._settle_threads()
+        self._settle_threads(*self._launcher.processes)
         self._readiness.warm_up_hand_off(self._exchange)
         # Again, because the threads that poll may not have been able to do so before.
-        self._settle_threads()
+        self._settle_threads(*self._launcher.processes)
         self._start_routers()
         self._mutation.require_installed(self.group.id, {r: p.log_text() for r, p in self._launcher.processes.items()})
         self.refresh_counters()
         self.ready_seconds = time.monotonic() - begun
 
-    def _settle_threads(self) -> None:
+    def _settle_threads(self, *roles: Role) -> None:
         if self.profile.engine.device == "cpu" and self.group.topology == "pd":
-            for process in self._launcher.processes.values():
-                process.settle_threads()
+            for role in roles:
+                self._launcher.processes[role].settle_threads()
 
     def _start_routers(self) -> None:
         """Start a router in front of the engines for each topology whose cells need one."""
@@ -163,6 +163,7 @@ class EngineGroupSession:
             kv_blocks=self._kv_blocks(role),
             step_tokens=log_facts.step_tokens(log),
             kept_blocks=self._exchange.kept_by_p if role == "prefill" else 0,
+            counters=tuple(sorted(self._launcher.clients[role].last_snapshot)),
             mutants=self._mutation.installed(role),
         )
 
@@ -199,6 +200,8 @@ class EngineGroupSession:
             form=form,
             sequence=sequence,
             sent_ids=prompt.ids,
+            source=prompt.source,
+            known_answer=prompt.expected,
             engine_roles=tuple(self._launcher.processes),
             legs=tuple(legs),
             max_tokens=self.profile.workload.max_tokens,

@@ -7,6 +7,7 @@
 * ``index``: ``RecordedCells``: observations of large runs, parsed on demand;
 * ``layout``: names of the files in the folder of a run;
 * ``migrations``: ``SCHEMA``, ``migrate``: records of earlier versions;
+* ``plan``: ``plan_key``, ``matched``: the answers of a cell against the requests that were planned;
 * ``records``: ``Observation``, ``RunRecord``: what is recorded;
 * ``run_kind``: ``require_plain``: refusal of soaks and of runs with injected faults;
 * ``surfaces``: ``WITHOUT``: engine features that some versions lack, and what each costs;

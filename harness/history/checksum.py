@@ -21,7 +21,7 @@ from harness.util.strict import Strict
 
 SEALED_FROM = 3
 """First schema of histories with a seal."""
-_SEAL, _OWN = "seal", "record_sha256"
+_SEAL, OWN_SHA256 = "seal", "record_sha256"
 _CHUNK = 1 << 20
 _REMEDY = "restore the folder from a copy, or run again: changed records are not judged"
 
@@ -61,15 +61,15 @@ def _file_seal(path: Path) -> _FileSeal:
 
 def sealed(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return a record with its own hash, and if it is finished with the seal of the folder's observations."""
-    out = {k: v for k, v in raw.items() if k not in (_SEAL, _OWN)}
-    out[_SEAL] = seal_of(folder).model_dump(mode="json") if out["finished"] is not None else None
-    return {**out, _OWN: sha256_json(out)}
+    out = {k: v for k, v in raw.items() if k not in (_SEAL, OWN_SHA256)}
+    out[_SEAL] = seal_of(folder).model_dump(mode="json") if out.get("finished") is not None else None
+    return {**out, OWN_SHA256: sha256_json(out)}
 
 
-def unsealed(raw: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Seal | None]:
+def opened(raw: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Seal | None]:
     """Return a record as it was before ``sealed``, and its seal. Raises DataError when it has been changed since."""
-    own = raw.get(_OWN)
-    out = {k: v for k, v in raw.items() if k != _OWN}
+    own = raw.get(OWN_SHA256)
+    out = {k: v for k, v in raw.items() if k != OWN_SHA256}
     if own != sha256_json(out):
         raise DataError(
             f"{path}: expected the record as it was written, found it changed or damaged (its hash does not match); "

@@ -22,13 +22,15 @@ from pydantic import Field, InstanceOf, ValidationError
 
 from harness.errors import DataError, NotARunError, StorageError
 from harness.history import index
-from harness.history.checksum import SEALED_FROM, check_observations, sealed, unsealed
+from harness.history.checksum import OWN_SHA256, SEALED_FROM, check_observations, opened, sealed
 from harness.history.index import CellRows, HeldCells, RecordedCells, RecordedFile
 from harness.history.layout import CELLS, LINES, PARQUET, RUN, SCORES, bytes_recorded, files_by_cell
 from harness.history.migrations import SCHEMA, migrate
-from harness.history.records import COLD, RESCORE, CellRecord, Form, Observation, RunRecord
+from harness.history.plan import contradictions, counts_of
+from harness.history.records import COLD, COUNTED, RESCORE, CellRecord, Form, Observation, RunRecord
+from harness.history.verdict import Verdict
 from harness.util import json_io
-from harness.util.files import write_json
+from harness.util.files import require_no_links, write_json
 from harness.util.json_io import MIB, printable
 from harness.util.storage import LineFile, writing
 from harness.util.strict import Strict, describe_validation_error
@@ -76,13 +78,15 @@ class HistoryWriter:
         self.close()
 
 
-def write_run(folder: Path, record: RunRecord) -> None:
-    """Write ``run.json``. Raises StorageError.
+def write_run(folder: Path, record: RunRecord) -> str:
+    """Write ``run.json`` and return its hash (``record_sha256``). Raises StorageError.
 
     In a finished run it seals the observations as they are in the folder now, so they must be written first.
     """
     # Keys are not sorted, because the order of a profile's axes and of their values has a meaning.
-    write_json(folder / RUN, sealed(printable(record.model_dump(mode="json")), folder), sort_keys=False)
+    whole = sealed(printable(record.model_dump(mode="json")), folder)
+    write_json(folder / RUN, whole, sort_keys=False)
+    return str(whole[OWN_SHA256])
 
 
 def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:
@@ -158,6 +162,10 @@ class History(Strict):
         InstanceOf[RecordedCells[Observation]] | tuple[Observation, ...], Field(union_mode="left_to_right")
     ]
     """Observations in memory, or those of a large run, which are parsed on demand (``harness.history.index``)."""
+    sha256: str | None = None
+    """``record_sha256`` of ``run.json``; None for runs of early versions and those still in progress."""
+    bare: bool = False
+    """Whether the record is of an early version that has no seal."""
     own: bool = False
     """Whether this process recorded it from a profile that its user named, so that its paths are the user's."""
     torn_line: bool = False
@@ -187,13 +195,32 @@ class History(Strict):
         """Return all observations of a cell, of every form and scenario, in the order of their requests."""
         return self.of_cell(cell).ordered
 
+    @property
+    def limiting_verdicts(self) -> tuple[Verdict, ...]:
+        """Upper bounds on the verdict of the run, whatever its cells say."""
+        return (*self.run.limiting_verdicts, *([Verdict.UNKNOWN] if self.unplanned() else ()))
+
+    def unplanned(self) -> list[tuple[str, str]]:
+        """Return the cells and scenarios of answers that belong to nothing that the run was to send."""
+        planned = {(c.cell, s) for c in self.run.cells for s in counts_of(c)}
+        scored = RESCORE if self.run.rescore else None
+        return [place for place in self._places() if place not in planned and place[1] != scored]
+
+    def _places(self) -> dict[tuple[str, str], None]:
+        """Return the cells and scenarios of all answers, in the order of the record."""
+        if isinstance(self.observations, RecordedCells):
+            files = ((cell, file) for cell, of in self.observations.files.items() for file in of)
+            return {(cell, scenario): None for cell, file in files for scenario in sorted(file.scenarios)}
+        return {(o.cell, o.scenario): None for o in self.observations}
+
     def cell(self, cell_id: str) -> CellRecord | None:
         return next((c for c in self.run.cells if c.cell == cell_id), None)
 
 
-def load_history(folder: Path, in_memory: int | None = None) -> History:
+def load_history(folder: Path, in_memory: int | None = None, unsealed: bool = False) -> History:
     """Load a run folder. Raises NotARunError for other folders and DataError for damaged files.
 
+    A run of an early version, whose files are not protected by a seal, is refused unless ``unsealed``.
     Less than ``in_memory`` bytes of lines are parsed at once (None: ``harness.history.index.IN_MEMORY``), more on
     demand; with 0, all are.
     """
@@ -203,19 +230,27 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
             f"{folder}: expected the folder of a recorded run (with {RUN}), found "
             f"{'a folder without it' if folder.is_dir() else 'no such folder'}; runs are kept below reports/"
         )
+    require_no_links(folder)
     try:
         raw = json_io.loads(json_io.read_text(run_file, _MOST_BYTES))
     except (OSError, ValueError) as error:
         raise DataError(f"{run_file}: expected JSON, but it cannot be read ({error})") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     seal = None
-    if version in range(SEALED_FROM, SCHEMA + 1):
-        raw, seal = unsealed(raw, run_file)
+    sha256 = None
+    if type(version) is int and version in range(SEALED_FROM, SCHEMA + 1):
+        sha256 = raw.get(OWN_SHA256)
+        raw, seal = opened(raw, run_file)
+    elif type(version) is int and version in range(1, SEALED_FROM) and not unsealed:
+        raise DataError(
+            f"{run_file}: expected a record with a seal, found history schema {version}, from before there were "
+            "seals: what was changed since cannot be noticed; judge it with `harness check --unsealed`"
+        )
     try:
-        raw = migrate(raw) if isinstance(raw, dict) else raw
+        raw = migrate(raw) if isinstance(raw, dict) and type(version) is int else raw
     except (TypeError, AttributeError, ValueError, KeyError, IndexError) as error:
         raise DataError(f"{run_file} is damaged: it does not have the shape of schema {version!r} ({error})") from error
-    if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA:
+    if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA or type(version) is not int:
         raise DataError(
             f"{run_file}: expected history schema 1 to {SCHEMA}, found {version!r}; use the harness version that "
             "recorded it"
@@ -226,6 +261,11 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
         raise DataError(f"{run_file} is damaged:\n{describe_validation_error(error)}") from error
     if not isinstance(run.profile.get("name"), str):
         raise DataError(f"{run_file} is damaged:\n  profile.name: expected the profile's name, found none")
+    wrong = list(contradictions(run))
+    if version == SCHEMA and run.merged is None:
+        wrong += [f"{c.cell}: expected its plan, found only counts" for c in run.cells if c.plan == COUNTED]
+    if wrong:
+        raise DataError("\n  ".join([f"{run_file} contradicts itself, so it is not judged:", *wrong]))
     order = [c.cell for c in run.cells]
     most = index.IN_MEMORY if in_memory is None else in_memory
     try:
@@ -242,7 +282,9 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
     except OSError as error:
         raise DataError(f"{folder}: expected its observations, but they cannot be read ({error})") from error
     observations = tuple(kept) if kept is not None else recorded
-    return History(folder=folder, run=run, observations=observations, torn_line=torn)
+    return History(
+        folder=folder, run=run, observations=observations, sha256=sha256, bare=sha256 is None, torn_line=torn
+    )
 
 
 def read_so_far(folder: Path, run: RunRecord) -> History:

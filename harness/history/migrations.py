@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-SCHEMA = 4
+from harness.history.records import COUNTED
+
+SCHEMA = 5
 
 
 def _to_2(raw: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +47,15 @@ def _to_4(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "schema_version": 4}
 
 
-STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _to_2, 2: _to_3, 3: _to_4}
+def _to_5(raw: dict[str, Any]) -> dict[str, Any]:
+    """Migrate to schema 5, which has every planned request and not only their number. Raises ValueError for keys that
+    only schema 5 has."""
+    if "plans" in raw or any("plan" in cell for cell in raw["cells"]):
+        raise ValueError("plans belong to schema 5")
+    return {**raw, "schema_version": 5, "cells": [{**cell, "plan": COUNTED} for cell in raw["cells"]]}
+
+
+STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5}
 
 
 def migrate(raw: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from harness.history.verdict import Verdict
 from harness.profiles.model import Route
@@ -18,33 +18,81 @@ RESCORE = "rescore"
 """Pseudo-scenario of the requests with which the plain engine re-scores the outputs of cells."""
 COLD = "cold"
 """Scenario of prompts that the engines have not seen before."""
+SentTo = Literal["cell", "prefill", "local"]
+"""Where a request goes: through the cell's topology, to P alone, or to the answering engine alone."""
+
+Count = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""A number that an engine counted: any that a column can hold, so that a wrong one is recorded and judged."""
 
 
 class Speculation(Strict):
     """Per-request acceptance, as vLLM reports it with ``--per-request-spec-decode-metrics detailed``."""
 
-    per_step_accepted: tuple[int, ...]
-    per_step_drafted: tuple[int, ...]
-    num_steps: int
-    num_drafted: int
-    num_accepted: int
+    per_step_accepted: tuple[Count, ...]
+    per_step_drafted: tuple[Count, ...]
+    num_steps: Count
+    num_drafted: Count
+    num_accepted: Count
+
+
+LegRole = Literal["single", "prefill", "decode"]
+"""Role in which an engine answers: in a P/D pair, D also answers requests alone, as ``single``."""
+
+
+class PlannedRequest(Strict):
+    """A request that a run is to send to a cell exactly once, as written down before any engine is started."""
+
+    sequence: int
+    """Its number in the order of the cell's requests."""
+    prompt_id: str
+    form: Form
+    scenario: str = COLD
+    instance: int = 0
+    part: str = "subject"
+    stage: int = 0
+    prompt_sha256: str
+    """Hash of the prompt's token ids, source and known answer (``harness.history.plan.prompt_sha256``)."""
+    route: SentTo = "cell"
+    max_tokens: int | None
+    temperature: float = 0.0
+    concurrent: int = 1
+    legs: tuple[LegRole, ...]
+    """Roles of the engines whose answers are recorded, in order. A router hides P's answer."""
+
+    @property
+    def place(self) -> tuple[str, Form, str]:
+        """What identifies the request within its cell: scenario, form, and ``Observation.key``."""
+        return self.scenario, self.form, request_key(self.scenario, self.prompt_id, self.instance, self.part)
+
+    @model_serializer(mode="wrap")
+    def _short(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is as usual: a run has hundreds of these."""
+        usual = {n: f.default for n, f in type(self).model_fields.items() if not f.is_required()}
+        return {k: v for k, v in handler(self).items() if k not in usual or v != usual[k]}
+
+
+def request_key(scenario: str, prompt_id: str, instance: int, part: str) -> str:
+    """Return the key of a request: the prompt, in scenarios with its instance and part."""
+    return prompt_id if scenario == COLD else f"{prompt_id}#{instance}.{part}"
 
 
 class Leg(Strict):
     """One HTTP exchange with an engine: its response as recorded."""
 
-    role: Literal["single", "prefill", "decode"]
+    role: LegRole
     request_id: str
     status: int | None = None
     echoed_ids: tuple[int, ...] | None = None
     """Prompt token ids as the server received them."""
     output_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
-    usage_prompt_tokens: int | None = None
-    usage_completion_tokens: int | None = None
+    usage_prompt_tokens: Count | None = None
+    usage_completion_tokens: Count | None = None
     chosen_logprobs: tuple[float, ...] | None = None
     top_gaps: tuple[float | None, ...] | None = None
     """Difference in log-probability (nats) between the best and the second-best token, per output token."""
+    runner_ups: tuple[int | None, ...] | None = None
+    """Second-best token, per output token; None in records of earlier versions."""
     speculation: Speculation | None = None
     rescored: tuple[float, ...] | None = None
     """For a re-scoring request, per token of the output that it scores: by how many nats the plain engine, given all
@@ -72,8 +120,7 @@ class Observation(Strict):
     part: str = "subject"
     """The request's purpose in its scenario: subject, donor, fill, holder, late, …"""
     stage: int = 0
-    route: Literal["cell", "prefill", "local"] = "cell"
-    """Where the request went: through the cell's topology, to P alone, or to the answering engine alone."""
+    route: SentTo = "cell"
     temperature: float = 0.0
     max_tokens: int | None = None
     """Requested number of output tokens; None in records of earlier versions, which used the workload's."""
@@ -90,6 +137,11 @@ class Observation(Strict):
     sequence: int
     sent_ids: tuple[int, ...]
     """Token ids of the prompt, sent as such or as the text that must tokenise to them."""
+    source: str | None = None
+    """The text that the prompt was made of, where other prompts may be padded copies of it; None in records of earlier
+    versions and for prompts that have no copies."""
+    known_answer: tuple[int, ...] | None = None
+    """The right output, for prompts that have only one; None for others and in records of earlier versions."""
     engine_roles: tuple[str, ...]
     legs: tuple[Leg, ...]
     attempts: int = 1
@@ -102,7 +154,11 @@ class Observation(Strict):
     @property
     def key(self) -> str:
         """Key that is unique within cell, form and scenario: the prompt, in scenarios with its instance and part."""
-        return self.prompt_id if self.scenario == COLD else f"{self.prompt_id}#{self.instance}.{self.part}"
+        return request_key(self.scenario, self.prompt_id, self.instance, self.part)
+
+    def process_of(self, leg: Leg) -> str:
+        """Return the role of the engine that gave an answer: in a P/D pair, D also answers alone."""
+        return leg.role if leg.role in self.engine_roles else "decode"
 
     def leg(self, role: str) -> Leg | None:
         return next((leg for leg in self.legs if leg.role == role), None)
@@ -163,8 +219,14 @@ class EngineRecord(Strict):
     kept_blocks: int = 0
     """Hand-offs before the first recorded request that P answered and D did not finish, for example because the first
     handshake timed out: their leases end during the run."""
+    counters: tuple[str, ...] | None = None
+    """Names of the counters that it has, whether or not they have grown; None in records of earlier versions."""
     mutants: tuple[str, ...] = ()
     """Mutants that are enabled in this engine."""
+
+
+COUNTED = "counted"
+"""Stands for the plan of a cell that was recorded before schema 5."""
 
 
 class CellRecord(Strict):
@@ -181,6 +243,9 @@ class CellRecord(Strict):
     """Number of planned cold observations."""
     scenarios: dict[str, int] = Field(default_factory=dict)
     """Number of planned observations, by scenario."""
+    plan: str | None = None
+    """The key of its requests in ``RunRecord.plans``; ``COUNTED`` where only their number was recorded; None if it is
+    not known what was planned, so that the cell cannot pass."""
     state: Literal["pending", "complete", "failed", "interrupted"] = "pending"
     reason: str | None = None
     request_seconds: float = 0.0
@@ -269,6 +334,8 @@ class RunRecord(Strict):
     """Per lineup, the identity that its baseline must have: hashes of models, tokenizer and prompts, and settings."""
     engines: tuple[EngineRecord, ...] = ()
     cells: tuple[CellRecord, ...]
+    plans: dict[str, tuple[PlannedRequest, ...]] = Field(default_factory=dict)
+    """Every request that was to be sent, by ``plan_key``; cells that are sent the same share them."""
     seconds: dict[str, float] = Field(default_factory=dict)
     interrupted: bool = False
     mutants: tuple[str, ...] = ()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 PER_REQUEST = "per-request acceptance metrics"
+BY_SOURCE = "prompt tokens by source"
+STEP_TOKENS = "tokens per step"
 
 WITHOUT = {
     PER_REQUEST: "acceptance is judged by counters where a request is alone on the engine, and is UNKNOWN elsewhere",
     "POST /pause": "requests cannot be queued together, so that `concurrent` and `pressure` are UNKNOWN",
     "POST /reset_prefix_cache": "caches cannot be emptied between mutants",
-    "prompt tokens by source": "chunked prefill and evictions cannot be proven from counters",
-    "tokens per step": "it cannot be proven that prompts were prefilled together",
+    BY_SOURCE: "chunked prefill and evictions cannot be proven from counters",
+    STEP_TOKENS: "it cannot be proven that prompts were prefilled together",
 }
 """What it costs when an interface is missing."""

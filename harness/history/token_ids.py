@@ -29,18 +29,25 @@ class Divergence(NamedTuple):
 
 
 def compare(
-    ours: tuple[int, ...], reference: tuple[int, ...], gaps: tuple[float | None, ...] | None, near_tie_nats: float
+    ours: tuple[int, ...],
+    reference: tuple[int, ...],
+    gaps: tuple[float | None, ...] | None,
+    near_tie_nats: float,
+    runner_ups: tuple[int | None, ...] | None = None,
 ) -> Divergence | None:
     """Return the first divergence of two outputs, or None when they are equal.
 
-    A near tie needs proof: an unknown gap, or one output ending early, is a hard divergence.
+    A near tie needs proof: an unknown gap, or one output ending early, is a hard divergence. So is any token but the
+    reference's runner-up; records of earlier versions have no ``runner_ups``, and there any token counts.
     """
     if ours == reference:
         return None
     at = common_prefix(ours, reference)
     gap = gaps[at] if gaps is not None and at < len(gaps) else None
     inside = at < min(len(ours), len(reference))
-    return Divergence(at, gap, bool(inside and gap is not None and gap <= near_tie_nats))
+    second = runner_ups[at] if runner_ups is not None and at < len(runner_ups) else None
+    close = inside and gap is not None and gap <= near_tie_nats
+    return Divergence(at, gap, bool(close and second in (None, ours[at])))
 
 
 def output_key(output: tuple[int, ...]) -> str:

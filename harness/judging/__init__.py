@@ -10,6 +10,7 @@ For other packages:
 * ``figures``: the typed figures of findings and check results;
 * ``findings``: the output, ``Finding``, ``CheckResult`` and ``Judgement``;
 * ``known_defects``: mark expected failures as KNOWN (``apply_known``);
+* ``near_ties``: what rounding alone can change in an output;
 * ``power``: which effects a run will be able to detect, before it starts;
 * ``recorded_cell``: a view of one recorded cell, without baselines;
 * ``references``: which baselines, known defects and second stage apply to a run.

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from harness.history.verdict import Verdict
 
-Against = Literal["baseline", "this run"]
+Against = Literal["baseline", "this run", "known answer"]
 Change = Literal["none", "drop", "rise", "differ"]
 SecondStage = Literal["not needed", "missing", "confirmed", "not confirmed"]
 
@@ -24,10 +24,12 @@ class Facts(NamedTuple):
     change: Change = "none"
     """``drop`` or ``rise`` of acceptance beyond chance and the practical floor; ``differ`` for tokens."""
     against: Against = "baseline"
-    """What the cell was compared with: the recorded baseline, or another cell of the same run."""
+    """What the cell was compared with: the recorded baseline, another cell of the same run, or the right answer."""
     together: bool = False
     """Whether the other topology of this run, or the plain engine, moved in the same way."""
     second_stage: SecondStage = "not needed"
+    few: bool = False
+    """Whether the change is in single answers, too few for a test over all of them."""
 
 
 class Row(NamedTuple):
@@ -42,6 +44,7 @@ TABLE: tuple[Row, ...] = (
     Row({"evidence": False}, Verdict.UNKNOWN, "evidence is missing, or too little to see what must be seen"),
     Row({"quiet": False}, Verdict.UNKNOWN, "two equal runs differ as much, so the test says nothing"),
     Row({"change": "none"}, Verdict.PASS, "nothing beyond chance and the practical floor"),
+    Row({"few": True}, Verdict.SUSPECT, "rounding cannot make this, and no test over all requests sees single ones"),
     Row({"second_stage": "missing"}, Verdict.UNKNOWN, "failed once; the declared second stage did not run"),
     Row(
         {"second_stage": "not confirmed"},
@@ -49,6 +52,7 @@ TABLE: tuple[Row, ...] = (
         "failed once, passed on fresh prompts and engines: run it again; failing in another run is a finding",
     ),
     Row({"against": "this run"}, Verdict.REGRESSION, "both ran the same code in this run, so any difference is wrong"),
+    Row({"against": "known answer"}, Verdict.REGRESSION, "the right answer is known, so every other one is wrong"),
     Row({"change": "rise"}, Verdict.IMPROVED, "better than recorded: the baseline has to be updated"),
     Row({"together": True}, Verdict.DRIFT, "single engine and P/D moved alike: the engine changed for everyone"),
     Row({}, Verdict.REGRESSION, "worse than recorded, and not for everyone"),

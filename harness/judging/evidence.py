@@ -24,6 +24,11 @@ class CellView(RecordedCell):
     """By lineup; a missing key means that no baseline was looked up."""
     judging: Judging
 
+    @property
+    def wrong_output(self) -> DamageClass:
+        """The default damage class of a wrong output: a cold prompt on a single engine reads no KV but its own."""
+        return "sampler" if self.cold and not self.handed_off else "target-kv"
+
     def finding(
         self,
         check: str,

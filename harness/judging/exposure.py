@@ -8,7 +8,7 @@ that one wrong answer passes them; what they read does not count either.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.history.verdict import Verdict
 from harness.judging.figures import HypothesisFigures
@@ -16,7 +16,7 @@ from harness.judging.findings import CellVerdict, CheckResult, Judgement
 from harness.profiles.cells import CellName
 from harness.stats.quiet import excluded_above
 
-TOKEN_CHECKS = ("tokens-reference", "tokens-baseline", "rescored")
+TOKEN_CHECKS = ("tokens-reference", "tokens-baseline", "rescored", "disliked-tokens")
 """Checks that read the tokens of each answer and fail for a single wrong one."""
 
 
@@ -48,6 +48,16 @@ class Exposure(NamedTuple):
             counted += f", {self.handed_off:,} after a hand-off"
             shown += f", or of {_share(self.handed_off, 'P/D request')},"
         return f"{counted}; {shown} would have shown with 95 %"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the exposure for machines; ``excludes_one_in`` is the rarest defect that would have shown with 95 %,
+        null if none would."""
+        return {
+            "answers": self.answers,
+            "handed_off": self.handed_off,
+            "excludes_one_in": one_in(self.answers) if self.answers else None,
+            "sentence": self.sentence,
+        }
 
 
 def _share(answers: int, what: str) -> str:

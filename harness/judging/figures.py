@@ -91,8 +91,12 @@ class HypothesisFigures(Strict):
     p_adjusted: float | None
     alpha: float
     prompts: int
+    texts: int | None = None
+    """Texts that the prompts were made of, which are the units; None in records of earlier versions."""
     detectable_points: float | None
     """Smallest change over all prompts that the test can detect, in percentage points."""
+    detectable_prompts: int | None = None
+    """Fewest prompts, of different texts, whose damage it can detect with everything else equal."""
     detectable_stratum_points: float | None
     """The same for the least sensitive stratum."""
     columns: tuple[ColumnFigures, ...]
@@ -149,6 +153,20 @@ class TokenDifference(Strict):
     expected: tuple[int, ...]
     differing_tokens: int
     output_tokens: int
+
+
+class LogprobDifference(Strict):
+    """Log-probs, or distances of the two best tokens, that moved while the tokens are right."""
+
+    logprob_position: int | None
+    """First output token that moved; None if only the smallest distance over the output is known."""
+    found_nats: float
+    expected_nats: float
+    bound_nats: float
+    moved_tokens: int
+    compared_tokens: int
+    most: tuple[tuple[int, float], ...]
+    """The output tokens that moved most, with the absolute difference in nats."""
 
 
 class RepeatDifference(Strict):
@@ -233,7 +251,7 @@ class PublishedBlocks(HandOffParameters):
 
 
 class TokenTestEvidence(HypothesisFigures):
-    """A failed registered test of output tokens."""
+    """A failed registered test of output tokens or of their log-probs."""
 
     changed: tuple[str, ...]
     """Columns that carry the change, as ``stratum@position``; empty when the test had too little power."""
@@ -259,6 +277,7 @@ FindingEvidence = (
     | StopToken
     | TextDifference
     | TokenDifference
+    | LogprobDifference
     | RepeatDifference
     | TotalsDifference
     | StepsDifference

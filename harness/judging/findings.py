@@ -18,6 +18,7 @@ DamageClass = Literal[
     "sampler",
     "nothing-tested",
     "engine-changed",
+    "known-answer",
     "infrastructure",
     "routing",
     "baseline",

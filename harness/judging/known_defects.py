@@ -51,7 +51,7 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
     cells = tuple(_cell(c, valid) for c in judgement.cells)
     for entry in valid:
         notices += _entry_notices(entry, judgement, cells, known.path.name)
-    verdict = worst([*(c.verdict for c in cells), *history.run.limiting_verdicts])
+    verdict = worst([*(c.verdict for c in cells), *history.limiting_verdicts])
     return judgement.model_copy(update={"cells": cells, "verdict": verdict, "notices": (*judgement.notices, *notices)})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,124 +14,198 @@ from harness.baselines.summary import baseline_arms
 from harness.history.identity import identity_of
 from harness.history.records import COLD
 from harness.judging.checks.hypothesis_tests import tests_of
-from harness.judging.checks.model import TestName
+from harness.judging.checks.model import TestName, required
+from harness.judging.checks.pooled import COLUMNS
+from harness.judging.sight import Level, Sample, Seen, seen_in_answers, seen_in_rate, stage_power
 from harness.profiles.cells import Cell, CellName
 from harness.profiles.model import Judging, Profile, reason_for
 from harness.prompts.lengths import Stratum
 from harness.prompts.model import Prompt
 from harness.scheduling.gpus import gpus
-from harness.stats.paired import differences
-from harness.stats.power import detectable, least_prompts, prompts_needed
+from harness.stats.paired import by_unit, correlation_within, differences
+from harness.stats.power import units_needed
 from harness.util.machine import now
 from harness.workload.cells import CellWork
 from harness.workload.prepare import Prepared
 
-ASSUMED_SD = 0.043
+ASSUMED_SD = 0.044
 """Standard deviation of one prompt's difference at position 0, used where no A/A was measured. From the default scene
-of ``tests/simulate.py``: 107 steps, rate 0.73, every request diverging somewhere."""
+of ``tests/support/simulate.py``: 107 steps, rate 0.73, every request diverging somewhere."""
+ASSUMED_STEPS = 107
+"""Verify steps of a request in that scene, used where there is no baseline."""
+ASSUMED_RATE = 0.73
+"""Acceptance at position 0 in that scene."""
+
+
+class Noise(NamedTuple):
+    """What is known of a cell's acceptance before the run."""
+
+    sd: float
+    """Standard deviation of one prompt's difference at position 0 between equal runs, as a fraction, such that texts
+    with several copies vary as measured."""
+    steps: float
+    """Verify steps of a request."""
+    rate: float
+    """Acceptance at position 0."""
+    measured: bool
+    """Whether the baseline's A/A says so; otherwise it is assumed."""
+    correlation: float | None = None
+    """Correlation of the differences of padded copies of one text, in the A/A; None if unknown."""
+
+    def of_text(self, copies: float) -> tuple[float, float]:
+        """Return the standard deviation and the verify steps of a text that is sent ``copies`` times."""
+        return self.sd / copies**0.5, self.steps * copies
+
+
+ASSUMED = Noise(ASSUMED_SD, ASSUMED_STEPS, ASSUMED_RATE, False)
 
 
 class Row(NamedTuple):
-    """The power of the tests of one cell in one scenario."""
+    """The tests of one cell in one scenario, and their prompts."""
 
     cell: str
     scenario: str
     tests: tuple[TestName, ...]
-    prompts: int
+    sample: Sample
+    """The prompts, in two stages those of the smaller one."""
     steps: int
     """Number of verify steps in the baseline for these prompts; 0 if unknown."""
-    sd: float | None
-    """Standard deviation of one prompt's difference at position 0, as a fraction; None if acceptance is not judged."""
-    measured: bool
-    """Whether ``sd`` was measured by the baseline's A/A rather than assumed."""
-    weakest: tuple[Stratum, int] | None = None
-    """The stratum with the fewest prompts in either stage, and their number; None if there is only one stratum."""
+    noise: Noise | None = None
+    """None if acceptance is not judged."""
+    columns: int = 1
+    """Columns of its tests of acceptance: positions, over all and in each stratum."""
+    weakest: tuple[Stratum, Sample] | None = None
+    """The stratum with the fewest texts in either stage; None if there is only one stratum."""
 
 
 class Sensitivity(NamedTuple):
     """The power of a whole run."""
 
-    tier: str
+    judging: Judging
     rows: tuple[Row, ...]
-    registered: int
-    alpha: float
-    """Level of each test at the first step of Holm; 0 in the bitwise tier, which is deterministic."""
-    stages: int
-    family_alpha: float
-    power: float
-    floor_points: float
-    """Practical floor in percentage points: smaller changes never fail a run."""
-    columns: int
-    """Maximum number of columns (positions and strata) of one test."""
+    pooled: Sample | None = None
+    """The prompts of all P/D cells together that have their single engine in the run; None if there are none."""
+    pooled_cells: tuple[str, ...] = ()
+    pooled_columns: int = len(COLUMNS)
+
+    @property
+    def normal(self) -> bool:
+        return self.judging.tier == "normal"
+
+    @property
+    def registered(self) -> int:
+        """Number of tests of single cells; 0 in the bitwise tier, which is deterministic."""
+        return sum(len(r.tests) for r in self.rows) if self.normal else 0
+
+    @property
+    def alpha(self) -> float:
+        """Level of each of them at the first step of Holm."""
+        return self.judging.stage_alpha / max(1, self.registered) if self.normal else 0.0
 
     def smallest(self, row: Row) -> float | None:
         """Return the smallest change of the rate at position 0 that the row can detect, in percentage points; None if
         it does not judge acceptance, or in the bitwise tier without a baseline."""
-        if row.sd is None:
+        if row.noise is None:
             return None
-        if self.tier == "bitwise":
+        if not self.normal:
             return 100 / row.steps if row.steps else None
-        return self._smallest(row.sd, row.prompts)
+        return 100 * self._in_rate(row.noise, row.sample, row.columns).share
 
-    def smallest_in_stratum(self, row: Row) -> float | None:
-        """Return the same for the weakest stratum alone; None if there is only one, or in the bitwise tier."""
-        if row.sd is None or row.weakest is None or self.tier == "bitwise":
+    def in_stratum(self, row: Row) -> Seen | None:
+        """Return what the row sees of acceptance in its weakest stratum alone; None if there is only one, or in the
+        bitwise tier."""
+        if row.noise is None or row.weakest is None or not self.normal:
             return None
-        return self._smallest(row.sd, row.weakest[1])
+        return self._in_rate(row.noise, row.weakest[1], row.columns)
 
-    def _smallest(self, sd: float, prompts: int) -> float:
-        if prompts < least_prompts(self.alpha):
-            return math.inf
-        return max(100 * detectable(sd, prompts, self.alpha / self.columns, self._power), self.floor_points)
+    def in_answers(self, row: Row) -> Seen:
+        """Return what the row sees of answers that are right or wrong, if equal runs agree."""
+        shows = row.noise.rate if row.noise is not None and "first-step" in row.tests else 1.0
+        return seen_in_answers(0.0, row.sample, self._level(1), shows)
 
-    def blind(self, judging: Judging) -> list[str]:
-        """Return the cells that will be UNKNOWN because they could not detect the required change."""
-        limits = (judging.must_detect_points, judging.must_detect_stratum_points)
-        return [
-            row.cell
-            for row in self.rows
-            if any(
-                seen is not None and limit is not None and seen > limit
-                for seen, limit in zip((self.smallest(row), self.smallest_in_stratum(row)), limits, strict=True)
-            )
-        ]
+    def in_all(self) -> Seen | None:
+        """Return what all P/D cells together see of wrong answers, if equal runs agree; None without them."""
+        if self.pooled is None or not self.normal:
+            return None
+        level = Level(self.judging.pooled_alpha, self.pooled_columns, self.judging.power)
+        return seen_in_answers(0.0, self.pooled, level)
+
+    def _in_rate(self, noise: Noise, sample: Sample, columns: int) -> Seen:
+        sd, steps = noise.of_text(sample.copies)
+        return seen_in_rate(sd, noise.rate, steps, sample, self._level(columns), self.judging.floor_points / 100)
+
+    def _level(self, columns: int) -> Level:
+        return Level(self.alpha, columns, stage_power(self.judging))
+
+    def blind(self) -> dict[str, list[str]]:
+        """Return the cells that will be UNKNOWN whatever they answer, by the reason: they could not show what must be
+        detected."""
+        out: dict[str, list[str]] = {}
+        if not self.normal:
+            return out
+        everywhere, in_stratum = required("acceptance-baseline", self.judging)
+        alone, _ = required("survival", self.judging)
+        for row in self.rows:
+            rate = self._in_rate(row.noise, row.sample, row.columns) if row.noise is not None else None
+            stratum = self.in_stratum(row)
+            if rate is not None and not rate.enough(everywhere):
+                out.setdefault(f"a change of acceptance by {everywhere:g} points", []).append(row.cell)
+            if stratum is not None and not stratum.enough(in_stratum):
+                out.setdefault(f"a change by {in_stratum:g} points in their weakest stratum", []).append(row.cell)
+            if not self.in_answers(row).enough(alone):
+                out.setdefault(f"damage to {alone:g} % of their answers", []).append(row.cell)
+        together = self.in_all()
+        if together is not None and not together.enough(self.judging.must_detect_points):
+            reason = f"damage to {self.judging.must_detect_points:g} % of the answers of all P/D cells together"
+            out[reason] = list(self.pooled_cells)
+        return out
 
     def needed(self, row: Row, effect_points: float) -> int | None:
-        """Return how many prompts detect an effect of ``effect_points`` percentage points; None if acceptance is not
-        judged."""
-        if row.sd is None:
+        """Return how many texts, each sent as often as now, detect an effect of ``effect_points`` percentage points;
+        None if acceptance is not judged."""
+        if row.noise is None:
             return None
-        if self.tier == "bitwise":
+        if not self.normal:
             return 1
-        enough = prompts_needed(row.sd, effect_points / 100, self.alpha / self.columns, self._power)
-        return max(enough, least_prompts(self.alpha))
-
-    @property
-    def _power(self) -> float:
-        """Power of each stage, such that all stages together have the configured power."""
-        return float(self.power ** (1 / self.stages))
+        level = self._level(row.columns)
+        sd, steps = row.noise.of_text(row.sample.copies)
+        return max(units_needed(sd, effect_points / 100, level.each, level.power, steps), level.least)
 
 
 def sensitivity(prepared: Prepared, vllm: str | None = None) -> Sensitivity:
     """Return the power of the prepared run, using the profile's baselines where they exist."""
-    judging = prepared.profile.judging
     found = lookups_now(prepared, vllm)
     rows = tuple(row for work in prepared.works for row in _rows(prepared, work, found))
-    count = sum(len(r.tests) for r in rows)
-    normal = judging.tier == "normal"
-    k = max((w.cell.method.draft_tokens for w in prepared.works), default=0)
-    strata = max(len({p.stratum for p in prompts.cold}) for prompts in prepared.sets.values())
-    return Sensitivity(
-        tier=judging.tier,
-        rows=rows,
-        registered=count if normal else 0,
-        alpha=judging.stage_alpha / max(1, count) if normal else 0.0,
-        stages=judging.stages if normal else 1,
-        family_alpha=judging.family_alpha if normal else 0.0,
-        power=judging.power,
-        floor_points=judging.floor_points,
-        columns=max(1, k * (1 + (strata if strata > 1 else 0))),
-    )
+    together = _together(prepared)
+    prompts = [p for w in together for p in _asked(w)]
+    sample = _sample(prompts) if together else None
+    cells = tuple(w.cell.id for w in together)
+    # Without re-scoring, answers can only part from the baseline.
+    return Sensitivity(prepared.profile.judging, rows, sample, cells, len(COLUMNS) if prepared.rescores else 1)
+
+
+def _together(prepared: Prepared) -> list[CellWork]:
+    """Return the P/D cells that are tested together: one for each single engine."""
+    asked = {w.cell.id for w in prepared.works if w.items}
+    chosen: dict[str, CellWork] = {}
+    for work in sorted(prepared.works, key=lambda w: (w.cell.routed, w.cell.id)):
+        if work.cell.topology == "pd" and work.items and work.cell.name.single in asked:
+            chosen.setdefault(work.cell.name.single, work)
+    return list(chosen.values())
+
+
+def _asked(work: CellWork) -> list[Prompt]:
+    """Return the cold prompts of a cell that are tested."""
+    return [i.prompt for i in work.items if i.form == "ids"]
+
+
+def _sample(prompts: Sequence[Prompt]) -> Sample:
+    return Sample(len(prompts), len({p.source or p.id for p in prompts}))
+
+
+def _smaller(*samples: Sample) -> Sample:
+    """Return the number of prompts and of texts that every one of the samples has."""
+    return Sample(min(s.prompts for s in samples), min(s.units for s in samples))
 
 
 def per_stratum(prepared: Prepared, effect_points: float) -> int:
@@ -142,7 +215,7 @@ def per_stratum(prepared: Prepared, effect_points: float) -> int:
     found = sensitivity(prepared)
     cold = [r for r in found.rows if r.scenario == COLD]
     strata = len({p.stratum for p in prepared.prompts.cold})
-    everywhere = max((found.needed(r, effect_points) or 0 for r in cold), default=0)
+    everywhere = max(((found.needed(r, effect_points) or 0) * r.sample.copies for r in cold), default=0)
     points = prepared.profile.judging.must_detect_stratum_points
     each = max((found.needed(r, points) or 0 for r in cold), default=0) if points is not None else 0
     return max(1, math.ceil(everywhere / max(1, strata)), each)
@@ -190,42 +263,50 @@ def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> li
     lookup = found.get(cell.name.lineup)
     baseline = lookup.baseline if lookup is not None else None
     out = []
-    asked = {COLD: {i.prompt.id for i in work.items if i.form == "ids"}} if work.items else {}
+    asked = {COLD: {p.id: p for p in _asked(work)}} if work.items else {}
     for script in work.scripts:
-        sent = {s.prompt.id for stage in script.stages for s in stage.sends if s.judged}
-        asked.setdefault(script.scenario, set()).update(sent)
+        sent = {s.prompt.id: s.prompt for stage in script.stages for s in stage.sends if s.judged}
+        asked.setdefault(script.scenario, {}).update(sent)
+    k = cell.method.draft_tokens
+    judging, sets = prepared.profile.judging, prepared.sets[cell.variant]
+    # The second stage uses the held-out prompts, and needs the same power.
+    again = [sets.held_out] if judging.tier == "normal" and judging.stages == 2 else []
     for scenario, prompts in asked.items():
-        sd, measured = _spread(baseline, cell.method.draft_tokens)
         steps = sum(len(r.accepted) for r in baseline.rows if r.prompt_id in prompts) if baseline else 0
-        # The second stage uses the held-out prompts, and needs the same power.
-        stages = prepared.profile.judging.stages if prepared.profile.judging.tier == "normal" else 1
-        count = min(len(prompts), len(prepared.sets[cell.variant].held_out)) if stages == 2 else len(prompts)
-        weakest = _weakest(prepared, cell, stages) if scenario == COLD and cell.method.draft_tokens else None
-        out.append(Row(cell.id, scenario, names, count, steps, sd, measured, weakest))
+        stages = [list(prompts.values()), *again]
+        strata = _strata(prepared, cell, stages) if scenario == COLD and k else {}
+        weakest = min(strata.items(), key=lambda item: item[1].units) if len(strata) > 1 else None
+        columns = k * (1 + len(strata)) if len(strata) > 1 else k
+        sample = _smaller(*map(_sample, stages))
+        noise = _noise(baseline, prompts, k) if k else None
+        out.append(Row(cell.id, scenario, names, sample, steps, noise, max(1, columns), weakest))
     return out
 
 
-def _weakest(prepared: Prepared, cell: Cell, stages: int) -> tuple[Stratum, int] | None:
-    """Return the stratum with the fewest prompts, cold or held out, and their number; None if there is only one."""
+def _strata(prepared: Prepared, cell: Cell, stages: Sequence[Sequence[Prompt]]) -> dict[Stratum, Sample]:
+    """Return the prompts of each stratum of the first stage that every stage has."""
     size = prepared.profile.part(cell.variant).engine.block_size
-    sets = prepared.sets[cell.variant]
 
-    def count(prompts: Sequence[Prompt]) -> Counter[Stratum]:
-        return Counter(p.stratum_for(size, cell.method.lookahead) for p in prompts)
+    def within(prompts: Sequence[Prompt]) -> dict[Stratum, list[Prompt]]:
+        out: dict[Stratum, list[Prompt]] = {}
+        for p in prompts:
+            out.setdefault(p.stratum_for(size, cell.method.lookahead), []).append(p)
+        return out
 
-    cold = count(sets.cold)
-    if len(cold) < 2:
-        return None
-    both = cold if stages == 1 else {s: min(n, count(sets.held_out)[s]) for s, n in cold.items()}
-    stratum = min(both, key=lambda s: both[s])
-    return stratum, both[stratum]
+    by_stage = [within(prompts) for prompts in stages]
+    return {s: _smaller(*(_sample(stage.get(s, [])) for stage in by_stage)) for s in by_stage[0]}
 
 
-def _spread(baseline: Baseline | None, k: int) -> tuple[float | None, bool]:
-    if not k:
-        return None, False
-    if baseline is not None and any(r.again is not None for r in baseline.rows):
-        d = differences(baseline_arms(baseline.rows, k))[0]
-        if d.prompts > 1:
-            return d.error * d.prompts**0.5, True
-    return ASSUMED_SD, False
+def _noise(baseline: Baseline | None, prompts: Mapping[str, Prompt], k: int) -> Noise:
+    rows = [r for r in baseline.rows if r.again is not None and r.prompt_id in prompts] if baseline is not None else []
+    if not rows:
+        return ASSUMED
+    units = [prompts[r.prompt_id].source or r.prompt_id for r in rows]
+    by_prompt = baseline_arms(rows, k)
+    arms = by_unit(by_prompt, units)
+    d = differences(arms)[0]
+    if d.units < 2:
+        return ASSUMED
+    # The error of all prompts, as if each were a text of its own.
+    sd = d.error * len(rows) ** 0.5
+    return Noise(sd, d.trials * d.units / len(rows), d.rates[0], True, correlation_within(by_prompt, units))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,6 +19,7 @@ from harness.profiles.scenarios import Pressure, Refill, Scenario
 from harness.prompts.lengths import classify
 
 PRESSURE_SLACK = 0.1
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SCENARIO: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 
 
@@ -116,8 +117,23 @@ class RecordedCell:
     @property
     def kv_lease_s(self) -> float:
         """Seconds for which P keeps the blocks of a hand-off; vLLM's default unless the profile sets it."""
-        engine = part_of(self.history.run.profile, self.name.variant).get("engine") or {}
-        return float(engine.get("kv_lease_s", 30))
+        return float(self._engine_settings.get("kv_lease_s", 30))
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Largest number of prompt and output tokens of a request; None if the profile does not say."""
+        return self._engine_settings.get("max_model_len")
+
+    @property
+    def kv_item_bytes(self) -> int:
+        """Bytes of one number in the KV cache; 1 where the profile does not say, which every size is a multiple of."""
+        settings = self._engine_settings
+        named = settings.get("kv_cache_dtype", "auto")
+        return _ITEM_BYTES.get(settings.get("dtype", "") if named == "auto" else named, 1)
+
+    @property
+    def _engine_settings(self) -> dict[str, Any]:
+        return part_of(self.history.run.profile, self.name.variant).get("engine") or {}
 
     @property
     def acceptance_slack(self) -> float:
@@ -133,6 +149,11 @@ class RecordedCell:
     def all_observations(self) -> list[Observation]:
         """Return the observations of both forms."""
         return [*self.observations("ids").values(), *self.observations("text").values()]
+
+    def every_answer(self) -> list[Observation]:
+        """Return the observations of both forms, with all of those that answer the same request."""
+        by_place = self.history.of_cell(self.id).by_place
+        return [o for form in get_args(Form) for o in by_place.get((form, self.scenario), ())]
 
     def answered(self, form: Form = "ids") -> dict[str, Observation]:
         """Return the observations that ended without an error and have output ids."""

@@ -10,8 +10,7 @@ from harness.baselines.lookup import Lookup
 from harness.history.folder import History, load_history
 from harness.history.identity import identity_in
 from harness.history.layout import SECOND
-from harness.judging.checks.registry import baselines_for
-from harness.profiles.known_defects import known_path
+from harness.judging.checks.registry import baselines_for, out_of_reach
 from harness.util.paths import recorded
 
 
@@ -22,15 +21,39 @@ class References(NamedTuple):
     known: Path | None = None
     against: Path | None = None
     """Another recorded run whose single cells serve as the reference."""
+    record: str | None = None
+    """The beginning of the hash that the record must have."""
+    unsealed: bool = False
+    """Judge a run of an early version, which has no seal."""
+    expect: str | None = None
+    """Profile whose whole plan the run must have recorded; None asks for no more than the run planned itself."""
 
 
 PROFILE_OWN = References()
 
 
 def known_of(history: History) -> Path | None:
-    """Return the path of a run's list of known defects; None if the recorded path is one that judging may not read."""
-    listed = history.run.profile.get("known_defects")
-    return known_path(listed if history.own or not listed else recorded(listed))
+    """Return the path of a run's list of known defects; None without one (``unread_list`` says why)."""
+    path = _listed(history)
+    return path if path is not None and path.exists() else None
+
+
+def unread_list(history: History) -> str | None:
+    """Return a sentence about a list of known defects that the run names and judging does not read, or None."""
+    named = history.run.profile.get("known_defects")
+    if not named or known_of(history) is not None:
+        return None
+    if _listed(history) is None:
+        return out_of_reach("known_defects", "--known", history)
+    return f"known defects {named}: no such file, so no finding is expected; name a list with --known"
+
+
+def _listed(history: History) -> Path | None:
+    """Return the recorded path, which need not exist; None if there is none, or judging may not read it."""
+    named = history.run.profile.get("known_defects")
+    if not named:
+        return None
+    return Path(str(named)) if history.own else recorded(named)
 
 
 def load_second(history: History, in_memory: int | None = None) -> History | None:

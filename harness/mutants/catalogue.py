@@ -1,6 +1,6 @@
 """The mutants and the defects that they stand for. Plain data, which the harness reads without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N6 are related defects.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N7 are related defects.
 """
 
 from __future__ import annotations
@@ -181,6 +181,13 @@ MUTANTS: dict[str, Mutant] = {
             "a deployment error, or a router that falls back to D",
             "client",
             "the router is started without P and sends every request to D, which prefills by itself",
+        ),
+        Mutant(
+            "N7",
+            "the last layer's KV never arrives",
+            "a layer that the transfer does not register",
+            "decode",
+            "the received KV of the target's last layer is zeroed when the transfer completes; all tokens stay right",
         ),
     )
 }

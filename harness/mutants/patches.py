@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -174,7 +174,7 @@ def _note_draft_layers(original: Any, active: Active) -> Any:
     return load_model
 
 
-for _mutant in ("M4", "N2", "N4", "N5"):
+for _mutant in ("M4", "N2", "N4", "N5", "N7"):
     patch(
         _mutant, "vllm.v1.spec_decode.llm_base_proposer", "SpecDecodeBaseProposer.load_model", ("self", "target_model")
     )(_note_draft_layers)
@@ -185,19 +185,31 @@ def _received(worker: Any) -> dict[str, list[list[int]]]:
     return {r: [list(g) for g in m.local_physical_block_ids] for r, m in worker._recving_metadata.items()}
 
 
-@patch("M4", f"{_NIXL}.base_worker", "NixlBaseConnectorWorker.get_transfer_results", ("self",))
-def _m4(original: Any, active: Active) -> Any:
+def _on_arrival(original: Any, active: Active, damage: Callable[[Any, list[int]], bool]) -> Any:
+    """Wrap ``get_transfer_results``: ``damage(worker, block ids)`` is called for each KV-cache group that arrived, and
+    returns whether it damaged anything."""
+
     def get_transfer_results(self: Any) -> Any:
         pending = _received(self) if active() else {}
         results = original(self)
         for request in results.finished_recving or ():
             for group in pending.get(request, ()):
-                for layer in DRAFT_LAYERS & set(self.device_kv_caches):
+                if damage(self, group):
                     active.fired()
-                    self.device_kv_caches[layer][group] = 0
         return results
 
     return get_transfer_results
+
+
+@patch("M4", f"{_NIXL}.base_worker", "NixlBaseConnectorWorker.get_transfer_results", ("self",))
+def _m4(original: Any, active: Active) -> Any:
+    def lose(worker: Any, group: list[int]) -> bool:
+        lost = DRAFT_LAYERS & set(worker.device_kv_caches)
+        for layer in lost:
+            worker.device_kv_caches[layer][group] = 0
+        return bool(lost)
+
+    return _on_arrival(original, active, lose)
 
 
 _MIXIN = "vllm.v1.worker.kv_connector_model_runner_mixin"
@@ -414,23 +426,32 @@ def _m11(original: Any, active: Active) -> Any:
     return forward
 
 
-# --- N2 to N5: what arrives is damaged, or does not arrive -----------------------------------------------------------
+# --- N2 to N5, N7: what arrives is damaged, or does not arrive --------------------------------------------------------
 
 
 @patch("N2", f"{_NIXL}.base_worker", "NixlBaseConnectorWorker.get_transfer_results", ("self",))
 def _n2(original: Any, active: Active) -> Any:
-    def get_transfer_results(self: Any) -> Any:
-        pending = _received(self) if active() else {}
-        results = original(self)
-        for request in results.finished_recving or ():
-            for group in pending.get(request, ()):
-                for layer in set(self.device_kv_caches) - DRAFT_LAYERS:
-                    if len(group) > 1:
-                        active.fired()
-                        self.device_kv_caches[layer][group[1]] = 0
-        return results
+    def lose(worker: Any, group: list[int]) -> bool:
+        for layer in set(worker.device_kv_caches) - DRAFT_LAYERS if len(group) > 1 else ():
+            worker.device_kv_caches[layer][group[1]] = 0
+        return len(group) > 1
 
-    return get_transfer_results
+    return _on_arrival(original, active, lose)
+
+
+def _depth(layer: str) -> int:
+    """Return the number of a layer from its name, as in ``model.layers.2.self_attn.attn``."""
+    return next((int(part) for part in layer.split(".") if part.isdigit()), -1)
+
+
+@patch("N7", f"{_NIXL}.base_worker", "NixlBaseConnectorWorker.get_transfer_results", ("self",))
+def _n7(original: Any, active: Active) -> Any:
+    def lose(worker: Any, group: list[int]) -> bool:
+        last = max(set(worker.device_kv_caches) - DRAFT_LAYERS, key=_depth)
+        worker.device_kv_caches[last][group] = 0
+        return True
+
+    return _on_arrival(original, active, lose)
 
 
 @patch("N3", f"{_NIXL}.pull_worker", "NixlPullConnectorWorker._read_blocks", ("self", "read_spec", "dst_engine_id"))

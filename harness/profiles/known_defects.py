@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 from collections.abc import Iterable
 from datetime import date, timedelta
 from pathlib import Path
@@ -147,18 +148,25 @@ class KnownDefects(NamedTuple):
 
     path: Path
     entries: tuple[Entry, ...]
+    sha256: str = ""
 
 
 def load_known(path: Path | None) -> KnownDefects | None:
     """Load the list, or return None without a path.
 
-    Raises DataError naming the damage: a broken list must neither excuse findings nor fail them silently.
+    Raises DataError naming the damage: a list that is broken or missing must neither excuse findings nor fail them
+    silently.
     """
     if path is None:
         return None
     try:
         text, raw = yaml_io.load(path)
         places = _lines(yaml.compose(text, Loader=yaml.SafeLoader))
+    except FileNotFoundError as error:
+        raise DataError(
+            f"known defects {path}: expected the list that the profile or --known names, found no such file; "
+            "restore it, correct the path, or take known_defects out of the profile"
+        ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"known defects {path}: expected YAML, but it cannot be read: {reason}") from error
@@ -179,7 +187,8 @@ def load_known(path: Path | None) -> KnownDefects | None:
             )
     if len(places) != len(file.defects):
         raise DataError(f"known defects {path}: expected the key 'defects' once, found it several times")
-    return KnownDefects(path, tuple(Entry(d, *place) for d, place in zip(file.defects, places, strict=True)))
+    entries = tuple(Entry(d, *place) for d, place in zip(file.defects, places, strict=True))
+    return KnownDefects(path, entries, hashlib.sha256(text.encode()).hexdigest())
 
 
 def _lines(root: Any) -> list[tuple[int, int]]:
@@ -197,9 +206,3 @@ def _lines(root: Any) -> list[tuple[int, int]]:
 
 def matches_any(text: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(text, p) for p in patterns)
-
-
-def known_path(listed: object) -> Path | None:
-    """Return the path of the list that a profile names, or None when it does not exist: it may be absent."""
-    path = Path(str(listed)) if listed else None
-    return path if path is not None and path.is_file() else None

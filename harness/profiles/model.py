@@ -229,6 +229,9 @@ class PromptRecipe(Strict):
     """Lookaheads of the methods (DFlash: k + 1); each has its own stratum."""
     per_stratum: int = Field(ge=1, le=5000)
     """Cold prompts for each stratum of each block size, and as many held-out ones."""
+    texts: int | None = Field(default=None, ge=2)
+    """Number of texts in the dataset. Plans then know how many prompts share one; without it, they take each for a text
+    of its own."""
     max_blocks: int = Field(default=5, ge=1, le=64)
     seed: int = 7
 
@@ -264,9 +267,16 @@ class Judging(Strict):
     """``bitwise``: deterministic arithmetic, greedy, one request at a time; tokens and accepted counts must be equal
     step for step. ``normal``: equal runs may differ; every gate is a registered test with a stated error rate."""
     near_tie_nats: float = Field(default=0.02, ge=0)
-    """Top-2 log-prob gap of the reference, in nats, up to which a differing token counts as a near tie. In the normal
-    tier the noise floor of the baseline's A/A counts if it is larger. The float32 probes have a minimum gap of several
-    nats; bf16 engines need 0.25–0.36 (published)."""
+    """Top-2 log-prob gap of the reference, in nats, up to which its runner-up counts as a near tie. In the normal tier
+    the noise floor of the plain engine's A/A counts if it is larger, for every method. The float32 probes have a
+    minimum gap of several nats; bf16 engines need 0.25–0.36 (published)."""
+    logprob_nats: float = Field(default=1e-5, gt=0)
+    """Difference in nats from which a log-prob, or the distance of the two best, is another one (bitwise tier). Gaps
+    are recorded to 1e-6; deterministic engines agree bit for bit while a request is alone, and a hundred times this
+    is allowed where it shares its batch or the reference is another run's."""
+    rounding_nats: float = Field(default=3.0, gt=0)
+    """By how many nats the plain engine may dislike an output token for no other reason than rounding (normal tier):
+    one answer beyond it is a finding by itself. The gaps at which equal runs part (A/A) count if they are larger."""
     family_alpha: float = Field(default=1e-3, gt=0, le=0.1)
     """Chance that a whole run of unchanged engines fails, over all registered tests and both stages."""
     stages: Literal[1, 2] = 2
@@ -279,11 +289,15 @@ class Judging(Strict):
     must_detect_stratum_points: float | None = Field(default=20.0, gt=0, le=100)
     """The same for each stratum: a collapse at one alignment must not hide behind the other prompts. None sets no
     requirement for strata."""
+    must_detect_alone_points: float = Field(default=50.0, gt=0, le=100)
+    """The same for tests in which each prompt of one cell is right or wrong: damage to this share of its prompts, in
+    this cell alone. What P/D cells share is looked for in all of them together, where ``must_detect_points`` holds."""
     power: float = Field(default=0.9, gt=0.5, lt=1)
     """Probability of detecting a detectable effect."""
     confidence: float = Field(default=0.99, gt=0.5, lt=1)
     """Level of the intervals."""
     permutations: int = Field(default=20_000, ge=100, le=1_000_000)
+    """Random label swaps per test; more are drawn where its p-value is close to its level."""
     seed: int = 1
     """Seed of the permutations: the same seed gives the same verdict."""
     baseline_days: int = Field(default=90, ge=1)
@@ -302,8 +316,14 @@ class Judging(Strict):
 
     @property
     def stage_alpha(self) -> float:
-        """Family level of one stage: a false alarm has to pass all stages, on independent prompts."""
-        return stage_alpha(self.family_alpha, self.stages)
+        """Family level of the tests of single cells in one stage: a false alarm has to pass all stages, on independent
+        prompts. They share one half of ``family_alpha``."""
+        return stage_alpha(self.family_alpha / 2, self.stages)
+
+    @property
+    def pooled_alpha(self) -> float:
+        """Level of the test of all P/D cells together, which has one stage: the other half of ``family_alpha``."""
+        return self.family_alpha / 2
 
 
 Overrides = dict[str, Any]

@@ -26,6 +26,9 @@ from harness.util.strict import Strict, describe_validation_error
 FORMAT = "kv-acceptance-harness/prompts/1"
 _SHORTEST = 24
 """Assumed length in tokens of the shortest chat prompt: a template and a few words."""
+PADDED = ", padded by "
+"""Separates, in the origin of a natural prompt, the text from what was added to it."""
+_PLANNED = "planned, not built"
 Use = Literal["cold", "scenario", "held-out"]
 """Who sends a prompt: every run, cold; scenarios only; a second stage only."""
 
@@ -78,6 +81,13 @@ class Prompt(Strict):
     origin: str
     use: Use = "cold"
     """Who sends it: every cell, only the scenarios that name it, or only a second stage."""
+
+    @property
+    def source(self) -> str | None:
+        """The text that the prompt was made of, if others may be padded copies of it, too: their answers need not be
+        independent."""
+        text, padded, _ = self.origin.partition(PADDED)
+        return text if padded else None
 
     def stratum_for(self, block_size: int, lookahead: int) -> Stratum:
         return classify(self.tokens, block_size, lookahead)
@@ -256,10 +266,12 @@ def planned_prompts(recipe: PromptRecipe) -> PromptSet:
             for n in range(recipe.per_stratum - count[key]):
                 tokens = lengths[n % len(lengths)]
                 count.update(layout.strata_of(tokens))
-                prompts.append(_placeholder(f"planned-{use}-{len(prompts)}", tokens, use, layout))
+                # As when prompts are built: every text of a half is used once before any is used again.
+                row = sum(p.use == use for p in prompts) % (recipe.texts // 2) if recipe.texts else len(prompts)
+                prompts.append(_placeholder(f"planned-{use}-{len(prompts)}", tokens, use, layout, row))
     header = PromptHeader(
         format=FORMAT,
-        origin=f"planned, not built: {recipe.dataset}",
+        origin=f"{_PLANNED}: {recipe.dataset}",
         tokenizer_sha256="",
         template_sha256="",
         block_size=layout.block_size,
@@ -270,7 +282,7 @@ def planned_prompts(recipe: PromptRecipe) -> PromptSet:
     return PromptSet(header=header, prompts=tuple(prompts))
 
 
-def _placeholder(name: str, tokens: int, use: Use, layout: Layout) -> Prompt:
+def _placeholder(name: str, tokens: int, use: Use, layout: Layout, row: int) -> Prompt:
     return Prompt(
         id=name,
         stratum=classify(tokens, layout.block_size, layout.lookahead),
@@ -278,7 +290,7 @@ def _placeholder(name: str, tokens: int, use: Use, layout: Layout) -> Prompt:
         ids=(0,) * tokens,
         text="",
         sha256="planned",
-        origin="planned, not built",
+        origin=f"{_PLANNED}: {use} text {row}{PADDED}0 tokens",
         use=use,
     )
 

@@ -18,7 +18,7 @@ from harness.errors import DataError
 from harness.prompts.datasets import Texts
 from harness.prompts.echo import load_chat_tokenizer, single_token_words
 from harness.prompts.lengths import Stratum, classify
-from harness.prompts.model import Layout, Prompt, PromptSet, SizedStratum, Use, make_prompt_set, prompt_digest
+from harness.prompts.model import PADDED, Layout, Prompt, PromptSet, SizedStratum, Use, make_prompt_set, prompt_digest
 from harness.util.files import sha256_bytes
 
 DATE = date(2024, 7, 26)
@@ -256,7 +256,7 @@ def _prompt(text: _Text, rendered: Rendered, number: int, use: Use, dataset: str
         ids=rendered.ids,
         text=rendered.text,
         sha256=prompt_digest(rendered.ids, rendered.text),
-        origin=f"{dataset}, row {text.row}, padded by {tokens - text.tokens} tokens",
+        origin=f"{dataset}, row {text.row}{PADDED}{tokens - text.tokens} tokens",
         use=use,
     )
 

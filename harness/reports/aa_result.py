@@ -49,10 +49,11 @@ class AgainstItself(Strict):
     @property
     def alarm_bound(self) -> float:
         """Upper 95 % bound of the probability that a cell in a scenario raises a false alarm (Clopper-Pearson)."""
-        from scipy.stats import beta
+        from scipy.stats import binomtest
 
-        n, k = self.verdicts, self.alarms
-        return 1.0 if n == 0 or k >= n else float(beta.ppf(0.95, k + 1, n - k))
+        if self.verdicts == 0:
+            return 1.0
+        return float(binomtest(self.alarms, self.verdicts).proportion_ci(0.9, method="exact").high)
 
     @property
     def exit_code(self) -> int:

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.baselines.lookup import Lookup
-from harness.errors import StorageError
+from harness.errors import DataError, StorageError
 from harness.history.folder import History, load_history
-from harness.judging.checks.registry import judge, out_of_reach, unused_baselines
+from harness.history.verdict import Verdict, worst
+from harness.judging.checks.registry import judge, unused_baselines
 from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known
-from harness.judging.references import PROFILE_OWN, References, known_of, load_second, lookups_for
-from harness.profiles.known_defects import load_known
+from harness.judging.references import PROFILE_OWN, References, known_of, load_second, lookups_for, unread_list
+from harness.profiles.known_defects import KnownDefects, load_known
+from harness.reports.inputs import inputs_of
 from harness.reports.summary import RunSummary, summarise_run
 from harness.reports.write import write_reports
 from harness.util.files import write_traceback
-from harness.util.paths import recorded
+from harness.workload.expected import lacking
 
 
 class Outcome(NamedTuple):
@@ -29,24 +31,32 @@ class Outcome(NamedTuple):
 def assess(history: History, references: References = PROFILE_OWN) -> RunSummary:
     """Judge a history and its second stage, by default against the baselines and known defects of its profile."""
     baselines = lookups_for(history, references)
-    return summarise_run(history, _judged(history, references, baselines), baselines)
+    known = load_known(references.known or known_of(history))
+    summary = summarise_run(history, _judged(history, references, baselines, known), baselines)
+    return summary._replace(inputs=inputs_of(history, baselines, known))
 
 
 def judged(history: History) -> Judgement:
     """Judge a history as ``assess`` does, without what only reports need."""
-    return _judged(history, PROFILE_OWN, lookups_for(history, PROFILE_OWN))
+    known = load_known(known_of(history))
+    return _judged(history, PROFILE_OWN, lookups_for(history, PROFILE_OWN), known)
 
 
-def _judged(history: History, references: References, baselines: Mapping[str, Lookup]) -> Judgement:
+def _judged(
+    history: History, references: References, baselines: Mapping[str, Lookup], known: KnownDefects | None
+) -> Judgement:
     judgement = judge(history, baselines, load_second(history))
     if references.against is None:
         idle = unused_baselines(history, references.baselines)
         judgement = judgement.model_copy(update={"notices": (*judgement.notices, *idle)})
-    listed = history.run.profile.get("known_defects")
-    if references.known is None and listed and not history.own and recorded(listed) is None:
-        notice = out_of_reach("known_defects", "--known", history)
+    if references.known is None and (notice := unread_list(history)):
         judgement = judgement.model_copy(update={"notices": (*judgement.notices, notice)})
-    return apply_known(judgement, load_known(references.known or known_of(history)), history)
+    judgement = apply_known(judgement, known, history)
+    absent = lacking(history.run, references.expect) if references.expect is not None else []
+    if not absent:
+        return judgement
+    verdict = worst([judgement.verdict, Verdict.UNKNOWN])
+    return judgement.model_copy(update={"verdict": verdict, "notices": (*absent, *judgement.notices)})
 
 
 def judge_and_report(history: History, references: References = PROFILE_OWN) -> RunSummary:
@@ -69,5 +79,12 @@ def judge_and_report(history: History, references: References = PROFILE_OWN) -> 
 
 
 def check(run_dir: Path, references: References = PROFILE_OWN) -> Outcome:
-    """Judge the run in a folder again and rewrite its reports. Needs no engine."""
-    return Outcome(run_dir, judge_and_report(load_history(run_dir), references))
+    """Judge the run in a folder again and rewrite its reports. Needs no engine.
+
+    Raises DataError when the record is not the one that ``references`` names.
+    """
+    history = load_history(run_dir, unsealed=references.unsealed)
+    if references.record is not None and not (history.sha256 or "").startswith(references.record):
+        found = history.sha256 or "one without a seal"
+        raise DataError(f"{run_dir}: expected the record {references.record} (--record), found {found}")
+    return Outcome(run_dir, judge_and_report(history, references))

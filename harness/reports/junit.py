@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
+from harness.judging.exposure import Exposure
 from harness.judging.findings import CheckResult
+from harness.reports.inputs import Inputs
 from harness.reports.summary import RunSummary
 
 _SHOWN = 5
@@ -79,6 +81,13 @@ def render_junit(summary: RunSummary) -> str:
         )
         for attribute, moment in _moment(summary.history.run.started).items():
             suite.set(attribute, moment)
+        if len(root) == 1:
+            # A run has no properties of its own in this format, so its first suite carries them.
+            properties = ET.SubElement(suite, "properties")
+            told: dict[str, Exposure | Inputs | None] = {"exposure": summary.exposure, "judged-from": summary.inputs}
+            for what, of_run in told.items():
+                if of_run is not None:
+                    ET.SubElement(properties, "property", name=what, value=xml_safe(of_run.sentence))
         totals["tests"] += len(cell.results)
         totals["failures"] += failures
         totals["errors"] += errors

@@ -20,6 +20,7 @@ from harness.judging.recorded_cell import RecordedCell, recorded_cells
 from harness.profiles.remote_code import said
 from harness.prompts.lengths import Stratum
 from harness.reports.chart_data import Figures, figures_of
+from harness.reports.inputs import Inputs
 from harness.reports.suspects import next_step
 
 _REASON_CHARS = 160
@@ -63,6 +64,8 @@ class RunSummary(NamedTuple):
     """(method, published acceptance for this run's models in words), advisory; or (None, why there is none)."""
     next_step: str = ""
     """What to do about tests that are SUSPECT; empty when none is."""
+    inputs: Inputs | None = None
+    """What the verdict was made of; None where that is not asked."""
     unwritten: str = ""
     """Why the reports could not be written; empty when they were."""
 
@@ -197,7 +200,12 @@ def _acceptance_row(view: RecordedCell, judgement: Judgement) -> AcceptanceRow:
 
 
 def describe(history: History, judgement: Judgement) -> str:
-    """Describe the result in one sentence."""
+    """Describe the result in one sentence, or two if the record has no seal."""
+    doubt = " The record has no seal, so nobody can tell whether it is as it was written." if history.bare else ""
+    return _described(history, judgement) + doubt
+
+
+def _described(history: History, judgement: Judgement) -> str:
     verdicts = judgement.by_cell()
     cells = len(verdicts)
     bad = [f"{cell} {v}" for cell, v in verdicts.items() if v.exit_code != 0]
@@ -274,14 +282,19 @@ Group = tuple[Finding, int, list[str]]
 def grouped_findings(judgement: Judgement) -> list[Group]:
     """Group findings of one cell, scenario, check and class.
 
-    The worst come first; of equal ones, what broke comes before what was not tested because of that.
+    What was not tested comes after all that was found; the worst come first, and of equal ones what broke.
     """
     groups: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
     for f in judgement.findings:
         groups[_group(f)].append(f)
     order = list(Verdict)
     out = [(fs[0], how_many(fs), sorted({f.stratum for f in fs if f.stratum})) for fs in groups.values()]
-    return sorted(out, key=lambda g: (-order.index(g[0].verdict), g[0].damage != "infrastructure"))
+
+    def place(group: Group) -> tuple[bool, int, bool]:
+        first = group[0]
+        return first.damage == "nothing-tested", -order.index(first.verdict), first.damage != "infrastructure"
+
+    return sorted(out, key=place)
 
 
 def causes(verdict: Verdict, groups: list[Group]) -> list[Group]:

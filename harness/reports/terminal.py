@@ -44,6 +44,8 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     if summary.next_step:
         _lines(console, f"next: {summary.next_step}")
     _lines(console, f"exposure: {summary.exposure.sentence}")
+    if summary.inputs is not None:
+        _lines(console, f"judged from: {summary.inputs.sentence}")
     for notice in summary.judgement.notices[:_NOTICES]:
         _lines(console, f"notice: {notice}")
     _more(console, len(summary.judgement.notices) - _NOTICES, "notices")

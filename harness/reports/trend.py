@@ -38,6 +38,7 @@ from harness.reports.judge_run import judged
 from harness.reports.trend_model import Answers, Drift, Point, Trend, TrendRun, WrongAnswers
 from harness.util.files import sha256_json
 
+_WRONG = (Verdict.REGRESSION, Verdict.SUSPECT)
 ALLOWANCE = 0.5
 """Drift per run, in standard errors, that the CUSUM tolerates; 0.5 is optimal for shifts of one standard error."""
 
@@ -96,11 +97,14 @@ def _level(history: History, lineup: str, lookup: Lookup | None) -> str:
 
 
 def answers_of(judgement: Judgement) -> dict[str, Answers]:
-    """Return checked and wrong answers by cell; in the normal tier, those that the tests of single tokens counted."""
+    """Return checked and wrong answers by cell; without checks of single answers, those that a registered test counted.
+
+    A single answer that is wrong is a REGRESSION in the bitwise tier and SUSPECT in the normal one.
+    """
     checked = exposure_of(judgement).by_cell
     found: dict[str, Answers] = {}
     for cell in judgement.cells:
-        wrong = [[f for f in r.findings if f.verdict is Verdict.REGRESSION] for r in token_results(cell)]
+        wrong = [[f for f in r.findings if f.verdict in _WRONG] for r in token_results(cell)]
         listed = len({f.part or f.prompt_id for findings in wrong for f in findings})
         unlisted = max((sum(f.others for f in findings) for findings in wrong), default=0)
         before = found.get(cell.cell, Answers(0, checked[cell.cell]))
@@ -109,12 +113,11 @@ def answers_of(judgement: Judgement) -> dict[str, Answers]:
 
 
 def _tested(judgement: Judgement, cell: str) -> Answers:
-    """Return the answers that a registered test found to be wrong, beyond a near tie."""
-    results = {r.check: r for c in judgement.cells if c.cell == cell for r in c.results}
-    for check in ("rescored", "hard-divergence"):
-        figures = results[check].figures if check in results else None
+    """Return the answers that parted from the method's record by their last token, other than at a near tie."""
+    results = [r for c in judgement.cells if c.cell == cell for r in c.results if r.check == "survival"]
+    for figures in (r.figures for r in results):
         if isinstance(figures, HypothesisFigures) and figures.columns:
-            column = figures.columns[0]
+            column = figures.columns[-1]
             return Answers(round((column.found or 0.0) * column.prompts), column.prompts)
     return Answers(0, 0)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from harness.judging.findings import Judgement
 from harness.reports.html import render_html
 from harness.reports.junit import render_junit
 from harness.reports.markdown import render_markdown
@@ -11,9 +13,20 @@ from harness.reports.summary import RunSummary
 from harness.util.files import write_atomic, write_json
 
 
+def judgement_json(summary: RunSummary) -> dict[str, Any]:
+    """Return the judgement with the run's exposure and what it was made of, which files of earlier versions lack."""
+    made_of = {"inputs": summary.inputs.as_json()} if summary.inputs is not None else {}
+    return {**summary.judgement.model_dump(mode="json"), "exposure": summary.exposure.as_json(), **made_of}
+
+
+def judgement_from(raw: dict[str, Any]) -> Judgement:
+    """Return the judgement that ``judgement_json`` wrote. Raises ValueError when it cannot be one."""
+    return Judgement.model_validate({key: raw[key] for key in raw.keys() & Judgement.model_fields.keys()})
+
+
 def write_reports(summary: RunSummary, folder: Path) -> None:
     """Write judgement.json, report.html, junit.xml and summary.md into a folder."""
-    write_json(folder / "judgement.json", summary.judgement.model_dump(mode="json"))
+    write_json(folder / "judgement.json", judgement_json(summary))
     write_atomic(folder / "report.html", render_html(summary))
     write_atomic(folder / "junit.xml", render_junit(summary))
     write_atomic(folder / "summary.md", render_markdown(summary))

@@ -115,6 +115,8 @@ class Player:
                 shared_counters=shared,
                 sequence=sequence + i,
                 sent_ids=send.prompt.ids,
+                source=send.prompt.source,
+                known_answer=send.prompt.expected,
                 engine_roles=self._session.roles,
                 legs=tuple(answer.legs),
                 error=answer.error,

@@ -17,6 +17,7 @@ from harness.errors import StorageError
 from harness.history.folder import History, HistoryWriter, load_history, read_so_far, write_parquet, write_run
 from harness.history.identity import identity_of
 from harness.history.migrations import SCHEMA
+from harness.history.plan import plan_key
 from harness.history.records import CellRecord, EngineRecord, Kind, Observation, RunRecord
 from harness.history.surfaces import WITHOUT
 from harness.history.verdict import Verdict
@@ -28,6 +29,7 @@ from harness.scheduling import hardware
 from harness.scheduling.gpus import gpus
 from harness.util import clock, machine
 from harness.workload.cells import CellWork
+from harness.workload.rows import planned_rows
 
 
 def new_run_id(profile: Profile, kind: str = "") -> str:
@@ -99,6 +101,8 @@ class Recorder:
         self._begun = time.monotonic()
         self._stop_seconds = 0.0
         commit, dirty = machine.git_state()
+        rows = {w.cell.id: planned_rows(w, profile.part(w.cell.variant).workload.max_tokens) for w in works}
+        keys = {cell: plan_key(of) for cell, of in rows.items()}
         self.record = RunRecord(
             schema_version=SCHEMA,
             run_id=run_id,
@@ -123,9 +127,11 @@ class Recorder:
                     route=w.cell.route,
                     planned=len(w.items),
                     scenarios=w.planned,
+                    plan=keys[w.cell.id],
                 )
                 for w in works
             ),
+            plans={keys[cell]: of for cell, of in rows.items()},
             mutants=tuple(mutants),
             rescore=rescore,
             lacking={name: WITHOUT[name] for name in WITHOUT if not environment.has(name)},
@@ -134,7 +140,7 @@ class Recorder:
         self.record = adopt(self.record)
         self._earlier_s = self.record.seconds.get("total", 0.0)
         self._writer = HistoryWriter(folder)
-        write_run(folder, self.record)
+        self._sha256 = write_run(folder, self.record)
 
     def append(self, observation: Observation) -> None:
         observation = cleaned(observation)
@@ -211,8 +217,10 @@ class Recorder:
                 "own": round(max(0.0, total - start - requests - self._stop_seconds), 3),
             },
         )
-        return history.model_copy(update={"run": self.record, "notices": tuple(notices), "own": True})
+        return history.model_copy(
+            update={"run": self.record, "sha256": self._sha256, "notices": tuple(notices), "own": True}
+        )
 
     def _update(self, **changes: Any) -> None:
         self.record = self.record.model_copy(update=changes)
-        write_run(self.folder, self.record)
+        self._sha256 = write_run(self.folder, self.record)

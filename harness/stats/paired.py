@@ -1,24 +1,27 @@
-"""Paired comparison of two arms on the same prompts, with the prompt as the unit.
+"""Paired comparison of two arms on the same prompts, with the source of a prompt as the unit.
 
-The steps of one prompt are correlated (design effects of 4 to 10 follow from public figures), and both arms decode the
-same prompts, so neither pooled counts nor unpaired tests are right. Instead:
+The steps of one prompt are correlated (design effects of 4 to 10 follow from public figures), padded copies of one text
+may be, and both arms decode the same prompts, so neither pooled counts nor unpaired tests are right. Instead the counts
+of all copies of a text are added up (``by_unit``), and:
 
-* ``differences``: the linearised ratio difference, its standard error over prompts, and a t interval with N - 1
-  degrees of freedom (Cochran, Sampling Techniques, 3rd ed., ch. 6: the combined ratio estimator).
-* ``label_swap``: a permutation test that exchanges the two arms within prompts. It is exact when the arms are
-  exchangeable within a prompt, whatever the correlation of steps. Its statistic is the maximum over columns of the
-  standardised difference, so one p-value covers all positions and strata (Westfall and Young 1993: maxT).
-* ``mcnemar``: the exact test for one binary outcome per prompt (McNemar 1947).
+* ``differences``: the linearised ratio difference, its standard error over units, and a t interval with N - 1 degrees
+  of freedom (Cochran, Sampling Techniques, 3rd ed., ch. 6: the combined ratio estimator).
+* ``label_swap``: a permutation test that exchanges the two arms within units. It is exact when the arms are
+  exchangeable within a unit, whatever the correlation of steps and copies. Its statistic is the maximum over columns of
+  the standardised difference, so one p-value covers all positions and strata (Westfall and Young 1993: maxT). For one
+  yes or no per unit it is McNemar's exact test (1947).
+* ``correlation_within``: how much the differences of the copies of one text have in common.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy.special import stdtrit  # scipy.stats takes longer to import than most commands to run.
 
 Matrix = npt.NDArray[np.float64]
 
@@ -27,16 +30,16 @@ _CHUNK = 2048
 
 
 class Arms(NamedTuple):
-    """Counts of the same N prompts in two arms, in C columns (for example a draft position within a stratum)."""
+    """Counts of the same N units in two arms, in C columns (for example a draft position within a stratum)."""
 
     columns: tuple[str, ...]
     hits: tuple[Matrix, Matrix]
     """Per arm [N, C]: numerators, e.g. steps that accepted the draft at the column's position."""
     trials: tuple[Matrix, Matrix]
-    """Per arm [N, C]: denominators, e.g. verify steps; 0 where a prompt does not belong to the column."""
+    """Per arm [N, C]: denominators, e.g. verify steps; 0 where a unit does not belong to the column."""
 
     @property
-    def prompts(self) -> int:
+    def units(self) -> int:
         return int(self.hits[0].shape[0])
 
     def swapped(self) -> Arms:
@@ -52,11 +55,13 @@ class Difference(NamedTuple):
     effect: float
     """Difference of the rates, as a fraction (0.01 is one point); nan when an arm has no trials."""
     error: float
-    """Standard error of the effect; 0 when the arms are equal prompt by prompt, nan with fewer than two prompts."""
+    """Standard error of the effect; 0 when the arms are equal unit by unit, nan with fewer than two units."""
     low: float
     high: float
-    prompts: int
-    """Number of prompts with trials in both arms, from which the interval is computed."""
+    units: int
+    """Number of units with trials in both arms, from which the interval is computed."""
+    trials: float
+    """Mean trials of these units in the first arm."""
 
     @property
     def excludes_zero(self) -> bool:
@@ -71,7 +76,7 @@ class Swap(NamedTuple):
     adjusted: tuple[float, ...]
     """Per column: p-value adjusted for the search over columns (single-step maxT)."""
     least: float
-    """The smallest p-value possible with this number of prompts and permutations."""
+    """The smallest p-value possible with this number of units."""
     permutations: int
     exact: bool
     """Whether all label swaps were enumerated."""
@@ -100,6 +105,59 @@ def count_arms(counted: Sequence[Sequence[tuple[Sequence[int], int]]], k: int, p
     return make_arms([f"{prefix}{p}" for p in range(k)], sides[0], sides[1])
 
 
+def by_unit(arms: Arms, units: Sequence[str]) -> Arms:
+    """Add up the rows that belong to the same unit, for example the padded copies of one text.
+
+    ``units`` names the unit of each row; the result has them in alphabetical order. Raises ValueError unless there is
+    a name for every row.
+    """
+    if len(units) != arms.units:
+        raise ValueError(f"expected the units of {arms.units} rows, found {len(units)}")
+    if len(set(units)) == len(units):
+        return arms
+    index = np.unique(np.asarray(units), return_inverse=True)[1]
+
+    def added(rows: Matrix) -> Matrix:
+        out = np.zeros((index.max() + 1, rows.shape[1]))
+        np.add.at(out, index, rows)
+        return out
+
+    return Arms(
+        arms.columns,
+        (added(arms.hits[0]), added(arms.hits[1])),
+        (added(arms.trials[0]), added(arms.trials[1])),
+    )
+
+
+def correlation_within(arms: Arms, units: Sequence[str]) -> float | None:
+    """Return the correlation of the first column's differences between rows of the same unit, -1 to 1.
+
+    This is the intraclass correlation of the linearised differences by one-way analysis of variance (Donner 1986). None
+    if no unit has two rows, or if nothing differs.
+    """
+    hits, trials = ([m[:, 0] for m in side] for side in (arms.hits, arms.trials))
+    used = (trials[0] > 0) & (trials[1] > 0)
+    names, index, sizes = np.unique(np.asarray(units)[used], return_inverse=True, return_counts=True)
+    n, groups = int(used.sum()), len(names)
+    if groups < 2 or n == groups:
+        return None
+    residual = _residuals([h[used] for h in hits], [t[used] for t in trials])
+    means = np.bincount(index, residual) / sizes
+    between = float((sizes * (means - residual.mean()) ** 2).sum()) / (groups - 1)
+    within = float(((residual - means[index]) ** 2).sum()) / (n - groups)
+    typical = (n - float((sizes**2).sum()) / n) / (groups - 1)
+    whole = between + (typical - 1) * within
+    return (between - within) / whole if whole > 0 else None
+
+
+def _residuals(
+    hits: Sequence[npt.NDArray[np.float64]], trials: Sequence[npt.NDArray[np.float64]]
+) -> npt.NDArray[np.float64]:
+    """Return the linearised contribution of each unit to the difference of the two rates [N]."""
+    first, second = (h - h.sum() / t.sum() * t for h, t in zip(hits, trials, strict=True))
+    return np.asarray(second / trials[1].mean() - first / trials[0].mean())
+
+
 def differences(arms: Arms, confidence: float = 0.99) -> tuple[Difference, ...]:
     """Return the rates, their difference and its interval for each column."""
     out = []
@@ -117,52 +175,80 @@ def _difference(
     n = len(hits[0])
     nan = float("nan")
     if n == 0:
-        return Difference(column, (nan, nan), nan, nan, nan, nan, 0)
+        return Difference(column, (nan, nan), nan, nan, nan, nan, 0, 0.0)
     rates = [float(h.sum() / t.sum()) for h, t in zip(hits, trials, strict=True)]
-    effect = rates[1] - rates[0]
+    effect, mean = rates[1] - rates[0], float(trials[0].mean())
     if n == 1:
-        return Difference(column, (rates[0], rates[1]), effect, nan, nan, nan, 1)
-    residual = [(h - r * t) / t.mean() for h, t, r in zip(hits, trials, rates, strict=True)]
-    error = float(np.std(residual[1] - residual[0], ddof=1) / np.sqrt(n))
-    reach = float(stats.t.ppf(0.5 + confidence / 2, n - 1)) * error
-    return Difference(column, (rates[0], rates[1]), effect, error, effect - reach, effect + reach, n)
+        return Difference(column, (rates[0], rates[1]), effect, nan, nan, nan, 1, mean)
+    error = float(np.std(_residuals(hits, trials), ddof=1) / np.sqrt(n))
+    reach = float(stdtrit(n - 1, 0.5 + confidence / 2)) * error
+    return Difference(column, (rates[0], rates[1]), effect, error, effect - reach, effect + reach, n, mean)
 
 
-def label_swap(arms: Arms, permutations: int, seed: int) -> Swap:
-    """Test the largest difference by exchanging the arms within random subsets of prompts; p-values are two-sided.
+DRAWS_BEYOND = 20
+"""Random swaps that a p-value at the level is expected to find beyond, where the outcome is close: enough that another
+seed rarely gives another outcome."""
+_CLOSE = 10
+"""A p-value up to this many times the level, or down to this fraction of it, is close to it."""
 
-    Prompts that are equal in both arms cannot change the statistic and are left out; if all swaps of the others are
-    at most ``permutations``, they are enumerated. Raises ValueError when ``permutations`` < 1.
+
+def label_swap(arms: Arms, permutations: int, seed: int, level: float = 1.0) -> Swap:
+    """Test the largest difference by exchanging the arms within random subsets of units; p-values are two-sided.
+
+    Units that are equal in both arms cannot change the statistic and are left out; if all swaps of the others are at
+    most ``permutations``, they are enumerated. Where ``permutations`` random swaps give a p-value within ten times
+    ``level``, it is computed from as many as it takes to expect ``DRAWS_BEYOND`` beyond at the level. Raises ValueError
+    when ``permutations`` < 1.
     """
     if permutations < 1:
         raise ValueError(f"expected at least one permutation, found {permutations}")
-    n = arms.prompts
-    half_h = (arms.hits[1] - arms.hits[0]) / 2
-    half_t = (arms.trials[1] - arms.trials[0]) / 2
-    differing = np.flatnonzero((half_h != 0).any(axis=1) | (half_t != 0).any(axis=1))
-    least = max(2.0 ** (1 - n) if n else 1.0, 1 / (permutations + 1))
-    if len(differing) == 0:
+    n = arms.units
+    least = 2.0 ** (1 - n) if n else 1.0
+    test = _SwapTest(arms, seed)
+    if test.differing == 0:
         return Swap(1.0, (1.0,) * len(arms.columns), least, 0, True)
-    total_h = (arms.hits[0] + arms.hits[1]).sum(axis=0) / 2
-    total_t = (arms.trials[0] + arms.trials[1]).sum(axis=0) / 2
-    scale = _scale(half_h, half_t, total_h, total_t)
-    half = np.concatenate([half_h[differing], half_t[differing]], axis=1).astype(np.float32)
-    observed = _statistic(half.sum(axis=0, keepdims=True, dtype=np.float64), total_h, total_t, scale)[0]
-    exact = len(differing) < 40 and 2 ** len(differing) <= permutations
-    count = 2 ** len(differing) if exact else permutations
-    # Slightly below the observed value, so that swaps with an equal statistic count despite rounding.
-    bar = observed * (1 - 1e-6) - 1e-12
-    highest = float(bar.max())
-    beyond = 0
-    beyond_by_column = np.zeros(len(arms.columns))
-    for signs in _signs(len(differing), count, exact, seed):
-        largest = _statistic((signs @ half).astype(np.float64), total_h, total_t, scale).max(axis=1)
-        beyond += int((largest >= highest).sum())
-        beyond_by_column += (largest[:, None] >= bar[None, :]).sum(axis=0)
-    if exact:
-        return Swap(beyond / count, tuple(float(b) / count for b in beyond_by_column), least, count, True)
-    adjusted = tuple((1.0 + float(b)) / (count + 1) for b in beyond_by_column)
-    return Swap((1 + beyond) / (count + 1), adjusted, least, count, False)
+    if test.differing < 40 and 2**test.differing <= permutations:
+        return test.run(2**test.differing, True, least)
+    found = test.run(permutations, False, least)
+    enough = math.ceil(DRAWS_BEYOND / level)
+    # With few swaps no p-value can be far below the level; one that is would hardly ever come back above it.
+    close = level / _CLOSE < found.p <= _CLOSE * max(level, 1 / (1 + permutations))
+    return test.run(enough, False, least) if close and permutations < enough else found
+
+
+class _SwapTest:
+    """The label-swap test of two arms, for any number of swaps."""
+
+    def __init__(self, arms: Arms, seed: int) -> None:
+        self._seed = seed
+        half_h = (arms.hits[1] - arms.hits[0]) / 2
+        half_t = (arms.trials[1] - arms.trials[0]) / 2
+        differing = np.flatnonzero((half_h != 0).any(axis=1) | (half_t != 0).any(axis=1))
+        self.differing = len(differing)
+        self._total_h = (arms.hits[0] + arms.hits[1]).sum(axis=0) / 2
+        self._total_t = (arms.trials[0] + arms.trials[1]).sum(axis=0) / 2
+        self._scale = _scale(half_h, half_t, self._total_h, self._total_t)
+        self._half = np.concatenate([half_h[differing], half_t[differing]], axis=1).astype(np.float32)
+
+    def run(self, count: int, exact: bool, least: float) -> Swap:
+        """Return the p-values by ``count`` swaps, which are all there are if ``exact``."""
+        observed = self._of(self._half.sum(axis=0, keepdims=True, dtype=np.float64))[0]
+        # Slightly below the observed value, so that swaps with an equal statistic count despite rounding.
+        bar = observed * (1 - 1e-6) - 1e-12
+        highest = float(bar.max())
+        beyond = 0
+        beyond_by_column = np.zeros(len(observed))
+        for signs in _signs(self.differing, count, exact, self._seed):
+            largest = self._of((signs @ self._half).astype(np.float64)).max(axis=1)
+            beyond += int((largest >= highest).sum())
+            beyond_by_column += (largest[:, None] >= bar[None, :]).sum(axis=0)
+        # The observed labels are one of the swaps; among random ones they have to be added.
+        more = 0 if exact else 1
+        adjusted = tuple((more + float(b)) / (more + count) for b in beyond_by_column)
+        return Swap((more + beyond) / (more + count), adjusted, least, count, exact)
+
+    def _of(self, shift: Matrix) -> Matrix:
+        return _statistic(shift, self._total_h, self._total_t, self._scale)
 
 
 def _scale(half_h: Matrix, half_t: Matrix, total_h: Matrix, total_t: Matrix) -> Matrix:
@@ -214,12 +300,6 @@ class _Random:
         return bits.astype(np.float32) * np.float32(2) - np.float32(1)
 
 
-def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> float:
-    """Return the exact two-sided p-value for one binary outcome per prompt [N]; 1.0 when the arms never disagree."""
-    lost, won = int((first & ~second).sum()), int((~first & second).sum())
-    return float(stats.binomtest(lost, lost + won, 0.5).pvalue) if lost + won else 1.0
-
-
 class Ratio(NamedTuple):
     """A pooled rate of one arm, with the prompt as the unit."""
 
@@ -242,5 +322,5 @@ def ratio(hits: npt.NDArray[np.float64], trials: npt.NDArray[np.float64], confid
         return Ratio(rate, nan, nan, nan)
     variance = float(np.var((h - rate * t) / t.mean(), ddof=1) / len(h))
     independent = rate * (1 - rate) / float(t.sum())
-    reach = float(stats.t.ppf(0.5 + confidence / 2, len(h) - 1)) * variance**0.5
+    reach = float(stdtrit(len(h) - 1, 0.5 + confidence / 2)) * variance**0.5
     return Ratio(rate, rate - reach, rate + reach, variance / independent if independent else nan)

@@ -93,6 +93,7 @@ class _Engine:
 
     def start(self, environment: dict[str, str], command: list[str], more: dict[str, str]) -> int:
         """Fork the engine with its environment and more variables, and return its pid. Raises OSError."""
+        mine = os.getpid()
         pid = os.fork()
         # Intel's OpenMP, preloaded into CPU engines, leaves a forked child one core.
         os.sched_setaffinity(0, self._cores)
@@ -100,6 +101,7 @@ class _Engine:
             return pid
         code = 1
         try:
+            supervisor.end_with(mine)
             self._become_program({**environment, **more})
             code = _run(command)
         except BaseException:

@@ -14,7 +14,8 @@ killed supervisor leaves. It is written before COMMAND is started, which fails i
 the tree is gone and that has been reported.
 
 A killed parent cannot clean up, and a signal at the parent's death (``PR_SET_PDEATHSIG``) reaches the first process
-only, but a vLLM server has an engine core and workers below it. Standard library only. Linux only.
+only, but a vLLM server has an engine core and workers below it; here it is the second line (``end_with``). Standard
+library only. Linux only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -38,6 +40,7 @@ if not __package__:
 from harness.supervision import procfs, runtime_dir
 from harness.supervision.procfs import Process, Segment
 
+_SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 HANDLED = (*_IGNORED, signal.SIGXFSZ)
@@ -325,10 +328,35 @@ def _scan_failure(error: Exception) -> str:
 
 def spawn(command: list[str], env: dict[str, str]) -> int:
     """Start the command in a session of its own and return its pid. Raises OSError."""
-    actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
-    return os.posix_spawnp(
-        command[0], command, {**os.environ, **env}, file_actions=actions, setsid=True, setsigdef=HANDLED
+    mine = os.getpid()
+
+    def prepare() -> None:
+        end_with(mine)
+        for number in HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        start_new_session=True,
+        preexec_fn=prepare,
     )
+    # ``reap`` waits for it.
+    process.returncode = 0
+    return process.pid
+
+
+def end_with(parent: int) -> None:
+    """Have this process, a child of ``parent``, killed by the kernel when its supervisor is: the second line, for when
+    harness and supervisor are killed together. It reaches this process alone, and its children only if they notice.
+
+    The supervisor has one thread; of a parent with several, the end of the one that forked would count.
+    """
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def watch(tree: Tree, waiter: Waiter, start: Start, command: list[str], mark: str) -> None:

@@ -55,12 +55,20 @@ def claim(path: Path) -> int | None:
     handle = open_lock(path)
     try:
         # The previous holder may have removed the file after it was opened here.
-        if take(handle) and path.stat().st_ino == os.fstat(handle).st_ino:
+        if take(handle) and is_at(path, handle):
             return handle
     except OSError:
         pass
     os.close(handle)
     return None
+
+
+def is_at(path: Path, handle: int) -> bool:
+    """Return whether an open file is still the one of this name: its holder may have removed it since."""
+    try:
+        return path.lstat().st_ino == os.fstat(handle).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def held(path: Path) -> bool:

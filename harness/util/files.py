@@ -129,6 +129,24 @@ def write_traceback(path: Path) -> None:
     write_atomic(path, redact.text(traceback.format_exc()))
 
 
+def require_no_links(folder: Path) -> None:
+    """Raise DataError for a link or special file in a recorded folder: reading it may never end, writing may change a
+    file of the user."""
+    for path, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            try:
+                mode = (Path(path) / name).lstat().st_mode
+            except FileNotFoundError:
+                # Of a run in progress.
+                continue
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                kind = "a symbolic link" if stat.S_ISLNK(mode) else "something that is neither a file nor a folder"
+                raise DataError(
+                    f"{Path(path) / name}: expected regular files and folders in a recorded run, found {kind}; remove "
+                    "it, or copy what it points to into its place"
+                )
+
+
 def write_json(path: Path, value: Any, sort_keys: bool = True) -> None:
     write_atomic(path, json.dumps(value, indent=2, sort_keys=sort_keys) + "\n")
 

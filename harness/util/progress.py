@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from harness import redact
+from harness.util.text import harmless
 
 
 class Reporter:
@@ -72,7 +73,7 @@ class Reporter:
     def _print(self, text: str) -> None:
         self._printed = time.monotonic()
         stamp = f"[{self._printed - self._begun:6.1f} s] "
-        self._console.print(stamp + redact.text(text), highlight=False, markup=False, soft_wrap=True)
+        self._console.print(stamp + harmless(redact.text(text)), highlight=False, markup=False, soft_wrap=True)
 
     def step(self, text: str, seconds: float) -> None:
         """Advance by ``seconds`` of the plan's expected time, and name what is being waited for."""

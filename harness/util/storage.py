@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -105,13 +106,9 @@ class FolderLock:
         """Take the lock. Raises UsageError when another process holds it, and StorageError when the folder cannot be
         written or has a link in place of the lock."""
         self.path = folder / LOCK
-        with writing(self.path):
-            self._fd = file_lock.open_lock(self.path, 0o644)
-        try:
-            taken = file_lock.take(self._fd)
-        except OSError as error:
+        while not (taken := self._take()) and not file_lock.is_at(self.path, self._fd):
+            # Its last holder removed the file after it was opened here.
             os.close(self._fd)
-            raise storage_error(self.path, error) from error
         if not taken:
             owner = os.pread(self._fd, 40, 0).decode(errors="replace").strip()
             os.close(self._fd)
@@ -126,8 +123,21 @@ class FolderLock:
         except OSError:
             pass
 
+    def _take(self) -> bool:
+        with writing(self.path):
+            self._fd = file_lock.open_lock(self.path, 0o644)
+        try:
+            return file_lock.take(self._fd) and file_lock.is_at(self.path, self._fd)
+        except OSError as error:
+            os.close(self._fd)
+            raise storage_error(self.path, error) from error
+
     def release(self) -> None:
+        """Remove the lock and give it up; a finished run has none that a copy could be written over."""
         if self._fd >= 0:
+            if file_lock.is_at(self.path, self._fd):
+                with contextlib.suppress(OSError):
+                    self.path.unlink()
             os.close(self._fd)
             self._fd = -1
 

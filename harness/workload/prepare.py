@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from harness.errors import HarnessError, ModelUnavailableError, UsageError
 from harness.profiles.cells import Plan, make_plan, select_cells
-from harness.profiles.known_defects import known_path, load_known
+from harness.profiles.known_defects import load_known
 from harness.profiles.model import Profile, check_paths, load_profile, reason_for
 from harness.prompts.model import PromptSet, load_prompts, planned_prompts
 from harness.workload.cells import (
@@ -84,8 +84,8 @@ def prepare(
         # A baseline describes engines without a router.
         cells = [c for c in cells if not c.routed]
     choice = RECORDING if record else choose_scenarios(profile, scenarios)
-    # A damaged list must be found now, not after the run.
-    load_known(known_path(profile.known_defects))
+    # A list that is damaged or missing must be found now, not after the run.
+    load_known(profile.known_defects)
     sets: dict[str, PromptSet] = {}
     works: list[CellWork] = []
     lacking: dict[str, str] = {}

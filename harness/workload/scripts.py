@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, assert_never
 
 from harness.errors import UsageError
-from harness.history.records import Form
+from harness.history.records import Form, SentTo
 from harness.history.token_ids import common_prefix
 from harness.profiles.model import Profile, TopologyName
 from harness.profiles.scenarios import (
@@ -24,9 +24,6 @@ from harness.profiles.scenarios import (
 from harness.prompts.lengths import blocks
 from harness.prompts.model import Prompt
 
-Route = Literal["cell", "prefill", "local"]
-"""``cell``: through the cell's topology; ``prefill``: to P alone; ``local``: to D (or the single engine) alone."""
-
 SHORT = 2
 """Output tokens of requests that only fill caches."""
 
@@ -38,7 +35,7 @@ class Send(NamedTuple):
     part: str
     group: str
     """Requests of the same group may share cached blocks; each run of a script has its own groups."""
-    route: Route = "cell"
+    route: SentTo = "cell"
     form: Form = "ids"
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -130,7 +127,7 @@ def _one(prompt: Prompt, part: str, group: str, max_tokens: int | None) -> Stage
 
 
 def _prefix_hit(scenario: PrefixHit, prompts: Mapping[str, Prompt], pair: Pair) -> list[Stage]:
-    route: Route = "local" if scenario.where == "decode" else "prefill"
+    route: SentTo = "local" if scenario.where == "decode" else "prefill"
     donor = Send(prompts[pair.donor], "donor", "a", route, max_tokens=SHORT)
     return [Stage((donor,)), _one(prompts[pair.subject], "subject", "a", scenario.max_tokens)]
 

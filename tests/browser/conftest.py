@@ -1,4 +1,7 @@
-"""A headless Chromium that opens pages from file URLs, and writes down whatever a page should not do."""
+"""A headless Chromium that opens pages from file URLs, and writes down whatever a page should not do.
+
+It ends with the tests of this folder: as long as Playwright is there, no other test can run an event loop.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.support import runs
 from tests.support.browsing import Reader, Visitor
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     path, missing = "", ""
     try:
@@ -28,7 +31,7 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """All pages by name: report, compare and trend of quiet and of hostile runs."""
     root = tmp_path_factory.mktemp("pages")
@@ -45,7 +48,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def reader(browser: Browser) -> Iterator[Reader]:
     visitor = Visitor(browser)
     yield Reader(visitor)

@@ -109,6 +109,7 @@ def start(role: Role, place: Place, folder: Path) -> Started:
     return Started(place, handle)
 
 
+@pytest.mark.exhaustive
 def test_killed_node_is_named_and_the_rest_goes_on(nodes: Nodes, executor: RayExecutor, tmp_path):
     node = nodes.add()
     lost = ""
@@ -162,6 +163,7 @@ def test_node_without_the_model_is_refused(executor: RayExecutor, tmp_path):
 # --- real engines ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_pair_on_two_nodes_passes_and_what_a_killed_node_leaves_is_unknown(nodes: Nodes, small_profile: str, tmp_path):
     """Three engines: the pair's first cell passes, its node is killed during the second, and the plain engine passes on
     the node that is left."""

@@ -48,6 +48,7 @@ def test_one_prompt_is_tried_again_and_again(tmp_path):
     assert "reproduced: pd-eagle3/copy-062-10 in 3 of 3 tries" in done.output
 
 
+@pytest.mark.exhaustive
 def test_the_smallest_case_and_its_law(small: Small):
     assert small.done.code == 1, small.done.output
     record = small.record
@@ -89,6 +90,7 @@ def engines() -> list[int]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_the_exported_file_shows_the_defect_alone(small: Small, tmp_path):
     switch = tmp_path / "switch"
     switch.write_text("M1")
@@ -100,6 +102,7 @@ def test_the_exported_file_shows_the_defect_alone(small: Small, tmp_path):
     assert engines() == []
 
 
+@pytest.mark.exhaustive
 def test_the_exported_file_passes_without_the_defect(small: Small, tmp_path):
     code, output = alone(small.file, tmp_path)
     assert code == 0, output

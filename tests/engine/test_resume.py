@@ -37,6 +37,7 @@ def nothing_is_left(tree: orphans.Found, within_s: float = 30.0) -> None:
     assert not set(tree.ledger.ports) & set(orphans.survey().claims)
 
 
+@pytest.mark.exhaustive
 def test_killed_run_goes_on_to_its_end(small_profile, tmp_path):
     command = [sys.executable, "-m", "harness", "run", "--cell", "single-none", "--cell", "single-eagle3"]
     running = subprocess.Popen(

@@ -44,6 +44,7 @@ def holding(folder: Path, secret: str) -> list[Path]:
     return [p for p in folder.rglob("*") if p.is_file() and secret.encode() in p.read_bytes()]
 
 
+@pytest.mark.exhaustive
 def test_engine_and_router_answer_to_the_key_alone(tmp_path):
     profile = load_profile("cpu")
     (group,) = make_plan(profile, select_cells(profile, ["single-none"])).groups

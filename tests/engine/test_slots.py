@@ -51,6 +51,7 @@ class MadeUpGpus(LocalExecutor):
         return self._inventory
 
 
+@pytest.mark.exhaustive
 def test_a_variant_runs_in_its_slots_and_one_that_vllm_refuses_costs_its_own_cells(tmp_path: Path):
     """vLLM's attention on CPUs takes blocks of 32 tokens and multiples of that."""
     path = tmp_path / "gpu-on-cpu.yaml"

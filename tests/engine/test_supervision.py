@@ -38,9 +38,10 @@ def recorded(out: Path) -> int:
     return sum(len(p.read_bytes().splitlines()) for p in out.glob("*/cells/*/observations.jsonl"))
 
 
+@pytest.mark.exhaustive
 def test_engine_that_hangs_leaves_its_stacks_and_the_cell_is_unknown(tmp_path):
     """Its engine core is stopped, so that requests hang; the limit of the cell ends that."""
-    profile = changed_profile(tmp_path, lambda r: r.update(timeouts={"cell": 25.0}))
+    profile = changed_profile(tmp_path, lambda r: r.update(timeouts={"cell": 8.0}))
     out = tmp_path / "out"
     running = start(out, "--profile", profile, "--scenario", "cold")
     wait_for(lambda: recorded(out) >= 3)

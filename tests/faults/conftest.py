@@ -15,7 +15,7 @@ from tests.faults.fake_server import FakeServer
 def proxy():
     FakeServer.seen.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeServer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     with Proxy(f"http://127.0.0.1:{server.server_port}") as made:
         yield made
     server.shutdown()

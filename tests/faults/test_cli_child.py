@@ -26,6 +26,7 @@ from harness.history.folder import write_run
 from harness.history.verdict import Verdict
 from harness.util.paths import REPOSITORY
 from harness.util.progress import Reporter
+from tests.support import program
 from tests.support.builders import history, observation
 from tests.support.run_files import write_observations
 
@@ -64,6 +65,36 @@ def test_moments_alternate_between_signals_and_sometimes_take_a_pair():
     assert moment_drills(0) == ()
 
 
+class Forked(Child):
+    """A command of the harness for the drills, which has ended when it was made."""
+
+    def __init__(self, arguments: tuple[str, ...], log: Path) -> None:
+        done = program.harness(*arguments)
+        with log.open("a", encoding="utf-8") as stream:
+            stream.write(done.output)
+        self.log = log
+        self.popen = _Exited(done.code)
+
+
+class _Exited:
+    """As much of ``subprocess.Popen`` as is used of a process that has ended."""
+
+    def __init__(self, code: int) -> None:
+        self.returncode = code
+
+    def poll(self) -> int:
+        return self.returncode
+
+    def wait(self, _timeout: float | None = None) -> int:
+        return self.returncode
+
+
+def judged_by_a_fork(monkeypatch):
+    """What a drill left is judged by ``harness check``. A server that starts later would carry the drill's mark."""
+    program.start_server()
+    monkeypatch.setattr(cli_child, "Child", Forked)
+
+
 class FakeHarness(Child):
     """Stands in for ``harness run``: records two of three observations and waits for a signal."""
 
@@ -90,6 +121,7 @@ def context(folder: Path, reporter: Reporter, mark: str, tried: Tried) -> Contex
 
 @pytest.fixture
 def driller(tmp_path, monkeypatch):
+    judged_by_a_fork(monkeypatch)
     monkeypatch.setattr(kill_timing, "Child", FakeHarness)
     mark = new_mark()
     monkeypatch.setitem(os.environ, MARK, mark)
@@ -241,6 +273,8 @@ class FakeFiller(Child):
 @pytest.fixture
 def of_a_folder(tmp_path, monkeypatch):
     """Tries one drill on a folder; its control is there already."""
+
+    judged_by_a_fork(monkeypatch)
 
     def tried(drill):
         known = Tried()

@@ -19,6 +19,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.support import program
+
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path(__file__).parent / "runs"
 EXPECTED = Path(__file__).parent / "expected"
@@ -56,6 +58,9 @@ for name in {profiles!r}:
                     out[where] = f"{{type(error).__name__}}: {{error}}"
 print(json.dumps(out, indent=1, sort_keys=True))
 """
+_BARE = ("schema-2",)
+"""Runs of early versions, which have no seal."""
+_CHECKED_BY = re.compile(r"(harness [0-9][0-9.]*\w*) at [0-9a-f]{12}( with changes)?")
 # The modules that the lines above need, in this checkout and in earlier ones.
 _LAYOUTS = (
     ("harness.profiles.model", "harness.engines.command", "harness.engines.environment"),
@@ -72,8 +77,8 @@ def outputs(run: Path, checkout: Path = ROOT, home: Path = ROOT) -> dict[str, st
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / run.name
         shutil.copytree(run, folder, symlinks=True, ignore=shutil.ignore_patterns(*_JUDGED))
-        done = _harness(["check", str(folder)], checkout, home)
-        out = {"exit": f"{done.returncode}\n", "terminal": done.stdout + done.stderr}
+        done = _harness(["check", str(folder), *(["--unsealed"] if run.name in _BARE else [])], checkout, home)
+        out = {"exit": f"{done.code}\n", "terminal": done.output}
         for name in _JUDGED:
             path = folder / name
             out[name] = path.read_text(encoding="utf-8") if path.is_file() else "absent\n"
@@ -86,7 +91,7 @@ def plans(checkout: Path = ROOT) -> dict[str, str]:
     out = {}
     for profile in PROFILES:
         done = _harness(["plan", "--profile", profile], checkout, checkout)
-        out[f"plan-{profile}"] = _normalised(done.stdout + done.stderr, {str(checkout): "CHECKOUT"})
+        out[f"plan-{profile}"] = _normalised(done.output, {str(checkout): "CHECKOUT"})
     out["commands"] = _normalised(_commands(checkout), {str(checkout): "CHECKOUT"})
     return out
 
@@ -101,14 +106,21 @@ def _commands(checkout: Path) -> str:
     return done.stdout or done.stderr
 
 
-def _harness(arguments: list[str], checkout: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return _python(["-m", "harness", *arguments], checkout, cwd)
+def _harness(arguments: list[str], checkout: Path, cwd: Path) -> program.Ended:
+    if checkout == cwd == ROOT:
+        return program.harness(*arguments, env={**os.environ, **_fixed(checkout)})
+    done = _python(["-m", "harness", *arguments], checkout, cwd)
+    return program.Ended(done.returncode, done.stdout, done.stderr)
+
+
+def _fixed(checkout: Path) -> dict[str, str]:
+    """Return variables for a terminal of fixed width and a machine without models of the hub."""
+    return {"PYTHONPATH": str(checkout), "COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb", "HF_HOME": "/no-models"}
 
 
 def _python(arguments: list[str], checkout: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python with the harness of ``checkout``, not of the current folder, on a terminal of fixed width."""
-    fixed = {"PYTHONPATH": str(checkout), "COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb", "HF_HOME": "/no-models"}
-    environment = {**os.environ, **fixed}
+    """Run Python with the harness of ``checkout``, not of the current folder."""
+    environment = {**os.environ, **_fixed(checkout)}
     command = [sys.executable, "-P", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
@@ -116,7 +128,9 @@ def _python(arguments: list[str], checkout: Path, cwd: Path) -> subprocess.Compl
 def _normalised(text: str, replaced: Mapping[str, str]) -> str:
     for old in sorted(replaced, key=len, reverse=True):
         text = text.replace(old, replaced[old])
-    return re.sub(r"free: \d+ GiB", "free: N GiB", text)
+    text = re.sub(r"free: \d+ GiB", "free: N GiB", text)
+    text = re.sub(r'"(commit|dirty)": [^,\n]*', r'"\1": "CHECKOUT"', text)
+    return _CHECKED_BY.sub(r"\1 CHECKOUT", text)
 
 
 def fixed(name: str, text: str) -> str:

@@ -16,15 +16,16 @@ import pytest
 
 from harness.commands.export.case import Right, case_of, cold_stage, engine_commands, write_case
 from harness.commands.export.finding import Smallest, issue_text
+from harness.commands.repro import Goal
 from harness.errors import UsageError
 from harness.profiles.cells import select_cells
 from harness.profiles.model import load_profile
 from harness.prompts.model import load_prompts
 from harness.util.paths import REPOSITORY
 from tests.support.engines import ENVIRONMENT
-from tests.support.exported import exported, literal, named, rewritten, run
+from tests.support.exported import exported, exported_once, literal, named, rewritten, run
 
-__all__ = ["exported"]
+__all__ = ["exported", "exported_once"]
 
 SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWx"
 
@@ -109,7 +110,7 @@ def test_key_and_prompts_do_not_go_to_a_proxy(exported, monkeypatch):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.server_address[1]}")
         for name in ("no_proxy", "NO_PROXY"):
@@ -139,6 +140,49 @@ def test_only_files_of_the_model_travel(tmp_path):
     with pytest.raises(UsageError, match=r"looks like one in .*config\.json"):
         write_case(case._replace(profile=profile), ENVIRONMENT, tmp_path / "other.py")
     assert not (tmp_path / "other.py").exists()
+
+
+HALF = Goal(0.5, "3 of 6 requests had it")
+
+
+@pytest.mark.parametrize(
+    ("wrong_at", "options", "code", "words"),
+    [
+        (None, (), 0, "quiet tries: 5; seen at a rate of 50 % (3 of 6 requests had it)"),
+        (None, ("--tries", "2"), 2, "found 2, which exclude a rate above 77.6 %: use --tries 5"),
+        (None, ("--tries", "6"), 0, "quiet tries: 6"),
+        (3, (), 1, "try 3 of 5"),
+        (3, ("--tries", "2"), 2, "use --tries 5"),
+        (None, ("--tries", "0"), 2, "expected at least 1, found 0"),
+    ],
+)
+def test_tries_until_the_rate_that_was_seen_is_excluded(tmp_path, wrong_at, options, code, words):
+    """Exit codes mean what they mean for ``harness repro``."""
+    file = tmp_path / "repro.py"
+    write_case(named("pd-eagle3", goal=HALF), ENVIRONMENT, file)
+    decode = {**WARM, "62": {**right(), **({"wrong_at": wrong_at} if wrong_at else {})}, "salted": True}
+    found, output = run(
+        rewritten(file, {"prefill": {**WARM, "62": right(), "salted": True}, "decode": decode}), *options
+    )
+    assert (found, words in output) == (code, True), output
+    assert "try 4" not in output or wrong_at is None
+
+
+def test_more_tries_than_60_are_made_only_when_asked_for(tmp_path):
+    file = tmp_path / "repro.py"
+    write_case(named("single-eagle3", goal=Goal(1 / 300, "1 of 300 requests had it")), ENVIRONMENT, file)
+    code, output = run(rewritten(file, {"single": {**WARM, "62": right()}}))
+    assert code == 2, output
+    assert "found 60, which exclude a rate above 4.87 %: use --tries 898" in output
+
+
+@pytest.mark.parametrize(("tries", "filled", "code"), [(3, {}, 0), (1, {"broken": True}, 0), (2, {"broken": True}, 2)])
+def test_blocks_of_one_try_are_overwritten_before_the_next(exported, tries, filled, code):
+    """With prompts of 15 blocks, the longest that a request may have."""
+    decode = {**WARM, "62": right(), "480": {"tokens": [1], **filled}, "blocks": 28, "salted": True}
+    engines = {"prefill": {**WARM, "62": right()}, "decode": decode}
+    found, output = run(rewritten(exported, engines), "--tries", str(tries))
+    assert found == code, output
 
 
 def test_near_tie_is_no_defect(exported):

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.exported import FAKE, exported, rewritten, run
+from tests.support.exported import FAKE, exported, exported_once, rewritten, run
 from tests.support.supervised import gone, wait_for
 
-__all__ = ["exported"]
+__all__ = ["exported", "exported_once"]
 
 # Stands for an engine that never becomes ready: a server and a worker, which ignores TERM. Both leave an OpenMP
 # registration and a socket. Both have shared memory and a semaphore of Python's, a tensor of torch's, of which Python's
@@ -126,7 +126,7 @@ BETWEEN = {
     "killed-before-an-engine-is-noted": (NOTED, f"os.kill(os.getppid(), signal.SIGKILL); {NOTED}"),
     "terminated-before-an-engine-is-noted": (
         NOTED,
-        f"os.kill(os.getppid(), signal.SIGTERM); time.sleep(5); {NOTED}",
+        f"os.kill(os.getppid(), signal.SIGTERM); time.sleep(2); {NOTED}",
     ),
     "worker-killed": (NOTED, f"os.kill(os.getpid(), signal.SIGKILL); {NOTED}"),
 }

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from harness.util.paths import REPOSITORY
+from tests.support.program import pytest
 
 
 def collect(*arguments: str) -> tuple[int, list[str]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=REPOSITORY,
-        check=False,
-    )
-    return done.returncode, done.stdout.splitlines()
+    done = pytest("--collect-only", "-q", *arguments)
+    return done.code, done.output.splitlines()
 
 
 def test_whole_matrix_is_offered_check_by_check():

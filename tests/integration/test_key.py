@@ -214,7 +214,7 @@ class FakeOpenServer(BaseHTTPRequestHandler):
 def server():
     FakeOpenServer.refused, FakeOpenServer.seen = (), []
     with ThreadingHTTPServer(("127.0.0.1", 0), FakeOpenServer) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
+        threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield f"http://127.0.0.1:{running.server_port}"
         running.shutdown()
 

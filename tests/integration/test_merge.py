@@ -19,6 +19,7 @@ from harness.commands.merge.shards import find_runs, missing_evidence
 from harness.errors import HarnessError, InfrastructureError, UsageError
 from harness.history.folder import History, load_history, write_run
 from harness.history.layout import SECOND
+from harness.history.plan import plan_key
 from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
@@ -31,7 +32,18 @@ from harness.prompts.model import load_prompts
 from harness.reports.summary import summarise_run
 from harness.reports.write import write_reports
 from harness.runner.rescore import Outputs
-from tests.support.builders import change_final, engine, history, identity, leg, observation, provenance
+from tests.support.builders import (
+    change_final,
+    engine,
+    engines_of,
+    history,
+    identity,
+    leg,
+    observation,
+    plan_of,
+    prompt_ids,
+    provenance,
+)
 from tests.support.normal_tier import again, baselines, recorded, worse
 from tests.support.program import run as cli
 from tests.support.reseal import reseal as edited
@@ -59,7 +71,7 @@ def profile(tier: str, **judging: object) -> Profile:
             "methods": [m.model_dump(mode="json") for m in PROFILE.methods if m.kind in ("none", "eagle3", "mtp")],
             "exclude": [{"cells": "pd-none", "reason": "to keep it small"}],
             "scenarios": [],
-            "judging": {**chosen, "must_detect_stratum_points": None, **judging},
+            "judging": {**chosen, "must_detect_stratum_points": None, "must_detect_alone_points": 100, **judging},
         }
     )
 
@@ -71,7 +83,8 @@ def night(tier: str = "normal", accept: dict[str, Accept] | None = None, change:
         for n in LENGTHS:
             accepted = () if cell == "single-none" else (accept or {}).get(cell, recorded)(n)
             observations.append(change(observation(cell, n, accepted=accepted)))
-    made = history(observations, engines=tuple(engine(c, r) for c in CELLS for r in ("prefill", "decode")))
+    made = history(observations, engines=tuple(e for c in CELLS for e in engines_of(c)))
+    observations = list(made.observations)
     record = made.run.model_copy(
         update={
             "profile": {**profile(tier, **judging).model_dump(mode="json"), "source": "cpu"},
@@ -90,12 +103,14 @@ def scores(observations: Iterable[Observation]) -> list[Observation]:
     known = {}
     for o in observations:
         outputs.add(o)
-        known[o.prompt_id] = o.sent_ids
+        known[o.prompt_id, output_key(o.final.output_ids)] = (*o.sent_ids, *o.final.output_ids)
     out = []
     for number, key in enumerate(outputs.scored_by):
         cell, request = key
         prompt, _, part = request.partition("#0.")
-        answer = leg("single", known[prompt], (1,), rescored=(0.0,) * 4)
+        read = known[prompt, part]
+        new = len(read) - len(prompt_ids(int(prompt.removeprefix("p"))))
+        answer = leg("single", read, (1,), rescored=(0.0,) * new)
         out.append(
             Observation(
                 cell=cell,
@@ -104,7 +119,7 @@ def scores(observations: Iterable[Observation]) -> list[Observation]:
                 scenario=RESCORE,
                 part=part,
                 sequence=number,
-                sent_ids=known[prompt],
+                sent_ids=read,
                 engine_roles=("single",),
                 legs=(answer,),
                 started_at=0.0,
@@ -654,7 +669,11 @@ def test_missing_scores_hide_no_wrong_outputs_and_are_no_pass():
     keys = {f"{p}#0.{output_key(out)}" for p, out in right}
 
     def scored(o: Observation) -> Observation:
-        return change_final(o, rescored=(0.0, 5.0)) if o.scenario == RESCORE and o.key not in keys else o
+        return (
+            change_final(o, rescored=(0.0, 5.0, *o.final.rescored[2:]))
+            if o.scenario == RESCORE and o.key not in keys
+            else o
+        )
 
     bad = History(folder=bad.folder, run=bad.run, observations=tuple(map(scored, bad.observations)))
     assert rescored_of(judge(bad, references()), "pd-mtp") is Verdict.REGRESSION
@@ -729,7 +748,7 @@ def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path):
         (lambda r: r.update(interrupted=True), "was interrupted"),
         (lambda r: r.update(finished=None), "it was killed"),
         (lambda r: r.update(schema_version=99), "expected history schema"),
-        (lambda r: r.update(cells=r["cells"] * 2), "each cell once"),
+        (lambda r: r.update(cells=r["cells"] * 2), "once, found it 2 times"),
         (lambda r: r.update(merged={"parts": []}), "one that was merged"),
         (lambda r: r.pop("cells"), "is damaged"),
         (lambda r: r.update(hardware=7), "is damaged"),
@@ -868,7 +887,6 @@ def test_log_names_lead_nowhere(tmp_path):
             item["group"] = "../../outside"
 
     edited(folders[1], damage)
-    (folders[1] / "logs" / "link.decode.log").symlink_to(tmp_path / "outside.decode.log")
     with pytest.raises(UsageError, match="damaged"):
         merge(folders, tmp_path / "merged")
     merged = merge(folders, tmp_path / "merged-without", Wanted(keep_going=True))
@@ -876,14 +894,16 @@ def test_log_names_lead_nowhere(tmp_path):
     write_reports(summarise_run(merged, judged(merged), references()), merged.folder)
 
 
-def test_logs_that_are_links_are_not_followed(tmp_path):
+def test_part_with_a_link_in_it_is_refused_or_left_out(tmp_path):
     folders = split(night(), tmp_path)
     (tmp_path / "outside.decode.log").write_text("secret")
     (folders[1] / "logs").mkdir(exist_ok=True)
     group = json.loads((folders[1] / "run.json").read_text())["cells"][0]["group"]
     (folders[1] / "logs" / f"{group}.decode.log").unlink(missing_ok=True)
     (folders[1] / "logs" / f"{group}.decode.log").symlink_to(tmp_path / "outside.decode.log")
-    merged = merge(folders, tmp_path / "merged")
+    with pytest.raises(UsageError, match="found a symbolic link; remove it"):
+        merge(folders, tmp_path / "merged")
+    merged = merge(folders, tmp_path / "merged-without", Wanted(keep_going=True))
     assert not any("secret" in p.read_text() for p in merged.folder.rglob("*.log"))
 
 
@@ -961,9 +981,11 @@ def test_scenarios_that_no_part_was_asked_for_are_missing_without_the_prompts(tm
 
 def test_cold_prompts_that_no_part_was_asked_for_are_missing_without_the_prompts(tmp_path):
     made = refilled(wrong=False)
-    cells = tuple(c.model_copy(update={"planned": 0}) for c in made.run.cells)
     kept = tuple(o for o in made.observations if o.scenario == REFILL.id)
-    made = made.model_copy(update={"observations": kept, "run": made.run.model_copy(update={"cells": cells})})
+    plans = {c.cell: plan_of([o for o in kept if o.cell == c.cell]) for c in made.run.cells}
+    cells = tuple(c.model_copy(update={"planned": 0, "plan": plan_key(plans[c.cell])}) for c in made.run.cells)
+    changes = {"cells": cells, "plans": {plan_key(rows): rows for rows in plans.values()}}
+    made = made.model_copy(update={"observations": kept, "run": made.run.model_copy(update=changes)})
     merged = merge(split(made, tmp_path), tmp_path / "merged")
     assert merged.cell("pd-mtp").planned == 1
     cold = {c.cell: c.verdict for c in judged(merged).cells if c.scenario == "cold"}

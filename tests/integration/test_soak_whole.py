@@ -57,7 +57,7 @@ class FakeAnswers(FakeSession):
         self.items = {i.prompt.ids: i for i in self.work.items}
 
     def records(self):
-        return list(self.engines)
+        return list(self.engines) or super().records()
 
     def ask(self, ask, legs):
         time.sleep(0.005)
@@ -103,7 +103,7 @@ def session(monkeypatch: pytest.MonkeyPatch):
 
 
 def played(out: Path, rounds: int = 4, concurrency: int = 4) -> Ended:
-    return soak(prepare_soak("cpu", "single-none"), Wanted(minutes(rounds), concurrency, 0.02), out, None)
+    return soak(prepare_soak("cpu", "single-none"), Wanted(minutes(rounds), concurrency, 0.005), out, None)
 
 
 def minutes(rounds: int) -> float:

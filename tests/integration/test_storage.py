@@ -27,7 +27,7 @@ from harness.history.verdict import Verdict
 from harness.reports.judge_run import check
 from harness.runner.recorder import Recorder
 from harness.runner.run import new_folder, prepared_recorder
-from harness.util import json_io
+from harness.util import file_lock, json_io
 from harness.util.files import write_atomic
 from harness.util.progress import Reporter
 from harness.util.storage import LOCK, FolderLock, LineFile
@@ -224,7 +224,7 @@ def test_merge_into_a_folder_in_use_is_refused(tmp_path):
     (tmp_path / "out").mkdir()
     with FolderLock(tmp_path / "out"), pytest.raises(UsageError, match=r"in use by|profile"):
         merge([tmp_path / "part"], tmp_path / "out")
-    assert [p.name for p in (tmp_path / "out").iterdir()] == [LOCK]
+    assert [p.name for p in (tmp_path / "out").iterdir()] == []
 
 
 def test_two_runs_into_one_folder_have_folders_of_their_own(tmp_path):
@@ -261,3 +261,23 @@ def test_json_numbers_beyond_64_bits_are_refused(number):
     with pytest.raises(ValueError, match="64-bit"):
         json_io.loads(f'{{"a": {number}}}')
     assert json_io.loads(f"[{2**64 - 1}, {-(2**63)}]") == [2**64 - 1, -(2**63)]
+
+
+def test_lock_leaves_nothing_behind_and_is_never_held_twice(tmp_path, monkeypatch):
+    """Its file is removed by the holder, possibly after another process has opened it and before that locks it."""
+    first = FolderLock(tmp_path)
+    opened = file_lock.open_lock
+
+    def late(path, mode):
+        handle = opened(path, mode)
+        first.release()
+        return handle
+
+    monkeypatch.setattr(file_lock, "open_lock", late)
+    second = FolderLock(tmp_path)
+    monkeypatch.undo()
+    assert (tmp_path / LOCK).is_file()
+    with pytest.raises(UsageError, match="in use by"):
+        FolderLock(tmp_path)
+    second.release()
+    assert list(tmp_path.iterdir()) == []

@@ -70,11 +70,12 @@ def test_what_a_killed_warden_left_is_removed(engine_program, tmp_path):
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
         (tree,) = ps()["trees"]
-        assert (tree["state"], set(tree["processes"])) == ("left over", set(pids))
+        # The kernel has ended the engine's first process with its supervisor.
+        assert tree["state"] == "left over" and set(tree["processes"]) < set(pids)
         assert sorted(tree["shared_memory"]) == sorted(made_by(pids))
         code, text = call("clean")
         assert code == 0
-        assert all(str(pid) in text for pid in pids)
+        assert all(str(pid) in text for pid in tree["processes"])
         assert gone(pids) and made_by(pids) == [] and state() == []
         assert other.exists() and bystander.poll() is None
         assert call("clean") == (0, "nothing to clean\n")

@@ -29,6 +29,7 @@ from harness.history.records import COLD, RESCORE
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
 from harness.profiles.model import Expected, Timeouts
+from harness.runner import record_cells
 from harness.runner.groups import Runner
 from harness.runner.options import RunOptions
 from harness.runner.run import prepared_recorder
@@ -88,7 +89,7 @@ DRIPS = {
 @pytest.mark.parametrize("where", DRIPS)
 @pytest.mark.parametrize("call", ["complete", "post", "get", "metrics"])
 def test_whole_exchange_has_a_limit(where, call):
-    limit = 0.6
+    limit = 0.3
     with server(DRIPS[where]) as url:
         client = Client("single", url, limit)
         begun = time.monotonic()
@@ -364,18 +365,20 @@ def test_engines_are_given_up_whatever_comes_of_their_stacks(tmp_path, monkeypat
         session.require_alive()
 
 
-def test_re_scoring_past_its_limit_is_ended_and_says_why(tmp_path):
+def test_re_scoring_past_its_limit_is_ended_and_says_why(tmp_path, monkeypatch):
     """The 48 requests of the cell and the first one are answered, the first of the re-scoring is not."""
+    limits = iter((60.0, 3.0))
+    monkeypatch.setattr(record_cells, "_limit_s", lambda *_: next(limits))
     begun = time.monotonic()
-    history = run(tmp_path, {"cell": 20.0, "request": 300.0}, none=(0, 49))
+    history = run(tmp_path, {"cell": 60.0, "request": 300.0}, none=(0, 49))
     assert time.monotonic() - begun < 120
     assert history.cell("single-none").state == "complete"
     scores = list(history.of_scenario(RESCORE))
-    assert scores and all("re-scored within 20 s (timeouts.cell)" in o.error for o in scores)
+    assert scores and all("re-scored within 3 s (timeouts.cell)" in o.error for o in scores)
     assert stacks_of(tmp_path, "single-none").count(": re-scoring") == 1
     judged = judge(history, baselines_for(history)).cells[0]
     (found,) = [r for r in judged.results if r.check == "rescored"]
-    assert found.verdict is Verdict.UNKNOWN and "re-scored within 20 s" in found.findings[0].message
+    assert found.verdict is Verdict.UNKNOWN and "re-scored within 3 s" in found.findings[0].message
     nothing_left()
 
 

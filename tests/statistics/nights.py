@@ -10,13 +10,16 @@ from scipy import stats as sp
 
 from harness.stats.multiplicity import holm, stage_alpha
 from harness.stats.paired import Arms, differences, label_swap
+from harness.stats.power import units_needed
 from tests.support.simulate import Scene, simulate, to_arms
 
-FAMILY_ALPHA = 1e-3
+FAMILY_ALPHA = 5e-4
+"""What the tests of single cells share: half of ``judging.family_alpha``."""
 FLOOR = 0.005
 CELLS = 36
 _FIRST_LOOK = 511
 _PERMUTATIONS = 20_000
+_LEVEL = stage_alpha(FAMILY_ALPHA, 2) / CELLS
 
 
 class Judge(NamedTuple):
@@ -32,7 +35,7 @@ def paired_p(arms: Arms, seed: int) -> float:
     """The label-swap test. A first look with few swaps settles what is nowhere near a rejection: a p-value below 1e-3
     shows more than ten of 511 swaps beyond with a chance below 1e-9."""
     first = label_swap(arms, _FIRST_LOOK, seed)
-    return first.p if first.exact or first.p > 0.02 else label_swap(arms, _PERMUTATIONS, seed).p
+    return first.p if first.exact or first.p > 0.02 else label_swap(arms, _PERMUTATIONS, seed, _LEVEL).p
 
 
 def unpaired_p(arms: Arms, seed: int) -> float:
@@ -75,6 +78,14 @@ FAULTY = {
     "Holm dropped": OURS._replace(adjust=no_adjustment),
     "one-sided flipped": OURS._replace(counts=rises_only),
 }
+
+
+def planned(scene: Scene, points: float = 1.0) -> int:
+    """Return the number of prompts that ``harness plan`` gives for a change of so many points in one of the cells."""
+    arms = to_arms(simulate(scene._replace(prompts=4000, drop=0.0), np.random.default_rng(7)), scene.strata)
+    d = differences(arms)[0]
+    each, power_of_stage = _LEVEL / len(arms.columns), 0.9**0.5
+    return units_needed(d.error * 4000**0.5, points / 100, each, power_of_stage, d.trials)
 
 
 class Night(NamedTuple):
@@ -121,14 +132,19 @@ class Share(NamedTuple):
 
     @property
     def low(self) -> float:
-        return float(sp.beta.ppf(0.005, self.count, self.of - self.count + 1)) if self.count else 0.0
+        return self._interval()[0]
 
     @property
     def high(self) -> float:
-        return float(sp.beta.ppf(0.995, self.count + 1, self.of - self.count)) if self.count < self.of else 1.0
+        return self._interval()[1]
+
+    def _interval(self) -> tuple[float, float]:
+        found = sp.binomtest(self.count, self.of).proportion_ci(0.99, method="exact")
+        return float(found.low), float(found.high)
 
     def __str__(self) -> str:
-        return f"{100 * self.value:.1f} % ({100 * self.low:.2f}–{100 * self.high:.1f})"
+        digits = 1 if self.of < 1000 else 2
+        return f"{100 * self.value:.{digits}f} % ({100 * self.low:.2f}–{100 * self.high:.{digits}f})"
 
 
 def false_alarms(

@@ -14,6 +14,7 @@ from harness.baselines.summary import counts
 from harness.history.token_ids import common_prefix
 from harness.judging.checks.hypothesis_tests import run_tests
 from harness.judging.checks.model import TestName
+from harness.judging.checks.pooled import pooled
 from harness.judging.evidence import Evidence
 from harness.profiles.model import Judging
 from harness.stats.multiplicity import stage_alpha
@@ -23,7 +24,10 @@ from tests.support.builders import change_final, history, identity, observation,
 PROMPTS = list(range(40, 40 + 48))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3")
 OUTPUTS = 36
-JUDGING = Judging(tier="normal", permutations=2_000, must_detect_points=60, must_detect_stratum_points=None)
+JUDGING = Judging(
+    tier="normal", permutations=2_000, near_tie_nats=0.36, must_detect_points=60, must_detect_stratum_points=None
+)
+LOGPROBS = [-random.Random(t).expovariate(3) for t in range(OUTPUTS)]
 TEMPLATES = {(cell, n): observation(cell, n) for cell in CELLS for n in PROMPTS}
 
 
@@ -40,14 +44,14 @@ def near_ties(prompt: int, share: float) -> dict[int, float]:
     return {t: round(rng.uniform(0.01, 0.3), 3) for t in range(OUTPUTS) if rng.random() < share}
 
 
-def run_once(prompt: int, ties: dict[int, float], rng: random.Random, hard: float = 0.0) -> Run:
-    """At each near tie one of two tokens is said, whichever rounding prefers; what follows depends on it. With the
-    chance ``hard`` a token without a near tie is replaced."""
+def run_once(prompt: int, ties: dict[int, float], rng: random.Random, hard: float = 0.0, rounding: float = 0.3) -> Run:
+    """At each near tie one of two tokens is said, the other one with the chance ``rounding``; what follows depends on
+    it. With the chance ``hard`` a token without a near tie is replaced."""
     path = 0
     tokens = []
     for t in range(OUTPUTS):
         if t in ties:
-            path = 2 * path + (rng.random() < 0.3)
+            path = 2 * path + (rng.random() < rounding)
         elif rng.random() < hard:
             path = 2 * path + 1
         tokens.append(random.Random(f"{prompt} {t} {path}").randrange(100, 500))
@@ -59,10 +63,10 @@ def run_once(prompt: int, ties: dict[int, float], rng: random.Random, hard: floa
     return Run(tuple(tokens), tuple(accepted))
 
 
-def recorded(method: str, ties: dict[int, dict[int, float]], rng: random.Random) -> Lookup:
+def recorded(method: str, ties: dict[int, dict[int, float]], rng: random.Random, rounding: float) -> Lookup:
     rows = []
     for n in PROMPTS:
-        one, two = run_once(n, ties[n], rng), run_once(n, ties[n], rng)
+        one, two = (run_once(n, ties[n], rng, rounding=rounding) for _ in range(2))
         at = common_prefix(one.tokens, two.tokens)
         at_positions, steps = counts(two.accepted, 3)
         again = Again(
@@ -88,31 +92,46 @@ def recorded(method: str, ties: dict[int, dict[int, float]], rng: random.Random)
     return Lookup(Baseline(header=header, rows=tuple(rows)), "")
 
 
-def tripped(share: float, seed: int, hard: float = 0.0) -> set[TestName]:
-    """Names of the tests that fail the first stage of one night; ``hard`` is the damage of P/D."""
+def tripped(share: float, seed: int, hard: float = 0.0, rounding: float = 0.3) -> set[TestName]:
+    """Names of the tests that fail the first stage of one night; ``hard`` is the damage of P/D, ``rounding`` how often
+    a single engine takes the other token at a near tie."""
     rng = random.Random(seed)
     ties = {n: near_ties(n + 1000 * seed, share) for n in PROMPTS}
-    baselines = {m: recorded(m, ties, rng) for m in ("none", "eagle3")}
+    baselines = {m: recorded(m, ties, rng, rounding) for m in ("none", "eagle3")}
+    # A stream of its own, so that tokens do not depend on log-probs.
+    rounded = random.Random(f"log-probs {seed}")
     made = []
     for (cell, n), template in TEMPLATES.items():
-        said = run_once(n, ties[n], rng, hard if cell.startswith("pd") else 0.0)
+        pd = cell.startswith("pd")
+        said = run_once(n, ties[n], rng, hard if pd else 0.0, 0.3 if pd else rounding)
         metrics = None if cell == "single-none" else speculation(said.accepted)
-        made.append(change_final(template, output_ids=said.tokens, speculation=metrics))
-    tests = run_tests(list(Evidence(history(made), baselines, JUDGING).views()), JUDGING)
-    assert tests
-    assert not [t.problem for t in tests.values() if t.problem]
-    return {i.name for i, t in tests.items() if t.adjusted is not None and t.adjusted <= JUDGING.stage_alpha}
+        likely = tuple(min(0.0, nats + rounded.gauss(0, 0.06 if pd else 0.03)) for nats in LOGPROBS)
+        made.append(change_final(template, output_ids=said.tokens, speculation=metrics, chosen_logprobs=likely))
+    views = list(Evidence(history(made), baselines, JUDGING).views())
+    tests, together = run_tests(views, JUDGING), pooled(views, JUDGING)
+    assert tests and together is not None
+    assert not [t.problem for t in (*tests.values(), together.tested) if t.problem]
+    failed = {i.name for i, t in tests.items() if t.adjusted is not None and t.adjusted <= JUDGING.stage_alpha}
+    return failed | ({"pooled"} if together.tested.p <= JUDGING.pooled_alpha else set())
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.1])
-def test_unchanged_nights_trip_no_more_often_than_stated(share):
-    nights = 5 if share == 0 else 100
+@pytest.mark.parametrize(
+    ("share", "nights"),
+    [(0.0, 5), (0.01, 20), (0.1, 20), *(pytest.param(s, 100, marks=pytest.mark.exhaustive) for s in (0.01, 0.1))],
+)
+def test_unchanged_nights_trip_no_more_often_than_stated(share, nights):
     failed = Share(sum(bool(tripped(share, seed)) for seed in range(nights)), nights)
     print(f"near ties at {100 * share:g} % of tokens: {failed}")
-    assert failed.low <= stage_alpha(FAMILY_ALPHA, 2)
+    assert failed.low <= stage_alpha(FAMILY_ALPHA, 2) + JUDGING.pooled_alpha
+
+
+def test_pd_that_rounds_otherwise_than_bit_equal_single_engines_does_not_trip_the_token_tests():
+    """Single engines always take the same token; P/D takes the other one at every third near tie."""
+    seen = [tripped(0.1, seed, rounding=0.0) for seed in range(40)]
+    assert not any("survival" in names for names in seen)
 
 
 def test_damage_that_is_no_near_tie_is_seen_by_the_token_tests():
-    """One token in fifty is wrong on P/D, which ends half of the outputs: both token tests must see it."""
+    """One token in fifty is wrong on P/D, which ends half of the outputs."""
     seen = [tripped(0.01, seed, hard=0.02) for seed in range(20)]
-    assert sum({"survival", "hard-divergence"} <= names for names in seen) >= 18
+    assert sum({"survival", "pooled"} <= names for names in seen) >= 18

@@ -13,7 +13,18 @@ from harness.baselines.model import FORMAT, Baseline, Header, Provenance, Row
 from harness.history.folder import History, write_run
 from harness.history.identity import Identity
 from harness.history.migrations import SCHEMA
-from harness.history.records import RESCORE, CellRecord, EngineRecord, Leg, Observation, RunRecord, Speculation
+from harness.history.plan import plan_key, prompt_sha256
+from harness.history.records import (
+    RESCORE,
+    CellRecord,
+    EngineRecord,
+    Leg,
+    Observation,
+    PlannedRequest,
+    RunRecord,
+    Speculation,
+)
+from harness.judging.checks import counters
 from harness.judging.checks.registry import judge
 from harness.judging.evidence import CellView, Evidence
 from harness.judging.figures import ConditionalRates, PositionRates, TokenTestEvidence
@@ -26,6 +37,8 @@ from tests.support.run_files import write_observations
 
 BLOCK = 32
 LOOKAHEAD = {"none": 0, "eagle3": 3, "dflash": 4, "mtp": 3}
+LAYERS = {"none": 3, "eagle3": 4, "dflash": 5, "mtp": 4}
+"""Layers of the probe models with a KV cache, drafter's included; each has 32 KiB of a block."""
 LENGTHS = [31, 32, 40, 65]
 CELLS = [f"{t}-{m}" for m in ("none", "eagle3", "dflash", "mtp") for t in ("pd", "single")]
 
@@ -83,11 +96,16 @@ def observation(cell: str, tokens: int = 40, accepted: tuple[int, ...] | None = 
         legs = (leg("single", sent, output, speculation=metrics),)
     else:
         count = -(-tokens // BLOCK)
-        params = {"remote_block_ids": [list(range(1, count + 1))], "remote_num_tokens": tokens}
+        params = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(1, count + 1))],
+            "remote_num_tokens": tokens,
+        }
         padded = speculation((0, *steps)) if metrics else None
         counters = {
             "finished_requests": 1.0,
-            "nixl_bytes": 98304.0 * count,
+            "nixl_bytes": LAYERS[CellName.of(cell).method] * 32768.0 * count,
             "nixl_descriptors": 3.0,
             "prompt_tokens_external_kv_transfer": float(tokens),
         }
@@ -115,6 +133,65 @@ def change_final(o: Observation, **changes: object) -> Observation:
     return o.model_copy(update={"legs": (*o.legs[:-1], final)})
 
 
+def counted(o: Observation) -> Observation:
+    """The observation with every counter that follows from its answers, unless it says otherwise."""
+    return o.model_copy(update={"legs": tuple(_counted_leg(o, leg) if leg.counters else leg for leg in o.legs)})
+
+
+def _counted_leg(o: Observation, leg: Leg) -> Leg:
+    told, spec = leg.counters, leg.speculation
+    hits = told.get("prefix_hits", told.get("prompt_tokens_local_cache_hit", 0.0))
+    external = told.get("prompt_tokens_external_kv_transfer", told.get("external_hits", 0.0))
+    usual = {
+        "finished_requests": 1.0,
+        "prompt_tokens": float(len(o.sent_ids)),
+        "prefix_queries": float(len(o.sent_ids)),
+        "prefix_hits": hits,
+        "external_hits": external,
+        "prompt_tokens_local_cache_hit": hits,
+        "prompt_tokens_external_kv_transfer": external,
+        "prompt_tokens_local_compute": len(o.sent_ids) - hits - external,
+        "generation_tokens": float(len(leg.output_ids or ())),
+        "nixl_transfers": float(leg.role == "decode"),
+        "engine_steps": 5.0,
+        "queue_seconds": 0.01,
+        "inference_seconds": leg.seconds,
+    }
+    if spec is not None and leg.role != "prefill":
+        usual |= {
+            "drafts": float(spec.num_steps),
+            "draft_tokens": float(spec.num_drafted),
+            "accepted_tokens": float(spec.num_accepted),
+            **{f"accepted_at_{i}": float(sum(a > i for a in spec.per_step_accepted)) for i in range(8)},
+        }
+    return leg.model_copy(update={"counters": {name: value for name, value in (usual | told).items() if value}})
+
+
+def planned_request(o: Observation) -> PlannedRequest:
+    """The row of the plan that this observation answers as it was to be."""
+    return PlannedRequest(
+        sequence=o.sequence,
+        prompt_id=o.prompt_id,
+        form=o.form,
+        scenario=o.scenario,
+        instance=o.instance,
+        part=o.part,
+        stage=o.stage,
+        prompt_sha256=prompt_sha256(o.sent_ids, o.source, o.known_answer),
+        route=o.route,
+        max_tokens=o.max_tokens,
+        temperature=o.temperature,
+        concurrent=o.concurrent,
+        legs=tuple(leg.role for leg in o.legs),
+    )
+
+
+def plan_of(observations: list[Observation]) -> tuple[PlannedRequest, ...]:
+    """A plan of which these observations are the answers."""
+    rows = {(row := planned_request(o)).place: row for o in observations if o.scenario != RESCORE}
+    return tuple(rows.values())
+
+
 def history(
     observations: list[Observation],
     cells: list[str] | None = None,
@@ -123,7 +200,9 @@ def history(
     engines: tuple[EngineRecord, ...] = (),
     mutants: tuple[str, ...] = (),
 ) -> History:
+    observations = [counted(o) for o in observations]
     names = cells if cells is not None else list(dict.fromkeys(o.cell for o in observations))
+    planned = {name: plan_of([o for o in observations if o.cell == name]) for name in names}
     records = tuple(
         CellRecord(
             cell=name,
@@ -135,6 +214,7 @@ def history(
             scenarios=dict(
                 Counter(o.scenario for o in observations if o.cell == name and o.scenario not in ("cold", RESCORE))
             ),
+            plan=plan_key(planned[name]),
             state="complete",
         )
         for name in names
@@ -154,7 +234,8 @@ def history(
         versions={"vllm": "0", "vllm_build": "cpu"},
         identities={},
         cells=records,
-        engines=engines,
+        plans={plan_key(rows): rows for rows in planned.values()},
+        engines=engines or tuple(e for name in names for e in engines_of(name)),
         mutants=mutants,
     )
     return History(folder=folder, run=run, observations=tuple(observations), own=True)
@@ -213,7 +294,12 @@ def lookups(lengths: list[int]) -> dict[str, Lookup]:
     return {m: lookup(lengths, m) for m in LOOKAHEAD}
 
 
-def engine(group: str, role: str, kv_blocks: int | None = 32, step_tokens: int | None = 192) -> EngineRecord:
+COUNTERS = tuple(sorted({name for names in counters.READ.values() for name in names}))
+
+
+def engine(
+    group: str, role: str, kv_blocks: int | None = 32, step_tokens: int | None = 192, names: tuple[str, ...] = COUNTERS
+) -> EngineRecord:
     return EngineRecord(
         role=role,
         group=group,
@@ -226,7 +312,14 @@ def engine(group: str, role: str, kv_blocks: int | None = 32, step_tokens: int |
         attention_backend=None,
         kv_blocks=kv_blocks,
         step_tokens=step_tokens,
+        counters=names,
     )
+
+
+def engines_of(cell: str) -> tuple[EngineRecord, ...]:
+    """Engines of a cell that say nothing of themselves but what they count."""
+    roles = ("prefill", "decode") if CellName.of(cell).topology == "pd" else ("single",)
+    return tuple(engine(cell, role, None, None) for role in roles)
 
 
 def view(

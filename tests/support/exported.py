@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +13,17 @@ import pytest
 
 from harness.commands.export.case import write_case
 from harness.commands.export.finding import case_from
-from harness.commands.repro import from_names
+from harness.commands.repro import Goal, from_names
 from tests.support import fake_engine
 from tests.support.engines import ENVIRONMENT
 
+CERTAIN = Goal(1.0, "every request had it")
 FAKE = str(Path(fake_engine.__file__))
 
 
-def named(cell: str, prompt: str = "copy-062-10", scenario: str = "cold"):
+def named(cell: str, prompt: str = "copy-062-10", scenario: str = "cold", goal: Goal = CERTAIN):
     prepared, target, _ = from_names("cpu", cell, prompt if scenario == "cold" else "", scenario)
-    return case_from(prepared, target, ENVIRONMENT)
+    return case_from(prepared, target._replace(goal=goal), ENVIRONMENT)
 
 
 def literal(text: str, name: str) -> dict:
@@ -33,8 +35,10 @@ def literal(text: str, name: str) -> dict:
 
 
 def rewritten(file: Path, engines: dict[str, dict], **changes) -> Path:
-    """The exported file with fake engines, by role, in the place of vLLM's."""
+    """The exported file with fake engines, by role, in the place of vLLM's; they count at once."""
     text = file.read_text()
+    assert "\nSETTLE_S = 1.0\n" in text
+    text = text.replace("\nSETTLE_S = 1.0\n", "\nSETTLE_S = 0.0\n")
     case = literal(text, "CASE")
     for engine in case["engines"]:
         engine["argv"] = ["$python", FAKE, engine["role"], "$port", json.dumps(engines[engine["role"]])]
@@ -59,8 +63,14 @@ def run(file: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.fixture
-def exported(tmp_path):
-    file = tmp_path / "repro.py"
+@pytest.fixture(scope="session")
+def exported_once(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("exported") / "repro.py"
     write_case(named("pd-eagle3"), ENVIRONMENT, file)
     return file
+
+
+@pytest.fixture
+def exported(exported_once, tmp_path) -> Path:
+    """An exported file that a test may change."""
+    return Path(shutil.copy(exported_once, tmp_path / "repro.py"))

@@ -12,7 +12,7 @@ from harness.history.token_ids import output_key
 from harness.runner.recorder import Recorder
 from harness.util.paths import REPOSITORY
 from harness.workload.cells import CellWork, Item
-from tests.support.builders import leg
+from tests.support.builders import counted, engine, leg
 
 
 @cache
@@ -26,6 +26,7 @@ def answer(work: CellWork, item: Item, sequence: int) -> Observation:
     row = _rows(work.cell.method.kind)[item.prompt.id]
     k = work.cell.method.draft_tokens
     metrics = None
+    gaps = row.gaps or (row.min_top_gap,) * len(row.output_ids)
     if k:
         metrics = Speculation(
             per_step_accepted=row.accepted,
@@ -34,20 +35,25 @@ def answer(work: CellWork, item: Item, sequence: int) -> Observation:
             num_drafted=k * len(row.accepted),
             num_accepted=sum(row.accepted),
         )
-    return Observation(
+    made = Observation(
         cell=work.cell.id,
         prompt_id=item.prompt.id,
         form=item.form,
         sequence=sequence,
         sent_ids=item.prompt.ids,
+        source=item.prompt.source,
+        known_answer=item.prompt.expected,
+        max_tokens=192,
         engine_roles=("single",),
-        legs=(leg("single", item.prompt.ids, row.output_ids, speculation=metrics),),
+        legs=(leg("single", item.prompt.ids, row.output_ids, speculation=metrics, top_gaps=gaps),),
         started_at=0.0,
     )
+    return counted(made)
 
 
 def perform(recorder: Recorder, work: CellWork, change: Callable[[Observation], Observation] = lambda o: o) -> None:
     """Record a cell to its end."""
+    recorder.engines([engine(work.cell.id, "single")])
     for number, item in enumerate(work.items):
         recorder.append(change(answer(work, item, number)))
     recorder.set_cell(work.cell.id, state="complete")

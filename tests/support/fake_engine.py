@@ -1,6 +1,7 @@
 """A fake engine for tests of the exported file: it answers like a server, and no model is behind it.
 
-fake_engine.py ROLE PORT ANSWERS        ANSWERS: JSON: output by prompt length (and third token), or {"die": true}
+fake_engine.py ROLE PORT ANSWERS        ANSWERS: JSON: output by prompt length (and third token), or {"die": true};
+"salted": a prompt that is sent twice with one cache_salt gets a 500; "blocks": size of the KV pool
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ class FakeEngine(BaseHTTPRequestHandler):
     role = ""
     answers: dict = {}  # noqa: RUF012
     moved = 0
+    asked: list[tuple[str, int, int]] = []  # noqa: RUF012
     running = threading.Event()
     running.set()
 
@@ -23,6 +25,8 @@ class FakeEngine(BaseHTTPRequestHandler):
         if self.path != "/health" and not self.headers.get("Authorization") and not self.answers.get("open"):
             return self.reply(401, "{}")
         metrics = f'vllm:nixl_bytes_transferred_sum{{engine="0"}} {type(self).moved}\n'
+        if "blocks" in self.answers:
+            metrics += f'vllm:cache_config_info{{num_gpu_blocks="{self.answers["blocks"]}"}} 1.0\n'
         return self.reply(200, metrics if self.path == "/metrics" else "{}")
 
     def do_POST(self) -> None:
@@ -37,7 +41,12 @@ class FakeEngine(BaseHTTPRequestHandler):
         self.running.wait(30)
         size, third = len(request["prompt"]), request["prompt"][2]
         answer = self.answers.get(f"{size}:{third}") or self.answers.get(str(size), {"tokens": [1]})
+        cached = (request["cache_salt"], size, third)
+        again = self.answers.get("salted") and cached in self.asked
+        self.asked.append(cached)
         tokens = answer["tokens"][: request["max_tokens"]]
+        if sum(a[1:] == cached[1:] for a in self.asked) == answer.get("wrong_at"):
+            tokens = [9, *tokens[1:]]
         parameters = request.get("kv_transfer_params")
         if self.role == "decode" and parameters and not answer.get("unmoved"):
             type(self).moved += 4096
@@ -53,7 +62,7 @@ class FakeEngine(BaseHTTPRequestHandler):
             reply["metrics"] = {"speculative_decoding": {"per_step_accepted": answer["accepted"]}}
         if self.role == "prefill" and not answer.get("no_parameters"):
             reply["kv_transfer_params"] = {"remote_block_ids": [[1]]}
-        return self.reply(500 if answer.get("broken") else 200, json.dumps(reply))
+        return self.reply(500 if answer.get("broken") or again else 200, json.dumps(reply))
 
     def reply(self, status: int, text: str) -> None:
         data = text.encode()

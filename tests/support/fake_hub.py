@@ -78,7 +78,7 @@ class FakeHub:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def serve(self) -> None:
-        self._server.serve_forever()
+        self._server.serve_forever(poll_interval=0.01)
 
     def stop(self) -> None:
         self._server.shutdown()

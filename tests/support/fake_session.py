@@ -8,6 +8,7 @@ from collections import Counter
 from typing import ClassVar
 
 from harness.errors import EngineDiedError
+from tests.support.builders import engine
 
 
 class FakeSession:
@@ -75,4 +76,4 @@ class FakeSession:
         pass
 
     def records(self):
-        return []
+        return [engine(self.group.id, role) for role in self.group.roles]

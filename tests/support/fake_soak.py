@@ -7,7 +7,7 @@ import time
 
 from harness.commands.soak.model import HARNESS, Tree
 from harness.errors import EngineDiedError
-from tests.support.builders import observation
+from tests.support.builders import engine, observation
 
 FLAT = Tree(processes=1, threads=8, descriptors=30, rss_mib=200, pss_mib=180, shm_files=2, shm_mib=16)
 
@@ -70,7 +70,7 @@ class FakeSession:
         self.ended = True
 
     def records(self):
-        return []
+        return [engine(self.group.id, "single")]
 
     def require_alive(self):
         pass

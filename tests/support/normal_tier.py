@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
 from harness.baselines.summary import counts
 from harness.history.folder import History
-from harness.history.records import Observation
-from tests.support.builders import history, identity, observation, provenance
+from harness.history.records import RESCORE, Observation
+from harness.history.token_ids import output_key
+from tests.support.builders import history, identity, leg, observation, provenance
 
 LENGTHS = list(range(32, 32 + 96))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3")
+FOUR = ("single-none", "pd-none", "pd-eagle3", "single-eagle3")
 JUDGING = {"tier": "normal", "permutations": 20_000, "must_detect_points": 60, "must_detect_stratum_points": None}
 
 
@@ -34,11 +36,12 @@ def night(
     single: Callable[[int], tuple[int, ...]] | None = None,
     change: Callable[[Observation], Observation] = lambda o: o,
     lengths: list[int] = LENGTHS,
+    cells: Sequence[str] = CELLS,
     **judging: object,
 ) -> History:
     """A night whose requests accept what the functions say; by default what the baseline says."""
     observations = []
-    for cell in CELLS:
+    for cell in cells:
         chosen = {"pd-eagle3": pd, "single-eagle3": single}.get(cell) or recorded
         for n in lengths:
             observations.append(change(observation(cell, n, accepted=chosen(n))))
@@ -91,3 +94,38 @@ def baselines(
         header = Header(format=FORMAT, identity=identity(method), provenance=provenance(), summary={}, rows_sha256="")
         out[method] = Lookup(Baseline(header=header, rows=tuple(rows)), "")
     return out
+
+
+def scored(made: History, gap: Callable[[Observation], float] = lambda o: 0.0) -> History:
+    """The same run with every output re-scored: the plain engine dislikes its token 2 by ``gap``, and no other."""
+    scores = {}
+    for o in made.observations:
+        output = o.final.output_ids
+        key = output_key(output)
+        gaps = tuple(gap(o) if i == 2 else 0.0 for i in range(len(output)))
+        scores[o.prompt_id, key] = Observation(
+            cell="single-none",
+            prompt_id=o.prompt_id,
+            form="ids",
+            scenario=RESCORE,
+            part=key,
+            sequence=0,
+            sent_ids=(*o.sent_ids, *output),
+            engine_roles=("single",),
+            legs=(leg("single", (*o.sent_ids, *output), (1,), rescored=gaps),),
+            started_at=0.0,
+        )
+    run = made.run.model_copy(update={"rescore": True})
+    return made.model_copy(update={"run": run, "observations": (*made.observations, *scores.values())})
+
+
+def noisy(lookups: dict[str, Lookup], method: str, gaps: list[float]) -> dict[str, Lookup]:
+    """The same baselines, in which equal runs of ``method`` parted at these gaps, a prompt each."""
+    found = lookups[method].baseline
+    rows = [
+        r.model_copy(update={"again": r.again.model_copy(update={"divergence": 5, "gap": gaps[i]})})
+        if i < len(gaps)
+        else r
+        for i, r in enumerate(found.rows)
+    ]
+    return {**lookups, method: Lookup(found.model_copy(update={"rows": tuple(rows)}), "")}

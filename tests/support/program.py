@@ -1,27 +1,37 @@
-"""The program in a process of its own, without its 3 s of imports: they are done once, in a server that forks."""
+"""The program in a process of its own, without its seconds of imports: they are done once, in a server that forks."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
+from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 from harness.util.paths import REPOSITORY
 
 _FORKS = multiprocessing.get_context("forkserver")
-# Nothing that reads the environment when it is imported, as huggingface_hub does.
-_FORKS.set_forkserver_preload(["harness.cli.app", "harness.commands.run"])
+_FORKS.set_forkserver_preload(["tests.support.warm"])
 
 
 class Ended(NamedTuple):
     """What a process came to."""
 
     code: int
-    output: str
-    """Standard output and standard error."""
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        """Standard output and standard error."""
+        return self.stdout + self.stderr
 
 
 def run(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -33,22 +43,69 @@ def run(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[int, str
 
 def harness(*arguments: str, env: Mapping[str, str] | None = None) -> Ended:
     """As ``python -m harness`` with these arguments and this environment; this process's own without one."""
-    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
-        child = _FORKS.Process(target=_main, args=(arguments, dict(os.environ if env is None else env), output.name))
+    return _forked(_harness, arguments, env)
+
+
+def inside(*arguments: str) -> tuple[int, str]:
+    """As ``run``, in this process: for commands that import for seconds what the tests of them have imported."""
+    from harness.cli.app import main
+
+    said, code = io.StringIO(), 0
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            with mock.patch.object(sys, "argv", ["harness", *arguments]):
+                main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    return code, " ".join(said.getvalue().split())
+
+
+def pytest(*arguments: str) -> Ended:
+    """As ``python -m pytest`` with these arguments."""
+    # This process is a run of pytest itself.
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    return _forked(_pytest, arguments, env)
+
+
+def start_server() -> None:
+    """Start the server now, which it would otherwise do at the first call, with that moment's environment."""
+    forkserver.ensure_running()
+
+
+def _forked(main: Callable[[], object], arguments: tuple[str, ...], env: Mapping[str, str] | None) -> Ended:
+    inherited = dict(os.environ if env is None else env)
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, name) for name in ("stdout", "stderr")]
+        child = _FORKS.Process(target=_main, args=(main, arguments, inherited, outputs))
         child.start()
         child.join()
-        return Ended(child.exitcode, output.read())
+        return Ended(child.exitcode, *(path.read_text(encoding="utf-8") for path in outputs))
 
 
-def _main(arguments: tuple[str, ...], env: dict[str, str], path: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
-    for standard in (1, 2):
+def _main(main: Callable[[], object], arguments: tuple[str, ...], env: dict[str, str], outputs: list[Path]) -> None:
+    for standard, path in enumerate(outputs, 1):
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(handle, standard)
-    os.close(handle)
+        os.close(handle)
     os.chdir(REPOSITORY)
     os.environ.clear()
     os.environ.update(env)
-    sys.argv = ["harness", *arguments]
+    sys.argv = ["program", *arguments]
+    main()
+
+
+def _harness() -> None:
     from harness.cli.app import main
 
+    sys.argv[0] = "harness"
     main()
+
+
+def _pytest() -> None:
+    from pytest import console_main
+
+    sys.exit(console_main())

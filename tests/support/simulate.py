@@ -1,8 +1,9 @@
 """Simulated pairs of runs, to measure what the statistics get wrong and what they see.
 
 A prompt has acceptance probabilities of its own, so that its steps are correlated; an arm's step accepts 0 … k drafts.
-The second arm repeats the first up to the step at which the request diverges, and draws anew from there on. A drop
-turns accepted steps into steps that accept nothing.
+A request ends with its tokens, so that an arm that accepts less takes more steps. The second arm repeats the first up
+to the token at which the request diverges, and draws anew from there on. A drop turns accepted steps into steps that
+accept nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Scene(NamedTuple):
     conditional: tuple[float, ...] = (0.73, 0.71, 0.68)
     """P(draft p accepted | draft p - 1 accepted), p = 0 … k - 1."""
     diverging: float = 1.0
-    """Share of the requests that part from the other arm, at a step that is uniform over the request."""
+    """Share of the requests that part from the other arm, at a token that is uniform over the request."""
     design_effect: float = 5.0
     """Variance of a pooled rate against independent steps; 1 is none."""
     shared_prompts: bool = True
@@ -37,6 +38,10 @@ class Scene(NamedTuple):
     """Fall of the acceptance at position 0, as a share; negative values are rises."""
     strata: tuple[str, ...] = ()
     """Names of strata; prompts are dealt to them in turn."""
+    copies: int = 1
+    """How many prompts are padded copies of one text."""
+    shared_luck: float = 0.0
+    """Share of the texts of which all copies part together and draw the same; the others' copies are independent."""
 
     @property
     def correlation(self) -> float:
@@ -54,23 +59,53 @@ class Outcomes(NamedTuple):
 def simulate(scene: Scene, generator: np.random.Generator) -> Outcomes:
     """Draw both arms."""
     n, k = scene.prompts, len(scene.conditional)
-    lengths = np.full(n, scene.steps)
+    lengths = np.full(n, float(scene.steps))
     if scene.unequal:
         shape = 1 / scene.unequal**2
-        lengths = np.maximum(1, np.round(generator.gamma(shape, scene.steps / shape, n))).astype(int)
+        lengths = np.maximum(1, np.round(generator.gamma(shape, scene.steps / shape, n)))
+    tokens = np.maximum(1, np.round(lengths * (1 + np.cumprod(scene.conditional).sum()))).astype(int)
     mine = _outcome_probabilities(scene, generator)
     other = mine if scene.shared_prompts else _outcome_probabilities(scene, generator)
     diverges = generator.random(n) < scene.diverging
-    common = np.where(diverges, np.floor(generator.random(n) * lengths), lengths).astype(int)
+    common = np.where(diverges, np.floor(generator.random(n) * tokens), tokens).astype(int)
     if not scene.shared_prompts:
         common = np.zeros(n, int)
-    shared = generator.multinomial(common, mine)
-    first = shared + generator.multinomial(lengths - common, mine)
-    second = shared + generator.multinomial(lengths - common, other)
-    if scene.drop:
-        second = _changed(second, scene, generator)
+    shared = _decoded(common, mine, generator)
+    first = shared + _decoded(tokens - _tokens(shared), mine, generator)
+    again = _changed(shared, scene, generator) if scene.drop else shared
+    second = again + _decoded(tokens - _tokens(again), _worse(other, scene), generator)
     assert first.shape == (n, k + 1)
-    return Outcomes(first, second)
+    return _with_copies(Outcomes(first, second), scene, generator)
+
+
+def _tokens(counts: Counts) -> Counts:
+    """Tokens that the steps make [N]: the drafts that they accept and one more each."""
+    return np.asarray(counts @ (np.arange(counts.shape[1]) + 1))
+
+
+def _decoded(tokens: Counts, probabilities: npt.NDArray[np.float64], generator: np.random.Generator) -> Counts:
+    """Draw steps until each request has its tokens [N, k + 1]. Many are drawn at once where they cannot be too many."""
+    n, width = probabilities.shape
+    out = np.zeros((n, width), int)
+    left = tokens.copy()
+    active = np.flatnonzero(left > 0)
+    while len(active):
+        steps = np.maximum(1, left[active] // width)
+        drawn = generator.multinomial(steps, probabilities[active])
+        out[active] += drawn
+        left[active] -= _tokens(drawn)
+        active = active[left[active] > 0]
+    return out
+
+
+def _with_copies(outcomes: Outcomes, scene: Scene, generator: np.random.Generator) -> Outcomes:
+    """Let the copies of some texts have the same outcomes."""
+    if scene.copies == 1 or not scene.shared_luck:
+        return outcomes
+    texts = np.arange(scene.prompts) // scene.copies
+    alike = (generator.random(texts.max() + 1) < scene.shared_luck)[texts]
+    of = np.where(alike, texts * scene.copies, np.arange(scene.prompts))
+    return Outcomes(outcomes.first[of], outcomes.second[of])
 
 
 def _outcome_probabilities(scene: Scene, generator: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -100,6 +135,21 @@ def _changed(counts: Counts, scene: Scene, generator: np.random.Generator) -> Co
         out[:, 0] += lost.sum(axis=1)
     else:
         won = generator.binomial(out[:, 0], min(1.0, -scene.drop / (1 - mean)))
+        out[:, 0] -= won
+        out[:, 1] += won
+    return out
+
+
+def _worse(probabilities: npt.NDArray[np.float64], scene: Scene) -> npt.NDArray[np.float64]:
+    """Return the probabilities of steps that are yet to come, with the same change."""
+    out = probabilities.copy()
+    mean = scene.conditional[0]
+    if scene.drop > 0:
+        lost = out[:, 1:] * min(1.0, scene.drop / mean)
+        out[:, 1:] -= lost
+        out[:, 0] += lost.sum(axis=1)
+    elif scene.drop < 0:
+        won = out[:, 0] * min(1.0, -scene.drop / (1 - mean))
         out[:, 0] -= won
         out[:, 1] += won
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -87,7 +88,8 @@ def read_pids(folder: Path, count: int = 2) -> list[int]:
 
 
 def made_by(pids: list[int]) -> list[str]:
-    return [p.name for p in procfs.SHM.iterdir() if any(str(pid) in p.name for pid in pids)]
+    """Names of the shared memory whose name has one of these process ids in it."""
+    return [p.name for p in procfs.SHM.iterdir() if {str(pid) for pid in pids} & set(re.findall(r"\d+", p.name))]
 
 
 def made_by_program(name: str) -> bool:

@@ -271,6 +271,7 @@ def test_ended_engines_leave_no_key_in_logs_and_records(tmp_path, monkeypatch):
     session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
     session._launcher.processes = {"single": FakeHandle(tmp_path / "x.log", session.key)}
     session._launcher.places = {"single": SimpleNamespace(node=None, give_back=lambda: None)}
+    session._launcher.clients = {"single": SimpleNamespace(last_snapshot={"prefix_hits": 0.0}, close=lambda: None)}
     monkeypatch.setattr(session, "_kv_blocks", lambda _: None)
     (record,) = session.records()
     assert session.key.value not in record.model_dump_json()

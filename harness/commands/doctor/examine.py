@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-
-import psutil
 
 from harness.baselines.index import BaselineIndex
 from harness.baselines.lookup import Lookup
@@ -26,6 +23,7 @@ from harness.prompts.model import load_prompts
 from harness.prompts.probe_task import RECIPE_FILE, WEIGHTS
 from harness.scheduling.gpus import gpus
 from harness.supervision.ports import free_ports, release
+from harness.util import allowance
 from harness.util.files import sha256_file
 from harness.util.paths import REPOSITORY
 
@@ -124,8 +122,8 @@ def _environment_items(environment: EngineEnvironment, profile: Profile | None) 
 
 def _machine_items(profile: Profile | None) -> list[Item]:
     pair = profile is None or "pd" in profile.topologies
-    cores = len(os.sched_getaffinity(0))
-    memory = psutil.virtual_memory().available / 2**30
+    cores = len(allowance.cores())
+    memory = allowance.memory_gib()
     gpu = profile is not None and profile.engine.device == "gpu"
     on_host = profile is None or not gpu or profile.engine.kv_buffer_device == "cpu"
     cache = 0 if not on_host else profile.engine.kv_cache_gib if profile is not None else 1

@@ -56,6 +56,10 @@ class Case(NamedTuple):
     """Tolerated relative difference of the mean of accepted drafts."""
     mutants: tuple[str, ...] = ()
     """Mutants that were enabled when the case was found; the file does not enable them."""
+    tries: int = 1
+    """Quiet tries that exclude the rate at which the defect was seen."""
+    seen: str = "a rate of 100 % (every try showed it)"
+    """That rate, and where it comes from."""
 
 
 def cold_stage(prompt: Prompt, max_tokens: int | None = None) -> Stage:
@@ -167,7 +171,10 @@ def _described(case: Case, environment: EngineEnvironment, models: dict[str, dic
         "keep_blocks": REMOTE_DECODE,
         "block_size": profile.engine.block_size,
         "near_tie_nats": profile.judging.near_tie_nats,
+        "context": profile.engine.max_model_len,
         "acceptance_slack": case.slack,
+        "tries": case.tries,
+        "seen": case.seen,
         "scrubbed": SCRUBBED_PREFIXES,
         "guard": kv_harness_guard.__name__.rpartition(".")[2],
         "models": models,

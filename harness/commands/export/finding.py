@@ -74,7 +74,8 @@ def case_from(prepared: Prepared, target: Target, environment: EngineEnvironment
     )
     config = next((s for s in prepared.profile.scenarios if s.id == target.scenario), None)
     case = case_of(target.words, prepared.profile, work.cell, target.scenario, script, right)
-    return case._replace(slack=PRESSURE_SLACK if isinstance(config, Pressure) else 0.0)
+    slack = PRESSURE_SLACK if isinstance(config, Pressure) else 0.0
+    return case._replace(slack=slack, tries=target.goal.tries, seen=target.goal.words)
 
 
 def export_target(

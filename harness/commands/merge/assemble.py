@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,9 +14,11 @@ from harness.errors import StorageError
 from harness.history.folder import History, write_parquet, write_run
 from harness.history.index import RecordedCells, RecordedFile
 from harness.history.layout import CELLS, SCORES
-from harness.history.records import COLD, CellRecord, EngineRecord, Observation, RunRecord
+from harness.history.plan import counts_of, plan_key
+from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, Observation, PlannedRequest, RunRecord
 from harness.profiles.cells import Cell, CellName
 from harness.util.storage import writing
+from harness.workload.rows import planned_rows
 
 NO_PART = "no part ran it"
 _NO_GROUP = "(no part)"
@@ -116,6 +119,26 @@ def as_planned(record: CellRecord, cell: Cell, expected: ExpectedRun, like: Sequ
             "reason": record.reason or reason,
         }
     )
+
+
+def with_whole_plan(
+    record: CellRecord, expected: ExpectedRun, plans: dict[str, tuple[PlannedRequest, ...]]
+) -> CellRecord:
+    """Return the record with a plan that has every request of the merged run, as far as its prompts are known; the plan
+    is added to ``plans``. That of an earlier version stays a number."""
+    work = expected.works.get(record.cell)
+    if work is None or record.plan == COUNTED:
+        return record
+    rows = plans.get(record.plan or "", ())
+    places = {row.place for row in rows}
+    most = expected.profile.part(work.cell.variant).workload.max_tokens
+    rows = (*rows, *(row for row in planned_rows(work, most) if row.place not in places))
+    key = plan_key(rows)
+    plans[key] = rows
+    counts = Counter(row.scenario for row in rows)
+    planned = {scenario: max(n, counts[scenario]) for scenario, n in counts_of(record).items()}
+    cold = planned.pop(COLD)
+    return record.model_copy(update={"plan": key, "planned": cold, "scenarios": planned})
 
 
 def _as_alike(

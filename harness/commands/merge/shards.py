@@ -13,12 +13,14 @@ from harness.errors import NotARunError
 from harness.history.acceptance import real_steps
 from harness.history.folder import History, load_history
 from harness.history.layout import RUN, SECOND
-from harness.history.records import COLD, RESCORE, Form, Observation, RunRecord
+from harness.history.plan import unanswered
+from harness.history.records import RESCORE, Form, Observation, RunRecord
 from harness.history.token_ids import compare
 from harness.profiles.cells import CellName
 from harness.profiles.model import PATH_KEYS
 from harness.profiles.model_reference import TARGET, TOKENIZER
 from harness.runner.rescore import Outputs
+from harness.util.differences import differing
 
 _T = TypeVar("_T")
 _SHOWN = 3
@@ -42,14 +44,9 @@ def evidence_of(history: History, cell: str) -> Evidence:
     record = history.cell(cell)
     if record is None or record.state != "complete":
         return Evidence.INCOMPLETE
-    answered: dict[str, int] = {}
-    for o in history.in_order(cell):
-        if o.scenario != RESCORE:
-            if o.error is not None:
-                return Evidence.BROKEN
-            answered[o.scenario] = answered.get(o.scenario, 0) + 1
-    planned = {COLD: record.planned, **record.scenarios}
-    return Evidence.WHOLE if all(answered.get(s, 0) >= n for s, n in planned.items()) else Evidence.BROKEN
+    answers = [o for o in history.in_order(cell) if o.scenario != RESCORE]
+    broken = any(o.error is not None for o in answers) or unanswered(history.run, record, answers)
+    return Evidence.BROKEN if broken else Evidence.WHOLE
 
 
 def unfinished(run: RunRecord) -> str:
@@ -135,7 +132,7 @@ def _differ(first: Observation, second: Observation, near_tie_nats: float) -> bo
     if first.concurrent == second.concurrent == 1:
         steps = [s.accepted if (s := real_steps(leg)) is not None else None for leg in (a, b)]
         return a.output_ids != b.output_ids or steps[0] != steps[1]
-    parted = compare(b.output_ids, a.output_ids, a.top_gaps, near_tie_nats)
+    parted = compare(b.output_ids, a.output_ids, a.top_gaps, near_tie_nats, a.runner_ups)
     return parted is not None and not parted.near_tie
 
 
@@ -312,29 +309,3 @@ def _differing_in_common(expected: Mapping[str, Any], found: Mapping[str, Any], 
     for key in expected:
         if key in found:
             yield from differing(expected[key], found[key], f"{place}.{key}" if key else place)
-
-
-def differing(expected: Any, found: Any, place: str) -> Iterator[str]:
-    """Yield a description of each place at which two values (plain data) differ."""
-    if isinstance(expected, Mapping) and isinstance(found, Mapping):
-        for key in [*expected, *(k for k in found if k not in expected)]:
-            yield from differing(expected.get(key), found.get(key), f"{place}.{key}")
-    elif _lists_of_mappings(expected, found):
-        for at, (one, other) in enumerate(zip(expected, found, strict=True)):
-            yield from differing(one, other, f"{place}.{at}")
-    elif _plain(expected) != _plain(found):
-        yield f"{place}: expected {_short(expected)}, found {_short(found)}"
-
-
-def _lists_of_mappings(expected: Any, found: Any) -> bool:
-    lists = isinstance(expected, list | tuple) and isinstance(found, list | tuple)
-    return lists and len(expected) == len(found) and all(isinstance(v, Mapping) for v in (*expected, *found))
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _short(value: Any) -> str:
-    text = repr(_plain(value))
-    return text if len(text) <= 80 else text[:77] + "…"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness import __version__, redact
-from harness.commands.merge.assemble import NO_PART, as_planned, assemble, missing, save
+from harness.commands.merge.assemble import NO_PART, as_planned, assemble, missing, save, with_whole_plan
 from harness.commands.merge.duplicates import findings_in_duplicates
 from harness.commands.merge.night import ExpectedRun, Loaded, Wanted
 from harness.commands.merge.score_index import ScoreIndex
@@ -16,7 +16,7 @@ from harness.commands.merge.shards import Evidence, unfinished
 from harness.history.folder import History, load_history
 from harness.history.layout import SECOND
 from harness.history.migrations import SCHEMA
-from harness.history.records import CellRecord, EngineRecord, Merged, Part, RunRecord
+from harness.history.records import CellRecord, EngineRecord, Merged, Part, PlannedRequest, RunRecord
 from harness.profiles.cells import CellName, all_cells
 
 
@@ -35,8 +35,11 @@ def write_merged(
     lost = [c.cell for c in cells if c.reason == NO_PART]
     known = {c.cell for c in cells}
     cells += [record for cell, record in whole.cells.items() if cell not in known]
+    plans = {key: rows for p in parts for key, rows in p.run.plans.items()}
+    cells = [with_whole_plan(c, expected, plans) for c in cells]
     run = _run_record(parts, expected, out.resolve().name, cells, whole.engines).model_copy(
         update={
+            "plans": _used(plans, cells),
             "rescore": any(p.run.rescore for p in parts)
             or (expected.profile.workload.rescore and any(c == CellName.of(c).reference for c in lost)),
             "interrupted": any(_lost_to_interruption(parts, i, holdings) for i in set(chosen.values())),
@@ -81,7 +84,16 @@ def _write_second(folder: Path, parts: Sequence[Loaded], expected: ExpectedRun, 
     cells = sorted(whole.cells.values(), key=lambda c: order.get(c.cell, len(order)))
     sources = [Loaded(h, None) for h in histories]
     run = _run_record(sources, expected, SECOND, cells, whole.engines)
-    return save(folder, run.model_copy(update={"rescore": any(h.run.rescore for h in histories)}), whole)
+    plans = _used({key: rows for h in histories for key, rows in h.run.plans.items()}, cells)
+    return save(
+        folder, run.model_copy(update={"plans": plans, "rescore": any(h.run.rescore for h in histories)}), whole
+    )
+
+
+def _used(
+    plans: Mapping[str, tuple[PlannedRequest, ...]], cells: Sequence[CellRecord]
+) -> dict[str, tuple[PlannedRequest, ...]]:
+    return {c.plan: plans[c.plan] for c in cells if c.plan is not None and c.plan in plans}
 
 
 def _run_record(

@@ -57,6 +57,7 @@ _PD_COLD, _ONE_COLD = View("pd", COLD), View("single", COLD)
 _ROUTED_COLD = View("pd", COLD, "router")
 _TOKENS = ("tokens-baseline", "tokens-reference")
 _STEPS = ("acceptance-baseline", "acceptance-single")
+_LOGPROBS = ("logprobs-single", "logprobs-baseline")
 
 
 def _both(kind: str) -> tuple[View, ...]:
@@ -128,6 +129,7 @@ TRIALS: tuple[Trial, ...] = (
         clean=(_ONE_COLD,),
     ),
     Trial("N6", "eagle3", (_ROUTED_COLD, _PD_COLD), (_ROUTED_COLD,), "routing", ("transfer",), clean=(_PD_COLD,)),
+    Trial("N7", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "target-kv", _LOGPROBS, clean=(_ONE_COLD,)),
 )
 
 

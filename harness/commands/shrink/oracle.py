@@ -102,7 +102,7 @@ def symptom_of(subject: Observation, leg: Leg, right: Leg, near_tie_nats: float)
     """Return the first symptom, in the order in which one explains the next, and where in the output it begins."""
     if leg.echoed_ids is not None and leg.echoed_ids != subject.sent_ids:
         return "input", 0
-    at = compare(leg.output_ids or (), right.output_ids or (), right.top_gaps, near_tie_nats)
+    at = compare(leg.output_ids or (), right.output_ids or (), right.top_gaps, near_tie_nats, right.runner_ups)
     if at is not None:
         return (None, None) if at.near_tie else ("tokens", at.position)
     ours, theirs = real_steps(leg), real_steps(right)

@@ -103,6 +103,8 @@ class Load:
             concurrent=self._concurrency,
             sequence=(number - 1) * len(self._prompts) + at,
             sent_ids=prompt.ids,
+            source=prompt.source,
+            known_answer=prompt.expected,
             engine_roles=self._session.roles,
             legs=tuple(legs),
             error=error,

@@ -23,7 +23,7 @@ from harness.history.records import COLD, Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for
 from harness.profiles.cells import EngineGroup, start_expected_s
-from harness.profiles.known_defects import known_path, load_known
+from harness.profiles.known_defects import load_known
 from harness.runner.recorder import Recorder
 from harness.runner.run import new_folder, prepared_recorder
 from harness.util import machine
@@ -181,7 +181,7 @@ class _Run:
     def _judged(self, observations: Sequence[Observation]) -> Verdict:
         if self._judge is None:
             history = History(folder=self._folder, run=self._recorder.record, observations=(), own=True)
-            known = load_known(known_path(self._prepared.profile.known_defects))
+            known = load_known(self._prepared.profile.known_defects)
             self._judge = RoundJudge(self._folder, baselines_for(history), known)
         return self._judge.judge(self._recorder.record, observations)
 

@@ -10,6 +10,7 @@ For other packages:
 The checks, called through ``registry``:
 
 * ``drafting``: drafts happened, and each step accepted as many as in the reference;
+* ``logprobs``: log-probs equal those of a single engine and of the baseline;
 * ``preconditions``: the state that a scenario is about really occurred;
 * ``rescored``: the plain engine, given prompt and output, prefers the same tokens;
 * ``responses``: all responses are present and self-consistent, for the prompts that were sent;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from harness.history.acceptance import (
     request_counts,
     same_steps,
 )
-from harness.history.records import Leg, Observation
+from harness.history.records import Leg, Observation, Speculation
 from harness.history.surfaces import PER_REQUEST
 from harness.history.verdict import Verdict
 from harness.judging.decision import Against, Change, Facts, decide
@@ -57,13 +58,59 @@ def drafts_happened(cell: CellView) -> CheckResult:
             problem = "expected draft steps for this request, found none: speculation was not tested"
         elif len(spec.per_step_drafted) != len(spec.per_step_accepted):
             problem = "expected drafted and accepted counts for every step, found lists of different length"
+        elif few := _fewer(cell, o, spec):
+            problem = (
+                f"expected {cell.record.draft_tokens} drafts in every step, found {few[0]} in step {few[1]}: the "
+                "engine drafts fewer than it was started with, so speculation was not tested as configured"
+            )
         else:
             continue
         findings.append(cell.untested(name, problem, o))
+    if cell.cold and len(found := _paddings(cell)) > 1:
+        findings.append(_mixed(cell, name, found))
     note = (
         f"{from_counters} requests by the engine's counters, steps since the hand-off unknown" if from_counters else ""
     )
     return conclude(name, cell.id, judged, findings, note=note, figures=_figures(cell))
+
+
+def _fewer(cell: CellView, o: Observation, spec: Speculation) -> tuple[int, int] | None:
+    """Return the number of drafts and the number of the first step with another number than configured, or None.
+
+    The last step may be cut short by the end of the output, and any step by the end of the context. Beside other
+    requests the engine may leave out drafts for which a step has no room.
+    """
+    k, context = cell.record.draft_tokens, cell.context_tokens
+    if o.concurrent > 1:
+        return None
+    length = len(o.sent_ids) + 1
+    for number, (drafted, accepted) in enumerate(zip(spec.per_step_drafted, spec.per_step_accepted, strict=True), 1):
+        full = context is not None and length + k >= context
+        if drafted != k and number < len(spec.per_step_drafted) and not full:
+            return drafted, number
+        length += accepted + 1
+    return None
+
+
+def _paddings(cell: CellView) -> Counter[bool]:
+    """Count, of the hand-offs whose steps alone decide it, those with a padded first step and those without.
+
+    Requests beside others are left out: one that is preempted at once computes its prompt itself.
+    """
+    alone = (o for o in cell.answered().values() if o.route == "cell" and o.concurrent == 1)
+    steps = (real_steps(leg) for o in alone if (leg := o.leg("decode")) is not None)
+    return Counter(s.padded for s in steps if s is not None and s.accepted and s.certain)
+
+
+def _mixed(cell: CellView, name: str, found: Counter[bool]) -> Finding:
+    """Return the finding that an engine pads the first step after some hand-offs only, as no vLLM does."""
+    return cell.finding(
+        name,
+        Verdict.UNKNOWN,
+        "nothing-tested",
+        f"expected a padded first step after every hand-off or after none, found one in {found[True]} requests and "
+        f"none in {found[False]}: an empty first step cannot be told from padding, so lost drafts may look like it",
+    )
 
 
 def _omitted(cell: CellView, name: str, o: Observation) -> list[Finding]:
@@ -166,6 +213,7 @@ def _judge(
     totals, recognised = cell.counts
     k = cell.record.draft_tokens
     slack = cell.acceptance_slack
+    paddings = _paddings(cell) if cell.cold and cell.handed_off else Counter()
     for key, o in cell.answered().items():
         leg = o.final
         if leg is None or leg.output_ids is None or len(leg.output_ids) < 2:
@@ -186,7 +234,7 @@ def _judge(
         ours.append(steps.accepted)
         theirs.append(tuple(reference))
         compared = Compared(leg, steps, tuple(reference), align(steps.accepted, reference, len(leg.output_ids)))
-        if not _agrees(cell, compared, slack):
+        if not _agrees(cell, compared, slack, paddings):
             together = moved_together.get(key) == steps.accepted
             findings.append(_difference(cell, name, o, compared, against, together))
     mine, reference_rates = pool(ours, k), pool(theirs, k)
@@ -271,10 +319,11 @@ class Compared(NamedTuple):
     aligned: Aligned
 
 
-def _agrees(cell: CellView, c: Compared, slack: float) -> bool:
+def _agrees(cell: CellView, c: Compared, slack: float, paddings: Counter[bool]) -> bool:
     """Return whether a request accepted as many drafts as its reference.
 
-    Cold prompts must be equal step for step; other scenarios, where requests may be shorter, wherever both begin a
+    Cold prompts must be equal step for step, where a first step that may be padded is read as those of the cell's
+    other hand-offs (``paddings``); other scenarios, where requests may be shorter, wherever both begin a
     step. Under pressure a prompt is chunked differently, and a resumed request takes one token from its prefill, which
     shifts all later steps: there the mean must agree within ``slack``. Cold prompts under load may also differ by one
     step, which in a short request exceeds the slack.
@@ -286,7 +335,9 @@ def _agrees(cell: CellView, c: Compared, slack: float) -> bool:
             or (cell.cold and abs(len(c.steps.accepted) - len(c.reference)) <= 1)
         )
     if cell.cold:
-        return same_steps(c.leg, c.steps, c.reference)
+        if len(paddings) != 1 or c.steps.certain or c.leg.speculation is None:
+            return same_steps(c.leg, c.steps, c.reference)
+        return (c.steps.accepted if paddings[True] else c.leg.speculation.per_step_accepted) == c.reference
     return not c.aligned.differing
 
 

@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from harness.judging.sight import Sample, Seen
+from harness.profiles.model import Judging
 from harness.stats.paired import Difference
 
-TestName = Literal["survival", "hard-divergence", "rescored", "acceptance-baseline", "acceptance-single", "first-step"]
+TestName = Literal[
+    "survival", "rescored", "logprobs-single", "acceptance-baseline", "acceptance-single", "first-step", "pooled"
+]
 """In the order of the reports."""
+YES_OR_NO: tuple[TestName, ...] = ("survival", "rescored", "first-step", "pooled")
+"""Tests in which a prompt is right or wrong, at least in some columns."""
+
+
+def required(name: TestName, judging: Judging) -> tuple[float | None, float | None]:
+    """Return the change in percentage points that a test must be able to see, over all prompts and in each stratum."""
+    if name == "pooled":
+        return judging.must_detect_points, None
+    if name in YES_OR_NO:
+        return judging.must_detect_alone_points, None
+    return judging.must_detect_points, judging.must_detect_stratum_points
 
 
 class RegisteredTest(NamedTuple):
@@ -39,15 +54,35 @@ class Tested(NamedTuple):
     adjusted: float | None = None
     """Holm-adjusted p-value; the test rejects if it is at most the stage's alpha."""
     columns: tuple[Column, ...] = ()
-    prompts: int = 0
+    sample: Sample = Sample(0, 0)
+    """The prompts that were compared, and the texts that they were made of."""
     problem: str = ""
-    detectable: float | None = None
-    """Smallest change over all prompts, as a fraction, that is detected with the profile's power."""
-    detectable_stratum: float | None = None
-    """The same for the least sensitive stratum."""
+    seen: Seen | None = None
+    """What it would have detected over all prompts."""
+    seen_in_stratum: Seen | None = None
+    """The same for the least sensitive stratum; None without strata."""
     quiet: bool = True
     """Whether the baseline's two equal runs (A/A) pass the same test."""
     note: str = ""
+
+
+class Hits(NamedTuple):
+    """What one cell contributes to a column of the pooled test."""
+
+    ours: int
+    """Wrong answers of the P/D cell."""
+    theirs: int
+    """Wrong answers of its single engine."""
+    prompts: tuple[str, ...]
+    """The first prompts to which only the P/D cell gave a wrong answer."""
+
+
+class Pooled(NamedTuple):
+    """The result of the test of all P/D cells together, against their single engines."""
+
+    tested: Tested
+    cells: Mapping[str, Mapping[str, Hits]]
+    """By P/D cell and column."""
 
 
 class Results(NamedTuple):
@@ -56,3 +91,5 @@ class Results(NamedTuple):
     first: Mapping[RegisteredTest, Tested] = {}
     second: Mapping[RegisteredTest, Tested] | None = None
     """Results of the second stage, for the tests that failed the first; None without a second stage."""
+    pooled: Pooled | None = None
+    """None if no P/D cell has its single engine in the run."""

@@ -12,6 +12,7 @@ from typing import NamedTuple, assert_never
 
 from harness.history.records import Leg, Observation
 from harness.history.verdict import Verdict
+from harness.judging.checks.counters import steps_up_to
 from harness.judging.evidence import CellView
 from harness.judging.figures import CacheHit
 from harness.judging.findings import CheckResult, Finding, conclude
@@ -214,11 +215,11 @@ def _one_step(
 ) -> Iterator[Gap]:
     """Prove that short prompts were prefilled together: one step had more tokens than the long and one short prompt."""
     floor = len(holder.sent_ids) + max(len(o.sent_ids) for o in short)
-    bounds = sorted(int(k.removeprefix("engine_steps_le_")) for k in counters if k.startswith("engine_steps_le_"))
-    bound = next((b for b in bounds if b >= floor), None)
+    steps = steps_up_to(counters)
+    bound = min((b for b in steps if b >= floor), default=None)
     if bound is None or "engine_steps" not in counters:
         yield Gap(holder, f"expected the {role} engine's histogram of tokens per step, found none above {floor}")
-    elif counters["engine_steps"] <= counters[f"engine_steps_le_{bound}"]:
+    elif counters["engine_steps"] <= steps[bound]:
         yield Gap(
             holder,
             f"expected one step of the {role} engine with more than {bound} tokens, found none: the short prompts were "

@@ -16,11 +16,12 @@ from harness.history.folder import History
 from harness.history.identity import identity_in
 from harness.history.run_kind import notices_of
 from harness.history.verdict import Verdict, worst
-from harness.judging.checks import drafting, preconditions, rescored, responses, tokens, transfer
+from harness.judging.checks import counters, drafting, logprobs, preconditions, rescored, responses, tokens, transfer
 from harness.judging.checks.aggregation import listed, most_listed
 from harness.judging.checks.hypothesis_tests import run_tests
 from harness.judging.checks.model import RegisteredTest, Results, TestName
-from harness.judging.checks.statistical import judge_test, tripped
+from harness.judging.checks.pooled import pooled
+from harness.judging.checks.statistical import judge_pooled, judge_test, tripped
 from harness.judging.diagnosis.diagnose import diagnose, state_law
 from harness.judging.diagnosis.location import locate
 from harness.judging.evidence import CellView, Evidence
@@ -58,6 +59,10 @@ def _has_reference(cell: CellView) -> bool:
     return cell.id != cell.name.reference and _asked(cell, cell.name.reference)
 
 
+def _has_plain(cell: CellView) -> bool:
+    return cell.id != cell.name.reference and cell.selected(cell.name.reference)
+
+
 def _has_single(cell: CellView) -> bool:
     return cell.handed_off and cell.speculative and cell.cold and _asked(cell, cell.name.single)
 
@@ -66,9 +71,13 @@ _COMMON: tuple[Check, ...] = (
     Check("state-occurred", lambda c: not c.cold, preconditions.state_occurred),
     Check("cold-stays-cold", lambda c: c.cold, preconditions.cold_stays_cold),
     Check("complete", _always, responses.complete),
+    Check(counters.NAME, counters.applies, counters.counters_offered),
+    Check(counters.AGREE, counters.agree_applies, counters.counters_agree),
     Check("echoed-prompt", _always, responses.echoed_prompt),
     Check("response-invariants", _always, responses.response_invariants),
     Check("transfer", _always, transfer.transfer),
+    Check("prefill-token", tokens.has_prefill, tokens.prefill_token),
+    Check("finish-reason", _has_plain, responses.finish_reason),
 )
 _DRAFTS = Check("drafts-happened", lambda c: c.speculative, drafting.drafts_happened)
 
@@ -77,14 +86,20 @@ CHECKS: tuple[Check, ...] = (
     Check("text-form", _has_text, responses.text_form),
     Check("tokens-reference", _has_reference, tokens.tokens_reference),
     Check("tokens-baseline", _always, tokens.tokens_baseline),
+    Check("logprobs-single", logprobs.has_reference, logprobs.logprobs_single),
+    Check("logprobs-baseline", _always, logprobs.logprobs_baseline),
     Check("rescored", rescored.applies, rescored.rescored),
     _DRAFTS,
     Check("acceptance-single", _has_single, drafting.acceptance_single),
     Check("acceptance-baseline", lambda c: c.speculative, drafting.acceptance_baseline),
 )
 """The checks of the bitwise tier."""
-NORMAL_CHECKS: tuple[Check, ...] = (*_COMMON, _DRAFTS)
-"""The checks of the normal tier, whose gates are the registered tests (``TEST_NAMES``)."""
+NORMAL_CHECKS: tuple[Check, ...] = (
+    *_COMMON,
+    Check(rescored.DISLIKED, rescored.applies, rescored.disliked_tokens),
+    _DRAFTS,
+)
+"""The checks of the normal tier, whose other gates are the registered tests (``TEST_NAMES``)."""
 TEST_NAMES: tuple[TestName, ...] = get_args(TestName)
 
 
@@ -112,6 +127,9 @@ def judge_cell(cell: CellView, tests: Results = _NO_TESTS, checks: Sequence[Chec
         if tested is not None:
             with _crash_is_unknown(cell, name, "the check itself failed", results):
                 results.append(judge_test(cell, tested, tests))
+    if cell.cold and tests.pooled is not None and cell.id in tests.pooled.cells:
+        with _crash_is_unknown(cell, "pooled", "the check itself failed", results):
+            results.append(judge_pooled(cell, tests.pooled))
     diagnosis = None
     with _crash_is_unknown(cell, "location", "the damage could not be located", results):
         results[:] = locate(cell, results)
@@ -141,11 +159,11 @@ def run_registered_tests(evidence: Evidence, second: History | None = None) -> R
     if judging.tier == "bitwise":
         return _NO_TESTS
     views = list(evidence.views())
-    first = run_tests(views, judging)
+    first, together = run_tests(views, judging), pooled(views, judging)
     if second is None:
-        return Results(first)
+        return Results(first, pooled=together)
     fresh = evidence._replace(history=second)
-    return Results(first, run_tests(list(fresh.views()), judging, tripped(views, first)))
+    return Results(first, run_tests(list(fresh.views()), judging, tripped(views, first)), together)
 
 
 def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[RegisteredTest]:
@@ -201,7 +219,12 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
             f"INJECTED MUTANT {', '.join(mutants)}: this run has a deliberate defect, so it says nothing about vLLM "
             "and cannot pass"
         )
-    verdict = worst([verdict, *history.run.limiting_verdicts])
+    strange = [
+        f"{cell}: found answers of {scenario}, which this run was not to ask there; the record was put together by hand"
+        for cell, scenario in history.unplanned()
+    ]
+    notices += strange
+    verdict = worst([verdict, *history.limiting_verdicts])
     return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=tuple(notices), mutants=mutants)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from harness.history.records import Leg, Observation
+from collections.abc import Iterable, Sequence
+
+from harness.history.plan import Matched, matched, rows_of
+from harness.history.records import COUNTED, Leg, Observation, PlannedRequest
 from harness.history.token_ids import common_prefix
 from harness.history.verdict import Verdict
+from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import EchoDifference, IncompleteCell, OfEngine, StopToken, TextDifference
 from harness.judging.findings import CheckResult, Finding, conclude
 
 
 def complete(cell: CellView) -> CheckResult:
-    """Check that every planned observation exists and ended without an error."""
+    """Check that every planned request was sent as planned, and answered exactly once without an error."""
     name = "complete"
     observations = cell.all_observations()
     findings = [
@@ -19,7 +23,20 @@ def complete(cell: CellView) -> CheckResult:
         for o in observations
         if o.error is not None
     ]
+    rows = rows_of(cell.history.run, cell.record)
     missing = cell.planned - len(observations)
+    unanswered = ""
+    if rows is not None:
+        found = matched(rows, cell.scenario, cell.every_answer(), in_rounds=cell.history.run.kind == "soak")
+        findings += _not_as_planned(cell, found)
+        missing = max(missing, len(found.missing))
+        unanswered = f"; without an answer: {_named(found.missing)}" if found.missing else ""
+    elif cell.record.plan == COUNTED:
+        findings += _not_as_planned(cell, matched((), cell.scenario, cell.every_answer())._replace(unplanned=()))
+    elif cell.record.state == "complete":
+        message = "expected the record to say which requests were planned, found no plan of this cell"
+        findings.append(cell.finding(name, Verdict.UNKNOWN, "infrastructure", message))
+    findings += _other_engines(cell)
     if missing > 0 or cell.record.state != "complete":
         reason = cell.record.reason or "no reason was recorded"
         findings.append(
@@ -28,11 +45,61 @@ def complete(cell: CellView) -> CheckResult:
                 Verdict.UNKNOWN,
                 "infrastructure",
                 f"expected {cell.planned} observations of a complete cell, found {len(observations)} of a "
-                f"cell that is {cell.record.state}: {reason}",
+                f"cell that is {cell.record.state}: {reason}{unanswered}",
                 evidence=IncompleteCell(reason=reason),
             )
         )
     return conclude(name, cell.id, len(observations), findings)
+
+
+def _other_engines(cell: CellView) -> list[Finding]:
+    """Return a finding for each answer that names other engines than those recorded for the cell."""
+    mine = {e.role for e in cell.history.run.engines if e.group == cell.record.group} - {"router"}
+    return [
+        cell.finding(
+            "complete",
+            Verdict.UNKNOWN,
+            "infrastructure",
+            f"expected an answer of the engines of this cell, {_roles(mine)}, found one of {_roles(o.engine_roles)}",
+            o,
+        )
+        for o in cell.all_observations()
+        if mine and set(o.engine_roles) != mine
+    ]
+
+
+def _roles(roles: Iterable[str]) -> str:
+    return ", ".join(sorted(roles)) or "none"
+
+
+_NAMED = 4
+"""Most requests without an answer that are named."""
+
+
+def _named(rows: Sequence[PlannedRequest]) -> str:
+    names = [f"{row.place[2]} as text" if row.form == "text" else row.place[2] for row in rows]
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _not_as_planned(cell: CellView, found: Matched) -> list[Finding]:
+    """Return a finding for each answer that is not the only one to a planned request."""
+    wrong = [
+        *(
+            (
+                o,
+                f"expected one answer to this request, found {n}, of which only the last is judged: the record was "
+                "written twice or put together by hand; record the cell again",
+            )
+            for o, n in (() if cell.history.run.kind == "soak" else found.repeated)
+        ),
+        *(
+            (o, "expected answers to planned requests alone, found one to a request that the plan does not have")
+            for o in found.unplanned
+        ),
+        *((o, f"expected the request to be sent as planned, found {words}") for o, words in found.otherwise),
+    ]
+    return [cell.finding("complete", Verdict.UNKNOWN, "infrastructure", words, o) for o, words in wrong]
 
 
 def echoed_prompt(cell: CellView) -> CheckResult:
@@ -82,7 +149,7 @@ def response_invariants(cell: CellView) -> CheckResult:
     for o in cell.all_observations():
         for leg in o.legs:
             judged += 1
-            for problem, token in _leg_problems(o, leg):
+            for problem, token in _leg_problems(o, leg, cell.context_tokens):
                 findings.append(
                     cell.finding(
                         name,
@@ -96,16 +163,16 @@ def response_invariants(cell: CellView) -> CheckResult:
     return conclude(name, cell.id, judged, findings)
 
 
-def _process(o: Observation, leg: Leg) -> str:
-    """Return the role of the process that answered a leg: in a P/D pair, the decode engine also answers alone."""
-    return leg.role if leg.role in o.engine_roles else "decode"
+def _leg_problems(o: Observation, leg: Leg, context: int | None) -> list[tuple[str, int | None]]:
+    """Return the contradictions in a response, each with the offending token if there is one.
 
-
-def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, int | None]]:
-    """Return the contradictions in a response, each with the offending token if there is one."""
+    ``context`` is the largest number of tokens of a request, which ends it early.
+    """
     if leg.output_ids is None:
         return [("expected output token ids (return_token_ids), found none", None)]
     out: list[tuple[str, int | None]] = []
+    if leg.status != 200:
+        out.append((f"expected an answer with status 200, found tokens in one with {leg.status}", None))
     produced = len(leg.output_ids)
     if produced == 0:
         out.append(("expected at least one output token, found none", None))
@@ -125,6 +192,11 @@ def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, int | None]]:
         out.append((f"expected exactly one token from the prefill leg, found {produced}", None))
     if leg.finish_reason not in ("stop", "length"):
         out.append((f"expected finish reason stop or length, found {leg.finish_reason!r}", None))
+    asked = 1 if leg.role == "prefill" and o.route == "cell" else o.max_tokens
+    if leg.finish_reason == "length" and asked is not None and produced < asked:
+        full = context is not None and len(o.sent_ids) + produced >= context
+        if not full:
+            out.append((f"expected finish reason length at {asked} tokens only, found it after {produced}", None))
     if leg.finish_reason == "stop" and leg.output_ids and leg.output_ids[-1] in leg.output_ids[:-1]:
         out.append(
             (
@@ -133,16 +205,51 @@ def _leg_problems(o: Observation, leg: Leg) -> list[tuple[str, int | None]]:
             )
         )
     spec = leg.speculation
-    if spec is not None and leg.role != "prefill":
-        if sum(spec.per_step_accepted) != spec.num_accepted or sum(spec.per_step_drafted) != spec.num_drafted:
+    if spec is not None:
+        counted = (len(spec.per_step_accepted), sum(spec.per_step_accepted), sum(spec.per_step_drafted))
+        if counted != (spec.num_steps, spec.num_accepted, spec.num_drafted):
             out.append(("expected the per-step counts to add up to the request's totals, found another sum", None))
         if any(a > d for a, d in zip(spec.per_step_accepted, spec.per_step_drafted, strict=False)):
             out.append(("expected no step to accept more than it drafted, found one", None))
         # The prefill gives the first token, and one more each time a preempted request is resumed.
-        prefilled = 1 + int(o.shared_counters.get(_process(o, leg), {}).get("preemptions", 0))
+        prefilled = 1 + int(o.shared_counters.get(o.process_of(leg), {}).get("preemptions", 0))
         if sum(a + 1 for a in spec.per_step_accepted) < produced - prefilled:
             out.append((f"expected the verify steps to account for {produced} output tokens, found fewer", None))
     return out
+
+
+def finish_reason(cell: CellView) -> CheckResult:
+    """Check that an answer with the tokens of the plain engine of this run ended for the same reason.
+
+    Without an answer of the plain engine in the same scenario, its answer to the cold prompt counts.
+    """
+    name = "finish-reason"
+    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    cold = cell.history.of(cell.name.reference)
+    findings: list[Finding] = []
+    judged = 0
+    for key, o in cell.answered().items():
+        other = plain.get(key) or cold.get(o.prompt_id)
+        ours, theirs = o.final, other.final if other is not None else None
+        if ours is None:
+            continue
+        judged += 1
+        if other is None or theirs is None or (theirs.output_ids, other.max_tokens) != (ours.output_ids, o.max_tokens):
+            # Checks of tokens report other tokens, which may end otherwise.
+            continue
+        if ours.finish_reason != theirs.finish_reason:
+            findings.append(
+                cell.finding(
+                    name,
+                    decide(Facts(change="differ", against="this run"))[0],
+                    "sampler",
+                    f"expected the request to end as on {cell.name.reference} of this run, for the reason "
+                    f"{theirs.finish_reason}, found {ours.finish_reason} with the same tokens",
+                    o,
+                    OfEngine(role=ours.role),
+                )
+            )
+    return conclude(name, cell.id, judged, findings)
 
 
 def _echoes(o: Observation) -> list[tuple[int, ...] | None]:

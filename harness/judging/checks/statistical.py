@@ -8,7 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from harness.history.acceptance import by_step
 from harness.history.verdict import Verdict
 from harness.judging.checks.drafting import cell_steps
-from harness.judging.checks.model import Column, RegisteredTest, Results, Tested, TestName
+from harness.judging.checks.model import (
+    Column,
+    Hits,
+    Pooled,
+    RegisteredTest,
+    Results,
+    Tested,
+    TestName,
+    required,
+)
 from harness.judging.decision import Change, Facts, SecondStage, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import (
@@ -21,10 +30,14 @@ from harness.judging.figures import (
     TokenTestEvidence,
 )
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
+from harness.judging.sight import Seen, describe
 from harness.profiles.model import Judging
 
-_TOKENS: tuple[TestName, ...] = ("survival", "hard-divergence", "rescored")
-_YES_OR_NO: tuple[TestName, ...] = ("first-step", "hard-divergence", "rescored")
+_TOKENS: tuple[TestName, ...] = ("survival", "rescored")
+_OF_TARGET: tuple[TestName, ...] = (*_TOKENS, "logprobs-single")
+"""Tests of what the target says, whatever is drafted."""
+_OF_THIS_RUN: tuple[TestName, ...] = ("rescored", "logprobs-single", "acceptance-single", "first-step")
+"""Tests against another engine of the same run."""
 
 
 def judge_test(cell: CellView, tested: Tested, results: Results) -> CheckResult:
@@ -42,14 +55,14 @@ def judge_test(cell: CellView, tested: Tested, results: Results) -> CheckResult:
         evidence=not underpowered,
         quiet=tested.quiet,
         change=change,
-        against="this run" if name in ("acceptance-single", "first-step", "rescored") else "baseline",
+        against="this run" if name in _OF_THIS_RUN else "baseline",
         together=change != "none" and _moved_together(cell, name, change, results.first),
         second_stage=_second_stage(cell, tested, change, results.second),
     )
     verdict, why = decide(facts)
     figures = _figures(tested, judging.stage_alpha)
     if verdict is Verdict.PASS:
-        return conclude(name, cell.id, tested.prompts, [], note=_note(tested, cell), figures=figures)
+        return conclude(name, cell.id, tested.sample.prompts, [], note=_note(tested, cell), figures=figures)
     where = _where(figures) if columns and name in ("acceptance-baseline", "acceptance-single") else ""
     finding = cell.finding(
         name,
@@ -58,30 +71,24 @@ def judge_test(cell: CellView, tested: Tested, results: Results) -> CheckResult:
         _message(cell, tested, change, columns, why) + where,
         evidence=_evidence(cell, name, figures, columns),
     )
-    return conclude(name, cell.id, tested.prompts, [finding], note=tested.note, figures=figures)
+    return conclude(name, cell.id, tested.sample.prompts, [finding], note=tested.note, figures=figures)
 
 
 def change_of(cell: CellView, tested: Tested) -> tuple[Change, list[Column]]:
     """Return the direction in which a rejected test moved, and the columns that moved.
 
-    A column moved if its change is beyond chance and the practical floor, with an interval that excludes zero. Tokens
-    that diverge less than between equal runs are not a change.
+    A column moved if its change is beyond chance; acceptance must have moved by the practical floor, too, with an
+    interval that excludes zero. Tokens that are wrong less often than between equal runs are not a change.
     """
     judging = cell.judging
     if tested.adjusted is None or tested.adjusted > judging.stage_alpha:
         return "none", []
-    floor = judging.floor_points / 100
-    exact = tested.id.name in _YES_OR_NO
-    moved = [
-        c
-        for c in tested.columns
-        if c.adjusted <= judging.stage_alpha
-        and abs(c.difference.effect) >= floor
-        and (exact or c.difference.excludes_zero)
-    ]
+    beyond = [c for c in tested.columns if c.adjusted <= judging.stage_alpha]
     if tested.id.name in _TOKENS:
-        more = [c for c in moved if c.difference.effect > 0]
+        more = [c for c in beyond if c.difference.effect > 0]
         return ("differ", more) if more else ("none", [])
+    floor, exact = judging.floor_points / 100, tested.id.name == "first-step"
+    moved = [c for c in beyond if abs(c.difference.effect) >= floor and (exact or c.difference.excludes_zero)]
     fell = [c for c in moved if c.difference.effect < 0]
     if fell:
         return "drop", fell
@@ -98,14 +105,51 @@ def tripped(views: Iterable[CellView], results: Mapping[RegisteredTest, Tested])
     ]
 
 
+def judge_pooled(cell: CellView, pooled: Pooled) -> CheckResult:
+    """Turn the test of all P/D cells together into the check result of one of them.
+
+    If it found more wrong answers than the single engines give, the cells that contribute to them have a finding.
+    """
+    tested, hits = pooled.tested, pooled.cells[cell.id]
+    if tested.p is None:
+        return conclude("pooled", cell.id, 0, [_unknown(cell, "pooled", tested.problem)], note=tested.note)
+    judging = cell.judging
+    more = [c for c in tested.columns if c.adjusted <= judging.pooled_alpha and c.difference.effect > 0]
+    mine = [c for c in more if hits[c.difference.column].ours > hits[c.difference.column].theirs]
+    change: Change = "differ" if mine else "none"
+    facts = Facts(evidence=bool(more) or not _underpowered(tested, judging), change=change, against="this run")
+    verdict, why = decide(facts)
+    figures = _figures(tested, judging.pooled_alpha)
+    if verdict is Verdict.PASS:
+        note = "; ".join((*_sight_note(tested), *(["other cells have more wrong answers"] if more else [])))
+        return conclude("pooled", cell.id, tested.sample.prompts, [], note=note, figures=figures)
+    finding = cell.finding(
+        "pooled",
+        verdict,
+        "target-kv" if mine else "nothing-tested",
+        _pooled_message(cell, tested, mine, hits, why) if mine else _blind_message(cell, tested, why),
+        evidence=TokenTestEvidence(**dict(figures), changed=tuple(c.difference.column for c in mine)),
+    )
+    return conclude("pooled", cell.id, tested.sample.prompts, [finding], note=tested.note, figures=figures)
+
+
+def _pooled_message(
+    cell: CellView, tested: Tested, columns: Sequence[Column], hits: Mapping[str, Hits], why: str
+) -> str:
+    name = columns[0].difference.column
+    ours, theirs, prompts = hits[name]
+    return (
+        f"expected no more wrong answers of all P/D cells together than of their single engines (pooled test, p "
+        f"{tested.p:.2g}, level {cell.judging.pooled_alpha:.2g}), found more: "
+        f"{'; '.join(_describe(c) for c in columns)}; {ours} of this cell, {theirs} of its single engine "
+        f"({name.removeprefix('all@')}: {', '.join(prompts)}); {why}"
+    )
+
+
 def _underpowered(tested: Tested, judging: Judging) -> bool:
     """Return whether the test could have missed a change that must be detected, over all prompts or in one stratum."""
-    limits = (
-        (tested.detectable, judging.must_detect_points),
-        (tested.detectable_stratum, judging.must_detect_stratum_points),
-    )
-    # Written so that a NaN counts as underpowered.
-    return any(least is not None and limit is not None and not least <= limit / 100 for least, limit in limits)
+    limits = zip((tested.seen, tested.seen_in_stratum), required(tested.id.name, judging), strict=True)
+    return any(seen is not None and not seen.enough(points) for seen, points in limits)
 
 
 def _moved_together(cell: CellView, name: TestName, change: Change, results: Mapping[RegisteredTest, Tested]) -> bool:
@@ -139,7 +183,7 @@ def _damage(cell: CellView, name: TestName, change: Change, verdict: Verdict) ->
         return "engine-changed"
     if verdict is Verdict.UNKNOWN:
         return "nothing-tested"
-    if name in _TOKENS:
+    if name in _OF_TARGET:
         return "target-kv" if cell.handed_off or not cell.cold else "sampler"
     return "sampler" if change == "rise" or not cell.handed_off else "drafter-kv"
 
@@ -156,21 +200,16 @@ def _describe(column: Column) -> str:
     d = column.difference
     return (
         f"{d.column}: {d.rates[0]:.4f} → {d.rates[1]:.4f} ({_points(d.effect)} points, interval {_points(d.low)} to "
-        f"{_points(d.high)}, {d.prompts} prompts)"
+        f"{_points(d.high)}, {d.units} texts)"
     )
 
 
 def _message(cell: CellView, tested: Tested, change: Change, columns: list[Column], why: str) -> str:
     judging = cell.judging
     if not columns:
-        return (
-            f"expected evidence that could show a change of {judging.must_detect_points:g} points over all prompts and "
-            f"of {judging.must_detect_stratum_points or 100:g} in each stratum, found one that shows "
-            f"{_size(tested.detectable)} and {_size(tested.detectable_stratum)} with {tested.prompts} prompts: {why}; "
-            "send more prompts"
-            if tested.quiet
-            else f"expected two equal runs to agree, found that they do not: {why}"
-        )
+        if not tested.quiet:
+            return f"expected two equal runs to agree, found that they do not: {why}"
+        return _blind_message(cell, tested, why)
     shown = "; ".join(_describe(c) for c in columns[:3])
     return (
         f"expected no change beyond chance (registered test, adjusted p {tested.adjusted:.2g}, level "
@@ -179,21 +218,42 @@ def _message(cell: CellView, tested: Tested, change: Change, columns: list[Colum
     )
 
 
-def _size(least: float | None) -> str:
-    if least is None:
-        return "(no strata)"
-    return f"{100 * least:.1f} points" if math.isfinite(least) else "nothing, with so few prompts,"
+def _blind_message(cell: CellView, tested: Tested, why: str) -> str:
+    points, in_stratum = required(tested.id.name, cell.judging)
+    wanted = [f"{points:g} points over all prompts"] + ([f"{in_stratum:g} in each stratum"] if in_stratum else [])
+    found = [f"{_size(tested.seen)} over all"]
+    if tested.seen_in_stratum is not None:
+        found.append(f"{_size(tested.seen_in_stratum)} in the weakest stratum")
+    remedy = (
+        "send more prompts, or more P/D cells with their single engines"
+        if tested.id.name == "pooled"
+        else "send more prompts"
+    )
+    return (
+        f"expected evidence that could show a change of {' and of '.join(wanted)}, found that {tested.sample.prompts} "
+        f"prompts of {tested.sample.units} texts show {' and '.join(found)}: {why}; {remedy} (`harness plan` says what "
+        "they show)"
+    )
+
+
+def _size(seen: Seen | None) -> str:
+    return describe(seen) if seen is not None else "nothing"
 
 
 def _note(tested: Tested, cell: CellView) -> str:
+    beyond = tested.adjusted is not None and tested.adjusted <= cell.judging.stage_alpha
+    floor = ["a change beyond chance, but below the practical floor"] if beyond else []
+    return "; ".join((*_sight_note(tested), *floor))
+
+
+def _sight_note(tested: Tested) -> list[str]:
+    """Return what the test could have seen, after its own note."""
     parts = [tested.note] if tested.note else []
-    if tested.adjusted is not None and tested.adjusted <= cell.judging.stage_alpha:
-        parts.append("a change beyond chance, but below the practical floor")
-    if tested.detectable is not None:
-        parts.append(f"could have seen {100 * tested.detectable:.2f} points")
-    if tested.detectable_stratum is not None:
-        parts.append(f"{100 * tested.detectable_stratum:.2f} in the weakest stratum")
-    return "; ".join(parts)
+    if tested.seen is not None:
+        parts.append(f"could have seen {describe(tested.seen)}")
+    if tested.seen_in_stratum is not None:
+        parts.append(f"in the weakest stratum {describe(tested.seen_in_stratum)}")
+    return parts
 
 
 def _figures(tested: Tested, alpha: float) -> HypothesisFigures:
@@ -205,15 +265,21 @@ def _figures(tested: Tested, alpha: float) -> HypothesisFigures:
         p=tested.p,
         p_adjusted=tested.adjusted,
         alpha=alpha,
-        prompts=tested.prompts,
-        detectable_points=_percent(tested.detectable),
-        detectable_stratum_points=_percent(tested.detectable_stratum),
+        prompts=tested.sample.prompts,
+        texts=tested.sample.units,
+        detectable_points=_percent(tested.seen),
+        detectable_prompts=_prompts(tested.seen),
+        detectable_stratum_points=_percent(tested.seen_in_stratum),
         columns=tuple(_column(c) for c in tested.columns),
     )
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else _finite(100 * share)
+def _percent(seen: Seen | None) -> float | None:
+    return None if seen is None else _finite(100 * seen.share)
+
+
+def _prompts(seen: Seen | None) -> int | None:
+    return int(seen.prompts) if seen is not None and math.isfinite(seen.prompts) else None
 
 
 def _column(column: Column) -> ColumnFigures:
@@ -224,7 +290,7 @@ def _column(column: Column) -> ColumnFigures:
         found=_finite(d.rates[1]),
         effect_points=_finite(100 * d.effect),
         interval_points=(_finite(100 * d.low), _finite(100 * d.high)),
-        prompts=d.prompts,
+        prompts=d.units,
         p_adjusted=column.adjusted,
     )
 
@@ -234,7 +300,7 @@ def _evidence(
 ) -> TokenTestEvidence:
     """Return the figures as evidence of a finding, including the means by step for tests of acceptance."""
     shared = dict(figures) | {"changed": tuple(c.difference.column for c in columns)}
-    if name in _TOKENS:
+    if name in _OF_TARGET:
         return TokenTestEvidence(**shared)
     return AcceptanceTestEvidence(**shared, by_step=_steps_since(cell, name))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from harness.history.records import Leg, Observation
 from harness.history.token_ids import Divergence, compare
 from harness.history.verdict import Verdict
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
-from harness.judging.figures import TokenDifference
-from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
+from harness.judging.figures import OfEngine, TokenDifference
+from harness.judging.findings import CheckResult, Finding, conclude
+from harness.judging.near_ties import near_tie_nats, parting, plain_rows, rounding_nats, told_runner_ups
 
 
 def _evidence(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...]) -> TokenDifference:
@@ -42,8 +46,10 @@ def tokens_reference(cell: CellView) -> CheckResult:
     """Check that tokens equal those of the no-speculation single engine in the same run and scenario."""
     name = "tokens-reference"
     reference = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    rows = plain_rows(cell)
     findings: list[Finding] = []
-    judged = ties = 0
+    judged = 0
+    ties: list[Leg | None] = []
     for key, o in cell.answered().items():
         other = _final(reference.get(key))
         leg = o.final
@@ -54,15 +60,15 @@ def tokens_reference(cell: CellView) -> CheckResult:
             findings.append(cell.untested(name, message, o))
             continue
         judged += 1
-        at = compare(leg.output_ids, other.output_ids, other.top_gaps, cell.judging.near_tie_nats)
+        at = parting(cell, o, other.output_ids, other, rows.get(o.prompt_id))
         if at is None or at.near_tie:
-            ties += at is not None
+            ties += [other] if at is not None else []
             continue
         findings.append(
             cell.finding(
                 name,
                 decide(Facts(change="differ", against="this run"))[0],
-                _damage(cell),
+                cell.wrong_output,
                 _describe(at, leg.output_ids, other.output_ids, f"{cell.name.reference} of this run"),
                 o,
                 _evidence(at, leg.output_ids, other.output_ids),
@@ -71,13 +77,81 @@ def tokens_reference(cell: CellView) -> CheckResult:
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
 
 
-def _damage(cell: CellView) -> DamageClass:
-    """Return the default damage class of wrong tokens: a cold prompt on a single engine reads no KV but its own."""
-    return "sampler" if cell.cold and not cell.handed_off else "target-kv"
+def prefill_token(cell: CellView) -> CheckResult:
+    """Check that P's own token is the first one of the output, which D computes anew from the KV that it was handed.
+
+    In the bitwise tier the plain engine tells which token is right, of this run or in the baseline, so that a wrong
+    one of D is not blamed on P; in the normal tier D's counts, and P's may differ by rounding.
+    """
+    name = "prefill-token"
+    bitwise = cell.judging.tier == "bitwise"
+    bound = near_tie_nats(cell) if bitwise else rounding_nats(cell)
+    plain = cell.history.of(cell.name.reference, scenario=cell.scenario) if bitwise else {}
+    rows = plain_rows(cell) if bitwise else {}
+    findings: list[Finding] = []
+    judged = 0
+    for key, o in cell.answered().items():
+        prefill, leg, row = o.leg("prefill"), o.final, rows.get(o.prompt_id)
+        said, reference = (prefill.output_ids if prefill is not None else None), _final(plain.get(key))
+        if o.route != "cell" or prefill is None or not said or leg is None or not leg.output_ids:
+            continue
+        judged += 1
+        references = (reference.output_ids if reference else None, row.output_ids if row else None, leg.output_ids)
+        right = next(tokens[:1] for tokens in references if tokens)
+        if bitwise and (apart := _apart(o, prefill, leg)) > cell.judging.logprob_nats:
+            findings.append(
+                cell.finding(
+                    name,
+                    decide(Facts(change="differ", against="this run"))[0],
+                    "target-kv",
+                    f"expected the prefill engine to find its token as probable as D, which computes it anew from the "
+                    f"KV that it was handed, found {apart:.3g} nats between them",
+                    o,
+                    OfEngine(role="prefill"),
+                )
+            )
+        at = compare(right, said[:1], prefill.top_gaps, bound, prefill.runner_ups if bitwise else None)
+        if at is None or at.near_tie:
+            continue
+        gap = "an unknown distance" if at.gap is None else f"{at.gap:.2f} nats"
+        findings.append(
+            cell.finding(
+                name,
+                decide(Facts(change="differ", against="this run", few=not bitwise))[0],
+                "sampler",
+                f"expected the prefill engine's token to be the first of the output, {right[0]}, found {said[0]}, "
+                f"which it prefers by {gap} (rounding is at most {bound:g})",
+                o,
+                OfEngine(role="prefill"),
+            )
+        )
+    return conclude(name, cell.id, judged, findings)
 
 
-def _tie_note(ties: int) -> str:
-    return f"{ties} near ties of the reference, benign" if ties else ""
+def _apart(o: Observation, prefill: Leg, decode: Leg) -> float:
+    """Return how far apart P and D are in what they say of the first token, in nats; infinite if only one of them says
+    it, 0 if they chose differently or had other requests beside it."""
+    if o.concurrent > 1 or not decode.output_ids or prefill.output_ids != decode.output_ids[:1]:
+        return 0.0
+    said = [[(x or (None,))[0] for x in (leg.chosen_logprobs, leg.top_gaps)] for leg in (prefill, decode)]
+    pairs = list(zip(*said, strict=True))
+    if any((p is None) != (d is None) for p, d in pairs):
+        return math.inf
+    return max((abs(p - d) for p, d in pairs if p is not None and d is not None), default=0.0)
+
+
+def has_prefill(cell: CellView) -> bool:
+    """Return whether P's answers are seen: a router keeps them to itself."""
+    return cell.handed_off and not cell.routed
+
+
+def _tie_note(ties: Sequence[Leg | None]) -> str:
+    """Describe the near ties from the reference's answers to their prompts."""
+    if not ties:
+        return ""
+    untold = sum(not told_runner_ups(leg) for leg in ties)
+    which = f"; {untold} of them with any token, because the record does not name the runner-up" if untold else ""
+    return f"{len(ties)} near ties of the reference, benign{which}"
 
 
 def tokens_baseline(cell: CellView) -> CheckResult:
@@ -90,7 +164,8 @@ def tokens_baseline(cell: CellView) -> CheckResult:
     rows = lookup.baseline.by_prompt()
     references = cell.history.of(cell.name.reference, scenario=cell.scenario)
     findings: list[Finding] = []
-    judged = ties = 0
+    judged = 0
+    ties: list[Leg | None] = []
     for o in cell.answered().values():
         leg, row = o.final, rows.get(o.prompt_id)
         if leg is None or leg.output_ids is None:
@@ -103,28 +178,33 @@ def tokens_baseline(cell: CellView) -> CheckResult:
         judged += 1
         wanted = row.output_ids[: o.max_tokens]
         reference = _final(references.get(o.key))
-        gaps = reference.top_gaps if reference and reference.output_ids == wanted else None
-        at = compare(leg.output_ids, wanted, gaps, cell.judging.near_tie_nats)
+        at = parting(cell, o, wanted, reference, row)
         if at is None or at.near_tie:
-            ties += at is not None
+            ties += [reference] if at is not None else []
             continue
-        verdict = _baseline_verdict(cell, leg, reference)
-        findings.append(
-            cell.finding(
-                name,
-                verdict,
-                "engine-changed" if verdict is Verdict.DRIFT else _damage(cell),
-                _describe(at, leg.output_ids, wanted, "the baseline")
-                + ("; the single engine of this run moved with it" if verdict is Verdict.DRIFT else ""),
-                o,
-                _evidence(at, leg.output_ids, wanted),
-            )
-        )
+        findings.append(_not_as_recorded(cell, name, o, leg, reference, wanted, at))
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
 
 
-def _baseline_verdict(cell: CellView, leg: Leg, reference: Leg | None) -> Verdict:
-    """Return DRIFT if the no-speculation single engine of this run gives the same tokens: the engine itself changed."""
-    same = cell.id == cell.name.reference or (reference is not None and reference.output_ids == leg.output_ids)
+def _not_as_recorded(
+    cell: CellView, name: str, o: Observation, leg: Leg, reference: Leg | None, wanted: tuple[int, ...], at: Divergence
+) -> Finding:
+    """Return the finding on tokens that are not those of the baseline.
+
+    If the plain engine of this run gives the same tokens, the engine itself changed: DRIFT, unless the right answer is
+    known to be another one.
+    """
+    output = leg.output_ids or ()
+    same = cell.id == cell.name.reference or (reference is not None and reference.output_ids == output)
     # In a scenario two cells may share the same damage, so only cold prompts can show a drift.
-    return decide(Facts(change="differ", together=cell.cold and same))[0]
+    together = cell.cold and same
+    known = o.known_answer[: o.max_tokens] if o.known_answer is not None else None
+    damage, remark = cell.wrong_output, ""
+    facts = Facts(change="differ", together=together)
+    if together and known is not None and output != known:
+        facts, damage = facts._replace(against="known answer"), "known-answer"
+        remark = "; the single engine of this run gives them, too, but they are not the known answer to this prompt"
+    elif together:
+        damage, remark = "engine-changed", "; the single engine of this run moved with it"
+    message = _describe(at, output, wanted, "the baseline") + remark
+    return cell.finding(name, decide(facts)[0], damage, message, o, _evidence(at, output, wanted))

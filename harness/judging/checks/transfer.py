@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
 from harness.history.records import Leg, Observation
 from harness.history.verdict import Verdict
 from harness.judging.evidence import CellView
@@ -14,6 +20,7 @@ from harness.judging.figures import (
     TransferFigures,
 )
 from harness.judging.findings import CheckResult, Finding, conclude
+from harness.judging.recorded_cell import RecordedCell
 from harness.prompts.lengths import blocks
 
 NAME = "transfer"
@@ -31,6 +38,9 @@ def transfer(cell: CellView) -> CheckResult:
         findings.extend(judge(cell, o))
     findings.extend(_stages(cell))
     findings.extend(_leases(cell))
+    if cell.handed_off:
+        findings.extend(_block_bytes(cell))
+        findings.extend(_one_p(cell))
     return conclude(NAME, cell.id, judged, findings, figures=_moved(cell) if cell.handed_off else NO_EVIDENCE)
 
 
@@ -41,6 +51,125 @@ def _moved(cell: CellView) -> TransferFigures:
         descriptors=int(sum(leg.counters.get("nixl_descriptors", 0) for leg in legs)),
         external_tokens=int(sum(leg.external_tokens for leg in legs)),
     )
+
+
+def _block_bytes(cell: CellView) -> list[Finding]:
+    """Return findings about hand-offs that did not move whole blocks of the size that all blocks of the cell have.
+
+    A block has the bytes of B tokens in every layer of target and drafter, so a missing layer shows as a smaller one.
+    """
+    size = _bytes_per_block(cell)
+    if size is None:
+        return []
+    findings = []
+    for o, decode in _counted_alone(cell):
+        if o.scenario != cell.scenario:
+            continue
+        moved = decode.counters["nixl_bytes"]
+        whole = blocks(len(o.sent_ids), cell.record.block_size)
+        # Of a prompt whose first blocks D has cached, only some are pulled.
+        wanted = f"{whole}" if not decode.counters.get("prefix_hits") else f"1 to {whole}"
+        pulled = moved / size
+        if not pulled.is_integer() or not (1 if decode.counters.get("prefix_hits") else whole) <= pulled <= whole:
+            message = (
+                f"expected NIXL to move {wanted} blocks of {size:.0f} bytes, the size in most hand-offs of this cell, "
+                f"found {moved:.0f} bytes, which are {pulled:.4g}: layers or blocks are missing, or too many moved"
+            )
+            findings.append(cell.untested(NAME, message, o, Counted(counters=decode.counters)))
+    return findings + _implausible(cell, size)
+
+
+_OF_A_REQUEST = (
+    "remote_block_ids",
+    "remote_blocks_expiry_time",
+    "remote_num_tokens",
+    "remote_prefill_cached_tokens",
+    "remote_request_id",
+)
+"""P's parameters that differ between requests; all others name P and say how it is reached."""
+
+
+def _one_p(cell: CellView) -> list[Finding]:
+    """Return findings about hand-offs whose parameters name another P than most, or another request."""
+    given = [(o, p, p.kv_transfer_params) for o in cell.all_observations() if (p := o.leg("prefill"))]
+    named = [(o, p, params) for o, p, params in given if params and o.error is None]
+    if not named:
+        return []
+    names = [json.dumps(_without_request(params), sort_keys=True) for _, _, params in named]
+    usual = statistics.mode(names)
+    findings = []
+    for (o, leg, params), name in zip(named, names, strict=True):
+        cached = params.get("remote_prefill_cached_tokens")
+        wrong = []
+        if name != usual:
+            wrong.append(f"the P of the other hand-offs, {usual}, found {name}")
+        if leg.request_id not in str(params.get("remote_request_id", leg.request_id)):
+            wrong.append(f"request {leg.request_id}, found {params['remote_request_id']}")
+        decode = o.leg("decode")
+        if decode is not None and decode.request_id != leg.request_id:
+            wrong.append(f"the request that D answered, {decode.request_id}, found {leg.request_id}")
+        if leg.counters and cached is not None and cached != leg.counters.get("prefix_hits", 0):
+            wrong.append(f"as many cached tokens as P counted, found {cached}")
+        findings += [
+            cell.untested(NAME, f"expected P to name {words}", o, HandOffParameters(kv_transfer_params=params))
+            for words in wrong
+        ]
+    return findings
+
+
+def _without_request(params: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in params.items() if k not in _OF_A_REQUEST}
+
+
+def _bytes_per_block(cell: RecordedCell) -> float | None:
+    """Return the bytes of a block, the most frequent figure of cold hand-offs; None if none was counted alone."""
+    sizes = [
+        leg.counters["nixl_bytes"] / blocks(len(o.sent_ids), cell.record.block_size)
+        for o, leg in _counted_alone(cell)
+        if not leg.counters.get("prefix_hits")
+    ]
+    return statistics.mode(sizes) if sizes else None
+
+
+def _counted_alone(cell: RecordedCell) -> Iterator[tuple[Observation, Leg]]:
+    """Yield hand-offs with D's leg whose bytes are theirs alone: sent once, by themselves, not after one that broke.
+
+    What D pulls for a request that breaks is counted with the next one.
+    """
+    broke = False
+    for o in cell.history.in_order(cell.id):
+        leg = o.leg("decode")
+        alone = not broke and o.attempts == 1 and o.concurrent == 1 and o.route == "cell"
+        if alone and o.error is None and leg is not None and leg.counters.get("nixl_bytes"):
+            yield o, leg
+        broke = o.error is not None
+
+
+_OWN_LAYERS = ("eagle3", "dflash")
+"""Methods whose drafters have a KV cache of their own; that of MTP may share the target's."""
+
+
+def _implausible(cell: CellView, size: float) -> list[Finding]:
+    """Return a finding if no model's blocks have this size, or if the drafter's layers cannot be among them."""
+    if not cell.cold:
+        return []
+    unit = cell.record.block_size * cell.kv_item_bytes
+    if size % unit:
+        message = (
+            f"expected blocks of {cell.record.block_size} tokens and {cell.kv_item_bytes} bytes a number to have a "
+            f"multiple of {unit} bytes, found {size:.6g}: NIXL's bytes do not prove that KV moved"
+        )
+        return [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)]
+    plain = cell.name.beside("pd", "none")
+    record = cell.history.cell(plain.id)
+    least = _bytes_per_block(replace(cell, record=record)) if record is not None else None
+    if cell.method in _OWN_LAYERS and least is not None and size <= least:
+        message = (
+            f"expected blocks with more bytes than the {least:.0f} of {plain.id}, because they hold the drafter's "
+            f"layers, too, found {size:.0f}: the drafter's KV was not handed over"
+        )
+        return [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)]
+    return []
 
 
 def _control(cell: CellView, o: Observation) -> list[Finding]:
@@ -147,6 +276,10 @@ def _stages(cell: CellView) -> list[Finding]:
                 )
             )
         findings += _failed(cell, members[0], counters)
+        size = _bytes_per_block(cell)
+        if size is not None and counters.get("nixl_bytes", 0) % size:
+            message = f"expected whole blocks of {size:.0f} bytes for requests sent together, found a part of one"
+            findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
     return findings
 
 
@@ -217,6 +350,9 @@ def _not_handed_off(cell: CellView, o: Observation, decode: Leg, why: str) -> Fi
 def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     """Check P's parameters: ceil(remote_num_tokens / block size) blocks per KV-cache group, and the prompt's tokens."""
     params = prefill.kv_transfer_params or {}
+    if params.get("do_remote_prefill") is not True or params.get("do_remote_decode") is not False:
+        message = "expected P's parameters to tell D to pull (do_remote_prefill alone), found that they do not"
+        return [cell.untested(NAME, message, o, HandOffParameters(kv_transfer_params=params))]
     groups = params.get("remote_block_ids")
     count = params.get("remote_num_tokens", len(o.sent_ids))
     findings = []
@@ -237,8 +373,23 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
                 HandOffParameters(kv_transfer_params=params),
             )
         )
+    if "remote_num_tokens" not in params:
+        message = "expected P to say of how many tokens it publishes KV (remote_num_tokens), found nothing"
+        findings.append(cell.untested(NAME, message, o, HandOffParameters(kv_transfer_params=params)))
     wanted = blocks(int(count), cell.record.block_size)
     for index, group in enumerate(groups):
+        if len({str(block) for block in group}) < len(group):
+            findings.append(
+                cell.finding(
+                    NAME,
+                    Verdict.REGRESSION,
+                    "target-kv",
+                    f"expected P to publish each block of KV-cache group {index} once, found one again: D reads the KV "
+                    "of other tokens there",
+                    o,
+                    HandOffParameters(kv_transfer_params=params),
+                )
+            )
         if len(group) != wanted:
             findings.append(
                 cell.finding(

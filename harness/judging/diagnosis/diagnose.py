@@ -10,10 +10,11 @@ from harness.history.acceptance import real_steps
 from harness.history.records import COLD
 from harness.history.token_ids import compare
 from harness.history.verdict import Verdict
-from harness.judging.diagnosis.garbage import garbage
 from harness.judging.diagnosis.law import law_of_lengths
 from harness.judging.diagnosis.location import request_of
+from harness.judging.diagnosis.lost_drafts import without_drafts
 from harness.judging.evidence import CellView
+from harness.judging.figures import LogprobDifference
 from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Finding, Law
 from harness.profiles.scenarios import Sampled
 
@@ -65,8 +66,12 @@ def state_law(results: Sequence[CheckResult], diagnosis: Diagnosis | None) -> li
 
 
 def _most_telling(cell: CellView, findings: Sequence[Finding]) -> Finding:
-    """Return the located finding with the longest prompt, which has the most blocks; else the first finding."""
+    """Return the located finding with the longest prompt, which has the most blocks; else the first finding.
+
+    Tokens and steps tell more than log-probs.
+    """
     located = [f for f in findings if f.location is not None]
+    located = [f for f in located if not isinstance(f.evidence, LogprobDifference)] or located
     return max(located, key=lambda f: _tokens(cell, f)) if located else findings[0]
 
 
@@ -85,6 +90,8 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
     if any(f.damage == "input" for f in certain):
         return "input"
     wrong_tokens = [f for f in certain if f.check in _TOKEN_CHECKS and f.verdict is Verdict.REGRESSION]
+    if wrong_tokens and all(f.damage == "known-answer" for f in wrong_tokens):
+        return "known-answer"
     if wrong_tokens or any(f.damage == "target-kv" for f in certain):
         return "sampler" if _same_without(cell, _TOKEN_CHECKS) or _only_when_sampled(cell) else "target-kv"
     changed_steps = [f for f in certain if f.check in _STEP_CHECKS]
@@ -144,6 +151,7 @@ _NAMES: dict[str, str] = {
     "sampler": "drafting or verification",
     "nothing-tested": "nothing tested",
     "engine-changed": "the engine changed",
+    "known-answer": "wrong by the known answer",
     "infrastructure": "infrastructure",
     "routing": "the router hands nothing off",
     "baseline": "no baseline",
@@ -170,7 +178,7 @@ def _words(
         name = chosen.part or chosen.prompt_id
         parts.append(f"{name} ({_tokens(cell, chosen)} tokens): {chosen.location.text}")
     elif damage == "nothing-tested" and cell.judging.tier == "normal":
-        parts += [words for words in (garbage(cell), " ".join(chosen.message.split())[:240]) if words]
+        parts += [words for words in (without_drafts(cell), " ".join(chosen.message.split())[:240]) if words]
     elif not cell.cold or damage in ("routing", "nothing-tested", "infrastructure", "baseline"):
         parts.append(" ".join(chosen.message.split())[:240])
     return "; ".join(parts)

@@ -16,7 +16,8 @@ from harness.history.token_ids import common_prefix
 from harness.history.verdict import Verdict
 from harness.judging.diagnosis.sources import is_copy, repeated, sources
 from harness.judging.evidence import CellView
-from harness.judging.findings import CheckResult, Location
+from harness.judging.figures import LogprobDifference
+from harness.judging.findings import CheckResult, Finding, Location
 from harness.prompts.lengths import blocks
 
 
@@ -69,10 +70,21 @@ def locate(cell: CellView, results: Sequence[CheckResult]) -> list[CheckResult]:
             if o is not None and finding.verdict is not Verdict.UNKNOWN and finding.damage != "routing":
                 if o.key not in cache:
                     cache[o.key] = location(cell, o)
-                finding = finding.model_copy(update={"location": cache[o.key]})
+                finding = finding.model_copy(update={"location": _of(finding, cell, o, cache[o.key])})
             found.append(finding)
         out.append(result.model_copy(update={"findings": tuple(found)}))
     return out
+
+
+def _of(finding: Finding, cell: CellView, o: Observation, found: Location | None) -> Location | None:
+    """Return the location of a finding; ``found`` is that of its request.
+
+    Log-probs tell where damage is that leaves all tokens right.
+    """
+    moved = finding.evidence
+    if not isinstance(moved, LogprobDifference) or (found is not None and found.position is not None):
+        return found
+    return _from_logprobs(cell, o, moved)
 
 
 def location(cell: CellView, o: Observation) -> Location | None:
@@ -164,6 +176,31 @@ def _from_steps(cell: CellView, r: Request) -> Location | None:
         often = "are rejected" if low else "are rejected at some of their steps"
         lines.append(f"drafts that copy {name_blocks(some, count)} {often}")
     return Location(blocks=some, of=count, step=first, text=_join(lines))
+
+
+def _from_logprobs(cell: CellView, o: Observation, moved: LogprobDifference) -> Location:
+    """Locate damage by the tokens whose log-probs moved most: those that copy a damaged block."""
+    size = cell.record.block_size
+    count = blocks(len(o.sent_ids), size)
+    structure = _structure(cell, o, count)
+    if moved.logprob_position is None:
+        text = "the tokens are right and only the smallest distance is known, so they do not tell which block moved"
+        return Location(blocks=structure.blocks, of=count, shift=structure.shift, text=_join([structure.text, text]))
+    origin = sources(o.sent_ids, (o.final.output_ids if o.final is not None else None) or ())
+    seen = [f"the log-probs differ from output {moved.logprob_position} on"]
+    if not is_copy(origin):
+        seen.append("the output does not repeat the prompt, so they do not tell which block was read wrongly")
+        return Location(blocks=structure.blocks, of=count, shift=structure.shift, text=_join([structure.text, *seen]))
+    largest = max(change for _, change in moved.most)
+    found = sorted({p // size for at, change in moved.most if change >= largest / 2 and (p := origin[at]) is not None})
+    seen += [f"those that copy {name_blocks(found, count)} moved most, by up to {largest:.2g} nats"] if found else []
+    return Location(
+        blocks=structure.blocks or tuple(found),
+        of=count,
+        shift=structure.shift,
+        position=origin[moved.logprob_position],
+        text=_join([structure.text, *seen]),
+    )
 
 
 class _Structure(NamedTuple):

@@ -11,12 +11,13 @@ from harness.baselines.build import record_from, references_in, rows_from
 from harness.baselines.diff import diff
 from harness.baselines.lookup import Limits, differing, free_place, look_up, minor_distance, unused
 from harness.baselines.model import Again, Baseline
-from harness.baselines.store import load_baseline, write_baseline
+from harness.baselines.store import COLUMNS, load_baseline, stored, with_rows, write_baseline
 from harness.cli.app import app
 from harness.errors import DataError, UsageError
 from harness.history.folder import History
 from harness.prompts.model import PromptHeader, PromptSet
 from harness.util.byte_cache import ByteCache
+from harness.util.paths import REPOSITORY
 from tests.support.builders import change_final, history, identity, observation, provenance, rows, speculation
 
 LIMITS = Limits(90, 2)
@@ -56,6 +57,30 @@ def test_what_equal_runs_differ_by_survives_a_round_trip(tmp_path):
     assert loaded.rows == (twice, same)
     assert loaded.noise_floor_nats == 0.25
     assert loaded.header.summary["again"]["diverged"] == 1
+
+
+def test_runner_ups_and_gaps_survive_a_round_trip_and_older_files_lack_them(tmp_path):
+    (row,) = rows([40], "none")
+    told = row.model_copy(
+        update={
+            "close": ((2, 0.25), (7, 0.5)),
+            "runner_ups": ((7, 99),),
+            "gaps": (9.125, None, 0.25),
+            "again": Again(divergence=7, gap=0.5, steps=0, accepted_at=(), token=99),
+        }
+    )
+    path = tmp_path / "none.json"
+    write_baseline(path, identity(), provenance(), [told])
+    assert load_baseline(path).rows == (told,)
+    lines = path.with_suffix(".csv").read_text().splitlines()
+    older = "".join(",".join(line.split(",")[: len(COLUMNS)]) + "\n" for line in lines)
+    (loaded,) = with_rows(path, load_baseline(path).header, older).rows
+    assert loaded == told.model_copy(update={"gaps": (), "again": told.again.model_copy(update={"token": None})})
+
+
+def test_committed_baselines_are_readable():
+    for path in stored(REPOSITORY / "baselines" / "cpu"):
+        assert load_baseline(path).rows
 
 
 def test_files_are_stable_so_that_a_diff_is_short(tmp_path):

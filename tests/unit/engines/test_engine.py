@@ -85,6 +85,7 @@ def test_answer_is_parsed():
     leg = parse_completion("decode", "r", 200, answer(), 0.5)
     assert leg.output_ids == (5, 1)
     assert leg.top_gaps == (3.0, None)
+    assert leg.runner_ups == (7, None)
     assert leg.speculation is not None
     assert leg.speculation.per_step_accepted == (0, 1)
 

@@ -200,7 +200,8 @@ def test_session_starts_engines_at_their_places_and_asks_the_side_channel_there(
         open_port, closed_port = side_channel.getsockname()[1], free_ports(1, HOST)[0]
         places = {"decode": FarPlace(7000, open_port), "prefill": FarPlace(7002, closed_port)}
         session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path, places=places)
-        monkeypatch.setattr(session._readiness, "wait", lambda _: (_ for _ in ()).throw(EngineStartError("far enough")))
+        enough = EngineStartError("far enough")
+        monkeypatch.setattr(session._readiness, "wait", lambda *_: (_ for _ in ()).throw(enough))
         with pytest.raises(EngineStartError, match="far enough"), session:
             pass
         for role, place in places.items():

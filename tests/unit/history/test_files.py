@@ -124,7 +124,7 @@ def test_workload_sends_text_of_every_stratum():
 
 def test_history_round_trip(tmp_path):
     h = recorded(tmp_path).model_copy(update={"own": False})
-    assert load_history(tmp_path) == h
+    assert load_history(tmp_path).model_copy(update={"sha256": None}) == h
 
 
 def test_torn_last_line_is_left_out_and_said(tmp_path):

@@ -32,6 +32,10 @@ from harness.util.paths import REPOSITORY
         (Facts(change="rise", second_stage="not confirmed"), Verdict.SUSPECT),
         (Facts(change="drop", second_stage="missing"), Verdict.UNKNOWN),
         (Facts(change="none", second_stage="missing"), Verdict.PASS),
+        (Facts(change="differ", against="this run", few=True), Verdict.SUSPECT),
+        (Facts(few=True), Verdict.PASS),
+        (Facts(change="differ", against="known answer", together=True), Verdict.REGRESSION),
+        (Facts(evidence=False, change="differ", few=True), Verdict.UNKNOWN),
     ],
 )
 def test_each_case(facts, verdict):
@@ -43,9 +47,10 @@ def test_every_combination_has_a_verdict_and_no_change_beyond_chance_ever_passes
         (True, False),
         (True, False),
         ("none", "drop", "rise", "differ"),
-        ("baseline", "this run"),
+        ("baseline", "this run", "known answer"),
         (True, False),
         ("not needed", "missing", "confirmed", "not confirmed"),
+        (False, True),
     )
     seen = set()
     for combination in values:

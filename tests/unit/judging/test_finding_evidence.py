@@ -21,6 +21,7 @@ from harness.judging.figures import (
     HandOffParameters,
     HypothesisFigures,
     IncompleteCell,
+    LogprobDifference,
     MeanDifference,
     NoEvidence,
     OfEngine,
@@ -85,6 +86,15 @@ EVIDENCE = (
     StopToken(role="decode", token=7),
     TextDifference(position=1, as_text=(1,), as_ids=(2,)),
     TokenDifference(**WINDOW, reference_gap_nats=None, window_start=0, differing_tokens=1, output_tokens=9),
+    LogprobDifference(
+        logprob_position=3,
+        found_nats=5.0,
+        expected_nats=9.0,
+        bound_nats=1e-5,
+        moved_tokens=1,
+        compared_tokens=9,
+        most=((3, 4.0),),
+    ),
     RepeatDifference(**WINDOW),
     TotalsDifference(found_totals=(3, 1), expected_totals=(3, 2)),
     StepsDifference(

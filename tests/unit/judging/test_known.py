@@ -16,13 +16,16 @@ from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
 from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known
+from harness.judging.references import References
 from harness.profiles.known_defects import load_known
+from harness.reports.judge_run import assess
 from harness.reports.junit import render_junit
 from harness.reports.markdown import render_markdown
 from harness.reports.summary import summarise_run
 from harness.util.paths import REPOSITORY
+from harness.workload.prepare import prepare
 from tests.golden.oracle import RUNS
-from tests.support.builders import change_final, evidence_of_test, history, lookups, observation
+from tests.support.builders import change_final, changed_profile, evidence_of_test, history, lookups, observation
 
 LENGTHS = [31, 32, 40, 65]
 ENTRY = {
@@ -259,3 +262,30 @@ def test_damaged_list_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(DataError, match="known defects"):
         load_known(path)
+
+
+def test_list_that_does_not_exist_is_refused_before_a_run(tmp_path):
+    profile = changed_profile(tmp_path, lambda raw: raw.update(known_defects=str(tmp_path / "lost.yaml")))
+    for planned in (False, True):
+        with pytest.raises(DataError, match=r"lost\.yaml: expected the list .* found no such file; restore it"):
+            prepare(profile, (), planned=planned)
+    without = changed_profile(tmp_path, lambda raw: raw.pop("known_defects"))
+    assert prepare(without, ("single-none",)).works
+
+
+def test_recorded_run_is_judged_without_a_lost_list_and_says_so(tmp_path, monkeypatch):
+    """Without the list more is red, never less. Another list may be named, and has to exist."""
+    monkeypatch.chdir(tmp_path)
+    h = made()
+    profile = {**h.run.profile, "known_defects": str(tmp_path / "lost.yaml")}
+    h = h.model_copy(update={"run": h.run.model_copy(update={"profile": profile})})
+    for own in (True, False):
+        judgement = assess(h.model_copy(update={"own": own})).judgement
+        assert judgement.by_cell()["pd-none"] is Verdict.REGRESSION
+        assert [n for n in judgement.notices if "lost.yaml: no such file" in n]
+    with pytest.raises(DataError, match=r"named\.yaml: expected the list"):
+        assess(h, References(known=tmp_path / "named.yaml"))
+    other = tmp_path / "other.yaml"
+    other.write_text("format: 1\ndefects: []\n")
+    judgement = assess(h, References(known=other)).judgement
+    assert not [n for n in judgement.notices if "lost.yaml" in n]

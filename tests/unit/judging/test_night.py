@@ -17,7 +17,7 @@ from harness.judging.evidence import Evidence
 from harness.judging.findings import Judgement
 from harness.profiles.model import Judging
 from tests.support.builders import change_final, speculation
-from tests.support.normal_tier import JUDGING, LENGTHS, again, baselines, better, night, outputs, recorded, worse
+from tests.support.normal_tier import FOUR, JUDGING, LENGTHS, again, baselines, better, night, outputs, recorded, worse
 
 
 def verdict(judgement: Judgement, cell: str, check: str) -> Verdict:
@@ -29,10 +29,15 @@ def test_equal_night_passes_and_says_what_it_could_have_seen():
     judgement = judge(night(stages=1), baselines())
     assert judgement.verdict is Verdict.PASS
     cell = next(c for c in judgement.cells if c.cell == "pd-eagle3")
-    assert {r.check for r in cell.results} >= {"acceptance-baseline", "acceptance-single", "first-step", "survival"}
-    figures = next(r.figures for r in cell.results if r.check == "acceptance-baseline")
-    assert figures.detectable_points == 0.5
-    assert figures.p == 1.0
+    by_check = {r.check: r for r in cell.results}
+    assert by_check.keys() >= {"acceptance-baseline", "acceptance-single", "first-step", "survival", "pooled"}
+    result = by_check["acceptance-baseline"]
+    assert result.figures.p == 1.0
+    # Equal arms leave the noise of the effect itself, and damage to a few prompts has to reach the level, too.
+    assert result.figures.detectable_points > 0.5
+    assert result.figures.detectable_prompts > 10
+    found = f"{result.figures.detectable_points:.2f} points, or the loss of {result.figures.detectable_prompts} prompts"
+    assert f"could have seen {found}" in result.note
 
 
 def test_noise_like_that_of_equal_runs_passes():
@@ -125,7 +130,16 @@ def test_near_ties_between_equal_runs_are_counted_by_the_same_rule():
         )
         recorded_ties[method] = Lookup(recorded_ties[method].baseline.model_copy(update={"rows": rows}), "")
     judgement = judge(night(change=parted(5, 0.01), stages=1), recorded_ties)
-    assert verdict(judgement, "pd-eagle3", "hard-divergence") is Verdict.PASS
+    assert verdict(judgement, "pd-eagle3", "survival") is Verdict.PASS
+
+
+def test_pd_that_rounds_otherwise_and_is_right_is_no_regression():
+    """Every P/D output parts at a near tie, and equal runs of the single engine never do."""
+    judgement = judge(night(change=parted(5, 0.01), stages=1), baselines(close=((5, 0.01),)))
+    assert judgement.verdict is Verdict.PASS
+    cell = next(c for c in judgement.cells if c.cell == "pd-eagle3")
+    note = next(r.note for r in cell.results if r.check == "survival")
+    assert "96 at a near tie, 0 between equal runs" in note
 
 
 def test_holm_is_what_keeps_a_lone_small_p_from_failing(monkeypatch):
@@ -142,9 +156,9 @@ def test_holm_is_what_keeps_a_lone_small_p_from_failing(monkeypatch):
     monkeypatch.setattr(hypothesis_tests, "holm", spy)
     judge(night(stages=1), baselines())
     ((p_values, registered),) = calls
-    assert registered == len(p_values) == 10
+    assert registered == len(p_values) == 8
     adjusted = hypothesis_tests_holm({**p_values, next(iter(p_values)): 0.5e-3}, registered)
-    assert min(adjusted.values()) == pytest.approx(0.5e-2)
+    assert min(adjusted.values()) == pytest.approx(4e-3)
 
 
 def test_second_stage_that_could_not_see_it_confirms_nothing():
@@ -189,16 +203,96 @@ def parted(at: int, gap: float) -> Callable[[Observation], Observation]:
 def test_tokens_that_part_at_once_are_a_cliff_and_hard():
     judgement = judge(night(change=parted(0, 9.0), stages=1), baselines())
     assert verdict(judgement, "pd-eagle3", "survival") is Verdict.REGRESSION
-    assert verdict(judgement, "pd-eagle3", "hard-divergence") is Verdict.REGRESSION
     assert {f.damage for f in judgement.findings if f.check == "survival"} == {"target-kv"}
 
 
 def test_near_ties_are_not_hard():
     made = night(change=parted(20, 0.01), stages=1)
     judgement = judge(made, baselines(close=((20, 0.01),)))
-    assert verdict(judgement, "pd-eagle3", "hard-divergence") is Verdict.PASS
-    assert verdict(judge(made, baselines()), "pd-eagle3", "hard-divergence") is Verdict.REGRESSION
-    assert verdict(judge(made, baselines(close=((20, 0.5),))), "pd-eagle3", "hard-divergence") is Verdict.REGRESSION
+    assert verdict(judgement, "pd-eagle3", "survival") is Verdict.PASS
+    assert verdict(judge(made, baselines()), "pd-eagle3", "survival") is Verdict.REGRESSION
+    assert verdict(judge(made, baselines(close=((20, 0.5),))), "pd-eagle3", "survival") is Verdict.REGRESSION
+
+
+# --- all P/D cells together ------------------------------------------------------------------------------------------
+
+
+def damaged(cells: tuple[str, ...], every: int) -> Callable[[Observation], Observation]:
+    """Every so many prompts, P/D says something else from the start; no two cells share a prompt."""
+
+    def change(o: Observation) -> Observation:
+        if o.cell not in cells or (len(o.sent_ids) + cells.index(o.cell)) % every:
+            return o
+        return change_final(o, output_ids=(9, *o.final.output_ids[1:]))
+
+    return change
+
+
+def test_damage_that_no_cell_shows_alone_shows_in_all_of_them():
+    made = night(change=damaged(("pd-none", "pd-eagle3"), 12), stages=1, cells=FOUR)
+    judgement = judge(made, baselines())
+    for cell in ("pd-none", "pd-eagle3"):
+        assert verdict(judgement, cell, "survival") is Verdict.PASS
+        assert verdict(judgement, cell, "pooled") is Verdict.REGRESSION
+    finding = next(f for f in judgement.findings if f.check == "pooled" and f.cell == "pd-none")
+    assert finding.damage == "target-kv" and finding.changed == ("all@parted",)
+    assert "8 of this cell, 0 of its single engine (parted: p" in finding.message
+
+
+def test_cell_without_damage_has_no_finding_of_the_others():
+    made = night(change=damaged(("pd-none",), 4), stages=1, cells=FOUR)
+    judgement = judge(made, baselines())
+    assert verdict(judgement, "pd-none", "pooled") is Verdict.REGRESSION
+    assert verdict(judgement, "pd-eagle3", "pooled") is Verdict.PASS
+    note = next(r.note for c in judgement.cells if c.cell == "pd-eagle3" for r in c.results if r.check == "pooled")
+    assert "other cells have more wrong answers" in note
+
+
+def test_too_few_pd_requests_to_show_what_they_share_are_unknown():
+    judgement = judge(night(stages=1, must_detect_points=5), baselines())
+    assert verdict(judgement, "pd-eagle3", "pooled") is Verdict.UNKNOWN
+    finding = next(f for f in judgement.findings if f.check == "pooled")
+    assert "more P/D cells with their single engines" in finding.message
+
+
+def test_without_pairs_nothing_is_pooled():
+    judgement = judge(night(stages=1, cells=("single-none", "single-eagle3")), baselines())
+    assert not [r for c in judgement.cells for r in c.results if r.check == "pooled"]
+
+
+def test_crash_of_the_pooled_test_is_unknown_and_hides_nothing(monkeypatch):
+    import harness.judging.checks.pooled as pooled
+
+    def crash(*_):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(pooled, "_tested", crash)
+    judgement = judge(night(stages=1), baselines())
+    assert verdict(judgement, "pd-eagle3", "pooled") is Verdict.UNKNOWN
+    assert verdict(judgement, "pd-eagle3", "survival") is Verdict.PASS
+
+
+# --- padded copies of one text ---------------------------------------------------------------------------------------
+
+
+def copied(o: Observation) -> Observation:
+    """Six prompts each are copies of one text."""
+    return o.model_copy(update={"source": f"text {len(o.sent_ids) // 6}"})
+
+
+def test_texts_are_the_unit_and_their_correlation_is_said():
+    judgement = judge(night(pd=again, change=copied, stages=1), baselines())
+    cell = next(c for c in judgement.cells if c.cell == "pd-eagle3")
+    result = next(r for r in cell.results if r.check == "acceptance-baseline")
+    assert (result.figures.prompts, result.figures.texts) == (96, 17)
+    assert "padded copies of a text correlate by" in result.note
+
+
+def test_too_few_texts_are_unknown_however_many_prompts_they_make():
+    made = night(change=lambda o: o.model_copy(update={"source": f"text {len(o.sent_ids) % 6}"}), stages=1)
+    judgement = judge(made, baselines())
+    assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is Verdict.UNKNOWN
+    assert any("96 prompts of 6 texts can give no p-value below" in f.message for f in judgement.findings)
 
 
 def test_crashed_test_is_unknown_and_hides_nothing(monkeypatch):

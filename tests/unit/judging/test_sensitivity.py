@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from harness.baselines.lookup import Lookup
+from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
 from harness.baselines.published import Band, load_published, matching
 from harness.cli.app import app
+from harness.commands.plan import _correlation
 from harness.errors import DataError, UsageError
-from harness.judging.power import Row, Sensitivity, sensitivity
+from harness.judging import power
+from harness.judging.power import Noise, Sensitivity, sensitivity
+from harness.judging.sight import Sample
+from harness.profiles.model import Judging
 from harness.prompts.model import load_prompts, write_prompts
 from harness.workload.prepare import prepare
-from tests.support.builders import changed_profile
+from tests.support.builders import changed_profile, identity, provenance
 
 
 def normal(tmp_path: Path, **judging) -> str:
@@ -24,7 +30,7 @@ def normal(tmp_path: Path, **judging) -> str:
 
 def test_bitwise_leaves_nothing_to_chance():
     found = sensitivity(prepare("cpu", ["*-eagle3"]))
-    assert (found.tier, found.registered, found.alpha) == ("bitwise", 0, 0.0)
+    assert (found.normal, found.registered, found.alpha) == (False, 0, 0.0)
     cold = next(r for r in found.rows if r.scenario == "cold")
     assert found.needed(cold, 1.0) == 1
     assert found.smallest(cold) == pytest.approx(100 / cold.steps)
@@ -32,21 +38,91 @@ def test_bitwise_leaves_nothing_to_chance():
 
 def test_normal_tier_announces_its_tests(tmp_path):
     found = sensitivity(prepare(normal(tmp_path), []))
-    # Two tests of tokens for each of twelve cells, re-scoring for all but the plain one, one of acceptance for nine,
-    # two more for the six P/D cells among them.
-    assert found.registered == 12 * 2 + 11 + 9 + 6 * 2
-    assert found.alpha == pytest.approx(1e-3 / found.registered)
+    # A test of tokens for each of twelve cells, re-scoring for all but the plain one, log-probs for the eight of P/D,
+    # one of acceptance for nine, two more for the six P/D cells among them. Single cells share one half of alpha.
+    assert found.registered == 12 + 11 + 8 + 9 + 6 * 2
+    assert found.alpha == pytest.approx(0.5e-3 / found.registered)
+    # Behind a router there is no other single engine to compare with.
+    assert found.pooled_cells == ("pd-dflash", "pd-eagle3", "pd-mtp", "pd-none")
     alone = sensitivity(prepare(normal(tmp_path), ["pd-eagle3"]))
-    assert alone.registered == 3
+    assert alone.registered == 2
+    assert alone.pooled is None and alone.in_all() is None
+
+
+def row(prompts: int, texts: int | None = None, **changes: object) -> power.Row:
+    noise = Noise(0.04, 100, 0.7, True)
+    return power.Row("pd-eagle3", "cold", ("survival",), Sample(prompts, texts or prompts), 1000, noise, 3)._replace(
+        **changes
+    )
 
 
 def test_more_prompts_see_smaller_effects():
-    few, many = (Row("pd-eagle3", "cold", (), n, 1000, 0.04, True) for n in (60, 600))
-    found = Sensitivity("normal", (few, many), 36, 1e-3, 2, 1e-3, 0.9, 0.5, 3)
+    few, many = row(60), row(600)
+    found = Sensitivity(Judging(tier="normal"), (few, many))
     assert found.smallest(few) > found.smallest(many)
     assert found.needed(few, 1.0) > found.needed(few, 2.0)
-    none = Row("pd-none", "cold", (), 60, 0, None, False)
+    none = row(60, noise=None)
     assert found.smallest(none) is None and found.needed(none, 1.0) is None
+
+
+def test_yes_or_no_tests_have_their_share_of_prompts_and_copies_are_no_texts():
+    found = Sensitivity(Judging(tier="normal"), (row(100),))
+    alone, copies = found.in_answers(row(100)), found.in_answers(row(100, 25))
+    assert alone.prompts == copies.prompts > 5
+    assert alone.share > alone.prompts / 100 and copies.share > alone.share
+    assert not found.in_answers(row(100, 5)).enough(100)
+
+
+def test_cells_that_cannot_show_wrong_answers_are_named():
+    blind = Sensitivity(Judging(tier="normal"), (row(100, 6, noise=None),)).blind()
+    assert blind == {"damage to 50 % of their answers": ["pd-eagle3"]}
+    together = Sensitivity(Judging(tier="normal"), (row(600),), Sample(600, 10), ("pd-eagle3",)).blind()
+    assert together == {"damage to 5 % of the answers of all P/D cells together": ["pd-eagle3"]}
+
+
+def test_plan_prints_how_much_padded_copies_correlate(tmp_path, monkeypatch):
+    """Two copies of each text, with the same change between the equal runs of the baseline."""
+    prepared = prepare(normal(tmp_path), ["*-eagle3", "single-none"])
+    copies = [
+        p.model_copy(update={"origin": f"bench, row {n // 2}, padded by 3 tokens"})
+        for n, p in enumerate(prepared.prompts.prompts)
+    ]
+    made = prepared.prompts.model_copy(update={"prompts": tuple(copies)})
+    by_id = {p.id: p for p in copies}
+    works = tuple(
+        w._replace(items=tuple(i._replace(prompt=by_id[i.prompt.id]) for i in w.items)) for w in prepared.works
+    )
+    rows = []
+    for p in made.prompts:
+        again = Again(divergence=None, gap=None, steps=10, accepted_at=(5 + int(p.source.split()[-1]) % 5, 3, 1))
+        rows.append(
+            Row(
+                prompt_id=p.id,
+                prompt_sha256="s",
+                output_ids=(1,),
+                min_top_gap=9.0,
+                accepted=(3, 2, 2, 1, 1, 1, 1, 0, 0, 0),
+                again=again,
+            )
+        )
+    header = Header(format=FORMAT, identity=identity("eagle3"), provenance=provenance(), summary={}, rows_sha256="")
+    lookup = Lookup(Baseline(header=header, rows=tuple(rows)), "")
+    monkeypatch.setattr(power, "lookups_now", lambda *_: {"eagle3": lookup})
+    found = sensitivity(prepared._replace(sets={"": made}, works=works))
+    noise = next(r.noise for r in found.rows if r.cell == "pd-eagle3")
+    assert noise.measured and noise.steps == pytest.approx(10) and noise.rate == pytest.approx(0.7)
+    assert noise.correlation == pytest.approx(1.0)
+    assert _correlation(found)[0].endswith("correlate by up to 1.00 (pd-eagle3).")
+
+
+def test_plan_that_can_never_pass_says_so(tmp_path):
+    printed = CliRunner().invoke(app, ["plan", "--profile", normal(tmp_path), "--cell", "*-eagle3"])
+    assert "This plan can never PASS" in printed.output
+    assert "cells cannot show a change by 20 points in their weakest stratum" in printed.output
+    shipped = CliRunner().invoke(app, ["plan", "--profile", "nightly"])
+    assert "never PASS" not in shipped.output
+    assert "58 P/D cells together" in shipped.output and "one wrong answer in" in shipped.output
+    assert "no A/A says yet how much copies correlate" in shipped.output
 
 
 def test_plan_command_prints_levels_and_effects(tmp_path):
@@ -56,8 +132,8 @@ def test_plan_command_prints_levels_and_effects(tmp_path):
     assert "without statistical tests" in bitwise.output
     printed = run.invoke(app, ["plan", "--profile", normal(tmp_path), "--effect", "2"])
     assert printed.exit_code == 0
-    assert "56 registered tests" in printed.output
-    assert "prompts for 2" in printed.output
+    assert "52 registered tests" in printed.output
+    assert "texts for 2" in printed.output
     assert run.invoke(app, ["plan", "--effect", "0"]).exit_code != 0
 
 

@@ -90,9 +90,10 @@ def test_gpu_profile_puts_a_pair_onto_one_gpu():
 def test_every_cell_of_the_nightly_profile_can_see_what_it_must(tmp_path):
     """Otherwise it would be UNKNOWN every night. With fewer prompts in each stratum the plan says so."""
     prepared = prepare("nightly", [], planned=True)
-    assert sensitivity(prepared).blind(prepared.profile.judging) == []
+    assert sensitivity(prepared).blind() == {}
     few = tmp_path / "few.yaml"
     few.write_text(yaml.safe_dump({"extends": "nightly", "name": "few", "workload": {"recipe": {"per_stratum": 12}}}))
     prepared = prepare(str(few), [], planned=True)
-    blind = sensitivity(prepared).blind(prepared.profile.judging)
+    [(reason, blind)] = sensitivity(prepared).blind().items()
+    assert "in their weakest stratum" in reason
     assert {c.id for c in prepared.plan.cells if c.method.draft_tokens} == set(blind)

@@ -69,7 +69,9 @@ def test_bad_routes_are_refused(tmp_path, routes):
 def routed(tokens, asked=True, **changes):
     """One request to the router, as the engines count it."""
     o = observation("pd-eagle3", tokens)
-    prefill = {"finished_requests": 1.0, "prompt_tokens_local_compute": float(tokens)} if asked else {}
+    counted = dict.fromkeys(("prompt_tokens", "prefix_queries", "prompt_tokens_local_compute"), float(tokens))
+    once = dict.fromkeys(("finished_requests", "generation_tokens", "engine_steps"), 1.0)
+    prefill = {**counted, **once, "queue_seconds": 0.01, "inference_seconds": 0.1} if asked else {}
     return o.model_copy(
         update={
             "cell": "pd-eagle3-router",
@@ -120,7 +122,7 @@ def test_router_that_hides_a_failed_hand_off_is_found(asked):
     "counters",
     [
         {},
-        {"finished_requests": 1.0},
+        {"finished_requests": 1.0, "prompt_tokens_local_compute": 0.0},
         {"finished_requests": 1.0, "nixl_bytes": 9.0, "nixl_descriptors": 1.0, "prompt_tokens_external_kv_transfer": 5},
     ],
 )

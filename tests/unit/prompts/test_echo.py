@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from harness.errors import DataError
 from harness.judging.diagnosis.sources import is_copy, sources
@@ -36,6 +35,9 @@ def folder(tmp_path_factory) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator([f"{INSTRUCTION} a {' '.join(words)}"] * 3, trainer)
+    # Here, because every worker of pytest imports every file, and this takes seconds.
+    from transformers import PreTrainedTokenizerFast
+
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", chat_template=TEMPLATE)
     out = tmp_path_factory.mktemp("bpe")
     fast.save_pretrained(str(out))
@@ -63,6 +65,8 @@ def test_every_stratum_is_hit_exactly_and_words_have_one_source(folder, tmp_path
 
 
 def test_tokenizer_without_a_template_or_without_words_is_refused(folder, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
     fast = PreTrainedTokenizerFast.from_pretrained(str(folder))
     fast.chat_template = None
     fast.save_pretrained(str(tmp_path / "plain"))

@@ -10,7 +10,7 @@ from harness.history.records import RESCORE
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
-from harness.judging.diagnosis.garbage import garbage
+from harness.judging.diagnosis.lost_drafts import without_drafts
 from harness.judging.exposure import Exposure, exposure_of, one_in
 from harness.judging.findings import Judgement
 from harness.reports.html import render_html
@@ -117,24 +117,26 @@ def test_wrong_answers_are_still_offered_a_repro():
 def score(o, nats: float):
     """What the plain engine says of an answer: it dislikes one token by ``nats``."""
     output = o.final.output_ids
-    scored = leg("single", o.sent_ids, (1,), rescored=(nats, *(0.0 for _ in output[1:])))
+    read = (*o.sent_ids, *output)
+    scored = leg("single", read, (1,), rescored=(nats, *(0.0 for _ in output[1:])))
     return observation(
-        "single-none", len(o.sent_ids), scenario=RESCORE, part=output_key(output), legs=(scored,), sent_ids=o.sent_ids
+        "single-none", len(o.sent_ids), scenario=RESCORE, part=output_key(output), legs=(scored,), sent_ids=read
     )
 
 
 def test_unknown_names_the_answers_that_are_garbage():
+    """No test of three prompts can tell, but the gate per request does, and says which answer it is."""
     made = night(lengths=[40, 41, 42])
-    spoilt = next(o for o in made.observations if o.cell == "pd-eagle3" and o.prompt_id == "p41")
+    scores = [score(o, 15.0 if o.prompt_id == "p41" else 0.0) for o in made.observations if o.cell == "pd-eagle3"]
     made = made.model_copy(
         update={
-            "observations": (*made.observations, score(spoilt, 15.0)),
+            "observations": (*made.observations, *scores),
             "run": made.run.model_copy(update={"rescore": True}),
         }
     )
     summary = summarise_run(made, judge(made, baselines([40, 41, 42])))
     assert summary.judgement.by_cell()["pd-eagle3"] is Verdict.UNKNOWN
-    named = "1 of 3 answers are wrong by themselves: p41 (a token that single-none dislikes by 15.0 nats)"
+    named = "expected no output token of p41 that single-none dislikes by more than 3 nats"
     for text in (printed(summary), render_markdown(summary), render_html(summary)):
         assert named in " ".join(text.split())
 
@@ -145,11 +147,9 @@ def test_answers_that_lost_all_their_drafts_are_named_unless_most_did():
         answers = [
             observation("single-eagle3", n, accepted=(0,) * 20 if n in which else steps_for(100)) for n in lengths
         ]
-        return garbage(view(history(answers), "single-eagle3"))
+        return without_drafts(view(history(answers), "single-eagle3"))
 
-    assert lost(40, 41) == (
-        "2 of 40 answers are wrong by themselves: p40 (none of its drafts accepted), p41 (none of its drafts accepted)"
-    )
+    assert lost(40, 41) == ("none of the drafts was accepted in 2 of 40 answers: p40, p41")
     assert lost() == ""
     assert lost(*range(32, 60)) == ""
 

@@ -15,6 +15,7 @@ from harness.reports.markdown import render_markdown
 from harness.reports.selftest_result import Kill
 from harness.reports.summary import RunSummary, grouped_findings, summarise_run
 from harness.reports.terminal import print_summary
+from harness.reports.write import judgement_json
 from harness.util.files import write_json
 from tests.support.builders import CELLS, LENGTHS, change_final, flawless, garbled, history, lookups, observation
 from tests.support.pages import Page
@@ -100,6 +101,17 @@ def test_junit_counts_failures_and_errors(bad):
     assert root.get("errors") == str(len(errors)) != "0"
     assert {e.get("type") for e in errors} == {"UNKNOWN"}
     assert {f.get("type") for f in failures} == {"REGRESSION"}
+
+
+def test_exposure_is_there_for_machines(bad):
+    exposure = judgement_json(bad)["exposure"]
+    assert exposure["sentence"] == bad.exposure.sentence
+    assert exposure["answers"] == bad.exposure.answers > exposure["handed_off"] > 0
+    assert f"a defect of one request in {exposure['excludes_one_in']}" in exposure["sentence"]
+    (told,) = ET.fromstring(render_junit(bad)).findall("./testsuite[1]/properties/property")
+    assert told.attrib == {"name": "exposure", "value": bad.exposure.sentence}
+    nothing = judgement_json(summarise([observation("pd-mtp", 64, error="broke")]))["exposure"]
+    assert (nothing["answers"], nothing["excludes_one_in"]) == (0, None)
 
 
 def test_divergence_is_shown_side_by_side(bad):
@@ -206,7 +218,7 @@ def test_counters_that_stood_still_are_told_from_those_never_read(bad):
     worst = next(w for w in bad.figures.worst if w.finding.cell == "pd-eagle3")
     p, d = (dict(side.facts) for side in worst.sides)
     assert p["handed over: remote_block_ids"] == "[[1]]"
-    assert d["counted: NIXL bytes"] == "98,304"
+    assert d["counted: NIXL bytes"] == "131,072"
     assert d["counted: prompt tokens from P"] == "32"
     assert d["counted: prompt tokens from its own prefix cache"] == "0"
     unread = [

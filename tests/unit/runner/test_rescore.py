@@ -175,11 +175,15 @@ def test_run_of_the_first_schema_is_still_judged(tmp_path):
     raw["profile"]["judging"] = {"near_tie_nats": 0.02, "acceptance": "exact"}
     raw["profile"]["engine"] = {"device": "cpu"}
     raw["identities"] = {"none": {"method": "none"}}
-    for name in ("rescore", "seal", "record_sha256", "resumed", "kind", "came_to"):
+    for name in ("rescore", "seal", "record_sha256", "resumed", "kind", "came_to", "plans"):
         raw.pop(name)
+    for cell in raw["cells"]:
+        del cell["plan"]
     (tmp_path / "run.json").write_text(json.dumps(raw))
     (tmp_path / LINES).write_text("".join(o.model_dump_json() + "\n" for o in h.observations))
-    loaded = load_history(tmp_path)
+    with pytest.raises(DataError, match="record with a seal"):
+        load_history(tmp_path)
+    loaded = load_history(tmp_path, unsealed=True)
     assert loaded.run.schema_version == SCHEMA
     assert loaded.run.profile["judging"]["tier"] == "bitwise"
     assert loaded.run.identities["none"]["hardware"] == "cpu"
@@ -197,11 +201,11 @@ def test_unknown_schema_is_refused(tmp_path):
             load_history(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps({**raw, "schema_version": 1, "identities": [3]}))
     with pytest.raises(DataError, match="damaged"):
-        load_history(tmp_path)
+        load_history(tmp_path, unsealed=True)
 
 
 def test_migration_does_not_touch_its_argument():
-    raw = {"schema_version": 1, "profile": {"judging": {"acceptance": "exact"}}}
+    raw = {"schema_version": 1, "profile": {"judging": {"acceptance": "exact"}}, "cells": [{"cell": "pd-none"}]}
     before = json.dumps(raw)
     assert migrate(raw)["schema_version"] == SCHEMA
     assert json.dumps(raw) == before

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats as sp
 
 from harness.stats.multiplicity import holm, stage_alpha
-from harness.stats.paired import differences, label_swap, make_arms, mcnemar, ratio
-from harness.stats.power import detectable, least_prompts, prompts_needed
+from harness.stats.paired import by_unit, correlation_within, differences, label_swap, make_arms, ratio
+from harness.stats.power import detectable, least_units, share_hit, units_needed
 from tests.support.simulate import Scene, simulate, to_arms
 
 
@@ -80,7 +80,7 @@ def test_any_counts_give_finite_answers(rows):
     assert 0 < swap.p <= 1
     assert swap.p >= swap.least - 1e-12
     (d,) = differences(arms)
-    if d.prompts > 1:
+    if d.units > 1:
         assert np.isfinite([d.effect, d.error, d.low, d.high]).all()
         assert d.low <= d.effect <= d.high
 
@@ -93,11 +93,46 @@ def test_shapes_are_checked():
         label_swap(make_arms(["a"], (one, one), (one, one)), 0, 1)
 
 
-def test_mcnemar_is_the_binomial_test():
-    first = np.array([True] * 9 + [False] * 3)
-    second = np.array([False] * 8 + [True] * 1 + [True] * 1 + [False] * 2)
-    assert mcnemar(first, second) == pytest.approx(sp.binomtest(8, 9).pvalue)
-    assert mcnemar(first, first) == 1.0
+def test_one_yes_or_no_per_prompt_is_mcnemars_test():
+    """Eight prompts lost and two won: the binomial test of the discordant pairs."""
+    first = [1] * 9 + [0] * 3
+    second = [0] * 8 + [1] + [1] * 2 + [0]
+    swap = label_swap(arms_of(first, second, [1] * 12), 20_000, 1)
+    assert swap.exact
+    assert swap.p == pytest.approx(sp.binomtest(8, 10).pvalue)
+
+
+def test_where_it_is_close_the_outcome_does_not_depend_on_the_seed():
+    rng = np.random.default_rng(5)
+    first = rng.integers(2, 8, 20)
+    arms = arms_of(first, first - rng.choice([-1, 1, 1, 2], 20))
+    exact = label_swap(arms, 2**20, 1).p
+    level = 1.5 * exact
+    few = {label_swap(arms, 300, seed).p <= level for seed in range(30)}
+    assert few == {True, False}
+    more = [label_swap(arms, 300, seed, level) for seed in range(30)]
+    assert {s.p <= level for s in more} == {True}
+    assert {s.permutations for s in more} == {int(np.ceil(20 / level))}
+    # Nowhere near a rejection, the first draws are enough.
+    assert label_swap(arms_of([5, 5] * 10, [6, 4] * 10), 300, 1, level).permutations == 300
+
+
+def test_copies_of_a_text_are_added_up():
+    arms = arms_of([1, 2, 3, 4], [4, 3, 2, 1])
+    added = by_unit(arms, ["b", "a", "b", "c"])
+    assert added.hits[0][:, 0].tolist() == [2, 4, 4] and added.hits[1][:, 0].tolist() == [3, 6, 1]
+    assert added.trials[0][:, 0].tolist() == [10, 20, 10]
+    assert by_unit(arms, ["a", "b", "c", "d"]) is arms
+    with pytest.raises(ValueError, match="units of 4 rows"):
+        by_unit(arms, ["a"])
+
+
+def test_correlation_within_texts_is_one_when_copies_agree_and_none_without_copies():
+    arms = arms_of([5, 5, 5, 5, 5, 5], [6, 6, 4, 4, 7, 7])
+    assert correlation_within(arms, ["a", "a", "b", "b", "c", "c"]) == pytest.approx(1.0)
+    assert correlation_within(arms, ["a", "b", "a", "c", "c", "b"]) < 0
+    assert correlation_within(arms, list("abcdef")) is None
+    assert correlation_within(arms_of([5, 5, 5, 5], [5, 5, 5, 5]), list("aabb")) is None
 
 
 def test_ratio_of_independent_steps_has_no_design_effect():
@@ -132,13 +167,44 @@ def test_two_stages_multiply():
 
 
 def test_power_is_consistent():
-    n = prompts_needed(0.02, 0.01, 1e-3)
+    n = units_needed(0.02, 0.01, 1e-3)
     assert detectable(0.02, n, 1e-3) <= 0.01 < detectable(0.02, n - 1, 1e-3)
     assert detectable(0.02, 1, 1e-3) == float("inf")
-    assert prompts_needed(0.0, 0.01, 1e-3) == 2
-    assert 2.0 ** (1 - least_prompts(1e-3)) <= 1e-3 < 2.0 ** (2 - least_prompts(1e-3))
+    assert units_needed(0.0, 0.01, 1e-3) == 2
+    assert 2.0 ** (1 - least_units(1e-3)) <= 1e-3 < 2.0 ** (2 - least_units(1e-3))
     with pytest.raises(ValueError, match="positive effect"):
-        prompts_needed(0.1, 0.0, 1e-3)
+        units_needed(0.1, 0.0, 1e-3)
+
+
+def test_detectable_effect_has_the_power_of_the_noncentral_t_test():
+    effect, n = detectable(0.05, 25, 1e-3, 0.9), 25
+    assert sp.nct.sf(sp.t.isf(0.5e-3, n - 1), n - 1, effect / 0.05 * n**0.5) == pytest.approx(0.9)
+
+
+def test_effect_has_noise_of_its_own():
+    """Without other noise, n prompts of s steps each lose a share e of them with variance e / s."""
+    alone = detectable(0.0, 200, 1e-3, 0.9, own=100)
+    assert alone == pytest.approx((detectable(1.0, 200, 1e-3, 0.9)) ** 2 / 100)
+    assert detectable(0.02, 200, 1e-3, 0.9, own=100) > max(alone, detectable(0.02, 200, 1e-3, 0.9))
+
+
+def test_damage_of_the_least_units_reaches_the_level_beside_noisy_columns():
+    rng = np.random.default_rng(1)
+    alpha, columns = 1e-3, 4
+    d = least_units(alpha, columns)
+    assert d > least_units(alpha)
+    first = rng.integers(0, 10, (60, columns)).astype(float)
+    second = rng.integers(0, 10, (60, columns)).astype(float)
+    first[:, 0], second[:, 0] = 0, [1] * d + [0] * (60 - d)
+    trials = np.full((60, columns), 10.0)
+    assert label_swap(make_arms(list("abcd"), (first, trials), (second, trials)), 40_000, 1).adjusted[0] <= alpha
+
+
+def test_share_that_hits_enough_units():
+    share = share_hit(7, 40, power=0.95)
+    assert sp.binom.sf(6, 40, share) == pytest.approx(0.95)
+    assert 1 - (1 - share_hit(7, 40, 3, 0.95)) ** 3 == pytest.approx(share)
+    assert share_hit(41, 40) == float("inf")
 
 
 def test_simulation_has_the_design_effect_that_was_asked_for():

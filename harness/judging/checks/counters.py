@@ -1,0 +1,243 @@
+"""Checks of the engines' counters: those that other checks read are there, and they agree with the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from harness.history.records import COLD, COUNTED, Leg, Observation
+from harness.history.surfaces import BY_SOURCE, STEP_TOKENS
+from harness.history.verdict import Verdict
+from harness.judging.evidence import CellView
+from harness.judging.figures import Counted
+from harness.judging.findings import CheckResult, Finding, conclude
+
+NAME = "counters-offered"
+_EVERY = ("finished_requests", "preemptions", "prefix_hits", "prompt_tokens_local_compute")
+READ = {
+    "single": _EVERY,
+    "prefill": ("finished_requests", "nixl_expired", "prefix_hits"),
+    "decode": (
+        *_EVERY,
+        "inference_seconds",
+        "nixl_bytes",
+        "nixl_descriptors",
+        "nixl_failed_notifications",
+        "nixl_failed_transfers",
+        "nixl_transfers",
+        "prompt_tokens_external_kv_transfer",
+        "queue_seconds",
+    ),
+}
+"""Counters of which a check takes the absence for 0, by the role of the engine in the cell."""
+
+
+def applies(cell: CellView) -> bool:
+    """Return whether the record says what the engines count, as it does since schema 5; once for each cell."""
+    once = cell.cold or not cell.record.planned
+    return once and cell.record.plan != COUNTED and cell.record.state == "complete"
+
+
+def counters_offered(cell: CellView) -> CheckResult:
+    """Check that every counter that another check reads was there when the engine was ready."""
+    roles = ("prefill", "decode") if cell.handed_off else ("single",)
+    findings = [finding for role in roles for finding in _lacking(cell, role)]
+    return conclude(NAME, cell.id, len(roles), findings)
+
+
+def _lacking(cell: CellView, role: str) -> Iterator[Finding]:
+    engine = cell.engine(role)
+    offered = engine.counters if engine is not None else None
+    read = [name for name in READ[role] if _by_source(cell) or not name.startswith("prompt_tokens_")]
+    lacking = [name for name in read if name not in (offered or ())]
+    if not lacking:
+        return
+    found = "the record does not say what it counts" if offered is None else "no such metric"
+    yield cell.finding(
+        NAME,
+        Verdict.UNKNOWN,
+        "nothing-tested",
+        f"expected the {role} engine to count {', '.join(lacking)}, which checks read, found {found}: what nobody "
+        "counts looks like 0; this vLLM may have renamed it, see harness.engines.counters",
+    )
+
+
+# --- counters and answers --------------------------------------------------------------------------------------------
+
+AGREE = "counters-agree"
+
+
+class _Counted(NamedTuple):
+    """Growth of an engine's counters, and the answers that it gave meanwhile."""
+
+    observation: Observation
+    role: str
+    grown: Mapping[str, float]
+    answers: tuple[tuple[Observation, Leg], ...]
+    """With D's leg for P's answer to a request that a router handed off, which only the router saw."""
+
+
+def counters_agree(cell: CellView) -> CheckResult:
+    """Check that each engine counted what it answered: requests, tokens by source, drafts, transfers.
+
+    It shows requests of somebody else on the engines, answers that are not those of this request, and counters that
+    were lost on the way into the record. Engines count what they pulled for a broken request with the next one, which
+    is therefore left out.
+    """
+    settled = list(_settled(cell))
+    stages = _stages(settled)
+    findings = [
+        cell.untested(AGREE, f"expected the {c.role} engine to count {words}", c.observation, Counted(counters=c.grown))
+        for c in _counted(cell, settled, stages)
+        for words in _disagreements(cell, c)
+    ]
+    findings += [
+        cell.untested(AGREE, f"expected counters of the {role} engine for this request, found none", o)
+        for o in settled
+        for role in _uncounted(o)
+    ]
+    findings += [
+        cell.untested(AGREE, "expected one growth of counters for requests sent together, found several", members[0])
+        for members in stages
+        if any(o.shared_counters != members[0].shared_counters for o in members)
+    ]
+    return conclude(AGREE, cell.id, len(settled), findings)
+
+
+def agree_applies(cell: CellView) -> bool:
+    """A soak counts whole rounds."""
+    return cell.history.run.kind != "soak"
+
+
+def _settled(cell: CellView) -> Iterator[Observation]:
+    """Yield the answers whose counters are theirs: not after, and not at once with, a request that broke."""
+    ordered = cell.history.in_order(cell.id)
+    broken = {_stage(o) for o in ordered if o.error is not None}
+    before = False
+    for o in ordered:
+        after, before = before, _stage(o) in broken
+        if not after and not before and o.attempts == 1 and o.scenario == cell.scenario:
+            yield o
+
+
+def _stage(o: Observation) -> tuple[str, int, int, int]:
+    """Return what the requests have in common that share their counters."""
+    return (o.scenario, o.instance, o.stage, o.sequence if o.scenario == COLD else -1)
+
+
+def _stages(settled: Iterable[Observation]) -> list[list[Observation]]:
+    """Return the requests that share counters, together."""
+    stages: dict[tuple[str, int, int, int], list[Observation]] = {}
+    for o in settled:
+        stages.setdefault(_stage(o), []).append(o)
+    return list(stages.values())
+
+
+def _counted(
+    cell: CellView, settled: Iterable[Observation], stages: Iterable[Sequence[Observation]]
+) -> Iterator[_Counted]:
+    for o in settled:
+        for leg in o.legs:
+            if leg.counters:
+                yield _Counted(o, o.process_of(leg), leg.counters, ((o, leg),))
+    for members in stages:
+        first = members[0]
+        for role, grown in first.shared_counters.items():
+            yield _Counted(first, role, grown, tuple(_answered(members, role, cell.routed)))
+
+
+def _answered(members: Iterable[Observation], role: str, routed: bool) -> Iterator[tuple[Observation, Leg]]:
+    """Yield the answers of an engine to requests that share its counters; P's of a routed one stand in D's leg."""
+    for o in members:
+        for leg in o.legs:
+            hidden = routed and role == "prefill" and o.route == "cell"
+            if (o.process_of(leg) == role and not leg.counters) or (hidden and leg.role == "decode"):
+                yield o, leg
+
+
+def _uncounted(o: Observation) -> list[str]:
+    roles = {o.process_of(leg) for leg in o.legs if not leg.counters}
+    return sorted(roles - o.shared_counters.keys())
+
+
+def _disagreements(cell: CellView, counted: _Counted) -> Iterator[str]:
+    """Yield what the counters should be and are, in words."""
+    found = counted.grown
+    for name, value in _expected(cell, counted).items():
+        if found.get(name, 0) != value:
+            yield f"{value:.0f} {name} for {_of(counted)}, found {found.get(name, 0):.0f}"
+    whole = found.get("prompt_tokens", 0)
+    if _by_source(cell):
+        yield from _sources(counted, whole)
+    queried = whole - found.get("prefix_hits", 0)
+    if "external_queries" in found and found["external_queries"] != queried:
+        yield f"{queried:.0f} external_queries for {_of(counted)}, found {found['external_queries']:.0f}"
+    if not counted.answers:
+        return
+    if STEP_TOKENS not in cell.history.run.lacking and not _possible_steps(found):
+        yield f"its steps for {_of(counted)}, found numbers that cannot be"
+    if not {"queue_seconds", "inference_seconds"} <= found.keys():
+        yield f"the time of {_of(counted)} in its queue and in inference, found none"
+
+
+def _possible_steps(found: Mapping[str, float]) -> bool:
+    """Return whether there were steps, and no fewer of them up to a larger bound of tokens."""
+    all_steps = found.get("engine_steps", 0)
+    steps = [value for _, value in sorted(steps_up_to(found).items())]
+    return all_steps > 0 and steps == sorted(steps) and steps[-1:] <= [all_steps]
+
+
+def _by_source(cell: CellView) -> bool:
+    """Return whether this version of vLLM counts prompt tokens by source."""
+    return BY_SOURCE not in cell.history.run.lacking
+
+
+def _sources(counted: _Counted, whole: float) -> Iterator[str]:
+    found = counted.grown
+    by_source = sum(found.get(f"prompt_tokens_{source}", 0) for source in _SOURCES)
+    if by_source != whole:
+        yield f"the {whole:.0f} prompt tokens of {_of(counted)} once, by source, found {by_source:.0f}"
+    for name, source in (("prefix_hits", "local_cache_hit"), ("external_hits", "external_kv_transfer")):
+        if found.get(name, 0) != found.get(f"prompt_tokens_{source}", 0):
+            yield f"as many {name} as prompt tokens by {source} for {_of(counted)}, found other numbers"
+
+
+_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+
+
+def steps_up_to(found: Mapping[str, float]) -> dict[int, float]:
+    """Return an engine's steps of at most so many tokens, by that number."""
+    head = "engine_steps_le_"
+    return {int(name.removeprefix(head)): value for name, value in found.items() if name.startswith(head)}
+
+
+def _of(counted: _Counted) -> str:
+    n = len(counted.answers)
+    return "this request" if n == 1 else f"{n} requests"
+
+
+def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
+    """Return the counters that follow from the answers."""
+    asked = [len(o.sent_ids) for o, _ in counted.answers]
+    hidden = [counted.role == "prefill" and leg.role == "decode" for _, leg in counted.answers]
+    made = [1 if h else len(leg.output_ids or ()) for h, (_, leg) in zip(hidden, counted.answers, strict=True)]
+    expected: dict[str, float] = {
+        "finished_requests": len(asked),
+        "prompt_tokens": sum(asked),
+        "prefix_queries": sum(asked),
+        "generation_tokens": sum(made),
+    }
+    if counted.role == "prefill":
+        return expected
+    expected["nixl_transfers"] = sum(leg.role == "decode" for _, leg in counted.answers)
+    specs = [leg.speculation for _, leg in counted.answers]
+    if cell.speculative and all(spec is not None for spec in specs):
+        known = [spec for spec in specs if spec is not None]
+        expected |= {
+            "drafts": sum(s.num_steps for s in known),
+            "draft_tokens": sum(s.num_drafted for s in known),
+            "accepted_tokens": sum(s.num_accepted for s in known),
+        }
+        for at in range(cell.record.draft_tokens):
+            expected[f"accepted_at_{at}"] = sum(a > at for s in known for a in s.per_step_accepted)
+    return expected

@@ -1,0 +1,215 @@
+"""Checks of log-probs, which show damage that leaves all tokens right (bitwise tier).
+
+Compared are the log-prob of each output token and the distance of the two best, in answers with the same tokens: other
+tokens fail the checks of tokens, and which of the two answers is wrong is theirs to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import get_args
+
+from harness.baselines.model import Row
+from harness.history.records import COLD, Form, Leg, Observation
+from harness.history.verdict import Verdict
+from harness.judging.decision import Facts, decide
+from harness.judging.evidence import CellView
+from harness.judging.figures import LogprobDifference
+from harness.judging.findings import CheckResult, Finding, conclude
+
+_OTHERWISE_ROUNDED = 100
+"""Factor on ``judging.logprob_nats`` where sums may be added in another order: beside other requests in a batch, or on
+the machine of another run."""
+_RECORDED_NATS = 5e-4
+"""Half of the last digit of the gaps in a baseline."""
+_MOST = 16
+"""Tokens that a finding lists, those that moved most."""
+
+Values = Sequence[float | None]
+
+
+def reference_of(cell: CellView) -> CellView | None:
+    """Return the single engine to compare a P/D cell with: of the same method if the run has it, else the plain one."""
+    for name in (cell.name.single, cell.name.reference):
+        record = cell.history.cell(name)
+        if record is not None and (record.planned or record.scenarios):
+            return replace(cell, record=record)
+    return None
+
+
+def has_reference(cell: CellView) -> bool:
+    """Return whether the run was asked for the same prompts on a single engine, in this scenario or cold."""
+    single = reference_of(cell) if cell.handed_off else None
+    if single is None:
+        return False
+    cold = replace(single, scenario=COLD)
+    return single.planned > 0 or any(o.prompt_id in cold.observations() for o in cell.observations().values())
+
+
+def logprobs_single(cell: CellView) -> CheckResult:
+    """Check that log-probs of P/D equal those of a single engine of this run.
+
+    The single engine's answer in the same scenario counts, or to the same prompt cold where it has no such scenario.
+    """
+    name = "logprobs-single"
+    single = reference_of(cell)
+    if single is None:
+        raise ValueError(f"{cell.id} has no single engine in this run")
+    cold = replace(single, scenario=COLD).answered()
+    findings: list[Finding] = []
+    judged = 0
+    for form in get_args(Form):
+        # The same ids give the same log-probs, in whichever form they were sent.
+        same = {**single.answered("ids"), **single.answered(form)}
+        for key, o in cell.answered(form).items():
+            other = same.get(key) if single.planned else cold.get(o.prompt_id)
+            if other is None and not single.planned:
+                # The prompt belongs to a scenario that this single engine does not have.
+                continue
+            judged += 1
+            against = f"{single.id} of this run"
+            ours, theirs = o.final, other.final if other is not None else None
+            if ours is None or theirs is None or not (_complete(ours) and _complete(theirs)):
+                message = f"expected log-probs in the answer and in that of {against} to compare with, found none"
+                findings.append(cell.untested(name, message, o))
+                continue
+            bound = _bound(cell, o, other)
+            moved = _moved(ours, theirs.output_ids or (), theirs.chosen_logprobs, theirs.top_gaps, bound)
+            if moved is not None:
+                verdict = decide(Facts(change="differ", against="this run"))[0]
+                findings.append(cell.finding(name, verdict, cell.wrong_output, _describe(moved, against), o, moved))
+    return conclude(name, cell.id, judged, findings)
+
+
+def logprobs_baseline(cell: CellView) -> CheckResult:
+    """Check that the distances of the two best tokens are those of the method's baseline.
+
+    Baselines of earlier versions have only the smallest of each output.
+    """
+    name = "logprobs-baseline"
+    lookup = cell.baselines.get(cell.lineup)
+    if lookup is None or lookup.baseline is None:
+        reason = lookup.reason if lookup else f"the baseline of {cell.lineup} was not looked up"
+        return conclude(name, cell.id, 0, [cell.finding(name, Verdict.UNKNOWN, "baseline", reason)])
+    rows = lookup.baseline.by_prompt()
+    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    bound = _OTHERWISE_ROUNDED * cell.judging.logprob_nats + _RECORDED_NATS
+    findings: list[Finding] = []
+    judged = smallest = 0
+    for o in cell.answered().values():
+        leg, row = o.final, rows.get(o.prompt_id)
+        if leg is None:
+            continue
+        if row is None or row.min_top_gap is None:
+            message = "expected the log-probs of this prompt in the baseline, found none; record it anew"
+            findings.append(cell.finding(name, Verdict.UNKNOWN, "baseline", message, o))
+            continue
+        if leg.top_gaps is None:
+            findings.append(cell.untested(name, "expected log-probs in the answer, found none", o))
+            continue
+        judged += 1
+        smallest += not row.gaps
+        moved = _moved_from_row(leg, row, o.max_tokens, bound)
+        if moved is not None:
+            findings.append(_changed(cell, name, o, moved, plain))
+    note = f"{smallest} by the smallest distance only, which is all that their baseline has" if smallest else ""
+    return conclude(name, cell.id, judged, findings, note=note)
+
+
+def _changed(
+    cell: CellView, name: str, o: Observation, moved: LogprobDifference, plain: Mapping[str, Observation]
+) -> Finding:
+    """Return the finding on an answer that is not as recorded: DRIFT if the plain engine of this run moved with it."""
+    other = plain.get(o.key)
+    ours, theirs = o.final, other.final if other is not None and other.error is None else None
+    same = cell.id == cell.name.reference
+    if ours is not None and theirs is not None and _complete(theirs):
+        bound = _OTHERWISE_ROUNDED * cell.judging.logprob_nats
+        same |= _moved(ours, theirs.output_ids or (), theirs.chosen_logprobs, theirs.top_gaps, bound) is None
+    # In a scenario two cells may share the same damage, so only cold prompts can show a drift.
+    verdict = decide(Facts(change="differ", together=cell.cold and same))[0]
+    drift = verdict is Verdict.DRIFT
+    message = _describe(moved, "the baseline") + ("; the single engine of this run moved with it" if drift else "")
+    return cell.finding(name, verdict, "engine-changed" if drift else cell.wrong_output, message, o, moved)
+
+
+def _complete(leg: Leg) -> bool:
+    return leg.chosen_logprobs is not None and leg.top_gaps is not None
+
+
+def _bound(cell: CellView, o: Observation, other: Observation | None) -> float:
+    alone = o.concurrent == 1 and (other is None or other.concurrent == 1)
+    return cell.judging.logprob_nats * (1 if alone else _OTHERWISE_ROUNDED)
+
+
+def _moved_from_row(leg: Leg, row: Row, max_tokens: int | None, bound: float) -> LogprobDifference | None:
+    wanted = row.output_ids[:max_tokens]
+    if row.gaps:
+        return _moved(leg, wanted, None, row.gaps, bound)
+    known = [g for g in leg.top_gaps or () if g is not None]
+    if leg.output_ids != wanted or not known or row.min_top_gap is None:
+        return None
+    least = min(known)
+    # The first part of an output need not have the smallest distance of all.
+    shorter = len(wanted) < len(row.output_ids) and least > row.min_top_gap
+    if shorter or abs(least - row.min_top_gap) <= bound:
+        return None
+    return LogprobDifference(
+        logprob_position=None,
+        found_nats=least,
+        expected_nats=row.min_top_gap,
+        bound_nats=bound,
+        moved_tokens=1,
+        compared_tokens=1,
+        most=(),
+    )
+
+
+def _moved(
+    ours: Leg, output: tuple[int, ...], chosen: Values | None, gaps: Values | None, bound: float
+) -> LogprobDifference | None:
+    """Compare an answer with the log-probs of the same tokens; ``chosen`` is None where they are not known.
+
+    Of two answers of different length the common part counts.
+    """
+    if (chosen is None or ours.chosen_logprobs == chosen) and ours.top_gaps == gaps and ours.output_ids == output:
+        return None
+    said = ours.output_ids or ()
+    common = min(len(said), len(output))
+    if said[:common] != output[:common]:
+        return None
+    figures = [(ours.top_gaps or (), gaps or ()), *([(ours.chosen_logprobs or (), chosen)] if chosen else [])]
+    changes: dict[int, tuple[float, float, float]] = {}
+    for found, expected in figures:
+        for at, (a, b) in enumerate(zip(found[:common], expected[:common], strict=False)):
+            if a is not None and b is not None and abs(a - b) > max(bound, changes.get(at, (0.0,))[0]):
+                changes[at] = (abs(a - b), a, b)
+    if not changes:
+        return None
+    first = min(changes)
+    _, found_nats, expected_nats = changes[first]
+    most = sorted(changes, key=lambda at: -changes[at][0])[:_MOST]
+    return LogprobDifference(
+        logprob_position=first,
+        found_nats=found_nats,
+        expected_nats=expected_nats,
+        bound_nats=bound,
+        moved_tokens=len(changes),
+        compared_tokens=common,
+        most=tuple((at, round(changes[at][0], 6)) for at in most),
+    )
+
+
+def _describe(moved: LogprobDifference, against: str) -> str:
+    if moved.logprob_position is None:
+        return (
+            f"expected the smallest distance of the two best tokens of {against}, {moved.expected_nats:.3f} nats, "
+            f"found {moved.found_nats:.3f} although all tokens are right"
+        )
+    at, largest = moved.most[0]
+    return (
+        f"expected the log-probs of {against} within {moved.bound_nats:g} nats, found others at {moved.moved_tokens} "
+        f"of {moved.compared_tokens} tokens that are right, first at output token {moved.logprob_position} "
+        f"({moved.found_nats:.4f} instead of {moved.expected_nats:.4f}), most at output token {at} ({largest:.4f} nats)"
+    )

@@ -1,0 +1,55 @@
+"""What a verdict was made of, by hash: the record, the baselines, the known defects and the harness that judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from harness import __version__
+from harness.baselines.lookup import Lookup
+from harness.history.folder import History
+from harness.profiles.known_defects import KnownDefects
+from harness.util.files import sha256_json
+from harness.util.machine import git_state
+
+_SHORT = 12
+"""Digits of a hash in a sentence."""
+
+
+class Inputs(NamedTuple):
+    """Hashes of everything that a verdict follows from: with the same ones, judging again gives the same."""
+
+    record: str | None
+    """``record_sha256`` of ``run.json``, which covers the answers of a finished run; None without a seal."""
+    baselines: Mapping[str, str]
+    """By lineup."""
+    known_defects: str | None
+    harness: str
+    commit: str | None
+    dirty: bool | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self._asdict(), "baselines": dict(self.baselines)}
+
+    @property
+    def sentence(self) -> str:
+        """All of them in words, the baselines as one hash."""
+        together = sha256_json(dict(self.baselines))[:_SHORT]
+        baselines = f"{len(self.baselines)} baselines {together}" if self.baselines else "no baseline"
+        known = f"known defects {self.known_defects[:_SHORT]}" if self.known_defects else "no known defects"
+        at = f" at {self.commit[:_SHORT]}{' with changes' if self.dirty else ''}" if self.commit else ""
+        record = f"record {self.record[:_SHORT]}" if self.record else "a record without a seal"
+        return f"{record}, {baselines}, {known}, harness {self.harness}{at}"
+
+
+def inputs_of(history: History, baselines: Mapping[str, Lookup], known: KnownDefects | None) -> Inputs:
+    """Return the hashes of what a run is judged by."""
+    commit, dirty = git_state()
+    return Inputs(
+        record=history.sha256,
+        baselines={name: digest for name, lookup in baselines.items() if (digest := lookup.sha256) is not None},
+        known_defects=known.sha256 if known is not None else None,
+        harness=__version__,
+        commit=commit,
+        dirty=dirty,
+    )

@@ -1,0 +1,57 @@
+"""What a recorded run lacks of a profile's plan: a run that planned less than it should passes what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.history.plan import rows_of
+from harness.history.records import COUNTED, CellRecord, PlannedRequest, RunRecord
+from harness.profiles.cells import CellName
+from harness.util.differences import differing
+from harness.workload.prepare import Prepared, prepare
+from harness.workload.rows import planned_rows
+
+_SETTINGS = ("engine", "judging", "scenarios", "axes")
+"""Keys of a profile that change what a request or a verdict means; the plan covers what is sent."""
+
+
+def lacking(run: RunRecord, source: str) -> list[str]:
+    """Return a sentence for each setting and cell in which the plan of a run is not that of the profile ``source``.
+
+    Raises the errors of ``prepare``.
+    """
+    prepared = prepare(source, ())
+    return list(_lacking(run, prepared, source))
+
+
+def _lacking(run: RunRecord, prepared: Prepared, source: str) -> Iterator[str]:
+    recorded = {c.cell: c for c in run.cells}
+    ours = prepared.profile.model_dump(mode="json")
+    for key in _SETTINGS:
+        yield from (f"profile {source}: {words}" for words in differing(ours[key], run.profile.get(key), key))
+    if prepared.rescores and not run.rescore:
+        yield f"expected outputs to be re-scored, as profile {source} has it, found that this run does not"
+    for work in prepared.works:
+        cell = recorded.get(work.cell.id)
+        part = prepared.profile.part(CellName.of(work.cell.id).variant)
+        rows = planned_rows(work, part.workload.max_tokens)
+        if cell is None:
+            yield f"{work.cell.id}: expected {len(rows)} requests by profile {source}, found no such cell in the run"
+        elif cell.draft_tokens != work.cell.method.draft_tokens:
+            yield f"{work.cell.id}: expected {work.cell.method.draft_tokens} drafts a step, found {cell.draft_tokens}"
+        elif problem := _short(run, cell, rows):
+            yield f"{work.cell.id}: expected the plan of profile {source}, found {problem}"
+
+
+def _short(run: RunRecord, cell: CellRecord, rows: tuple[PlannedRequest, ...]) -> str | None:
+    """Return what is missing or different in the plan of a cell, in words, or None."""
+    planned = rows_of(run, cell)
+    if planned is None:
+        earlier = "only the number of its requests, as earlier versions recorded it"
+        return earlier if cell.plan == COUNTED else "none"
+    found = {row.place: row for row in planned}
+    missing = [row for row in rows if row.place not in found]
+    if missing:
+        return f"{len(missing)} of {len(rows)} requests not planned, {' '.join(missing[0].place)} among them"
+    other = [row for row in rows if found[row.place] != row]
+    return f"{len(other)} requests planned otherwise, {' '.join(other[0].place)} among them" if other else None

@@ -1,0 +1,66 @@
+"""The plan of a cell as rows: every request, in the order of sending, as it must be found in the record."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from harness.history.plan import prompt_sha256
+from harness.history.records import Form, LegRole, PlannedRequest, SentTo
+from harness.profiles.cells import Cell
+from harness.prompts.model import Prompt
+from harness.workload.cells import CellWork
+from harness.workload.scripts import Script
+
+
+def planned_rows(work: CellWork, max_tokens: int) -> tuple[PlannedRequest, ...]:
+    """Return a row for each request of a cell; ``max_tokens`` is that of requests without a number of their own."""
+    number = itertools.count()
+    cold = [_cold(work.cell, item.prompt, item.form, next(number), max_tokens) for item in work.items]
+    played = (row for script in work.scripts for row in _played(work.cell, script, number, max_tokens))
+    return (*cold, *played)
+
+
+def _cold(cell: Cell, prompt: Prompt, form: Form, sequence: int, max_tokens: int) -> PlannedRequest:
+    return PlannedRequest(
+        sequence=sequence,
+        prompt_id=prompt.id,
+        form=form,
+        prompt_sha256=_hash(prompt),
+        max_tokens=max_tokens,
+        legs=_legs(cell, "cell"),
+    )
+
+
+def _played(cell: Cell, script: Script, number: Iterator[int], max_tokens: int) -> Iterator[PlannedRequest]:
+    for at, stage in enumerate(script.stages):
+        for outer in stage.sends:
+            for send in (*outer.between, outer):
+                yield PlannedRequest(
+                    sequence=next(number),
+                    prompt_id=send.prompt.id,
+                    form=send.form,
+                    scenario=script.scenario,
+                    instance=script.instance,
+                    part=send.part,
+                    stage=at,
+                    prompt_sha256=_hash(send.prompt),
+                    route=send.route,
+                    max_tokens=send.max_tokens or max_tokens,
+                    temperature=send.temperature,
+                    concurrent=len(stage.sends),
+                    legs=_legs(cell, send.route),
+                )
+
+
+def _hash(prompt: Prompt) -> str:
+    return prompt_sha256(prompt.ids, prompt.source, prompt.expected)
+
+
+def _legs(cell: Cell, route: SentTo) -> tuple[LegRole, ...]:
+    """Return the roles of the engines whose answers to a request are recorded; a router hides P's."""
+    if route == "prefill":
+        return ("prefill",)
+    if route == "local" or cell.topology == "single":
+        return ("single",)
+    return ("decode",) if cell.routed else ("prefill", "decode")

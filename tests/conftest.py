@@ -1,0 +1,44 @@
+"""The lanes: what is marked ``exhaustive`` runs with ``--exhaustive`` only, and how many were left out is said.
+
+An exhaustive test repeats, with more or larger samples or with real engines, what a quicker one shows in every run.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+_LEFT_OUT = pytest.StashKey[int]()
+_SENT = "exhaustive_left_out"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="run the tests that are marked exhaustive, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    marked = [i for i in items if i.get_closest_marker("exhaustive")]
+    if not marked or config.getoption("--exhaustive"):
+        return
+    items[:] = [i for i in items if i not in set(marked)]
+    config.hook.pytest_deselected(items=marked)
+    config.stash[_LEFT_OUT] = len(marked)
+    # A worker of pytest-xdist tells the process that prints.
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[_SENT] = len(marked)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Every worker of pytest-xdist collects everything."""
+    output = getattr(node, "workeroutput", {})
+    if _SENT in output:
+        node.config.stash[_LEFT_OUT] = output[_SENT]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    count = config.stash.get(_LEFT_OUT, 0)
+    if count:
+        terminalreporter.write_line(
+            f"{count} exhaustive tests were left out: ./run_tests.sh release, or pytest --exhaustive, runs them",
+            yellow=True,
+        )

@@ -1,0 +1,318 @@
+"""Simulated nights of a planned run: what every engine would have answered, judged by the project's own ``judge``.
+
+Nothing here pretends to be an engine. A night is right unless a ``Defect`` says otherwise: greedy outputs that part
+only where rounding may part them, acceptance that follows the output, hand-offs that move what they must.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.baselines.lookup import Lookup
+from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
+from harness.baselines.summary import counts
+from harness.history.folder import History
+from harness.history.records import RESCORE, Observation
+from harness.history.token_ids import common_prefix, output_key
+from harness.profiles.cells import CellName
+from harness.prompts.model import Prompt
+from harness.workload.cells import CellWork
+from harness.workload.prepare import Prepared
+from tests.support.builders import history, identity, leg, provenance, speculation
+
+OUTPUTS = 256
+TIE_NATS = 0.1
+GARBAGE_NATS = 15.0
+_ROUNDINGS = 64
+_CONDITIONAL = (0.73, 0.71, 0.68, 0.66, 0.64, 0.62, 0.60)
+
+Tokens = tuple[int, ...]
+
+
+class Noise(NamedTuple):
+    """How equal runs of right engines differ."""
+
+    parting: float = 0.05
+    """Share of outputs of single engines that take the other token at a near tie."""
+    pd_parting: float = 0.05
+    """The same for P/D, which may round otherwise."""
+    nats: float = 0.03
+    """Standard deviation of a token's log-prob; twice that for P/D."""
+    redrawn: float = 0.5
+    """Share of requests whose acceptance is not that of the baseline, from some token on."""
+
+
+class Defect(NamedTuple):
+    """What is wrong with the answers of P/D."""
+
+    share: float = 0.0
+    """Chance of each request to be damaged."""
+    nats: float = 0.0
+    """By how much the tokens of every answer are less likely, although they are right."""
+    cells: str = "pd-"
+    """Cells that have the defect: those whose id starts with this."""
+
+
+NOISE = Noise()
+RIGHT = Defect()
+
+
+class _Text(NamedTuple):
+    """What right engines may answer to one prompt."""
+
+    usual: Tokens
+    other: Tokens
+    """The output if the other token is taken at the near tie."""
+    tie: int
+
+
+class Simulated(NamedTuple):
+    """A night and what it is judged against."""
+
+    night: History
+    baselines: Mapping[str, Lookup]
+
+
+class Nights:
+    """Nights of one plan. What does not change from night to night is made once."""
+
+    def __init__(self, prepared: Prepared, noise: Noise = NOISE, **judging: object) -> None:
+        self._noise = noise
+        self._works = [w for w in prepared.works if w.items]
+        self._prepared = prepared
+        self._judging = prepared.profile.judging.model_copy(update=judging)
+        self._texts: dict[str, _Text] = {}
+        rng = np.random.default_rng(0)
+        for prompts in prepared.sets.values():
+            for p in prompts.prompts:
+                self._texts.setdefault(p.id, _text(rng))
+        self._templates = {w.cell.id: [_template(w, i.prompt, i.form, prepared) for i in w.items] for w in self._works}
+
+    def night(self, seed: int, defect: Defect = RIGHT) -> Simulated:
+        """Return one night with its baselines, which are recorded anew: their luck belongs to the error rates."""
+        rng = np.random.default_rng(seed)
+        baselines, recorded = {}, {}
+        for work in self._works:
+            if work.cell.topology == "single":
+                lineup = work.cell.name.lineup
+                baselines[lineup], recorded[lineup] = self._baseline(work, rng)
+        observations: list[Observation] = []
+        wrong: set[Tokens] = set()
+        for work in self._works:
+            steps = recorded.get(work.cell.name.lineup, {})
+            observations += self._answers(work, rng, defect, steps, wrong)
+        observations += _scores(observations, wrong)
+        made = history(observations, cells=[w.cell.id for w in self._works])
+        return Simulated(self._as_planned(made), baselines)
+
+    def _as_planned(self, made: History) -> History:
+        records = []
+        for work, record in zip(self._works, made.run.cells, strict=True):
+            method, part = work.cell.method, self._prepared.profile.part(work.cell.variant)
+            records.append(
+                record.model_copy(
+                    update={
+                        "block_size": part.engine.block_size,
+                        "lookahead": method.lookahead,
+                        "draft_tokens": method.draft_tokens,
+                        "planned": len(work.items),
+                        "scenarios": {},
+                    }
+                )
+            )
+        profile = {**made.run.profile, "judging": self._judging.model_dump(mode="json")}
+        update = {"cells": tuple(records), "profile": profile, "rescore": self._prepared.rescores}
+        return made.model_copy(update={"run": made.run.model_copy(update=update)})
+
+    def _tokens(self, prompt_ids: Sequence[str], parting: float, rng: np.random.Generator) -> list[Tokens]:
+        other = rng.random(len(prompt_ids)) < parting
+        texts = [self._texts[p] for p in prompt_ids]
+        return [t.other if o else t.usual for t, o in zip(texts, other, strict=True)]
+
+    def _baseline(self, work: CellWork, rng: np.random.Generator) -> tuple[Lookup, dict[str, Tokens]]:
+        k = work.cell.method.draft_tokens
+        ids = [i.prompt.id for i in work.items if i.form == "ids"]
+        one, two = (self._tokens(ids, self._noise.parting, rng) for _ in range(2))
+        steps = _steps(len(ids), k, rng)
+        repeated = _redrawn(steps, self._noise.redrawn, k, rng)
+        rows = []
+        for prompt_id, ours, again, first, second in zip(ids, one, two, steps, repeated, strict=True):
+            at, number = counts(second, k)
+            text = self._texts[prompt_id]
+            parted = common_prefix(ours, again) if ours != again else None
+            rows.append(
+                Row(
+                    prompt_id=prompt_id,
+                    prompt_sha256="s",
+                    output_ids=ours,
+                    min_top_gap=TIE_NATS,
+                    accepted=first,
+                    close=((text.tie, TIE_NATS),),
+                    again=Again(
+                        divergence=parted, gap=None if parted is None else TIE_NATS, steps=number, accepted_at=at
+                    ),
+                )
+            )
+        header = Header(
+            format=FORMAT, identity=identity(work.cell.method.kind), provenance=provenance(), summary={}, rows_sha256=""
+        )
+        return Lookup(Baseline(header=header, rows=tuple(rows)), ""), dict(zip(ids, steps, strict=True))
+
+    def _answers(
+        self,
+        work: CellWork,
+        rng: np.random.Generator,
+        defect: Defect,
+        recorded: Mapping[str, Tokens],
+        wrong: set[Tokens],
+    ) -> list[Observation]:
+        k, pd = work.cell.method.draft_tokens, work.cell.topology == "pd"
+        ids = [i.prompt.id for i in work.items]
+        said = self._tokens(ids, self._noise.pd_parting if pd else self._noise.parting, rng)
+        defective = work.cell.id.startswith(defect.cells)
+        likely = _logprobs(self._noise.nats * (1 + pd), defect.nats if defective else 0.0)
+        # From a stream of its own: everything else stays as it was drawn before log-probs were judged.
+        rounded = [likely[i] for i in rng.spawn(1)[0].integers(0, len(likely), len(ids))]
+        known = [recorded.get(p, ()) for p in ids]
+        steps = _redrawn(known, self._noise.redrawn, k, rng)
+        damaged = rng.random(len(ids)) < (defect.share if defective else 0.0)
+        out = []
+        for number, template in enumerate(self._templates[work.cell.id]):
+            tokens = said[number]
+            if damaged[number]:
+                tokens = tuple(int(t) for t in rng.integers(50_000, 90_000, OUTPUTS))
+                wrong.add(tokens)
+            final = template.legs[-1].model_copy(update={"output_ids": tokens, "chosen_logprobs": rounded[number]})
+            if k:
+                padded = (0, *steps[number]) if pd else steps[number]
+                final = final.model_copy(update={"speculation": speculation(padded, k)})
+            # P's own token comes from its own KV, so that it is right whatever became of D's.
+            before = [leg.model_copy(update={"output_ids": said[number][:1]}) for leg in template.legs[:-1]]
+            out.append(template.model_copy(update={"legs": (*before, final)}))
+        return out
+
+
+def _text(rng: np.random.Generator) -> _Text:
+    usual, other = (tuple(int(t) for t in rng.integers(1_000, 50_000, OUTPUTS)) for _ in range(2))
+    tie = int(rng.integers(1, OUTPUTS))
+    return _Text(usual, (*usual[:tie], usual[tie] + 1, *other[tie + 1 :]), tie)
+
+
+@lru_cache
+def _logprobs(sd: float, less: float) -> list[tuple[float, ...]]:
+    """Return ways in which rounding moves the log-probs of an output; most of its tokens are nearly certain."""
+    rng = np.random.default_rng(1)
+    usual = -rng.exponential(0.3, OUTPUTS)
+    moved = np.minimum(usual - less + rng.normal(0, sd, (_ROUNDINGS, OUTPUTS)), 0.0)
+    return [tuple(row.tolist()) for row in moved]
+
+
+def _steps(requests: int, k: int, rng: np.random.Generator) -> list[Tokens]:
+    """Draw the accepted drafts of each step until every request has its tokens."""
+    if not k:
+        return [()] * requests
+    reach = np.cumprod(_CONDITIONAL[:k])
+    drawn = (rng.random((requests, OUTPUTS, 1)) < reach).sum(axis=2)
+    return [_ended(tuple(row.tolist())) for row in drawn]
+
+
+def _ended(accepted: Tokens) -> Tokens:
+    """Return as many steps as make the tokens after the first, which the prefill gives."""
+    left, out = OUTPUTS - 1, []
+    for a in accepted:
+        if left <= 0:
+            break
+        out.append(min(a, left - 1))
+        left -= out[-1] + 1
+    return tuple(out)
+
+
+def _redrawn(steps: Sequence[Tokens], share: float, k: int, rng: np.random.Generator) -> list[Tokens]:
+    """Return the steps of another run, equal to these up to where a request parts, if it does."""
+    if not k:
+        return list(steps)
+    fresh = _steps(len(steps), k, rng)
+    at = np.where(rng.random(len(steps)) < share, rng.random(len(steps)), 1.0)
+    return [
+        _ended((*old[: int(a * len(old))], *new)) if a < 1 else old
+        for old, new, a in zip(steps, fresh, at, strict=True)
+    ]
+
+
+def _template(work: CellWork, prompt: Prompt, form: str, prepared: Prepared) -> Observation:
+    """Return the answer to one request but for its tokens and steps."""
+    part = prepared.profile.part(work.cell.variant)
+    sent, nothing = prompt.ids, (0,) * OUTPUTS
+    final = {"finish_reason": "length"}
+    if work.cell.topology == "single":
+        legs = (leg("single", sent, nothing, **final),)
+    else:
+        blocks = -(-len(sent) // part.engine.block_size)
+        params = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(1, blocks + 1))],
+            "remote_num_tokens": len(sent),
+        }
+        counters = {
+            "finished_requests": 1.0,
+            "nixl_bytes": (98304.0 + 3072.0 * (work.cell.method.kind in ("eagle3", "dflash"))) * blocks,
+            "nixl_descriptors": 3.0 * blocks,
+            "prompt_tokens_external_kv_transfer": float(len(sent)),
+        }
+        legs = (
+            leg("prefill", sent, (0,), kv_transfer_params=params, **final),
+            leg("decode", sent, nothing, counters=counters, **final),
+        )
+    return Observation(
+        cell=work.cell.id,
+        prompt_id=prompt.id,
+        form="text" if form == "text" else "ids",
+        max_tokens=OUTPUTS,
+        sequence=0,
+        sent_ids=sent,
+        source=prompt.source,
+        engine_roles=("single",) if work.cell.topology == "single" else ("prefill", "decode"),
+        legs=legs,
+        started_at=0.0,
+    )
+
+
+_KEYS: dict[Tokens, str] = {}
+
+
+def _scores(observations: Sequence[Observation], wrong: set[Tokens]) -> list[Observation]:
+    """Return how the plain engine of each variant scores every distinct output."""
+    seen: defaultdict[str, dict[tuple[str, Tokens], Observation]] = defaultdict(dict)
+    for o in observations:
+        assert o.final is not None and o.final.output_ids is not None
+        seen[CellName.of(o.cell).reference].setdefault((o.prompt_id, o.final.output_ids), o)
+    out = []
+    right = leg("single", (0,), (0,), rescored=(0.0,) * OUTPUTS)
+    disliked = right.model_copy(update={"rescored": (GARBAGE_NATS,) * OUTPUTS})
+    for cell, outputs in seen.items():
+        for (prompt_id, tokens), o in outputs.items():
+            if tokens not in _KEYS and tokens not in wrong:
+                _KEYS[tokens] = output_key(tokens)
+            read = (*o.sent_ids, *tokens)
+            answer = disliked if tokens in wrong else right
+            answer = answer.model_copy(update={"echoed_ids": read, "usage_prompt_tokens": len(read)})
+            scored = o.model_copy(
+                update={
+                    "sent_ids": read,
+                    "cell": cell,
+                    "prompt_id": prompt_id,
+                    "form": "ids",
+                    "scenario": RESCORE,
+                    "part": _KEYS.get(tokens) or output_key(tokens),
+                    "legs": (answer,),
+                    "engine_roles": ("single",),
+                }
+            )
+            out.append(scored)
+    return out

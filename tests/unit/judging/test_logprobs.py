@@ -1,0 +1,192 @@
+"""Log-probs: damage that leaves all tokens right fails, is located, and what is right stays green."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from harness.baselines.lookup import Lookup
+from harness.history.folder import load_history
+from harness.history.records import Observation
+from harness.history.verdict import Verdict
+from harness.judging.checks.logprobs import has_reference, logprobs_baseline, logprobs_single
+from harness.judging.checks.registry import judge
+from harness.judging.references import PROFILE_OWN, lookups_for
+from tests.golden.oracle import RUNS
+from tests.support.builders import LENGTHS, change_final, flawless, history, lookups, observation, view
+
+
+def moved(o: Observation, gap: float = -4.0, chosen: float = 0.0, tokens: range | None = None) -> Observation:
+    """The same answer, whose log-probs moved by this at some of its tokens."""
+    final = o.final
+    at = range(len(final.output_ids)) if tokens is None else tokens
+    return change_final(
+        o,
+        top_gaps=tuple(g + gap * (i in at) for i, g in enumerate(final.top_gaps)),
+        chosen_logprobs=tuple(c + chosen * (i in at) for i, c in enumerate(final.chosen_logprobs)),
+    )
+
+
+def verdicts(judgement, cell: str) -> dict[str, Verdict]:
+    return {r.check: r.verdict for c in judgement.cells if c.cell == cell for r in c.results}
+
+
+@pytest.mark.parametrize("change", [{"gap": -4.0}, {"gap": 0.0, "chosen": -4.0}])
+def test_moved_logprobs_with_all_tokens_right_are_a_regression(change):
+    made = [moved(o, **change) if o.cell == "pd-eagle3" else o for o in flawless()]
+    judgement = judge(history(made), lookups(LENGTHS))
+    found = verdicts(judgement, "pd-eagle3")
+    assert found["tokens-reference"] is found["tokens-baseline"] is Verdict.PASS
+    assert found["logprobs-single"] is Verdict.REGRESSION
+    assert judgement.verdict is Verdict.REGRESSION
+    assert verdicts(judgement, "single-eagle3")["logprobs-baseline"] is Verdict.PASS
+    (diagnosis,) = [c.diagnosis for c in judgement.cells if c.cell == "pd-eagle3"]
+    assert diagnosis.damage == "target-kv"
+    assert diagnosis.failed == len(LENGTHS)
+
+
+def test_one_prompt_length_gives_a_law_and_one_block_a_location():
+    """Only the prompts of 65 tokens are damaged, and only where their second block is copied."""
+    second = range(30, 61)
+    made = [moved(o, tokens=second) if (o.cell, len(o.sent_ids)) == ("pd-eagle3", 65) else o for o in flawless()]
+    judgement = judge(history(made), lookups(LENGTHS))
+    (diagnosis,) = [c.diagnosis for c in judgement.cells if c.cell == "pd-eagle3"]
+    assert diagnosis.location.blocks == (1,)
+    assert diagnosis.location.position == 32
+    assert "65" in diagnosis.law.text
+    (finding,) = [f for f in judgement.findings if f.check == "logprobs-single"]
+    assert finding.evidence.logprob_position == 30
+    assert "first at output token 30" in finding.message
+
+
+def test_rounding_below_the_bound_passes_and_a_shared_batch_may_round_more():
+    single = observation("single-eagle3", 40)
+    for gap, concurrent, verdict in (
+        (5e-6, 1, Verdict.PASS),
+        (5e-5, 1, Verdict.REGRESSION),
+        (5e-4, 3, Verdict.PASS),
+        (5e-3, 3, Verdict.REGRESSION),
+    ):
+        o = moved(observation("pd-eagle3", 40, concurrent=concurrent), gap)
+        assert logprobs_single(view(history([o, single]), "pd-eagle3")).verdict is verdict
+
+
+def test_bound_is_a_setting():
+    pair = history([moved(observation("pd-eagle3", 40), 0.5), observation("single-eagle3", 40)])
+    cell = view(pair, "pd-eagle3")
+    wide = replace(cell, judging=cell.judging.model_copy(update={"logprob_nats": 1.0}))
+    assert logprobs_single(wide).verdict is Verdict.PASS
+
+
+def test_plain_engine_stands_in_for_a_missing_single_engine_and_cold_answers_for_a_missing_scenario():
+    plain = observation("single-none", 40)
+    assert logprobs_single(view(history([moved(observation("pd-mtp", 40)), plain]), "pd-mtp")).verdict is (
+        Verdict.REGRESSION
+    )
+    late = moved(observation("pd-none", 40, scenario="late-pull"))
+    cell = view(history([late, plain], scenarios=[]), "pd-none", scenario="late-pull")
+    assert has_reference(cell)
+    assert logprobs_single(cell).verdict is Verdict.REGRESSION
+    other = view(history([late, observation("single-none", 32)]), "pd-none", scenario="late-pull")
+    assert not has_reference(other)
+
+
+def test_answers_with_other_tokens_are_left_to_the_checks_of_tokens():
+    o = observation("pd-none", 40)
+    output = o.final.output_ids
+    parted = change_final(moved(o), output_ids=(*output[:5], 7, *output[6:]))
+    made = history([parted, observation("single-none", 40)])
+    assert logprobs_single(view(made, "pd-none")).verdict is Verdict.PASS
+    assert judge(made, lookups([40])).verdict is Verdict.REGRESSION
+
+
+@pytest.mark.parametrize("field", ["top_gaps", "chosen_logprobs"])
+@pytest.mark.parametrize("cell", ["pd-none", "single-none"])
+def test_missing_logprobs_are_unknown(cell, field):
+    made = [observation("pd-none", 40), observation("single-none", 40)]
+    made = [change_final(o, **{field: None}) if o.cell == cell else o for o in made]
+    assert logprobs_single(view(history(made), "pd-none")).verdict is Verdict.UNKNOWN
+
+
+def test_missing_answer_or_baseline_is_unknown():
+    broken = [observation("pd-none", 40), observation("single-none", 40, error="broke")]
+    assert logprobs_single(view(history(broken), "pd-none")).verdict is Verdict.UNKNOWN
+    assert logprobs_baseline(view(history(broken), "pd-none")).verdict is Verdict.UNKNOWN
+    assert logprobs_baseline(view(history(broken), "pd-none", lookups([32]))).verdict is Verdict.UNKNOWN
+
+
+def test_smallest_distance_of_the_baseline_shows_what_every_engine_lost():
+    made = [moved(o) for o in flawless()]
+    judgement = judge(history(made), lookups(LENGTHS))
+    assert {verdicts(judgement, c)["logprobs-baseline"] for c in ("pd-none", "single-none", "pd-mtp")} == {
+        Verdict.DRIFT
+    }
+    assert verdicts(judgement, "pd-none")["logprobs-single"] is Verdict.PASS
+
+
+def test_single_engine_alone_is_not_drift():
+    made = [moved(o) if o.cell == "single-eagle3" else o for o in flawless()]
+    judgement = judge(history(made), lookups(LENGTHS))
+    assert verdicts(judgement, "single-eagle3")["logprobs-baseline"] is Verdict.REGRESSION
+
+
+def with_gaps(gaps: tuple[float, ...]) -> dict[str, Lookup]:
+    found = lookups([40])
+    for method, lookup in found.items():
+        rows = tuple(r.model_copy(update={"gaps": gaps}) for r in lookup.baseline.rows)
+        found[method] = Lookup(lookup.baseline.model_copy(update={"rows": rows}), "")
+    return found
+
+
+def test_baseline_that_has_every_distance_locates_the_change():
+    o = observation("pd-eagle3", 40)
+    gaps = o.final.top_gaps
+    assert logprobs_baseline(view(history([o]), "pd-eagle3", with_gaps(gaps))).verdict is Verdict.PASS
+    risen = view(history([moved(o, gap=2.0, tokens=range(7, 8))]), "pd-eagle3", with_gaps(gaps))
+    (finding,) = logprobs_baseline(risen).findings
+    assert finding.evidence.logprob_position == 7
+    assert logprobs_baseline(replace(risen, baselines=lookups([40]))).verdict is Verdict.PASS
+
+
+def test_first_part_of_an_output_may_lack_the_smallest_distance():
+    o = observation("pd-eagle3", 40)
+    short = change_final(
+        o,
+        output_ids=o.final.output_ids[:4],
+        top_gaps=(12.0,) * 4,
+        chosen_logprobs=(0.0,) * 4,
+    ).model_copy(update={"max_tokens": 4})
+    assert logprobs_baseline(view(history([short]), "pd-eagle3", lookups([40]))).verdict is Verdict.PASS
+    below = change_final(short, top_gaps=(5.0,) * 4)
+    assert logprobs_baseline(view(history([below]), "pd-eagle3", lookups([40]))).verdict is Verdict.REGRESSION
+
+
+@pytest.mark.parametrize("run", ["pass", "resumed", "M4", "schema-2", "M3"])
+def test_recorded_logprobs_of_right_targets_stay_green(run):
+    """Engines agreed bit for bit, also with a drafter that is damaged."""
+    made = load_history(RUNS / run, unsealed=run == "schema-2")
+    judgement = judge(made, lookups_for(made, PROFILE_OWN))
+    found = {r.check: r.verdict for c in judgement.cells for r in c.results if r.check.startswith("logprobs")}
+    assert found
+    assert set(found.values()) == {Verdict.PASS}
+
+
+def test_recorded_answers_whose_logprobs_are_moved_fail():
+    made = load_history(RUNS / "M4")
+    rng = random.Random(3)
+    changed = tuple(moved(o, rng.uniform(-8, -0.1)) if o.cell == "pd-eagle3" else o for o in made.observations)
+    cell = view(made.model_copy(update={"observations": changed}), "pd-eagle3")
+    result = logprobs_single(cell)
+    assert result.verdict is Verdict.REGRESSION
+    assert len(result.findings) == 5
+
+
+def test_the_form_in_which_a_prompt_was_sent_does_not_matter():
+    """Cells behind a router are sent other prompts as text than the single engine."""
+    made = flawless()
+    text = [o.model_copy(update={"form": "text"}) for o in made if o.cell == "pd-eagle3"][:1]
+    assert logprobs_single(view(history([*made, *text]), "pd-eagle3")).verdict is Verdict.PASS
+    wrong = [moved(o) for o in text]
+    assert logprobs_single(view(history([*made, *wrong]), "pd-eagle3")).verdict is Verdict.REGRESSION

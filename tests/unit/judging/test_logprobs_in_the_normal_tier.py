@@ -1,0 +1,84 @@
+"""The registered test of log-probs: how probable P/D finds the tokens that both engines say."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from harness.history.records import Observation
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import judge
+from harness.judging.findings import CheckResult
+from tests.support.builders import change_final
+from tests.support.normal_tier import FOUR, baselines, night
+
+NAME = "logprobs-single"
+
+
+def results(change: Callable[[Observation], Observation]) -> dict[str, dict[str, CheckResult]]:
+    judgement = judge(night(stages=1, cells=FOUR, change=change), baselines())
+    return {c.cell: {r.check: r for r in c.results} for c in judgement.cells}
+
+
+def likely(o: Observation, sd: float = 0.0, less: float = 0.0) -> tuple[float, ...]:
+    """Log-probs of the prompt's output tokens, moved by rounding and lowered by ``less`` nats."""
+    usual, rounding = random.Random(o.prompt_id), random.Random(f"{o.cell} {o.prompt_id}")
+    return tuple(-usual.expovariate(3) - 0.2 + rounding.gauss(0, sd) - less for _ in o.final.output_ids)
+
+
+def pd(o: Observation) -> bool:
+    return o.cell.startswith("pd")
+
+
+def test_lost_layer_that_leaves_all_tokens_right_fails():
+    """Every P/D answer has its tokens, which are 0.1 nat less likely."""
+    found = results(lambda o: change_final(o, chosen_logprobs=likely(o, 0.03, 0.1 * pd(o))))
+    for cell in ("pd-none", "pd-eagle3"):
+        assert {n for n, r in found[cell].items() if r.verdict is not Verdict.PASS} == {NAME}
+        (finding,) = found[cell][NAME].findings
+        assert (finding.verdict, finding.damage) == (Verdict.REGRESSION, "target-kv")
+        assert "found a drop in 1 of 1 columns: all@probability" in finding.message
+        assert -10 < finding.evidence.columns[0].effect_points < -3
+    assert not any(NAME in found[cell] for cell in ("single-none", "single-eagle3"))
+
+
+def test_tokens_that_became_likelier_fail_too():
+    found = results(lambda o: change_final(o, chosen_logprobs=likely(o, 0.03, -0.1 * pd(o))))
+    assert found["pd-none"][NAME].verdict is Verdict.REGRESSION
+
+
+@pytest.mark.parametrize("sd", [0.0, 0.05, 0.1])
+def test_rounding_passes_also_where_only_one_side_rounds(sd: float):
+    found = results(lambda o: change_final(o, chosen_logprobs=likely(o, sd if pd(o) else 0.0)))
+    assert found["pd-none"][NAME].verdict is Verdict.PASS
+    assert found["pd-eagle3"][NAME].verdict is Verdict.PASS
+    assert "could have seen" in found["pd-none"][NAME].note
+
+
+def test_change_below_the_practical_floor_passes():
+    found = results(lambda o: change_final(o, chosen_logprobs=likely(o, 0.0, 0.002 * pd(o))))
+    assert found["pd-none"][NAME].figures.p_adjusted < 0.001
+    assert found["pd-none"][NAME].verdict is Verdict.PASS
+
+
+def test_tokens_after_the_first_difference_are_not_compared():
+    """What follows another token is another text, whose tokens may be as unlikely as they like."""
+
+    def parted(o: Observation) -> Observation:
+        if not pd(o):
+            return change_final(o, chosen_logprobs=likely(o))
+        first, second, *rest = o.final.output_ids
+        unlikely = (likely(o)[0], *(-9.0,) * (1 + len(rest)))
+        return change_final(o, output_ids=(first, second + 1, *rest), chosen_logprobs=unlikely)
+
+    result = results(parted)["pd-none"][NAME]
+    assert result.verdict is Verdict.PASS
+    assert result.note.startswith(f"{result.figures.prompts} tokens before the first difference")
+
+
+def test_answers_without_log_probs_are_missing_evidence():
+    found = results(lambda o: change_final(o, chosen_logprobs=None) if pd(o) and o.prompt_id == "p40" else o)
+    assert found["pd-none"][NAME].verdict is Verdict.UNKNOWN
+    assert "found 1 prompts without" in found["pd-none"][NAME].findings[0].message
