@@ -23,6 +23,7 @@ from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
 if TYPE_CHECKING:
     from harness.engines.executor import ExecutorChoice
     from harness.reports.judge_run import Outcome
+    from harness.supervision.apart import Tell
 
 _RECORDED = ("profile", "cell", "scenario", "quick", "out", "mutant", "together")
 """Options that ``--resume`` takes from the recorded run."""
@@ -102,30 +103,44 @@ def run_command(
         raise UsageError("--resume: expected no --fail-fast with it, found it; what is left is run to its end")
     choice = ExecutorChoice(executor, ray_address, pair_nodes)
     if resume is not None:
-        _end(_resume(context, resume, engine_python, choice, base_port), part)
+        _resume(context, resume, engine_python, choice, base_port, part)
     prepared = prepare(quick_form(profile) if quick else profile, cell or [], scenario or [])
     chosen = make_executor(choice, mutant or [], base_port)
-    with chosen, Reporter(prepared.expected_s) as reporter:
-        reporter.line(
-            f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts, "
-            f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
-        )
-        if warning := others_at_work():
-            reporter.line(warning)
-        outcome = execute(
-            prepared,
-            out or DEFAULT_OUT,
-            reporter,
-            RunOptions(engine_python, chosen, tuple(mutant or ()), together),
-            fail_fast,
-        )
-    _end(outcome, part)
+    tell = _apart(choice)
+    with chosen:
+        with Reporter(prepared.expected_s) as reporter:
+            reporter.line(
+                f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts, "
+                f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
+            )
+            if warning := others_at_work():
+                reporter.line(warning)
+            outcome = execute(
+                prepared,
+                out or DEFAULT_OUT,
+                reporter,
+                RunOptions(engine_python, chosen, tuple(mutant or ()), together),
+                fail_fast,
+            )
+        _end(outcome, part, tell)
+
+
+def _apart(choice: ExecutorChoice) -> Tell:
+    """Go on in a process of its own where Ray could end this one."""
+    from harness.supervision.apart import continue_in_child
+
+    return continue_in_child("the run on Ray") if choice.name == "ray" else lambda _: None
 
 
 def _resume(
-    context: typer.Context, run_dir: Path, engine_python: str | None, choice: ExecutorChoice, base_port: int | None
-) -> Outcome:
-    """Resume a run. Raises UsageError when an option is given that the recorded run determines."""
+    context: typer.Context,
+    run_dir: Path,
+    engine_python: str | None,
+    choice: ExecutorChoice,
+    base_port: int | None,
+    part: bool,
+) -> NoReturn:
+    """Resume a run and exit. Raises UsageError when an option is given that the recorded run determines."""
     from harness.commands.resume import prepare_resume, resume
     from harness.engines.executor import make_executor
     from harness.runner.options import RunOptions
@@ -139,20 +154,25 @@ def _resume(
         raise UsageError(f"--resume: expected no {options} with it, which the recorded run determines; leave it out")
     left = prepare_resume(run_dir)
     chosen = make_executor(choice, list(left.history.run.mutants), base_port)
-    with chosen, Reporter(left.rest.expected_s) as reporter:
-        reporter.line(
-            f"resuming {left.history.run.run_id}: {len(left.again)} of {len(left.history.run.cells)} cells, "
-            f"{left.rest.requests} requests, about {left.rest.expected_s / 60:.0f} minutes"
-        )
-        return resume(left, reporter, RunOptions(engine_python, chosen))
+    tell = _apart(choice)
+    with chosen:
+        with Reporter(left.rest.expected_s) as reporter:
+            reporter.line(
+                f"resuming {left.history.run.run_id}: {len(left.again)} of {len(left.history.run.cells)} cells, "
+                f"{left.rest.requests} requests, about {left.rest.expected_s / 60:.0f} minutes"
+            )
+            outcome = resume(left, reporter, RunOptions(engine_python, chosen))
+        _end(outcome, part, tell)
 
 
-def _end(outcome: Outcome, part: bool) -> NoReturn:
+def _end(outcome: Outcome, part: bool, tell: Tell) -> NoReturn:
     """Print the summary of a run and exit accordingly."""
     from harness.reports.terminal import print_summary
 
     print_summary(outcome.summary, make_console())
-    raise typer.Exit(_exit_of_part(outcome.folder) if part else outcome.summary.exit_code)
+    code = _exit_of_part(outcome.folder) if part else outcome.summary.exit_code
+    tell(code)
+    raise typer.Exit(code)
 
 
 def _exit_of_part(folder: Path) -> int:

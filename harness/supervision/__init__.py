@@ -8,6 +8,7 @@
 * ``ports``: free ports, claimed so that two harnesses of one user do not take the same ones;
 * ``orphans``: ``survey`` and ``clean``, for what earlier runs left on this machine;
 * ``procfs``: processes and shared memory segments, and which process tree they belong to;
-* ``supervisor``: the program that owns a process tree; run by ``process``, not imported for anything else;
+* ``supervisor``: the program that owns a process tree; run by ``process``;
+* ``apart``: a command in a child process, whose verdict counts however that process ends;
 * ``runtime_dir``: the folder for the sockets of one process tree; used within this package only.
 """

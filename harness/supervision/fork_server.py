@@ -160,7 +160,8 @@ def _exit(code: int) -> None:
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code)
+    # An engine that ends before its supervisor has looked at it would leave its registration behind.
+    procfs.exit_now(code)
 
 
 def _supervise(files: list[int], engine: _Engine) -> None:

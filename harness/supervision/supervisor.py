@@ -348,13 +348,14 @@ def spawn(command: list[str], env: dict[str, str]) -> int:
     return process.pid
 
 
-def end_with(parent: int) -> None:
-    """Have this process, a child of ``parent``, killed by the kernel when its supervisor is: the second line, for when
-    harness and supervisor are killed together. It reaches this process alone, and its children only if they notice.
+def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process, a child of ``parent``, a signal when its parent ends. For engines it is the
+    second line, for when harness and supervisor are killed together. It reaches this process alone, and its children
+    only if they notice.
 
     The supervisor has one thread; of a parent with several, the end of the one that forked would count.
     """
-    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -8,6 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,29 +41,44 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self._cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # Its hooks for the end of a process are for a main thread.
+        head = {**NODE, "include_dashboard": False}
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
+        self._added: dict[str, Any] = {}
 
-    @property
     def address(self) -> str:
         return str(self._cluster.address)
 
-    def add(self) -> Any:
-        return self._cluster.add_node(**NODE)
+    def add(self) -> str:
+        """Add a node and return its id."""
+        node = self._cluster.add_node(**NODE)
+        self._added[node.node_id] = node
+        return str(node.node_id)
 
-    def kill(self, node: Any) -> None:
+    def kill(self, node: str) -> None:
         """As a machine that goes away: nothing on it is told."""
-        self._cluster.remove_node(node, allow_graceful=False)
+        self._cluster.remove_node(self._added.pop(node), allow_graceful=False)
 
     def end(self) -> None:
         self._cluster.shutdown()
 
 
+class _Manager(BaseManager):
+    """The cluster's process."""
+
+
+_Manager.register("Nodes", Nodes)
+
+
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    made = Nodes()
-    yield made
-    made.end()
+    with _Manager(ctx=get_context("spawn")) as manager:
+        made = manager.Nodes()  # type: ignore[attr-defined]
+        try:
+            yield made
+        finally:
+            made.end()
 
 
 def wait_for(what, seconds: float, why: str):
@@ -81,13 +99,23 @@ http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), http.server.BaseHTTPRequ
 """
 
 
+_joined: list[RayExecutor] = []
+"""In the driver's process: the executor that has joined the cluster."""
+
+
+def _join(address: str) -> None:
+    _joined.append(RayExecutor(address, "different", place_s=20).__enter__())
+
+
 @pytest.fixture(scope="module")
-def executor(nodes: Nodes) -> Iterator[RayExecutor]:
-    with RayExecutor(nodes.address, "different", place_s=20) as made:
-        yield made
+def driver(nodes: Nodes) -> Iterator[ProcessPoolExecutor]:
+    """A process for what joins the cluster, because Ray may end such a process (see ``supervision.apart``)."""
+    with ProcessPoolExecutor(1, get_context("spawn"), _join, (nodes.address(),)) as pool:
+        yield pool
 
 
-def places(executor: RayExecutor, cell: str, **changes):
+def places(cell: str, **changes):
+    (executor,) = _joined
     profile = load_profile("cpu")
     (group,) = make_plan(profile, select_cells(profile, [cell])).groups
     assert isinstance(group, EngineGroup)
@@ -110,17 +138,21 @@ def start(role: Role, place: Place, folder: Path) -> Started:
 
 
 @pytest.mark.exhaustive
-def test_killed_node_is_named_and_the_rest_goes_on(nodes: Nodes, executor: RayExecutor, tmp_path):
+def test_killed_node_is_named_and_the_rest_goes_on(nodes: Nodes, driver: ProcessPoolExecutor, tmp_path):
+    driver.submit(check_killed_node, nodes, tmp_path).result()
+
+
+def check_killed_node(nodes: Nodes, tmp_path: Path) -> None:
     node = nodes.add()
     lost = ""
-    with pytest.raises(EngineDiedError) as caught, places(executor, "pd-none") as given:
+    with pytest.raises(EngineDiedError) as caught, places("pd-none") as given:
         started = {role: start(role, place, tmp_path) for role, place in given.items()}
         sessions = {s.handle.pid for s in started.values()}
         assert len({s.place.node for s in started.values()}) == 2
         # Both nodes are one machine here, and must not give away a core twice.
         cores = len(os.sched_getaffinity(0))
         assert len({s.place.devices for s in started.values()}) == min(2, cores)
-        lost = next(r for r, s in started.items() if node.node_id.startswith(str(s.place.node).partition("/")[2]))
+        lost = next(r for r, s in started.items() if node.startswith(str(s.place.node).partition("/")[2]))
         nodes.kill(node)
         wait_for(lambda: not started[lost].handle.alive(), 60, "the loss is not noticed")
         wait_for(lambda: len(living(sessions)) == 1, 30, "the engine of the lost node is still there")
@@ -138,24 +170,32 @@ def test_killed_node_is_named_and_the_rest_goes_on(nodes: Nodes, executor: RayEx
         pytest.raises(
             EngineStartError, match=r"expected 1 and 1 CPU for pd-none on 2 different nodes .* 1 nodes alive"
         ),
-        places(executor, "pd-none"),
+        places("pd-none"),
     ):
         pass
-    with places(executor, "single-none") as given:
+    with places("single-none") as given:
         assert start("single", given["single"], tmp_path).handle.alive()
 
 
-def test_engines_end_with_their_places(nodes: Nodes, executor: RayExecutor, tmp_path):
-    with places(executor, "single-none") as given:
+def test_engines_end_with_their_places(driver: ProcessPoolExecutor, tmp_path):
+    driver.submit(check_engines_end, tmp_path).result()
+
+
+def check_engines_end(tmp_path: Path) -> None:
+    with places("single-none") as given:
         pid = start("single", given["single"], tmp_path).handle.pid
         assert len(living({pid})) == 1
     wait_for(lambda: not living({pid}), 30, "the engine is still there")
 
 
-def test_node_without_the_model_is_refused(executor: RayExecutor, tmp_path):
+def test_node_without_the_model_is_refused(driver: ProcessPoolExecutor, tmp_path):
+    driver.submit(check_missing_model, tmp_path).result()
+
+
+def check_missing_model(tmp_path: Path) -> None:
     with (
         pytest.raises(EngineStartError, match=rf"on node \S+: target: expected a model folder .* at {tmp_path}"),
-        places(executor, "single-none", target=tmp_path),
+        places("single-none", target=tmp_path),
     ):
         pass
 
@@ -168,7 +208,7 @@ def test_pair_on_two_nodes_passes_and_what_a_killed_node_leaves_is_unknown(nodes
     """Three engines: the pair's first cell passes, its node is killed during the second, and the plain engine passes on
     the node that is left."""
     node = nodes.add()
-    command = [sys.executable, "-m", "harness", "run", "--executor", "ray", "--ray-address", nodes.address]
+    command = [sys.executable, "-m", "harness", "run", "--executor", "ray", "--ray-address", nodes.address()]
     command += ["--pair-nodes", "different", "--scenario", "cold", "--out", str(tmp_path), "--profile", small_profile]
     command += ["--cell", "pd-eagle3*", "--cell", "single-none"]
     with (tmp_path / "output").open("wb") as output:
@@ -196,7 +236,7 @@ def test_pair_on_two_nodes_passes_and_what_a_killed_node_leaves_is_unknown(nodes
     assert hosts == {str(e.node).partition("/")[0] for e in pair}
     assert all(o.leg("decode").counters["nixl_bytes"] > 0 for o in history.of("pd-eagle3").values())
     (broken,) = [c for c in history.run.cells if c.cell == "pd-eagle3-router"]
-    lost = next(e for e in pair if node.node_id.startswith(str(e.node).partition("/")[2]))
+    lost = next(e for e in pair if node.startswith(str(e.node).partition("/")[2]))
     assert f"the {lost.role} engine of pd-eagle3 on node {lost.node} is lost" in str(broken.reason)
     assert str(lost.node) in said()
     assert "Traceback" not in said()
