@@ -1,8 +1,8 @@
 """Measure the times that docs/performance.md promises: python -m benchmarks.speed [LINE …] [--out FOLDER]
 
 Lines: matrix (whole time, first verdict, start of a pair, own time), quick, load (quick beside two busy processes, with
-the same verdict), selftest, tests, and alone (some cells one after the other, each with servers of its own that start
-as vLLM starts them, against the same cells together). Without any, all of them. Run it on a quiet machine; the exit
+the same verdict), selftest, tests, and alone (each cell of the matrix with servers of its own that start as vLLM starts
+them, one after the other, against all of them together). Without any, all of them. Run it on a quiet machine; the exit
 code is 1 if something takes longer than it should.
 """
 
@@ -27,7 +27,6 @@ from harness.util.paths import REPOSITORY
 _HARNESS = [sys.executable, "-m", "harness"]
 _AS_VLLM_STARTS = [sys.executable, "-m", "benchmarks.as_vllm_starts"]
 _VERDICTS = (0, 1, 2)
-_ALONE = ("pd-eagle3", "pd-eagle3-router", "single-eagle3", "single-none")
 
 
 class Line(NamedTuple):
@@ -121,14 +120,15 @@ def tests(_: Path) -> list[Line]:
 
 def alone(out: Path) -> list[Line]:
     """Each cell with servers of its own, as a script that starts and ends them for each configuration."""
-    together = run(*_HARNESS, "run", *(w for c in _ALONE for w in ("--cell", c)), "--out", str(out / "together"))
+    together = run(*_HARNESS, "run", "--out", str(out / "together"))
+    cells = [c.cell for c in _recorded(out / "together").cells]
     seconds = 0.0
-    for cell in _ALONE:
+    for cell in cells:
         ended = run(*_AS_VLLM_STARTS, "run", "--cell", cell, "--out", str(out / cell))
         if ended.code not in _VERDICTS:
             raise SystemExit(f"{cell}: expected a verdict, found exit code {ended.code}; see {out / cell}")
         seconds += ended.seconds
-    note = f"{together.seconds:.0f} s against {seconds:.0f} s for {len(_ALONE)} cells one by one"
+    note = f"{together.seconds:.0f} s against {seconds:.0f} s for {len(cells)} cells one by one"
     return [Line("share of the time of cells one by one", together.seconds / seconds, 1 / 3, "x", note)]
 
 

@@ -12,7 +12,7 @@ import httpx
 from harness import redact
 from harness.engines.api_key import ApiKey
 from harness.engines.command import MODEL_NAME
-from harness.engines.counters import delta, parse_counters, parse_kv_blocks
+from harness.engines.counters import ALL, READ_ONLY, delta, parse_counters, parse_kv_blocks
 from harness.engines.http import LimitedClient
 from harness.engines.response import finish_reason, finite, recordable, require_model, token_ids, transfer_params
 from harness.errors import HandoffError, RequestTimeoutError
@@ -72,6 +72,8 @@ class Client:
         headers = key.headers if key is not None else None
         self._http = LimitedClient(base_url=url, timeout=timeout_s, headers=headers)
         self._snapshot: dict[str, float] = {}
+        self._counters = ""
+        """Path of the counters; empty until they are read for the first time."""
         self._patience_s = _COUNTER_WAIT_S
 
     def close(self) -> None:
@@ -96,16 +98,27 @@ class Client:
 
     def snapshot(self) -> dict[str, float]:
         """Read all counters and remember them as the start of the next request. Raises HandoffError."""
-        self._snapshot = self._read(parse_counters)
+        if self._counters:
+            self._snapshot = self._read(parse_counters, self._counters)
+        else:
+            self._snapshot = self._read(parse_counters)
+            self._counters = READ_ONLY if self._offers_only_read() else ALL
         return self._snapshot
+
+    def _offers_only_read(self) -> bool:
+        """Return whether the engine answers with the counters that are read, all of them, when asked for no others."""
+        try:
+            return self._read(parse_counters, READ_ONLY).keys() == self._snapshot.keys()
+        except HandoffError:
+            return False
 
     def kv_blocks(self) -> int | None:
         """Return the size of the KV pool in blocks, or None if the engine does not report it. Raises HandoffError."""
         return self._read(parse_kv_blocks)
 
-    def _read(self, parse: Callable[[str], _T]) -> _T:
+    def _read(self, parse: Callable[[str], _T], path: str = ALL) -> _T:
         """Read and parse the metrics. Raises HandoffError when they cannot be read or parsed."""
-        text = self._metrics()
+        text = self._metrics(path)
         try:
             return parse(text)
         except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -114,9 +127,9 @@ class Client:
                 f"{error} in {' '.join(text.split())[:200]!r}"
             ) from error
 
-    def _metrics(self) -> str:
+    def _metrics(self, path: str) -> str:
         try:
-            response = self._http.get("/metrics")
+            response = self._http.get(path)
             response.raise_for_status()
         except httpx.HTTPError as error:
             raise _error_class(error)(

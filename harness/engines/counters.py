@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -44,6 +45,10 @@ _BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
 _READ = (*_SAMPLES, _BY_SOURCE, _STEP_TOKENS, _BY_POSITION)
+ALL = "/metrics"
+READ_ONLY = f"{ALL}/?{urlencode([('name[]', name) for name in _READ])}"
+"""Path of the counters that are read, a tenth of what an engine publishes: the server of ``prometheus_client``, which
+vLLM mounts below ``/metrics/``, leaves out the others."""
 
 
 def _without_unused(text: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -64,8 +63,6 @@ class Exchange:
         self._routers = routers
         self._workload = profile.workload
         self._lease_s = profile.engine.kv_lease_s
-        # Kept, because beside spinning engines a thread takes some 15 ms to start.
-        self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="counters")
         self.kept_by_p = 0
         """Number of hand-offs that P answered and D did not finish: P keeps their blocks until the lease ends."""
 
@@ -147,10 +144,11 @@ class Exchange:
             if ask.counted:
                 wanted[d] = self._awaited()
         finally:
-            reading = {c: self._readers.submit(c.counters_after, before[c], least) for c, least in wanted.items()}
+            # One after the other: handing them to threads takes longer, beside engines that spin.
             for index, client in enumerate((p, d)):
-                if client in reading:
-                    legs[index] = legs[index].model_copy(update={"counters": reading[client].result()})
+                if client in wanted:
+                    counters = client.counters_after(before[client], wanted[client])
+                    legs[index] = legs[index].model_copy(update={"counters": counters})
 
     def _awaited(self) -> dict[str, int]:
         """Return by how much D's counters have to grow before they include a hand-off."""

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 
 from harness.engines.client import Client
 from harness.engines.counters import LATE_COUNTERS, delta
@@ -170,24 +170,26 @@ class Player:
         answers = [Answer() for _ in stage.sends]
         gate = Gate(stage.sends)
         held = self._held(stage)
-        with ThreadPoolExecutor(len(stage.sends)) as pool:
-            problem = self._hold(held)
-            futures = [
-                pool.submit(self._timed, send, salts, answer, stage, gate)
-                for send, answer in zip(stage.sends, answers, strict=True)
-            ]
-            released = None
+        problem = self._hold(held)
+        futures = [
+            session.senders.submit(self._timed, send, salts, answer, stage, gate)
+            for send, answer in zip(stage.sends, answers, strict=True)
+        ]
+        released = None
+        try:
+            if held is not None and problem is None:
+                gate.wait_for_all()
+                time.sleep(_HOLD_S)
+        finally:
+            # Release the engine on interruption too, or the threads would wait for it for ever.
             try:
-                if held is not None and problem is None:
-                    gate.wait_for_all()
-                    time.sleep(_HOLD_S)
-            finally:
-                # Release the engine on interruption too, or the threads would wait for it for ever.
                 if held is not None and problem is None:
                     self._release(held)
                     released = clock.now()
-            for future in futures:
-                future.result()
+            finally:
+                wait(futures)
+        for future in futures:
+            future.result()
         if problem is not None:
             for answer in answers:
                 answer.error = answer.error or problem

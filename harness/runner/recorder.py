@@ -18,7 +18,7 @@ from harness.history.folder import History, HistoryWriter, load_history, read_so
 from harness.history.identity import identity_of
 from harness.history.migrations import SCHEMA
 from harness.history.plan import plan_key
-from harness.history.records import CellRecord, EngineRecord, Kind, Observation, RunRecord
+from harness.history.records import RESCORE, CellRecord, EngineRecord, Kind, Observation, RunRecord
 from harness.history.surfaces import WITHOUT
 from harness.history.verdict import Verdict
 from harness.profiles.cells import CellName
@@ -100,6 +100,7 @@ class Recorder:
         self.folder = folder
         self._begun = time.monotonic()
         self._stop_seconds = 0.0
+        self._scoring_seconds = 0.0
         commit, dirty = machine.git_state()
         rows = {w.cell.id: planned_rows(w, profile.part(w.cell.variant).workload.max_tokens) for w in works}
         keys = {cell: plan_key(of) for cell, of in rows.items()}
@@ -147,6 +148,8 @@ class Recorder:
         with self._lock:
             self._writer.append(observation)
             self.outputs.add(observation)
+            if observation.scenario == RESCORE:
+                self._scoring_seconds += sum(leg.seconds for leg in observation.legs)
 
     def engines(self, records: Iterable[EngineRecord]) -> None:
         with self._lock:
@@ -205,7 +208,7 @@ class Recorder:
                 notices.append(str(error))
         total = self._earlier_s + time.monotonic() - self._begun
         start = sum(c.start_seconds for c in self.record.cells)
-        requests = sum(c.request_seconds for c in self.record.cells)
+        requests = sum(c.request_seconds for c in self.record.cells) + self._scoring_seconds
         self._update(
             finished=machine.now(),
             seconds={

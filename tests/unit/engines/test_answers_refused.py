@@ -70,7 +70,7 @@ def test_an_answer_of_another_model_is_refused():
 )
 def test_metrics_of_another_shape_are_a_broken_exchange(text, monkeypatch):
     client = Client("decode", "http://127.0.0.1:1", 1.0)
-    monkeypatch.setattr(client, "_metrics", lambda: text)
+    monkeypatch.setattr(client, "_metrics", lambda _: text)
     with pytest.raises(HandoffError, match="expected metrics in the format of Prometheus"):
         client.snapshot()
     client.close()

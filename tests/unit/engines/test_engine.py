@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import socket
 import time
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
 import harness.engines.client
 from harness.engines import log_facts
 from harness.engines.client import Client, parse_completion
 from harness.engines.command import EngineCommand, build_command
-from harness.engines.counters import delta, parse_counters
+from harness.engines.counters import ALL, READ_ONLY, delta, parse_counters
 from harness.engines.environment import need_nixl
 from harness.engines.request import Ask, Exchange
 from harness.errors import EngineStartError, EnvironmentFault, HandoffError
@@ -151,7 +153,7 @@ def test_the_wait_for_counters_is_short_after_one_in_vain(monkeypatch):
     now, texts = [0.0], iter(["vllm:nixl_bytes_transferred_sum 5.0\n"])
     monkeypatch.setattr(harness.engines.client.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(harness.engines.client.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr(client, "_metrics", lambda: "vllm:prompt_tokens_total 1.0\n")
+    monkeypatch.setattr(client, "_metrics", lambda _: "vllm:prompt_tokens_total 1.0\n")
 
     def waited() -> float:
         begun = now[0]
@@ -159,10 +161,43 @@ def test_the_wait_for_counters_is_short_after_one_in_vain(monkeypatch):
         return now[0] - begun
 
     assert [round(waited(), 1) for _ in range(3)] == [3.0, 0.5, 0.5]
-    monkeypatch.setattr(client, "_metrics", lambda: next(texts))
+    monkeypatch.setattr(client, "_metrics", lambda _: next(texts))
     assert waited() == 0.0
-    monkeypatch.setattr(client, "_metrics", lambda: "vllm:prompt_tokens_total 1.0\n")
+    monkeypatch.setattr(client, "_metrics", lambda _: "vllm:prompt_tokens_total 1.0\n")
     assert round(waited(), 1) == 3.0
+    client.close()
+
+
+class FakeMetrics:
+    """Metrics as vLLM mounts them, by a server that leaves out what is not asked for, or by one that refuses to."""
+
+    def __init__(self, chooses: bool) -> None:
+        self._chooses = chooses
+        self._all = CollectorRegistry()
+        Gauge("vllm:kv_cache_usage_perc", "not read", registry=self._all)
+        steps = Histogram("vllm:iteration_tokens_total", "of a step", ["engine"], buckets=(1, 8), registry=self._all)
+        steps.labels("0").observe(5)
+        self.moved = Histogram("vllm:nixl_bytes_transferred", "of a hand-off", ["engine"], registry=self._all)
+        self.paths: list[str] = []
+
+    def answer(self, path: str) -> str:
+        self.paths.append(path)
+        names = parse_qs(urlsplit(path).query).get("name[]")
+        if names and not self._chooses:
+            raise HandoffError("expected metrics, found 404")
+        return generate_latest(self._all.restricted_registry(names) if names else self._all).decode()
+
+
+@pytest.mark.parametrize("chooses", [True, False])
+def test_an_engine_that_can_is_asked_only_for_the_counters_that_are_read(chooses, monkeypatch):
+    client, metrics = Client("decode", "http://127.0.0.1:1", 1.0), FakeMetrics(chooses)
+    monkeypatch.setattr(client, "_metrics", metrics.answer)
+    first = client.snapshot()
+    assert first == {"engine_steps": 1.0, "engine_steps_le_1": 0.0, "engine_steps_le_8": 1.0}
+    # A counter with labels appears with its first event.
+    metrics.moved.labels("0").observe(7)
+    assert client.snapshot() == {**first, "nixl_bytes": 7.0}
+    assert metrics.paths == [ALL, READ_ONLY, READ_ONLY if chooses else ALL]
     client.close()
 
 
