@@ -11,7 +11,6 @@ ARG BASE=python@sha256:b18992999dbe963a45a8a4da40ac2b1975be1a776d939d098c647482b
 FROM ${BASE}
 
 ARG EXTRA=gpu
-ARG UV_VERSION=0.13.8
 
 # vLLM compiles kernels while it starts; the versions of Debian's packages come with the base image's release.
 # hadolint ignore=DL3008
@@ -32,7 +31,7 @@ WORKDIR /opt/harness
 # The lock first: its layer of several gigabytes is kept while only the project changes.
 COPY requirements/ requirements/
 RUN python -m venv "${VIRTUAL_ENV}" \
- && python -m pip install --no-cache-dir "uv==${UV_VERSION}" \
+ && python -m pip install --no-cache-dir --require-hashes -r requirements/uv.txt \
  && if [ "${EXTRA}" = cpu ]; then export UV_TORCH_BACKEND=cpu; fi \
  && uv pip install --no-deps -r "requirements/${EXTRA}.txt"
 

@@ -6,8 +6,8 @@ small_environment() {
   local folder="$1"
   shift
   "$(find_python)" -m venv --clear "$folder" || exit 2
-  # As locked: a constraint installs nothing by itself.
-  grep -v -e '^torch' -e '^vllm' requirements/cpu.txt >"$folder/constraints.txt"
+  # As locked: a constraint installs nothing by itself. Without the hashes, which pip wants for everything or nothing.
+  grep -v -e '^torch' -e '^vllm' -e '^ ' requirements/cpu.txt | sed 's/ \\$//' >"$folder/constraints.txt"
   "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$folder/constraints.txt" "$@" ||
     exit 2
 }

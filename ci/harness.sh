@@ -15,7 +15,15 @@ if [[ ! "$HARNESS_IMAGE" =~ ^[a-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}$ ]]; 
     "$HARNESS_IMAGE" >&2
   exit 64
 fi
+if [[ "$PWD" == *:* ]]; then
+  printf "ci: expected a path without ':', which docker takes for the end of a volume's name, found '%s'; move the checkout\n" \
+    "$PWD" >&2
+  exit 64
+fi
 options=(--rm --init --shm-size 8g --user "$(id -u):$(id -g)" --volume "$PWD:$PWD" --workdir "$PWD" --env HOME=/tmp)
+options+=(--cap-drop ALL --security-opt no-new-privileges)
+# Judging needs no network.
+case "${1-}" in check | report | merge | trend) options+=(--network none) ;; esac
 # Only the name: the value must not stand on a command line.
 options+=(--env HF_TOKEN)
 [ -z "${HARNESS_GPUS:-}" ] || options+=(--gpus "$HARNESS_GPUS")

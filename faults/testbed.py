@@ -196,12 +196,9 @@ class ProxiedExecutor(LocalExecutor):
         super().__init__()
         self._scene = scene
 
+    @contextlib.contextmanager
     def places(
         self, group: EngineGroup, profile: Profile, environment: EngineEnvironment, placement: Placement
-    ) -> contextlib.AbstractContextManager[Places]:
-        return self._proxied(super().places(group, profile, environment, placement))
-
-    @contextlib.contextmanager
-    def _proxied(self, inner: contextlib.AbstractContextManager[Places]) -> Iterator[Places]:
-        with inner as places:
+    ) -> Iterator[Places]:
+        with super().places(group, profile, environment, placement) as places:
             yield self._scene.places(places)

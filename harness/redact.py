@@ -2,12 +2,16 @@
 
 Only free text is redacted: errors, quoted log lines, command lines, environments, logs. Ids, numbers and hashes of a
 record never are. Known secrets (the keys of this process's engines, the values of variables whose names suggest a
-secret) are replaced wherever they occur; unknown ones are recognised by their form.
+secret) are replaced wherever they occur; unknown ones are recognised by their form, with the rules of detect-secrets
+beside our own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import itertools
 import os
 import re
 import shutil
@@ -15,45 +19,96 @@ import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 MARK = "<redacted>"
 _SECRET_NAME = re.compile(
-    r"(?:^|_)(?:TOKEN|KEYS?|SECRETS?|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH)(?:_|$)|PASSWORD|APIKEY|SECRET", re.I
+    r"(?:^|_)(?:TOKEN|KEYS?|SECRETS?|PASSWD|PASS|PASSPHRASE|PAT|CREDENTIALS?|AUTH|NETRC|COOKIES?)(?:_|$)"
+    r"|_PWD(?:_|$)|PASSWORD|APIKEY|SECRET",
+    re.I,
 )
 _LONGEST_PATH = 4096
 _SHORTEST = 8
 """Values shorter than this are ordinary words that may occur anywhere."""
 _WORD = "[A-Za-z0-9_-]"
-_PATTERNS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = tuple(
-    (hints, re.compile(pattern), replacement)
+_ALONE = "(?:(?<![A-Za-z0-9])|(?<=%3D))"
+"""Before a token: no letter or digit, but for an equals sign as it is written in addresses."""
+
+
+class _Rule(NamedTuple):
+    """A form of secrets; it is tried only where the lower-cased text contains one of the hints, because trying all of
+    them on every log line is slow."""
+
+    hints: tuple[str, ...]
+    pattern: re.Pattern[str]
+    replacement: str = MARK
+
+
+_RULES: tuple[_Rule, ...] = tuple(
+    _Rule(hints, re.compile(pattern), replacement)
     for hints, pattern, replacement in (
-        (("hf_", "api_org_"), r"\b(hf|api_org)_[A-Za-z0-9]{16,}", MARK),
-        (("sk-",), rf"\bsk-{_WORD}{{16,}}", MARK),
-        (("gh",), r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})", MARK),
-        (("glpat-",), rf"\bglpat-{_WORD}{{16,}}", MARK),
-        (("xox",), r"\bxox[abprs]-[A-Za-z0-9-]{10,}", MARK),
-        (("akia", "asia"), r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", MARK),
+        (("private key",), r"-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*?(?:-----END [A-Z ]+-----|\Z)", MARK),
+        (("hf_", "api_org_"), rf"{_ALONE}(hf|api_org)_[A-Za-z0-9]{{16,}}", MARK),
+        (("sk-",), rf"{_ALONE}sk-{_WORD}{{16,}}", MARK),
+        (("gh",), rf"{_ALONE}(?:gh[pousr]_[A-Za-z0-9]{{20,}}|github_pat_[A-Za-z0-9_]{{20,}})", MARK),
+        (("npm_", "pypi-"), rf"{_ALONE}(?:npm_[A-Za-z0-9]{{36}}|pypi-{_WORD}{{50,}})", MARK),
+        (("aiza", "ya29."), rf"{_ALONE}(?:AIza{_WORD}{{35}}|ya29\.{_WORD}{{20,}})", MARK),
         # Match whole words only, each once: starting anew at every "eyJ" within a word takes quadratic time.
         (
             ("eyj",),
-            rf"(?<!{_WORD})(?={_WORD}*?\beyJ{_WORD}{{8}}){_WORD}++\.{_WORD}{{8,}}+\.{_WORD}{{8,}}",
+            rf"(?<!{_WORD})(?={_WORD}*?{_ALONE}eyJ{_WORD}{{8}}){_WORD}++\.{_WORD}{{8,}}+\.{_WORD}{{8,}}",
             MARK,
         ),
         (("bearer", "basic"), r"(?i)\b(bearer|basic)(\s+)[A-Za-z0-9._~+/=-]{8,}", rf"\1\2{MARK}"),
-        (("://",), r"(://)[^/\s:@'\"]*:[^/\s@'\"]+(@)", rf"\1{MARK}\2"),
+        (("cookie",), r"(?i)(\bcookie[\"']?\s*:)[^\r\n]+", rf"\1 {MARK}"),
+        (("auth",), r"(?i)(\"auth\"\s*:\s*\")[A-Za-z0-9+/=]{12,}", rf"\1{MARK}"),
+        (("sig=",), r"([?&]sig=)[A-Za-z0-9%/+=]{20,}", rf"\1{MARK}"),
+        # A password may contain "@": the last one is before the host.
+        (("://",), r"(://)[^/\s:@'\"]*:[^/\s'\"]+(@)", rf"\1{MARK}\2"),
         (("://",), r"(://)[^/\s:@'\"]{16,}(@)", rf"\1{MARK}\2"),
         (
-            ("api", "token", "secret", "passw"),
-            r"(?i)((?:api[_-]?key|token|secret|password|passwd)[\"']?\s*[=:]\s*[\"']?)(?!<)[A-Za-z0-9._~+/-]{16,}",
+            ("key", "token", "secret", "passw"),
+            r"(?i)((?:(?:api|access|account)[_-]?key|token|secret|password|passwd)[\"']?\s*[=:]\s*[\"']?)"
+            r"(?!<)[A-Za-z0-9._~%+/-]{16,}=*",
+            rf"\1{MARK}",
+        ),
+        (
+            ("passw", "passphrase"),
+            r"(?i)((?:password|passwd|passphrase)[\"']?[=:][\"']?)(?!<)[^\s\"'<]{4,}",
             rf"\1{MARK}",
         ),
     )
 )
-"""(hints, pattern, replacement): a pattern is tried only where the lower-cased text contains one of its hints, because
-trying all of them on every log line is slow."""
+"""What a secret's place or its first letters show. The scanner's rules (``_scanner_rules``) come behind these."""
+_SCANNED = {
+    "aws.AWSKeyDetector": ("akia", "asia", "abia", "acca", "a3t", "aws"),
+    "azure_storage_key.AzureStorageKeyDetector": ("accountkey",),
+    "gitlab_token.GitLabTokenDetector": ("gl", "gr1348941"),
+    "mailchimp.MailchimpDetector": ("-us",),
+    "sendgrid.SendGridDetector": ("sg.",),
+    "slack.SlackDetector": ("xox", "hooks.slack"),
+    "square_oauth.SquareOAuthDetector": ("sq0csp",),
+    "stripe.StripeDetector": ("k_live_",),
+    "telegram_token.TelegramBotTokenDetector": (":aa",),
+}
+"""The detectors of detect-secrets that are used, with hints."""
+
+
+@functools.cache
+def _scanner_rules() -> tuple[_Rule, ...]:
+    """Return the scanner's rules, which are imported when the first text is looked at."""
+    rules = []
+    for name, hints in _SCANNED.items():
+        module, _, detector = name.partition(".")
+        found = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), detector)
+        rules += [_Rule(hints, pattern) for pattern in found.denylist]
+    return tuple(rules)
+
+
 _HEAD = 1 << 16
 _BLOCK = 1 << 16
+_KEY_LINES = 200
+"""Above the number of lines of the longest private key."""
 """How many characters of whole lines are looked at together."""
 _MARGIN = 1 << 12
 _KNOWN: set[str] = set()
@@ -108,9 +163,9 @@ def _without(value: str, known: Sequence[str]) -> str:
     for secret in known:
         value = value.replace(secret, MARK)
     lowered = value.lower()
-    for hints, pattern, replacement in _PATTERNS:
-        if any(hint in lowered for hint in hints):
-            value = pattern.sub(replacement, value)
+    for rule in (*_RULES, *_scanner_rules()):
+        if any(hint in lowered for hint in rule.hints):
+            value = rule.pattern.sub(rule.replacement, value)
     return value
 
 
@@ -200,7 +255,7 @@ def _rewritten(source: Path, target: Path) -> bool:
             source.open(encoding="utf-8", errors="surrogateescape", newline="") as lines,
             os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as out,
         ):
-            while block := lines.readlines(_BLOCK):
+            while block := _next_block(lines):
                 clean = _cleaned(block, known)
                 changed = changed or clean != block
                 out.writelines(clean)
@@ -213,6 +268,18 @@ def _rewritten(source: Path, target: Path) -> bool:
     return changed
 
 
+def _next_block(lines: IO[str]) -> list[str]:
+    """Return the next lines of a file, none at its end; a private key is not cut in two."""
+    block = lines.readlines(_BLOCK)
+    whole = "".join(block)
+    if whole.rfind("-----BEGIN ") > whole.rfind("-----END "):
+        for line in itertools.islice(lines, _KEY_LINES):
+            block.append(line)
+            if "-----END " in line:
+                break
+    return block
+
+
 def _cleaned(block: list[str], known: Sequence[str]) -> list[str]:
     """Return lines without their secrets.
 
@@ -222,7 +289,8 @@ def _cleaned(block: list[str], known: Sequence[str]) -> list[str]:
     whole = "".join(block)
     if _without(whole, known) == whole:
         return block
-    return [_without(line, known) for line in block]
+    without_keys = _RULES[0].pattern.sub(_RULES[0].replacement, whole)
+    return [_without(line, known) for line in without_keys.splitlines(keepends=True)]
 
 
 def logs(folder: Path) -> int:

@@ -119,7 +119,8 @@ def advised(lock: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise AuditError(f"{lock}: expected a lock, but it cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
-        text = re.split(r"\s#|^#", line)[0].strip()
+        # A line that goes on with hashes ends in a backslash.
+        text = re.split(r"\s#|^#", line)[0].rstrip("\\").strip()
         if not text or text.startswith("-"):
             continue
         try:

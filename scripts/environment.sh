@@ -25,6 +25,15 @@ find_links() {
   printf '%s' "$links"
 }
 
+# Prints the path of uv, which is installed into .venv where there is none on the PATH.
+find_uv() {
+  if command -v uv; then return; fi
+  "$VENV/bin/uv" --version >/dev/null 2>&1 ||
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$ROOT/requirements/uv.txt" >&2 ||
+    fail "uv could not be installed with pip; check the package index that pip uses, or install uv yourself"
+  printf '%s' "$VENV/bin/uv"
+}
+
 ensure_environment() {
   local extra="${HARNESS_EXTRA:-cpu}" lock stamp wanted uv log links
   case "$extra" in cpu|gpu) ;; *) fail "expected HARNESS_EXTRA=cpu or gpu, found '$extra'" ;; esac
@@ -41,12 +50,7 @@ ensure_environment() {
     rm -rf "$VENV"
     "$(find_python)" -m venv "$VENV" || fail "python -m venv failed; install the venv module of your Python (Debian: python3-venv)"
   fi
-  uv="$(command -v uv || true)"
-  if [ -z "$uv" ]; then
-    [ -x "$VENV/bin/uv" ] || "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv ||
-      fail "uv could not be installed with pip; check the package index that pip uses, or install uv yourself"
-    uv="$VENV/bin/uv"
-  fi
+  uv="$(find_uv)"
   log="$VENV/install.log"
   links="$(find_links)"
   export VIRTUAL_ENV="$VENV"
@@ -61,8 +65,8 @@ ensure_environment() {
 is what is missing, put its CPU wheel into a folder and run again with UV_FIND_LINKS=/that/folder"
     fi
   fi
+  # With the locked setuptools.
   "$uv" pip install --no-deps --no-build-isolation -e "$ROOT" >>"$log" 2>&1 ||
-    "$uv" pip install --no-deps -e "$ROOT" >>"$log" 2>&1 ||
     fail "the project itself could not be installed; see $log"
   printf '%s' "$wanted" >"$stamp"
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from harness.engines.executor import ExecutorChoice
     from harness.reports.judge_run import Outcome
     from harness.supervision.apart import Tell
+    from harness.util.progress import Reporter
 
 _RECORDED = ("profile", "cell", "scenario", "quick", "out", "mutant", "together")
 """Options that ``--resume`` takes from the recorded run."""
@@ -90,7 +91,6 @@ def run_command(
     from harness.commands.run import execute
     from harness.engines.executor import ExecutorChoice, make_executor
     from harness.runner.options import RunOptions
-    from harness.util.machine import others_at_work
     from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
     from harness.workload.prepare import prepare
@@ -113,8 +113,7 @@ def run_command(
                 f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts, "
                 f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
             )
-            if warning := others_at_work():
-                reporter.line(warning)
+            _warn(reporter)
             outcome = execute(
                 prepared,
                 out or DEFAULT_OUT,
@@ -123,6 +122,15 @@ def run_command(
                 fail_fast,
             )
         _end(outcome, part, tell)
+
+
+def _warn(reporter: Reporter) -> None:
+    """Say what on this machine will disturb the engines."""
+    from harness.supervision.orphans import left_over
+    from harness.util.machine import others_at_work
+
+    for warning in filter(None, (left_over(), others_at_work())):
+        reporter.line(warning)
 
 
 def _apart(choice: ExecutorChoice) -> Tell:
@@ -161,6 +169,7 @@ def _resume(
                 f"resuming {left.history.run.run_id}: {len(left.again)} of {len(left.history.run.cells)} cells, "
                 f"{left.rest.requests} requests, about {left.rest.expected_s / 60:.0f} minutes"
             )
+            _warn(reporter)
             outcome = resume(left, reporter, RunOptions(engine_python, chosen))
         _end(outcome, part, tell)
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from pydantic import Field
 
-from harness import __version__, redact
+from harness import __version__
 from harness.engines.router import program
 from harness.errors import EnvironmentFault
 from harness.profiles.cells import Plan
 from harness.profiles.model import Profile
+from harness.supervision.server import full_environment
 from harness.util.strict import Strict
 
 _QUESTION = """
@@ -90,7 +90,7 @@ def inspect_environment(executable: str) -> EngineEnvironment:
             text=True,
             timeout=120,
             check=False,
-            env={**redact.without_secrets(os.environ), "PYTHONPATH": "", "PYTHONSAFEPATH": "1"},
+            env={**full_environment({}), "PYTHONPATH": "", "PYTHONSAFEPATH": "1"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentFault(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, cast, get_args
@@ -71,21 +71,31 @@ class LocalExecutor:
         self._inventory = local_inventory(profile)
         return self._inventory
 
+    @contextlib.contextmanager
     def places(
         self, group: EngineGroup, profile: Profile, environment: EngineEnvironment, placement: Placement
-    ) -> contextlib.AbstractContextManager[Places]:
-        return contextlib.nullcontext(local_places(self._inventory, placement, self._base_port))
+    ) -> Iterator[Places]:
+        cores = profile.engine.device == "cpu"
+        found = local_places(self._inventory, placement, self._base_port, cores)
+        try:
+            yield found
+        finally:
+            for place in found.values():
+                place.give_back()
 
     def lost(self) -> Mapping[str, str]:
         return {}
 
 
-def local_places(inventory: Inventory, placement: Placement, base_port: int | None) -> Places:
-    """Return places on this machine for the engines of a job, with consecutive ports from ``base_port`` on."""
+def local_places(inventory: Inventory, placement: Placement, base_port: int | None, cores: bool = False) -> Places:
+    """Return places on this machine for the engines of a job, with consecutive ports from ``base_port`` on.
+
+    With ``cores``, each engine gets cores that nobody else has claimed, where there are enough.
+    """
     ports = None if base_port is None else count(base_port)
     return {
         cast(Role, engine.role): LocalPlace(
-            [inventory.names[d.id] for d in engine.devices if d.id in inventory.names], ports=ports
+            [inventory.names[d.id] for d in engine.devices if d.id in inventory.names], ports=ports, claim=cores
         )
         for engine in placement.engines
     }

@@ -15,6 +15,7 @@ from harness.profiles.cells import Plan, start_expected_s
 from harness.profiles.model import Profile
 from harness.scheduling.gpus import VisibleDevice, visible_here, wait_given_back
 from harness.scheduling.model import Device, EngineNeed, Job, Placement, PlacementRule
+from harness.supervision.cores import claimed
 from harness.util import allowance
 from harness.workload.cells import CellWork, group_expected_s
 
@@ -58,17 +59,26 @@ def cpu_engine_gib(profile: Profile) -> float:
 
 
 def cpu_inventory(profile: Profile) -> Inventory:
-    """Return the cores that this process may use, as far as memory suffices.
+    """Return the cores that this process may use, as far as memory suffices, without those of other harnesses' engines.
 
     There are at least two devices, because a pair must be able to run on one core, if slowly.
     """
     cores = allowance.cores()
+    taken = claimed(cores)
+    free = [core for core in cores if core not in taken]
     gib = cpu_engine_gib(profile)
     room = int(allowance.memory_gib() / gib)
-    count = max(2, min(len(cores), room))
+    count = max(2, min(len(free), room))
     devices = tuple(Device(f"{LOCAL_NODE}/core-{n}", LOCAL_NODE, gib, n) for n in range(count))
-    names = {d.id: str(core) for d, core in zip(devices, cores, strict=False)}
-    return Inventory(devices, names, shared=False)
+    names = {d.id: str(core) for d, core in zip(devices, [*free, *taken], strict=False)}
+    return Inventory(devices, names, shared=False, notes=_of_others(len(taken), len(cores), len(free) < count))
+
+
+def _of_others(taken: int, cores: int, shared: bool) -> tuple[str, ...]:
+    if not taken:
+        return ()
+    slower = "; engines that share one are several times slower" if shared else ""
+    return (f"{taken} of {cores} cores have engines of another harness{slower}",)
 
 
 def gpu_inventory() -> Inventory:

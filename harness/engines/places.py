@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from harness.engines.command import EngineCommand
 from harness.profiles.cells import Role
 from harness.profiles.model import EngineConfig
+from harness.supervision.cores import Cores
 from harness.supervision.ports import claim, free_ports, release
 from harness.supervision.process import SupervisedEngine
 from harness.supervision.server import LOOPBACK, ServerCommand, full_environment
@@ -98,13 +99,23 @@ def end_and_report(name: str, end: Callable[[], Sequence[str]]) -> Sequence[str]
 
 class LocalPlace:
     """A place on this machine. ``ports`` yields the ports to use and is shared by places that belong together; without
-    it, any free ports are used."""
+    it, any free ports are used.
+
+    With ``claim``, ``devices`` are cores, and as many that nobody has claimed take their places where there are any.
+    """
 
     node = None
 
-    def __init__(self, devices: Sequence[str] = (), host: str = LOOPBACK, ports: Iterator[int] | None = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[str] = (),
+        host: str = LOOPBACK,
+        ports: Iterator[int] | None = None,
+        claim: bool = False,
+    ) -> None:
         self.host = host
-        self.devices = tuple(devices)
+        self._cores = Cores()
+        self.devices = (self._cores.claim(len(devices)) if claim else ()) or tuple(devices)
         self._ports = ports
         self._claimed: tuple[int, ...] = ()
 
@@ -120,10 +131,12 @@ class LocalPlace:
     def give_back(self) -> None:
         release(self._claimed)
         self._claimed = ()
+        self._cores.release()
 
     def start(self, command: EngineCommand, log_path: Path) -> SupervisedEngine:
         claimed, self._claimed = self._claimed, ()
-        return SupervisedEngine(command, log_path, full_environment(command.env), claimed)
+        cores, self._cores = self._cores, Cores()
+        return SupervisedEngine(command, log_path, full_environment(command.env), claimed, cores)
 
 
 def default_places(roles: Sequence[Role], engine: EngineConfig) -> dict[Role, Place]:
@@ -133,5 +146,5 @@ def default_places(roles: Sequence[Role], engine: EngineConfig) -> dict[Role, Pl
     for role in roles:
         ranks = engine.tensor_parallel.of(role)
         mine, cores = (cores[:ranks], cores[ranks:]) if len(cores) >= ranks else ([], [])
-        places[role] = LocalPlace(mine)
+        places[role] = LocalPlace(mine, claim=engine.device == "cpu")
     return places

@@ -30,6 +30,9 @@ class Row(Protocol):
 
 
 R = TypeVar("R", bound=Row)
+LONGEST_LINE = 16 << 20
+"""Bytes of the longest line that is read, far above what an answer needs. The hole that a full disk leaves at the end
+of a file would be one line."""
 IN_MEMORY = 32 << 20
 """Bytes of lines up to which a run is parsed at once. A run of the ``cpu`` profile has 7 MB."""
 CACHED = 24 << 20
@@ -68,10 +71,10 @@ class RecordedFile(Generic[R]):
         self.lines = self.size = 0
         self.scenarios: set[str] = set()
         self.torn = False
-        """Whether there is anything after the last complete line."""
+        """Whether there is anything after the last complete line of at most LONGEST_LINE bytes."""
         with self._open() as stream:
             self._stamp = self._stamp_of(stream)
-            for line in stream:
+            while line := stream.readline(LONGEST_LINE):
                 if not line.endswith(b"\n"):
                     self.torn = bool(line.strip())
                     break

@@ -72,6 +72,16 @@ def load_second(history: History, in_memory: int | None = None) -> History | Non
     return second if same and theirs.mutants == ours.mutants and ended else None
 
 
+def unused_second(history: History, second: History | None) -> str | None:
+    """Return a notice if the run has a second stage that is not used."""
+    if second is not None or not (history.folder / SECOND / "run.json").is_file():
+        return None
+    return (
+        f"{SECOND}: expected the second stage of this run, finished, with its mutants and identities, found another, "
+        "which is not used; remove the folder, or run the cells that failed again"
+    )
+
+
 def lookups_for(history: History, references: References) -> dict[str, Lookup]:
     """Return the baselines needed to judge the run, by lineup."""
     if references.against is None:

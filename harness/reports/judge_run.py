@@ -14,7 +14,15 @@ from harness.history.verdict import Verdict, worst
 from harness.judging.checks.registry import judge, unused_baselines
 from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known
-from harness.judging.references import PROFILE_OWN, References, known_of, load_second, lookups_for, unread_list
+from harness.judging.references import (
+    PROFILE_OWN,
+    References,
+    known_of,
+    load_second,
+    lookups_for,
+    unread_list,
+    unused_second,
+)
 from harness.profiles.known_defects import KnownDefects, load_known
 from harness.reports.inputs import inputs_of
 from harness.reports.summary import RunSummary, summarise_run
@@ -45,7 +53,10 @@ def judged(history: History) -> Judgement:
 def _judged(
     history: History, references: References, baselines: Mapping[str, Lookup], known: KnownDefects | None
 ) -> Judgement:
-    judgement = judge(history, baselines, load_second(history))
+    second = load_second(history)
+    judgement = judge(history, baselines, second)
+    if notice := unused_second(history, second):
+        judgement = judgement.model_copy(update={"notices": (*judgement.notices, notice)})
     if references.against is None:
         idle = unused_baselines(history, references.baselines)
         judgement = judgement.model_copy(update={"notices": (*judgement.notices, *idle)})

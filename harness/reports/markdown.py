@@ -19,9 +19,10 @@ _FINDINGS = 6
 def plain_cell(text: str, most: int = 300) -> str:
     """Return text as one line, without anything that Markdown or HTML would read as markup."""
     flat = " ".join(harmless(text).split())[:most]
-    for char in "\\`*_[]<>|":
-        flat = flat.replace(char, f"\\{char}" if char not in "<>" else {"<": "&lt;", ">": "&gt;"}[char])
-    return flat
+    for char in "\\`*_[]|":
+        flat = flat.replace(char, f"\\{char}")
+    # A name behind "@" would be notified where the text is posted.
+    return flat.replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
 
 
 def _notices(summary: RunSummary) -> list[str]:

@@ -5,6 +5,7 @@
 * ``server``: how servers are started: their command, address and environment;
 * ``log``: ``EngineLog``, what is read and quoted from a server's log;
 * ``stacks``: Python stacks of engines that hang, written beside their logs;
+* ``cores``: cores, claimed so that engines of two harnesses do not share one;
 * ``ports``: free ports, claimed so that two harnesses of one user do not take the same ones;
 * ``orphans``: ``survey`` and ``clean``, for what earlier runs left on this machine;
 * ``procfs``: processes and shared memory segments, and which process tree they belong to;

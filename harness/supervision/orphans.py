@@ -329,6 +329,19 @@ def survey() -> Survey:
     return Survey(trees, damaged, claims)
 
 
+def left_over() -> str | None:
+    """Return a sentence if earlier runs left something on this machine, or None. Raises EnvironmentFault as ``survey``
+    does."""
+    trees = [tree for tree in survey().trees if tree.state == "left over"]
+    if not trees:
+        return None
+    return (
+        f"warning: {len(trees)} process trees of earlier runs are left over, with "
+        f"{sum(len(tree.processes) for tree in trees)} living processes; `harness ps` lists them and "
+        "`harness clean` ends them"
+    )
+
+
 def clean() -> Ended:
     """End and remove what earlier runs left; what belongs to a living harness or cannot be read stays as it is.
 

@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple
 from harness.errors import EngineStartError
 from harness.supervision import fork_servers, orphans, ports, procfs, runtime_dir, supervisor
 from harness.supervision.child import EngineProcess
+from harness.supervision.cores import Cores
 from harness.supervision.server import LOOPBACK, ServerCommand
 from harness.util.storage import writing
 
@@ -52,12 +53,15 @@ class SupervisedProcess:
         log: IO[bytes],
         details: TreeDetails = _NO_DETAILS,
         preload: Sequence[str] = (),
+        claims: Sequence[int] = (),
     ) -> None:
         """Start the process, forked from one that has imported ``preload`` if that is not empty and can be done.
 
+        ``claims`` are the descriptors of claims beside those of its ports; its supervisor holds them too.
+
         Raises EngineStartError when there is no such program, or no folder for the ledger.
         """
-        handles = ports.handles(details.ports)
+        handles = (*ports.handles(details.ports), *claims)
         self.notes: list[str] = []
         """Descriptions of what the supervisor removed, and of what it left because it may be somebody else's."""
         request = self._request(argv, details, handles)
@@ -252,31 +256,43 @@ class SupervisedEngine(EngineProcess):
     """An engine process below a supervisor."""
 
     def __init__(
-        self, command: ServerCommand, log_path: Path, env: Mapping[str, str], claimed: Sequence[int] = ()
+        self,
+        command: ServerCommand,
+        log_path: Path,
+        env: Mapping[str, str],
+        claimed: Sequence[int] = (),
+        cores: Cores | None = None,
     ) -> None:
         """Start the engine.
 
         ``env`` is the whole environment. ``claimed`` are the ports that were claimed for the engine, side channels
-        included; they are released when it is gone. Raises EngineStartError when it cannot be started, and StorageError
-        when its log cannot be written.
+        included, and ``cores`` its cores; they are released when it is gone. Raises EngineStartError when it cannot be
+        started, and StorageError when its log cannot be written.
         """
         self._env = env
         self._claimed = tuple(claimed)
+        self._cores = cores or Cores()
         self._ending = threading.Lock()
         self._left: list[str] | None = None
         try:
             with writing(log_path):
                 super().__init__(command, log_path)
         except BaseException:
-            ports.release(self._claimed)
+            self._release()
             raise
+
+    def _release(self) -> None:
+        ports.release(self._claimed)
+        self._cores.release()
 
     def _spawn(self) -> SupervisedProcess:
         folder = self.log_path.parent
         run = folder.parent if folder.name == "logs" else folder
         details = TreeDetails(self.log_path.stem, self._claimed, self.command.host, str(run.resolve()))
         try:
-            self._process = SupervisedProcess(self.command.argv, self._env, self._log, details, self.command.preload)
+            self._process = SupervisedProcess(
+                self.command.argv, self._env, self._log, details, self.command.preload, self._cores.handles
+            )
         except BaseException:
             self._log.close()
             raise
@@ -289,7 +305,7 @@ class SupervisedEngine(EngineProcess):
                 self._ask_to_end(grace_s)
                 self._log.close()
                 self._left = [*self._process.close(), *self._ports_in_use()]
-                ports.release(self._claimed)
+                self._release()
                 self._log_left(self._left)
             return self._left
 

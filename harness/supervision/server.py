@@ -9,14 +9,27 @@ from typing import Protocol
 from harness import redact
 
 LOOPBACK = "127.0.0.1"
-# Inherited variables that would change what is tested, and PYTHONDONTWRITEBYTECODE, with which every process of an
-# engine would compile vLLM and torch anew.
-SCRUBBED_PREFIXES = ("VLLM_", "OMP_", "KMP_", "UCX_", "NIXL_", "LD_PRELOAD", "PYTHONDONTWRITEBYTECODE", "KV_HARNESS_")
+INHERITED = (
+    # Where things are.
+    *("HOME", "PATH", "TMPDIR", "TMP", "TEMP", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"),
+    *("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME", "PYTHONPATH", "PYTHONPYCACHEPREFIX", "LD_LIBRARY_PATH"),
+    *("SSL_CERT_DIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+    # What compiles kernels.
+    *("CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "MAX_JOBS", "TORCH_CUDA_ARCH_LIST"),
+    *("TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+    # Who asks, and how text is written.
+    *("USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TERM", "TZ", "PYTHONHASHSEED", "PYTHONUNBUFFERED"),
+    # Which GPUs and networks there are.
+    *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME"),
+)
+INHERITED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "HF_", "ROCM_", "HSA_")
+"""Beside INHERITED, the beginnings of what engines and routers inherit. Nothing else reaches them: a setting of vLLM,
+OpenMP, UCX or NIXL would change what is tested, and anything may be a secret. Profiles set more in ``engine.env``."""
 
 
 def full_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return a server's environment: the inherited variables that cannot change what is tested, and its own."""
-    base = {k: v for k, v in os.environ.items() if not k.startswith(SCRUBBED_PREFIXES)}
+    """Return a server's environment: the inherited variables that it needs, and its own."""
+    base = {k: v for k, v in os.environ.items() if k in INHERITED or k.startswith(INHERITED_PREFIXES)}
     # Engines download nothing, so they need no tokens.
     base = redact.without_secrets(base)
     if "PYTHONPATH" in env:

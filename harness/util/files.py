@@ -8,8 +8,8 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import stat
-import tempfile
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -110,17 +110,17 @@ def write_atomic(path: Path, text: str) -> None:
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            # Not by ``tempfile``, whose files are this user's alone: who may read them is up to the umask.
+            with temporary.open("x", encoding="utf-8") as stream:
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
+            temporary.replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
-                Path(temporary).unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
             raise
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,12 +37,21 @@ def loads(text: str) -> Any:
     return value
 
 
+def require_each_key_once(text: bytes) -> None:
+    """Raise ValueError for JSON with two equal keys in an object, of which parsers keep one or the other."""
+    try:
+        json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_text(path: Path, limit: int) -> str:
     """Return the text of a UTF-8 file of at most ``limit`` bytes. Raises ValueError and OSError."""
     if path.exists() and not path.is_file():
         raise ValueError("expected a file, found something else")
     with path.open("rb") as stream:
-        data = stream.read(limit + 1)
+        # No more than there is, because room for all of it is made before it is read.
+        data = stream.read(min(limit, os.fstat(stream.fileno()).st_size) + 1)
     if len(data) > limit:
         raise ValueError(f"expected at most {limit / MIB:g} MiB, found more")
     try:

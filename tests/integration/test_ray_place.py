@@ -21,12 +21,13 @@ from harness.engines.executor import ExecutorChoice, LocalExecutor, make_executo
 from harness.engines.inventory import Inventory, jobs_of
 from harness.engines.ray import driver, node
 from harness.engines.ray.driver import Actor, RayExecutor, RayHandle, RayPlace
-from harness.engines.ray.node import Cores, EngineState, Wanted, engine_environment, problems
+from harness.engines.ray.node import EngineState, Wanted, engine_environment, problems
 from harness.errors import EngineDiedError, EngineStartError, EnvironmentFault, HandoffError, UsageError
 from harness.profiles.cells import EngineGroup, make_plan, select_cells
 from harness.profiles.model import TensorParallel, load_profile
 from harness.scheduling.model import Placement
 from harness.scheduling.planning import planned
+from harness.supervision.cores import Cores
 from harness.workload.prepare import prepare
 from tests.support.engines import ENVIRONMENT
 from tests.support.program import run as cli
@@ -147,10 +148,10 @@ def test_engine_gets_nothing_of_the_worker(monkeypatch):
     monkeypatch.setenv("RAY_JOB_ID", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), "/theirs"]))
-    monkeypatch.setenv("KEPT", "yes")
+    monkeypatch.setenv("CUDA_HOME", "/cuda")
     env = engine_environment({"CUDA_VISIBLE_DEVICES": "3"})
     assert not [k for k in env if k.startswith(("RAY_", "OMP_"))]
-    assert (env["PYTHONPATH"], env["KEPT"], env["CUDA_VISIBLE_DEVICES"]) == ("/theirs", "yes", "3")
+    assert (env["PYTHONPATH"], env["CUDA_HOME"], env["CUDA_VISIBLE_DEVICES"]) == ("/theirs", "/cuda", "3")
     assert engine_environment({"PYTHONPATH": "/armed"})["PYTHONPATH"] == "/armed:/theirs"
 
 

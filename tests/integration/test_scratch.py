@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.ray.node import Cores
 from harness.errors import EngineStartError
 from harness.supervision import ports, procfs, runtime_dir
+from harness.supervision.cores import Cores
 from harness.supervision.process import SupervisedProcess
 from tests.support.supervised import call, gone, ledger_of, own_folder, own_machine, ps, wait_for
 

@@ -73,10 +73,14 @@ def test_what_a_killed_warden_left_is_removed(engine_program, tmp_path):
         # The kernel has ended the engine's first process with its supervisor.
         assert tree["state"] == "left over" and set(tree["processes"]) < set(pids)
         assert sorted(tree["shared_memory"]) == sorted(made_by(pids))
+        notice = orphans.left_over()
+        assert notice is not None
+        assert f"1 process trees of earlier runs are left over, with {len(tree['processes'])} living" in notice
         code, text = call("clean")
         assert code == 0
         assert all(str(pid) in text for pid in tree["processes"])
         assert gone(pids) and made_by(pids) == [] and state() == []
+        assert orphans.left_over() is None
         assert other.exists() and bystander.poll() is None
         assert call("clean") == (0, "nothing to clean\n")
         assert not [p for p in procfs.state_folder().iterdir() if p.name != "ports.lock"]

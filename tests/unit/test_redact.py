@@ -43,11 +43,22 @@ PATTERNED = {
     "aws": "AKIAIOSFODNN7EXAMPLE",
     "gitlab": "glpat-abcdefghijklmnop1234",
     "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N",
+    "google": "AIza" + "SyB1c2VkLWluLXRlc3RzLW9ubHk0MTIzNDU"[:35],
+    "google access": "ya29.a0AfB_byC-abcdefghijklmnop",
+    "npm": "npm_" + "aB3" * 12,
+    "pypi": "pypi-AgEIcHlwaS5vcmc" + "aB3_-" * 15,
+    "stripe": "sk_live_" + "aB3d" * 6,
+    "sendgrid": "SG." + "a" * 22 + "." + "B" * 43,
+    "slack": "xoxb-123456789012-123456789012-abcdefabcdef",
+    "telegram": "123456789:AA" + "b" * 33,
+    "mailchimp": "0123456789abcdef0123456789abcdef-us21",
 }
 
 
 @pytest.mark.parametrize("secret", PATTERNED.values(), ids=PATTERNED)
-@pytest.mark.parametrize("around", ["{}", "Error: '{}'", "https://hub/{}?x=1", '{{"a": "{}"}}', "x={} y"])
+@pytest.mark.parametrize(
+    "around", ["{}", "Error: '{}'", "https://hub/{}?x=1", '{{"a": "{}"}}', "x={} y", "x_{} y", "a%3D{}"]
+)
 def test_what_looks_like_a_secret_is_taken_out(secret, around):
     assert secret not in redact.text(around.format(secret))
 
@@ -61,12 +72,20 @@ def test_what_looks_like_a_secret_is_taken_out(secret, around):
         ("https://geheim-and-long-token@example.org", "@example.org"),
         ("api_key=geheimgeheimgeheim", "api_key="),
         ('"token": "geheimgeheimgeheim"', '"token": "'),
+        ("AWS_SECRET_ACCESS_KEY=geheim/geheim+geheim/geheimgeheimgeheim12", "AWS_SECRET_ACCESS_KEY="),
+        ('{"SecretAccessKey": "geheim/geheim+geheim/geheimgeheimgeheim12"}', '"SecretAccessKey": "'),
+        ("AccountKey=geheimgeheimgeheimgeheim==;EndpointSuffix=core", ";EndpointSuffix=core"),
+        ("https://x.example.org/c?sv=2022&sig=geheim%2Fgeheim%2Bgeheimgeheim%3D&se=1", "&se=1"),
+        ('{"auths": {"x": {"auth": "Z2VoZWltOmdlaGVpbQ=="}}}', '{"auth": "'),
+        ("Set-Cookie: session=geheim; HttpOnly", "Set-Cookie:"),
+        ("password=ge!heim", "password="),
+        ("http://user:geheim@ge@heim!@example.org/x", "@example.org/x"),
     ],
 )
 def test_secrets_by_their_place_are_taken_out_and_the_rest_stays(text, kept):
     clean = redact.text(text)
     assert kept in clean
-    assert not any(s in clean for s in ("geheim", "abcdef123456", "dXNlcjpwYXNzd29yZA"))
+    assert not any(s in clean for s in ("geheim", "heim!", "abcdef123456", "dXNlcjpwYXNzd29yZA", "Z2VoZWlt"))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +99,10 @@ def test_secrets_by_their_place_are_taken_out_and_the_rest_stays(text, kept):
         "--max-num-batched-tokens 192 --tokenizer /models/target",
         "{'VLLM_CPU_OMP_THREADS_BIND': '0'}",
         "user@example.org wrote",
+        "special tokens: eos_token=<|im_end|>, pad_token_id=151643",
+        "author: somebody-with-a-long-name",
+        "PWD=/work/of/somebody",
+        "Using key mask: 0123456789abcdef",
     ],
 )
 def test_ids_numbers_hashes_and_addresses_stay(text):
@@ -209,6 +232,18 @@ def test_text_made_to_take_long_takes_time_in_proportion(piece):
     with pytest.raises(HandoffError):
         parse_completion("decode", "r", 500, text, 0.1)
     assert time.process_time() - begun < 5
+
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n" + "b3BlbnNzaC1rZXk\n" * 30 + "-----END OPENSSH PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize("before", [0, 1200, 1300, 1310])
+def test_a_private_key_goes_as_a_whole_wherever_it_stands_in_a_log(tmp_path, before):
+    log, line = tmp_path / "x.log", "(EngineCore_0 pid=1) Scheduled 192 tokens, token\n"
+    log.write_text(line * before + KEY + line * 3)
+    assert redact.file(log) is True
+    assert log.read_text() == line * before + f"{redact.MARK}\n" + line * 3
+    assert "b3Blb" not in redact.text(KEY[:200])
 
 
 def test_web_tokens_behind_a_hyphen_are_taken_out():

@@ -24,7 +24,7 @@ from harness.profiles.cells import Cell, Role
 from harness.profiles.model import Profile, models_of
 from harness.profiles.remote_code import require_loadable, trusts_code
 from harness.prompts.model import Prompt
-from harness.supervision.server import LOOPBACK, SCRUBBED_PREFIXES
+from harness.supervision.server import INHERITED, INHERITED_PREFIXES, LOOPBACK
 from harness.util.files import write_atomic
 from harness.workload.scripts import Script, Send, Stage
 
@@ -175,7 +175,7 @@ def _described(case: Case, environment: EngineEnvironment, models: dict[str, dic
         "acceptance_slack": case.slack,
         "tries": case.tries,
         "seen": case.seen,
-        "scrubbed": SCRUBBED_PREFIXES,
+        "inherited": {"names": INHERITED, "prefixes": INHERITED_PREFIXES},
         "guard": kv_harness_guard.__name__.rpartition(".")[2],
         "models": models,
     }

@@ -18,6 +18,7 @@ from harness.judging.recorded_cell import PRESSURE_SLACK
 from harness.profiles.scenarios import Pressure
 from harness.prompts.model import Prompt
 from harness.reports.judge_run import assess
+from harness.reports.markdown import plain_cell
 from harness.scheduling.hardware import hardware
 from harness.util.files import write_atomic
 from harness.workload.prepare import Prepared
@@ -140,11 +141,12 @@ def issue_text(
     lines += [f"{role}: {_shell(argv)}" for role, argv in engine_commands(case, environment).items()]
     lines += ["```", "", "## Environment", ""]
     machine = history.run.hardware if history is not None else hardware()
-    gpus = ", ".join(map(str, machine.get("gpus") or []))
+    gpus = plain_cell(", ".join(map(str, machine.get("gpus") or [])))
+    processor = plain_cell(str(machine.get("processor")))
     lines += [
         f"- vLLM {environment.vllm} ({environment.vllm_build}), torch {environment.torch}, NIXL {environment.nixl}, "
         f"Python {environment.python}",
-        f"- {machine.get('processor')}, {machine.get('cores')} cores, GPUs: {gpus or 'none'}",
+        f"- {processor}, {machine.get('cores')} cores, GPUs: {gpus or 'none'}",
         f"- {draft}; block size {case.profile.engine.block_size}; {case.profile.engine.dtype}",
     ]
     if case.mutants:

@@ -286,8 +286,9 @@ class Engine:
             "guard": str(scratch / "guard"),
             **models,
         }
-        # Inherited, these would change what is tested; --env sets them for one engine.
-        env = {k: v for k, v in os.environ.items() if not k.startswith(tuple(CASE["scrubbed"]))}
+        # Others might change what is tested, or be secrets; --env sets them for one engine.
+        names, prefixes = CASE["inherited"]["names"], tuple(CASE["inherited"]["prefixes"])
+        env = {k: v for k, v in os.environ.items() if k in names or k.startswith(prefixes)}
         env = {k: v for k, v in env.items() if not k.endswith(("_TOKEN", "_KEY", "_SECRET", "PASSWORD"))}
         env |= {k: Template(v).safe_substitute(words) for k, v in spec["env"].items()} | {"VLLM_API_KEY": KEY}
         if not Path(env.get("LD_PRELOAD", "")).is_file():

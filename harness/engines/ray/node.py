@@ -19,11 +19,10 @@ from harness.engines.command import EngineCommand
 from harness.engines.environment import EngineEnvironment, inspect_environment
 from harness.errors import EngineStartError, HarnessError
 from harness.scheduling.gpus import gpu_name, gpus
-from harness.supervision import procfs
+from harness.supervision.cores import Cores
 from harness.supervision.ports import free_ports
 from harness.supervision.process import SupervisedEngine
 from harness.supervision.server import full_environment, joined_path
-from harness.util import file_lock
 
 _CHUNK = 4 * 2**20
 _GUARD_ENDING = "/".join(GUARD_FOLDER.parts[-3:])
@@ -64,52 +63,10 @@ class EngineState(NamedTuple):
     """Whether there is more log than fits into one answer."""
 
 
-class Cores:
-    """Cores of this machine, claimed by locks on files, so that engines do not share one.
-
-    Ray counts cores but does not assign particular ones, and several nodes of a cluster may be one machine. A claim
-    ends with the process that holds it. The files lie in the folder of ledgers, where nobody else can replace them by
-    links.
-    """
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
-        self._held: list[int] = []
-
-    def claim(self, count: int) -> tuple[str, ...]:
-        """Claim ``count`` free cores and return their numbers; claim none and return an empty tuple when there are too
-        few, which leaves the choice to vLLM. Raises EngineStartError when there is no folder for claims."""
-        claimed: list[str] = []
-        for core in sorted(os.sched_getaffinity(0)):
-            if len(claimed) == count:
-                break
-            if self._lock(core):
-                claimed.append(str(core))
-        if len(claimed) < count:
-            self.release()
-            return ()
-        return tuple(claimed)
-
-    def _lock(self, core: int) -> bool:
-        try:
-            handle = file_lock.claim((self._folder or procfs.state_folder()) / f"core-{core}")
-        except OSError as error:
-            raise EngineStartError(f"expected to claim core {core} for an engine, but that failed: {error}") from error
-        if handle is None:
-            return False
-        self._held.append(handle)
-        return True
-
-    def release(self) -> None:
-        """Release all claimed cores."""
-        while self._held:
-            procfs.drop_claim(self._held.pop())
-
-
 def engine_environment(env: dict[str, str]) -> dict[str, str]:
     """Return an engine's environment on a node, without what Ray adds for its workers."""
     own = Path(harness.__file__).resolve().parents[1]
-    base = {k: v for k, v in full_environment({}).items() if not k.startswith("RAY_")}
+    base = full_environment({})
     paths = [p for p in base.pop("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != own]
     if "PYTHONPATH" in env:
         # The guard may lie elsewhere on the driver's machine.

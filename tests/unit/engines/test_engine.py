@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from urllib.parse import parse_qs, urlsplit
@@ -21,7 +22,7 @@ from harness.errors import EngineStartError, EnvironmentFault, HandoffError
 from harness.history.records import Leg
 from harness.profiles.model import load_profile
 from harness.supervision.ports import claim, free_ports
-from harness.supervision.server import full_environment
+from harness.supervision.server import INHERITED, INHERITED_PREFIXES, full_environment
 from tests.support.engines import ENVIRONMENT, FakeClient, option
 
 
@@ -49,14 +50,20 @@ def test_commands_of_a_cell(kind):
     assert option(made["single"], "--host") == "127.0.0.1"
 
 
-def test_inherited_engine_settings_are_scrubbed(monkeypatch):
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+def test_only_what_engines_need_is_inherited(monkeypatch):
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", "TORCHDYNAMO_DISABLE", "LD_PRELOAD", "MY_PAT", "DB_PWD", "COOKIE"):
+        monkeypatch.setenv(name, "1")
     monkeypatch.setenv("UCX_TLS", "rc")
-    monkeypatch.setenv("KEPT", "yes")
-    env = full_environment(commands("none")["decode"].env)
-    assert "VLLM_USE_V2_MODEL_RUNNER" not in env
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("HF_HUB_CACHE", "/models")
+    engine = commands("none")["decode"].env
+    env = full_environment(engine)
     assert env["UCX_TLS"] == "tcp,sm,self"
-    assert env["KEPT"] == "yes"
+    assert (env["PATH"], env["CUDA_VISIBLE_DEVICES"], env["HF_HUB_CACHE"]) == (os.environ["PATH"], "3", "/models")
+    inherited = env.keys() - engine.keys()
+    assert {n for n in inherited if n not in INHERITED} == {"CUDA_VISIBLE_DEVICES", "HF_HUB_CACHE"} | {
+        n for n in os.environ if n.startswith(INHERITED_PREFIXES)
+    } - engine.keys()
 
 
 def answer(**changes) -> str:

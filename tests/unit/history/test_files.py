@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from harness.errors import DataError, NotARunError, ProfileError, UsageError
 from harness.history.folder import load_history
+from harness.history.index import LONGEST_LINE
+from harness.history.layout import SECOND
 from harness.profiles.cells import Cell, make_plan, select_cells
 from harness.profiles.model import load_profile
 from harness.prompts import probe_task
 from harness.prompts.model import Layout, build_probe_prompts, load_prompts, write_prompts
 from harness.prompts.probe_task import WEIGHTS
 from harness.reports.judge_run import judge_and_report
-from harness.util.files import ends_of
+from harness.util.files import ends_of, write_atomic
 from harness.util.paths import REPOSITORY
 from harness.workload.cells import cell_work
 from harness.workload.prepare import prepare
@@ -253,3 +256,55 @@ def test_logs_that_cannot_be_read_cost_no_verdict(tmp_path, monkeypatch):
     assert "ZeroDivisionError" in broken.unwritten
     assert broken.exit_code == 2
     assert "Traceback" in (tmp_path / "report-error.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("written", "changed"),
+    [
+        ('"sequence":0', '"sequence":"0"'),
+        ('"sequence":0', '"sequence":0.0'),
+        ('"sequence":0', '"sequence":false'),
+        ('"form":"ids"', '"form":"text","form":"ids"'),
+    ],
+)
+def test_lines_are_read_as_they_are_written(tmp_path, written, changed):
+    recorded(tmp_path)
+    path = answers(tmp_path, "pd-eagle3")
+    text = path.read_text()
+    assert written in text
+    path.write_text(text.replace(written, changed, 1))
+    reseal(tmp_path, lambda r: r.update(finished=None))
+    with pytest.raises(DataError, match="line 1: expected an observation, found damaged data"):
+        load_history(tmp_path)
+
+
+def test_hole_at_the_end_of_a_file_is_no_line_that_fills_the_memory(tmp_path):
+    made = recorded(tmp_path)
+    reseal(tmp_path, lambda r: r.update(finished=None))
+    with answers(tmp_path, "pd-eagle3").open("r+b") as stream:
+        stream.truncate(stream.seek(0, os.SEEK_END) + 3 * LONGEST_LINE)
+    tracemalloc.start()
+    loaded = load_history(tmp_path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert loaded.observations == made.observations
+    assert loaded.torn_line
+    assert most < 2.5 * LONGEST_LINE
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644)])
+def test_who_may_read_a_file_is_up_to_the_umask(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        write_atomic(tmp_path / "run.json", "{}")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "run.json").stat().st_mode & 0o777 == mode
+
+
+def test_second_stage_of_another_run_is_named(tmp_path):
+    recorded(tmp_path)
+    assert not [n for n in judge_and_report(load_history(tmp_path)).judgement.notices if SECOND in n]
+    recorded(tmp_path / SECOND)
+    (notice,) = [n for n in judge_and_report(load_history(tmp_path)).judgement.notices if SECOND in n]
+    assert "expected the second stage of this run" in notice
