@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from harness.errors import UsageError
+from harness.util.text import harmless
 
 ProfileOption = Annotated[
     str, typer.Option("--profile", "-p", help="A shipped profile, e.g. 'cpu', or the path of a profile YAML file.")
@@ -70,9 +73,17 @@ def quick_form(profile: str) -> str:
     return quick
 
 
+class _HarmlessConsole(Console):
+    """A console on which recorded text obeys nothing: colours come from styles, never from the text itself."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
+
+
 def make_console(width: int = 160) -> Console:
     """Return a console for results, ``width`` columns wide in a file or a pipe.
 
     There rich would assume 80 columns, which is too narrow for the tables.
     """
-    return Console(width=None if sys.stdout.isatty() else width)
+    return _HarmlessConsole(width=None if sys.stdout.isatty() else width)

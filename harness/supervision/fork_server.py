@@ -201,12 +201,14 @@ def _serve(holder: socket.socket, mark: int) -> None:
 def main() -> None:
     holder = socket.socket(fileno=os.dup(0))
     # Until the modules are imported, the end of the holder ends this process.
+    signal.signal(signal.SIGIO, lambda *_: procfs.exit_now())
     fcntl.fcntl(holder, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(holder, fcntl.F_SETFL, fcntl.fcntl(holder, fcntl.F_GETFL) | os.O_ASYNC)
     mark = _find_mark()
     _prepare_titles()
     _import(sys.argv[1:])
     fcntl.fcntl(holder, fcntl.F_SETFL, fcntl.fcntl(holder, fcntl.F_GETFL) & ~os.O_ASYNC)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
     gc.collect()
     gc.freeze()
     holder.sendall(b".")

@@ -207,17 +207,28 @@ def end_tree(path: Path | None, ledger: Ledger) -> Ended:
 
 
 def _end_supervisor(supervisor: Process, ledger: Ledger) -> set[Segment]:
-    """Tell a supervisor to end, and kill it if it does not; return the tree's segments at that moment."""
+    """Tell the owner of a tree to end, and kill it if it does not, so that the supervisor that stands by takes over;
+    return the tree's segments at that moment."""
+    known = procfs.stat_of(supervisor.pid)
+    # Both are in a session of their own, which the one that stands by leads.
+    standby = procfs.process(known.session) if known is not None else None
     procfs.send(supervisor, signal.SIGTERM)
+    segments: set[Segment] = set()
+    if not _ends(supervisor):
+        procfs.freeze(ledger.living)
+        segments = set(ledger.segments(ledger.living()))
+        procfs.send(supervisor, signal.SIGKILL)
+    if standby is not None:
+        _ends(standby)
+    return segments
+
+
+def _ends(supervisor: Process) -> bool:
+    """Wait for the end of a supervisor and return whether it has ended."""
     deadline = time.monotonic() + _SUPERVISOR_S
     while procfs.lives(supervisor) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    if not procfs.lives(supervisor):
-        return set()
-    procfs.freeze(ledger.living)
-    segments = set(ledger.segments(ledger.living()))
-    procfs.send(supervisor, signal.SIGKILL)
-    return segments
+    return not procfs.lives(supervisor)
 
 
 def _kill(ledger: Ledger, living: list[Process], done: list[str]) -> list[str]:

@@ -5,7 +5,8 @@
 It starts COMMAND in a session of its own, with this program's standard error as its output, and writes one line of JSON
 to standard output when COMMAND has started, one when it has ended, and one when its whole tree is gone. It kills the
 whole tree with SIGKILL as soon as its standard input is closed, which the kernel does even when the holder is killed.
-Then it removes the shared memory that the tree created.
+Then it removes the shared memory that the tree created. It consists of two processes, each of which does that if the
+other one is killed.
 
 ABOUT is JSON: ``ledger`` (a file), ``mark``, ``holder`` (its pid and start time), ``claims`` (descriptors of locked
 files, held until the tree is gone) and ``about`` (further fields of the ledger; ``scratch`` among them is a folder to
@@ -129,10 +130,10 @@ class Tree:
         self._claims: list[int] = request["claims"]
         for handle in self._claims:
             os.set_inheritable(handle, False)
-        registration = procfs.own_registration()
-        self._own = () if registration is None else (registration,)
-        """What this process itself leaves if it is killed."""
-        self._before = procfs.segments() - set(self._own)
+        self._own: set[Segment] = set()
+        """What the supervisors themselves leave if they are killed."""
+        self.take_part()
+        self._before = procfs.segments() - self._own
         self._members: set[Process] = set()
         self._made: set[Segment] = set()
         self._new: dict[Segment, float] = {}
@@ -147,6 +148,18 @@ class Tree:
         """When remaining processes count as ones that cannot be killed; 0 before the first kill."""
         self._unwritten = ""
         self._write()
+
+    def take_part(self) -> None:
+        """Note what this process itself leaves if it is killed."""
+        registration = procfs.own_registration()
+        self._own |= {registration} if registration is not None else set()
+
+    def take_over(self) -> None:
+        """Continue from the ledger of the process that owned the tree and was killed."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            ledger = json.loads(self._ledger.read_text(encoding="utf-8"))
+            self._members = {Process(*m) for m in ledger["members"]}
+            self._made = {Segment(*s) for s in ledger["made"]} - self._own
 
     def write(self) -> None:
         """Write the ledger; a failure goes to the engine's log, once."""
@@ -217,7 +230,7 @@ class Tree:
     def _scan(self, everything: bool) -> None:
         """Scan if it is due or if there are young segments; with ``everything``, scan all segments now."""
         now = time.monotonic()
-        fresh = procfs.segments() - self._before - self._made - set(self._own)
+        fresh = procfs.segments() - self._before - self._made - self._own
         self._new = {s: self._new.get(s, now) for s in fresh}
         young = {s for s, seen in self._new.items() if everything or now - seen < _YOUNG_S}
         if not everything and not young and now - self._scanned < _SCAN_S:
@@ -278,6 +291,7 @@ class Tree:
         self.kill()
         reap()
         self._scan_all()
+        self._made |= {s for s in self._own if procfs.process(procfs.named_after(s) or 0) is None}
         name = self._request["about"].get("name")
         left = [f"process {p.pid} of {name}, which cannot be killed" for p in self._living()]
         try:
@@ -394,7 +408,12 @@ def watch(tree: Tree, waiter: Waiter, start: Start, command: list[str], mark: st
 
 
 def supervise(request: dict[str, Any], command: list[str], start: Start = spawn) -> None:
-    """Start the command and own its tree until that is gone. ``request`` is ABOUT of the command line."""
+    """Start the command and own its tree until that is gone. ``request`` is ABOUT of the command line.
+
+    Two processes do that, of which the second one owns the tree. The first one waits, and ends the tree if the second
+    one is killed; the second one ends it if the first one is. So neither the end of a supervisor nor that of a
+    supervisor and the holder together leaves anything behind.
+    """
     # Must not be a child of the holder: some holders (Ray's workers among them) kill their children before they end.
     if os.fork():
         procfs.exit_now()
@@ -402,7 +421,6 @@ def supervise(request: dict[str, Any], command: list[str], start: Start = spawn)
         os.setsid()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    waiter = Waiter()
     try:
         tree = Tree(request)
     except OSError as error:
@@ -410,10 +428,27 @@ def supervise(request: dict[str, Any], command: list[str], start: Start = spawn)
         reply(failed=f"its ledger {ledger} cannot be written: {error.strerror}; make room there, or set TMPDIR")
         reply(left=[], removed=[], kept=[])
         return
+    # What the second process leaves becomes this one's.
     adopt_orphans()
+    first = os.getpid()
+    if (second := os.fork()) > 0:
+        stand_by(tree, second)
+        return
+    waiter = Waiter()
+    end_with(first, signal.SIGTERM)
+    adopt_orphans()
+    tree.take_part()
     try:
         watch(tree, waiter, start, command, request["mark"])
     finally:
+        tree.end()
+
+
+def stand_by(tree: Tree, other: int) -> None:
+    """Wait for the process that owns the tree; end the tree in its place if it did not."""
+    _, status = os.waitpid(other, 0)
+    if status != 0:
+        tree.take_over()
         tree.end()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from harness.errors import EngineStartError
 from harness.supervision import ports, procfs, runtime_dir
 from harness.supervision.cores import Cores
 from harness.supervision.process import SupervisedProcess
-from tests.support.supervised import call, gone, ledger_of, own_folder, own_machine, ps, wait_for
+from tests.support.supervised import call, gone, kill_supervisors, ledger_of, own_folder, own_machine, ps, wait_for
 
 __all__ = ["own_folder", "own_machine"]
 
@@ -107,16 +106,15 @@ def test_temporary_files_go_with_a_harness_that_is_killed(short, tmp_path, outsi
     wait_for(lambda: nothing(short))
 
 
-def test_temporary_files_that_a_killed_warden_left_are_cleaned(short, tmp_path, outside):
+def test_temporary_files_that_killed_supervisors_left_are_cleaned(short, tmp_path, outside):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, *argv(tmp_path, outside)])
     found = said(tmp_path)
     (tree,) = ps()["trees"]
     assert call("clean") == (0, "nothing to clean\n")
     ledger = json.loads(Path(tree["ledger"]).read_text())
-    os.kill(ledger["warden"][0], signal.SIGKILL)
+    kill_supervisors(ledger["warden"][0])
     holder.kill()
     holder.wait()
-    wait_for(lambda: gone([ledger["warden"][0]]))
     assert ps()["trees"][0]["temporary_files"] == found["sockets"]
     code, text = call("clean")
     assert code == 0 and f"removed {found['sockets']}" in text

@@ -21,6 +21,7 @@ from harness.supervision.process import SupervisedProcess, TreeDetails
 from tests.support.supervised import (
     engine_program,
     gone,
+    kill_supervisors,
     made_by,
     made_by_program,
     marks,
@@ -115,13 +116,17 @@ def test_segment_of_a_zombie_is_removed(tmp_path):
     child.wait()
 
 
-def test_killed_warden_is_stood_in_for(engine_program, tmp_path):
+@pytest.mark.parametrize("which", ["owner", "standby", "both"])
+def test_killed_supervisors_are_stood_in_for(engine_program, tmp_path, which):
     """The grandchild has left the session, and its mark tells whose it is."""
     engine, _ = start_engine(engine_program, tmp_path)
     pids = read_pids(tmp_path)
     (ledger,) = procfs.ledgers(procfs.state_folder())
-    found = orphans.read_ledger(ledger)
-    os.kill(found.warden.pid, signal.SIGKILL)
+    owner = orphans.read_ledger(ledger).warden.pid
+    if which == "both":
+        kill_supervisors(owner)
+    else:
+        os.kill(owner if which == "owner" else psutil.Process(owner).ppid(), signal.SIGKILL)
     wait_for(lambda: not engine.alive())
     assert engine.stop(1.0) == []
     assert gone(pids)

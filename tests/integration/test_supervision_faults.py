@@ -27,6 +27,7 @@ from tests.support.engines import ENVIRONMENT
 from tests.support.supervised import (
     engine_program,
     gone,
+    kill_supervisors,
     made_by,
     own_folder,
     read_pids,
@@ -254,7 +255,7 @@ def test_without_a_ledger_nothing_is_started(tmp_path, monkeypatch):
     assert not made.exists()
 
 
-def test_lost_ledger_and_killed_warden_are_no_good_end(engine_program, tmp_path):
+def test_lost_ledger_and_killed_supervisors_are_no_good_end(engine_program, tmp_path):
     engine, _ = start_engine(engine_program, tmp_path)
     pids = read_pids(tmp_path)
     try:
@@ -262,7 +263,7 @@ def test_lost_ledger_and_killed_warden_are_no_good_end(engine_program, tmp_path)
         known = orphans.read_ledger(ledger)
         wait_for(lambda: len(orphans.read_ledger(ledger).made) == 2)
         ledger.unlink()
-        os.kill(known.warden.pid, signal.SIGKILL)
+        kill_supervisors(known.warden.pid)
         wait_for(lambda: not engine.alive())
         left = engine.stop(1.0)
         assert [words for words in left if "expected its ledger" in words]

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.supervision import orphans, ports, procfs
@@ -18,6 +19,7 @@ from tests.support.supervised import (
     call,
     engine_program,
     gone,
+    kill_supervisors,
     ledger_of,
     made_by,
     own_folder,
@@ -34,13 +36,12 @@ __all__ = ["engine_program", "own_folder", "own_machine"]
 
 
 def abandoned(engine_program: Path, folder: Path) -> list[int]:
-    """A tree whose warden and harness were killed; its processes live on."""
+    """A tree whose supervisors and harness were killed; its processes live on."""
     harness = start_harness(engine_program, folder)
     pids = read_pids(folder)
     ledger = wait_for(lambda: next(iter(procfs.ledgers(procfs.state_folder())), None))
     found = wait_for(lambda: (known := orphans.read_ledger(ledger)) and len(known.made) == 2 and known)
-    os.kill(found.warden.pid, signal.SIGKILL)
-    wait_for(lambda: not procfs.lives(found.warden))
+    kill_supervisors(found.warden.pid)
     harness.kill()
     harness.wait()
     assert not gone(pids)
@@ -63,7 +64,22 @@ def test_a_living_tree_is_shown_and_not_touched(engine_program, tmp_path):
     assert ps() == {"trees": [], "damaged": [], "claimed_ports": []}
 
 
-def test_what_a_killed_warden_left_is_removed(engine_program, tmp_path):
+@pytest.mark.parametrize("which", ["owner", "standby"])
+def test_supervisor_and_harness_that_are_killed_together_leave_nothing(engine_program, tmp_path, which):
+    harness = start_harness(engine_program, tmp_path / "run")
+    pids = read_pids(tmp_path / "run")
+    ledger = wait_for(lambda: next(iter(procfs.ledgers(procfs.state_folder())), None))
+    owner = wait_for(lambda: (known := orphans.read_ledger(ledger)) and len(known.made) == 2 and known.warden)
+    victims = [harness.pid, owner.pid if which == "owner" else psutil.Process(owner.pid).ppid()]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in victims:
+            os.kill(pid, number)
+    harness.wait()
+    wait_for(lambda: gone(pids) and made_by(pids) == [] and state() == [])
+    assert orphans.left_over() is None
+
+
+def test_what_killed_supervisors_left_is_removed(engine_program, tmp_path):
     pids = abandoned(engine_program, tmp_path / "run")
     other = procfs.SHM / f"psm_test_other_{os.getpid()}"
     other.write_bytes(b"x")

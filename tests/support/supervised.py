@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -142,6 +143,15 @@ def wait_for(what, seconds: float = 20.0):
 
 def gone(pids: list[int]) -> bool:
     return not [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
+
+
+def kill_supervisors(owner: int) -> None:
+    """Kill the owner of a tree and the process that stands by it, before either notices the other's end."""
+    both = [psutil.Process(owner).ppid(), owner]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in both:
+            os.kill(pid, number)
+    wait_for(lambda: gone(both))
 
 
 def call(*arguments: str) -> tuple[int, str]:
