@@ -44,10 +44,11 @@ class _Rule(NamedTuple):
     replacement: str = MARK
 
 
+_PRIVATE_KEY = _Rule(("private key",), re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*?(?:-----END [A-Z ]+-----|\Z)"))
+"""The only rule that spans lines."""
 _RULES: tuple[_Rule, ...] = tuple(
     _Rule(hints, re.compile(pattern), replacement)
     for hints, pattern, replacement in (
-        (("private key",), r"-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*?(?:-----END [A-Z ]+-----|\Z)", MARK),
         (("hf_", "api_org_"), rf"{_ALONE}(hf|api_org)_[A-Za-z0-9]{{16,}}", MARK),
         (("sk-",), rf"{_ALONE}sk-{_WORD}{{16,}}", MARK),
         (("gh",), rf"{_ALONE}(?:gh[pousr]_[A-Za-z0-9]{{20,}}|github_pat_[A-Za-z0-9_]{{20,}})", MARK),
@@ -163,7 +164,7 @@ def _without(value: str, known: Sequence[str]) -> str:
     for secret in known:
         value = value.replace(secret, MARK)
     lowered = value.lower()
-    for rule in (*_RULES, *_scanner_rules()):
+    for rule in (_PRIVATE_KEY, *_RULES, *_scanner_rules()):
         if any(hint in lowered for hint in rule.hints):
             value = rule.pattern.sub(rule.replacement, value)
     return value
@@ -289,7 +290,7 @@ def _cleaned(block: list[str], known: Sequence[str]) -> list[str]:
     whole = "".join(block)
     if _without(whole, known) == whole:
         return block
-    without_keys = _RULES[0].pattern.sub(_RULES[0].replacement, whole)
+    without_keys = _PRIVATE_KEY.pattern.sub(_PRIVATE_KEY.replacement, whole)
     return [_without(line, known) for line in without_keys.splitlines(keepends=True)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -21,10 +22,11 @@ from harness.cli.options import (
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
 
 if TYPE_CHECKING:
-    from harness.engines.executor import ExecutorChoice
+    from harness.engines.executor import Executor, ExecutorChoice
     from harness.reports.judge_run import Outcome
     from harness.supervision.apart import Tell
     from harness.util.progress import Reporter
+    from harness.workload.prepare import Prepared
 
 _RECORDED = ("profile", "cell", "scenario", "quick", "out", "mutant", "together")
 """Options that ``--resume`` takes from the recorded run."""
@@ -92,7 +94,6 @@ def run_command(
     from harness.engines.executor import ExecutorChoice, make_executor
     from harness.runner.options import RunOptions
     from harness.util.paths import DEFAULT_OUT
-    from harness.util.progress import Reporter
     from harness.workload.prepare import prepare
 
     if part and mutant:
@@ -106,21 +107,28 @@ def run_command(
         _resume(context, resume, engine_python, choice, base_port, part)
     prepared = prepare(quick_form(profile) if quick else profile, cell or [], scenario or [])
     chosen = make_executor(choice, mutant or [], base_port)
-    tell = _apart(choice)
-    with chosen:
-        with Reporter(prepared.expected_s) as reporter:
-            reporter.line(
-                f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts, "
-                f"{prepared.requests} requests, about {prepared.expected_s / 60:.0f} minutes"
-            )
+    options = RunOptions(engine_python, chosen, tuple(mutant or ()), together)
+    _carry_out(
+        chosen,
+        _apart(choice),
+        prepared,
+        f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts",
+        lambda reporter: execute(prepared, out or DEFAULT_OUT, reporter, options, fail_fast),
+        part,
+    )
+
+
+def _carry_out(
+    executor: Executor, tell: Tell, work: Prepared, what: str, record: Callable[[Reporter], Outcome], part: bool
+) -> NoReturn:
+    """Record and judge with an executor, print the summary, and exit accordingly."""
+    from harness.util.progress import Reporter
+
+    with executor:
+        with Reporter(work.expected_s) as reporter:
+            reporter.line(f"{what}, {work.requests} requests, about {work.expected_s / 60:.0f} minutes")
             _warn(reporter)
-            outcome = execute(
-                prepared,
-                out or DEFAULT_OUT,
-                reporter,
-                RunOptions(engine_python, chosen, tuple(mutant or ()), together),
-                fail_fast,
-            )
+            outcome = record(reporter)
         _end(outcome, part, tell)
 
 
@@ -152,7 +160,6 @@ def _resume(
     from harness.commands.resume import prepare_resume, resume
     from harness.engines.executor import make_executor
     from harness.runner.options import RunOptions
-    from harness.util.progress import Reporter
 
     sources = {name: context.get_parameter_source(name) for name in _RECORDED}
     # By name: typer carries a copy of click, whose enumeration of sources is not click's own.
@@ -162,16 +169,9 @@ def _resume(
         raise UsageError(f"--resume: expected no {options} with it, which the recorded run determines; leave it out")
     left = prepare_resume(run_dir)
     chosen = make_executor(choice, list(left.history.run.mutants), base_port)
-    tell = _apart(choice)
-    with chosen:
-        with Reporter(left.rest.expected_s) as reporter:
-            reporter.line(
-                f"resuming {left.history.run.run_id}: {len(left.again)} of {len(left.history.run.cells)} cells, "
-                f"{left.rest.requests} requests, about {left.rest.expected_s / 60:.0f} minutes"
-            )
-            _warn(reporter)
-            outcome = resume(left, reporter, RunOptions(engine_python, chosen))
-        _end(outcome, part, tell)
+    what = f"resuming {left.history.run.run_id}: {len(left.again)} of {len(left.history.run.cells)} cells"
+    how = RunOptions(engine_python, chosen)
+    _carry_out(chosen, _apart(choice), left.rest, what, lambda reporter: resume(left, reporter, how), part)
 
 
 def _end(outcome: Outcome, part: bool, tell: Tell) -> NoReturn:

@@ -338,11 +338,8 @@ def _read_one_file(
 
 def _parse(text: bytes, where: str) -> Observation:
     try:
-        json_io.require_each_key_once(text)
         return Observation.model_validate_json(text, strict=True)
-    except ValueError as error:
-        if not isinstance(error, ValidationError):
-            raise DataError(f"{where}: expected an observation, found damaged data: {error}") from error
+    except ValidationError as error:
         raise DataError(
             f"{where}: expected an observation, found damaged data:\n{describe_validation_error(error)}"
         ) from error

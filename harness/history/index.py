@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from harness.errors import DataError
+from harness.util import json_io
 from harness.util.byte_cache import ByteCache
 
 
@@ -78,7 +79,13 @@ class RecordedFile(Generic[R]):
                 if not line.endswith(b"\n"):
                     self.torn = bool(line.strip())
                     break
-                o = self._parse(line[:-1], f"{path}, line {self.lines + 1}")
+                where = f"{path}, line {self.lines + 1}"
+                o = self._parse(line[:-1], where)
+                try:
+                    # Once, when the file is first read: what is read again is the same.
+                    json_io.require_each_key_once(line)
+                except ValueError as error:
+                    raise DataError(f"{where}: expected an observation, found damaged data: {error}") from error
                 self.lines += 1
                 self.size += len(line)
                 self.scenarios.add(o.scenario)

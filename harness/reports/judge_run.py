@@ -55,14 +55,13 @@ def _judged(
 ) -> Judgement:
     second = load_second(history)
     judgement = judge(history, baselines, second)
-    if notice := unused_second(history, second):
-        judgement = judgement.model_copy(update={"notices": (*judgement.notices, notice)})
-    if references.against is None:
-        idle = unused_baselines(history, references.baselines)
-        judgement = judgement.model_copy(update={"notices": (*judgement.notices, *idle)})
-    if references.known is None and (notice := unread_list(history)):
-        judgement = judgement.model_copy(update={"notices": (*judgement.notices, notice)})
-    judgement = apply_known(judgement, known, history)
+    unused = [
+        unused_second(history, second),
+        *(unused_baselines(history, references.baselines) if references.against is None else ()),
+        unread_list(history) if references.known is None else None,
+    ]
+    notices = (*judgement.notices, *filter(None, unused))
+    judgement = apply_known(judgement.model_copy(update={"notices": notices}), known, history)
     absent = lacking(history.run, references.expect) if references.expect is not None else []
     if not absent:
         return judgement
