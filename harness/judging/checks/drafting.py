@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from harness.baselines.summary import counts
@@ -20,7 +21,7 @@ from harness.history.acceptance import (
     request_counts,
     same_steps,
 )
-from harness.history.records import Leg, Observation, Speculation
+from harness.history.records import COLD, Leg, Observation, Speculation
 from harness.history.surfaces import PER_REQUEST
 from harness.history.verdict import Verdict
 from harness.judging.decision import Against, Change, Facts, decide
@@ -213,7 +214,8 @@ def _judge(
     totals, recognised = cell.counts
     k = cell.record.draft_tokens
     slack = cell.acceptance_slack
-    paddings = _paddings(cell) if cell.cold and cell.handed_off else Counter()
+    paddings = _paddings_of_hand_offs(cell)
+    alone: bool | None = None
     for key, o in cell.answered().items():
         leg = o.final
         if leg is None or leg.output_ids is None or len(leg.output_ids) < 2:
@@ -236,7 +238,8 @@ def _judge(
         compared = Compared(leg, steps, tuple(reference), align(steps.accepted, reference, len(leg.output_ids)))
         if not _agrees(cell, compared, slack, paddings):
             together = moved_together.get(key) == steps.accepted
-            findings.append(_difference(cell, name, o, compared, against, together))
+            alone = alone if alone is not None else _only_in_this_state(cell, references)
+            findings.append(_difference(cell, name, o, compared, against, together, alone))
     mine, reference_rates = pool(ours, k), pool(theirs, k)
     if by_totals:
         mine = pool_counts(by_totals, k)
@@ -244,6 +247,27 @@ def _judge(
     return conclude(
         name, cell.id, len(ours) + len(by_totals), findings, _totals_note(by_totals, recognised), figures=figures
     )
+
+
+def _paddings_of_hand_offs(cell: CellView) -> Counter[bool]:
+    return _paddings(cell) if cell.cold and cell.handed_off else Counter()
+
+
+def _only_in_this_state(cell: CellView, references: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether the cell's cold answers accepted as many drafts as their references, so that it is the state of
+    this scenario that changes results, in every topology, and not the engine."""
+    if cell.cold:
+        return False
+    cold = replace(cell, scenario=COLD)
+    paddings = _paddings_of_hand_offs(cold)
+    agreed = []
+    for key, steps in cell_steps(cold).items():
+        leg, reference = cold.answered()[key].final, references.get(cold.answered()[key].prompt_id)
+        if leg is not None and leg.output_ids is not None and reference is not None:
+            aligned = align(steps.accepted, reference, len(leg.output_ids))
+            compared = Compared(leg, steps, tuple(reference), aligned)
+            agreed.append(_agrees(cold, compared, cold.acceptance_slack, paddings))
+    return bool(agreed) and all(agreed)
 
 
 def _no_reference(cell: CellView, name: str, o: Observation, against: str) -> Finding:
@@ -341,7 +365,10 @@ def _agrees(cell: CellView, c: Compared, slack: float, paddings: Counter[bool]) 
     return not c.aligned.differing
 
 
-def _difference(cell: CellView, name: str, o: Observation, c: Compared, against: str, together: bool) -> Finding:
+def _difference(
+    cell: CellView, name: str, o: Observation, c: Compared, against: str, together: bool, alone: bool
+) -> Finding:
+    """Return the finding on a request; ``alone`` says that the cell's cold answers agree with their references."""
     found, expected = c.steps.accepted, c.reference
     if cell.cold or cell.acceptance_slack:
         mean = _mean(found), _mean(expected)
@@ -351,7 +378,7 @@ def _difference(cell: CellView, name: str, o: Observation, c: Compared, against:
         mean = c.aligned.found / common, c.aligned.expected / common
         counted = f"{c.aligned.expected} over {c.aligned.common} steps", str(c.aligned.found)
     more = mean[0] > mean[1]
-    verdict, damage = _attribute(name, more, together)
+    verdict, damage = _attribute(name, more, together, alone)
     how = "the same mean in another order" if mean[0] == mean[1] else "more" if more else "fewer"
     at = _first_step(c)
     return cell.finding(
@@ -359,7 +386,9 @@ def _difference(cell: CellView, name: str, o: Observation, c: Compared, against:
         verdict,
         damage,
         f"expected the accepted drafts per step of {against} ({counted[0]}), found {how} ({counted[1]}), from step "
-        f"{at} on" + ("; both topologies moved together" if together else ""),
+        f"{at} on"
+        + ("; both topologies moved together" if together else "")
+        + ("; the cold answers of these engines are as recorded, so this state changes results" if alone else ""),
         o,
         StepsDifference(
             step=at,
@@ -383,14 +412,15 @@ def _first_step(c: Compared) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(c.steps.accepted), len(c.reference)))
 
 
-def _attribute(name: str, more: bool, together: bool) -> tuple[Verdict, DamageClass]:
+def _attribute(name: str, more: bool, together: bool, alone: bool = False) -> tuple[Verdict, DamageClass]:
     """Return the verdict and damage class of a difference.
 
-    Against the single engine of the same run any difference is wrong, since both ran the same code. Against the
+    Against the single engine of the same run any difference is wrong, since both ran the same code, and so is one in a
+    scenario alone, since the same engines answer cold prompts as recorded (``alone``). Otherwise, against the
     baseline, a rise calls for a new baseline, and a drop in both topologies alike means that the engine changed.
     """
     change: Change = "rise" if more else "drop"
-    against: Against = "this run" if name == "acceptance-single" else "baseline"
+    against: Against = "this run" if alone or name == "acceptance-single" else "baseline"
     verdict, _ = decide(Facts(change=change, against=against, together=together))
     if verdict is Verdict.IMPROVED:
         return verdict, "engine-changed"

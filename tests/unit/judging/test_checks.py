@@ -302,6 +302,26 @@ def test_acceptance_lost_on_both_is_drift():
     assert found["pd-mtp"]["acceptance-single"] is Verdict.PASS
 
 
+def in_state(o):
+    """The same answer in a scenario."""
+    return o.model_copy(update={"scenario": "hit", "part": "subject", "sequence": o.sequence + 1000})
+
+
+def test_acceptance_lost_in_one_state_of_both_topologies_is_a_regression_and_not_drift():
+    made = [o for o in flawless() if o.cell.endswith("mtp")]
+    lost = [in_state(worse(o)) for o in made if o.prompt_id == made[0].prompt_id]
+    for cold, expected in ((made, Verdict.REGRESSION), ([worse(o) for o in made], Verdict.DRIFT)):
+        judgement = judge(history([*cold, *lost], scenarios=[HIT]), lookups(LENGTHS))
+        found = {c.cell: c for c in judgement.cells if c.scenario == "hit"}
+        assert set(found) == {"pd-mtp", "single-mtp"}
+        for cell in found.values():
+            (result,) = (r for r in cell.results if r.check == "acceptance-baseline")
+            assert result.verdict is expected, result.findings
+
+
+HIT = {"id": "hit", "kind": "prefix-hit", "where": "decode", "pairs": [{"donor": "p40", "subject": "p40"}]}
+
+
 def test_higher_acceptance_demands_a_new_baseline():
     def better(o):
         output = len(o.final.output_ids)
