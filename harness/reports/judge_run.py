@@ -44,10 +44,10 @@ def assess(history: History, references: References = PROFILE_OWN) -> RunSummary
     return summary._replace(inputs=inputs_of(history, baselines, known))
 
 
-def judged(history: History) -> Judgement:
+def judged(history: History, references: References = PROFILE_OWN) -> Judgement:
     """Judge a history as ``assess`` does, without what only reports need."""
-    known = load_known(known_of(history))
-    return _judged(history, PROFILE_OWN, lookups_for(history, PROFILE_OWN), known)
+    known = load_known(references.known or known_of(history))
+    return _judged(history, references, lookups_for(history, references), known)
 
 
 def _judged(

@@ -23,6 +23,8 @@ from tests.support import program
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path(__file__).parent / "runs"
+BASELINES = Path(__file__).parent / "baselines"
+"""Those of the prompts that the recorded runs were sent."""
 EXPECTED = Path(__file__).parent / "expected"
 PROFILES = ("cpu", "gpu", "nightly")
 
@@ -77,7 +79,8 @@ def outputs(run: Path, checkout: Path = ROOT, home: Path = ROOT) -> dict[str, st
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / run.name
         shutil.copytree(run, folder, symlinks=True, ignore=shutil.ignore_patterns(*_JUDGED))
-        done = _harness(["check", str(folder), *(["--unsealed"] if run.name in _BARE else [])], checkout, home)
+        unsealed = ["--unsealed"] if run.name in _BARE else []
+        done = _harness(["check", str(folder), "--baselines", str(BASELINES), *unsealed], checkout, home)
         out = {"exit": f"{done.code}\n", "terminal": done.output}
         for name in _JUDGED:
             path = folder / name

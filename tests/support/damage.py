@@ -21,6 +21,7 @@ from harness.errors import HarnessError
 from harness.history.checksum import sealed
 from harness.history.folder import load_history
 from harness.history.layout import CELLS, RUN, files_by_cell
+from harness.judging.references import References
 from harness.reports.judge_run import judged
 from harness.util.files import write_json
 from harness.workload.expected import lacking
@@ -320,6 +321,7 @@ def cases(run: Run, every: bool = True) -> list[Case]:
 BASE = Path(__file__).parents[1] / "golden" / "runs" / "plan-rows"
 """Three cells of real engines that pass: cold prompts, prefix hits, concurrent requests, re-scored outputs."""
 PROFILE = "cpu-quick"
+REFERENCES = References(baselines=BASE.parents[1] / "baselines")
 
 
 @functools.cache
@@ -342,7 +344,7 @@ def outcome(run: Run | None, folder: Path) -> str:
         history = load_history(folder)
         if (history.run, history.observations) == _base():
             return "nothing changed"
-        verdict = judged(history).verdict.value
+        verdict = judged(history, REFERENCES).verdict.value
     except HarnessError:
         return "refused"
     if verdict in GREEN and lacking(history.run, PROFILE) != _lacking():

@@ -24,7 +24,7 @@ from harness.reports.markdown import render_markdown
 from harness.reports.summary import summarise_run
 from harness.util.paths import REPOSITORY
 from harness.workload.prepare import prepare
-from tests.golden.oracle import RUNS
+from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import change_final, changed_profile, evidence_of_test, history, lookups, observation
 
 LENGTHS = [31, 32, 40, 65]
@@ -232,8 +232,8 @@ def test_shipped_entry_does_not_cover_an_answer_that_ended_in_an_error():
     recorded, broken = load_history(RUNS / "known"), load_history(RUNS / "known")
     damaged = tuple(garbage(o, finish_reason="error") if o.cell == "single-eagle3" else o for o in broken.observations)
     broken = broken.model_copy(update={"observations": damaged})
-    assert apply_known(judge(recorded, baselines_for(recorded)), shipped, recorded).verdict is Verdict.KNOWN
-    judgement = apply_known(judge(broken, baselines_for(broken)), shipped, broken)
+    assert apply_known(judge(recorded, baselines_for(recorded, BASELINES)), shipped, recorded).verdict is Verdict.KNOWN
+    judgement = apply_known(judge(broken, baselines_for(broken, BASELINES)), shipped, broken)
     assert judgement.verdict is Verdict.REGRESSION
     failing = {f.check for f in judgement.findings if f.verdict is Verdict.REGRESSION}
     assert "response-invariants" in failing

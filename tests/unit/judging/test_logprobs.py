@@ -13,8 +13,8 @@ from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks.logprobs import has_reference, logprobs_baseline, logprobs_single
 from harness.judging.checks.registry import judge
-from harness.judging.references import PROFILE_OWN, lookups_for
-from tests.golden.oracle import RUNS
+from harness.judging.references import References, lookups_for
+from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import LENGTHS, change_final, flawless, history, lookups, observation, view
 
 
@@ -167,7 +167,7 @@ def test_first_part_of_an_output_may_lack_the_smallest_distance():
 def test_recorded_logprobs_of_right_targets_stay_green(run):
     """Engines agreed bit for bit, also with a drafter that is damaged."""
     made = load_history(RUNS / run, unsealed=run == "schema-2")
-    judgement = judge(made, lookups_for(made, PROFILE_OWN))
+    judgement = judge(made, lookups_for(made, References(baselines=BASELINES)))
     found = {r.check: r.verdict for c in judgement.cells for r in c.results if r.check.startswith("logprobs")}
     assert found
     assert set(found.values()) == {Verdict.PASS}

@@ -13,6 +13,7 @@ from harness.judging.checks.registry import judge
 from harness.judging.diagnosis.lost_drafts import without_drafts
 from harness.judging.exposure import Exposure, exposure_of, one_in
 from harness.judging.findings import Judgement
+from harness.judging.references import References
 from harness.reports.html import render_html
 from harness.reports.judge_run import assess
 from harness.reports.markdown import render_markdown
@@ -20,7 +21,7 @@ from harness.reports.summary import RunSummary, summarise_run
 from harness.reports.terminal import print_summary
 from harness.reports.write import write_reports
 from harness.util.files import write_json
-from tests.golden.oracle import RUNS
+from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import (
     LENGTHS,
     change_final,
@@ -85,7 +86,7 @@ def test_cell_that_ran_out_of_time_is_the_cause():
 
 
 def test_recorded_interruption_shows_its_cause_and_counts_no_more_requests_than_there_were():
-    summary = assess(load_history(RUNS / "interrupted"))
+    summary = assess(load_history(RUNS / "interrupted"), References(baselines=BASELINES))
     text = printed(summary)
     assert summary.sentence.startswith("Interrupted by the user (Ctrl-C) after ")
     assert "nothing tested in" not in text
