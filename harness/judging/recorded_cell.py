@@ -178,12 +178,13 @@ class RecordedCell:
                     counted[key] = found
         return CellCounts(*settle_padding(counted, self.handed_off))
 
-    def expected_hit(self, donor: Observation, subject: Observation) -> int:
-        """Return how many tokens of the subject must be cached after the donor: the whole common blocks, never the
-        whole prompt, and one block less with speculation, which recomputes the last matched block (vLLM
-        ``use_eagle_block_drop``)."""
+    def expected_hit(self, donor: Observation, subject: Observation, role: str | None = None) -> int:
+        """Return how many tokens of the subject an engine must have cached after the donor: the whole common blocks,
+        never the whole prompt, and one block less with speculation, which recomputes the last matched block (vLLM
+        ``use_eagle_block_drop``). ``role`` defaults to the answering engine, which also holds the donor's answer."""
         size = self.record.block_size
-        whole = min(common_prefix(donor.sent_ids, subject.sent_ids), len(subject.sent_ids) - 1) // size
+        held = (*donor.sent_ids, *(_computed_output(donor) if role in (None, self.answering) else ()))
+        whole = min(common_prefix(held, subject.sent_ids), len(subject.sent_ids) - 1) // size
         return max(whole - int(self.speculative), 0) * size
 
     def allowed_hit(self, o: Observation) -> int | None:
@@ -196,6 +197,12 @@ class RecordedCell:
             return 0
         others = [x for x in self.observations().values() if x.instance == o.instance and x.sequence < o.sequence]
         return max((self.expected_hit(x, o) for x in others), default=0)
+
+
+def _computed_output(o: Observation) -> tuple[int, ...]:
+    """Return the output tokens whose KV was computed: all but the last one."""
+    leg = o.final
+    return (leg.output_ids or ())[:-1] if leg is not None else ()
 
 
 def recorded_cells(history: History) -> list[RecordedCell]:

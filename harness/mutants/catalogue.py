@@ -1,6 +1,6 @@
 """The mutants and the defects that they stand for. Plain data, which the harness reads without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N7 are related defects.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N10 are related defects.
 """
 
 from __future__ import annotations
@@ -188,6 +188,28 @@ MUTANTS: dict[str, Mutant] = {
             "a layer that the transfer does not register",
             "decode",
             "the received KV of the target's last layer is zeroed when the transfer completes; all tokens stay right",
+        ),
+        Mutant(
+            "N8",
+            "an answer's blocks do not keep their KV",
+            "class of vllm #53912",
+            "decode",
+            "when a request ends, the target's KV of the blocks with its output tokens, which stay in the prefix "
+            "cache, is zeroed",
+        ),
+        Mutant(
+            "N9",
+            "an answer's blocks do not keep the drafter's context",
+            "class of vllm #47930",
+            "decode",
+            "as N8, in the drafter's layers",
+        ),
+        Mutant(
+            "N10",
+            "a prefix hit on blocks that are not written yet",
+            "class of vllm #41838, #42359",
+            "decode",
+            "a request that finds blocks which another one computes in the same step reads the null block instead",
         ),
     )
 }

@@ -174,7 +174,7 @@ def _note_draft_layers(original: Any, active: Active) -> Any:
     return load_model
 
 
-for _mutant in ("M4", "N2", "N4", "N5", "N7"):
+for _mutant in ("M4", "N2", "N4", "N5", "N7", "N8", "N9"):
     patch(
         _mutant, "vllm.v1.spec_decode.llm_base_proposer", "SpecDecodeBaseProposer.load_model", ("self", "target_model")
     )(_note_draft_layers)
@@ -507,6 +507,63 @@ def _n5(original: Any, active: Active) -> Any:
                         active.fired()
                         cache = _kv_cache(self, layer)
                         cache[blocks[1]] = cache[blocks[0]]
+        return original(self, scheduler_output)
+
+    return _update_states
+
+
+# --- N8 to N10: blocks that an answer filled, or that are still to be filled ------------------------------------------
+
+
+def _forget_answers(runner: Any, scheduler_output: Any, layers: Iterable[str], active: Active) -> None:
+    """Zero the blocks with tokens of the answers that have just ended, which stay in the prefix cache."""
+    size = runner.cache_config.block_size
+    for request in scheduler_output.finished_req_ids:
+        if (state := runner.requests.get(request)) is not None:
+            for group in state.block_ids:
+                for layer in layers:
+                    active.fired()
+                    _kv_cache(runner, layer)[list(group)[state.num_prompt_tokens // size :]] = 0
+
+
+@patch("N8", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+def _n8(original: Any, active: Active) -> Any:
+    def _update_states(self: Any, scheduler_output: Any) -> Any:
+        if active():
+            layers = set(self.compilation_config.static_forward_context) - DRAFT_LAYERS
+            _forget_answers(self, scheduler_output, layers, active)
+        return original(self, scheduler_output)
+
+    return _update_states
+
+
+@patch("N9", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+def _n9(original: Any, active: Active) -> Any:
+    def _update_states(self: Any, scheduler_output: Any) -> Any:
+        if active():
+            _forget_answers(self, scheduler_output, DRAFT_LAYERS, active)
+        return original(self, scheduler_output)
+
+    return _update_states
+
+
+_NULL_BLOCK = 0
+
+
+@patch("N10", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+def _n10(original: Any, active: Active) -> Any:
+    def _update_states(self: Any, scheduler_output: Any) -> Any:
+        new = scheduler_output.scheduled_new_reqs if active() else ()
+        size = self.cache_config.block_size
+        unwritten = {b for r in new for group in r.block_ids for b in list(group)[r.num_computed_tokens // size :]}
+        for request in new:
+            whole = request.num_computed_tokens // size
+            if any(b in unwritten for group in request.block_ids for b in list(group)[:whole]):
+                active.fired()
+                request.block_ids = tuple(
+                    [_NULL_BLOCK if i < whole and b in unwritten else b for i, b in enumerate(group)]
+                    for group in request.block_ids
+                )
         return original(self, scheduler_output)
 
     return _update_states

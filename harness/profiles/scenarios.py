@@ -119,6 +119,26 @@ class SharedBlock(_Scenario):
     second: str
 
 
+class Continuation(_Scenario):
+    """The next turn of a conversation: a prompt that consists of an earlier prompt and the beginning of its answer.
+
+    The prefix cache holds blocks that were written while the first answer was generated, by verify steps with
+    speculation; no other scenario reads such blocks.
+    """
+
+    kind: Literal["continuation"]
+    donor: str
+    continued: tuple[str, ...] = Field(min_length=1)
+
+
+class SameStep(_Scenario):
+    """Two requests with a common prefix are admitted in one engine step: the second finds blocks in the prefix cache
+    that the first has not written yet."""
+
+    kind: Literal["same-step"]
+    pairs: tuple[Pair, ...] = Field(min_length=1)
+
+
 class Sampled(_Scenario):
     """Sampling at a temperature so low that margins of several nats still force every token: P/D and speculation must
     give the greedy tokens, whatever the random numbers are."""
@@ -129,6 +149,15 @@ class Sampled(_Scenario):
 
 
 Scenario = Annotated[
-    PrefixHit | ChunkedPrefill | Concurrent | Pressure | Refill | LatePull | SharedBlock | Sampled,
+    PrefixHit
+    | ChunkedPrefill
+    | Concurrent
+    | Pressure
+    | Refill
+    | LatePull
+    | SharedBlock
+    | Continuation
+    | SameStep
+    | Sampled,
     Field(discriminator="kind"),
 ]

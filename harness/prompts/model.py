@@ -371,6 +371,25 @@ class _ProbeMaker:
         more = self.words(length - probe_task.PROMPT_OVERHEAD - len(start), set(start))
         return self.make(name, [*start, *more], "scenario", origin)
 
+    def continue_(self, turn: Prompt, tokens: int) -> Prompt:
+        """Make the scenario prompt of ``turn`` and the first ``tokens`` tokens of its answer, which continues it."""
+        answer = turn.expected or ()
+        ids = [*turn.ids, *answer[:tokens]]
+        text = turn.text + " " + " ".join(self._vocabulary[w] for w in answer[:tokens])
+        if self._tokenizer(text, add_special_tokens=False)["input_ids"] != ids or tokens >= len(answer):
+            raise DataError(f"the tokenizer of {self._folder} does not render the continuation of {turn.id}")
+        return Prompt(
+            id=f"turn-{len(ids)}",
+            stratum=classify(len(ids), self._layout.block_size, self._layout.lookahead),
+            tokens=len(ids),
+            ids=tuple(ids),
+            text=text,
+            expected=tuple(answer[tokens:]),
+            sha256=prompt_digest(ids, text),
+            origin=f"{turn.id} and the first {tokens} tokens of its answer",
+            use="scenario",
+        )
+
     def make(self, name: str, words: Sequence[int], use: Use, origin: str) -> Prompt:
         message = [{"role": "user", "content": " ".join(self._vocabulary[w] for w in words)}]
         text = self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
@@ -409,6 +428,11 @@ def _scenario_prompts(maker: _ProbeMaker, cold: Mapping[int, Prompt], block_size
                     f"the first {shared} blocks of {subject.id}, then other words",
                 )
             )
+    donor = cold.get(3 * block_size + 2 * block_size // 3)
+    if donor is not None:
+        # From the first token past a block to its last: two blocks contain tokens of the answer.
+        lengths = range(5 * block_size + 1, 6 * block_size + 1)
+        out += [maker.continue_(donor, tokens - donor.tokens) for tokens in lengths]
     long = out[3]
     out.append(
         maker.extend(

@@ -12,11 +12,13 @@ from harness.profiles.model import Profile, TopologyName
 from harness.profiles.scenarios import (
     ChunkedPrefill,
     Concurrent,
+    Continuation,
     LatePull,
     Pair,
     PrefixHit,
     Pressure,
     Refill,
+    SameStep,
     Sampled,
     Scenario,
     SharedBlock,
@@ -118,6 +120,10 @@ def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stag
                     _one(prompts[scenario.second], "subject", "a", limit),
                 ]
             ]
+        case Continuation():
+            return [_continuation(prompts[scenario.donor], prompts[p], limit) for p in scenario.continued]
+        case SameStep():
+            return [[_same_step(prompts, pair, limit)] for pair in scenario.pairs]
         case _:
             assert_never(scenario)
 
@@ -130,6 +136,19 @@ def _prefix_hit(scenario: PrefixHit, prompts: Mapping[str, Prompt], pair: Pair) 
     route: SentTo = "local" if scenario.where == "decode" else "prefill"
     donor = Send(prompts[pair.donor], "donor", "a", route, max_tokens=SHORT)
     return [Stage((donor,)), _one(prompts[pair.subject], "subject", "a", scenario.max_tokens)]
+
+
+def _continuation(donor: Prompt, continued: Prompt, limit: int | None) -> list[Stage]:
+    """Return a turn and the next one; the first answer is one token longer than the part of it that is sent back,
+    because the KV of a token is computed in the step after it."""
+    answered = max(continued.tokens - donor.tokens + 1, SHORT)
+    return [_one(donor, "donor", "a", answered), _one(continued, "subject", "a", limit)]
+
+
+def _same_step(prompts: Mapping[str, Prompt], pair: Pair, limit: int | None) -> Stage:
+    first = Send(prompts[pair.donor], "donor", "a", max_tokens=limit)
+    second = Send(prompts[pair.subject], "subject", "a", max_tokens=limit, after_s=ORDER_S)
+    return Stage((first, second), hold="first")
 
 
 def _concurrent(scenario: Concurrent, prompts: Mapping[str, Prompt]) -> list[Stage]:
@@ -238,6 +257,10 @@ def _impossible(scenario: Scenario, profile: Profile, prompts: Mapping[str, Prom
                 return _pool(f"at most {wanted + 1} blocks, which its fill can use up", pool)
         case SharedBlock():
             return _not_shared(scenario, prompts, size)
+        case Continuation():
+            return _not_continued(scenario, profile, prompts)
+        case SameStep():
+            return _no_sharing(scenario.pairs, prompts, size) or _too_many(2, profile)
     return None
 
 
@@ -293,4 +316,29 @@ def _not_shared(scenario: SharedBlock, prompts: Mapping[str, Prompt], size: int)
         return "expected `second` to share its first block with `bridge` and not with `first`"
     if first.ids[size : 2 * size] != second.ids[size : 2 * size]:
         return "expected `first` and `second` to have the same tokens in their second block"
+    return None
+
+
+def _not_continued(scenario: Continuation, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+    """Return why the cache would not hold blocks of the first answer, in words, or None."""
+    size = profile.engine.block_size
+    donor = prompts[scenario.donor]
+    if donor.expected is None:
+        return f"expected a donor whose answer is known, found none for {scenario.donor}; name a copy or echo prompt"
+    turn = (*donor.ids, *donor.expected)
+    speculative = any(method.draft_tokens for method in profile.methods)
+    # With speculation, the last matched block is computed again.
+    needed = (donor.tokens // size + 1 + speculative) * size + 1
+    for name in scenario.continued:
+        ids = prompts[name].ids
+        if common_prefix(turn, ids) < len(ids) or len(ids) - donor.tokens >= profile.workload.max_tokens:
+            return (
+                f"expected {name} to be {scenario.donor} and the beginning of its answer, of less than "
+                f"workload.max_tokens = {profile.workload.max_tokens} tokens, found something else"
+            )
+        if len(ids) < needed:
+            return (
+                f"expected {name} to have at least {needed} tokens, so that a block of the answer is found in the "
+                f"cache, found {len(ids)}; name a longer one"
+            )
     return None

@@ -64,6 +64,10 @@ def _both(kind: str) -> tuple[View, ...]:
     return (View("pd", kind), View("single", kind))
 
 
+_NEXT_TURN = (View("single", "continuation"),)
+_SAME_STEP = (View("single", "same-step"),)
+
+
 TRIALS: tuple[Trial, ...] = (
     Trial("M1", "eagle3", (_PD_COLD,), (_PD_COLD,), "target-kv", _TOKENS, prompts="short", spills_only=True),
     Trial(
@@ -130,6 +134,9 @@ TRIALS: tuple[Trial, ...] = (
     ),
     Trial("N6", "eagle3", (_ROUTED_COLD, _PD_COLD), (_ROUTED_COLD,), "routing", ("transfer",), clean=(_PD_COLD,)),
     Trial("N7", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "target-kv", _LOGPROBS, clean=(_ONE_COLD,)),
+    Trial("N8", "eagle3", (*_NEXT_TURN, _ONE_COLD), _NEXT_TURN, "target-kv", _TOKENS, clean=(_ONE_COLD,)),
+    Trial("N9", "eagle3", (*_NEXT_TURN, _ONE_COLD), _NEXT_TURN, "drafter-kv", _STEPS, clean=(_ONE_COLD,)),
+    Trial("N10", "eagle3", (*_SAME_STEP, _ONE_COLD), _SAME_STEP, "target-kv", _TOKENS, clean=(_ONE_COLD,)),
 )
 
 

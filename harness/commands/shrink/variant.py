@@ -77,7 +77,10 @@ def prompt_of(old: Prompt, ids: Sequence[int]) -> Prompt:
 
 
 class Frame(NamedTuple):
-    """The common beginning and end of all prompts of a set, which come from the chat template."""
+    """The common beginning and end of the prompts of a set, which come from the chat template.
+
+    A prompt that continues another after its end, as the next turn of a chat does, has no end of the template.
+    """
 
     head: int
     tail: int
@@ -86,7 +89,9 @@ class Frame(NamedTuple):
     def of(cls, prompts: Sequence[Prompt]) -> Frame:
         first = prompts[0].ids
         head = min(common_prefix(first, p.ids) for p in prompts)
-        tail = min(common_prefix(first[::-1], p.ids[::-1]) for p in prompts)
+        whole = {p.ids for p in prompts}
+        ended = [p for p in prompts if not any(p.ids[:n] in whole for n in range(head, len(p.ids)))]
+        tail = min(common_prefix(ended[0].ids[::-1], p.ids[::-1]) for p in ended)
         shortest = min(len(p.ids) for p in prompts)
         return cls(min(head, shortest), min(tail, max(0, shortest - head)))
 

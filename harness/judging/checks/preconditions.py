@@ -19,10 +19,12 @@ from harness.judging.findings import CheckResult, Finding, conclude
 from harness.profiles.scenarios import (
     ChunkedPrefill,
     Concurrent,
+    Continuation,
     LatePull,
     PrefixHit,
     Pressure,
     Refill,
+    SameStep,
     Sampled,
     SharedBlock,
 )
@@ -120,6 +122,10 @@ def _proof(cell: CellView) -> _Proof:
             return _sampled
         case SharedBlock():
             return _shared_block
+        case Continuation():
+            return _continuation
+        case SameStep():
+            return _same_step
         case _:
             assert_never(scenario)
 
@@ -215,16 +221,29 @@ def _one_step(
 ) -> Iterator[Gap]:
     """Prove that short prompts were prefilled together: one step had more tokens than the long and one short prompt."""
     floor = len(holder.sent_ids) + max(len(o.sent_ids) for o in short)
-    steps = steps_up_to(counters)
-    bound = min((b for b in steps if b >= floor), default=None)
-    if bound is None or "engine_steps" not in counters:
+    bound, found = _larger_steps(cell, role, counters, floor)
+    if bound is None:
         yield Gap(holder, f"expected the {role} engine's histogram of tokens per step, found none above {floor}")
-    elif counters["engine_steps"] <= steps[bound]:
+    elif not found:
         yield Gap(
             holder,
             f"expected one step of the {role} engine with more than {bound} tokens, found none: the short prompts were "
             "not prefilled together",
         )
+
+
+def _larger_steps(cell: CellView, role: str, counters: dict[str, float], floor: int) -> tuple[int | None, bool]:
+    """Return the smallest bound of the engine's histogram of tokens per step that is at least ``floor``, and whether
+    any step had more tokens; the bound is None if there is none, or the steps were not counted.
+
+    A bound whose count did not grow is not among ``counters``, but among those that the engine offers.
+    """
+    engine = cell.engine(role)
+    offered = dict.fromkeys((engine and engine.counters) or (), 0.0)
+    bound = min((b for b in steps_up_to({**offered, **counters}) if b >= floor), default=None)
+    if bound is None or "engine_steps" not in counters:
+        return None, False
+    return bound, counters["engine_steps"] > steps_up_to(counters).get(bound, 0)
 
 
 def _batched(cell: CellView, requests: list[Observation], counters: dict[str, float]) -> Iterator[Gap]:
@@ -337,6 +356,52 @@ def _shared_block(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap
         wanted = cell.expected_hit(bridge, subject)
         yield from _judge_hit(
             cell, subject, _leg(cell, subject, role), wanted, f"it has only the start of {bridge.prompt_id} in common"
+        )
+
+
+def _continuation(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    donor, subject = parts.get("donor"), parts.get("subject")
+    if donor is None or subject is None:
+        return
+    for role in ("prefill", "decode") if cell.handed_off else ("single",):
+        wanted = cell.expected_hit(donor, subject, role)
+        why = f"it computed {donor.prompt_id}" + (" and its answer before" if role == cell.answering else " before")
+        yield from _judge_hit(cell, subject, _leg(cell, subject, role), wanted, why)
+    if cell.expected_hit(donor, subject) <= len(donor.sent_ids) // cell.record.block_size * cell.record.block_size:
+        yield Gap(
+            subject,
+            f"expected an answer to {donor.prompt_id} of which {subject.prompt_id} repeats a whole block, found a "
+            "shorter or another one: no block of an answer was read",
+        )
+
+
+def _same_step(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    """Prove that both were prefilled in one step, in which the second found the first one's blocks.
+
+    The step must have more tokens than the longer of the two, and the hits are of the second: nothing else has the
+    salt.
+    """
+    donor, subject = parts.get("donor"), parts.get("subject")
+    if donor is None or subject is None:
+        return
+    role = "prefill" if cell.handed_off else "single"
+    counters = donor.shared_counters.get(_shared(cell, role), {})
+    wanted, hits = cell.expected_hit(donor, subject, "prefill"), int(counters.get("prefix_hits", 0))
+    if wanted == 0 or hits != wanted:
+        yield Gap(
+            subject,
+            f"expected the {role} engine to take {wanted} tokens from its prefix cache (computed for {donor.prompt_id} "
+            f"in the same step), found {hits}",
+            impossible=hits > wanted,
+            hit_blocks=hits // cell.record.block_size,
+        )
+    floor = max(len(donor.sent_ids), len(subject.sent_ids))
+    bound, found = _larger_steps(cell, role, counters, floor)
+    if not found:
+        yield Gap(
+            subject,
+            f"expected one step of the {role} engine with more than {bound or floor} tokens, found none: the two "
+            "prompts were not prefilled together",
         )
 
 

@@ -50,6 +50,25 @@ def test_donor_and_subject_share_a_cache_and_nobody_else_does():
     assert len(set(groups)) == len(groups)
 
 
+def test_a_continuation_is_the_first_turn_and_the_beginning_of_its_answer():
+    full = load_profile("cpu-full")
+    (config,) = (s for s in full.scenarios if s.kind == "continuation")
+    assert {KNOWN[p].tokens % 32 for p in config.continued} == set(range(32))
+    for run in scripts(config, KNOWN, "pd"):
+        donor, subject = (s for stage in run.stages for s in stage.sends)
+        sent_back = subject.prompt.ids[donor.prompt.tokens :]
+        assert subject.prompt.ids == (*donor.prompt.ids, *donor.prompt.expected[: len(sent_back)])
+        assert subject.prompt.expected == donor.prompt.expected[len(sent_back) :]
+        assert donor.max_tokens == len(sent_back) + 1
+        assert donor.group == subject.group
+
+
+def test_the_full_profile_has_every_scenario_of_the_plain_one():
+    full = {s.id: s for s in load_profile("cpu-full").scenarios}
+    assert list(full) == [s.id for s in PROFILE.scenarios]
+    assert [s.id for s in PROFILE.scenarios if full[s.id] != s] == ["continuation"]
+
+
 def test_late_pull_fills_p_between_the_legs():
     (run,) = scripts(scenario("late-pull"), KNOWN, "pd")
     (send,) = run.stages[0].sends
@@ -131,6 +150,12 @@ def change_scenario(kind: str, /, **changes):
             "first block of 32 tokens in common",
         ),
         (change_scenario("shared-block", second="mix-first"), "share its first block with `bridge`"),
+        (change_scenario("continuation", continued=["copy-181-36"]), "copy-117-22 and the beginning of its answer"),
+        (change_scenario("continuation", donor="turn-161", continued=["turn-170"]), "to have at least 225 tokens"),
+        (
+            change_scenario("same-step", pairs=[{"donor": "long-222", "subject": "long-223"}]),
+            "scenario same-step cannot occur: expected donor",
+        ),
         (change_scenario("refill", prompts=["copy-999"]), "'copy-999', which is not in it"),
     ],
 )
@@ -190,6 +215,52 @@ def test_prefix_hit_must_be_as_large_as_the_common_prefix_allows(cell, hits, ver
     donor = in_scenario(cell, "hit", "donor")
     subject = in_scenario(cell, "hit", "subject", counters={"prefix_hits": float(hits)})
     assert proof([donor, subject], HIT, cell).verdict is verdict
+
+
+NEXT_TURN = {"id": "next", "kind": "continuation", "donor": "p40", "continued": ["p70"]}
+
+
+@pytest.mark.parametrize(
+    ("cell", "sent_back", "hits", "verdict"),
+    [
+        ("single-none", 30, 64, Verdict.PASS),
+        ("single-none", 30, 32, Verdict.UNKNOWN),
+        ("single-none", 30, 96, Verdict.REGRESSION),
+        # With speculation the last matched block is computed again, and none of the answer is left.
+        ("single-eagle3", 30, 32, Verdict.UNKNOWN),
+        # The first turn ended before the block was full.
+        ("single-none", 10, 32, Verdict.UNKNOWN),
+    ],
+)
+def test_a_continuation_must_hit_a_block_of_the_answer(cell, sent_back, hits, verdict):
+    donor = in_scenario(cell, "next", "donor", 40)
+    ids = (*donor.sent_ids, *donor.final.output_ids[:sent_back])
+    subject = in_scenario(cell, "next", "subject", 40, {"prefix_hits": float(hits)}, sequence=1)
+    assert proof([donor, subject.model_copy(update={"sent_ids": ids})], NEXT_TURN, cell).verdict is verdict
+
+
+SAME_STEP = {"id": "same", "kind": "same-step", "pairs": [{"donor": "p96", "subject": "p96"}]}
+
+
+@pytest.mark.parametrize(
+    ("hits", "counted", "verdict"),
+    [
+        # One step of 128 tokens at least; its bound did not grow, so that it is not among the counters.
+        (64.0, {"engine_steps": 1.0}, Verdict.PASS),
+        (64.0, {"engine_steps": 5.0, "engine_steps_le_128": 4.0}, Verdict.PASS),
+        (64.0, {"engine_steps": 4.0, "engine_steps_le_128": 4.0}, Verdict.UNKNOWN),
+        (64.0, {}, Verdict.UNKNOWN),
+        (0.0, {"engine_steps": 1.0}, Verdict.UNKNOWN),
+        (96.0, {"engine_steps": 1.0}, Verdict.REGRESSION),
+    ],
+)
+def test_a_hit_on_what_is_computed_in_the_same_step_must_be_counted(hits, counted, verdict):
+    shared = {"single": {"prefix_hits": hits, **counted}}
+    made = [
+        in_scenario("single-none", "same", part, concurrent=2, shared_counters=shared) for part in ("donor", "subject")
+    ]
+    engines = (engine("single-none", "single", names=("engine_steps", "engine_steps_le_64", "engine_steps_le_128")),)
+    assert proof(made, SAME_STEP, "single-none", engines).verdict is verdict
 
 
 REFILL = {"id": "refill", "kind": "refill", "prompts": ["p96"], "fill": ["p65"]}
@@ -326,6 +397,18 @@ def test_requests_sent_together_need_as_many_transfers():
     made = [o.model_copy(update={"shared_counters": fewer}) for o in made]
     the_history = history(made, scenarios=[PRESSURE])
     assert transfer.transfer(view(the_history, "pd-none", scenario="pressure")).verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(("hits", "verdict"), [(64.0, Verdict.PASS), (32.0, Verdict.UNKNOWN), (0.0, Verdict.UNKNOWN)])
+def test_requests_sent_together_need_no_transfer_of_what_the_other_left_in_the_cache(hits, verdict):
+    counters = {"nixl_bytes": 1.0, "nixl_transfers": 2.0, "prompt_tokens_external_kv_transfer": 126.0}
+    counters["prefix_hits"] = hits
+    made = [
+        in_scenario("pd-none", "same", part, sequence=i, instance=0, concurrent=2, shared_counters={"decode": counters})
+        for i, part in enumerate(("donor", "subject"))
+    ]
+    the_history = history(made, scenarios=[SAME_STEP])
+    assert transfer.transfer(view(the_history, "pd-none", scenario="same")).verdict is verdict
 
 
 def test_lease_of_a_hand_off_that_d_never_took_over_has_to_end():
