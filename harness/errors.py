@@ -93,3 +93,7 @@ class HandoffError(InfrastructureError):
 
 class RequestTimeoutError(HandoffError):
     pass
+
+
+class AbandonedError(HandoffError):
+    """The client gave up a request, as a scenario has it."""

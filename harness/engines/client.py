@@ -13,11 +13,12 @@ from harness import redact
 from harness.engines.api_key import ApiKey
 from harness.engines.command import MODEL_NAME
 from harness.engines.counters import ALL, READ_ONLY, delta, parse_counters, parse_kv_blocks
-from harness.engines.http import LimitedClient
+from harness.engines.http import LEAVE_AFTER, LimitedClient
 from harness.engines.response import finish_reason, finite, recordable, require_model, token_ids, transfer_params
-from harness.errors import HandoffError, RequestTimeoutError
+from harness.errors import AbandonedError, HandoffError, RequestTimeoutError
 from harness.history.records import Leg, Speculation
 from harness.profiles.cells import Role
+from harness.profiles.scenarios import Abandon
 
 # The parameters that ask P to keep its blocks for a decode engine (NixlConnector, pull mode).
 REMOTE_DECODE: dict[str, Any] = {
@@ -149,6 +150,7 @@ class Client:
         count: bool = True,
         rescore_from: int | None = None,
         timeout_s: float | None = None,
+        abandon: Abandon | None = None,
     ) -> Leg:
         """Send one completion request and return the answer, including the growth of the counters.
 
@@ -156,9 +158,10 @@ class Client:
         step after the request, so the scrape is repeated for up to 3 s. ``count=False`` does not read counters, for
         requests that are not alone on the engine. ``rescore_from`` asks for the log-probs of the prompt's own tokens
         from that position on; vLLM then computes the prompt without its prefix cache. ``timeout_s`` overrides the
-        client's timeout.
+        client's timeout. ``abandon`` says when to give the request up.
 
-        Raises HandoffError when there is no answer, its status is not 200, or it has an unexpected shape.
+        Raises AbandonedError when it was given up, HandoffError when there is no answer, its status is not 200, or it
+        has an unexpected shape.
         """
         role = role or self.role
         before = self._snapshot
@@ -168,20 +171,55 @@ class Client:
         if kv_transfer_params is not None:
             body["kv_transfer_params"] = dict(kv_transfer_params)
         start = time.monotonic()
-        try:
-            limit = httpx.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
-            response = self._http.post(
-                "/v1/completions", json=body, headers={"X-Request-Id": request_id}, timeout=limit
-            )
-        except httpx.HTTPError as error:
-            raise _error_class(error)(
-                f"{role} engine: expected an answer to request {request_id}, found {type(error).__name__}: {error}"
-            ) from error
+        if abandon is not None:
+            response = self._begin(body, request_id, role, abandon)
+        else:
+            response = self._completion(body, request_id, role, timeout_s)
         seconds = time.monotonic() - start
         leg = parse_completion(role, request_id, response.status_code, _text(response), seconds, rescore_from)
         if not count:
             return leg
         return leg.model_copy(update={"counters": self.counters_after(before, dict.fromkeys(await_counters, 1))})
+
+    def _completion(
+        self,
+        body: Mapping[str, Any],
+        request_id: str,
+        role: Role,
+        timeout_s: float | None,
+        extensions: Mapping[str, int] | None = None,
+    ) -> httpx.Response:
+        limit = httpx.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
+        headers = {"X-Request-Id": request_id}
+        try:
+            return self._http.post(
+                "/v1/completions", json=body, headers=headers, timeout=limit, extensions=dict(extensions or {})
+            )
+        except httpx.HTTPError as error:
+            raise _error_class(error)(
+                f"{role} engine: expected an answer to request {request_id}, found {type(error).__name__}: {error}"
+            ) from error
+
+    def _begin(self, body: Mapping[str, Any], request_id: str, role: Role, abandon: Abandon) -> httpx.Response:
+        """Send a request and give it up; return the answer if it came before that.
+
+        Raises AbandonedError when it was given up, HandoffError when a streamed answer ended before that.
+        """
+        if abandon.after_steps is None:
+            try:
+                return self._completion(body, request_id, role, abandon.after_s)
+            except RequestTimeoutError as error:
+                raise AbandonedError(f"given up after {abandon.after_s:g} s") from error
+        steps = abandon.after_steps
+        streamed = self._completion({**body, "stream": True}, request_id, role, None, {LEAVE_AFTER: steps})
+        text = _text(streamed)
+        if streamed.status_code == 200 and text.count("\n\n") >= steps and "[DONE]" not in text:
+            raise AbandonedError(f"given up after {steps} steps")
+        raise HandoffError(
+            f"{role} engine: expected to give up request {request_id} after the tokens of {steps} steps, found "
+            f"status {streamed.status_code} and an answer that was over: {redact.quoted(text, 200)}; give it up "
+            "earlier, or name a prompt with a longer answer"
+        )
 
     def counters_after(self, before: Mapping[str, float], awaited: Mapping[str, int]) -> dict[str, float]:
         """Return the growth of the counters since ``before``.

@@ -74,8 +74,24 @@ class _Backend(httpcore.SyncBackend):
         return _Stream(super().connect_tcp(host, port, allowed, local_address, socket_options))
 
 
+LEAVE_AFTER = "leave_after"
+"""Extension of a request: after so many events of a streamed answer, the connection is closed."""
+_END_OF_EVENT = b"\n\n"
+
+
+def _events(answer: httpcore.Response, count: int) -> bytes:
+    """Return the beginning of an answer: the first ``count`` events, or all of it if it has no more."""
+    read = b""
+    for part in answer.iter_stream():
+        read += part
+        if read.count(_END_OF_EVENT) >= count:
+            break
+    return read
+
+
 class _Transport(httpx.BaseTransport):
-    """Plain HTTP over such connections; an answer is read completely before it is returned."""
+    """Plain HTTP over such connections; an answer is read completely before it is returned, unless the request says
+    ``LEAVE_AFTER``."""
 
     def __init__(self) -> None:
         self._pool = httpcore.ConnectionPool(
@@ -87,20 +103,22 @@ class _Transport(httpx.BaseTransport):
         budget = _Budget(max(limits)) if limits else None
         url = request.url
         try:
-            answer = self._pool.request(
+            with self._pool.stream(
                 request.method,
                 httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
                 headers=request.headers.raw,
                 content=request.read() or None,
                 extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), budget)},
-            )
+            ) as answer:
+                events = request.extensions.get(LEAVE_AFTER)
+                content = answer.read() if events is None else _events(answer, events)
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
             # httpx has an exception of the same name for each of these.
             raise getattr(httpx, type(error).__name__)(str(error)) from error
         except httpcore.UnsupportedProtocol as error:
             raise httpx.UnsupportedProtocol(str(error)) from error
         return httpx.Response(
-            answer.status, headers=answer.headers, stream=httpx.ByteStream(answer.content), extensions=answer.extensions
+            answer.status, headers=answer.headers, stream=httpx.ByteStream(content), extensions=answer.extensions
         )
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ There is no fallback: a hand-off that breaks is recorded as broken.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -12,10 +13,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from harness.engines.client import REMOTE_DECODE, Client, Sampling
-from harness.errors import HandoffError
+from harness.errors import AbandonedError, HandoffError
 from harness.history.records import Form, Leg
 from harness.profiles.cells import Role
 from harness.profiles.model import Profile
+from harness.profiles.scenarios import Abandon
 from harness.prompts.model import Prompt
 
 
@@ -36,6 +38,12 @@ class Ask(NamedTuple):
     """Called after P has answered and before D is asked."""
     routed: bool = False
     """Whether the request goes to the router, which performs any hand-off."""
+    abandon: Abandon | None = None
+    """When the client gives the request up; None to wait for the answer."""
+
+    def given_up(self, leg: Role) -> Abandon | None:
+        """Return when the request is given up at an engine with this role in the hand-off."""
+        return self.abandon if self.abandon is not None and (not self.hand_off or self.abandon.leg == leg) else None
 
 
 def payload(prompt: Prompt, form: Form) -> list[int] | str:
@@ -67,13 +75,17 @@ class Exchange:
         """Number of hand-offs that P answered and D did not finish: P keeps their blocks until the lease ends."""
 
     def send(self, ask: Ask, legs: list[Leg]) -> None:
-        """Send a request, appending each leg as soon as it is answered. Raises HandoffError when a leg fails."""
-        if ask.routed:
-            legs.append(self._ask_router(ask))
-        elif ask.hand_off:
-            self._hand_off(ask, legs)
-        else:
-            legs.append(self._ask_alone(ask))
+        """Send a request, appending each leg as soon as it is answered; return early if it is to be given up.
+
+        Raises HandoffError when a leg fails.
+        """
+        with contextlib.suppress(AbandonedError):
+            if ask.routed:
+                legs.append(self._ask_router(ask))
+            elif ask.hand_off:
+                self._hand_off(ask, legs)
+            else:
+                legs.append(self._ask_alone(ask))
 
     def client(self, role: Role) -> Client:
         """Return the client of an engine; in a pair, ``single`` means the decode engine."""
@@ -92,6 +104,7 @@ class Exchange:
             role=ask.alone,
             await_counters=("finished_requests",),
             count=ask.counted,
+            abandon=ask.given_up(ask.alone),
         )
 
     def _ask_router(self, ask: Ask) -> Leg:
@@ -106,6 +119,7 @@ class Exchange:
             ask.salt or new_id(),
             role="decode" if ask.hand_off else "single",
             count=False,
+            abandon=ask.given_up("decode"),
         )
         if not ask.counted:
             return leg
@@ -134,6 +148,7 @@ class Exchange:
             salt,
             REMOTE_DECODE,
             count=False,
+            abandon=ask.given_up("prefill"),
         )
         answered = time.monotonic()
         legs.append(prefill)
@@ -167,6 +182,9 @@ class Exchange:
         self.kept_by_p += 1
         if ask.between is not None:
             ask.between()
+        abandon = ask.given_up("decode")
+        if abandon is not None and abandon.unasked:
+            raise AbandonedError("D is not asked")
         waited = time.monotonic() - answered
         if waited > _LEASE_SHARE * self._lease_s:
             raise HandoffError(
@@ -178,13 +196,19 @@ class Exchange:
 
     def _ask_decode(self, ask: Ask, prefill: Leg, salt: str) -> Leg:
         """Ask D with P's parameters; D takes over the blocks that P keeps."""
-        leg = self._clients["decode"].complete(
-            ask.payload,
-            self._sampling(ask),
-            prefill.request_id,
-            salt,
-            prefill.kv_transfer_params,
-            count=False,
-        )
+        try:
+            leg = self._clients["decode"].complete(
+                ask.payload,
+                self._sampling(ask),
+                prefill.request_id,
+                salt,
+                prefill.kv_transfer_params,
+                count=False,
+                abandon=ask.given_up("decode"),
+            )
+        except AbandonedError:
+            # An engine that aborts a request tells P that it does not need the blocks.
+            self.kept_by_p -= 1
+            raise
         self.kept_by_p -= 1
         return leg

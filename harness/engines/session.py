@@ -29,6 +29,8 @@ from harness.util import clock
 
 _POLL_S = 0.25
 _RESET_S = 5.0
+_SETTLED_S = 0.1
+"""Seconds without growth after which counters are taken to be final: longer than a step on a busy machine."""
 _MOST_AT_ONCE = 10_000
 """Far above what is ever sent at once: each request of a stage needs a thread, or the others would wait for it."""
 
@@ -276,22 +278,58 @@ class EngineGroupSession:
         for client in self._launcher.clients.values():
             client.snapshot()
 
-    def reset_caches(self) -> None:
-        """Reset all prefix caches, with retries, because P refuses while it still holds blocks for D.
+    def settle(self) -> None:
+        """Wait until the engines count nothing more, so that what they did for requests that were given up is not
+        charged to the next one. Raises HandoffError when the counters cannot be read."""
+        until = time.monotonic() + _RESET_S
+        for client in self._launcher.clients.values():
+            before = client.last_snapshot
+            while before != client.snapshot() and time.monotonic() < until:
+                before = client.last_snapshot
+                time.sleep(_SETTLED_S)
 
-        Raises HandoffError when an engine does not reset its cache in time.
+    def reset_caches(self) -> None:
+        """Reset all prefix caches. Raises HandoffError when an engine does not reset its cache in time."""
+        for role, after in self.emptied().items():
+            if after is None:
+                raise HandoffError(
+                    f"{role} engine: expected POST /reset_prefix_cache to succeed within {self._patience_s:.0f} s, "
+                    "found it refused; a request or a hand-off is still holding blocks"
+                )
+
+    @property
+    def _patience_s(self) -> float:
+        """Seconds within which every block must be free: P holds those of a hand-off that D never finished until the
+        lease ends."""
+        return _RESET_S + (self.profile.engine.kv_lease_s if self._exchange.kept_by_p else 0)
+
+    def emptied(self) -> dict[str, float | None]:
+        """Reset all prefix caches, which succeeds once no block of the KV pool is in use.
+
+        Return after how many seconds each engine was empty, by role; None for one that never was in its time. Raises
+        HandoffError when an engine does not answer.
         """
-        # P holds the blocks of a hand-off that D never finished until the lease ends.
-        patience = _RESET_S + (self.profile.engine.kv_lease_s if self._exchange.kept_by_p else 0)
-        for role in self._launcher.clients:
-            deadline = time.monotonic() + patience
-            while not self._reset(role):
-                if time.monotonic() > deadline:
-                    raise HandoffError(
-                        f"{role} engine: expected POST /reset_prefix_cache to succeed within {patience:.0f} s, found "
-                        "it refused; a request or a hand-off is still holding blocks"
-                    )
-                time.sleep(_POLL_S)
+        begun = time.monotonic()
+        until = begun + self._patience_s
+        emptied: dict[str, float | None] = {r: self._emptied(r, begun, until) for r in self._launcher.clients}
+        if self._exchange.kept_by_p:
+            self._count_expired()
+        return emptied
+
+    def _count_expired(self) -> None:
+        """Let P count the leases that have ended, which it does while it serves a request, so that they are not charged
+        to the next cell. Raises HandoffError."""
+        self._exchange.kept_by_p = 0
+        ids = list(range(1, self.profile.engine.block_size + 2))
+        self._exchange.send(Ask(False, ids, max_tokens=1, alone="prefill", counted=False), [])
+        self.settle()
+
+    def _emptied(self, role: Role, begun: float, until: float) -> float | None:
+        while not self._reset(role):
+            if time.monotonic() > until:
+                return None
+            time.sleep(_POLL_S)
+        return round(time.monotonic() - begun, 3)
 
     def _reset(self, role: Role) -> bool:
         response = self._launcher.clients[role].post("/reset_prefix_cache")

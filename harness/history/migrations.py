@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.history.records import COUNTED
 
-SCHEMA = 5
+SCHEMA = 6
 
 
 def _to_2(raw: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +55,14 @@ def _to_5(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "schema_version": 5, "cells": [{**cell, "plan": COUNTED} for cell in raw["cells"]]}
 
 
-STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5}
+def _to_6(raw: dict[str, Any]) -> dict[str, Any]:
+    """Migrate to schema 6, which says when the KV pools were empty. Raises ValueError for keys that only it has."""
+    if any("emptied_s" in cell for cell in raw["cells"]):
+        raise ValueError("emptied_s belongs to schema 6")
+    return {**raw, "schema_version": 6, "cells": [{**cell, "emptied_s": {}} for cell in raw["cells"]]}
+
+
+STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6}
 
 
 def migrate(raw: dict[str, Any]) -> dict[str, Any]:

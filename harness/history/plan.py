@@ -11,7 +11,7 @@ from harness.history.records import COLD, COUNTED, CellRecord, Observation, Plan
 from harness.profiles.cells import CellName
 from harness.util.files import sha256_json
 
-_AS_PLANNED = ("sequence", "route", "max_tokens", "temperature", "concurrent", "stage")
+_AS_PLANNED = ("sequence", "route", "max_tokens", "temperature", "concurrent", "stage", "abandon")
 """Fields that an observation and its row of the plan have in common, beside those that identify the request."""
 _IN_ROUNDS = ("route", "max_tokens", "temperature", "stage")
 """The same for a soak, which sends its prompts many at a time and again in each round."""
@@ -98,8 +98,8 @@ def _differences(row: PlannedRequest, o: Observation, fields: Sequence[str]) -> 
     if prompt_sha256(o.sent_ids, o.source, o.known_answer) != row.prompt_sha256:
         yield "another prompt, source or known answer under this name"
     answered = tuple(leg.role for leg in o.legs)
-    # A broken exchange has the answers that came before the error.
-    if answered != (row.legs[: len(answered)] if o.error is not None else row.legs):
+    # A broken exchange has the answers that came before the error, one that was given up those before that.
+    if answered != (row.legs[: len(answered)] if o.error is not None or o.abandon is not None else row.legs):
         yield f"answers of {_roles(answered)} instead of {_roles(row.legs)}"
 
 

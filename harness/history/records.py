@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 
 from harness.history.verdict import Verdict
 from harness.profiles.model import Route
+from harness.profiles.scenarios import Abandon
 from harness.util.json_io import finite
 from harness.util.names import GroupName, SafeName
 from harness.util.strict import Strict
@@ -56,6 +57,7 @@ class PlannedRequest(Strict):
     max_tokens: int | None
     temperature: float = 0.0
     concurrent: int = 1
+    abandon: Abandon | None = None
     legs: tuple[LegRole, ...]
     """Roles of the engines whose answers are recorded, in order. A router hides P's answer."""
 
@@ -131,6 +133,8 @@ class Observation(Strict):
     """When that engine was resumed, in stages that pause it until all requests are queued."""
     concurrent: int = 1
     """Number of requests under way at the same time. Above 1, counters are known only for all of them together."""
+    abandon: Abandon | None = None
+    """When the client was to give the request up; its answer, if it came before that, is not judged."""
     shared_counters: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Increase of each engine's counters over several requests: those under way together; on P, a request and those
     sent between its legs; or a request that a router handed off."""
@@ -254,6 +258,9 @@ class CellRecord(Strict):
     """Time of the whole cell, including reading counters and writing records."""
     start_seconds: float = 0.0
     """Time until the engines were ready, charged to the first cell of the group."""
+    emptied_s: dict[str, float | None] | None = None
+    """Seconds after the last request until no block of an engine's KV pool was in use, by role; None for an engine that
+    still had some after P's leases had ended. Empty in records before schema 6, and if vLLM cannot be asked."""
     left_over: tuple[str, ...] = ()
     """What could not be ended or removed when the engines ended, in words; charged to the first cell of the group."""
 

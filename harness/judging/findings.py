@@ -21,6 +21,7 @@ DamageClass = Literal[
     "known-answer",
     "infrastructure",
     "routing",
+    "blocks-kept",
     "baseline",
 ]
 

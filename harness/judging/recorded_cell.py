@@ -15,7 +15,7 @@ from harness.history.records import COLD, CellRecord, EngineRecord, Form, Observ
 from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName
 from harness.profiles.model import part_of
-from harness.profiles.scenarios import Pressure, Refill, Scenario
+from harness.profiles.scenarios import Pressure, Refill, Scenario, Trace
 from harness.prompts.lengths import classify
 
 PRESSURE_SLACK = 0.1
@@ -137,10 +137,13 @@ class RecordedCell:
 
     @property
     def acceptance_slack(self) -> float:
-        """Relative tolerance on a request's accepted drafts. It is zero except under pressure and for the cold prompts
-        of a soak: there prompts are chunked differently than alone, which changes what EAGLE3 and MTP drafters see."""
+        """Relative tolerance on a request's accepted drafts. It is zero except under pressure, in traces with requests
+        at the same time and for the cold prompts of a soak: there prompts are chunked differently than alone, which
+        changes what EAGLE3 and MTP drafters see."""
         loaded = self.cold and self.history.run.kind == "soak"
-        return PRESSURE_SLACK if loaded or isinstance(self.config, Pressure) else 0.0
+        config = self.config
+        crowded = isinstance(config, Pressure) or (isinstance(config, Trace) and config.crowded)
+        return PRESSURE_SLACK if loaded or crowded else 0.0
 
     def observations(self, form: Form = "ids") -> dict[str, Observation]:
         """Return observations by key: the prompt id when cold, otherwise with instance and part."""
@@ -156,11 +159,11 @@ class RecordedCell:
         return [o for form in get_args(Form) for o in by_place.get((form, self.scenario), ())]
 
     def answered(self, form: Form = "ids") -> dict[str, Observation]:
-        """Return the observations that ended without an error and have output ids."""
+        """Return the observations that were to be answered, ended without an error and have output ids."""
         return {
             k: o
             for k, o in self.observations(form).items()
-            if o.error is None and o.final is not None and o.final.output_ids is not None
+            if o.error is None and o.abandon is None and o.final is not None and o.final.output_ids is not None
         }
 
     def stratum(self, observation: Observation) -> str:
@@ -200,8 +203,11 @@ class RecordedCell:
 
 
 def _computed_output(o: Observation) -> tuple[int, ...]:
-    """Return the output tokens whose KV was computed: all but the last one."""
+    """Return the output tokens whose KV was computed: all but the last one, and at most those of a request that was
+    given up."""
     leg = o.final
+    if leg is None and o.abandon is not None:
+        return o.known_answer or ()
     return (leg.output_ids or ())[:-1] if leg is not None else ()
 
 

@@ -1,6 +1,6 @@
 """The mutants and the defects that they stand for. Plain data, which the harness reads without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N10 are related defects.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N11 are related defects.
 """
 
 from __future__ import annotations
@@ -210,6 +210,13 @@ MUTANTS: dict[str, Mutant] = {
             "class of vllm #41838, #42359",
             "decode",
             "a request that finds blocks which another one computes in the same step reads the null block instead",
+        ),
+        Mutant(
+            "N11",
+            "a request that was given up keeps a block",
+            "class of vllm #46283, #58222",
+            "decode",
+            "the last KV block of an aborted request is never given back to the pool",
         ),
     )
 }

@@ -567,3 +567,35 @@ def _n10(original: Any, active: Active) -> Any:
         return original(self, scheduler_output)
 
     return _update_states
+
+
+# --- N11: blocks of a request that was given up ----------------------------------------------------------------------
+
+_KEPT: list[Any] = []
+
+
+@patch("N11", "vllm.v1.core.sched.scheduler", "Scheduler._free_request_blocks", ("self", "request"))
+def _n11(original: Any, active: Active) -> Any:
+    def _free_request_blocks(self: Any, request: Any) -> Any:
+        if active() and request.status.name == "FINISHED_ABORTED":
+            blocks = self.kv_cache_manager.get_blocks(request.request_id).blocks[0][-1:]
+            if blocks:
+                active.fired()
+                self.kv_cache_manager.block_pool.touch(blocks)
+                _KEPT.extend(blocks)
+        return original(self, request)
+
+    return _free_request_blocks
+
+
+@patch("N11", _MANAGER, "KVCacheManager.reset_prefix_cache", ("self",))
+def _n11_give_back(original: Any, active: Active) -> Any:
+    """Give the blocks back once the mutant is off, so that the same engines can be used for others."""
+
+    def reset_prefix_cache(self: Any) -> Any:
+        if not active() and _KEPT:
+            self.block_pool.free_blocks(_KEPT)
+            _KEPT.clear()
+        return original(self)
+
+    return reset_prefix_cache

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from harness.util.strict import Strict
 
@@ -148,6 +148,69 @@ class Sampled(_Scenario):
     temperature: float = Field(gt=0, le=2)
 
 
+class Abandon(Strict):
+    """The client gives up a request, so that the engine has to abort it."""
+
+    leg: Literal["prefill", "decode"] = "decode"
+    """The engine whose answer it does not wait for; a single engine is asked for both."""
+    after_steps: int | None = Field(default=None, ge=1)
+    """The answer is streamed, and the connection closed after the tokens of so many engine steps."""
+    after_s: float | None = Field(default=None, ge=0, le=60)
+    """The connection is closed after so many seconds. After 0 the engine is not asked at all: P answers, and D never
+    comes for its blocks."""
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if (self.after_steps is None) == (self.after_s is None):
+            raise ValueError("expected one of after_steps and after_s")
+        if self.leg == "prefill" and not self.after_s:
+            raise ValueError("expected after_s above 0 for leg prefill, which ends with its first token")
+        return self
+
+    @property
+    def unasked(self) -> bool:
+        """Whether D is not asked at all."""
+        return self.after_s == 0
+
+
+class TraceRequest(Strict):
+    """One request of a trace."""
+
+    prompt: str
+    cache: str = ""
+    """Requests of one pass through the trace with the same word may share cached blocks; without one, none may."""
+    to: Literal["cell", "prefill", "local"] = "cell"
+    """Through the cell's topology, to P alone, or to the answering engine alone."""
+    delay_s: float = Field(default=0, ge=0, le=60)
+    """Seconds after the beginning of its stage."""
+    max_tokens: int | None = Field(default=None, ge=2)
+    abandon: Abandon | None = None
+
+
+class Trace(_Scenario):
+    """Any requests: stages one after the other, the requests of a stage together."""
+
+    kind: Literal["trace"]
+    stages: tuple[tuple[TraceRequest, ...], ...] = Field(min_length=1)
+    proves: tuple[Literal["abandoned", "preempted", "cached"], ...] = ()
+    """What the engines' counters must show: a request that was given up after tokens were generated for it, a
+    preemption, or a prefix hit."""
+
+    @property
+    def requests(self) -> tuple[TraceRequest, ...]:
+        return tuple(request for stage in self.stages for request in stage)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether requests are under way together, so that a prompt may be prefilled in other chunks than alone."""
+        return any(len(stage) > 1 for stage in self.stages)
+
+    @property
+    def topologies(self) -> tuple[Topology, ...]:
+        pairs_only = any(r.to == "prefill" or (r.abandon is not None and r.abandon.unasked) for r in self.requests)
+        return ("pd",) if pairs_only else BOTH
+
+
 Scenario = Annotated[
     PrefixHit
     | ChunkedPrefill
@@ -158,6 +221,7 @@ Scenario = Annotated[
     | SharedBlock
     | Continuation
     | SameStep
-    | Sampled,
+    | Sampled
+    | Trace,
     Field(discriminator="kind"),
 ]

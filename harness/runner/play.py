@@ -89,7 +89,7 @@ class Player:
     ) -> list[Observation]:
         alone = len(stage.sends) == 1
         inner: list[tuple[Send, Answer]] = []
-        if alone:
+        if alone and stage.sends[0].abandon is None:
             send = stage.sends[0]
             answer, shared = self._one(send, salts, inner)
             answers = [answer]
@@ -112,6 +112,7 @@ class Player:
                 asked_at=answer.asked,
                 held_until=released,
                 concurrent=len(stage.sends),
+                abandon=send.abandon,
                 shared_counters=shared,
                 sequence=sequence + i,
                 sent_ids=send.prompt.ids,
@@ -135,6 +136,7 @@ class Player:
             alone="prefill" if send.route == "prefill" else "single",
             counted=counted,
             routed=self._routed and send.route == "cell",
+            abandon=send.abandon,
         )
 
     def _one(
@@ -190,6 +192,8 @@ class Player:
                 wait(futures)
         for future in futures:
             future.result()
+        if any(send.abandon is not None for send in stage.sends):
+            session.settle()
         if problem is not None:
             for answer in answers:
                 answer.error = answer.error or problem

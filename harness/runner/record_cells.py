@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 
 from harness.engines.session import EngineGroupSession
-from harness.errors import InfrastructureError
+from harness.errors import HandoffError, InfrastructureError
+from harness.history.surfaces import RESET_PREFIX_CACHE
 from harness.profiles.model import TopologyName
 from harness.runner.perform import perform
 from harness.runner.recorder import Recorder
@@ -83,10 +84,27 @@ def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, r
     # Check before the cell counts as complete: another server may have taken over the port of a dead engine.
     session.require_alive()
     spent = time.monotonic() - begun
+    emptied = emptied_pools(session, recorder)
     recorder.set_cell(
-        work.cell.id, state="complete", request_seconds=round(min(waited, spent), 3), seconds=round(spent, 3)
+        work.cell.id,
+        state="complete",
+        request_seconds=round(min(waited, spent), 3),
+        seconds=round(spent, 3),
+        emptied_s=emptied,
     )
     reporter.line(f"{work.cell.id}: {done} requests in {spent:.1f} s" + (f", {errors} broke" if errors else ""))
+
+
+def emptied_pools(session: EngineGroupSession, recorder: Recorder) -> dict[str, float | None] | None:
+    """Return after how many seconds the KV pool of each engine was empty, by role; empty if this vLLM cannot be asked,
+    None if an engine did not answer."""
+    if RESET_PREFIX_CACHE in recorder.record.lacking:
+        return {}
+    try:
+        return session.emptied()
+    except HandoffError:
+        session.require_alive()
+        return None
 
 
 def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter) -> None:

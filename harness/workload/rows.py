@@ -49,6 +49,7 @@ def _played(cell: Cell, script: Script, number: Iterator[int], max_tokens: int) 
                     max_tokens=send.max_tokens or max_tokens,
                     temperature=send.temperature,
                     concurrent=len(stage.sends),
+                    abandon=send.abandon,
                     legs=_legs(cell, send.route),
                 )
 

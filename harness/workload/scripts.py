@@ -10,6 +10,7 @@ from harness.history.records import Form, SentTo
 from harness.history.token_ids import common_prefix
 from harness.profiles.model import Profile, TopologyName
 from harness.profiles.scenarios import (
+    Abandon,
     ChunkedPrefill,
     Concurrent,
     Continuation,
@@ -22,6 +23,8 @@ from harness.profiles.scenarios import (
     Sampled,
     Scenario,
     SharedBlock,
+    Trace,
+    TraceRequest,
 )
 from harness.prompts.lengths import blocks
 from harness.prompts.model import Prompt
@@ -50,6 +53,8 @@ class Send(NamedTuple):
     """Whether it is queued at the paused engine after all others."""
     between: tuple[Send, ...] = ()
     """Requests to send one by one after P has answered and before D is asked."""
+    abandon: Abandon | None = None
+    """When the client gives it up; None for a request that is answered."""
 
 
 class Stage(NamedTuple):
@@ -124,6 +129,8 @@ def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stag
             return [_continuation(prompts[scenario.donor], prompts[p], limit) for p in scenario.continued]
         case SameStep():
             return [[_same_step(prompts, pair, limit)] for pair in scenario.pairs]
+        case Trace():
+            return [_trace(scenario, prompts)]
         case _:
             assert_never(scenario)
 
@@ -149,6 +156,25 @@ def _same_step(prompts: Mapping[str, Prompt], pair: Pair, limit: int | None) -> 
     first = Send(prompts[pair.donor], "donor", "a", max_tokens=limit)
     second = Send(prompts[pair.subject], "subject", "a", max_tokens=limit, after_s=ORDER_S)
     return Stage((first, second), hold="first")
+
+
+def _trace(scenario: Trace, prompts: Mapping[str, Prompt]) -> list[Stage]:
+    return [
+        Stage(tuple(_of_trace(r, f"r{i}-{j}", prompts, scenario.max_tokens) for j, r in enumerate(stage)))
+        for i, stage in enumerate(scenario.stages)
+    ]
+
+
+def _of_trace(request: TraceRequest, part: str, prompts: Mapping[str, Prompt], limit: int | None) -> Send:
+    return Send(
+        prompts[request.prompt],
+        part,
+        f"cache {request.cache}" if request.cache else part,
+        request.to,
+        max_tokens=request.max_tokens or limit,
+        after_s=request.delay_s,
+        abandon=request.abandon,
+    )
 
 
 def _concurrent(scenario: Concurrent, prompts: Mapping[str, Prompt]) -> list[Stage]:
@@ -261,6 +287,23 @@ def _impossible(scenario: Scenario, profile: Profile, prompts: Mapping[str, Prom
             return _not_continued(scenario, profile, prompts)
         case SameStep():
             return _no_sharing(scenario.pairs, prompts, size) or _too_many(2, profile)
+        case Trace():
+            return _no_trace(scenario, profile, prompts)
+    return None
+
+
+def _no_trace(scenario: Trace, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+    """Return which request could never be admitted, or what could not be proven, in words, or None."""
+    pool = profile.engine.kv_blocks
+    for request in scenario.requests:
+        wanted = _demand([request.prompt], profile, prompts, request.max_tokens or scenario.max_tokens)
+        if pool is not None and wanted > pool - 1:
+            return _pool(f"at least {wanted + 1} blocks, which {request.prompt} and its answer need", pool)
+    if "abandoned" in scenario.proves and not any(r.abandon and r.abandon.after_steps for r in scenario.requests):
+        return (
+            "expected a request with abandon.after_steps, which `proves: [abandoned]` is about, found none; add one "
+            "or leave that out"
+        )
     return None
 
 

@@ -23,12 +23,13 @@ from harness.engines.command import EngineCommand
 from harness.engines.executor import LocalExecutor
 from harness.engines.places import LocalPlace
 from harness.engines.session import EngineGroupSession
-from harness.errors import EngineDiedError, HandoffError, RequestTimeoutError
+from harness.errors import AbandonedError, EngineDiedError, HandoffError, RequestTimeoutError
 from harness.history.folder import History
 from harness.history.records import COLD, RESCORE
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
 from harness.profiles.model import Expected, Timeouts
+from harness.profiles.scenarios import Abandon
 from harness.runner import record_cells
 from harness.runner.groups import Runner
 from harness.runner.options import RunOptions
@@ -130,6 +131,51 @@ def test_limit_of_one_request_does_not_touch_those_beside_it():
             thread.join()
         assert outcomes == {0.3: "late", 0.4: "late", 5.0: "ok", 4.0: "ok"}
         assert client.get("/").text == "ok"
+
+
+_EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + b"data: {}\n\n" * 3
+
+
+def test_a_streamed_answer_is_left_after_so_many_events():
+    left = threading.Event()
+
+    def stream(connection: socket.socket) -> None:
+        connection.sendall(_EVENTS)
+        connection.settimeout(10)
+        while connection.recv(65536):
+            pass
+        left.set()
+
+    with server(stream) as url:
+        client = Client("single", url, 5.0)
+        with pytest.raises(AbandonedError):
+            client.complete([1, 2], Sampling(9, 2), "r", "s", abandon=Abandon(after_steps=3))
+        assert left.wait(5), "the connection was kept open"
+        client.close()
+
+
+@pytest.mark.parametrize("answer", [_EVENTS, _EVENTS + b"data: {}\n\ndata: [DONE]\n\n", b"HTTP/1.1 404 No\r\n\r\n"])
+def test_a_streamed_answer_that_is_over_was_not_given_up(answer):
+    def say(connection: socket.socket) -> None:
+        connection.sendall(answer)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            pass
+
+    with server(say) as url:
+        client = Client("single", url, 5.0)
+        with pytest.raises(HandoffError, match="expected to give up request r after the tokens of 5 steps") as caught:
+            client.complete([1, 2], Sampling(9, 2), "r", "s", abandon=Abandon(after_steps=5))
+        assert not isinstance(caught.value, AbandonedError)
+        client.close()
+
+
+def test_an_answer_that_takes_too_long_is_given_up():
+    with server(DRIPS["nothing"]) as url:
+        client = Client("single", url, 60.0)
+        with pytest.raises(AbandonedError):
+            client.complete([1, 2], Sampling(9, 2), "r", "s", abandon=Abandon(after_s=0.1))
+        client.close()
 
 
 def test_answer_without_end_is_cut(monkeypatch):

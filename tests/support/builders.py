@@ -182,6 +182,7 @@ def planned_request(o: Observation) -> PlannedRequest:
         max_tokens=o.max_tokens,
         temperature=o.temperature,
         concurrent=o.concurrent,
+        abandon=o.abandon,
         legs=tuple(leg.role for leg in o.legs),
     )
 
@@ -216,6 +217,7 @@ def history(
             ),
             plan=plan_key(planned[name]),
             state="complete",
+            emptied_s=dict.fromkeys(("single", "prefill", "decode"), 0.0),
         )
         for name in names
     )

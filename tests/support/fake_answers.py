@@ -56,7 +56,7 @@ def perform(recorder: Recorder, work: CellWork, change: Callable[[Observation], 
     recorder.engines([engine(work.cell.id, "single")])
     for number, item in enumerate(work.items):
         recorder.append(change(answer(work, item, number)))
-    recorder.set_cell(work.cell.id, state="complete")
+    recorder.set_cell(work.cell.id, state="complete", emptied_s={"single": 0.0})
 
 
 def score(recorder: Recorder) -> None:

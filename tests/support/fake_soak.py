@@ -75,6 +75,9 @@ class FakeSession:
     def require_alive(self):
         pass
 
+    def emptied(self):
+        return {"single": 0.0}
+
     def client(self, _role):
         return self.fake
 

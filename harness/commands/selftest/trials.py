@@ -137,6 +137,7 @@ TRIALS: tuple[Trial, ...] = (
     Trial("N8", "eagle3", (*_NEXT_TURN, _ONE_COLD), _NEXT_TURN, "target-kv", _TOKENS, clean=(_ONE_COLD,)),
     Trial("N9", "eagle3", (*_NEXT_TURN, _ONE_COLD), _NEXT_TURN, "drafter-kv", _STEPS, clean=(_ONE_COLD,)),
     Trial("N10", "eagle3", (*_SAME_STEP, _ONE_COLD), _SAME_STEP, "target-kv", _TOKENS, clean=(_ONE_COLD,)),
+    Trial("N11", "eagle3", (View("single", "trace"), _ONE_COLD), (_ONE_COLD,), "blocks-kept", ("pool-returned",)),
 )
 
 

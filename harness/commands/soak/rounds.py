@@ -45,8 +45,9 @@ class RoundJudge:
         self.found = 0
 
     def judge(self, run: RunRecord, observations: Sequence[Observation]) -> Verdict:
-        """Return the verdict of a round. ``run`` has one cell, which counts as complete because a round is."""
-        record = run.cells[0].model_copy(update={"state": "complete"})
+        """Return the verdict of a round. ``run`` has one cell, which counts as complete because a round is.
+        When the KV pools were empty is only known at the end of the soak."""
+        record = run.cells[0].model_copy(update={"state": "complete", "emptied_s": {}})
         run = run.model_copy(update={"cells": (record,)})
         history = History(folder=self._folder, run=run, observations=tuple(observations), own=True)
         view = Evidence(history, self._baselines, judging_of(history)).view(record)

@@ -24,6 +24,7 @@ from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for
 from harness.profiles.cells import EngineGroup, start_expected_s
 from harness.profiles.known_defects import load_known
+from harness.runner.record_cells import emptied_pools
 from harness.runner.recorder import Recorder
 from harness.runner.run import new_folder, prepared_recorder
 from harness.util import machine
@@ -125,7 +126,8 @@ class _Run:
                 self._recorder.engines(session.records())
                 self._reporter.step(group.id, start_expected_s(group))
                 self._play(session)
-            self._recorder.set_cell(self._cell, state="complete")
+                emptied = emptied_pools(session, self._recorder)
+            self._recorder.set_cell(self._cell, state="complete", emptied_s=emptied)
         except Exception as error:
             # An unexpected error must not lose what was recorded.
             unexpected = redact.text(f"the harness itself failed: {type(error).__name__}: {error}")

@@ -110,13 +110,17 @@ def agree_applies(cell: CellView) -> bool:
 
 
 def _settled(cell: CellView) -> Iterator[Observation]:
-    """Yield the answers whose counters are theirs: not after, and not at once with, a request that broke."""
+    """Yield the answers whose counters are theirs: not after, and not at once with, a request that broke or was given
+    up."""
     ordered = cell.history.in_order(cell.id)
-    broken = {_stage(o) for o in ordered if o.error is not None}
-    before = False
+    broken = {_stage(o) for o in ordered if o.error is not None or o.abandon is not None}
+    # Where it is known how far a request came that was given up, nothing of it is counted later.
+    unclear = {_stage(o) for o in ordered if o.error is not None or (o.abandon is not None and o.abandon.after_s)}
+    last, after = None, False
     for o in ordered:
-        after, before = before, _stage(o) in broken
-        if not after and not before and o.attempts == 1 and o.scenario == cell.scenario:
+        if _stage(o) != last:
+            last, after = _stage(o), last in unclear
+        if not after and last not in broken and o.attempts == 1 and o.scenario == cell.scenario:
             yield o
 
 

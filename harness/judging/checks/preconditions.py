@@ -27,6 +27,7 @@ from harness.profiles.scenarios import (
     SameStep,
     Sampled,
     SharedBlock,
+    Trace,
 )
 from harness.prompts.lengths import blocks
 
@@ -126,6 +127,8 @@ def _proof(cell: CellView) -> _Proof:
             return _continuation
         case SameStep():
             return _same_step
+        case Trace():
+            return _trace
         case _:
             assert_never(scenario)
 
@@ -435,3 +438,29 @@ def _sampled(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
             f"{row.min_top_gap:.2f} nats, which leaves a chance of up to {min(chance, 1.0):.2g} for another token: "
             "lower the temperature or choose another prompt",
         )
+
+
+def _trace(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    """Prove what the trace is to prove. A trace that proves nothing is judged by its answers alone."""
+    config = cell.config
+    assert isinstance(config, Trace)
+    observations = list(parts.values())
+    first = observations[0]
+    if "abandoned" in config.proves and not any(_generated_and_given_up(cell, o) for o in observations):
+        yield Gap(first, "expected a request to be given up after tokens were generated for it, found none")
+    if "preempted" in config.proves and not _grown(observations, "preemptions"):
+        yield Gap(first, "expected at least one preemption, found none: the requests did not outgrow the KV pool")
+    if "cached" in config.proves and not _grown(observations, "prefix_hits"):
+        yield Gap(first, "expected a hit in a prefix cache, found none")
+
+
+def _generated_and_given_up(cell: CellView, o: Observation) -> bool:
+    """Return whether the engine generated tokens for a request that has the engines to itself and no answer."""
+    generated = o.shared_counters.get(_shared(cell, cell.answering), {}).get("generation_tokens", 0)
+    return o.abandon is not None and o.final is None and o.concurrent == 1 and generated > 0
+
+
+def _grown(observations: list[Observation], name: str) -> bool:
+    counted = [leg.counters for o in observations for leg in o.legs]
+    counted += [counters for o in observations for counters in o.shared_counters.values()]
+    return any(counters.get(name, 0) for counters in counted)

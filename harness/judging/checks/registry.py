@@ -16,13 +16,23 @@ from harness.history.folder import History
 from harness.history.identity import identity_in
 from harness.history.run_kind import notices_of
 from harness.history.verdict import Verdict, worst
-from harness.judging.checks import counters, drafting, logprobs, preconditions, rescored, responses, tokens, transfer
+from harness.judging.checks import (
+    counters,
+    drafting,
+    logprobs,
+    pools,
+    preconditions,
+    rescored,
+    responses,
+    tokens,
+    transfer,
+)
 from harness.judging.checks.aggregation import listed, most_listed
 from harness.judging.checks.hypothesis_tests import run_tests
 from harness.judging.checks.model import RegisteredTest, Results, TestName
 from harness.judging.checks.pooled import pooled
 from harness.judging.checks.statistical import judge_pooled, judge_test, tripped
-from harness.judging.diagnosis.diagnose import diagnose, state_law
+from harness.judging.diagnosis.diagnose import diagnose, explained
 from harness.judging.diagnosis.location import locate
 from harness.judging.evidence import CellView, Evidence
 from harness.judging.findings import CellVerdict, CheckResult, Judgement
@@ -73,6 +83,7 @@ _COMMON: tuple[Check, ...] = (
     Check("complete", _always, responses.complete),
     Check(counters.NAME, counters.applies, counters.counters_offered),
     Check(counters.AGREE, counters.agree_applies, counters.counters_agree),
+    Check(pools.NAME, pools.applies, pools.pool_returned),
     Check("echoed-prompt", _always, responses.echoed_prompt),
     Check("response-invariants", _always, responses.response_invariants),
     Check("transfer", _always, transfer.transfer),
@@ -139,7 +150,7 @@ def judge_cell(cell: CellView, tests: Results = _NO_TESTS, checks: Sequence[Chec
         scenario=cell.scenario,
         verdict=worst(r.verdict for r in results),
         diagnosis=diagnosis,
-        results=tuple(state_law(results, diagnosis)),
+        results=tuple(explained(results, diagnosis)),
     )
 
 

@@ -32,7 +32,7 @@ def transfer(cell: CellView) -> CheckResult:
     findings: list[Finding] = []
     judged = 0
     for o in cell.all_observations():
-        if o.error is not None or o.route != "cell":
+        if o.error is not None or o.abandon is not None or o.route != "cell":
             continue
         judged += 1
         findings.extend(judge(cell, o))
@@ -134,15 +134,15 @@ def _bytes_per_block(cell: RecordedCell) -> float | None:
 def _counted_alone(cell: RecordedCell) -> Iterator[tuple[Observation, Leg]]:
     """Yield hand-offs with D's leg whose bytes are theirs alone: sent once, by themselves, not after one that broke.
 
-    What D pulls for a request that breaks is counted with the next one.
+    What D pulls for a request that breaks or is given up is counted with the next one.
     """
     broke = False
     for o in cell.history.in_order(cell.id):
         leg = o.leg("decode")
-        alone = not broke and o.attempts == 1 and o.concurrent == 1 and o.route == "cell"
+        alone = not broke and o.attempts == 1 and o.concurrent == 1 and o.route == "cell" and o.abandon is None
         if alone and o.error is None and leg is not None and leg.counters.get("nixl_bytes"):
             yield o, leg
-        broke = o.error is not None
+        broke = o.error is not None or o.abandon is not None
 
 
 _OWN_LAYERS = ("eagle3", "dflash")
@@ -243,7 +243,9 @@ def _early_expiry(cell: CellView, o: Observation, expired: float) -> Finding:
 
 
 def _never_pulled(o: Observation) -> bool:
-    """Return whether P answered a hand-off and D read nothing, so that the lease must expire."""
+    """Return whether P answered a hand-off and D read nothing, so that the lease must expire, or may have."""
+    if o.abandon is not None and o.final is None:
+        return True
     prefill, decode = o.leg("prefill"), o.leg("decode")
     if prefill is None or not prefill.kv_transfer_params:
         return False
@@ -260,6 +262,9 @@ def _stages(cell: CellView) -> list[Finding]:
             stages.setdefault((o.instance, o.stage), []).append(o)
     findings = []
     for members in stages.values():
+        if any(o.abandon is not None for o in members):
+            # How much was moved for a request before it was given up is not known.
+            continue
         counters = members[0].shared_counters.get("decode", {})
         # Of prompts with a common prefix, the later one may find the blocks of the earlier in D's cache.
         cached = min(counters.get("prefix_hits", 0), sum(_cached_by_others(cell, o) for o in members))

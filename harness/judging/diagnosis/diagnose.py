@@ -50,19 +50,28 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
     )
 
 
-def state_law(results: Sequence[CheckResult], diagnosis: Diagnosis | None) -> list[CheckResult]:
-    """Return the results with the law of lengths added to every finding that is evidence for it."""
-    if diagnosis is None or diagnosis.law is None:
+_OF_ONE_CAUSE = ("target-kv", "drafter-kv", "sampler")
+"""Classes among which a single check can only guess: wrong KV of the target also gives other text and other drafts."""
+
+
+def explained(results: Sequence[CheckResult], diagnosis: Diagnosis | None) -> list[CheckResult]:
+    """Return the results with what the diagnosis says of their findings: the class of damage that explains all of them,
+    and the law of lengths where a finding is evidence for it."""
+    if diagnosis is None:
         return list(results)
-    law = diagnosis.law.text
-    out = []
-    for result in results:
-        found = [
-            f.model_copy(update={"law": law}) if f.prompt_id and _supports(f, diagnosis.damage) else f
-            for f in result.findings
-        ]
-        out.append(result.model_copy(update={"findings": tuple(found)}))
-    return out
+    return [
+        r.model_copy(update={"findings": tuple(_explained(f, diagnosis) for f in r.findings)}) if r.findings else r
+        for r in results
+    ]
+
+
+def _explained(finding: Finding, diagnosis: Diagnosis) -> Finding:
+    update: dict[str, str] = {}
+    if finding.verdict is not Verdict.UNKNOWN and {finding.damage, diagnosis.damage} <= {*_OF_ONE_CAUSE}:
+        update["damage"] = diagnosis.damage
+    if diagnosis.law is not None and finding.prompt_id and _supports(finding, diagnosis.damage):
+        update["law"] = diagnosis.law.text
+    return finding.model_copy(update=update)
 
 
 def _most_telling(cell: CellView, findings: Sequence[Finding]) -> Finding:
@@ -77,7 +86,7 @@ def _most_telling(cell: CellView, findings: Sequence[Finding]) -> Finding:
 
 def _supports(finding: Finding, damage: DamageClass) -> bool:
     """Return whether a finding is evidence for a damage class."""
-    if damage in ("input", "nothing-tested", "routing", "infrastructure"):
+    if damage in ("input", "nothing-tested", "routing", "blocks-kept", "infrastructure"):
         return finding.damage == damage
     if damage == "drafter-kv":
         return finding.check in _STEP_CHECKS and finding.verdict is not Verdict.UNKNOWN
@@ -154,6 +163,7 @@ _NAMES: dict[str, str] = {
     "known-answer": "wrong by the known answer",
     "infrastructure": "infrastructure",
     "routing": "the router hands nothing off",
+    "blocks-kept": "KV blocks are not given back",
     "baseline": "no baseline",
 }
 
@@ -179,7 +189,7 @@ def _words(
         parts.append(f"{name} ({_tokens(cell, chosen)} tokens): {chosen.location.text}")
     elif damage == "nothing-tested" and cell.judging.tier == "normal":
         parts += [words for words in (without_drafts(cell), " ".join(chosen.message.split())[:240]) if words]
-    elif not cell.cold or damage in ("routing", "nothing-tested", "infrastructure", "baseline"):
+    elif not cell.cold or damage in ("routing", "blocks-kept", "nothing-tested", "infrastructure", "baseline"):
         parts.append(" ".join(chosen.message.split())[:240])
     return "; ".join(parts)
 

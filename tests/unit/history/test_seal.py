@@ -9,6 +9,7 @@ import pytest
 
 from harness.errors import DataError
 from harness.history.folder import History, load_history, write_parquet, write_run
+from harness.history.migrations import SCHEMA
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.util import json_io
@@ -47,7 +48,7 @@ def test_sealed_run_is_judged(tmp_path):
     raw = json.loads((tmp_path / "run.json").read_text())
     assert loaded == made.model_copy(update={"sha256": raw["record_sha256"]})
     assert verdict(tmp_path) is Verdict.PASS
-    assert raw["schema_version"] == 5
+    assert raw["schema_version"] == SCHEMA
     assert sum(f["lines"] for f in raw["seal"]["files"].values()) == len(made.observations)
 
 
@@ -65,8 +66,8 @@ def test_changed_digit_of_an_observation_is_found(tmp_path):
         ('"finished": "2026', '"finished": "2027'),
         ('"state": "complete"', '"state": "pending"'),
         ('"lines": 4', '"lines": 5'),
-        ('"schema_version": 5', '"schema_version": 2'),
-        ('"schema_version": 5', '"schema_version": 3'),
+        ('"schema_version": 6', '"schema_version": 2'),
+        ('"schema_version": 6', '"schema_version": 3'),
         ('"mutants": []', '"mutants": ["M1"]'),
     ],
 )
@@ -141,7 +142,7 @@ def earlier(folder: Path, schema: int) -> Path:
     raw["schema_version"] = schema
     del raw["plans"]
     for cell in raw["cells"]:
-        del cell["plan"]
+        del cell["plan"], cell["emptied_s"]
     if schema == 3:
         data = lines.read_bytes()
         raw["seal"] = {"lines": data.count(b"\n"), "sha256": sha256_bytes(data), "parquet_sha256": None}

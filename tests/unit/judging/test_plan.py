@@ -11,6 +11,7 @@ from harness.history.verdict import Verdict
 from harness.judging.checks import counters, responses
 from harness.judging.checks.registry import judge
 from harness.profiles.model import load_profile
+from harness.profiles.scenarios import Abandon
 from harness.workload.expected import lacking
 from harness.workload.prepare import prepare
 from harness.workload.rows import planned_rows
@@ -39,6 +40,7 @@ def messages(result):
         ({"route": "local"}, "route local instead of cell"),
         ({"temperature": 0.5}, "temperature 0.5 instead of 0.0"),
         ({"concurrent": 3}, "concurrent 3 instead of 1"),
+        ({"abandon": Abandon(after_s=1)}, "abandon leg='decode' after_steps=None after_s=1.0 instead of None"),
         ({"sequence": 7}, "sequence 7 instead of 1"),
         ({"sent_ids": (7, 7, 7)}, "another prompt, source or known answer"),
         ({"known_answer": (9,)}, "another prompt, source or known answer"),

@@ -178,7 +178,7 @@ def test_run_of_the_first_schema_is_still_judged(tmp_path):
     for name in ("rescore", "seal", "record_sha256", "resumed", "kind", "came_to", "plans"):
         raw.pop(name)
     for cell in raw["cells"]:
-        del cell["plan"]
+        del cell["plan"], cell["emptied_s"]
     (tmp_path / "run.json").write_text(json.dumps(raw))
     (tmp_path / LINES).write_text("".join(o.model_dump_json() + "\n" for o in h.observations))
     with pytest.raises(DataError, match="record with a seal"):

@@ -12,6 +12,7 @@ from harness.judging.checks import preconditions, transfer
 from harness.judging.checks.registry import judge
 from harness.profiles.cells import Cell
 from harness.profiles.model import load_profile
+from harness.profiles.scenarios import Abandon, Trace
 from harness.prompts.model import load_prompts
 from harness.workload.cells import RECORDING, cell_work, choose_scenarios, cold_prompts
 from harness.workload.prepare import prepare
@@ -65,7 +66,7 @@ def test_a_continuation_is_the_first_turn_and_the_beginning_of_its_answer():
 
 def test_the_full_profile_has_every_scenario_of_the_plain_one():
     full = {s.id: s for s in load_profile("cpu-full").scenarios}
-    assert list(full) == [s.id for s in PROFILE.scenarios]
+    assert [i for i in full if i != "never-pulled"] == [s.id for s in PROFILE.scenarios]
     assert [s.id for s in PROFILE.scenarios if full[s.id] != s] == ["continuation"]
 
 
@@ -157,6 +158,11 @@ def change_scenario(kind: str, /, **changes):
             "scenario same-step cannot occur: expected donor",
         ),
         (change_scenario("refill", prompts=["copy-999"]), "'copy-999', which is not in it"),
+        (change_scenario("trace", stages=[[{"prompt": "copy-999"}]]), "'copy-999', which is not in it"),
+        (
+            change_scenario("trace", stages=[[{"prompt": "copy-030-03"}]]),
+            "expected a request with abandon.after_steps",
+        ),
     ],
 )
 def test_impossible_scenarios_are_refused_before_anything_starts(tmp_path, change, sentence):
@@ -172,6 +178,9 @@ def test_impossible_scenarios_are_refused_before_anything_starts(tmp_path, chang
         change_scenario("refill", kind="refil"),
         change_scenario("refill", unknown=1),
         change_scenario("pressure", load=[]),
+        change_scenario("trace", stages=[[{"prompt": "copy-030-03", "abandon": {}}]]),
+        change_scenario("trace", stages=[[{"prompt": "copy-030-03", "abandon": {"after_s": 1, "after_steps": 1}}]]),
+        change_scenario("trace", stages=[[{"prompt": "copy-030-03", "abandon": {"leg": "prefill", "after_s": 0}}]]),
     ],
 )
 def test_damaged_scenarios_are_refused(tmp_path, change):
@@ -261,6 +270,57 @@ def test_a_hit_on_what_is_computed_in_the_same_step_must_be_counted(hits, counte
     ]
     engines = (engine("single-none", "single", names=("engine_steps", "engine_steps_le_64", "engine_steps_le_128")),)
     assert proof(made, SAME_STEP, "single-none", engines).verdict is verdict
+
+
+TRACE = {"id": "trace", "kind": "trace", "stages": [[{"prompt": "p96"}]]}
+
+
+def given_up(generated: float, answered: bool = False):
+    shared = {"single": {"generation_tokens": generated}}
+    o = in_scenario("single-none", "trace", "r0-0", shared_counters=shared, abandon=Abandon(after_steps=2))
+    return o if answered else o.model_copy(update={"legs": ()})
+
+
+@pytest.mark.parametrize(
+    ("proves", "made", "verdict"),
+    [
+        ("abandoned", given_up(5.0), Verdict.PASS),
+        ("abandoned", given_up(0.0), Verdict.UNKNOWN),
+        ("abandoned", given_up(5.0, answered=True), Verdict.UNKNOWN),
+        ("cached", in_scenario("single-none", "trace", "r0-0", counters={"prefix_hits": 32.0}), Verdict.PASS),
+        ("cached", in_scenario("single-none", "trace", "r0-0"), Verdict.UNKNOWN),
+        ("preempted", in_scenario("single-none", "trace", "r0-0", counters={"preemptions": 1.0}), Verdict.PASS),
+        ("preempted", in_scenario("single-none", "trace", "r0-0"), Verdict.UNKNOWN),
+    ],
+)
+def test_a_trace_proves_what_it_says(proves, made, verdict):
+    assert proof([made], {**TRACE, "proves": [proves]}, "single-none").verdict is verdict
+    assert proof([made], TRACE, "single-none").verdict is Verdict.PASS
+
+
+def test_a_request_that_was_given_up_is_no_answer():
+    made = history([given_up(5.0), in_scenario("single-none", "trace", "r1-0", stage=1, sequence=1)], scenarios=[TRACE])
+    judged = judge(made, lookups([96]))
+    assert judged.verdict is Verdict.PASS, [f.message for f in judged.findings]
+    wrong = change_final(given_up(5.0, answered=True), output_ids=(9, 9), usage_completion_tokens=2)
+    assert not view(history([wrong], scenarios=[TRACE]), "single-none", scenario="trace").answered()
+
+
+def test_a_trace_sends_its_requests_as_written():
+    raw = {
+        **TRACE,
+        "stages": [
+            [{"prompt": "copy-096-19", "cache": "a", "abandon": {"after_s": 0}}],
+            [{"prompt": "copy-096-19", "cache": "a"}, {"prompt": "copy-030-03", "delay_s": 0.1, "to": "local"}],
+        ],
+    }
+    trace = Trace.model_validate(raw)
+    assert trace.topologies == ("pd",)
+    (script,) = scripts(trace, KNOWN, "pd")
+    (first,), (second, third) = (stage.sends for stage in script.stages)
+    assert first.group == second.group != third.group
+    assert (first.abandon.unasked, second.abandon, third.after_s, third.route) == (True, None, 0.1, "local")
+    assert [s.part for s in (first, second, third)] == ["r0-0", "r1-0", "r1-1"]
 
 
 REFILL = {"id": "refill", "kind": "refill", "prompts": ["p96"], "fill": ["p65"]}

@@ -1,0 +1,46 @@
+"""Check that the engines gave all KV blocks back after the last request of a cell: blocks that are lost after aborts or
+hand-offs make an engine admit fewer and fewer requests, until it admits none."""
+
+from __future__ import annotations
+
+from harness.history.surfaces import RESET_PREFIX_CACHE
+from harness.history.verdict import Verdict
+from harness.judging.evidence import CellView
+from harness.judging.findings import CheckResult, Finding, conclude
+
+NAME = "pool-returned"
+
+
+def applies(cell: CellView) -> bool:
+    """Return whether the record says when the pools were empty, as it does since schema 6; once for each cell."""
+    once = cell.cold or not cell.record.planned
+    can_tell = RESET_PREFIX_CACHE not in cell.history.run.lacking and cell.record.emptied_s != {}
+    return once and can_tell and cell.record.state == "complete"
+
+
+def pool_returned(cell: CellView) -> CheckResult:
+    """Check that no block of any engine of the cell was in use once the last request was over."""
+    emptied = cell.record.emptied_s or {}
+    roles = sorted({e.role for e in cell.history.run.engines if e.group == cell.record.group} - {"router"})
+    findings = [
+        _unmeasured(cell, role) if role not in emptied else _stranded(cell, role)
+        for role in roles
+        if emptied.get(role) is None
+    ]
+    return conclude(NAME, cell.id, len(roles), findings)
+
+
+def _unmeasured(cell: CellView, role: str) -> Finding:
+    message = (
+        f"expected the record to say when the KV pool of the {role} engine was empty after the last request, found "
+        "nothing; record the cell again"
+    )
+    return cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)
+
+
+def _stranded(cell: CellView, role: str) -> Finding:
+    message = (
+        f"expected the {role} engine to have no KV block in use when all requests and P's leases had ended, found that "
+        "it refuses POST /reset_prefix_cache: blocks of a request that is over were not given back"
+    )
+    return cell.finding(NAME, Verdict.REGRESSION, "blocks-kept", message)

@@ -1,0 +1,49 @@
+"""KV blocks that are never given back: seen once per cell, whatever its answers were."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.history.surfaces import RESET_PREFIX_CACHE
+from harness.history.verdict import Verdict
+from harness.judging.checks import pools
+from harness.judging.checks.registry import judge
+from tests.support.builders import history, lookups, observation, view
+
+
+def emptied(after, lacking=()):
+    made = history([observation("pd-none", 40)])
+    record = made.run.cells[0].model_copy(update={"emptied_s": after})
+    run = made.run.model_copy(update={"cells": (record,), "lacking": dict.fromkeys(lacking, "…")})
+    return made.model_copy(update={"run": run})
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict", "words"),
+    [
+        ({"prefill": 0.0, "decode": 31.5}, Verdict.PASS, None),
+        (
+            {"prefill": None, "decode": 0.0},
+            Verdict.REGRESSION,
+            "expected the prefill engine to have no KV block in use",
+        ),
+        ({"prefill": 0.0}, Verdict.UNKNOWN, "expected the record to say when the KV pool of the decode engine"),
+        (None, Verdict.UNKNOWN, "expected the record to say when the KV pool of the decode engine"),
+    ],
+)
+def test_every_engine_must_give_its_blocks_back(after, verdict, words):
+    result = pools.pool_returned(view(emptied(after), "pd-none"))
+    assert result.verdict is verdict
+    if words is not None:
+        assert words in result.findings[0].message
+
+
+def test_a_stranded_block_is_a_finding_of_its_own_beside_right_answers():
+    (cell,) = judge(emptied({"prefill": 0.0, "decode": None}), lookups([40])).cells
+    assert (cell.verdict, cell.diagnosis.damage) == (Verdict.REGRESSION, "blocks-kept")
+    assert [r.check for r in cell.results if r.verdict is not Verdict.PASS] == ["pool-returned"]
+
+
+@pytest.mark.parametrize("made", [emptied({}), emptied(None, lacking=[RESET_PREFIX_CACHE])])
+def test_pools_that_could_not_be_asked_about_are_not_judged(made):
+    assert not pools.applies(view(made, "pd-none"))
