@@ -14,6 +14,7 @@ from harness import __version__
 from harness.cli.baseline import baseline_app
 from harness.cli.bisect import bisect_command
 from harness.cli.ci import ci_app
+from harness.cli.fuzz import fuzz_command
 from harness.cli.judge import check_command, merge_command, report_command, trend_command
 from harness.cli.leftovers import clean_command, ps_command
 from harness.cli.models import models_command
@@ -57,6 +58,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "selftest": selftest_command,
     "aa": aa_command,
     "soak": soak_command,
+    "fuzz": fuzz_command,
     "models": models_command,
     "ps": ps_command,
     "clean": clean_command,

@@ -108,7 +108,7 @@ def run_command(
     prepared = prepare(quick_form(profile) if quick else profile, cell or [], scenario or [])
     chosen = make_executor(choice, mutant or [], base_port)
     options = RunOptions(engine_python, chosen, tuple(mutant or ()), together)
-    _carry_out(
+    carry_out(
         chosen,
         _apart(choice),
         prepared,
@@ -118,7 +118,7 @@ def run_command(
     )
 
 
-def _carry_out(
+def carry_out(
     executor: Executor, tell: Tell, work: Prepared, what: str, record: Callable[[Reporter], Outcome], part: bool
 ) -> NoReturn:
     """Record and judge with an executor, print the summary, and exit accordingly."""
@@ -171,7 +171,7 @@ def _resume(
     chosen = make_executor(choice, list(left.history.run.mutants), base_port)
     what = f"resuming {left.history.run.run_id}: {len(left.again)} of {len(left.history.run.cells)} cells"
     how = RunOptions(engine_python, chosen)
-    _carry_out(chosen, _apart(choice), left.rest, what, lambda reporter: resume(left, reporter, how), part)
+    carry_out(chosen, _apart(choice), left.rest, what, lambda reporter: resume(left, reporter, how), part)
 
 
 def _end(outcome: Outcome, part: bool, tell: Tell) -> NoReturn:

@@ -141,15 +141,20 @@ class Exchange:
         request_id, salt = new_id(), ask.salt or new_id()
         p, d = self._clients["prefill"], self._clients["decode"]
         before = {client: client.last_snapshot for client in (p, d)}
-        prefill = p.complete(
-            ask.payload,
-            Sampling(1, self._workload.logprobs, ask.temperature),
-            request_id,
-            salt,
-            REMOTE_DECODE,
-            count=False,
-            abandon=ask.given_up("prefill"),
-        )
+        try:
+            prefill = p.complete(
+                ask.payload,
+                Sampling(1, self._workload.logprobs, ask.temperature),
+                request_id,
+                salt,
+                REMOTE_DECODE,
+                count=False,
+                abandon=ask.given_up("prefill"),
+            )
+        except AbandonedError:
+            # It may have ended just before that.
+            self.kept_by_p += 1
+            raise
         answered = time.monotonic()
         legs.append(prefill)
         # With requests in between, P's counters do not belong to this request alone.

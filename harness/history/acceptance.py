@@ -82,6 +82,8 @@ class Aligned(NamedTuple):
     """Drafts accepted at these positions."""
     expected: int
     """Drafts that the reference accepted there."""
+    begun: int
+    """Steps of the reference that begin within the compared tokens."""
 
 
 def align(ours: Sequence[int], reference: Sequence[int], tokens: int) -> Aligned:
@@ -92,7 +94,8 @@ def align(ours: Sequence[int], reference: Sequence[int], tokens: int) -> Aligned
     mine, theirs = by_position(ours), by_position(reference)
     positions = sorted(p for p in mine if p in theirs and p < tokens)
     wrong = tuple(p for p in positions if mine[p] != theirs[p])
-    return Aligned(len(positions), wrong, sum(mine[p] for p in positions), sum(theirs[p] for p in positions))
+    begun = sum(p < tokens for p in theirs)
+    return Aligned(len(positions), wrong, sum(mine[p] for p in positions), sum(theirs[p] for p in positions), begun)
 
 
 class Rates(NamedTuple):

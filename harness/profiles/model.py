@@ -200,10 +200,10 @@ class Expected(Strict):
     """Rough times in seconds for plans, schedules and CI steps; no verdict depends on them. The defaults were measured
     with the probe models on two cores."""
 
-    pair_start_s: float = Field(default=30.0, gt=0, le=86_400)
-    single_start_s: float = Field(default=20.0, gt=0, le=86_400)
-    pd_request_s: float = Field(default=0.65, gt=0, le=86_400)
-    single_request_s: float = Field(default=0.45, gt=0, le=86_400)
+    pair_start_s: float = Field(default=15.0, gt=0, le=86_400)
+    single_start_s: float = Field(default=10.0, gt=0, le=86_400)
+    pd_request_s: float = Field(default=0.25, gt=0, le=86_400)
+    single_request_s: float = Field(default=0.25, gt=0, le=86_400)
 
     def start_s(self, topology: str) -> float:
         return self.pair_start_s if topology == "pd" else self.single_start_s

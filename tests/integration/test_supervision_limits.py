@@ -303,11 +303,11 @@ def test_default_limits_follow_what_is_expected():
     (group,) = prepared.plan.groups
     usual = group.expected.pair_start_s
     assert requests_limit_s(Timeouts(), group, "pd", 10, usual / 3) == 600
-    assert requests_limit_s(Timeouts(), group, "pd", 1000, usual) == 10 * 0.65 * 1000
-    assert requests_limit_s(Timeouts(), group, "single", 1000, usual) == 10 * 0.45 * 1000
+    assert requests_limit_s(Timeouts(), group, "pd", 1000, usual) == 10 * 0.25 * 1000
+    assert requests_limit_s(Timeouts(), group, "single", 1000, usual) == 10 * 0.25 * 1000
     assert requests_limit_s(Timeouts(cell=5), group, "pd", 1000, 3 * usual) == 5
     # A machine on which engines start three times more slowly answers more slowly, too.
-    assert requests_limit_s(Timeouts(), group, "pd", 1000, 3 * usual) == 3 * 10 * 0.65 * 1000
+    assert requests_limit_s(Timeouts(), group, "pd", 1000, 3 * usual) == 3 * 10 * 0.25 * 1000
     assert requests_limit_s(Timeouts(), group, "pd", 10, 100 * usual) == 6 * 600
     assert (run_limit_s(Timeouts(), 60), run_limit_s(Timeouts(), 1000), run_limit_s(Timeouts(run=9), 1)) == (
         3600,

@@ -86,7 +86,7 @@ def test_a_request_that_is_cut_short_agrees_with_its_reference(real):
     produced = 1 + sum(a + 1 for a in real)
     for tokens in range(2, produced + 1):
         begun = [a for p, a in by_position(real).items() if p < tokens]
-        assert align(begun, real, tokens) == (len(begun), (), sum(begun), sum(begun))
+        assert align(begun, real, tokens) == (len(begun), (), sum(begun), sum(begun), len(begun))
 
 
 @given(steps, st.data())

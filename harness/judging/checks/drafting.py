@@ -28,6 +28,7 @@ from harness.judging.decision import Against, Change, Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import AcceptanceFigures, DraftFigures, RatesFigures, StepsDifference, TotalsDifference
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
+from harness.profiles.scenarios import Pressure
 
 _SHOWN = 12
 """Steps that a finding shows."""
@@ -342,6 +343,11 @@ class Compared(NamedTuple):
     reference: tuple[int, ...]
     aligned: Aligned
 
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The reference as far as the request went, which may have asked for fewer tokens."""
+        return self.reference[: self.aligned.begun]
+
 
 def _agrees(cell: CellView, c: Compared, slack: float, paddings: Counter[bool]) -> bool:
     """Return whether a request accepted as many drafts as its reference.
@@ -349,14 +355,14 @@ def _agrees(cell: CellView, c: Compared, slack: float, paddings: Counter[bool]) 
     Cold prompts must be equal step for step, where a first step that may be padded is read as those of the cell's
     other hand-offs (``paddings``); other scenarios, where requests may be shorter, wherever both begin a
     step. Under pressure a prompt is chunked differently, and a resumed request takes one token from its prefill, which
-    shifts all later steps: there the mean must agree within ``slack``. Cold prompts under load may also differ by one
-    step, which in a short request exceeds the slack.
+    shifts all later steps: there the mean must agree within ``slack``. Other requests beside others may also differ by
+    one step, which in a short request exceeds the slack.
     """
     if slack:
         return (
-            abs(_mean(c.steps.accepted) - _mean(c.reference)) <= slack * _mean(c.reference)
+            abs(_mean(c.steps.accepted) - _mean(c.wanted)) <= slack * _mean(c.wanted)
             or len(c.steps.accepted) < 2
-            or (cell.cold and abs(len(c.steps.accepted) - len(c.reference)) <= 1)
+            or (not isinstance(cell.config, Pressure) and abs(len(c.steps.accepted) - len(c.wanted)) <= 1)
         )
     if cell.cold:
         if len(paddings) != 1 or c.steps.certain or c.leg.speculation is None:
@@ -369,7 +375,7 @@ def _difference(
     cell: CellView, name: str, o: Observation, c: Compared, against: str, together: bool, alone: bool
 ) -> Finding:
     """Return the finding on a request; ``alone`` says that the cell's cold answers agree with their references."""
-    found, expected = c.steps.accepted, c.reference
+    found, expected = c.steps.accepted, c.reference if cell.cold else c.wanted
     if cell.cold or cell.acceptance_slack:
         mean = _mean(found), _mean(expected)
         counted = f"mean {mean[1]:.3f} over {len(expected)} steps", f"mean {mean[0]:.3f} over {len(found)} steps"

@@ -1,0 +1,79 @@
+"""Random traces: the same for the same seed, possible on the profile's engines, and with something to judge."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import yaml
+
+from harness.commands.fuzz import prepare_fuzz
+from harness.errors import UsageError
+from harness.profiles.model import load_profile
+from harness.prompts.lengths import blocks
+from harness.prompts.model import load_prompts
+from harness.workload.prepare import prepare
+from harness.workload.traces import random_traces
+
+PROFILE = load_profile("cpu")
+PROMPTS = load_prompts(PROFILE.workload.prompts).prompts
+KNOWN = {p.id: p for p in PROMPTS}
+
+
+def traces(seed: int, count: int = 200):
+    return list(islice(random_traces(PROFILE, PROMPTS, seed), count))
+
+
+def test_a_seed_gives_the_same_traces_and_another_gives_others():
+    assert traces(3) == traces(3)
+    assert traces(3) != traces(4)
+
+
+def test_traces_enter_the_states_that_they_are_for():
+    made = traces(0)
+    requests = [r for t in made for r in t.requests]
+    given_up = [r.abandon for r in requests if r.abandon is not None]
+    assert {r.to for r in requests} == {"cell", "local"}
+    assert {(a.leg, a.after_s is None) for a in given_up} == {("decode", True), ("decode", False), ("prefill", False)}
+    assert 0.1 < len(given_up) / len(requests) < 0.2
+    assert any(len(stage) > PROFILE.engine.max_num_seqs for t in made for stage in t.stages)
+    needed = [
+        sum(blocks(2 * KNOWN[r.prompt].tokens, PROFILE.engine.block_size) for r in stage)
+        for t in made
+        for stage in t.stages
+    ]
+    assert max(needed) > PROFILE.engine.kv_blocks
+
+
+def test_every_trace_ends_with_an_answer_and_runs_in_both_topologies():
+    for trace in traces(1):
+        (last,) = trace.stages[-1]
+        assert last.abandon is None
+        assert set(trace.topologies) == {"pd", "single"}
+        # D is never left unasked: each such request would cost P's whole lease.
+        assert not any(r.abandon is not None and r.abandon.unasked for r in trace.requests)
+
+
+def test_traces_are_written_as_a_profile_that_can_be_run_again(tmp_path):
+    prepared = prepare_fuzz("cpu", ["*-eagle3"], seed=5, minutes=2, out=tmp_path)
+    (path,) = tmp_path.glob("*.yaml")
+    again = prepare(str(path), ["*-eagle3"], prompts_per_stratum=1)
+    assert again.works == prepared.works
+    assert len(prepared.profile.scenarios) > 5
+    assert prepared.profile.baselines == PROFILE.baselines
+    assert yaml.safe_load(path.read_text())["description"] == "random traces of seed 5"
+    shorter = prepare_fuzz("cpu", ["*-eagle3"], seed=5, minutes=0.1, out=tmp_path)
+    assert len(shorter.profile.scenarios) == 1
+    assert shorter.profile.scenarios[0] == prepared.profile.scenarios[0]
+
+
+def test_a_profile_with_axes_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="expected a profile without axes, found model"):
+        prepare_fuzz("nightly", [], seed=0, minutes=1, out=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path):
+    taken = tmp_path / "file"
+    taken.write_text("")
+    with pytest.raises(UsageError, match=r"--out .*: expected a folder to write runs into"):
+        prepare_fuzz("cpu", ["pd-none"], seed=0, minutes=1, out=taken)
