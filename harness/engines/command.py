@@ -59,6 +59,9 @@ def speculative_config(method: Method) -> dict[str, object] | None:
     return {"method": method.kind, **drafter, "num_speculative_tokens": method.num_speculative_tokens}
 
 
+_KV_ROLES: Mapping[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
 def build_command(
     profile: Profile,
     method: Method,
@@ -111,7 +114,7 @@ def build_command(
     if role != "single":
         transfer: dict[str, object] = {
             "kv_connector": "NixlConnector",
-            "kv_role": "kv_both",
+            "kv_role": _KV_ROLES[role] if engine.kv_roles == "split" else "kv_both",
             "kv_buffer_device": engine.kv_buffer_device,
         }
         extra = {"kv_lease_duration": engine.kv_lease_s}

@@ -136,14 +136,27 @@ class RecordedCell:
         return part_of(self.history.run.profile, self.name.variant).get("engine") or {}
 
     @property
+    def first_view(self) -> bool:
+        """Whether this is the first of the cell's scenarios, in which what concerns the whole cell is judged."""
+        scenarios = () if self.record.planned else self.record.scenarios
+        return self.scenario == next(iter(scenarios), COLD)
+
+    @property
     def acceptance_slack(self) -> float:
-        """Relative tolerance on a request's accepted drafts. It is zero except under pressure, in traces with requests
-        at the same time and for the cold prompts of a soak: there prompts are chunked differently than alone, which
+        """Relative tolerance on a request's accepted drafts. It is zero except under pressure, in some traces and for
+        the cold prompts of a soak: there prompts are chunked differently than alone, which
         changes what EAGLE3 and MTP drafters see."""
         loaded = self.cold and self.history.run.kind == "soak"
         config = self.config
-        crowded = isinstance(config, Pressure) or (isinstance(config, Trace) and config.crowded)
-        return PRESSURE_SLACK if loaded or crowded else 0.0
+        other_chunks = isinstance(config, Pressure) or (isinstance(config, Trace) and self._other_chunks(config))
+        return PRESSURE_SLACK if loaded or other_chunks else 0.0
+
+    def _other_chunks(self, trace: Trace) -> bool:
+        """Return whether prompts of a trace may be prefilled in other chunks than alone: beside others, or because they
+        are longer than a step and some of them is cached."""
+        engine = self.engine(self.answering)
+        step = engine.step_tokens if engine is not None else None
+        return trace.crowded or (step is not None and any(len(o.sent_ids) > step for o in self.observations().values()))
 
     def observations(self, form: Form = "ids") -> dict[str, Observation]:
         """Return observations by key: the prompt id when cold, otherwise with instance and part."""

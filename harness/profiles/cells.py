@@ -106,7 +106,7 @@ class EngineGroup(NamedTuple):
     method: Method
     cells: tuple[Cell, ...]
     prefill_method: Method | None = None
-    """The method of P, when it differs from that of D."""
+    """What P is started with instead of D's method, for the mutant M10."""
     variant: str = ""
     expected: Expected = Expected()
 
@@ -128,7 +128,7 @@ class EngineGroup(NamedTuple):
         return any(c.id == self.name.reference for c in self.cells)
 
     def method_of(self, role: str) -> Method:
-        return self.prefill_method if role == "prefill" and self.prefill_method is not None else self.method
+        return (self.prefill_method or self.method.on_prefill) if role == "prefill" else self.method
 
     @property
     def roles(self) -> tuple[Role, ...]:

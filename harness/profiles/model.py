@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
@@ -54,6 +54,11 @@ class NoSpeculation(Strict):
     kind: Literal["none"]
 
     @property
+    def on_prefill(self) -> Self:
+        """The method as P is started with it."""
+        return self
+
+    @property
     def draft_tokens(self) -> int:
         return 0
 
@@ -71,6 +76,14 @@ class _Speculative(Strict):
     kind: str
     drafter: ModelPath | None
     num_speculative_tokens: int = Field(default=3, ge=1, le=16)
+    prefill_num_speculative_tokens: int | None = Field(default=None, ge=1, le=16)
+    """Drafts per step on P, which drafts nothing that counts but has the drafter's KV to compute; None: as on D."""
+
+    @property
+    def on_prefill(self) -> Self:
+        """The method as P is started with it."""
+        drafts = self.prefill_num_speculative_tokens
+        return self if drafts is None else self.model_copy(update={"num_speculative_tokens": drafts})
 
     @property
     def draft_tokens(self) -> int:
@@ -156,6 +169,8 @@ class EngineConfig(Strict):
     """``VLLM_USE_V2_MODEL_RUNNER``; None lets vLLM choose."""
     nixl_threads: int | None = Field(default=None, ge=0)
     """Threads of the NIXL agent (``num_threads`` of the connector's extra config); None keeps vLLM's default of 4."""
+    kv_roles: Literal["both", "split"] = "both"
+    """``kv_role`` of a pair's engines: ``kv_both`` for each, or ``kv_producer`` for P and ``kv_consumer`` for D."""
     kv_lease_s: int = Field(default=30, ge=6)
     """Seconds that P keeps the blocks of an answered request for D (``kv_lease_duration``; vLLM's default is 30)."""
     kv_cache_dtype: str = "auto"
@@ -178,6 +193,15 @@ class EngineConfig(Strict):
     def _allowed_arguments(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         check_arguments(value)
         return value
+
+    @model_validator(mode="after")
+    def _offered_on_cpu(self) -> Self:
+        if self.device == "cpu" and "--async-scheduling" in self.extra_args:
+            raise ValueError(
+                "expected no --async-scheduling with device cpu, where vLLM schedules synchronously without saying so, "
+                "found it; leave it out"
+            )
+        return self
 
 
 class Timeouts(Strict):

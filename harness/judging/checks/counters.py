@@ -35,8 +35,7 @@ READ = {
 
 def applies(cell: CellView) -> bool:
     """Return whether the record says what the engines count, as it does since schema 5; once for each cell."""
-    once = cell.cold or not cell.record.planned
-    return once and cell.record.plan != COUNTED and cell.record.state == "complete"
+    return cell.first_view and cell.record.plan != COUNTED and cell.record.state == "complete"
 
 
 def counters_offered(cell: CellView) -> CheckResult:

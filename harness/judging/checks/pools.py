@@ -13,9 +13,8 @@ NAME = "pool-returned"
 
 def applies(cell: CellView) -> bool:
     """Return whether the record says when the pools were empty, as it does since schema 6; once for each cell."""
-    once = cell.cold or not cell.record.planned
     can_tell = RESET_PREFIX_CACHE not in cell.history.run.lacking and cell.record.emptied_s != {}
-    return once and can_tell and cell.record.state == "complete"
+    return cell.first_view and can_tell and cell.record.state == "complete"
 
 
 def pool_returned(cell: CellView) -> CheckResult:

@@ -67,7 +67,7 @@ def test_a_continuation_is_the_first_turn_and_the_beginning_of_its_answer():
 def test_the_full_profile_has_every_scenario_of_the_plain_one():
     full = {s.id: s for s in load_profile("cpu-full").scenarios}
     assert [i for i in full if i not in ("never-pulled", "abandoned-prefill")] == [s.id for s in PROFILE.scenarios]
-    assert [s.id for s in PROFILE.scenarios if full[s.id] != s] == ["continuation"]
+    assert [s.id for s in PROFILE.scenarios if full[s.id] != s] == ["prefix-hit", "prefix-hit-on-p", "continuation"]
 
 
 def test_late_pull_fills_p_between_the_legs():
@@ -296,6 +296,29 @@ def given_up(generated: float, answered: bool = False):
 def test_a_trace_proves_what_it_says(proves, made, verdict):
     assert proof([made], {**TRACE, "proves": [proves]}, "single-none").verdict is verdict
     assert proof([made], TRACE, "single-none").verdict is Verdict.PASS
+
+
+def test_what_concerns_the_cell_is_judged_once_without_cold_prompts():
+    other = {**TRACE, "id": "other"}
+    made = [in_scenario("single-none", name, "r0-0", sequence=i) for i, name in enumerate(("trace", "other"))]
+    judged = judge(history(made, scenarios=[TRACE, other]), lookups([96]))
+    assert [c.scenario for c in judged.cells if any(r.check == "pool-returned" for r in c.results)] == ["trace"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "step", "slack"),
+    [
+        ([[{"prompt": "p96"}]], 192, 0.0),
+        ([[{"prompt": "p96"}]], 64, 0.1),
+        ([[{"prompt": "p96"}, {"prompt": "p96"}]], 192, 0.1),
+    ],
+)
+def test_drafts_of_a_trace_are_compared_exactly_where_prompts_are_chunked_as_ever(stages, step, slack):
+    engines = (engine("single-eagle3", "single").model_copy(update={"step_tokens": step}),)
+    made = history(
+        [in_scenario("single-eagle3", "trace", "r0-0")], scenarios=[{**TRACE, "stages": stages}], engines=engines
+    )
+    assert view(made, "single-eagle3", scenario="trace").acceptance_slack == slack
 
 
 def test_a_request_that_was_given_up_is_no_answer():
