@@ -112,15 +112,20 @@ class Exchange:
         part is visible only in P's counters."""
         client = self.client("single")
         before = client.last_snapshot
-        leg = self._router(ask.hand_off).complete(
-            ask.payload,
-            self._sampling(ask),
-            new_id(),
-            ask.salt or new_id(),
-            role="decode" if ask.hand_off else "single",
-            count=False,
-            abandon=ask.given_up("decode"),
-        )
+        try:
+            leg = self._router(ask.hand_off).complete(
+                ask.payload,
+                self._sampling(ask),
+                new_id(),
+                ask.salt or new_id(),
+                role="decode" if ask.hand_off else "single",
+                count=False,
+                abandon=ask.given_up("decode"),
+            )
+        except HandoffError:
+            # P may have answered the router.
+            self.kept_by_p += ask.hand_off
+            raise
         if not ask.counted:
             return leg
         awaited = {"finished_requests": 1, **({"nixl_bytes": 1} if ask.hand_off else {})}
@@ -151,10 +156,11 @@ class Exchange:
                 count=False,
                 abandon=ask.given_up("prefill"),
             )
-        except AbandonedError:
-            # It may have ended just before that.
+        except HandoffError:
+            # It may have ended just before it broke or was given up.
             self.kept_by_p += 1
             raise
+        self.kept_by_p += 1
         answered = time.monotonic()
         legs.append(prefill)
         # With requests in between, P's counters do not belong to this request alone.
@@ -184,7 +190,6 @@ class Exchange:
                 f"prefill engine: expected kv_transfer_params in the answer to request {prefill.request_id}, found "
                 "none: P keeps no blocks for D, so the decode request was not sent"
             )
-        self.kept_by_p += 1
         if ask.between is not None:
             ask.between()
         abandon = ask.given_up("decode")
