@@ -146,21 +146,17 @@ class Exchange:
         request_id, salt = new_id(), ask.salt or new_id()
         p, d = self._clients["prefill"], self._clients["decode"]
         before = {client: client.last_snapshot for client in (p, d)}
-        try:
-            prefill = p.complete(
-                ask.payload,
-                Sampling(1, self._workload.logprobs, ask.temperature),
-                request_id,
-                salt,
-                REMOTE_DECODE,
-                count=False,
-                abandon=ask.given_up("prefill"),
-            )
-        except HandoffError:
-            # It may have ended just before it broke or was given up.
-            self.kept_by_p += 1
-            raise
+        # Before it is asked: it may end just before it breaks or is given up.
         self.kept_by_p += 1
+        prefill = p.complete(
+            ask.payload,
+            Sampling(1, self._workload.logprobs, ask.temperature),
+            request_id,
+            salt,
+            REMOTE_DECODE,
+            count=False,
+            abandon=ask.given_up("prefill"),
+        )
         answered = time.monotonic()
         legs.append(prefill)
         # With requests in between, P's counters do not belong to this request alone.
@@ -188,7 +184,7 @@ class Exchange:
         if not prefill.kv_transfer_params:
             raise HandoffError(
                 f"prefill engine: expected kv_transfer_params in the answer to request {prefill.request_id}, found "
-                "none: P keeps no blocks for D, so the decode request was not sent"
+                "none, so the decode request was not sent"
             )
         if ask.between is not None:
             ask.between()

@@ -99,7 +99,7 @@ def _differences(row: PlannedRequest, o: Observation, fields: Sequence[str]) -> 
         yield "another prompt, source or known answer under this name"
     answered = tuple(leg.role for leg in o.legs)
     # A broken exchange has the answers that came before the error, one that was given up those before that.
-    if answered != (row.legs[: len(answered)] if o.error is not None or o.abandon is not None else row.legs):
+    if answered != (row.legs[: len(answered)] if o.cut_short else row.legs):
         yield f"answers of {_roles(answered)} instead of {_roles(row.legs)}"
 
 

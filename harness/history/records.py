@@ -172,6 +172,11 @@ class Observation(Strict):
         """The leg whose output a user would receive."""
         return self.leg("decode") or self.leg("single")
 
+    @property
+    def cut_short(self) -> bool:
+        """Whether the exchange broke or was to be given up, so that its answer is not judged."""
+        return self.error is not None or self.abandon is not None
+
     def came_late(self, lease_s: float) -> bool:
         """Return whether D's engine received the request when P's lease had ended or could no longer be renewed.
 

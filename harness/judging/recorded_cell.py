@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self, get_args
@@ -89,8 +90,16 @@ class RecordedCell:
 
     def engine(self, role: str) -> EngineRecord | None:
         """Return the engine with a role in this cell; in a P/D pair, ``single`` is the decode engine."""
-        mine = {e.role: e for e in self.history.run.engines if e.group == self.record.group}
-        return mine.get(role) or (mine.get("decode") if role == "single" else None)
+        return self._engines.get(role) or (self._engines.get("decode") if role == "single" else None)
+
+    @property
+    def engine_roles(self) -> set[str]:
+        """Roles of the engines that are recorded for this cell, without routers."""
+        return self._engines.keys() - {"router"}
+
+    @property
+    def _engines(self) -> dict[str, EngineRecord]:
+        return {e.role: e for e in self.history.run.engines if e.group == self.record.group}
 
     def selected(self, cell_id: str) -> bool:
         """Return whether the run was asked to observe another cell."""
@@ -176,7 +185,7 @@ class RecordedCell:
         return {
             k: o
             for k, o in self.observations(form).items()
-            if o.error is None and o.abandon is None and o.final is not None and o.final.output_ids is not None
+            if not o.cut_short and o.final is not None and o.final.output_ids is not None
         }
 
     def stratum(self, observation: Observation) -> str:
@@ -211,8 +220,12 @@ class RecordedCell:
             return None
         if self.cold or isinstance(self.config, Refill):
             return 0
-        others = [x for x in self.observations().values() if x.instance == o.instance and x.sequence < o.sequence]
-        return max((self.expected_hit(x, o) for x in others), default=0)
+        return self.hit_of_any((x for x in self.observations().values() if x.sequence < o.sequence), o)
+
+    def hit_of_any(self, donors: Iterable[Observation], subject: Observation) -> int:
+        """Return the most tokens of the subject that an engine may have cached after the donors of its instance."""
+        hits = (self.expected_hit(x, subject) for x in donors if x.instance == subject.instance and x is not subject)
+        return max(hits, default=0)
 
 
 def _computed_output(o: Observation) -> tuple[int, ...]:

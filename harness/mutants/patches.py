@@ -484,32 +484,43 @@ def _kv_cache(runner: Any, layer: str) -> Any:
     return cache[0] if isinstance(cache, (list, tuple)) else cache
 
 
-@patch("N4", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
-def _n4(original: Any, active: Active) -> Any:
+def _before_update_states(original: Any, active: Active, damage: Callable[[Any, Any], None]) -> Any:
+    """Wrap ``_update_states``: with the mutant on, do damage to the runner or the step before it."""
+
     def _update_states(self: Any, scheduler_output: Any) -> Any:
         if active():
-            for blocks in _cached_blocks(self, scheduler_output):
-                for layer in DRAFT_LAYERS:
-                    active.fired()
-                    _kv_cache(self, layer)[blocks] = 0
+            damage(self, scheduler_output)
         return original(self, scheduler_output)
 
     return _update_states
+
+
+def _target_layers(runner: Any) -> set[str]:
+    return set(runner.compilation_config.static_forward_context) - DRAFT_LAYERS
+
+
+@patch("N4", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+def _n4(original: Any, active: Active) -> Any:
+    def zero(runner: Any, scheduler_output: Any) -> None:
+        for blocks in _cached_blocks(runner, scheduler_output):
+            for layer in DRAFT_LAYERS:
+                active.fired()
+                _kv_cache(runner, layer)[blocks] = 0
+
+    return _before_update_states(original, active, zero)
 
 
 @patch("N5", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
 def _n5(original: Any, active: Active) -> Any:
-    def _update_states(self: Any, scheduler_output: Any) -> Any:
-        if active():
-            for blocks in _cached_blocks(self, scheduler_output):
-                for layer in set(self.compilation_config.static_forward_context) - DRAFT_LAYERS:
-                    if len(blocks) > 1:
-                        active.fired()
-                        cache = _kv_cache(self, layer)
-                        cache[blocks[1]] = cache[blocks[0]]
-        return original(self, scheduler_output)
+    def copy_first(runner: Any, scheduler_output: Any) -> None:
+        for blocks in _cached_blocks(runner, scheduler_output):
+            if len(blocks) > 1:
+                for layer in _target_layers(runner):
+                    active.fired()
+                    cache = _kv_cache(runner, layer)
+                    cache[blocks[1]] = cache[blocks[0]]
 
-    return _update_states
+    return _before_update_states(original, active, copy_first)
 
 
 # --- N8 to N10: blocks that an answer filled, or that are still to be filled ------------------------------------------
@@ -528,23 +539,12 @@ def _forget_answers(runner: Any, scheduler_output: Any, layers: Iterable[str], a
 
 @patch("N8", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
 def _n8(original: Any, active: Active) -> Any:
-    def _update_states(self: Any, scheduler_output: Any) -> Any:
-        if active():
-            layers = set(self.compilation_config.static_forward_context) - DRAFT_LAYERS
-            _forget_answers(self, scheduler_output, layers, active)
-        return original(self, scheduler_output)
-
-    return _update_states
+    return _before_update_states(original, active, lambda r, s: _forget_answers(r, s, _target_layers(r), active))
 
 
 @patch("N9", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
 def _n9(original: Any, active: Active) -> Any:
-    def _update_states(self: Any, scheduler_output: Any) -> Any:
-        if active():
-            _forget_answers(self, scheduler_output, DRAFT_LAYERS, active)
-        return original(self, scheduler_output)
-
-    return _update_states
+    return _before_update_states(original, active, lambda r, s: _forget_answers(r, s, DRAFT_LAYERS, active))
 
 
 _NULL_BLOCK = 0
@@ -552,9 +552,8 @@ _NULL_BLOCK = 0
 
 @patch("N10", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
 def _n10(original: Any, active: Active) -> Any:
-    def _update_states(self: Any, scheduler_output: Any) -> Any:
-        new = scheduler_output.scheduled_new_reqs if active() else ()
-        size = self.cache_config.block_size
+    def hide(runner: Any, scheduler_output: Any) -> None:
+        new, size = scheduler_output.scheduled_new_reqs, runner.cache_config.block_size
         unwritten = {b for r in new for group in r.block_ids for b in list(group)[r.num_computed_tokens // size :]}
         for request in new:
             whole = request.num_computed_tokens // size
@@ -564,9 +563,8 @@ def _n10(original: Any, active: Active) -> Any:
                     [_NULL_BLOCK if i < whole and b in unwritten else b for i, b in enumerate(group)]
                     for group in request.block_ids
                 )
-        return original(self, scheduler_output)
 
-    return _update_states
+    return _before_update_states(original, active, hide)
 
 
 # --- N11: blocks of a request that was given up ----------------------------------------------------------------------

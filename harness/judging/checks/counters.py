@@ -116,7 +116,7 @@ def _settled(cell: CellView) -> Iterator[Observation]:
     """Yield the answers whose counters are theirs: not after, and not at once with, a request that broke or was given
     up."""
     ordered = cell.history.in_order(cell.id)
-    broken = {_stage(o) for o in ordered if o.error is not None or o.abandon is not None}
+    broken = {_stage(o) for o in ordered if o.cut_short}
     # Where it is known how far a request came that was given up, nothing of it is counted later.
     unclear = {_stage(o) for o in ordered if o.error is not None or (o.abandon is not None and o.abandon.after_s)}
     last, after = None, False

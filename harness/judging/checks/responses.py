@@ -54,7 +54,7 @@ def complete(cell: CellView) -> CheckResult:
 
 def _other_engines(cell: CellView) -> list[Finding]:
     """Return a finding for each answer that names other engines than those recorded for the cell."""
-    mine = {e.role for e in cell.history.run.engines if e.group == cell.record.group} - {"router"}
+    mine = cell.engine_roles
     return [
         cell.finding(
             "complete",

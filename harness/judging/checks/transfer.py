@@ -32,7 +32,7 @@ def transfer(cell: CellView) -> CheckResult:
     findings: list[Finding] = []
     judged = 0
     for o in cell.all_observations():
-        if o.error is not None or o.abandon is not None or o.route != "cell":
+        if o.cut_short or o.route != "cell":
             continue
         judged += 1
         findings.extend(judge(cell, o))
@@ -142,7 +142,7 @@ def _counted_alone(cell: RecordedCell) -> Iterator[tuple[Observation, Leg]]:
         alone = not broke and o.attempts == 1 and o.concurrent == 1 and o.route == "cell" and o.abandon is None
         if alone and o.error is None and leg is not None and leg.counters.get("nixl_bytes"):
             yield o, leg
-        broke = o.error is not None or o.abandon is not None
+        broke = o.cut_short
 
 
 _OWN_LAYERS = ("eagle3", "dflash")
@@ -267,7 +267,9 @@ def _stages(cell: CellView) -> list[Finding]:
             continue
         counters = members[0].shared_counters.get("decode", {})
         # Of prompts with a common prefix, the later one may find the blocks of the earlier in D's cache.
-        cached = min(counters.get("prefix_hits", 0), sum(_cached_by_others(cell, o) for o in members))
+        cached = counters.get("prefix_hits", 0)
+        if cached:
+            cached = min(cached, sum(cell.hit_of_any(cell.all_observations(), o) for o in members))
         wanted = sum(len(o.sent_ids) - 1 for o in members) - cached
         moved = counters.get("prompt_tokens_external_kv_transfer", counters.get("external_hits", 0.0))
         transfers = counters.get("nixl_transfers", 0)
@@ -288,12 +290,6 @@ def _stages(cell: CellView) -> list[Finding]:
             message = f"expected whole blocks of {size:.0f} bytes for requests sent together, found a part of one"
             findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
     return findings
-
-
-def _cached_by_others(cell: CellView, o: Observation) -> int:
-    """Return the most tokens of a request that D may have cached from any other request of its script."""
-    others = [x for x in cell.all_observations() if x.instance == o.instance and x.sequence != o.sequence]
-    return max((cell.expected_hit(x, o) for x in others), default=0)
 
 
 def _failed(cell: CellView, o: Observation, counters: dict[str, float]) -> list[Finding]:
