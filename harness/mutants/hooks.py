@@ -151,14 +151,19 @@ def install_all(ids: str, switch_path: str | None, together: bool = False) -> No
     except MutantRefused as error:
         refuse(str(error))
         return
+    install_patches([p for p in PATCHES if p.mutant in wanted], switch)
+    say(f"installed {','.join(wanted)}")
+
+
+def install_patches(patches: Iterable[Patch], switch: Switch) -> None:
+    """Install patches in this process, each as soon as its module is imported."""
     waiting: dict[str, list[Patch]] = {}
-    for item in (p for p in PATCHES if p.mutant in wanted):
+    for item in patches:
         if item.module in sys.modules:
             _install_or_end(sys.modules[item.module], [item], switch)
         else:
             waiting.setdefault(item.module, []).append(item)
     sys.meta_path.insert(0, _Finder(waiting, switch))
-    say(f"installed {','.join(wanted)}")
 
 
 def _install_or_end(module: ModuleType, patches: Iterable[Patch], switch: Switch) -> None:

@@ -1,0 +1,199 @@
+"""Damage each part of what D is handed, and each input of its drafter, and see whether a check fails:
+python -m benchmarks.blind_spots [METHOD …]
+
+Real engines of the profile ``cpu``, a pair for each method; about a minute each. The table is Markdown. Exit code 1 if
+some damage is seen in no prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.kv_damage import FILE
+from harness.baselines.lookup import Lookup
+from harness.engines.environment import EngineEnvironment, engines_for
+from harness.engines.mutation import Mutation
+from harness.engines.session import EngineGroupSession
+from harness.history.folder import History
+from harness.history.records import COLD, Form
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import baselines_for, judge
+from harness.profiles.cells import Cell, EngineGroup, Plan, Role
+from harness.profiles.model import Method
+from harness.runner.record_cells import record_cells
+from harness.runner.recorder import Recorder
+from harness.util.paths import REPOSITORY
+from harness.util.progress import Reporter
+from harness.workload.cells import CellWork, Choice, cell_work
+from harness.workload.prepare import Prepared, prepare
+
+_PLUGIN = "[vllm.general_plugins]\nkv_harness_damage = benchmarks.kv_damage:register\n"
+_PROMPTS = 4
+_BLOCKS = 3
+"""Fewest blocks of a prompt, so that first, middle and last are three."""
+_INPUTS = {
+    # Of vLLM's ``SpecDecodeBaseProposer.propose``, by name. Damaged on the single engine, which prefills by itself.
+    "target_hidden_states": ("zero", "row before"),
+    "target_token_ids": ("another",),
+    "next_token_ids": ("another",),
+    "target_positions": ("one more",),
+    "own KV": ("zero",),
+}
+
+
+class Damage(Mutation):
+    """Loads the plugin into D and tells it what to damage."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "damage.json"
+        plugin = folder / "plugin" / "kv_harness_damage-0.dist-info"
+        plugin.mkdir(parents=True)
+        (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: kv-harness-damage\nVersion: 0\n")
+        (plugin / "entry_points.txt").write_text(_PLUGIN)
+        self._plugin = plugin.parent
+        self.set({})
+
+    def environment(self, role: Role, engine_prefix: str, folder: Path) -> dict[str, str]:
+        if role != "decode":
+            return {}
+        paths = (str(self._plugin), str(REPOSITORY), os.environ.get("PYTHONPATH", ""))
+        return {FILE: str(self._file), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+    def set(self, wanted: dict[str, str]) -> None:
+        """Choose the damage, none if empty."""
+        new = self._file.with_suffix(".new")
+        new.write_text(json.dumps(wanted))
+        new.replace(self._file)
+        Path(f"{self._file}.done").write_text("")
+
+    @property
+    def done(self) -> int:
+        """How often something was damaged since the last choice."""
+        return len(Path(f"{self._file}.done").read_text().splitlines())
+
+    @property
+    def layers(self) -> list[tuple[str, str]]:
+        """Layers with a KV cache, and whose they are."""
+        lines = Path(f"{self._file}.layers").read_text().splitlines()
+        return [(name, owner) for name, owner in map(str.split, lines)]
+
+
+class Seen(NamedTuple):
+    """What one damage led to."""
+
+    what: str
+    how: str
+    where: str
+    applied: int
+    prompts: int
+    """Prompts with a finding."""
+    checks: tuple[str, ...]
+
+
+def _variants(layers: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, str, dict[str, str]]]:
+    for number, (name, owner) in enumerate(layers):
+        for part in "KV":
+            for how in ("zero", "flip", "block before"):
+                for block in ("first", "middle", "last"):
+                    what = f"layer {number} ({owner}), {part}"
+                    yield what, how, block, {"layer": name, "part": part, "block": block, "how": how}
+    if any(owner == "drafter" for _, owner in layers):
+        for name, ways in _INPUTS.items():
+            for how in ways:
+                yield name, how, "every step", {"input": name, "how": how}
+
+
+def _works(prepared: Prepared, cells: Sequence[Cell]) -> list[CellWork]:
+    size = prepared.profile.engine.block_size
+    long = sorted((p for p in prepared.prompts.cold if p.tokens > (_BLOCKS - 1) * size), key=lambda p: p.tokens)
+    chosen = [long[i * (len(long) - 1) // (_PROMPTS - 1)].id for i in range(_PROMPTS)]
+    forms: tuple[Form, ...] = ("ids",)
+    choice = Choice(scenarios=frozenset({COLD}), prompts=frozenset(chosen), forms=forms)
+    return [cell_work(prepared.profile, prepared.prompts, cell, choice) for cell in cells]
+
+
+def try_method(prepared: Prepared, method: Method, environment: EngineEnvironment, folder: Path) -> list[Seen]:
+    """Start a pair, ask the prompts without damage, then with each damage."""
+    cells = (Cell("pd", method, "client"), Cell("single", method, "client"))
+    group = EngineGroup("pd", method, cells)
+    damage = Damage(folder)
+    works = _works(prepared, cells)
+    with Reporter(60.0) as reporter:
+        recorder = Recorder(
+            prepared.profile,
+            prepared.source,
+            works,
+            {c.id: group.id for c in cells},
+            prepared.sets,
+            environment,
+            folder / "control",
+            "control",
+        )
+        session = EngineGroupSession(
+            group, prepared.profile, environment, folder / "logs", progress=reporter.line, mutation=damage
+        )
+        with session:
+            record_cells(session, works, recorder, reporter)
+            control = recorder.finish()
+            baselines = baselines_for(control)
+            judged = judge(control, baselines)
+            if judged.verdict is not Verdict.PASS:
+                raise SystemExit(f"expected the pair to pass without damage, found {judged.verdict}: {judged.cells}")
+            return [
+                _try(session, works["input" in variant[-1]], control, baselines, damage, *variant)
+                for variant in _variants(damage.layers)
+            ]
+
+
+def _try(
+    session: EngineGroupSession,
+    work: CellWork,
+    control: History,
+    baselines: Mapping[str, Lookup],
+    damage: Damage,
+    what: str,
+    how: str,
+    where: str,
+    wanted: dict[str, str],
+) -> Seen:
+    damage.set(wanted)
+    fresh = [session.observe(work.cell, item.prompt, "ids", i) for i, item in enumerate(work.items)]
+    applied = damage.done
+    damage.set({})
+    others = tuple(o for o in control.observations if o.cell != work.cell.id)
+    history = History(folder=control.folder, run=control.run, observations=(*fresh, *others), own=True)
+    findings = [
+        f for c in judge(history, baselines).cells if c.cell == work.cell.id for r in c.results for f in r.findings
+    ]
+    checks = tuple(dict.fromkeys(f.check for f in findings))
+    return Seen(what, how, where, applied, len({f.prompt_id for f in findings}), checks)
+
+
+def main(methods: Sequence[str]) -> int:
+    prepared = prepare("cpu", [], [COLD])
+    holes = tried = 0
+    for method in prepared.profile.methods:
+        if methods and method.kind not in methods:
+            continue
+        environment = engines_for(prepared.profile, Plan((), (EngineGroup("pd", method, ()),)), None)
+        with tempfile.TemporaryDirectory() as folder:
+            found = try_method(prepared, method, environment, Path(folder))
+        print(f"\n## {method.kind}\n\n| damaged | how | where | prompts with a finding | by |\n|---|---|---|---|---|")
+        for seen in found:
+            words = ", ".join(seen.checks) if seen.prompts else "**nothing**"
+            note = "" if seen.applied else " (never applied)"
+            print(f"| {seen.what} | {seen.how} | {seen.where} | {seen.prompts} of {_PROMPTS}{note} | {words} |")
+        holes += sum(not seen.prompts for seen in found)
+        tried += len(found)
+    print(f"\n{tried} kinds of damage, {holes} not seen")
+    return 1 if holes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

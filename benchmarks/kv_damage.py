@@ -1,0 +1,118 @@
+"""Damage that ``benchmarks.blind_spots`` puts into D: loaded by vLLM as a plugin, told by a file what to do.
+
+The file holds a JSON object, empty for no damage: ``{"layer", "part", "block", "how"}`` for KV that arrived, or
+``{"input", "how"}`` for what the drafter is given. Beside it, ``.layers`` gets the names of the layers with a KV cache,
+the drafter's marked, and ``.done`` a line for each time that something was damaged.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+FILE = "KV_HARNESS_DAMAGE"
+_NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
+_PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
+_DRAFTERS: set[str] = set()
+
+
+def register() -> None:
+    """Install the patches in an engine that is to be damaged. vLLM calls this in every process of an engine."""
+    if not os.environ.get(FILE):
+        return
+    from harness.mutants.hooks import Patch, Switch, install_patches
+
+    patches = (
+        Patch("damage", _NIXL, "NixlBaseConnectorWorker.get_transfer_results", ("self",), _arrivals),
+        Patch("damage", _PROPOSER, "SpecDecodeBaseProposer.propose", ("self", "num_speculative_tokens"), _inputs),
+        Patch("damage", _PROPOSER, "SpecDecodeBaseProposer.load_model", ("self", "target_model"), _draft_layers),
+    )
+    install_patches(patches, Switch(frozenset({"damage"}), None, together=False))
+
+
+def _wanted() -> dict[str, str]:
+    wanted: dict[str, str] = json.loads(Path(os.environ[FILE]).read_text(encoding="utf-8") or "{}")
+    return wanted
+
+
+def _note(suffix: str, text: str) -> None:
+    with Path(os.environ[FILE] + suffix).open("a", encoding="utf-8") as file:
+        file.write(text + "\n")
+
+
+def _draft_layers(original: Any, active: Any) -> Any:
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        _DRAFTERS.update(self._draft_attn_layer_names)
+        return result
+
+    return load_model
+
+
+def _arrivals(original: Any, active: Any) -> Any:
+    from harness.mutants.patches import on_arrival
+
+    def damage(worker: Any, group: list[int]) -> bool:
+        if not Path(os.environ[FILE] + ".layers").exists():
+            for name in worker.device_kv_caches:
+                _note(".layers", f"{name} {'drafter' if name in _DRAFTERS else 'target'}")
+        wanted = _wanted()
+        if "layer" not in wanted:
+            return False
+        at = {"first": 0, "middle": len(group) // 2, "last": len(group) - 1}[wanted["block"]]
+        _damage_block(worker.device_kv_caches[wanted["layer"]], group, at, wanted["part"], wanted["how"])
+        _note(".done", "block")
+        return True
+
+    return on_arrival(original, active, damage)
+
+
+def _damage_block(cache: Any, group: list[int], at: int, part: str, how: str) -> None:
+    """Damage keys or values of a block. vLLM's CPU backend keeps a block as (heads, tokens of K then of V, size)."""
+    _, heads, tokens, _ = cache.size()
+    halves = cache.view(cache.size(0), heads, tokens * 2, -1).chunk(2, dim=2)
+    chosen = halves[0 if part == "K" else 1]
+    if how == "zero":
+        chosen[group[at]] = 0
+    elif how == "flip":
+        chosen[group[at]] = chosen[group[at]].flip(1).clone()
+    else:
+        chosen[group[at]] = chosen[group[at - 1]].clone()
+
+
+def _inputs(original: Any, active: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def propose(self: Any, *args: Any, **kwargs: Any) -> Any:
+        wanted = _wanted()
+        if "input" not in wanted:
+            return original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs)
+        _damage_input(self, given.arguments, wanted["input"], wanted["how"])
+        _note(".done", "input")
+        return original(*given.args, **given.kwargs)
+
+    return propose
+
+
+def _damage_input(proposer: Any, given: dict[str, Any], name: str, how: str) -> None:
+    if name == "own KV":
+        context = proposer.vllm_config.compilation_config.static_forward_context
+        for layer in proposer._draft_attn_layer_names:
+            cache = context[layer].kv_cache
+            (cache[0] if isinstance(cache, (list, tuple)) else cache).zero_()
+        return
+    value = given[name].clone()
+    if how == "zero":
+        value.zero_()
+    elif how == "row before":
+        value = value.roll(1, 0)
+    elif how == "another":
+        # A neighbour in the vocabulary; there is none below the first token.
+        value = (value - 1).clamp(min=0)
+    else:
+        value += 1
+    given[name] = value
