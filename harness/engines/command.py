@@ -117,6 +117,8 @@ def build_command(
             "kv_role": _KV_ROLES[role] if engine.kv_roles == "split" else "kv_both",
             "kv_buffer_device": engine.kv_buffer_device,
         }
+        if engine.kv_load_failure_policy != "fail":
+            transfer["kv_load_failure_policy"] = engine.kv_load_failure_policy
         extra = {"kv_lease_duration": engine.kv_lease_s}
         if engine.nixl_threads is not None:
             extra["num_threads"] = engine.nixl_threads

@@ -156,7 +156,11 @@ class Readiness:
         attempts = self._profile.timeouts.handshake_attempts
         for attempt in range(1, attempts + 1):
             try:
-                exchange.send(Ask(True, ids, max_tokens=sampling.max_tokens), [])
+                legs: list[Leg] = []
+                exchange.send(Ask(True, ids, max_tokens=sampling.max_tokens), legs)
+                # An engine that recomputes what it cannot fetch answers all the same.
+                if not legs[-1].counters.get("nixl_bytes"):
+                    raise HandoffError("expected NIXL to move KV to the decode engine, found an answer without any")
                 return
             except HandoffError as error:
                 self._launcher.dump_stacks_on_timeout(error, "warm-up")

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.engines.client import REMOTE_DECODE, Client, Sampling
 from harness.errors import AbandonedError, HandoffError
@@ -40,6 +40,16 @@ class Ask(NamedTuple):
     """Whether the request goes to the router, which performs any hand-off."""
     abandon: Abandon | None = None
     """When the client gives the request up; None to wait for the answer."""
+    former: Mapping[str, Any] | None = None
+    """For a request to D alone, parameters of an earlier hand-off, as from a P that was restarted since: another engine
+    answers at its address, so D cannot fetch anything."""
+    appended: bool = False
+    """Whether the last token of the payload, which is of ids then, is P's answer: P is asked for the others alone."""
+
+    @property
+    def prefilled(self) -> list[int] | str:
+        """The prompt that P is asked."""
+        return self.payload[:-1] if self.appended else self.payload
 
     def given_up(self, leg: Role) -> Abandon | None:
         """Return when the request is given up at an engine with this role in the hand-off."""
@@ -101,6 +111,7 @@ class Exchange:
             self._sampling(ask),
             new_id(),
             ask.salt or new_id(),
+            None if ask.former is None else {**ask.former, "remote_engine_id": new_id()},
             role=ask.alone,
             await_counters=("finished_requests",),
             count=ask.counted,
@@ -149,7 +160,7 @@ class Exchange:
         # Before it is asked: it may end just before it breaks or is given up.
         self.kept_by_p += 1
         prefill = p.complete(
-            ask.payload,
+            ask.prefilled,
             Sampling(1, self._workload.logprobs, ask.temperature),
             request_id,
             salt,

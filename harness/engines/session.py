@@ -65,6 +65,8 @@ class EngineGroupSession:
         self._launcher = Launcher(group, profile, log_folder, self.key, progress)
         self._readiness = Readiness(group, profile, self._launcher, self._mutation, progress)
         self._routers = Routers(group.id, log_folder, self.key, profile.timeouts.request, progress)
+        self._failed_before = 0.0
+        """Failed transfers when the pools were last empty."""
         self._exchange = self._mutation.exchange(self._launcher.clients, profile, self._routers.clients)
 
     # --- life cycle ---------------------------------------------------------------------------------------------
@@ -301,7 +303,14 @@ class EngineGroupSession:
     def _patience_s(self) -> float:
         """Seconds within which every block must be free: P holds those of a hand-off that D never finished until the
         lease ends."""
-        return _RESET_S + (self.profile.engine.kv_lease_s if self._exchange.kept_by_p else 0)
+        kept = self._exchange.kept_by_p or self._failed_transfers > self._failed_before
+        return _RESET_S + (self.profile.engine.kv_lease_s if kept else 0)
+
+    @property
+    def _failed_transfers(self) -> float:
+        """How many transfers D has counted as failed. Where it then computes the prompt by itself, P is not told."""
+        decode = self._launcher.clients.get("decode")
+        return decode.last_snapshot.get("nixl_failed_transfers", 0) if decode is not None else 0
 
     def emptied(self) -> dict[str, float | None]:
         """Reset all prefix caches, which succeeds once no block of the KV pool is in use.
@@ -312,8 +321,9 @@ class EngineGroupSession:
         begun = time.monotonic()
         until = begun + self._patience_s
         emptied: dict[str, float | None] = {r: self._emptied(r, begun, until) for r in self._launcher.clients}
-        if self._exchange.kept_by_p:
+        if self._exchange.kept_by_p or (emptied.get("prefill") or 0) > _POLL_S:
             self._count_expired()
+        self._failed_before = self._failed_transfers
         return emptied
 
     def _count_expired(self) -> None:

@@ -19,7 +19,7 @@ RESCORE = "rescore"
 """Pseudo-scenario of the requests with which the plain engine re-scores the outputs of cells."""
 COLD = "cold"
 """Scenario of prompts that the engines have not seen before."""
-SentTo = Literal["cell", "prefill", "local"]
+SentTo = Literal["cell", "prefill", "local", "former-p"]
 """Where a request goes: through the cell's topology, to P alone, or to the answering engine alone."""
 
 Count = Annotated[int, Field(ge=-(2**63), lt=2**63)]

@@ -22,6 +22,7 @@ DamageClass = Literal[
     "infrastructure",
     "routing",
     "blocks-kept",
+    "reuse-lost",
     "baseline",
 ]
 

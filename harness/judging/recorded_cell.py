@@ -16,7 +16,7 @@ from harness.history.records import COLD, CellRecord, EngineRecord, Form, Observ
 from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName
 from harness.profiles.model import part_of
-from harness.profiles.scenarios import Pressure, Refill, Scenario, Trace
+from harness.profiles.scenarios import AppendedToken, Pressure, Refill, Scenario, Trace
 from harness.prompts.lengths import classify
 
 PRESSURE_SLACK = 0.1
@@ -126,22 +126,23 @@ class RecordedCell:
     @property
     def kv_lease_s(self) -> float:
         """Seconds for which P keeps the blocks of a hand-off; vLLM's default unless the profile sets it."""
-        return float(self._engine_settings.get("kv_lease_s", 30))
+        return float(self.engine_settings.get("kv_lease_s", 30))
 
     @property
     def context_tokens(self) -> int | None:
         """Largest number of prompt and output tokens of a request; None if the profile does not say."""
-        return self._engine_settings.get("max_model_len")
+        return self.engine_settings.get("max_model_len")
 
     @property
     def kv_item_bytes(self) -> int:
         """Bytes of one number in the KV cache; 1 where the profile does not say, which every size is a multiple of."""
-        settings = self._engine_settings
+        settings = self.engine_settings
         named = settings.get("kv_cache_dtype", "auto")
         return _ITEM_BYTES.get(settings.get("dtype", "") if named == "auto" else named, 1)
 
     @property
-    def _engine_settings(self) -> dict[str, Any]:
+    def engine_settings(self) -> dict[str, Any]:
+        """What the recorded profile asks of the engines of this cell's variant."""
         return part_of(self.history.run.profile, self.name.variant).get("engine") or {}
 
     @property
@@ -187,6 +188,11 @@ class RecordedCell:
             for k, o in self.observations(form).items()
             if not o.cut_short and o.final is not None and o.final.output_ids is not None
         }
+
+    def prompt_of(self, o: Observation, role: str) -> tuple[int, ...]:
+        """Return the prompt ids that an engine was asked: P all but the last, where that is P's own answer."""
+        shortened = role == "prefill" and isinstance(self.config, AppendedToken) and o.route == "cell"
+        return o.sent_ids[:-1] if shortened else o.sent_ids
 
     def stratum(self, observation: Observation) -> str:
         return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)

@@ -1,6 +1,6 @@
 """The mutants and the defects that they stand for. Plain data, which the harness reads without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N11 are related defects.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N13 are related defects.
 """
 
 from __future__ import annotations
@@ -217,6 +217,20 @@ MUTANTS: dict[str, Mutant] = {
             "class of vllm #46283, #58222",
             "decode",
             "the last KV block of an aborted request is never given back to the pool",
+        ),
+        Mutant(
+            "N12",
+            "a request whose transfer failed is not computed again",
+            "class of vllm #49250",
+            "decode",
+            "after a failed load, D takes the tokens that were not fetched for computed and goes on from there",
+        ),
+        Mutant(
+            "N13",
+            "speculation finds nothing in the prefix cache",
+            "vllm #54360, #57032",
+            "both",
+            "KVCacheManager.get_computed_blocks finds no block on an engine with a drafter",
         ),
     )
 }

@@ -16,6 +16,7 @@ from harness.mutants.hooks import Active, patch
 
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 _MANAGER = "vllm.v1.core.kv_cache_manager"
+_SCHEDULER = "vllm.v1.core.sched.scheduler"
 _RUNNER = "vllm.v1.worker.gpu_model_runner"
 
 DRAFT_LAYERS: set[str] = set()
@@ -123,7 +124,7 @@ def _m3_first_prefill(original: Any, active: Active) -> Any:
     return allocate_slots
 
 
-@patch("M3", "vllm.v1.core.sched.scheduler", "Scheduler.schedule", ("self",))
+@patch("M3", _SCHEDULER, "Scheduler.schedule", ("self",))
 def _m3_one_slot_less(original: Any, active: Active) -> Any:
     """Lower the scheduler's copy of ``VllmConfig.num_lookahead_tokens``, which can be switched at run time."""
 
@@ -185,7 +186,7 @@ def _received(worker: Any) -> dict[str, list[list[int]]]:
     return {r: [list(g) for g in m.local_physical_block_ids] for r, m in worker._recving_metadata.items()}
 
 
-def _on_arrival(original: Any, active: Active, damage: Callable[[Any, list[int]], bool]) -> Any:
+def on_arrival(original: Any, active: Active, damage: Callable[[Any, list[int]], bool]) -> Any:
     """Wrap ``get_transfer_results``: ``damage(worker, block ids)`` is called for each KV-cache group that arrived, and
     returns whether it damaged anything."""
 
@@ -209,7 +210,7 @@ def _m4(original: Any, active: Active) -> Any:
             worker.device_kv_caches[layer][group] = 0
         return bool(lost)
 
-    return _on_arrival(original, active, lose)
+    return on_arrival(original, active, lose)
 
 
 _MIXIN = "vllm.v1.worker.kv_connector_model_runner_mixin"
@@ -436,7 +437,7 @@ def _n2(original: Any, active: Active) -> Any:
             worker.device_kv_caches[layer][group[1]] = 0
         return len(group) > 1
 
-    return _on_arrival(original, active, lose)
+    return on_arrival(original, active, lose)
 
 
 def _depth(layer: str) -> int:
@@ -451,7 +452,7 @@ def _n7(original: Any, active: Active) -> Any:
         worker.device_kv_caches[last][group] = 0
         return True
 
-    return _on_arrival(original, active, lose)
+    return on_arrival(original, active, lose)
 
 
 @patch("N3", f"{_NIXL}.pull_worker", "NixlPullConnectorWorker._read_blocks", ("self", "read_spec", "dst_engine_id"))
@@ -572,7 +573,7 @@ def _n10(original: Any, active: Active) -> Any:
 _KEPT: list[Any] = []
 
 
-@patch("N11", "vllm.v1.core.sched.scheduler", "Scheduler._free_request_blocks", ("self", "request"))
+@patch("N11", _SCHEDULER, "Scheduler._free_request_blocks", ("self", "request"))
 def _n11(original: Any, active: Active) -> Any:
     def _free_request_blocks(self: Any, request: Any) -> Any:
         if active() and request.status.name == "FINISHED_ABORTED":
@@ -597,3 +598,54 @@ def _n11_give_back(original: Any, active: Active) -> Any:
         return original(self)
 
     return reset_prefix_cache
+
+
+# --- N12: a failed load is not rolled back ---------------------------------------------------------------------------
+
+
+def _keeping_count(requests: Iterable[Any], active: Active, lower: Callable[[], Any]) -> Any:
+    """Call ``lower``, which lowers how many tokens of the requests count as computed, and put the numbers back."""
+    before = {request.request_id: (request, request.num_computed_tokens) for request in requests}
+    result = lower()
+    for request, count in before.values():
+        if request.num_computed_tokens != count:
+            active.fired()
+            request.num_computed_tokens = count
+    return result
+
+
+@patch("N12", _SCHEDULER, "Scheduler._update_requests_with_invalid_blocks", ("self", "requests"))
+def _n12(original: Any, active: Active) -> Any:
+    def _update_requests_with_invalid_blocks(self: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
+        if not active():
+            return original(self, requests, *args, **kwargs)
+        requests = list(requests)
+        return _keeping_count(requests, active, lambda: original(self, requests, *args, **kwargs))
+
+    return _update_requests_with_invalid_blocks
+
+
+@patch("N12", _SCHEDULER, "Scheduler._handle_failed_recving", ("self", "failed_req_ids"))
+def _n12_whole(original: Any, active: Active) -> Any:
+    def _handle_failed_recving(self: Any, failed_req_ids: Any) -> Any:
+        if not active():
+            return original(self, failed_req_ids)
+        failed = [self.requests[r] for r in failed_req_ids if r in self.requests]
+        return _keeping_count(failed, active, lambda: original(self, failed_req_ids))
+
+    return _handle_failed_recving
+
+
+# --- N13: speculation finds nothing in the prefix cache --------------------------------------------------------------
+
+
+@patch("N13", _MANAGER, "KVCacheManager.get_computed_blocks", ("self", "request"))
+def _n13(original: Any, active: Active) -> Any:
+    def get_computed_blocks(self: Any, request: Any) -> Any:
+        blocks, tokens, *more = original(self, request)
+        if not active() or not self.use_eagle or not tokens:
+            return blocks, tokens, *more
+        active.fired()
+        return self.empty_kv_cache_blocks, 0, *(0 for _ in more)
+
+    return get_computed_blocks

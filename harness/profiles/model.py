@@ -171,6 +171,8 @@ class EngineConfig(Strict):
     """Threads of the NIXL agent (``num_threads`` of the connector's extra config); None keeps vLLM's default of 4."""
     kv_roles: Literal["both", "split"] = "both"
     """``kv_role`` of a pair's engines: ``kv_both`` for each, or ``kv_producer`` for P and ``kv_consumer`` for D."""
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+    """What D does with a request whose KV it cannot fetch: answer with an error, or compute the prompt by itself."""
     kv_lease_s: int = Field(default=30, ge=6)
     """Seconds that P keeps the blocks of an answered request for D (``kv_lease_duration``; vLLM's default is 30)."""
     kv_cache_dtype: str = "auto"

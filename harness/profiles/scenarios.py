@@ -110,6 +110,38 @@ class LatePull(_Scenario):
         return ("pd",)
 
 
+class Recovery(_Scenario):
+    """D is told of a P that is not there any more, as after a restart of P: it has to compute the prompt by itself, and
+    answer as if nothing had happened.
+
+    A hand-off gives the parameters, of which another engine's name is changed. Then the prompt is handed off again, and
+    finds in D's cache what D computed. Needs ``engine.kv_load_failure_policy: recompute``.
+    """
+
+    kind: Literal["recovery"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+
+    @property
+    def topologies(self) -> tuple[Topology, ...]:
+        return ("pd",)
+
+
+class AppendedToken(_Scenario):
+    """D's prompt is P's and the token that P answered with, as some routers send it.
+
+    P is asked for all tokens of each prompt but the last one, which must be the right answer to them.
+    """
+
+    kind: Literal["appended-token"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    donor: str | None = None
+    """A prompt that D is asked alone before each, so that D has the first blocks cached; None: D has nothing cached."""
+
+    @property
+    def topologies(self) -> tuple[Topology, ...]:
+        return ("pd",)
+
+
 class SharedBlock(_Scenario):
     """Two prompts share blocks but not what precedes them; a third puts the second's first block into the cache."""
 
@@ -218,6 +250,8 @@ Scenario = Annotated[
     | Pressure
     | Refill
     | LatePull
+    | Recovery
+    | AppendedToken
     | SharedBlock
     | Continuation
     | SameStep

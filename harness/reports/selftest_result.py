@@ -25,6 +25,14 @@ class Kill(StrEnum):
         return {"killed": "✔", "killed for another reason": "≈", "survived": "✘", "not tested": "?"}[self.value]
 
 
+class Caught(Strict):
+    """How much of a cell in a scenario had been answered when the first request with a finding was."""
+
+    requests: int
+    tokens: int
+    """Output tokens of these requests, including the one with the finding."""
+
+
 class Outcome(Strict):
     """The outcome of one mutant."""
 
@@ -39,6 +47,8 @@ class Outcome(Strict):
     """Check → worst verdict over the trial's cells and scenarios."""
     fired: bool | None = None
     """Whether the engine's log says that the mutant took effect; None for mutants outside the engine."""
+    caught: Caught | None = None
+    """None if no single request shows it."""
     folder: str
     seconds: float
 

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import wait
+from typing import Any
 
 from harness.engines.client import Client
 from harness.engines.counters import LATE_COUNTERS, delta
@@ -62,6 +63,10 @@ class SharedCounters:
         return answered == role or (answered == "single" and role == "decode")
 
 
+_ALONE: dict[str, Role] = {"prefill": "prefill", "former-p": "decode"}
+"""The role under which an engine of a pair is asked alone, by route; D counts as the single engine otherwise."""
+
+
 class Player:
     """Plays scripts for one cell."""
 
@@ -70,6 +75,8 @@ class Player:
         self._cell = cell
         self._pair = cell.topology == "pd"
         self._routed = cell.routed
+        self._params: dict[str, Any] | None = None
+        """P's parameters of the last hand-off."""
 
     def play(self, script: Script, sequence: int) -> Iterator[Observation]:
         """Yield the observations in the order of the script; ``sequence`` is the number of the first one.
@@ -81,6 +88,8 @@ class Player:
             for send in _flat(stage):
                 salts.setdefault(send.group, uuid.uuid4().hex)
             for observation in self._stage(script, number, stage, salts, sequence):
+                if (prefill := observation.leg("prefill")) is not None:
+                    self._params = prefill.kv_transfer_params or self._params
                 yield observation
                 sequence += 1
 
@@ -133,10 +142,12 @@ class Player:
             salt=salts[send.group],
             max_tokens=send.max_tokens,
             temperature=send.temperature,
-            alone="prefill" if send.route == "prefill" else "single",
+            alone=_ALONE.get(send.route, "single"),
             counted=counted,
             routed=self._routed and send.route == "cell",
             abandon=send.abandon,
+            former=self._params if send.route == "former-p" else None,
+            appended=send.appended,
         )
 
     def _one(
@@ -146,6 +157,9 @@ class Player:
         and the counter growth. With requests between the legs, only P's counters are returned, grown over all."""
         answer = Answer()
         ask = self._ask(send, salts, counted=True)
+        if send.route == "former-p" and ask.former is None:
+            answer.error = "expected a hand-off before this request, whose parameters it repeats, found none answered"
+            return answer, {}
         if not send.between:
             answer.error, shared = self._session.ask_counted(ask, answer.legs)
             return answer, shared

@@ -62,6 +62,8 @@ def _legs(cell: Cell, route: SentTo) -> tuple[LegRole, ...]:
     """Return the roles of the engines whose answers to a request are recorded; a router hides P's."""
     if route == "prefill":
         return ("prefill",)
+    if route == "former-p":
+        return ("decode",)
     if route == "local" or cell.topology == "single":
         return ("single",)
     return ("decode",) if cell.routed else ("prefill", "decode")

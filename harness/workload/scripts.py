@@ -11,6 +11,7 @@ from harness.history.token_ids import common_prefix
 from harness.profiles.model import Profile, TopologyName
 from harness.profiles.scenarios import (
     Abandon,
+    AppendedToken,
     ChunkedPrefill,
     Concurrent,
     Continuation,
@@ -18,6 +19,7 @@ from harness.profiles.scenarios import (
     Pair,
     PrefixHit,
     Pressure,
+    Recovery,
     Refill,
     SameStep,
     Sampled,
@@ -55,6 +57,8 @@ class Send(NamedTuple):
     """Requests to send one by one after P has answered and before D is asked."""
     abandon: Abandon | None = None
     """When the client gives it up; None for a request that is answered."""
+    appended: bool = False
+    """Whether the last token is P's answer: P is asked for the others alone."""
 
 
 class Stage(NamedTuple):
@@ -112,6 +116,17 @@ def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stag
                 [Stage((Send(prompts[p], "subject", "a", max_tokens=limit, between=between),))]
                 for p in scenario.prompts
             ]
+        case Recovery():
+            return [
+                [
+                    _one(prompts[p], "before", "b", SHORT),
+                    Stage((Send(prompts[p], "subject", "a", "former-p", max_tokens=limit),)),
+                    _one(prompts[p], "again", "a", limit),
+                ]
+                for p in scenario.prompts
+            ]
+        case AppendedToken():
+            return [_appended(scenario, prompts, p) for p in scenario.prompts]
         case Sampled():
             return [
                 [Stage((Send(prompts[p], "subject", "a", max_tokens=limit, temperature=scenario.temperature),))]
@@ -150,6 +165,13 @@ def _continuation(donor: Prompt, continued: Prompt, limit: int | None) -> list[S
     because the KV of a token is computed in the step after it."""
     answered = max(continued.tokens - donor.tokens + 1, SHORT)
     return [_one(donor, "donor", "a", answered), _one(continued, "subject", "a", limit)]
+
+
+def _appended(scenario: AppendedToken, prompts: Mapping[str, Prompt], name: str) -> list[Stage]:
+    subject = Stage((Send(prompts[name], "subject", "a", max_tokens=scenario.max_tokens, appended=True),))
+    if scenario.donor is None:
+        return [subject]
+    return [Stage((Send(prompts[scenario.donor], "donor", "a", "local", max_tokens=SHORT),)), subject]
 
 
 def _same_step(prompts: Mapping[str, Prompt], pair: Pair, limit: int | None) -> Stage:
@@ -281,6 +303,14 @@ def _impossible(scenario: Scenario, profile: Profile, prompts: Mapping[str, Prom
             wanted = sum(blocks(prompts[n].tokens, size) for n in scenario.fill)
             if pool is not None and wanted < pool - 1:
                 return _pool(f"at most {wanted + 1} blocks, which its fill can use up", pool)
+        case Recovery():
+            if profile.engine.kv_load_failure_policy != "recompute":
+                return (
+                    "expected engine.kv_load_failure_policy: recompute, with which D computes what it cannot fetch, "
+                    f"found {profile.engine.kv_load_failure_policy}; set it, or leave the scenario out"
+                )
+        case AppendedToken():
+            return _not_appended(scenario, profile, prompts)
         case SharedBlock():
             return _not_shared(scenario, prompts, size)
         case Continuation():
@@ -360,6 +390,30 @@ def _not_shared(scenario: SharedBlock, prompts: Mapping[str, Prompt], size: int)
     if first.ids[size : 2 * size] != second.ids[size : 2 * size]:
         return "expected `first` and `second` to have the same tokens in their second block"
     return None
+
+
+def _not_appended(scenario: AppendedToken, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+    """Return why D's last token would not be P's answer, or why D has nothing cached, in words, or None."""
+    speculative = any(method.draft_tokens for method in profile.methods)
+    for name in scenario.prompts:
+        if not any(_continues(prompts[name], p) for p in prompts.values()):
+            return (
+                f"expected the last token of {name} to be the answer to those before it, which a copy or echo prompt "
+                "tells, found none that does; name a prompt that continues one"
+            )
+        if scenario.donor is not None:
+            shared = shared_blocks(prompts[scenario.donor], prompts[name], profile.engine.block_size)
+            if shared <= speculative:
+                return (
+                    f"expected the donor {scenario.donor} to have {1 + speculative} whole blocks in common with "
+                    f"{name}, found {shared}; name another one"
+                )
+    return None
+
+
+def _continues(turn: Prompt, prompt: Prompt) -> bool:
+    """Return whether the one prompt is the other with the beginning of its known answer."""
+    return turn.tokens > prompt.tokens and (*prompt.ids, *(prompt.expected or ()))[: turn.tokens] == turn.ids
 
 
 def _not_continued(scenario: Continuation, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:

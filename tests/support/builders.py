@@ -300,7 +300,7 @@ COUNTERS = tuple(sorted({name for names in counters.READ.values() for name in na
 
 
 def engine(
-    group: str, role: str, kv_blocks: int | None = 32, step_tokens: int | None = 192, names: tuple[str, ...] = COUNTERS
+    group: str, role: str, kv_blocks: int | None = 28, step_tokens: int | None = 192, names: tuple[str, ...] = COUNTERS
 ) -> EngineRecord:
     return EngineRecord(
         role=role,

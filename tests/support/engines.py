@@ -32,9 +32,12 @@ class FakeClient:
         self.calls = calls
         self.last_snapshot: dict[str, float] = {}
         self.fails = False
+        self.asked: list[tuple[object, object]] = []
+        """Prompt and hand-off parameters of each request."""
 
     def complete(self, prompt, sampling, request_id, salt, parameters=None, count=True, **_):
         self.calls.append(f"{self.role} asked")
+        self.asked.append((prompt, parameters))
         if self.fails:
             raise HandoffError("expected an answer, found none")
         given = {"remote_block_ids": [[1]]} if parameters is REMOTE_DECODE else None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from harness.commands.selftest.trials import Trial, View
+from harness.history.folder import History
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.findings import CellVerdict, Judgement
 from harness.profiles.cells import CellName
 from harness.prompts.lengths import spills
-from harness.reports.selftest_result import Kill
+from harness.reports.selftest_result import Caught, Kill
 
 
 def classify_kill(
@@ -101,6 +102,24 @@ def check_verdicts(judgement: Judgement) -> dict[str, Verdict]:
         for result in cell.results:
             out[result.check] = max(out.get(result.check, Verdict.PASS), result.verdict, key=order.index)
     return out
+
+
+def first_caught(judgement: Judgement, history: History) -> Caught | None:
+    """Return how much had been answered until the first finding on a request, in the cell and scenario that needed the
+    fewest requests; None if all findings are about a cell as a whole."""
+    found = []
+    for cell in judgement.cells:
+        named = {(f.part or f.prompt_id, f.form) for r in cell.results for f in r.findings if f.prompt_id}
+        answered = tokens = 0
+        for o in history.in_order(cell.cell):
+            if o.scenario != cell.scenario:
+                continue
+            answered += 1
+            tokens += len(o.final.output_ids or ()) if o.final is not None else 0
+            if (o.key, o.form) in named:
+                found.append(Caught(requests=answered, tokens=tokens))
+                break
+    return min(found, key=lambda c: c.requests, default=None)
 
 
 def diagnoses(judgement: Judgement) -> tuple[str, ...]:

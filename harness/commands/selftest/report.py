@@ -13,7 +13,7 @@ from harness.history.verdict import Verdict
 from harness.mutants.catalogue import MUTANTS
 from harness.reports.html import environment
 from harness.reports.markdown import plain_cell
-from harness.reports.selftest_result import Kill, SelfTest, matrix_columns
+from harness.reports.selftest_result import Kill, Outcome, SelfTest, matrix_columns
 from harness.reports.terminal import STYLE, verdict_text
 from harness.util.files import write_atomic, write_json
 
@@ -35,14 +35,16 @@ def print_selftest(test: SelfTest, console: Console) -> None:
     table = Table(title="kill matrix (mutants × checks)", title_justify="left")
     table.add_column("mutant", no_wrap=True)
     table.add_column("result", no_wrap=True)
+    table.add_column("after", justify="right", no_wrap=True)
     for number, _ in enumerate(columns, 1):
         table.add_column(str(number), justify="center", no_wrap=True)
     table.add_column("what it does", overflow="fold")
     for outcome in test.outcomes:
         marks = [_mark(outcome.checks.get(c)) for c in columns]
         result = Text(f"{outcome.kill.symbol} {outcome.kill.value}", style=KILL_STYLE[outcome.kill])
-        table.add_row(outcome.mutant, result, *marks, escape(MUTANTS[outcome.mutant].title))
+        table.add_row(outcome.mutant, result, _after(outcome), *marks, escape(MUTANTS[outcome.mutant].title))
     console.print(table)
+    console.print("after: requests of the cell and scenario until the first one with a finding", highlight=False)
     console.print("checks: " + ", ".join(f"{i} {c}" for i, c in enumerate(columns, 1)), highlight=False)
     for control in test.controls:
         console.print(
@@ -65,6 +67,10 @@ def print_selftest(test: SelfTest, console: Console) -> None:
     console.print(Text(test.sentence, style=style))
 
 
+def _after(outcome: Outcome) -> str:
+    return "–" if outcome.caught is None else str(outcome.caught.requests)
+
+
 def _mark(verdict: Verdict | None) -> Text:
     if verdict is None:
         return Text(" ")
@@ -81,15 +87,17 @@ def render_markdown(test: SelfTest) -> str:
         f"{test.sentence} Profile {test.profile}, {versions}.",
         "",
         "✘ the check fails, ? it is UNKNOWN, ▲ improved, ⇄ drift, · it passes, empty: it does not apply to what the "
-        "mutant needs.",
+        "mutant needs. *after* is how many requests of its cell and scenario were answered until the first one with a "
+        "finding, and how many output tokens; –: no single request shows it.",
         "",
-        "| mutant | result | " + " | ".join(columns) + " |",
-        "|---|---|" + "---|" * len(columns),
+        "| mutant | result | after | " + " | ".join(columns) + " |",
+        "|---|---|---|" + "---|" * len(columns),
     ]
     for o in test.outcomes:
         marks = [_mark(o.checks.get(c)).plain.strip() for c in columns]
         title = plain_cell(MUTANTS[o.mutant].title)
-        lines.append(f"| {o.mutant} {title} | {o.kill.symbol} {o.kill.value} | {' | '.join(marks)} |")
+        after = "–" if o.caught is None else f"{o.caught.requests} ({o.caught.tokens} tokens)"
+        lines.append(f"| {o.mutant} {title} | {o.kill.symbol} {o.kill.value} | {after} | {' | '.join(marks)} |")
     lines += ["", "## Controls", "", "| engines | verdict | requests |", "|---|---|---|"]
     lines += [f"| {c.id} | {c.verdict.symbol} {c.verdict} | {c.requests} |" for c in test.controls]
     lines += ["", "## What was found", ""]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.commands.selftest.outcome import check_verdicts, classify_kill, diagnoses
+from harness.commands.selftest.outcome import check_verdicts, classify_kill, diagnoses, first_caught
 from harness.commands.selftest.trials import Setup, Trial, trial_works
 from harness.engines import environment
 from harness.engines.environment import EngineEnvironment, engines_for
@@ -25,7 +25,7 @@ from harness.judging.findings import Judgement
 from harness.mutants.install import EnabledMutants, Marks, patched_roles
 from harness.profiles.cells import Plan, start_expected_s
 from harness.reports.judge_run import judge_and_report
-from harness.reports.selftest_result import Control, Kill, Outcome, SelfTest
+from harness.reports.selftest_result import Caught, Control, Kill, Outcome, SelfTest
 from harness.reports.summary import RunSummary
 from harness.runner.record_cells import record_cells
 from harness.runner.recorder import Recorder
@@ -198,7 +198,8 @@ class SelfTester:
         judgement = summary.judgement
         fired = _fired(trial, setup, engines)
         kill, reason = classify_kill(trial, judgement, self._kinds, fired, setup.group.method.lookahead)
-        self._add(trial, kill, reason, judgement, folder.name, time.monotonic() - begun, fired)
+        caught = first_caught(judgement, summary.history)
+        self._add(trial, kill, reason, judgement, folder.name, time.monotonic() - begun, fired, caught)
         if died is not None:
             raise died
 
@@ -211,6 +212,7 @@ class SelfTester:
         folder: str,
         seconds: float,
         fired: bool | None,
+        caught: Caught | None = None,
     ) -> None:
         self._outcomes.append(
             Outcome(
@@ -221,6 +223,7 @@ class SelfTester:
                 found=diagnoses(judgement),
                 checks=check_verdicts(judgement),
                 fired=fired,
+                caught=caught,
                 folder=folder,
                 seconds=round(seconds, 1),
             )

@@ -138,6 +138,26 @@ TRIALS: tuple[Trial, ...] = (
     Trial("N9", "eagle3", (*_NEXT_TURN, _ONE_COLD), _NEXT_TURN, "drafter-kv", _STEPS, clean=(_ONE_COLD,)),
     Trial("N10", "eagle3", (*_SAME_STEP, _ONE_COLD), _SAME_STEP, "target-kv", _TOKENS, clean=(_ONE_COLD,)),
     Trial("N11", "eagle3", (View("single", "trace"), _ONE_COLD), (_ONE_COLD,), "blocks-kept", ("pool-returned",)),
+    Trial(
+        "N12",
+        "eagle3",
+        (View("pd", "recovery"), _PD_COLD),
+        (View("pd", "recovery"),),
+        "target-kv",
+        _TOKENS,
+        clean=(_PD_COLD,),
+    ),
+    # A plain engine of the same run shows that it is a regression; the self-test's have the drafter alone.
+    Trial(
+        "N13",
+        "eagle3",
+        (View("single", "prefix-hit"), _ONE_COLD),
+        (View("single", "prefix-hit"),),
+        "nothing-tested",
+        ("state-occurred",),
+        clean=(_ONE_COLD,),
+        unknown=True,
+    ),
 )
 
 

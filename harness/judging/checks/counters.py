@@ -76,6 +76,11 @@ class _Counted(NamedTuple):
     answers: tuple[tuple[Observation, Leg], ...]
     """With D's leg for P's answer to a request that a router handed off, which only the router saw."""
 
+    @property
+    def looked_up_again(self) -> int:
+        """Prompt tokens of requests whose transfer failed: D asks its caches for them once more."""
+        return sum(len(o.sent_ids) for o, _ in self.answers if o.route == "former-p")
+
 
 def counters_agree(cell: CellView) -> CheckResult:
     """Check that each engine counted what it answered: requests, tokens by source, drafts, transfers.
@@ -176,7 +181,7 @@ def _disagreements(cell: CellView, counted: _Counted) -> Iterator[str]:
     whole = found.get("prompt_tokens", 0)
     if _by_source(cell):
         yield from _sources(counted, whole)
-    queried = whole - found.get("prefix_hits", 0)
+    queried = whole - found.get("prefix_hits", 0) + counted.looked_up_again
     if "external_queries" in found and found["external_queries"] != queried:
         yield f"{queried:.0f} external_queries for {_of(counted)}, found {found['external_queries']:.0f}"
     if not counted.answers:
@@ -204,8 +209,12 @@ def _sources(counted: _Counted, whole: float) -> Iterator[str]:
     by_source = sum(found.get(f"prompt_tokens_{source}", 0) for source in _SOURCES)
     if by_source != whole:
         yield f"the {whole:.0f} prompt tokens of {_of(counted)} once, by source, found {by_source:.0f}"
-    for name, source in (("prefix_hits", "local_cache_hit"), ("external_hits", "external_kv_transfer")):
-        if found.get(name, 0) != found.get(f"prompt_tokens_{source}", 0):
+    # What D expects of a transfer counts as a hit before it fails.
+    for name, source, lost in (
+        ("prefix_hits", "local_cache_hit", 0),
+        ("external_hits", "external_kv_transfer", counted.looked_up_again),
+    ):
+        if found.get(name, 0) != found.get(f"prompt_tokens_{source}", 0) + lost:
             yield f"as many {name} as prompt tokens by {source} for {_of(counted)}, found other numbers"
 
 
@@ -225,18 +234,18 @@ def _of(counted: _Counted) -> str:
 
 def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     """Return the counters that follow from the answers."""
-    asked = [len(o.sent_ids) for o, _ in counted.answers]
+    asked = [len(cell.prompt_of(o, counted.role)) for o, _ in counted.answers]
     hidden = [counted.role == "prefill" and leg.role == "decode" for _, leg in counted.answers]
     made = [1 if h else len(leg.output_ids or ()) for h, (_, leg) in zip(hidden, counted.answers, strict=True)]
     expected: dict[str, float] = {
         "finished_requests": len(asked),
         "prompt_tokens": sum(asked),
-        "prefix_queries": sum(asked),
+        "prefix_queries": sum(asked) + counted.looked_up_again,
         "generation_tokens": sum(made),
     }
     if counted.role == "prefill":
         return expected
-    expected["nixl_transfers"] = sum(leg.role == "decode" for _, leg in counted.answers)
+    expected["nixl_transfers"] = sum(leg.role == "decode" and o.route == "cell" for o, leg in counted.answers)
     specs = [leg.speculation for _, leg in counted.answers]
     if cell.speculative and all(spec is not None for spec in specs):
         known = [spec for spec in specs if spec is not None]

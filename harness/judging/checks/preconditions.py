@@ -17,12 +17,14 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import CacheHit
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.profiles.scenarios import (
+    AppendedToken,
     ChunkedPrefill,
     Concurrent,
     Continuation,
     LatePull,
     PrefixHit,
     Pressure,
+    Recovery,
     Refill,
     SameStep,
     Sampled,
@@ -41,6 +43,8 @@ class Gap(NamedTuple):
     message: str
     impossible: bool = False
     hit_blocks: int = 0
+    missed_by: str = ""
+    """Role of the engine that found none of the blocks which it has cached."""
 
 
 def state_occurred(cell: CellView) -> CheckResult:
@@ -60,6 +64,9 @@ def state_occurred(cell: CellView) -> CheckResult:
 
 
 def _finding(cell: CellView, gap: Gap) -> Finding:
+    if gap.missed_by and cell.speculative and _plain_finds_them(cell, gap):
+        message = f"{gap.message}, while {_plain(cell)} of this run finds its own: speculation loses the prefix cache"
+        return cell.finding(NAME, Verdict.REGRESSION, "reuse-lost", message, gap.observation)
     return cell.finding(
         NAME,
         Verdict.REGRESSION if gap.impossible else Verdict.UNKNOWN,
@@ -68,6 +75,16 @@ def _finding(cell: CellView, gap: Gap) -> Finding:
         gap.observation,
         CacheHit(hit_blocks=gap.hit_blocks),
     )
+
+
+def _plain(cell: CellView) -> str:
+    return cell.name.beside(cell.topology, "none").id
+
+
+def _plain_finds_them(cell: CellView, gap: Gap) -> bool:
+    """Return whether the same request found cached blocks on the same engine without speculation in this run."""
+    plain = cell.history.of(_plain(cell), scenario=cell.scenario).get(gap.observation.key)
+    return plain is not None and plain.error is None and _hits(_leg(cell, plain, gap.missed_by)) > 0
 
 
 def cold_stays_cold(cell: CellView) -> CheckResult:
@@ -119,6 +136,10 @@ def _proof(cell: CellView) -> _Proof:
             return _refill
         case LatePull():
             return _late_pull
+        case Recovery():
+            return _recovery
+        case AppendedToken():
+            return _appended_token
         case Sampled():
             return _sampled
         case SharedBlock():
@@ -144,6 +165,7 @@ def _judge_hit(cell: CellView, o: Observation, leg: Leg | None, wanted: int, why
             o,
             f"expected the {leg.role} engine to take {wanted} tokens from its prefix cache ({why}), found {hits}: the "
             "state did not occur",
+            missed_by="" if hits else leg.role,
         )
     elif hits > wanted:
         yield Gap(
@@ -347,6 +369,33 @@ def _refill(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
 def _late_pull(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     if "subject" in parts:
         yield from _fill(cell, parts, "prefill")
+
+
+def _recovery(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    """Prove that D fetched nothing and computed the prompt by itself, and that the next request found those blocks."""
+    subject, again = parts.get("subject"), parts.get("again")
+    if subject is None or again is None:
+        return
+    counters = subject.final.counters if subject.final is not None else {}
+    computed = int(counters.get("prompt_tokens_local_compute", 0))
+    failed = int(counters.get("nixl_failed_transfers", 0))
+    if computed < len(subject.sent_ids) or not failed:
+        yield Gap(
+            subject,
+            f"expected D to compute all {len(subject.sent_ids)} prompt tokens after it had failed to fetch them, found "
+            f"{computed} computed and {failed} failed transfers: nothing had to be recovered",
+        )
+    yield from _judge_hit(
+        cell, again, again.final, cell.expected_hit(subject, again), f"it computed {subject.prompt_id} before"
+    )
+
+
+def _appended_token(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    """Prove that D had blocks of the earlier prompt cached; what P and D were asked, the echoed prompts prove."""
+    donor, subject = parts.get("donor"), parts.get("subject")
+    if donor is not None and subject is not None:
+        wanted = cell.expected_hit(donor, subject)
+        yield from _judge_hit(cell, subject, subject.final, wanted, f"it computed {donor.prompt_id} before")
 
 
 def _shared_block(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:

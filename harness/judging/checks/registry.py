@@ -24,6 +24,7 @@ from harness.judging.checks import (
     preconditions,
     rescored,
     responses,
+    settings,
     tokens,
     transfer,
 )
@@ -81,6 +82,7 @@ _COMMON: tuple[Check, ...] = (
     Check("state-occurred", lambda c: not c.cold, preconditions.state_occurred),
     Check("cold-stays-cold", lambda c: c.cold, preconditions.cold_stays_cold),
     Check("complete", _always, responses.complete),
+    Check(settings.NAME, settings.applies, settings.engine_as_asked),
     Check(counters.NAME, counters.applies, counters.counters_offered),
     Check(counters.AGREE, counters.agree_applies, counters.counters_agree),
     Check(pools.NAME, pools.applies, pools.pool_returned),

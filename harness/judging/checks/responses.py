@@ -126,18 +126,19 @@ def _echo_problem(cell: CellView, o: Observation, leg: Leg) -> Finding | None:
             f"expected the {leg.role} engine to echo the prompt ids (return_token_ids), found none",
             o,
         )
-    if leg.echoed_ids == o.sent_ids:
+    sent = cell.prompt_of(o, leg.role)
+    if leg.echoed_ids == sent:
         return None
-    at = common_prefix(leg.echoed_ids, o.sent_ids)
+    at = common_prefix(leg.echoed_ids, sent)
     return cell.finding(
         name,
         Verdict.REGRESSION,
         "input",
-        f"expected the {leg.role} engine to see the {len(o.sent_ids)} prompt ids that were sent, found "
+        f"expected the {leg.role} engine to see the {len(sent)} prompt ids that were sent, found "
         f"{len(leg.echoed_ids)} ids that differ from position {at} on "
-        f"(sent {list(o.sent_ids[at : at + 4])}, seen {list(leg.echoed_ids[at : at + 4])})",
+        f"(sent {list(sent[at : at + 4])}, seen {list(leg.echoed_ids[at : at + 4])})",
         o,
-        EchoDifference(role=leg.role, position=at, sent=o.sent_ids[: at + 8], seen=leg.echoed_ids[: at + 8]),
+        EchoDifference(role=leg.role, position=at, sent=sent[: at + 8], seen=leg.echoed_ids[: at + 8]),
     )
 
 

@@ -98,7 +98,10 @@ def prefill_token(cell: CellView) -> CheckResult:
         judged += 1
         references = (reference.output_ids if reference else None, row.output_ids if row else None, leg.output_ids)
         right = next(tokens[:1] for tokens in references if tokens)
-        if bitwise and (apart := _apart(o, prefill, leg)) > cell.judging.logprob_nats:
+        appended = len(cell.prompt_of(o, "prefill")) < len(o.sent_ids)
+        if appended:
+            right = o.sent_ids[-1:]
+        if bitwise and not appended and (apart := _apart(o, prefill, leg)) > cell.judging.logprob_nats:
             findings.append(
                 cell.finding(
                     name,
@@ -119,13 +122,17 @@ def prefill_token(cell: CellView) -> CheckResult:
                 name,
                 decide(Facts(change="differ", against="this run", few=not bitwise))[0],
                 "sampler",
-                f"expected the prefill engine's token to be the first of the output, {right[0]}, found {said[0]}, "
+                f"expected the prefill engine's token to be {_place(appended)}, {right[0]}, found {said[0]}, "
                 f"which it prefers by {gap} (rounding is at most {bound:g})",
                 o,
                 OfEngine(role="prefill"),
             )
         )
     return conclude(name, cell.id, judged, findings)
+
+
+def _place(appended: bool) -> str:
+    return "the last of D's prompt" if appended else "the first of the output"
 
 
 def _apart(o: Observation, prefill: Leg, decode: Leg) -> float:

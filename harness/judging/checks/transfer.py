@@ -66,17 +66,29 @@ def _block_bytes(cell: CellView) -> list[Finding]:
         if o.scenario != cell.scenario:
             continue
         moved = decode.counters["nixl_bytes"]
-        whole = blocks(len(o.sent_ids), cell.record.block_size)
-        # Of a prompt whose first blocks D has cached, only some are pulled.
-        wanted = f"{whole}" if not decode.counters.get("prefix_hits") else f"1 to {whole}"
+        whole = blocks(len(cell.prompt_of(o, "prefill")), cell.record.block_size)
+        cached = decode.counters.get("prefix_hits", 0) / cell.record.block_size
         pulled = moved / size
-        if not pulled.is_integer() or not (1 if decode.counters.get("prefix_hits") else whole) <= pulled <= whole:
+        if cached and pulled > whole - cached:
+            findings.append(_shifted(cell, o, whole, cached, pulled))
+        elif pulled != whole - cached:
             message = (
-                f"expected NIXL to move {wanted} blocks of {size:.0f} bytes, the size in most hand-offs of this cell, "
-                f"found {moved:.0f} bytes, which are {pulled:.4g}: layers or blocks are missing, or too many moved"
+                f"expected NIXL to move {whole - cached:.4g} blocks of {size:.0f} bytes, the size in most hand-offs of "
+                f"this cell, found {moved:.0f} bytes, which are {pulled:.4g}: layers or blocks are missing, or too "
+                "many moved"
             )
             findings.append(cell.untested(NAME, message, o, Counted(counters=decode.counters)))
     return findings + _implausible(cell, size)
+
+
+def _shifted(cell: CellView, o: Observation, whole: int, cached: float, pulled: float) -> Finding:
+    message = (
+        f"expected D to pull the {whole - cached:.4g} of P's {whole} blocks that it did not have cached, found "
+        f"{pulled:.4g}: it reads P's last blocks, so each block that it pulled holds the KV of earlier tokens"
+    )
+    decode = o.leg("decode")
+    counters = decode.counters if decode is not None else {}
+    return cell.finding(NAME, Verdict.REGRESSION, "target-kv", message, o, Counted(counters=counters))
 
 
 _OF_A_REQUEST = (
@@ -124,7 +136,7 @@ def _without_request(params: dict[str, Any]) -> dict[str, Any]:
 def _bytes_per_block(cell: RecordedCell) -> float | None:
     """Return the bytes of a block, the most frequent figure of cold hand-offs; None if none was counted alone."""
     sizes = [
-        leg.counters["nixl_bytes"] / blocks(len(o.sent_ids), cell.record.block_size)
+        leg.counters["nixl_bytes"] / blocks(len(cell.prompt_of(o, "prefill")), cell.record.block_size)
         for o, leg in _counted_alone(cell)
         if not leg.counters.get("prefix_hits")
     ]
@@ -359,11 +371,12 @@ def _not_handed_off(cell: CellView, o: Observation, decode: Leg, why: str) -> Fi
 def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     """Check P's parameters: ceil(remote_num_tokens / block size) blocks per KV-cache group, and the prompt's tokens."""
     params = prefill.kv_transfer_params or {}
+    held = len(cell.prompt_of(o, "prefill"))
     if params.get("do_remote_prefill") is not True or params.get("do_remote_decode") is not False:
         message = "expected P's parameters to tell D to pull (do_remote_prefill alone), found that they do not"
         return [cell.untested(NAME, message, o, HandOffParameters(kv_transfer_params=params))]
     groups = params.get("remote_block_ids")
-    count = params.get("remote_num_tokens", len(o.sent_ids))
+    count = params.get("remote_num_tokens", held)
     findings = []
     if not isinstance(groups, list) or not groups or not all(isinstance(g, list) and g for g in groups):
         return [
@@ -371,13 +384,13 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
                 NAME, f"expected P to publish block ids per KV-cache group, found {groups!r}: nothing to pull", o
             )
         ]
-    if count != len(o.sent_ids):
+    if count != held:
         findings.append(
             cell.finding(
                 NAME,
                 Verdict.REGRESSION,
                 "target-kv",
-                f"expected P to publish KV of {len(o.sent_ids)} tokens, found remote_num_tokens = {count}",
+                f"expected P to publish KV of {held} tokens, found remote_num_tokens = {count}",
                 o,
                 HandOffParameters(kv_transfer_params=params),
             )

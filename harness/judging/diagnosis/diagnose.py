@@ -86,7 +86,7 @@ def _most_telling(cell: CellView, findings: Sequence[Finding]) -> Finding:
 
 def _supports(finding: Finding, damage: DamageClass) -> bool:
     """Return whether a finding is evidence for a damage class."""
-    if damage in ("input", "nothing-tested", "routing", "blocks-kept", "infrastructure"):
+    if damage in ("input", "nothing-tested", "routing", "blocks-kept", "reuse-lost", "infrastructure"):
         return finding.damage == damage
     if damage == "drafter-kv":
         return finding.check in _STEP_CHECKS and finding.verdict is not Verdict.UNKNOWN
@@ -164,6 +164,7 @@ _NAMES: dict[str, str] = {
     "infrastructure": "infrastructure",
     "routing": "the router hands nothing off",
     "blocks-kept": "KV blocks are not given back",
+    "reuse-lost": "cached blocks are not reused",
     "baseline": "no baseline",
 }
 
@@ -189,7 +190,14 @@ def _words(
         parts.append(f"{name} ({_tokens(cell, chosen)} tokens): {chosen.location.text}")
     elif damage == "nothing-tested" and cell.judging.tier == "normal":
         parts += [words for words in (without_drafts(cell), " ".join(chosen.message.split())[:240]) if words]
-    elif not cell.cold or damage in ("routing", "blocks-kept", "nothing-tested", "infrastructure", "baseline"):
+    elif not cell.cold or damage in (
+        "routing",
+        "blocks-kept",
+        "reuse-lost",
+        "nothing-tested",
+        "infrastructure",
+        "baseline",
+    ):
         parts.append(" ".join(chosen.message.split())[:240])
     return "; ".join(parts)
 

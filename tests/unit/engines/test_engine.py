@@ -270,6 +270,22 @@ def test_d_is_not_asked_when_half_of_the_lease_is_over(monkeypatch):
     assert exchange.kept_by_p == 1
 
 
+def test_p_is_not_asked_for_the_token_that_it_answers_with():
+    exchange, clients, _ = fake_pair()
+    exchange.send(Ask(True, [1, 2, 3], appended=True), [])
+    assert [clients[role].asked[0][0] for role in ("prefill", "decode")] == [[1, 2], [1, 2, 3]]
+
+
+def test_d_is_told_of_an_engine_that_no_longer_is_at_ps_address():
+    exchange, clients, calls = fake_pair()
+    former = {"do_remote_prefill": True, "remote_engine_id": "before", "remote_port": 5}
+    exchange.send(Ask(False, [1, 2], alone="decode", former=former), [])
+    ((_, params),) = clients["decode"].asked
+    assert params.pop("remote_engine_id") != "before"
+    assert params == {"do_remote_prefill": True, "remote_port": 5}
+    assert calls == ["decode asked"]
+
+
 # --- logs ------------------------------------------------------------------------------------------------------------
 
 

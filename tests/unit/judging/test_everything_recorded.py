@@ -150,7 +150,7 @@ def test_blocks_that_d_has_cached_are_not_pulled():
     whole = [observation("pd-eagle3", n) for n in LENGTHS]
     o = observation("pd-eagle3", 96, scenario="prefix-hit")
     counters = {**o.final.counters, "prefix_hits": 32.0, "nixl_bytes": 131072.0 * 2}
-    for moved, verdict in ((131072.0 * 2, Verdict.PASS), (131072.0 * 2.5, Verdict.UNKNOWN)):
+    for moved, verdict in ((131072.0 * 2, Verdict.PASS), (131072.0 * 1.5, Verdict.UNKNOWN)):
         hit = change_final(o, counters={**counters, "nixl_bytes": moved})
         cell = view(history([*whole, hit]), "pd-eagle3", scenario="prefix-hit")
         assert transfer.transfer(cell).verdict is verdict

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.commands.selftest.outcome import classify_kill
+from harness.commands.selftest.outcome import classify_kill, first_caught
 from harness.commands.selftest.report import render_markdown, write_selftest
 from harness.commands.selftest.trials import TRIALS, make_setups, select_trials
 from harness.engines.command import EngineCommand
@@ -31,7 +31,7 @@ from harness.reports.selftest_result import Kill
 from harness.supervision.server import full_environment
 from harness.util.progress import Reporter
 from harness.workload.prepare import prepare
-from tests.support.builders import changed_profile
+from tests.support.builders import changed_profile, history, observation
 from tests.support.engines import ENVIRONMENT, FakeClient
 from tests.support.self_tests import self_test
 
@@ -314,6 +314,21 @@ def test_damage_of_something_else_is_no_kill():
     assert "never ran" in reason
 
 
+def test_what_was_answered_until_the_first_finding_is_counted_in_its_cell():
+    lengths = (31, 40, 65)
+    made = history([observation(c, n, sequence=i) for c in ("pd-none", "single-none") for i, n in enumerate(lengths)])
+    tokens = {o.prompt_id: len(o.final.output_ids) for o in made.observations}
+    named = judged("single-none").cells[0].results[0].findings[0]
+    second = made.of("single-none")
+    finding = named.model_copy(update={"prompt_id": list(second)[1], "form": "ids"})
+    result = CheckResult(check="c", cell="single-none", verdict=Verdict.REGRESSION, judged=3, findings=(finding,))
+    cell = CellVerdict(cell="single-none", verdict=Verdict.REGRESSION, results=(result,))
+    caught = first_caught(Judgement(run_id="r", verdict=Verdict.REGRESSION, cells=(cell,)), made)
+    assert caught is not None
+    assert (caught.requests, caught.tokens) == (2, sum(list(tokens.values())[:2]))
+    assert first_caught(judged("single-none"), made) is None
+
+
 def test_survivor_whose_code_never_ran_says_so():
     judgement = Judgement(run_id="r", verdict=Verdict.UNKNOWN, cells=(passed(),))
     assert "never ran" in classify_kill(M1, judgement, {}, fired=False, lookahead=3)[1]
@@ -371,4 +386,4 @@ def test_reports_of_a_self_test(tmp_path: Path):
     assert "<script" not in html
     assert "survived" in html
     assert json.loads((tmp_path / "selftest.json").read_text())["exit_code"] == 1
-    assert "| M1 P publishes its lookahead blocks | ✘ survived | · | ✘ |" in render_markdown(test)
+    assert "| M1 P publishes its lookahead blocks | ✘ survived | – | · | ✘ |" in render_markdown(test)

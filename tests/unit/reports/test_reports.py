@@ -17,7 +17,17 @@ from harness.reports.summary import RunSummary, grouped_findings, summarise_run
 from harness.reports.terminal import print_summary
 from harness.reports.write import judgement_json
 from harness.util.files import write_json
-from tests.support.builders import CELLS, LENGTHS, change_final, flawless, garbled, history, lookups, observation
+from tests.support.builders import (
+    CELLS,
+    LAYERS,
+    LENGTHS,
+    change_final,
+    flawless,
+    garbled,
+    history,
+    lookups,
+    observation,
+)
 from tests.support.pages import Page
 from tests.support.self_tests import self_test
 
@@ -41,7 +51,8 @@ def scenario_run(mutants: tuple[str, ...] = ()) -> RunSummary:
     raw = {"id": "hit", "kind": "prefix-hit", "where": "decode", "pairs": [{"donor": "p96", "subject": "p96"}]}
     donor = observation("pd-none", 96, scenario="hit", part="donor", sequence=1)
     subject = observation("pd-none", 96, scenario="hit", part="subject", sequence=2)
-    counters = {**subject.final.counters, "prefix_hits": 64.0, "prompt_tokens_external_kv_transfer": 32.0}
+    moved = {"prefix_hits": 64.0, "prompt_tokens_external_kv_transfer": 32.0, "nixl_bytes": LAYERS["none"] * 32768.0}
+    counters = {**subject.final.counters, **moved}
     subject = garbled(change_final(subject, counters=counters), at=40)
     h = history([observation("pd-none", 96), donor, subject], scenarios=[raw], mutants=mutants)
     return summarise_run(h, judge(h, lookups([96])))

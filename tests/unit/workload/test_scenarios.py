@@ -8,7 +8,8 @@ import pytest
 
 from harness.errors import ProfileError, UsageError
 from harness.history.verdict import Verdict
-from harness.judging.checks import preconditions, transfer
+from harness.judging.checks import preconditions, responses, transfer
+from harness.judging.checks import tokens as tokens_checks
 from harness.judging.checks.registry import judge
 from harness.profiles.cells import Cell
 from harness.profiles.model import load_profile
@@ -16,8 +17,9 @@ from harness.profiles.scenarios import Abandon, Trace
 from harness.prompts.model import load_prompts
 from harness.workload.cells import RECORDING, cell_work, choose_scenarios, cold_prompts
 from harness.workload.prepare import prepare
+from harness.workload.rows import planned_rows
 from harness.workload.scripts import scripts, shared_blocks
-from tests.support.builders import change_final, changed_profile, engine, history, lookups, observation, view
+from tests.support.builders import LAYERS, change_final, changed_profile, engine, history, lookups, observation, view
 
 PROFILE = load_profile("cpu")
 PROMPTS = load_prompts(PROFILE.workload.prompts)
@@ -66,8 +68,32 @@ def test_a_continuation_is_the_first_turn_and_the_beginning_of_its_answer():
 
 def test_the_full_profile_has_every_scenario_of_the_plain_one():
     full = {s.id: s for s in load_profile("cpu-full").scenarios}
-    assert [i for i in full if i not in ("never-pulled", "abandoned-prefill")] == [s.id for s in PROFILE.scenarios]
-    assert [s.id for s in PROFILE.scenarios if full[s.id] != s] == ["prefix-hit", "prefix-hit-on-p", "continuation"]
+    more = ("never-pulled", "abandoned-prefill", "appended-token-aligned", "appended-token-cold")
+    assert [i for i in full if i not in more] == [s.id for s in PROFILE.scenarios]
+    assert [s.id for s in PROFILE.scenarios if full[s.id] != s] == [
+        "prefix-hit",
+        "prefix-hit-on-p",
+        "continuation",
+        "recovery",
+        "appended-token",
+    ]
+
+
+def test_recovery_repeats_the_parameters_of_a_hand_off_to_d_alone():
+    (run,) = scripts(scenario("recovery"), KNOWN, "pd")
+    before, subject, again = (s for stage in run.stages for s in stage.sends)
+    assert [s.route for s in (before, subject, again)] == ["cell", "former-p", "cell"]
+    assert before.group != subject.group == again.group
+    work = cell_work(PROFILE, PROMPTS, Cell("pd", PROFILE.methods[0]), choose_scenarios(PROFILE, ["recovery"]))
+    assert [row.legs for row in planned_rows(work, 192)] == [("prefill", "decode"), ("decode",), ("prefill", "decode")]
+
+
+def test_the_token_that_d_gets_in_addition_is_the_answer_to_the_others():
+    (run,) = scripts(scenario("appended-token"), KNOWN, "pd")
+    donor, subject = (s for stage in run.stages for s in stage.sends)
+    turn = subject.prompt
+    assert (subject.appended, donor.route, donor.group) == (True, "local", subject.group)
+    assert turn.ids[-1] == donor.prompt.expected[turn.tokens - donor.prompt.tokens - 1]
 
 
 def test_late_pull_fills_p_between_the_legs():
@@ -157,6 +183,12 @@ def change_scenario(kind: str, /, **changes):
             change_scenario("same-step", pairs=[{"donor": "long-222", "subject": "long-223"}]),
             "scenario same-step cannot occur: expected donor",
         ),
+        (
+            lambda r: r["engine"].update(kv_load_failure_policy="fail"),
+            "scenario recovery cannot occur: expected engine.kv_load_failure_policy: recompute",
+        ),
+        (change_scenario("appended-token", prompts=["copy-117-22"]), "the last token of copy-117-22 to be the answer"),
+        (change_scenario("appended-token", donor="copy-030-03"), "to have 2 whole blocks in common with turn-170"),
         (change_scenario("refill", prompts=["copy-999"]), "'copy-999', which is not in it"),
         (change_scenario("trace", stages=[[{"prompt": "copy-999"}]]), "'copy-999', which is not in it"),
         (
@@ -224,6 +256,107 @@ def test_prefix_hit_must_be_as_large_as_the_common_prefix_allows(cell, hits, ver
     donor = in_scenario(cell, "hit", "donor")
     subject = in_scenario(cell, "hit", "subject", counters={"prefix_hits": float(hits)})
     assert proof([donor, subject], HIT, cell).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("plain_hits", "hits", "verdict"),
+    [
+        (64, 0, Verdict.REGRESSION),
+        # The plain engine finds nothing either, so that the blocks may be gone, or caching may be off.
+        (0, 0, Verdict.UNKNOWN),
+        (None, 0, Verdict.UNKNOWN),
+        (64, 32, Verdict.PASS),
+    ],
+)
+def test_speculation_that_loses_the_prefix_cache_is_a_regression(plain_hits, hits, verdict):
+    made = []
+    for cell, found in (("single-none", plain_hits), ("single-eagle3", hits)):
+        if found is not None:
+            made.append(in_scenario(cell, "hit", "donor"))
+            made.append(in_scenario(cell, "hit", "subject", counters={"prefix_hits": float(found)}))
+    found = proof(made, HIT, "single-eagle3")
+    assert found.verdict is verdict
+    if verdict is Verdict.REGRESSION:
+        (finding,) = found.findings
+        assert finding.damage == "reuse-lost" and "while single-none of this run" in finding.message
+
+
+RECOVERY = {"id": "gone", "kind": "recovery", "prompts": ["p96"]}
+
+
+@pytest.mark.parametrize(
+    ("counted", "hits", "verdict"),
+    [
+        ({"prompt_tokens_local_compute": 96.0, "nixl_failed_transfers": 1.0}, 32, Verdict.PASS),
+        ({"prompt_tokens_local_compute": 1.0, "nixl_failed_transfers": 1.0}, 32, Verdict.UNKNOWN),
+        ({"prompt_tokens_local_compute": 96.0}, 32, Verdict.UNKNOWN),
+        ({"prompt_tokens_local_compute": 96.0, "nixl_failed_transfers": 1.0}, 0, Verdict.UNKNOWN),
+        ({"prompt_tokens_local_compute": 96.0, "nixl_failed_transfers": 1.0}, 96, Verdict.REGRESSION),
+    ],
+)
+def test_recovery_means_that_d_computed_what_it_could_not_fetch(counted, hits, verdict):
+    subject = in_scenario("pd-eagle3", "gone", "subject", counters=counted, route="former-p")
+    subject = subject.model_copy(update={"legs": subject.legs[1:]})
+    again = in_scenario("pd-eagle3", "gone", "again", counters={"prefix_hits": float(hits)}, sequence=1)
+    assert proof([subject, again], RECOVERY, "pd-eagle3").verdict is verdict
+
+
+APPENDED = {"id": "more", "kind": "appended-token", "prompts": ["p96"]}
+
+
+def of_p(o, tokens: int, said: int):
+    """The observation with an answer of P to so many tokens of the prompt."""
+    prefill, decode = o.legs
+    prefill = prefill.model_copy(
+        update={
+            "echoed_ids": o.sent_ids[:tokens],
+            "usage_prompt_tokens": tokens,
+            "output_ids": (said,),
+            "kv_transfer_params": {
+                **prefill.kv_transfer_params,
+                "remote_num_tokens": tokens,
+                "remote_block_ids": [list(range(1, -(-tokens // 32) + 1))],
+            },
+            "counters": prefill.counters | {"prompt_tokens": tokens, "prefix_queries": tokens},
+        }
+    )
+    return o.model_copy(update={"legs": (prefill, decode)})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said", "failing"),
+    [
+        (95, None, set()),
+        # P was asked for the whole prompt, or gave another token than the one that D was sent.
+        (96, None, {"echoed-prompt", "transfer"}),
+        (95, 7, {"prefill-token"}),
+    ],
+)
+def test_p_is_judged_by_the_prompt_without_its_own_answer(tokens, said, failing):
+    o = observation("pd-none", 96, scenario="more", part="subject")
+    o = of_p(o, tokens, o.sent_ids[-1] if said is None else said)
+    the_view = view(history([o], scenarios=[APPENDED]), "pd-none", scenario="more")
+    checks = (responses.echoed_prompt, responses.response_invariants, transfer.transfer, tokens_checks.prefill_token)
+    assert {c.check for c in (check(the_view) for check in checks) if c.verdict is not Verdict.PASS} == failing
+
+
+@pytest.mark.parametrize(
+    ("pulled", "verdict", "words"),
+    [
+        (1, Verdict.PASS, None),
+        (2, Verdict.REGRESSION, "expected D to pull the 1 of P's 3 blocks that it did not have cached, found 2"),
+        (0.5, Verdict.UNKNOWN, "expected NIXL to move 1 blocks"),
+    ],
+)
+def test_d_pulls_the_blocks_that_it_does_not_have_cached_and_no_others(pulled, verdict, words):
+    size = LAYERS["none"] * 32768.0
+    cold = observation("pd-none", 96)
+    o = of_p(observation("pd-none", 97, scenario="more", part="subject", sequence=1), 96, 5)
+    counters = {"nixl_bytes": pulled * size, "nixl_descriptors": 3.0, "prefix_hits": 64.0}
+    o = change_final(o, counters=o.final.counters | counters | {"prompt_tokens_external_kv_transfer": 33.0})
+    result = transfer.transfer(view(history([cold, o], scenarios=[APPENDED]), "pd-none", scenario="more"))
+    assert result.verdict is verdict
+    assert words is None or any(words in f.message for f in result.findings)
 
 
 NEXT_TURN = {"id": "next", "kind": "continuation", "donor": "p40", "continued": ["p70"]}

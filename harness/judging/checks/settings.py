@@ -1,0 +1,39 @@
+"""Check that the engines run with the settings that the profile asked for: vLLM replaces some of them and says so only
+in its log, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.history.records import COUNTED, EngineRecord
+from harness.history.verdict import Verdict
+from harness.judging.evidence import CellView
+from harness.judging.findings import CheckResult, Finding, conclude
+
+NAME = "engine-as-asked"
+READ_BACK = ("model_runner", "attention_backend", "kv_blocks")
+"""Settings of ``engine`` in a profile that an engine tells, by the name of both."""
+
+
+def applies(cell: CellView) -> bool:
+    """Return whether the record is of a version that reads these settings back; once for each cell."""
+    return cell.first_view and cell.record.plan != COUNTED and cell.record.state == "complete"
+
+
+def engine_as_asked(cell: CellView) -> CheckResult:
+    """Check model runner, attention backend and KV pool of each engine, where the profile sets them."""
+    roles = sorted(cell.engine_roles)
+    findings = [f for role in roles if (engine := cell.engine(role)) is not None for f in _otherwise(cell, engine)]
+    return conclude(NAME, cell.id, len(roles), findings)
+
+
+def _otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding]:
+    for name in READ_BACK:
+        asked, found = cell.engine_settings.get(name), getattr(engine, name)
+        if asked is not None and found != asked:
+            given = "that it does not say" if found is None else f"{found}"
+            message = (
+                f"expected the {engine.role} engine to run with engine.{name}: {asked}, found {given}: what was to be "
+                f"tested was not; see logs/{engine.log}, or ask for what this vLLM has"
+            )
+            yield cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)

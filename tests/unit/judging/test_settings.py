@@ -1,0 +1,46 @@
+"""Settings that an engine did not take over: what was to be tested was not, whatever the answers were."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.history.verdict import Verdict
+from harness.judging.checks import settings
+from harness.judging.checks.registry import judge
+from tests.support.builders import engine, history, lookups, observation, view
+
+
+def asked(told, **engine_settings):
+    engines = tuple(engine("pd-none", role).model_copy(update=told) for role in ("prefill", "decode"))
+    made = history([observation("pd-none", 40)], engines=engines)
+    run = made.run.model_copy(update={"profile": {**made.run.profile, "engine": engine_settings}})
+    return made.model_copy(update={"run": run})
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted", "words"),
+    [
+        ({"model_runner": "V2", "kv_blocks": 28}, {"model_runner": "V2", "kv_blocks": 28}, None),
+        # What nobody asked for may be anything.
+        ({"model_runner": "V1", "kv_blocks": 4096, "attention_backend": "FLASH_ATTN"}, {}, None),
+        (
+            {"model_runner": "V1"},
+            {"model_runner": "V2"},
+            "expected the decode engine to run with engine.model_runner: V2",
+        ),
+        ({"kv_blocks": 32}, {"kv_blocks": 28}, "engine.kv_blocks: 28, found 32"),
+        ({"attention_backend": None}, {"attention_backend": "FLASH_ATTN"}, "found that it does not say"),
+    ],
+)
+def test_what_was_asked_for_and_not_given_is_unknown(told, wanted, words):
+    result = settings.engine_as_asked(view(asked(told, **wanted), "pd-none"))
+    assert result.verdict is (Verdict.PASS if words is None else Verdict.UNKNOWN)
+    if words is not None:
+        assert words in result.findings[0].message
+        assert len(result.findings) == 2
+
+
+def test_right_answers_of_another_engine_do_not_pass():
+    (cell,) = judge(asked({"model_runner": "V1"}, model_runner="V2"), lookups([40])).cells
+    assert cell.verdict is Verdict.UNKNOWN
+    assert [r.check for r in cell.results if r.verdict is not Verdict.PASS] == ["engine-as-asked"]
