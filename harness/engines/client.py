@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
@@ -113,6 +115,18 @@ class Client:
         except HandoffError:
             return False
 
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens by the engine's tokenizer. Raises HandoffError when it is not told."""
+        try:
+            response = self._http.post("/detokenize", json={"model": MODEL_NAME, "tokens": list(ids)})
+            response.raise_for_status()
+            return str(response.json()["prompt"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise HandoffError(
+                f"{self.role} engine: expected the text of {len(ids)} tokens from /detokenize, found "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
     def kv_blocks(self) -> int | None:
         """Return the size of the KV pool in blocks, or None if the engine does not report it. Raises HandoffError."""
         return self._read(parse_kv_blocks)
@@ -151,6 +165,7 @@ class Client:
         rescore_from: int | None = None,
         timeout_s: float | None = None,
         abandon: Abandon | None = None,
+        fields: Mapping[str, Any] = MappingProxyType({}),
     ) -> Leg:
         """Send one completion request and return the answer, including the growth of the counters.
 
@@ -158,14 +173,14 @@ class Client:
         step after the request, so the scrape is repeated for up to 3 s. ``count=False`` does not read counters, for
         requests that are not alone on the engine. ``rescore_from`` asks for the log-probs of the prompt's own tokens
         from that position on; vLLM then computes the prompt without its prefix cache. ``timeout_s`` overrides the
-        client's timeout. ``abandon`` says when to give the request up.
+        client's timeout. ``abandon`` says when to give the request up. ``fields`` are added to the body.
 
         Raises AbandonedError when it was given up, HandoffError when there is no answer, its status is not 200, or it
         has an unexpected shape.
         """
         role = role or self.role
         before = self._snapshot
-        body = {**request_body(prompt, sampling), "cache_salt": cache_salt}
+        body = {**request_body(prompt, sampling), "cache_salt": cache_salt, **fields}
         if rescore_from is not None:
             body["prompt_logprobs"] = 1
         if kv_transfer_params is not None:
@@ -279,6 +294,7 @@ def parse_completion(
             runner_ups=None if best is None else tuple(map(_runner_up, best)),
             speculation=_speculation((body.get("metrics") or {}).get("speculative_decoding")),
             kv_transfer_params=transfer_params(body.get("kv_transfer_params")),
+            prompt_logprobs=None if rescore_from is not None else _prompt_logprobs(choice),
             rescored=None if rescore_from is None else _rescored(choice, rescore_from),
             seconds=seconds,
         )
@@ -310,6 +326,16 @@ def _runner_up(best: list[tuple[str, float]]) -> int | None:
     """Return the id of the second-best token; None where the answer does not name one by its id."""
     named = _TOKEN.fullmatch(best[1][0]) if len(best) == 2 else None
     return int(named[1]) if named else None
+
+
+def _prompt_logprobs(choice: Mapping[str, Any]) -> tuple[float | None, ...] | None:
+    """Return the log-prob of each prompt token from the second one on; None if there are none in the answer."""
+    tables = choice.get("prompt_logprobs")
+    if tables is None:
+        return None
+    tokens = zip(choice["prompt_token_ids"], tables, strict=True)
+    values = [float(table[str(token)]["logprob"]) for token, table in list(tokens)[1:]]
+    return tuple(round(v, 6) if math.isfinite(v) else None for v in values)
 
 
 def _rescored(choice: Mapping[str, Any], start: int) -> tuple[float, ...]:

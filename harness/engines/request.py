@@ -19,6 +19,7 @@ from harness.profiles.cells import Role
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import Abandon
 from harness.prompts.model import Prompt
+from harness.workload.features import for_prefill
 
 
 class Ask(NamedTuple):
@@ -45,6 +46,8 @@ class Ask(NamedTuple):
     answers at its address, so D cannot fetch anything."""
     appended: bool = False
     """Whether the last token of the payload, which is of ids then, is P's answer: P is asked for the others alone."""
+    fields: Mapping[str, Any] = MappingProxyType({})
+    """More fields of the request's body (``harness.workload.features``)."""
 
     @property
     def prefilled(self) -> list[int] | str:
@@ -116,6 +119,7 @@ class Exchange:
             await_counters=("finished_requests",),
             count=ask.counted,
             abandon=ask.given_up(ask.alone),
+            fields=for_prefill(ask.fields) if ask.alone == "prefill" else ask.fields,
         )
 
     def _ask_router(self, ask: Ask) -> Leg:
@@ -132,6 +136,7 @@ class Exchange:
                 role="decode" if ask.hand_off else "single",
                 count=False,
                 abandon=ask.given_up("decode"),
+                fields=ask.fields,
             )
         except HandoffError:
             # P may have answered the router.
@@ -167,6 +172,7 @@ class Exchange:
             REMOTE_DECODE,
             count=False,
             abandon=ask.given_up("prefill"),
+            fields=for_prefill(ask.fields),
         )
         answered = time.monotonic()
         legs.append(prefill)
@@ -222,6 +228,7 @@ class Exchange:
                 prefill.kv_transfer_params,
                 count=False,
                 abandon=ask.given_up("decode"),
+                fields=ask.fields,
             )
         except AbandonedError:
             # An engine that aborts a request tells P that it does not need the blocks.

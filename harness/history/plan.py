@@ -11,7 +11,7 @@ from harness.history.records import COLD, COUNTED, CellRecord, Observation, Plan
 from harness.profiles.cells import CellName
 from harness.util.files import sha256_json
 
-_AS_PLANNED = ("sequence", "route", "max_tokens", "temperature", "concurrent", "stage", "abandon")
+_AS_PLANNED = ("sequence", "route", "max_tokens", "temperature", "concurrent", "stage", "abandon", "feature")
 """Fields that an observation and its row of the plan have in common, beside those that identify the request."""
 _IN_ROUNDS = ("route", "max_tokens", "temperature", "stage")
 """The same for a soak, which sends its prompts many at a time and again in each round."""

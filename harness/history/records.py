@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 
 from harness.history.verdict import Verdict
 from harness.profiles.model import Route
-from harness.profiles.scenarios import Abandon
+from harness.profiles.scenarios import Abandon, Feature
 from harness.util.json_io import finite
 from harness.util.names import GroupName, SafeName
 from harness.util.strict import Strict
@@ -58,6 +58,7 @@ class PlannedRequest(Strict):
     temperature: float = 0.0
     concurrent: int = 1
     abandon: Abandon | None = None
+    feature: Feature | None = None
     legs: tuple[LegRole, ...]
     """Roles of the engines whose answers are recorded, in order. A router hides P's answer."""
 
@@ -99,6 +100,8 @@ class Leg(Strict):
     rescored: tuple[float, ...] | None = None
     """For a re-scoring request, per token of the output that it scores: by how many nats the plain engine, given all
     preceding tokens, prefers a different token; 0 when it agrees."""
+    prompt_logprobs: tuple[float | None, ...] | None = None
+    """Log-probs of the prompt's tokens from the second one on, if asked for; None for one that is no number."""
     kv_transfer_params: Annotated[dict[str, Any], AfterValidator(finite)] | None = None
     counters: dict[str, float] = Field(default_factory=dict)
     """Increase of the engine's counters during this request (concurrency 1)."""
@@ -135,6 +138,8 @@ class Observation(Strict):
     """Number of requests under way at the same time. Above 1, counters are known only for all of them together."""
     abandon: Abandon | None = None
     """When the client was to give the request up; its answer, if it came before that, is not judged."""
+    feature: Feature | None = None
+    """A parameter with which it was sent and that must not change the answer."""
     shared_counters: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Increase of each engine's counters over several requests: those under way together; on P, a request and those
     sent between its legs; or a request that a router handed off."""
@@ -171,6 +176,16 @@ class Observation(Strict):
     def final(self) -> Leg | None:
         """The leg whose output a user would receive."""
         return self.leg("decode") or self.leg("single")
+
+    @property
+    def drafts_filtered(self) -> bool:
+        """Whether a grammar removes drafts that it does not admit, so that steps verify fewer of them, or none."""
+        return self.feature == "grammar"
+
+    @property
+    def looked_up(self) -> bool:
+        """Whether the engine asks its caches for the prompt: for log-probs of a prompt, vLLM computes all of it."""
+        return self.feature != "prompt-logprobs"
 
     @property
     def cut_short(self) -> bool:

@@ -1,6 +1,6 @@
 """The mutants and the defects that they stand for. Plain data, which the harness reads without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N13 are related defects.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N16 are related defects.
 """
 
 from __future__ import annotations
@@ -231,6 +231,27 @@ MUTANTS: dict[str, Mutant] = {
             "vllm #54360, #57032",
             "both",
             "KVCacheManager.get_computed_blocks finds no block on an engine with a drafter",
+        ),
+        Mutant(
+            "N14",
+            "a grammar is applied to the wrong rows of a verify step",
+            "class of vllm #49694, #43388",
+            "both",
+            "the bitmasks of a request's drafts are each applied to the row after theirs",
+        ),
+        Mutant(
+            "N15",
+            "blocks of a request that was given up are written later",
+            "class of vllm #48633, sglang #35049",
+            "decode",
+            "the target's KV in blocks of an aborted request is zeroed once another request has filled them",
+        ),
+        Mutant(
+            "N16",
+            "P hands over the wrong blocks of a request that it preempted",
+            "class of vllm #50297",
+            "prefill",
+            "request_finished publishes the second block of a request that was preempted in place of its first",
         ),
     )
 }

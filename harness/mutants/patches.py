@@ -5,6 +5,7 @@ Each decorated function gets the original and ``active``; with the mutant switch
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import time
@@ -649,3 +650,72 @@ def _n13(original: Any, active: Active) -> Any:
         return self.empty_kv_cache_blocks, 0, *(0 for _ in more)
 
     return get_computed_blocks
+
+
+# --- N14: a grammar on the wrong rows --------------------------------------------------------------------------------
+
+
+@patch("N14", _RUNNER, "apply_grammar_bitmask", ("scheduler_output", "grammar_output", "input_batch", "logits"))
+def _n14(original: Any, active: Active) -> Any:
+    def apply_grammar_bitmask(scheduler_output: Any, grammar_output: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = grammar_output.grammar_bitmask
+        if active() and len(rows) > 1:
+            active.fired()
+            grammar_output = copy.copy(grammar_output)
+            grammar_output.grammar_bitmask = rows[[-1, *range(len(rows) - 1)]]
+        return original(scheduler_output, grammar_output, *args, **kwargs)
+
+    return apply_grammar_bitmask
+
+
+# --- N15: a late write into blocks of a request that was given up ----------------------------------------------------
+
+_FREED: set[int] = set()
+"""Blocks of aborted requests that nobody has taken yet."""
+_TAKEN: set[int] = set()
+"""Blocks among them that a request of this step fills."""
+
+
+@patch("N15", _SCHEDULER, "Scheduler._free_request_blocks", ("self", "request"))
+def _n15(original: Any, active: Active) -> Any:
+    def _free_request_blocks(self: Any, request: Any) -> Any:
+        if active() and request.status.name == "FINISHED_ABORTED":
+            for group in self.kv_cache_manager.get_block_ids(request.request_id):
+                _FREED.update(group)
+        return original(self, request)
+
+    return _free_request_blocks
+
+
+@patch("N15", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+def _n15_late(original: Any, active: Active) -> Any:
+    def write(runner: Any, scheduler_output: Any) -> None:
+        if _TAKEN:
+            active.fired()
+            for layer in _target_layers(runner):
+                _kv_cache(runner, layer)[sorted(_TAKEN)] = 0
+            _TAKEN.clear()
+        for request in scheduler_output.scheduled_new_reqs:
+            for group in request.block_ids:
+                _TAKEN.update(_FREED.intersection(group))
+        _FREED.difference_update(_TAKEN)
+
+    return _before_update_states(original, active, write)
+
+
+# --- N16: a preempted request is handed over otherwise ---------------------------------------------------------------
+
+
+@patch(
+    "N16", f"{_NIXL}.pull_scheduler", "NixlPullConnectorScheduler.request_finished", ("self", "request", "block_ids")
+)
+def _n16(original: Any, active: Active) -> Any:
+    def request_finished(self: Any, request: Any, block_ids: Any) -> Any:
+        delayed, params = original(self, request, block_ids)
+        if active() and request.num_preemptions and params and params.get("remote_block_ids"):
+            active.fired()
+            # Fewer blocks, none in the original defect, end D's engine with an assertion in 0.32.0.
+            params["remote_block_ids"] = [[group[1], *group[1:]] for group in map(list, params["remote_block_ids"])]
+        return delayed, params
+
+    return request_finished

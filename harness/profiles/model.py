@@ -650,8 +650,10 @@ def load_profile(name_or_path: str) -> Profile:
 
     Paths inside a profile are relative to the profile's folder; those of shipped profiles to the repository. A profile
     may name another one that it ``extends``: its own keys override those of the other, mappings key by key, everything
-    else as a whole. Raises ProfileError with one sentence per problem. A model of the hub that is missing from the
-    cache is not such a problem: see ``localise``.
+    else as a whole; ``more_scenarios`` are added to the other's, or replace those of the same id.
+
+    Raises ProfileError with one sentence per problem. A model of the hub that is missing from the cache is not such a
+    problem: see ``localise``.
     """
     profile, path = _read(name_or_path)
     for part in profile.written_parts:
@@ -732,14 +734,24 @@ def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
             joined(folder, parent)
     except ValueError as error:
         raise ProfileError(f"profile {path}: {error}") from error
+    more = raw.pop("more_scenarios", [])
+    if not isinstance(more, list) or not all(isinstance(scenario, dict) for scenario in more):
+        raise ProfileError(f"profile {path}: more_scenarios: expected a list of scenarios, found {more!r}")
     if parent is None:
+        if more:
+            raise ProfileError(
+                f"profile {path}: more_scenarios: expected a profile that extends another; name `scenarios`"
+            )
         return dict(raw)
     if not isinstance(parent, str):
         raise ProfileError(f"profile {path}: extends: expected the name or path of a profile, found {parent!r}")
     above = _profile_path(parent, folder, f"profile {path}: extends: ")
     inherited = _with_parents(above, (*children, path.resolve()))
     _check_not_overridden(path, raw, inherited)
-    return merged(inherited, raw)
+    whole = merged(inherited, raw)
+    if more:
+        whole["scenarios"] = list({s.get("id"): s for s in (*whole.get("scenarios", ()), *more)}.values())
+    return whole
 
 
 def _check_not_overridden(path: Path, raw: Mapping[str, Any], inherited: Mapping[str, Any]) -> None:

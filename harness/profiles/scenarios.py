@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -180,6 +180,20 @@ class Sampled(_Scenario):
     temperature: float = Field(gt=0, le=2)
 
 
+Feature = Literal["grammar", "min-tokens", "stop-token", "stop-at-once", "prompt-logprobs"]
+"""A parameter of a request that must not change its tokens: a grammar that admits the right answer alone, a smallest
+length that is the answer's, a token in the middle of the answer or its first one at which it stops, or the log-probs
+of the prompt."""
+
+
+class Features(_Scenario):
+    """Each prompt is asked once with each of these parameters; its answer must stay as it is without them."""
+
+    kind: Literal["features"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    features: tuple[Feature, ...] = Field(default=get_args(Feature), min_length=1)
+
+
 class Abandon(Strict):
     """The client gives up a request, so that the engine has to abort it."""
 
@@ -227,6 +241,9 @@ class Trace(_Scenario):
     proves: tuple[Literal["abandoned", "preempted", "cached"], ...] = ()
     """What the engines' counters must show: a request that was given up after tokens were generated for it, a
     preemption, or a prefix hit."""
+    held: bool = False
+    """Whether the engine that is asked first, P in a pair, is paused until all requests of a stage are queued, so that
+    it begins them in the order of their delays."""
 
     @property
     def requests(self) -> tuple[TraceRequest, ...]:
@@ -256,6 +273,7 @@ Scenario = Annotated[
     | Continuation
     | SameStep
     | Sampled
+    | Features
     | Trace,
     Field(discriminator="kind"),
 ]

@@ -38,6 +38,9 @@ def profile_schema() -> dict[str, Any]:
         "type": "string",
         "description": "A shipped profile, or a path relative to this file, that provides the keys missing here.",
     }
+    properties["more_scenarios"] = properties["scenarios"] | {
+        "description": "Scenarios beside those of the profile that this one extends, or in place of those by id."
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

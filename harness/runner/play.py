@@ -17,6 +17,7 @@ from harness.errors import HandoffError
 from harness.history.records import Leg, Observation
 from harness.profiles.cells import Cell, Role
 from harness.util import clock
+from harness.workload.features import feature_fields
 from harness.workload.scripts import ORDER_S, Script, Send, Stage
 
 _HOLD_S = 0.25
@@ -122,6 +123,7 @@ class Player:
                 held_until=released,
                 concurrent=len(stage.sends),
                 abandon=send.abandon,
+                feature=send.feature,
                 shared_counters=shared,
                 sequence=sequence + i,
                 sent_ids=send.prompt.ids,
@@ -148,7 +150,13 @@ class Player:
             abandon=send.abandon,
             former=self._params if send.route == "former-p" else None,
             appended=send.appended,
+            fields=self._fields(send),
         )
+
+    def _fields(self, send: Send) -> dict[str, Any]:
+        if send.feature is None:
+            return {}
+        return feature_fields(send.feature, send.prompt.expected or (), self._session.client("single").text_of)
 
     def _one(
         self, send: Send, salts: dict[str, str], inner: list[tuple[Send, Answer]]
@@ -156,7 +164,11 @@ class Player:
         """Send a request that has the engines to itself, and the requests between its legs, if any; return its answer
         and the counter growth. With requests between the legs, only P's counters are returned, grown over all."""
         answer = Answer()
-        ask = self._ask(send, salts, counted=True)
+        try:
+            ask = self._ask(send, salts, counted=True)
+        except HandoffError as failure:
+            answer.error = str(failure)
+            return answer, {}
         if send.route == "former-p" and ask.former is None:
             answer.error = "expected a hand-off before this request, whose parameters it repeats, found none answered"
             return answer, {}

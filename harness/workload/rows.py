@@ -50,6 +50,7 @@ def _played(cell: Cell, script: Script, number: Iterator[int], max_tokens: int) 
                     temperature=send.temperature,
                     concurrent=len(stage.sends),
                     abandon=send.abandon,
+                    feature=send.feature,
                     legs=_legs(cell, send.route),
                 )
 

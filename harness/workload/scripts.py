@@ -15,6 +15,8 @@ from harness.profiles.scenarios import (
     ChunkedPrefill,
     Concurrent,
     Continuation,
+    Feature,
+    Features,
     LatePull,
     Pair,
     PrefixHit,
@@ -30,6 +32,7 @@ from harness.profiles.scenarios import (
 )
 from harness.prompts.lengths import blocks
 from harness.prompts.model import Prompt
+from harness.workload.features import stop_at
 
 SHORT = 2
 """Output tokens of requests that only fill caches."""
@@ -59,6 +62,8 @@ class Send(NamedTuple):
     """When the client gives it up; None for a request that is answered."""
     appended: bool = False
     """Whether the last token is P's answer: P is asked for the others alone."""
+    feature: Feature | None = None
+    """A parameter that must not change the answer."""
 
 
 class Stage(NamedTuple):
@@ -132,6 +137,8 @@ def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stag
                 [Stage((Send(prompts[p], "subject", "a", max_tokens=limit, temperature=scenario.temperature),))]
                 for p in scenario.prompts
             ]
+        case Features():
+            return [_features(scenario, prompts[p]) for p in scenario.prompts]
         case SharedBlock():
             order = (("donor", scenario.first), ("again", scenario.first), ("bridge", scenario.bridge))
             return [
@@ -174,6 +181,20 @@ def _appended(scenario: AppendedToken, prompts: Mapping[str, Prompt], name: str)
     return [Stage((Send(prompts[scenario.donor], "donor", "a", "local", max_tokens=SHORT),)), subject]
 
 
+def _features(scenario: Features, prompt: Prompt) -> list[Stage]:
+    answered = len(prompt.expected or ())
+    # With log-probs of the prompt D computes all of it, whatever P has.
+    routes: dict[Feature, SentTo] = {"prompt-logprobs": "local"}
+    stages = []
+    for feature in scenario.features:
+        # A request that is not stopped has the tokens of one that is, and another finish reason.
+        last = stop_at(feature, answered)
+        limit = scenario.max_tokens if last is None else last + 1
+        send = Send(prompt, feature, feature, routes.get(feature, "cell"), max_tokens=limit, feature=feature)
+        stages.append(Stage((send,)))
+    return stages
+
+
 def _same_step(prompts: Mapping[str, Prompt], pair: Pair, limit: int | None) -> Stage:
     first = Send(prompts[pair.donor], "donor", "a", max_tokens=limit)
     second = Send(prompts[pair.subject], "subject", "a", max_tokens=limit, after_s=ORDER_S)
@@ -182,7 +203,10 @@ def _same_step(prompts: Mapping[str, Prompt], pair: Pair, limit: int | None) -> 
 
 def _trace(scenario: Trace, prompts: Mapping[str, Prompt]) -> list[Stage]:
     return [
-        Stage(tuple(_of_trace(r, f"r{i}-{j}", prompts, scenario.max_tokens) for j, r in enumerate(stage)))
+        Stage(
+            tuple(_of_trace(r, f"r{i}-{j}", prompts, scenario.max_tokens) for j, r in enumerate(stage)),
+            hold="first" if scenario.held else None,
+        )
         for i, stage in enumerate(scenario.stages)
     ]
 
@@ -243,6 +267,10 @@ def _pressure(scenario: Pressure, prompts: Mapping[str, Prompt]) -> list[Stage]:
 
 
 # --- what can be known before an engine is started -----------------------------------------------------------------
+
+
+_LONG_ENOUGH = 4
+"""Known tokens of a prompt that is asked with features: it is stopped after the first and before the last."""
 
 
 def require_possible(profile: Profile, prompts: Mapping[str, Prompt]) -> None:
@@ -311,6 +339,13 @@ def _impossible(scenario: Scenario, profile: Profile, prompts: Mapping[str, Prom
                 )
         case AppendedToken():
             return _not_appended(scenario, profile, prompts)
+        case Features():
+            short = [p for p in scenario.prompts if len(prompts[p].expected or ()) < _LONG_ENOUGH]
+            if short:
+                return (
+                    f"expected prompts with a known answer of at least {_LONG_ENOUGH} tokens, found "
+                    f"{len(prompts[short[0]].expected or ())} of {short[0]}; name a copy prompt that is longer"
+                )
         case SharedBlock():
             return _not_shared(scenario, prompts, size)
         case Continuation():

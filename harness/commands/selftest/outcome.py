@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from harness.commands.selftest.trials import Trial, View
 from harness.history.folder import History
-from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.findings import CellVerdict, Judgement
 from harness.profiles.cells import CellName
@@ -14,15 +11,13 @@ from harness.prompts.lengths import spills
 from harness.reports.selftest_result import Caught, Kill
 
 
-def classify_kill(
-    trial: Trial, judgement: Judgement, scenario_kinds: Mapping[str, str], fired: bool | None, lookahead: int
-) -> tuple[Kill, str]:
+def classify_kill(trial: Trial, judgement: Judgement, fired: bool | None, lookahead: int) -> tuple[Kill, str]:
     """Return how a mutant ended and why, in one sentence.
 
-    ``scenario_kinds`` maps the ids of the profile's scenarios to their kinds. ``fired`` is whether an engine reports
-    that the mutant's code ran; None if the mutant is not in an engine. ``lookahead`` is that of the trial's method.
+    ``fired`` is whether an engine reports that the mutant's code ran; None if the mutant is not in an engine.
+    ``lookahead`` is that of the trial's method.
     """
-    views = {_view(c, scenario_kinds): c for c in judgement.cells}
+    views = {_view(c): c for c in judgement.cells}
     failed = {v: c for v, c in views.items() if c.verdict is not Verdict.PASS}
     if not views:
         return Kill.UNTESTED, "no cell was judged"
@@ -50,13 +45,13 @@ def classify_kill(
     return Kill.OTHER, "; ".join(reasons)
 
 
-def _view(cell: CellVerdict, kinds: Mapping[str, str]) -> View:
+def _view(cell: CellVerdict) -> View:
     name = CellName.of(cell.cell)
-    return View("pd" if name.topology == "pd" else "single", kinds.get(cell.scenario, COLD), name.route)
+    return View("pd" if name.topology == "pd" else "single", cell.scenario, name.route)
 
 
 def _name(view: View) -> str:
-    return f"{view.topology} {view.kind}" + (" through the router" if view.route == "router" else "")
+    return f"{view.topology} {view.scenario}" + (" through the router" if view.route == "router" else "")
 
 
 _FAILED = (Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED)

@@ -51,7 +51,6 @@ class SelfTester:
         self._environment = environment
         self._folder = folder
         self._reporter = reporter
-        self._kinds = {s.id: s.kind for s in prepared.profile.scenarios}
         self._outcomes: list[Outcome] = []
         self._controls: list[Control] = []
         self._starts = 0
@@ -197,7 +196,7 @@ class SelfTester:
             session.switch()
         judgement = summary.judgement
         fired = _fired(trial, setup, engines)
-        kill, reason = classify_kill(trial, judgement, self._kinds, fired, setup.group.method.lookahead)
+        kill, reason = classify_kill(trial, judgement, fired, setup.group.method.lookahead)
         caught = first_caught(judgement, summary.history)
         self._add(trial, kill, reason, judgement, folder.name, time.monotonic() - begun, fired, caught)
         if died is not None:
@@ -241,7 +240,7 @@ class SelfTester:
         if not expected or not isinstance(error, EngineStartError):
             kill, reason = Kill.UNTESTED, " ".join(str(error).split())[:400]
         else:
-            kill, reason = classify_kill(trial, judgement, self._kinds, None, setup.group.method.lookahead)
+            kill, reason = classify_kill(trial, judgement, None, setup.group.method.lookahead)
         self._add(trial, kill, reason, judgement, trial.mutant, 0.0, None)
 
     def _heal(self, session: EngineGroupSession, setup: Setup) -> None:
@@ -277,9 +276,9 @@ def _fired(trial: Trial, setup: Setup, engines: Path) -> bool | None:
 
 def expectation(trial: Trial) -> str:
     """Describe in words what must be found."""
-    where = " or ".join(f"{v.topology} {v.kind}" for v in trial.caught)
+    where = " or ".join(f"{v.topology} {v.scenario}" for v in trial.caught)
     law = ", at the lookahead's residues only" if trial.spills_only else ""
-    clean = f", while {' and '.join(f'{v.topology} {v.kind}' for v in trial.clean)} passes" if trial.clean else ""
+    clean = f", while {' and '.join(f'{v.topology} {v.scenario}' for v in trial.clean)} passes" if trial.clean else ""
     return f"{trial.damage} by {' or '.join(trial.checks)} in {where}{law}{clean}"
 
 

@@ -18,10 +18,10 @@ PromptChoice = Literal["few", "short", "some"]
 
 
 class View(NamedTuple):
-    """A topology in a kind of scenario, ``cold`` included."""
+    """A topology in a scenario of the profile ``cpu``, by its id, or ``cold``."""
 
     topology: TopologyName
-    kind: str
+    scenario: str
     route: Route = "client"
 
 
@@ -60,8 +60,8 @@ _STEPS = ("acceptance-baseline", "acceptance-single")
 _LOGPROBS = ("logprobs-single", "logprobs-baseline")
 
 
-def _both(kind: str) -> tuple[View, ...]:
-    return (View("pd", kind), View("single", kind))
+def _both(scenario: str) -> tuple[View, ...]:
+    return (View("pd", scenario), View("single", scenario))
 
 
 _NEXT_TURN = (View("single", "continuation"),)
@@ -137,7 +137,7 @@ TRIALS: tuple[Trial, ...] = (
     Trial("N8", "eagle3", (*_NEXT_TURN, _ONE_COLD), _NEXT_TURN, "target-kv", _TOKENS, clean=(_ONE_COLD,)),
     Trial("N9", "eagle3", (*_NEXT_TURN, _ONE_COLD), _NEXT_TURN, "drafter-kv", _STEPS, clean=(_ONE_COLD,)),
     Trial("N10", "eagle3", (*_SAME_STEP, _ONE_COLD), _SAME_STEP, "target-kv", _TOKENS, clean=(_ONE_COLD,)),
-    Trial("N11", "eagle3", (View("single", "trace"), _ONE_COLD), (_ONE_COLD,), "blocks-kept", ("pool-returned",)),
+    Trial("N11", "eagle3", (View("single", "abandoned"), _ONE_COLD), (_ONE_COLD,), "blocks-kept", ("pool-returned",)),
     Trial(
         "N12",
         "eagle3",
@@ -157,6 +157,27 @@ TRIALS: tuple[Trial, ...] = (
         ("state-occurred",),
         clean=(_ONE_COLD,),
         unknown=True,
+    ),
+    Trial(
+        "N14",
+        "eagle3",
+        (View("single", "features"), _ONE_COLD),
+        (View("single", "features"),),
+        "infrastructure",
+        ("complete",),
+        clean=(_ONE_COLD,),
+        unknown=True,
+    ),
+    Trial(
+        "N15", "eagle3", (View("single", "abandoned"), _ONE_COLD), (View("single", "abandoned"),), "target-kv", _TOKENS
+    ),
+    Trial(
+        "N16",
+        "eagle3",
+        (View("pd", "pressure-on-p"), _PD_COLD),
+        (View("pd", "pressure-on-p"),),
+        "target-kv",
+        (*_TOKENS, "transfer"),
     ),
 )
 
@@ -204,26 +225,21 @@ def trial_works(trial: Trial, profile: Profile, prompts: PromptSet, cells: Seque
     """Return the requests of a trial per cell. Raises UsageError when the profile lacks a scenario that it needs."""
     out = []
     for cell in cells:
-        kinds = {v.kind for v in trial.views if (v.topology, v.route) == (cell.topology, cell.route)}
-        if kinds:
-            out.append(cell_work(profile, prompts, cell, _choice(trial, kinds, profile, prompts, cell)))
+        wanted = {v.scenario for v in trial.views if (v.topology, v.route) == (cell.topology, cell.route)}
+        if wanted:
+            out.append(cell_work(profile, prompts, cell, _choice(trial, wanted, profile, prompts, cell)))
     return out
 
 
-def _choice(trial: Trial, kinds: set[str], profile: Profile, prompts: PromptSet, cell: Cell) -> Choice:
-    missing = kinds - {COLD} - {s.kind for s in profile.scenarios}
+def _choice(trial: Trial, wanted: set[str], profile: Profile, prompts: PromptSet, cell: Cell) -> Choice:
+    missing = wanted - {COLD} - {s.id for s in profile.scenarios}
     if missing:
         raise UsageError(
             f"mutant {trial.mutant} shows in the scenario {', '.join(sorted(missing))}, which profile {profile.name} "
             f"does not have; add it to the profile or leave the mutant out"
         )
-    wanted = {s.id for s in profile.scenarios if s.kind in kinds and not _on_p(s)} | (kinds & {COLD})
     chosen = choose_prompts(trial.prompts, prompts, profile, cell.method)
     return Choice(scenarios=frozenset(wanted), prompts=frozenset(p.id for p in chosen), forms=trial.forms)
-
-
-def _on_p(scenario: object) -> bool:
-    return getattr(scenario, "where", None) == "prefill"
 
 
 def choose_prompts(choice: PromptChoice, prompts: PromptSet, profile: Profile, method: Method) -> list[Prompt]:

@@ -81,6 +81,11 @@ class _Counted(NamedTuple):
         """Prompt tokens of requests whose transfer failed: D asks its caches for them once more."""
         return sum(len(o.sent_ids) for o, _ in self.answers if o.route == "former-p")
 
+    @property
+    def not_looked_up(self) -> int:
+        """Prompt tokens for which an engine asks no cache."""
+        return sum(len(o.sent_ids) for o, _ in self.answers if not o.looked_up)
+
 
 def counters_agree(cell: CellView) -> CheckResult:
     """Check that each engine counted what it answered: requests, tokens by source, drafts, transfers.
@@ -240,7 +245,7 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     expected: dict[str, float] = {
         "finished_requests": len(asked),
         "prompt_tokens": sum(asked),
-        "prefix_queries": sum(asked) + counted.looked_up_again,
+        "prefix_queries": sum(asked) + counted.looked_up_again - counted.not_looked_up,
         "generation_tokens": sum(made),
     }
     if counted.role == "prefill":

@@ -43,7 +43,7 @@ def drafts_happened(cell: CellView) -> CheckResult:
     judged = from_counters = 0
     for o in cell.answered().values():
         leg = o.final
-        if leg is None or leg.output_ids is None or len(leg.output_ids) < 2:
+        if leg is None or leg.output_ids is None or len(leg.output_ids) < 2 or o.drafts_filtered:
             continue
         judged += 1
         spec = leg.speculation
@@ -219,7 +219,7 @@ def _judge(
     alone: bool | None = None
     for key, o in cell.answered().items():
         leg = o.final
-        if leg is None or leg.output_ids is None or len(leg.output_ids) < 2:
+        if leg is None or leg.output_ids is None or len(leg.output_ids) < 2 or o.drafts_filtered:
             continue
         steps = real_steps(leg)
         reference = references.get(key, references.get(o.prompt_id))

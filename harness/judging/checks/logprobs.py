@@ -15,8 +15,9 @@ from harness.history.records import COLD, Form, Leg, Observation
 from harness.history.verdict import Verdict
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
-from harness.judging.figures import LogprobDifference
+from harness.judging.figures import LogprobDifference, OfEngine
 from harness.judging.findings import CheckResult, Finding, conclude
+from harness.profiles.scenarios import Features
 
 _OTHERWISE_ROUNDED = 100
 """Factor on ``judging.logprob_nats`` where sums may be added in another order: beside other requests in a batch, or on
@@ -82,6 +83,54 @@ def logprobs_single(cell: CellView) -> CheckResult:
     return conclude(name, cell.id, judged, findings)
 
 
+def has_prompt_logprobs(cell: CellView) -> bool:
+    """Return whether the cell was asked for log-probs of prompts."""
+    return isinstance(cell.config, Features) and "prompt-logprobs" in cell.config.features
+
+
+def prompt_logprobs(cell: CellView) -> CheckResult:
+    """Check the log-probs of prompts that an engine returns: one for each token but the first, each a number, and those
+    of the plain engine of this run, if it was asked for them."""
+    name = "prompt-logprobs"
+    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    findings: list[Finding] = []
+    judged = 0
+    for key, o in cell.answered().items():
+        other = plain.get(key)
+        wanted = other.final.prompt_logprobs if other is not None and other.final is not None else None
+        for leg in o.legs if o.feature == "prompt-logprobs" else ():
+            if leg.prompt_logprobs is None:
+                continue
+            judged += 1
+            problem = _prompt_problem(leg.prompt_logprobs, len(o.sent_ids), wanted, _bound(cell, o, other))
+            if problem is not None:
+                verdict = decide(Facts(change="differ", against="this run"))[0]
+                message = f"{leg.role} engine: {problem}"
+                findings.append(cell.finding(name, verdict, "sampler", message, o, OfEngine(role=leg.role)))
+    return conclude(name, cell.id, judged, findings)
+
+
+def _prompt_problem(found: Values, tokens: int, wanted: Values | None, bound: float) -> str | None:
+    if len(found) != tokens - 1:
+        return f"expected {tokens - 1} log-probs of the prompt, one for each token but the first, found {len(found)}"
+    missing = sum(value is None for value in found)
+    if missing:
+        return f"expected numbers as log-probs of the prompt, found {missing} of {len(found)} that are none"
+    apart = [
+        (abs(a - b), i)
+        for i, (a, b) in enumerate(zip(found, wanted or (), strict=False))
+        if a is not None and b is not None
+    ]
+    most, at = max(apart, default=(0.0, 0))
+    if most <= bound:
+        return None
+    return (
+        f"expected the log-probs of the prompt that the plain engine of this run returns, found "
+        f"{sum(d > bound for d, _ in apart)} of {len(found)} that differ, most at prompt token {at + 1}, by {most:.4g} "
+        "nats"
+    )
+
+
 def logprobs_baseline(cell: CellView) -> CheckResult:
     """Check that the distances of the two best tokens are those of the method's baseline.
 
@@ -99,7 +148,8 @@ def logprobs_baseline(cell: CellView) -> CheckResult:
     judged = smallest = 0
     for o in cell.answered().values():
         leg, row = o.final, rows.get(o.prompt_id)
-        if leg is None:
+        if leg is None or o.drafts_filtered:
+            # The grammar moves the distance to tokens that it does not admit.
             continue
         if row is None or row.min_top_gap is None:
             message = "expected the log-probs of this prompt in the baseline, found none; record it anew"

@@ -21,6 +21,7 @@ from harness.profiles.scenarios import (
     ChunkedPrefill,
     Concurrent,
     Continuation,
+    Features,
     LatePull,
     PrefixHit,
     Pressure,
@@ -142,6 +143,8 @@ def _proof(cell: CellView) -> _Proof:
             return _appended_token
         case Sampled():
             return _sampled
+        case Features():
+            return _features
         case SharedBlock():
             return _shared_block
         case Continuation():
@@ -461,6 +464,17 @@ _CHANCE = 1e-4
 """Largest accepted probability, over a whole request, that sampling picks a token other than the likeliest."""
 _VOCABULARY = 300_000
 """Upper bound of the vocabulary size of any model in use."""
+
+
+def _features(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    """Prove what an answer can show: that it stopped at its token, and that log-probs of the prompt came. A grammar and
+    a smallest length that an engine ignores change nothing."""
+    for o in parts.values():
+        leg = o.final
+        if o.feature in ("stop-token", "stop-at-once") and leg is not None and leg.finish_reason != "stop":
+            yield Gap(o, f"expected the request to end at its stop token, found the reason {leg.finish_reason}")
+        if o.feature == "prompt-logprobs" and all(leg.prompt_logprobs is None for leg in o.legs):
+            yield Gap(o, "expected the log-probs of the prompt that were asked for, found none in any answer")
 
 
 def _sampled(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:

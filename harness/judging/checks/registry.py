@@ -101,6 +101,7 @@ CHECKS: tuple[Check, ...] = (
     Check("tokens-baseline", _always, tokens.tokens_baseline),
     Check("logprobs-single", logprobs.has_reference, logprobs.logprobs_single),
     Check("logprobs-baseline", _always, logprobs.logprobs_baseline),
+    Check("prompt-logprobs", logprobs.has_prompt_logprobs, logprobs.prompt_logprobs),
     Check("rescored", rescored.applies, rescored.rescored),
     _DRAFTS,
     Check("acceptance-single", _has_single, drafting.acceptance_single),

@@ -37,7 +37,7 @@ def test_flawless_run_passes_every_check():
     assert judgement.findings == []
     assert judgement.verdict is Verdict.PASS
     pd = {r.check for c in judgement.cells if c.cell == "pd-eagle3" for r in c.results}
-    assert pd == {c.name for c in CHECKS} - {"text-form", "state-occurred", "rescored"}
+    assert pd == {c.name for c in CHECKS} - {"text-form", "state-occurred", "rescored", "prompt-logprobs"}
 
 
 def test_no_cells_is_unknown():

@@ -11,7 +11,7 @@ from harness.baselines.lookup import Lookup
 from harness.history.folder import load_history
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
-from harness.judging.checks.logprobs import has_reference, logprobs_baseline, logprobs_single
+from harness.judging.checks.logprobs import has_reference, logprobs_baseline, logprobs_single, prompt_logprobs
 from harness.judging.checks.registry import judge
 from harness.judging.references import References, lookups_for
 from tests.golden.oracle import BASELINES, RUNS
@@ -190,3 +190,30 @@ def test_the_form_in_which_a_prompt_was_sent_does_not_matter():
     assert logprobs_single(view(history([*made, *text]), "pd-eagle3")).verdict is Verdict.PASS
     wrong = [moved(o) for o in text]
     assert logprobs_single(view(history([*made, *wrong]), "pd-eagle3")).verdict is Verdict.REGRESSION
+
+
+def asked_for_prompt(cell: str, values: list[float | None]) -> Observation:
+    o = observation(cell, 40, scenario="features", part="prompt-logprobs", feature="prompt-logprobs", route="local")
+    return change_final(o, prompt_logprobs=tuple(values))
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([-1.0] * 39, None),
+        ([-1.0] * 38, "expected 39 log-probs of the prompt, one for each token but the first, found 38"),
+        ([-1.0] * 38 + [None], "found 1 of 39 that are none"),
+        ([-1.0] * 20 + [-2.0] + [-1.5] * 18, "found 19 of 39 that differ, most at prompt token 21, by 1 nats"),
+    ],
+)
+def test_logprobs_of_a_prompt_are_those_of_the_plain_engine(found, words):
+    made = history([asked_for_prompt("single-none", [-1.0] * 39), asked_for_prompt("single-eagle3", found)])
+    result = prompt_logprobs(view(made, "single-eagle3", scenario="features"))
+    assert result.verdict is (Verdict.PASS if words is None else Verdict.REGRESSION)
+    assert all(words in f.message for f in result.findings)
+
+
+def test_a_grammar_moves_the_distances_to_what_it_does_not_admit():
+    o = observation("single-none", 40, scenario="features", part="grammar", feature="grammar")
+    made = history([moved(o)])
+    assert logprobs_baseline(view(made, "single-none", lookups([40]), scenario="features")).findings == ()

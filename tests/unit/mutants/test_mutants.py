@@ -305,11 +305,11 @@ def passed(cell="pd-eagle3"):
     ],
 )
 def test_kills_need_the_right_reason(trial, judgement, kill):
-    assert classify_kill(trial, judgement, {}, fired=True, lookahead=3)[0] is kill
+    assert classify_kill(trial, judgement, fired=True, lookahead=3)[0] is kill
 
 
 def test_damage_of_something_else_is_no_kill():
-    kill, reason = classify_kill(M1, judged(), {}, fired=False, lookahead=3)
+    kill, reason = classify_kill(M1, judged(), fired=False, lookahead=3)
     assert kill is Kill.OTHER
     assert "never ran" in reason
 
@@ -331,7 +331,7 @@ def test_what_was_answered_until_the_first_finding_is_counted_in_its_cell():
 
 def test_survivor_whose_code_never_ran_says_so():
     judgement = Judgement(run_id="r", verdict=Verdict.UNKNOWN, cells=(passed(),))
-    assert "never ran" in classify_kill(M1, judgement, {}, fired=False, lookahead=3)[1]
+    assert "never ran" in classify_kill(M1, judgement, fired=False, lookahead=3)[1]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,17 @@ import pytest
 import yaml
 
 from harness.engines.inventory import Inventory, jobs_of
+from harness.errors import ProfileError
 from harness.judging.power import sensitivity
 from harness.profiles.cells import all_cells, excluded_cells
-from harness.profiles.model import SHIPPED_PROFILES, Profile, read_profile, references_of, shipped_profile_names
+from harness.profiles.model import (
+    SHIPPED_PROFILES,
+    Profile,
+    load_profile,
+    read_profile,
+    references_of,
+    shipped_profile_names,
+)
 from harness.profiles.schema import SCHEMA_FILE, full_text, profile_schema, schema_text
 from harness.scheduling.model import Device
 from harness.scheduling.planning import simulate
@@ -41,6 +49,33 @@ def test_full_text_is_the_same_profile(name):
     whole = yaml.safe_load(full_text(name))
     assert "extends" not in whole
     assert Profile.model_validate(whole) == read_profile(name)
+
+
+def test_more_scenarios_replace_those_with_their_ids_and_follow_the_others(tmp_path):
+    path = tmp_path / "mine.yaml"
+    changed = {"id": "recovery", "kind": "recovery", "prompts": ["long-210"]}
+    new = {"id": "mine", "kind": "chunked-prefill", "prompts": ["long-210"]}
+    path.write_text(yaml.safe_dump({"extends": "cpu", "name": "mine", "more_scenarios": [new, changed]}))
+    mine, cpu = load_profile(str(path)).scenarios, load_profile("cpu").scenarios
+    assert [s.id for s in mine] == [*(s.id for s in cpu), "mine"]
+    assert [s.id for s in mine if s not in cpu] == ["recovery", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (
+            {"extends": "cpu", "more_scenarios": "recovery"},
+            "more_scenarios: expected a list of scenarios, found 'recovery'",
+        ),
+        ({"more_scenarios": [{"id": "a"}]}, "more_scenarios: expected a profile that extends another"),
+    ],
+)
+def test_more_scenarios_that_cannot_be_added_are_refused(tmp_path, raw, words):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"name": "mine", **raw}))
+    with pytest.raises(ProfileError, match=words):
+        load_profile(str(path))
 
 
 def test_every_model_of_the_nightly_profile_is_pinned_to_a_commit():

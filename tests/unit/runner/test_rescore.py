@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -129,7 +130,13 @@ def test_gap_of_each_prompt_token_is_read_from_the_answer():
     ]
     found = parse_completion("single", "r", 200, body(tables), 0.1, rescore_from=2)
     assert found.rescored == (0.0, 2.75)
-    assert parse_completion("single", "r", 200, body(tables), 0.1).rescored is None
+    asked = parse_completion("single", "r", 200, body(tables), 0.1)
+    assert (asked.rescored, asked.prompt_logprobs) == (None, (-0.5, -0.1, -3.0))
+
+
+def test_a_logprob_of_the_prompt_that_is_no_number_is_recorded_as_none():
+    tables = [None, {"2": {"logprob": math.nan}}, {"3": {"logprob": -0.1}}, {"4": {"logprob": -math.inf}}]
+    assert parse_completion("single", "r", 200, body(tables), 0.1).prompt_logprobs == (None, -0.1, None)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from harness.profiles.model import load_profile
 from harness.profiles.scenarios import Abandon, Trace
 from harness.prompts.model import load_prompts
 from harness.workload.cells import RECORDING, cell_work, choose_scenarios, cold_prompts
+from harness.workload.features import feature_fields, for_prefill
 from harness.workload.prepare import prepare
 from harness.workload.rows import planned_rows
 from harness.workload.scripts import scripts, shared_blocks
@@ -76,6 +77,7 @@ def test_the_full_profile_has_every_scenario_of_the_plain_one():
         "continuation",
         "recovery",
         "appended-token",
+        "features",
     ]
 
 
@@ -94,6 +96,28 @@ def test_the_token_that_d_gets_in_addition_is_the_answer_to_the_others():
     turn = subject.prompt
     assert (subject.appended, donor.route, donor.group) == (True, "local", subject.group)
     assert turn.ids[-1] == donor.prompt.expected[turn.tokens - donor.prompt.tokens - 1]
+
+
+def test_each_feature_is_asked_for_by_itself_and_a_stop_ends_both_ways_at_the_same_token():
+    (run,) = scripts(scenario("features"), KNOWN, "pd")
+    sends = {s.feature: s for stage in run.stages for s in stage.sends}
+    assert len(run.stages) == len(sends) == 4
+    known = sends["grammar"].prompt.expected
+    fields = {f: feature_fields(f, known, lambda ids: f"{len(ids)} words") for f in sends}
+    assert fields["grammar"] == {"structured_outputs": {"choice": [f"{len(known) - 1} words"]}}
+    for feature, at in (("stop-token", len(known) // 2), ("stop-at-once", 0)):
+        assert fields[feature] == {"stop_token_ids": [known[at]]}
+        assert sends[feature].max_tokens == at + 1
+    # D computes the whole prompt, whatever P has.
+    assert [f for f, s in sends.items() if s.route == "local"] == ["prompt-logprobs"]
+
+
+def test_p_is_not_asked_for_more_tokens_than_it_gives():
+    (run,) = scripts(scenario("features", id="min-tokens"), KNOWN, "pd")
+    (send,) = run.stages[0].sends
+    fields = feature_fields(send.feature, send.prompt.expected, str)
+    assert fields == {"min_tokens": len(send.prompt.expected) - 1}
+    assert for_prefill(fields) == {}
 
 
 def test_late_pull_fills_p_between_the_legs():
