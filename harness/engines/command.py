@@ -113,7 +113,7 @@ def build_command(
             argv += ["--per-request-spec-decode-metrics", "detailed"]
     if role != "single":
         transfer: dict[str, object] = {
-            "kv_connector": "NixlConnector",
+            "kv_connector": "NixlPushConnector" if engine.kv_transfer == "push" else "NixlConnector",
             "kv_role": _KV_ROLES[role] if engine.kv_roles == "split" else "kv_both",
             "kv_buffer_device": engine.kv_buffer_device,
         }

@@ -39,6 +39,13 @@ _SAMPLES = {
 LATE_COUNTERS = ("nixl_expired", "nixl_failed_transfers", "nixl_failed_notifications")
 """Counters that grow when the engine notices an event, possibly long after the request that caused it: P counts an
 expired lease while it serves a later request."""
+_OF_A_TRANSFER = (
+    "nixl_transfers",
+    "nixl_bytes",
+    "nixl_descriptors",
+    "nixl_failed_transfers",
+    "nixl_failed_notifications",
+)
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 _STEP_TOKENS = "vllm:iteration_tokens_total_bucket"
 _BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
@@ -88,6 +95,15 @@ def parse_counters(text: str) -> dict[str, float]:
 def delta(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Return the counters that changed and their growth; a counter that is new in ``after`` started at zero."""
     return {name: value - before.get(name, 0.0) for name, value in after.items() if value != before.get(name, 0.0)}
+
+
+def credited(written: dict[str, float], read: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the growth of P's counters and of D's, with what NIXL moved among D's, whoever counted it.
+
+    The engine that moves KV counts it: D where it reads, P where it writes (``engine.kv_transfer: push``).
+    """
+    moved = {name: written[name] + read.get(name, 0.0) for name in _OF_A_TRANSFER if name in written}
+    return {name: value for name, value in written.items() if name not in moved}, {**read, **moved}
 
 
 def parse_kv_blocks(text: str) -> int | None:

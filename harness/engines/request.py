@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from harness.engines.client import REMOTE_DECODE, Client, Sampling
+from harness.engines.counters import credited
 from harness.errors import AbandonedError, HandoffError
 from harness.history.records import Form, Leg
 from harness.profiles.cells import Role
@@ -84,6 +85,7 @@ class Exchange:
         self._routers = routers
         self._workload = profile.workload
         self._lease_s = profile.engine.kv_lease_s
+        self._pushes = profile.engine.kv_transfer == "push"
         self.kept_by_p = 0
         """Number of hand-offs that P answered and D did not finish: P keeps their blocks until the lease ends."""
 
@@ -181,17 +183,21 @@ class Exchange:
         try:
             legs.append(self._decode(ask, prefill, answered, salt))
             if ask.counted:
-                wanted[d] = self._awaited()
+                wanted[d] = {"finished_requests": 1}
+                if (moves := p if self._pushes else d) in wanted:
+                    wanted[moves] |= self._awaited()
         finally:
             # One after the other: handing them to threads takes longer, beside engines that spin.
             for index, client in enumerate((p, d)):
                 if client in wanted:
                     counters = client.counters_after(before[client], wanted[client])
                     legs[index] = legs[index].model_copy(update={"counters": counters})
+            if self._pushes:
+                _credit(legs)
 
     def _awaited(self) -> dict[str, int]:
-        """Return by how much D's counters have to grow before they include a hand-off."""
-        return {"finished_requests": 1, "nixl_bytes": 1}
+        """Return by how much the counters of the engine that moves KV have to grow before they include a hand-off."""
+        return {"nixl_bytes": 1}
 
     def _decode(self, ask: Ask, prefill: Leg, answered: float, salt: str) -> Leg:
         """Send D's part of a hand-off; ``answered`` is when P answered, in ``time.monotonic()``.
@@ -236,3 +242,10 @@ class Exchange:
             raise
         self.kept_by_p -= 1
         return leg
+
+
+def _credit(legs: list[Leg]) -> None:
+    """Put what P wrote into D's blocks among D's counters."""
+    if len(legs) == len(("prefill", "decode")):
+        written, read = credited(legs[0].counters, legs[1].counters)
+        legs[:] = [legs[0].model_copy(update={"counters": written}), legs[1].model_copy(update={"counters": read})]

@@ -1,6 +1,6 @@
 """The mutants and the defects that they stand for. Plain data, which the harness reads without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N16 are related defects.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N17 are related defects.
 """
 
 from __future__ import annotations
@@ -252,6 +252,13 @@ MUTANTS: dict[str, Mutant] = {
             "class of vllm #50297",
             "prefill",
             "request_finished publishes the second block of a request that was preempted in place of its first",
+        ),
+        Mutant(
+            "N17",
+            "a P that writes fills D's uncached blocks from its first ones",
+            "class of vllm #48758",
+            "prefill",
+            "of a prompt that D has in part, NixlPushConnectorWorker writes P's first blocks instead of its last",
         ),
     )
 }

@@ -719,3 +719,19 @@ def _n16(original: Any, active: Active) -> Any:
         return delayed, params
 
     return request_finished
+
+
+# --- N17: a partial hit on D, and P writes ---------------------------------------------------------------------------
+
+
+@patch("N17", f"{_NIXL}.push_worker", "NixlPushConnectorWorker._xfer_blocks", ("self", "read_spec"))
+def _n17(original: Any, active: Active) -> Any:
+    def _xfer_blocks(self: Any, read_spec: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(zip(read_spec.local_block_ids, read_spec.remote_block_ids, strict=True))
+        if active() and any(len(own) > len(theirs) for own, theirs in pairs):
+            active.fired()
+            first = [list(own)[: len(theirs)] for own, theirs in pairs]
+            read_spec = dataclasses.replace(read_spec, local_block_ids=first)
+        return original(self, read_spec, *args, **kwargs)
+
+    return _xfer_blocks

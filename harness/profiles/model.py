@@ -171,6 +171,8 @@ class EngineConfig(Strict):
     """Threads of the NIXL agent (``num_threads`` of the connector's extra config); None keeps vLLM's default of 4."""
     kv_roles: Literal["both", "split"] = "both"
     """``kv_role`` of a pair's engines: ``kv_both`` for each, or ``kv_producer`` for P and ``kv_consumer`` for D."""
+    kv_transfer: Literal["pull", "push"] = "pull"
+    """Who moves KV: D reads from P (``NixlConnector``), or P writes into D's blocks (``NixlPushConnector``)."""
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
     """What D does with a request whose KV it cannot fetch: answer with an error, or compute the prompt by itself."""
     kv_lease_s: int = Field(default=30, ge=6)
@@ -465,6 +467,10 @@ class Profile(Strict):
         ids = [s.id for s in self.scenarios]
         if len(set(ids)) != len(ids) or "cold" in ids:
             raise ValueError(f"scenarios: expected unique ids other than 'cold', found {', '.join(ids)}")
+        if self.engine.kv_transfer == "push" and "router" in self.routes:
+            raise ValueError(
+                "routes: expected client alone with engine.kv_transfer push, since a router hides P's counters"
+            )
         largest = max(m.lookahead for m in self.methods)
         if largest >= self.engine.block_size:
             raise ValueError(f"lookahead {largest} must be smaller than block_size {self.engine.block_size}")
@@ -650,7 +656,8 @@ def load_profile(name_or_path: str) -> Profile:
 
     Paths inside a profile are relative to the profile's folder; those of shipped profiles to the repository. A profile
     may name another one that it ``extends``: its own keys override those of the other, mappings key by key, everything
-    else as a whole; ``more_scenarios`` are added to the other's, or replace those of the same id.
+    else as a whole; ``more_scenarios`` are added to the other's, or replace those of the same id, and those named in
+    ``without_scenarios`` are left out.
 
     Raises ProfileError with one sentence per problem. A model of the hub that is missing from the cache is not such a
     problem: see ``localise``.
@@ -734,13 +741,11 @@ def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
             joined(folder, parent)
     except ValueError as error:
         raise ProfileError(f"profile {path}: {error}") from error
-    more = raw.pop("more_scenarios", [])
-    if not isinstance(more, list) or not all(isinstance(scenario, dict) for scenario in more):
-        raise ProfileError(f"profile {path}: more_scenarios: expected a list of scenarios, found {more!r}")
+    changes = {key: raw.pop(key) for key in (MORE, WITHOUT) if key in raw}
     if parent is None:
-        if more:
+        if changes:
             raise ProfileError(
-                f"profile {path}: more_scenarios: expected a profile that extends another; name `scenarios`"
+                f"profile {path}: {next(iter(changes))}: expected a profile that extends another, found none"
             )
         return dict(raw)
     if not isinstance(parent, str):
@@ -749,9 +754,33 @@ def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     inherited = _with_parents(above, (*children, path.resolve()))
     _check_not_overridden(path, raw, inherited)
     whole = merged(inherited, raw)
-    if more:
-        whole["scenarios"] = list({s.get("id"): s for s in (*whole.get("scenarios", ()), *more)}.values())
+    if changes:
+        whole["scenarios"] = _changed_scenarios(path, whole.get("scenarios") or [], **changes)
     return whole
+
+
+MORE, WITHOUT = "more_scenarios", "without_scenarios"
+"""Keys of a profile that change the list of scenarios that it inherits."""
+
+
+def _changed_scenarios(
+    path: Path, inherited: list[Any], more_scenarios: Any = (), without_scenarios: Any = ()
+) -> list[Any]:
+    """Return the inherited scenarios with others added, or in place of those with their ids, and without some.
+
+    Raises ProfileError for what is no list of scenarios, or of ids that are inherited.
+    """
+    ids = [s.get("id") for s in inherited]
+    for key, values, kind, what in (
+        (MORE, more_scenarios, dict, "scenarios"),
+        (WITHOUT, without_scenarios, str, "ids"),
+    ):
+        if not isinstance(values, (list, tuple)) or not all(isinstance(value, kind) for value in values):
+            raise ProfileError(f"profile {path}: {key}: expected a list of {what}, found {values!r}")
+    if strange := [i for i in without_scenarios if i not in ids]:
+        raise ProfileError(f"profile {path}: {WITHOUT}: expected ids among {', '.join(ids)}, found {strange[0]!r}")
+    named = {s.get("id"): s for s in (*inherited, *more_scenarios)}
+    return [scenario for name, scenario in named.items() if name not in without_scenarios]
 
 
 def _check_not_overridden(path: Path, raw: Mapping[str, Any], inherited: Mapping[str, Any]) -> None:

@@ -41,6 +41,11 @@ def profile_schema() -> dict[str, Any]:
     properties["more_scenarios"] = properties["scenarios"] | {
         "description": "Scenarios beside those of the profile that this one extends, or in place of those by id."
     }
+    properties["without_scenarios"] = {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": "Ids of scenarios of the profile that this one extends, to leave out.",
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

@@ -10,7 +10,7 @@ from concurrent.futures import wait
 from typing import Any
 
 from harness.engines.client import Client
-from harness.engines.counters import LATE_COUNTERS, delta
+from harness.engines.counters import LATE_COUNTERS, credited, delta
 from harness.engines.request import Ask, payload
 from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError
@@ -41,6 +41,7 @@ class SharedCounters:
 
     def __init__(self, session: EngineGroupSession, routed: bool) -> None:
         self._routed = routed
+        self._pushes = session.profile.engine.kv_transfer == "push"
         self._clients: dict[Role, Client] = {role: session.client(role) for role in session.roles}
         self._last = {role: client.last_snapshot for role, client in self._clients.items()}
         self._before = {role: client.snapshot() for role, client in self._clients.items()}
@@ -55,6 +56,8 @@ class SharedCounters:
             # Counters that an engine updates late are compared with the previous snapshot.
             late = delta(self._last[role], client.last_snapshot)
             grown[role] |= {name: late[name] for name in LATE_COUNTERS if name in late}
+        if self._pushes and {"prefill", "decode"} <= grown.keys():
+            grown["prefill"], grown["decode"] = credited(grown["prefill"], grown["decode"])
         return grown
 
     def _asked(self, role: Role, answered: str) -> bool:
@@ -186,7 +189,11 @@ class Player:
 
         answer.error = self._session.ask(ask._replace(between=between), answer.legs)
         answered = sum(len(row.legs) for _, row in inner) + len(answer.legs[:1])
-        return answer, {"prefill": prefill.counters_after(before, {"finished_requests": answered})}
+        grown = prefill.counters_after(before, {"finished_requests": answered})
+        if self._session.profile.engine.kv_transfer == "push" and answer.legs:
+            grown, own = credited(grown, answer.legs[-1].counters)
+            answer.legs[-1] = answer.legs[-1].model_copy(update={"counters": own})
+        return answer, {"prefill": grown}
 
     def _several(
         self, stage: Stage, salts: dict[str, str]

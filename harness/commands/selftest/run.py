@@ -88,7 +88,7 @@ class SelfTester:
             arming = EnabledMutants([t.mutant for t in left], setup.group.topology == "pd", self._folder / name)
             session = EngineGroupSession(
                 setup.group,
-                self._prepared.profile,
+                setup.profile,
                 self._environment,
                 self._folder / name / "logs",
                 progress=self._reporter.line,
@@ -141,7 +141,7 @@ class SelfTester:
     def _recorder(self, works: Sequence[CellWork], setup: Setup, folder: Path, mutants: Sequence[str]) -> Recorder:
         p = self._prepared
         return Recorder(
-            p.profile,
+            setup.profile,
             p.source,
             works,
             {c.id: setup.group.id for c in setup.group.cells},
@@ -186,7 +186,7 @@ class SelfTester:
 
     def _trial(self, trial: Trial, setup: Setup, session: EngineGroupSession, engines: Path) -> None:
         folder = self._folder / trial.mutant
-        works = trial_works(trial, self._prepared.profile, self._prepared.prompts, setup.group.cells)
+        works = trial_works(trial, setup.profile, self._prepared.prompts, setup.group.cells)
         recorder = self._recorder(works, setup, folder, (trial.mutant,))
         begun = time.monotonic()
         session.switch(trial.mutant)
@@ -232,7 +232,7 @@ class SelfTester:
     def _record_no_start(self, trial: Trial, setup: Setup, error: InfrastructureError) -> None:
         """Record a trial whose engines did not start. For a mutant that prevents the start, this is the right outcome
         if the verdict is UNKNOWN."""
-        works = trial_works(trial, self._prepared.profile, self._prepared.prompts, setup.group.cells)
+        works = trial_works(trial, setup.profile, self._prepared.prompts, setup.group.cells)
         recorder = self._recorder(works, setup, self._folder / trial.mutant, (trial.mutant,))
         recorder.fail_pending([w.cell.id for w in works], "failed", str(error))
         judgement = judge_and_report(recorder.finish()).judgement
@@ -286,7 +286,7 @@ def forecast_s(setups: Sequence[Setup], prepared: Prepared) -> float:
     """Return the rough wall time of a self-test in seconds."""
     total = 0.0
     for setup in setups:
-        works = [w for t in setup.trials for w in trial_works(t, prepared.profile, prepared.prompts, setup.group.cells)]
+        works = [w for t in setup.trials for w in trial_works(t, setup.profile, prepared.prompts, setup.group.cells)]
         if setup.controlled:
             works += setup.control
         total += start_expected_s(setup.group) + sum(

@@ -179,6 +179,15 @@ TRIALS: tuple[Trial, ...] = (
         "target-kv",
         (*_TOKENS, "transfer"),
     ),
+    Trial(
+        "N17",
+        "eagle3",
+        (View("pd", "prefix-hit"), _PD_COLD),
+        (View("pd", "prefix-hit"),),
+        "target-kv",
+        _TOKENS,
+        clean=(_PD_COLD,),
+    ),
 )
 
 
@@ -186,6 +195,7 @@ class Setup(NamedTuple):
     """Engines shared by several trials, so that no configuration is started twice."""
 
     group: EngineGroup
+    profile: Profile
     trials: tuple[Trial, ...]
     control: tuple[CellWork, ...]
     """Everything that any of the trials sends; sent first with all mutants disabled."""
@@ -280,8 +290,9 @@ def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -
     return [_setup(key, members, profile, prompts) for key, members in grouped.items()]
 
 
-NEEDS_OWN_ENGINES = frozenset({"M4g"})
-"""Mutants that change how an engine is built: M4g gives P staging buffers, even in its control run."""
+NEEDS_OWN_ENGINES = frozenset({"M4g", "N17"})
+"""Mutants that need engines that are built otherwise: M4g gives P staging buffers, even in its control run, and N17 is
+of a P that writes."""
 
 
 def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> Setup:
@@ -293,7 +304,9 @@ def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile,
     prefill = next((m for m in profile.methods if m.kind == "none"), None) if trials[0].mutant == "M10" else None
     group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill)
     works = [w for t in trials for w in trial_works(t, profile, prompts, cells)]
-    return Setup(group, tuple(trials), tuple(_union(cell, works) for cell in cells))
+    if trials[0].mutant == "N17":
+        profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"kv_transfer": "push"})})
+    return Setup(group, profile, tuple(trials), tuple(_union(cell, works) for cell in cells))
 
 
 def _union(cell: Cell, works: Sequence[CellWork]) -> CellWork:

@@ -69,9 +69,11 @@ def test_more_scenarios_replace_those_with_their_ids_and_follow_the_others(tmp_p
             "more_scenarios: expected a list of scenarios, found 'recovery'",
         ),
         ({"more_scenarios": [{"id": "a"}]}, "more_scenarios: expected a profile that extends another"),
+        ({"extends": "cpu", "without_scenarios": ["recover"]}, "expected ids among prefix-hit, .*, found 'recover'"),
+        ({"extends": "cpu", "without_scenarios": [7]}, "without_scenarios: expected a list of ids"),
     ],
 )
-def test_more_scenarios_that_cannot_be_added_are_refused(tmp_path, raw, words):
+def test_scenarios_that_cannot_be_added_or_left_out_are_refused(tmp_path, raw, words):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({"name": "mine", **raw}))
     with pytest.raises(ProfileError, match=words):

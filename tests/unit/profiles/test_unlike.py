@@ -1,4 +1,4 @@
-"""P that is set up unlike D."""
+"""P that is set up unlike D, and P that writes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import pytest
 
 from harness.engines.command import build_command
+from harness.engines.counters import credited
 from harness.errors import ProfileError
 from harness.history.identity import identity_of
 from harness.profiles.cells import make_plan, select_cells
@@ -43,4 +44,27 @@ def test_baselines_are_those_of_equal_engines():
 def test_what_vllm_would_ignore_is_refused(tmp_path):
     profile = changed_profile(tmp_path, lambda raw: raw["engine"].update(extra_args=["--async-scheduling"]))
     with pytest.raises(ProfileError, match="expected no --async-scheduling with device cpu"):
+        load_profile(profile)
+
+
+def test_a_p_that_writes_has_the_same_baselines_and_scenarios_but_one():
+    pull, push = load_profile("cpu"), load_profile("cpu-push")
+    for role in ("prefill", "decode"):
+        assert settings(pull, role, "--kv-transfer-config")["kv_connector"] == "NixlConnector"
+        assert settings(push, role, "--kv-transfer-config")["kv_connector"] == "NixlPushConnector"
+    for ours, theirs in zip(pull.methods, push.methods, strict=True):
+        assert identity_of(pull, ours, "0") == identity_of(push, theirs, "0")
+    assert [s for s in pull.scenarios if s not in push.scenarios] == [s for s in pull.scenarios if s.id == "recovery"]
+
+
+def test_what_p_wrote_is_counted_for_the_hand_off():
+    written = {"nixl_bytes": 64.0, "nixl_transfers": 1.0, "nixl_expired": 2.0, "finished_requests": 1.0}
+    p, d = credited(written, {"finished_requests": 1.0})
+    assert p == {"nixl_expired": 2.0, "finished_requests": 1.0}
+    assert d == {"nixl_bytes": 64.0, "nixl_transfers": 1.0, "finished_requests": 1.0}
+
+
+def test_a_router_hides_what_a_p_that_writes_counts(tmp_path):
+    profile = changed_profile(tmp_path, lambda raw: raw["engine"].update(kv_transfer="push"))
+    with pytest.raises(ProfileError, match=r"expected client alone with engine\.kv_transfer push"):
         load_profile(profile)

@@ -211,6 +211,10 @@ def change_scenario(kind: str, /, **changes):
             lambda r: r["engine"].update(kv_load_failure_policy="fail"),
             "scenario recovery cannot occur: expected engine.kv_load_failure_policy: recompute",
         ),
+        (
+            lambda r: r.update(routes=["client"], exclude=[]) or r["engine"].update(kv_transfer="push"),
+            "scenario recovery cannot occur: expected engine.kv_transfer: pull",
+        ),
         (change_scenario("appended-token", prompts=["copy-117-22"]), "the last token of copy-117-22 to be the answer"),
         (change_scenario("appended-token", donor="copy-030-03"), "to have 2 whole blocks in common with turn-170"),
         (change_scenario("refill", prompts=["copy-999"]), "'copy-999', which is not in it"),
