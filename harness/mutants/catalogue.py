@@ -1,6 +1,6 @@
 """The mutants and the defects that they stand for. Plain data, which the harness reads without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N17 are related defects.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N18 are related defects.
 """
 
 from __future__ import annotations
@@ -259,6 +259,13 @@ MUTANTS: dict[str, Mutant] = {
             "class of vllm #48758",
             "prefill",
             "of a prompt that D has in part, NixlPushConnectorWorker writes P's first blocks instead of its last",
+        ),
+        Mutant(
+            "N18",
+            "a connector does damage by being there",
+            "class of vllm #53505, #50344",
+            "decode",
+            "with a connector, a request that D computes alone loses its second block after the prefill",
         ),
     )
 }

@@ -735,3 +735,27 @@ def _n17(original: Any, active: Active) -> Any:
         return original(self, read_spec, *args, **kwargs)
 
     return _xfer_blocks
+
+
+# --- N18: a connector that nobody uses -------------------------------------------------------------------------------
+
+_PREFILLED: dict[str, int] = {}
+"""Second block of requests that an engine with a connector has begun to compute by itself."""
+
+
+@patch("N18", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+def _n18(original: Any, active: Active) -> Any:
+    def lose(runner: Any, scheduler_output: Any) -> None:
+        for block in _PREFILLED.values():
+            active.fired()
+            for layer in _target_layers(runner):
+                _kv_cache(runner, layer)[block] = 0
+        _PREFILLED.clear()
+        if runner.vllm_config.kv_transfer_config is None:
+            return
+        for request in scheduler_output.scheduled_new_reqs:
+            blocks = list(request.block_ids[0])
+            if not request.num_computed_tokens and len(blocks) > 1:
+                _PREFILLED[request.req_id] = blocks[1]
+
+    return _before_update_states(original, active, lose)

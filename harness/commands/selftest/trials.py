@@ -179,6 +179,8 @@ TRIALS: tuple[Trial, ...] = (
         "target-kv",
         (*_TOKENS, "transfer"),
     ),
+    # The pair is right, and compared with the single engine all the same.
+    Trial("N18", "eagle3", (_PD_COLD, _ONE_COLD), (_ONE_COLD,), "target-kv", _TOKENS),
     Trial(
         "N17",
         "eagle3",

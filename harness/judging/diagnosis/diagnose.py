@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.history.acceptance import real_steps
@@ -131,26 +131,34 @@ def _only_when_sampled(cell: CellView) -> bool:
 
 
 def _same_without(cell: CellView, checks: Sequence[str]) -> bool:
-    """Return whether cold prompts on a single engine, which read no KV but their own, fail in the same way.
+    """Return whether cold prompts on a single engine, which read no KV but their own, fail in the same way, and the
+    hand-offs fail, too: where these are right, drafting and verification are, and the engine's own prefill is not.
 
     This applies only to speculative engines, since plain decoding does not sample drafts.
     """
     single = cell if cell.cold and not cell.handed_off else cell.sibling("single", COLD)
-    if single is None or not single.speculative:
+    if single is None or not single.speculative or not any(_wrong(single, checks)):
         return False
-    for o in single.answered().values():
-        request = request_of(single, o)
+    pair = cell.sibling("pd", COLD)
+    compared = list(_wrong(pair, checks)) if pair is not None else []
+    return not compared or any(compared)
+
+
+def _wrong(cell: CellView, checks: Sequence[str]) -> Iterator[bool]:
+    """Yield of each answer with a known one whether it fails such checks."""
+    for o in cell.answered().values():
+        request = request_of(cell, o)
         if request is None or not request.expected:
             continue
+        wrong = False
         if checks is _TOKEN_CHECKS:
-            near = single.judging.near_tie_nats
+            near = cell.judging.near_tie_nats
             at = compare(request.leg.output_ids or (), request.expected, request.leg.top_gaps, near)
-            if at is not None and not at.near_tie:
-                return True
+            wrong = at is not None and not at.near_tie
         steps = real_steps(request.leg)
-        if checks is _STEP_CHECKS and steps is not None and request.steps and steps.accepted != request.steps:
-            return True
-    return False
+        if checks is _STEP_CHECKS and steps is not None and request.steps:
+            wrong |= steps.accepted != request.steps
+        yield wrong
 
 
 _NAMES: dict[str, str] = {
