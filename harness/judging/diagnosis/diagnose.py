@@ -10,6 +10,7 @@ from harness.history.acceptance import real_steps
 from harness.history.records import COLD
 from harness.history.token_ids import compare
 from harness.history.verdict import Verdict
+from harness.judging.diagnosis.intermittent import comes_and_goes
 from harness.judging.diagnosis.law import law_of_lengths
 from harness.judging.diagnosis.location import request_of
 from harness.judging.diagnosis.lost_drafts import without_drafts
@@ -39,6 +40,8 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
         for key, tokens in judged.items():
             failed[tokens] = failed.get(tokens, False) or key in keys
         law = law_of_lengths(failed, cell.record.block_size)
+        if law is not None and not law.exact:
+            law = law.model_copy(update={"text": f"{law.text}; {comes_and_goes(cell, supporting)}"})
     chosen = _most_telling(cell, supporting)
     return Diagnosis(
         damage=damage,

@@ -241,3 +241,21 @@ def test_wrong_only_at_a_temperature_is_the_sampler(cold_is_right, damage):
     judgement = judge(history(made, scenarios=[SAMPLED]), lookups(LENGTHS))
     found = next(c for c in judgement.cells if c.scenario == "sampled")
     assert found.diagnosis.damage == damage
+
+
+# --- intermittent ----------------------------------------------------------------------------------------------------
+
+
+def test_what_comes_and_goes_is_called_so_once_the_same_prompt_passes():
+    def broken(o):
+        ids = list(o.final.output_ids)
+        return change_final(o, output_ids=(ids[0], 9, *ids[2:]))
+
+    made = cold("pd-none", lambda o: broken(o) if len(o.sent_ids) in (33, 62) else o)
+    alone = diagnosis(made, "pd-none")
+    assert "no rule on the length explains it: 2 of 11 tested lengths fail (33, 62)" in alone.text
+    assert "intermittent if these prompts pass when they are sent again (2 of 11 requests, 2.3 to 52 %" in alone.text
+    again = [*made, observation("pd-none", 33, form="text")]
+    assert (
+        "intermittent: p33 fails once and passes once with the same tokens; 2 of 12" in diagnosis(again, "pd-none").text
+    )
