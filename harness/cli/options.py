@@ -38,6 +38,22 @@ PythonOption = Annotated[
     str | None,
     typer.Option("--engine-python", help="Interpreter whose vLLM is tested. Default: the one that runs harness."),
 ]
+EngineArgOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-arg",
+        metavar="[ROLE:]--NAME[=VALUE]",
+        help="Add this argument to the engines, or to those of a role: prefill:, decode: or single:. Repeatable.",
+    ),
+]
+EngineEnvOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-env",
+        metavar="[ROLE:]NAME=VALUE",
+        help="Set this environment variable for the engines, or for those of a role. Repeatable.",
+    ),
+]
 BasePortOption = Annotated[
     int | None,
     typer.Option("--base-port", min=1024, max=65000, help="Use consecutive ports from here. Default: any free ports."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -9,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.options import OutOption, ProfileOption, PythonOption, make_console
+from harness.cli.options import (
+    EngineArgOption,
+    EngineEnvOption,
+    OutOption,
+    ProfileOption,
+    PythonOption,
+    make_console,
+)
 from harness.cli.target import CellOption, PromptOption, RateOption, ScenarioOption, TrustOption, what_to_try
 from harness.errors import UsageError
 
@@ -67,6 +75,8 @@ def repro_command(
     trust_code: TrustOption = False,
     out: OutOption = None,
     engine_python: PythonOption = None,
+    engine_arg: EngineArgOption = None,
+    engine_env: EngineEnvOption = None,
 ) -> None:
     """Try a finding again: the same cell, engine flags, prompt and scenario.
 
@@ -74,12 +84,21 @@ def repro_command(
     there were too few or none was conclusive.
     """
     from harness.commands.repro import MOST_TRIES, expected_s, measured, reproduce, settled
+    from harness.engines.flags import parse_flags
     from harness.mutants.install import require_alone, require_known
     from harness.reports.terminal import print_summary
+    from harness.runner.run import require_free
     from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
 
-    prepared, target, mutants = what_to_try(run_dir, finding, cell, prompt, scenario, profile, trust_code, rate)
+    flags = parse_flags(engine_arg or [], engine_env or [])
+    if flags.options and (shrink or export is not None):
+        raise UsageError(
+            f"expected --shrink and --export without --engine-arg and --engine-env, found {shlex.join(flags.options)}; "
+            "an exported case could not tell what they do; write them into a profile (engine.extra_args, engine.env)"
+        )
+    prepared, target, mutants = what_to_try(run_dir, finding, cell, prompt, scenario, profile, trust_code, rate, flags)
+    require_free(prepared, flags)
     if mutant:
         if run_dir is not None:
             raise UsageError("--mutant: expected none with RUN_DIR, found one; the mutants of the run are used")
@@ -122,6 +141,7 @@ def repro_command(
             most,
             settled if repeat is None else measured,
             wait if keep else None,
+            flags,
         )
     if result.summary is not None:
         print_summary(result.summary, console)

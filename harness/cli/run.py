@@ -11,6 +11,8 @@ import typer
 from harness.cli.options import (
     BasePortOption,
     CellOption,
+    EngineArgOption,
+    EngineEnvOption,
     OutOption,
     ProfileOption,
     PythonOption,
@@ -23,6 +25,7 @@ from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
 
 if TYPE_CHECKING:
     from harness.engines.executor import Executor, ExecutorChoice
+    from harness.engines.flags import EngineFlags
     from harness.reports.judge_run import Outcome
     from harness.supervision.apart import Tell
     from harness.util.progress import Reporter
@@ -40,6 +43,8 @@ def run_command(
     quick: QuickOption = False,
     out: OutOption = None,
     engine_python: PythonOption = None,
+    engine_arg: EngineArgOption = None,
+    engine_env: EngineEnvOption = None,
     base_port: BasePortOption = None,
     mutant: Annotated[
         list[str] | None,
@@ -92,7 +97,9 @@ def run_command(
     """Run the matrix on real engines, judge it, write the reports, print the verdict."""
     from harness.commands.run import execute
     from harness.engines.executor import ExecutorChoice, make_executor
+    from harness.engines.flags import parse_flags
     from harness.runner.options import RunOptions
+    from harness.runner.run import require_free
     from harness.util.paths import DEFAULT_OUT
     from harness.workload.prepare import prepare
 
@@ -103,11 +110,13 @@ def run_command(
     if resume is not None and fail_fast:
         raise UsageError("--resume: expected no --fail-fast with it, found it; what is left is run to its end")
     choice = ExecutorChoice(executor, ray_address, pair_nodes)
+    flags = parse_flags(engine_arg or [], engine_env or [])
     if resume is not None:
-        _resume(context, resume, engine_python, choice, base_port, part)
+        _resume(context, resume, engine_python, flags, choice, base_port, part)
     prepared = prepare(quick_form(profile) if quick else profile, cell or [], scenario or [])
+    require_free(prepared, flags)
     chosen = make_executor(choice, mutant or [], base_port)
-    options = RunOptions(engine_python, chosen, tuple(mutant or ()), together)
+    options = RunOptions(engine_python, chosen, tuple(mutant or ()), together, flags=flags)
     carry_out(
         chosen,
         _apart(choice),
@@ -152,6 +161,7 @@ def _resume(
     context: typer.Context,
     run_dir: Path,
     engine_python: str | None,
+    flags: EngineFlags,
     choice: ExecutorChoice,
     base_port: int | None,
     part: bool,
@@ -159,6 +169,7 @@ def _resume(
     """Resume a run and exit. Raises UsageError when an option is given that the recorded run determines."""
     from harness.commands.resume import prepare_resume, resume
     from harness.engines.executor import make_executor
+    from harness.engines.flags import require_same_flags
     from harness.runner.options import RunOptions
 
     sources = {name: context.get_parameter_source(name) for name in _RECORDED}
@@ -168,9 +179,10 @@ def _resume(
         options = ", ".join(f"--{n}" for n in given)
         raise UsageError(f"--resume: expected no {options} with it, which the recorded run determines; leave it out")
     left = prepare_resume(run_dir)
+    require_same_flags(left.history.run.engine_flags, flags, left.history.run.run_id)
     chosen = make_executor(choice, list(left.history.run.mutants), base_port)
     what = f"resuming {left.history.run.run_id}: {len(left.again)} of {len(left.history.run.cells)} cells"
-    how = RunOptions(engine_python, chosen)
+    how = RunOptions(engine_python, chosen, flags=flags)
     carry_out(chosen, _apart(choice), left.rest, what, lambda reporter: resume(left, reporter, how), part)
 
 

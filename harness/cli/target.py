@@ -11,6 +11,7 @@ from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.commands.repro import Target
+    from harness.engines.flags import EngineFlags
     from harness.workload.prepare import Prepared
 
 CellOption = Annotated[str | None, typer.Option("--cell", "-c", help="Without a run: the cell, e.g. pd-eagle3.")]
@@ -43,19 +44,22 @@ def what_to_try(
     profile: str,
     trust_code: bool,
     rate: float | None,
+    flags: EngineFlags | None = None,
 ) -> tuple[Prepared, Target, tuple[str, ...]]:
     """Return the cell, the prompt or scenario in it, and the mutants that repro and bisect try.
 
-    ``rate`` replaces that of the run. Raises UsageError unless exactly one of a finding of a run and a cell is given.
+    ``rate`` replaces that of the run. Raises UsageError unless exactly one of a finding of a run and a cell is given,
+    or when ``flags`` are not those of the run's engines.
     """
     from harness.commands.repro import Goal, from_names, from_run
+    from harness.engines.flags import NO_FLAGS
 
     if (run_dir is None) == (cell is None) or (run_dir is None) != (finding is None):
         raise UsageError(
             "expected a run and one of its findings, or --cell and --prompt, found something else; see --help"
         )
     if run_dir is not None and finding is not None:
-        prepared, target, mutants = from_run(run_dir, finding, trust_code)
+        prepared, target, mutants = from_run(run_dir, finding, trust_code, flags or NO_FLAGS)
     elif prompt is None and scenario == "cold":
         raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
     else:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from harness.engines.api_key import HeaderFile, header_file
 from harness.engines.client import REMOTE_DECODE, Sampling, request_body
 from harness.engines.environment import EngineEnvironment, engines_for
+from harness.engines.flags import NO_FLAGS, EngineFlags, require_same_flags
 from harness.engines.request import payload
 from harness.engines.session import EngineGroupSession
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, DataError, InfrastructureError, UsageError
@@ -243,13 +244,17 @@ def goal_of(judgement: Judgement, finding: Finding) -> Goal:
     return Goal(least_rate(shown), f"{who} had it, which such a rate still explains")
 
 
-def from_run(run_dir: Path, wanted: str, trust_code: bool = False) -> tuple[Prepared, Target, tuple[str, ...]]:
+def from_run(
+    run_dir: Path, wanted: str, trust_code: bool = False, flags: EngineFlags = NO_FLAGS
+) -> tuple[Prepared, Target, tuple[str, ...]]:
     """Prepare a finding of a recorded run with the run's own profile, and return the mutants enabled then.
 
-    Raises UsageError when engines would run code of models and ``trust_code`` is False.
+    Raises UsageError when engines would run code of models and ``trust_code`` is False, or when ``flags`` are not those
+    of the run.
     """
     history = load_history(run_dir)
     require_trusted(history.run.profile, trust_code)
+    require_same_flags(history.run.engine_flags, flags, history.run.run_id)
     judgement = assess(history).judgement
     finding = find(judgement, wanted)
     target = target_of(finding)._replace(goal=goal_of(judgement, finding))
@@ -346,6 +351,7 @@ def reproduce(
     most: int,
     until: Until,
     keep: Callable[[list[str]], None] | None = None,
+    flags: EngineFlags = NO_FLAGS,
 ) -> Result:
     """Start the engines once and try until ``until`` says that the tries suffice; at most ``most`` times.
 
@@ -353,7 +359,7 @@ def reproduce(
     engines; attempts made until then count.
     """
     begun = time.monotonic()
-    environment = engines_for(prepared.profile, prepared.plan, engine_python)
+    environment = engines_for(prepared.profile, prepared.plan, engine_python, flags)
     (group,) = prepared.plan.groups
     folder = new_folder(out, prepared.profile, "repro")
     changed, mutation = with_mutants(group, prepared.profile, mutants, folder / "arming" / group.id, False)

@@ -98,7 +98,7 @@ def resume(
         options = options._replace(mutants=run.mutants, together=len(run.mutants) > 1)
         history = left.history
         if unfinished(run):
-            recorder, environment = _recorder(left, options.engine_python)
+            recorder, environment = _recorder(left, options)
             history = Runner(left.rest, environment, recorder, reporter, options).run()
         point_to(left.folder, reporter)
         if not history.run.interrupted and _second_is_missing(history):
@@ -219,6 +219,7 @@ def _conditions(plain: Mapping[str, Any], run: RunRecord) -> dict[str, Any]:
         "hardware": {k: v for k, v in plain["hardware"].items() if k not in _VARYING},
         "cells": _plan_of(run),
         "mutants": list(run.mutants),
+        "engine_flags": list(run.engine_flags),
         "rescore": run.rescore,
         "lacking": plain["lacking"],
     }
@@ -236,9 +237,9 @@ def require_same(earlier: RunRecord, now: RunRecord) -> None:
 # --- resuming --------------------------------------------------------------------------------------------------------
 
 
-def _recorder(left: Resumable, engine_python: str | None) -> tuple[Recorder, Any]:
+def _recorder(left: Resumable, options: RunOptions) -> tuple[Recorder, Any]:
     """Return a recorder that continues the run's record, and the environment of its engines."""
-    environment = engines_for(left.whole.profile, left.whole.plan, engine_python)
+    environment = engines_for(left.whole.profile, left.whole.plan, options.engine_python, options.flags)
     recorder = prepared_recorder(
         left.whole, environment, left.folder, left.history.run.mutants, adopt=lambda fresh: _reopen(left, fresh)
     )

@@ -39,12 +39,14 @@ class EngineCommand(NamedTuple):
     """The variables set on top of the scrubbed environment; recorded in run.json."""
     host: str = LOOPBACK
     """The address that it listens on."""
+    preloads: bool = True
+    """Whether modules may be imported before its own variables are set, which some read when they are imported."""
 
     @property
     def preload(self) -> tuple[str, ...]:
         """The modules to import before the engine is forked; none where its processes are not forked either."""
         forks = self.argv[1:3] == ["-m", PROGRAM] and self.env.get(START_METHOD) == "fork"
-        return PRELOADED if forks else ()
+        return PRELOADED if forks and self.preloads else ()
 
     @property
     def name(self) -> str:
@@ -136,9 +138,13 @@ def build_command(
     if ranks > 1:
         argv += ["--tensor-parallel-size", str(ranks)]
     argv += list(engine.extra_args)
-    variables = {**_variables(profile, environment, role, side_channel_port, devices, host), **(extra_env or {})}
+    flags = environment.flags
+    flags.require_free(role, argv, _variables(profile, environment, role, side_channel_port, devices, host))
+    argv += flags.argv(role)
+    variables = _variables(profile, environment, role, side_channel_port, devices, host)
+    variables = {**variables, **flags.env(role), **(extra_env or {})}
     variables = {**guarded_path(variables), **(key.environment if key is not None else {})}
-    return EngineCommand(role, port, side_channel_port, argv, variables, host)
+    return EngineCommand(role, port, side_channel_port, argv, variables, host, preloads=not flags.env(role))
 
 
 def _variables(

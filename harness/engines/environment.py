@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from harness import __version__
+from harness.engines.flags import NO_FLAGS, EngineFlags
 from harness.engines.router import program
 from harness.errors import EnvironmentFault
 from harness.profiles.cells import Plan
@@ -65,6 +66,14 @@ class EngineEnvironment(Strict):
     nixl: str | None
     surfaces: dict[str, bool] = Field(default_factory=dict)
     """Whether this vLLM has each interface that the harness relies on, found by searching its source files."""
+    flags: EngineFlags = NO_FLAGS
+    """What is added to the engines."""
+
+    @classmethod
+    def unknown(cls, build: str) -> EngineEnvironment:
+        """Return the environment of engines of which nothing is known, for looking at their commands."""
+        names = dict.fromkeys(("executable", "python", "prefix", "vllm"), "")
+        return cls(**names, vllm_build=build, torch=None, transformers=None, nixl=None)
 
     def has(self, surface: str) -> bool:
         """Return whether the engine offers an interface; True for one that was not searched for."""
@@ -131,9 +140,11 @@ def need_nixl(environment: EngineEnvironment) -> None:
         )
 
 
-def engines_for(profile: Profile, plan: Plan, engine_python: str | None) -> EngineEnvironment:
+def engines_for(
+    profile: Profile, plan: Plan, engine_python: str | None, flags: EngineFlags = NO_FLAGS
+) -> EngineEnvironment:
     """Return the environment of the engines. Raises EnvironmentFault when it lacks what the plan needs."""
-    environment = inspect_environment(engine_python or sys.executable)
+    environment = inspect_environment(engine_python or sys.executable).model_copy(update={"flags": flags})
     need_build(environment, profile.engine.device)
     if any(g.topology == "pd" for g in plan.groups):
         need_nixl(environment)

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from harness.history.folder import History
 from harness.profiles.cells import CellName
+from harness.profiles.engine_args import NEUTRAL_VARIABLES
 from harness.profiles.model import Method, Profile
 from harness.scheduling.gpus import gpu_name
 from harness.util.files import model_hash, template_hash, tokenizer_hash
@@ -38,7 +39,7 @@ class Identity(Strict):
     temperature: float = 0.0
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables that the profile sets for every engine."""
+    """Environment variables that the profile sets for every engine, without those that cannot change an answer."""
     hardware: str = "cpu"
     """``cpu``, or the name of the GPU."""
     attention_backend: str | None = None
@@ -73,7 +74,7 @@ def identity_of(
         enforce_eager=profile.engine.enforce_eager,
         batch_invariant=profile.batch_invariant,
         extra_args=profile.engine.extra_args,
-        env=profile.engine.env,
+        env={name: value for name, value in profile.engine.env.items() if name not in NEUTRAL_VARIABLES},
         hardware="cpu" if profile.engine.device == "cpu" else gpu_name(gpus),
         vllm=vllm,
     )

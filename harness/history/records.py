@@ -367,6 +367,8 @@ class RunRecord(Strict):
     interrupted: bool = False
     mutants: tuple[str, ...] = ()
     """Injected defects: such a run says nothing about the engine."""
+    engine_flags: tuple[str, ...] = ()
+    """Options of the command line that added arguments and variables to the engines."""
     rescore: bool = False
     """Whether the plain single engine was to re-score the outputs."""
     lacking: dict[str, str] = Field(default_factory=dict)

@@ -127,6 +127,10 @@ VARIABLES = frozenset(
         "VLLM_WORKER_MULTIPROC_METHOD",
     }
 )
+NEUTRAL_VARIABLES = frozenset(
+    name for name in VARIABLES if name.startswith("UCX_") or name.endswith(("_IFNAME", "_DEBUG", "_LOGGING_LEVEL"))
+)
+"""Those that cannot change an answer, only which device carries bytes and what is logged: no part of a baseline."""
 _VALUE = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.,:|+=^-]*|-?[0-9]+(?:\.[0-9]+)?|")
 """Numbers (``-1`` too), words and lists of them. UCX and NCCL write devices as ``mlx5_0:1`` and ``^docker0``."""
 _LIST_WORD = re.compile(r"\^?[A-Za-z0-9_+=][A-Za-z0-9_.,:|+=^-]*|")
@@ -160,8 +164,9 @@ def check_arguments(arguments: Sequence[str]) -> None:
         switch = name.replace("--no-", "--", 1) in SWITCHES
         if name not in VALUES and not switch:
             raise ValueError(
-                f"{argument!r} is not an argument that a profile may pass to engines: arguments can run code, open "
-                f"addresses and read files; allowed are {', '.join(sorted(SWITCHES | VALUES))} (docs/security.md)"
+                f"expected an argument that a profile may pass to engines (harness/profiles/engine_args.py), found "
+                f"{argument!r}: arguments can run code, open addresses and read files; give your own on the command "
+                f"line, --engine-arg={argument}"
             )
         if equals and switch:
             raise ValueError(f"expected {name} without a value, found {argument!r}")
@@ -182,8 +187,9 @@ def check_variables(variables: Mapping[str, str]) -> None:
     for name, value in variables.items():
         if name not in VARIABLES:
             raise ValueError(
-                f"{name} is not a variable that a profile may set: variables can run code, open addresses and carry "
-                f"secrets; allowed are {', '.join(sorted(VARIABLES))} (docs/security.md)"
+                f"expected a variable that a profile may set for engines (harness/profiles/engine_args.py), found "
+                f"{name}: variables can run code, open addresses and carry secrets; give your own on the command line, "
+                f"--engine-env={name}=…"
             )
         if not _plain(value):
             raise ValueError(f"{name}: expected a number or a plain word, not a path, found {value!r}")

@@ -43,7 +43,7 @@ def render_comparison(comparison: Comparison) -> str:
     env.filters["points"] = points
 
     def repro_of(run: RunSummary, finding: Finding) -> str:
-        return repro_line(run.history.folder, finding)
+        return repro_line(run.history, finding)
 
     env.filters["repro_of"] = repro_of
     a, b = (r.history.run for r in comparison.runs)

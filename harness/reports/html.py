@@ -22,6 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from harness import redact
+from harness.history.folder import History
 from harness.history.records import COLD, Observation
 from harness.history.verdict import Verdict
 from harness.judging.diagnosis.diagnose import damage_name
@@ -89,10 +90,11 @@ def anchor(finding: Finding) -> str:
     return "finding-" + re.sub(r"[^A-Za-z0-9.]+", "-", finding.id)
 
 
-def repro_line(folder: Path, finding: Finding) -> str:
-    """Return the command that tries a finding again."""
+def repro_line(history: History, finding: Finding) -> str:
+    """Return the command that tries a finding again, with the flags that the run's engines had."""
+    folder = history.folder
     shown = folder.relative_to(REPOSITORY) if folder.is_relative_to(REPOSITORY) else folder
-    return f"harness repro {shlex.quote(str(shown))} {shlex.quote(finding.id)}"
+    return shlex.join(["harness", "repro", str(shown), finding.id, *history.run.engine_flags])
 
 
 def script_json(value: Any) -> Markup:
@@ -161,7 +163,7 @@ def render_html(summary: RunSummary) -> str:
     """Render report.html. Odd data is shown as it is, escaped, and raises nothing."""
     env = environment()
     env.tests["tried"] = can_be_tried
-    env.filters["repro"] = lambda f: repro_line(summary.history.folder, f)
+    env.filters["repro"] = lambda f: repro_line(summary.history, f)
     selftest = newest_selftest(summary.history.folder)
     groups = grouped_findings(summary.judgement)
     return render_page(

@@ -99,7 +99,7 @@ def _read_on(summary: RunSummary, console: Console) -> None:
     folder = summary.history.folder
     tried = [f for f, _, _ in grouped_findings(summary.judgement) if can_be_tried(f)]
     if tried:
-        _unbroken(console, f"reproduce the first: {repro_line(folder, tried[0])}")
+        _unbroken(console, f"reproduce the first: {repro_line(summary.history, tried[0])}")
     _unbroken(console, f"report: {folder / 'report.html'}")
 
 

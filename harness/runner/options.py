@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from harness.engines.executor import Executor
+from harness.engines.flags import NO_FLAGS, EngineFlags
 from harness.history.folder import History
 
 Watch = Callable[[History], str | None]
@@ -25,6 +26,8 @@ class RunOptions(NamedTuple):
     together: bool = False
     """Whether several mutants may be enabled at the same time."""
     watch: Watch | None = None
+    flags: EngineFlags = NO_FLAGS
+    """What the user adds to engines."""
 
 
 DEFAULTS = RunOptions()

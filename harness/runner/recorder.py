@@ -134,6 +134,7 @@ class Recorder:
             ),
             plans={keys[cell]: of for cell, of in rows.items()},
             mutants=tuple(mutants),
+            engine_flags=environment.flags.options,
             rescore=rescore,
             lacking={name: WITHOUT[name] for name in WITHOUT if not environment.has(name)},
             kind=kind,

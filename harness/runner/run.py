@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from harness.engines.command import build_command
 from harness.engines.environment import EngineEnvironment, engines_for
+from harness.engines.flags import NO_FLAGS, EngineFlags
 from harness.errors import StorageError, UsageError
 from harness.history.folder import History
 from harness.history.records import Kind, RunRecord
@@ -29,12 +31,23 @@ def point_to(folder: Path, reporter: Reporter) -> None:
 
 def record_into(folder: Path, prepared: Prepared, reporter: Reporter, options: RunOptions) -> History:
     """Record the prepared cells into a folder; cells that cannot run are UNKNOWN, with the reason."""
-    environment = engines_for(prepared.profile, prepared.plan, options.engine_python)
+    environment = engines_for(prepared.profile, prepared.plan, options.engine_python, options.flags)
     recorder = prepared_recorder(prepared, environment, folder, options.mutants)
     for cell, reason in prepared.lacking.items():
         reporter.line(f"{cell}: UNKNOWN: {reason}")
         recorder.fail_pending([cell], "failed", reason)
     return Runner(prepared, environment, recorder, reporter, options).run()
+
+
+def require_free(prepared: Prepared, flags: EngineFlags) -> None:
+    """Raise UsageError for a flag that the harness itself sets for an engine of the run."""
+    if flags == NO_FLAGS:
+        return
+    environment = EngineEnvironment.unknown(prepared.profile.engine.device).model_copy(update={"flags": flags})
+    for group in prepared.plan.groups:
+        profile = prepared.profile.part(group.variant) if group.variant else prepared.profile
+        for role in group.roles:
+            build_command(profile, group.method_of(role), role, environment, 1, None if role == "single" else 2)
 
 
 def new_folder(out: Path, profile: Profile, kind: str = "") -> Path:

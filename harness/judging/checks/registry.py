@@ -227,6 +227,9 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     ]
     version = history.run.versions.get("vllm")
     notices += [f"vLLM {version} lacks {name}: {cost}" for name, cost in history.run.lacking.items()]
+    flags = history.run.engine_flags
+    if flags:
+        notices.append(f"engines under test with {' '.join(flags)}; baselines are of engines without")
     mutants = history.run.mutants
     if mutants:
         notices.append(

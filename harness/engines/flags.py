@@ -1,0 +1,115 @@
+"""Arguments and variables under test: what the user of the command line adds to engines.
+
+A profile may add only what an allow-list permits (``harness.profiles.engine_args``), because it is data that others may
+have written. What is typed on the command line is the user's own. It is recorded with the run and shown in every
+report, and no part of a baseline's identity: whether answers stay as they were without it is what the run is to tell.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
+
+from harness import redact
+from harness.errors import UsageError
+from harness.profiles.cells import Role
+from harness.util.strict import Strict
+
+_ARGUMENT = re.compile(r"--[A-Za-z][A-Za-z0-9_.-]*(=.*)?", re.DOTALL)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+_PREFIX = re.compile(rf"({'|'.join(get_args(Role))}):(.*)", re.DOTALL)
+
+
+class Flag(Strict):
+    """One argument or variable, for the engines of a role or, with None, for all."""
+
+    role: Role | None
+    text: str
+
+
+class EngineFlags(Strict):
+    """What is added to engines."""
+
+    arguments: tuple[Flag, ...] = ()
+    variables: tuple[Flag, ...] = ()
+
+    def argv(self, role: Role) -> list[str]:
+        """Return the arguments for an engine of a role."""
+        return list(_of(self.arguments, role))
+
+    def env(self, role: Role) -> dict[str, str]:
+        """Return the variables for an engine of a role."""
+        return dict(_split(text) for text in _of(self.variables, role))
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of the command line that gave them, in one word each and without secrets."""
+        named = (("--engine-arg", self.arguments), ("--engine-env", self.variables))
+        return redact.words(
+            [f"{option}={f.role + ':' if f.role else ''}{f.text}" for option, flags in named for f in flags]
+        )
+
+    def require_free(self, role: Role, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Raise UsageError for a flag that the harness sets for this engine itself."""
+        for text in self.argv(role):
+            name = text.partition("=")[0].replace("_", "-")
+            if name in argv:
+                raise UsageError(
+                    f"--engine-arg {text}: expected an argument that the {role} engine does not have, found one that "
+                    "the harness sets from the profile; change the profile"
+                )
+        for name in self.env(role):
+            if name in env:
+                raise UsageError(
+                    f"--engine-env {name}: expected a variable that the {role} engine does not have, found "
+                    f"{name}={env[name]}, which the harness sets; change the profile (engine.env)"
+                )
+
+
+NO_FLAGS = EngineFlags()
+
+
+def parse_flags(arguments: Sequence[str], variables: Sequence[str]) -> EngineFlags:
+    """Return what ``--engine-arg`` and ``--engine-env`` ask for. Raises UsageError for what is neither."""
+    return EngineFlags(
+        arguments=tuple(_flag("--engine-arg", text, _ARGUMENT, "--NAME or --NAME=VALUE") for text in arguments),
+        variables=tuple(_flag("--engine-env", text, _VARIABLE, "NAME=VALUE") for text in variables),
+    )
+
+
+def require_same_flags(recorded: Sequence[str], given: EngineFlags, run: str) -> None:
+    """Raise UsageError when a run is tried again without the flags that it was recorded with, or with others.
+
+    They are not taken from the record: it may be somebody else's, and an argument can run code.
+    """
+    if tuple(recorded) != given.options:
+        raise UsageError(
+            f"{run}: expected the options that it was recorded with, {_shown(recorded)}, found "
+            f"{_shown(given.options)}; give the same, if you would have given them yourself"
+        )
+
+
+def _shown(options: Sequence[str]) -> str:
+    return shlex.join(options) if options else "no --engine-arg and no --engine-env"
+
+
+def _flag(option: str, text: str, shape: re.Pattern[str], what: str) -> Flag:
+    prefixed = _PREFIX.fullmatch(text)
+    role, rest = (prefixed[1], prefixed[2]) if prefixed else (None, text)
+    if not shape.fullmatch(rest):
+        raise UsageError(
+            f"{option} {text!r}: expected {what}, for some engines with {', '.join(f'{r}:' for r in get_args(Role))} "
+            "before it, found something else"
+        )
+    return Flag.model_validate({"role": role, "text": rest})
+
+
+def _of(flags: Sequence[Flag], role: Role) -> Iterator[str]:
+    return (f.text for f in flags if f.role in (None, role))
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value

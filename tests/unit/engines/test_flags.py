@@ -1,0 +1,92 @@
+"""Arguments and variables under test: whose they are, what is refused, and where they show."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.engines.command import build_command
+from harness.engines.flags import NO_FLAGS, parse_flags, require_same_flags
+from harness.errors import UsageError
+from harness.history.identity import identity_of
+from harness.judging.checks.registry import judge
+from harness.profiles.model import load_profile
+from harness.reports.html import repro_line
+from harness.runner.run import require_free
+from harness.workload.prepare import prepare
+from tests.support.builders import LENGTHS, change_final, flawless, history, lookups
+from tests.support.engines import ENVIRONMENT
+
+PROFILE = load_profile("cpu")
+FLAGS = parse_flags(["--my-flag", "prefill:--x=a b", "decode:--y"], ["VLLM_MINE=1", "single:OTHER=x=y"])
+
+
+def command(role: str, flags=FLAGS):
+    environment = ENVIRONMENT.model_copy(update={"flags": flags})
+    return build_command(PROFILE, PROFILE.methods[0], role, environment, 1000, None if role == "single" else 1001)
+
+
+def test_each_engine_gets_what_is_for_all_and_for_its_role():
+    added = {role: command(role).argv[len(command(role, NO_FLAGS).argv) :] for role in ("prefill", "decode", "single")}
+    assert added == {
+        "prefill": ["--my-flag", "--x=a b"],
+        "decode": ["--my-flag", "--y"],
+        "single": ["--my-flag"],
+    }
+    assert command("single").env["OTHER"] == "x=y"
+    assert command("decode").env["VLLM_MINE"] == "1"
+    assert "OTHER" not in command("decode").env
+
+
+def test_a_variable_is_set_before_anything_that_may_read_it_is_imported():
+    assert command("single", NO_FLAGS).preload
+    assert command("single", parse_flags(["--x"], [])).preload
+    assert command("single").preload == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "words"),
+    [
+        (["my-flag"], [], "--engine-arg 'my-flag': expected --NAME or --NAME=VALUE"),
+        (["router:--x"], [], "for some engines with single:, prefill:, decode: before it"),
+        ([], ["NAME"], "--engine-env 'NAME': expected NAME=VALUE"),
+        ([], ["1X=2"], "expected NAME=VALUE"),
+    ],
+)
+def test_what_is_neither_argument_nor_variable_is_refused(arguments, variables, words):
+    with pytest.raises(UsageError, match=words):
+        parse_flags(arguments, variables)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "words"),
+    [
+        (["--port=1"], [], "--engine-arg --port=1: expected an argument that the .* engine does not have"),
+        (["prefill:--kv_transfer_config={}"], [], "the prefill engine does not have, found one that the harness sets"),
+        ([], ["UCX_TLS=rc"], r"found UCX_TLS=tcp,sm,self, which the harness sets; change the profile \(engine.env\)"),
+    ],
+)
+def test_what_the_harness_sets_itself_is_refused_before_anything_starts(arguments, variables, words):
+    prepared = prepare("cpu", ["pd-none"])
+    require_free(prepared, FLAGS)
+    with pytest.raises(UsageError, match=words):
+        require_free(prepared, parse_flags(arguments, variables))
+
+
+def test_flags_are_recorded_without_secrets_and_no_part_of_a_baseline():
+    given = parse_flags(["decode:--y"], ["HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyzabcdefgh"])
+    assert given.options[0] == "--engine-arg=decode:--y"
+    assert "hf_abc" not in given.options[1]
+    assert "flags" not in str(identity_of(PROFILE, PROFILE.methods[0], "0")).lower()
+
+
+def test_a_run_with_flags_says_so_and_is_tried_again_with_the_same():
+    made = [change_final(o, output_ids=(9,)) if o.cell == "pd-none" else o for o in flawless()]
+    plain = history(made)
+    run = plain.run.model_copy(update={"engine_flags": FLAGS.options})
+    flagged = plain.model_copy(update={"run": run})
+    judgement = judge(flagged, lookups(LENGTHS))
+    assert any("engines under test with --engine-arg=--my-flag" in notice for notice in judgement.notices)
+    assert repro_line(flagged, judgement.findings[0]).endswith("--engine-env=single:OTHER=x=y")
+    require_same_flags(run.engine_flags, FLAGS, "run")
+    with pytest.raises(UsageError, match="expected the options that it was recorded with, --engine-arg=--my-flag"):
+        require_same_flags(run.engine_flags, NO_FLAGS, "run")
