@@ -6,6 +6,7 @@ Heavy imports stand inside the functions that need them, so that help texts and 
 * ``options``, ``target``: options that several commands share;
 * ``run``: ``harness run``, with ``--resume`` and ``--part``; ``plan``: ``plan`` and ``doctor``;
 * ``judge``: ``check``, ``report``, ``trend``, ``merge``; ``baseline``: ``harness baseline``;
+* ``ab``: ``harness ab``;
 * ``repro``, ``bisect``: ``harness repro`` and ``harness bisect``;
 * ``trust``: ``selftest`` and ``aa``; ``soak``, ``up``, ``probe``, ``models``, ``ci``: what they are called;
 * ``leftovers``: ``ps`` and ``clean``;

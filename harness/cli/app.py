@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from harness import __version__
+from harness.cli.ab import ab_command
 from harness.cli.baseline import baseline_app
 from harness.cli.bisect import bisect_command
 from harness.cli.ci import ci_app
@@ -48,6 +49,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor_command,
     "plan": plan_command,
     "run": run_command,
+    "ab": ab_command,
     "up": up_command,
     "check": check_command,
     "report": report_command,

@@ -2,6 +2,7 @@
 
 * ``aa``: repeat the same cells; every finding is a false alarm;
 * ``baseline``: record, accept, compare and list baselines;
+* ``ab``: the same cells on two vLLMs, the second judged by the first;
 * ``bisect``: find the first vLLM version that shows a finding;
 * ``ci``: split a profile into jobs for CI systems;
 * ``clean``: redact the logs of runs that were killed;

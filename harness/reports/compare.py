@@ -12,6 +12,7 @@ from harness.history.folder import History, load_history
 from harness.history.verdict import Verdict
 from harness.judging.findings import Finding
 from harness.judging.recorded_cell import RecordedCell
+from harness.judging.references import PROFILE_OWN, References
 from harness.reports.judge_run import assess
 from harness.reports.summary import RunSummary, grouped_findings
 from harness.stats.paired import Difference, count_arms, differences
@@ -56,9 +57,12 @@ class Comparison(NamedTuple):
         return "; ".join(parts)
 
 
-def compare_runs(first: Path, second: Path) -> Comparison:
-    """Compare two recorded runs, each judged by its own profile. Raises UsageError when they share no cell."""
-    runs = (assess(load_history(first)), assess(load_history(second)))
+def compare_runs(first: Path, second: Path, references: References = PROFILE_OWN) -> Comparison:
+    """Compare two recorded runs, each judged by its own profile or both by the same references.
+
+    Raises UsageError when they share no cell.
+    """
+    runs = (assess(load_history(first), references), assess(load_history(second), references))
     mine = [list(r.cells) for r in runs]
     names = list(dict.fromkeys([*mine[0], *mine[1]]))
     if not set(mine[0]) & set(mine[1]):

@@ -1,0 +1,87 @@
+"""``harness ab``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from harness.cli.options import (
+    CellOption,
+    EngineArgOption,
+    EngineEnvOption,
+    OutOption,
+    ProfileOption,
+    ScenarioOption,
+    make_console,
+)
+from harness.errors import UsageError
+
+
+def ab_command(
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base", metavar="VERSION|PYTHON", help="vLLM as it was: 0.30.0, or an interpreter. Default: the own one."
+        ),
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option("--head", metavar="VERSION|PYTHON", help="vLLM with the change. Default: that of --base."),
+    ] = None,
+    profile: ProfileOption = "cpu",
+    cell: CellOption = None,
+    scenario: ScenarioOption = None,
+    engine_arg: EngineArgOption = None,
+    engine_env: EngineEnvOption = None,
+    out: OutOption = None,
+) -> None:
+    """Did the change break it? Run the same cells on two vLLMs and judge the second by the first; needs no baseline.
+
+    Arguments and variables are added to the engines of --head alone. Exit code 1 when head has a finding that base does
+    not have, 2 when that cannot be told, 0 otherwise.
+    """
+    from harness.commands.ab import PAGE, Side, conclusion, record_both, with_references
+    from harness.engines.flags import NO_FLAGS, parse_flags
+    from harness.reports.beyond import print_comparison
+    from harness.runner.run import require_free
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+
+    flags = parse_flags(engine_arg or [], engine_env or [])
+    if (head is None or head == base) and flags == NO_FLAGS:
+        raise UsageError(
+            "expected --head, or --engine-arg or --engine-env, found nothing that tells head from base; "
+            "`harness aa` compares equal engines"
+        )
+    prepared = with_references(profile, cell or [], scenario or [])
+    require_free(prepared, flags)
+    seconds = 2 * prepared.expected_s
+    with Reporter(seconds) as reporter:
+        reporter.line(f"2 × {len(prepared.plan.cells)} cells, {prepared.requests} requests each")
+        device = prepared.profile.engine.device
+        before, after = (
+            _python(*option, device, reporter.line) for option in (("--base", base), ("--head", head or base))
+        )
+        sides = (Side("base", before, NO_FLAGS), Side("head", after, flags))
+        comparison, folder = record_both(prepared, sides, out or DEFAULT_OUT, reporter)
+    console = make_console()
+    print_comparison(comparison, console)
+    verdict, why = conclusion(comparison)
+    console.print(f"{verdict.symbol} {verdict}  {why}", highlight=False, markup=False)
+    console.print(f"report: {folder / PAGE}", soft_wrap=True, highlight=False)
+    raise typer.Exit(verdict.exit_code)
+
+
+def _python(option: str, text: str | None, device: str, say: Callable[[str], None]) -> str | None:
+    """Return the interpreter of a side, after installing its version if it is one; None for the harness's own."""
+    from harness.commands.bisect.environments import DISTRIBUTIONS, Cache, UvInstaller, cache_folder, read_candidate
+
+    if text is None:
+        return None
+    found = read_candidate(option, text)
+    if found.executable is not None:
+        return found.executable
+    root = cache_folder()
+    return Cache(root, UvInstaller(device), say).python(DISTRIBUTIONS[device], found.version, root / "install.log")

@@ -1,0 +1,55 @@
+"""Two vLLMs: what only the second one does is its own, and what cannot be told stays unknown."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli.app import app
+from harness.commands.ab import conclusion, with_references
+from harness.history.folder import write_run
+from harness.history.verdict import Verdict
+from harness.judging.references import References
+from harness.reports.compare import compare_runs
+from tests.support.builders import change_final, flawless, history, identity
+from tests.support.run_files import write_observations
+
+
+def broken(cell: str, tokens: int):
+    return [
+        change_final(o, output_ids=(9, *o.final.output_ids[1:])) if (o.cell, len(o.sent_ids)) == (cell, tokens) else o
+        for o in flawless()
+    ]
+
+
+def recorded(folder, observations):
+    made = history(observations)
+    identities = {m: identity(m).model_dump(mode="json") for m in ("none", "eagle3", "dflash", "mtp")}
+    write_observations(folder, made.observations)
+    write_run(folder, made.run.model_copy(update={"run_id": folder.name, "identities": identities}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "verdict", "words"),
+    [
+        (flawless(), flawless(), Verdict.PASS, "no finding that base does not have"),
+        (flawless(), broken("pd-none", 40), Verdict.REGRESSION, "first pd-none/tokens-reference/p40"),
+        # What base does wrong, too, head did not break.
+        (broken("pd-none", 40), broken("pd-none", 40), Verdict.PASS, "no finding"),
+        (broken("pd-none", 40), broken("pd-none", 65), Verdict.REGRESSION, "p65"),
+    ],
+)
+def test_only_what_head_alone_does_is_its_own(tmp_path, base, head, verdict, words):
+    first, second = (recorded(tmp_path / name, made) for name, made in (("a", base), ("b", head)))
+    found, why = conclusion(compare_runs(first, second, References(against=first)))
+    assert (found, words in why) == (verdict, True), why
+
+
+def test_single_cells_are_asked_too():
+    assert {c.id for c in with_references("cpu", ["pd-eagle3"], ["cold"]).plan.cells} == {"pd-eagle3", "single-eagle3"}
+
+
+def test_two_equal_vllms_are_refused():
+    result = CliRunner().invoke(app, ["ab"])
+    assert "nothing that tells head from base" in str(result.exception)
