@@ -1,6 +1,6 @@
 """The mutants and the defects that they stand for. Plain data, which the harness reads without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N18 are related defects.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N19 are related defects.
 """
 
 from __future__ import annotations
@@ -266,6 +266,13 @@ MUTANTS: dict[str, Mutant] = {
             "class of vllm #53505, #50344",
             "decode",
             "with a connector, a request that D computes alone loses its second block after the prefill",
+        ),
+        Mutant(
+            "N19",
+            "the first block is lost, without speculation",
+            "a transfer that leaves a block out",
+            "decode",
+            "D zeroes the target's KV in the first block of each hand-off",
         ),
     )
 }

@@ -759,3 +759,16 @@ def _n18(original: Any, active: Active) -> Any:
                 _PREFILLED[request.req_id] = blocks[1]
 
     return _before_update_states(original, active, lose)
+
+
+# --- N19: a block that is left out -----------------------------------------------------------------------------------
+
+
+@patch("N19", f"{_NIXL}.base_worker", "NixlBaseConnectorWorker.get_transfer_results", ("self",))
+def _n19(original: Any, active: Active) -> Any:
+    def lose(worker: Any, group: list[int]) -> bool:
+        for cache in worker.device_kv_caches.values():
+            cache[group[0]] = 0
+        return True
+
+    return on_arrival(original, active, lose)

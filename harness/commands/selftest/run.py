@@ -150,6 +150,7 @@ class SelfTester:
             folder,
             folder.name,
             mutants=mutants,
+            rescore=setup.group.rescores,
         )
 
     def _control(self, setup: Setup, session: EngineGroupSession) -> None:

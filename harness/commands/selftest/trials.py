@@ -179,6 +179,16 @@ TRIALS: tuple[Trial, ...] = (
         "target-kv",
         (*_TOKENS, "transfer"),
     ),
+    # Without a drafter, beside the plain engine of the same run, which re-scores the outputs, too.
+    Trial(
+        "N19",
+        "none",
+        (_PD_COLD, _ONE_COLD),
+        (_PD_COLD,),
+        "target-kv",
+        ("tokens-reference", "rescored"),
+        clean=(_ONE_COLD,),
+    ),
     # The pair is right, and compared with the single engine all the same.
     Trial("N18", "eagle3", (_PD_COLD, _ONE_COLD), (_ONE_COLD,), "target-kv", _TOKENS),
     Trial(
