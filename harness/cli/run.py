@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 
 import typer
 
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
     from harness.util.progress import Reporter
     from harness.workload.prepare import Prepared
 
+PrefillOption = Annotated[
+    str | None,
+    typer.Option("--prefill", metavar="URL", help="Attach to this server as P instead of starting engines."),
+]
+DecodeOption = Annotated[str | None, typer.Option("--decode", metavar="URL", help="Attach to this server as D.")]
+SingleOption = Annotated[
+    str | None, typer.Option("--single", metavar="URL", help="Attach to this server as an engine alone.")
+]
 _RECORDED = ("profile", "cell", "scenario", "quick", "out", "mutant", "together")
 """Options that ``--resume`` takes from the recorded run."""
 
@@ -46,6 +55,13 @@ def run_command(
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
     base_port: BasePortOption = None,
+    prefill: PrefillOption = None,
+    decode: DecodeOption = None,
+    single: SingleOption = None,
+    key_variable: Annotated[
+        str | None,
+        typer.Option("--key-variable", metavar="NAME", help="Environment variable with the key of these servers."),
+    ] = None,
     mutant: Annotated[
         list[str] | None,
         typer.Option(
@@ -116,6 +132,17 @@ def run_command(
     prepared = prepare(quick_form(profile) if quick else profile, cell or [], scenario or [])
     require_free(prepared, flags)
     chosen = make_executor(choice, mutant or [], base_port)
+    servers = {"prefill": prefill, "decode": decode, "single": single}
+    if any(servers.values()):
+        given = {
+            "--engine-python": engine_python,
+            "--engine-arg": engine_arg,
+            "--engine-env": engine_env,
+            "--mutant": mutant,
+            "--base-port": base_port,
+            "--executor": None if executor == "local" else executor,
+        }
+        chosen = _attached(prepared, servers, key_variable, [option for option, value in given.items() if value])
     options = RunOptions(engine_python, chosen, tuple(mutant or ()), together, flags=flags)
     carry_out(
         chosen,
@@ -125,6 +152,32 @@ def run_command(
         lambda reporter: execute(prepared, out or DEFAULT_OUT, reporter, options, fail_fast),
         part,
     )
+
+
+def _attached(
+    prepared: Prepared, servers: Mapping[str, str | None], key_variable: str | None, given: Sequence[str]
+) -> Executor:
+    """Return an executor with servers that run already.
+
+    Raises UsageError for options about engines that are started, a key that is not set, servers that do not answer, and
+    cells that they cannot answer.
+    """
+    from harness.engines.api_key import ApiKey
+    from harness.engines.attached import AttachedExecutor, look_at
+    from harness.profiles.cells import Role
+
+    if given:
+        raise UsageError(
+            f"expected no {', '.join(given)} with the address of a server, found it; the server runs as it was started"
+        )
+    if key_variable is not None and not os.environ.get(key_variable):
+        raise UsageError(f"--key-variable {key_variable}: expected the key of the servers in it, found it unset")
+    key = ApiKey(os.environ[key_variable]) if key_variable is not None else None
+    executor = AttachedExecutor(
+        {role: look_at(role, url, key) for role in get_args(Role) if (url := servers.get(role))}
+    )
+    executor.require_fit(prepared.plan)
+    return executor
 
 
 def carry_out(
@@ -180,6 +233,10 @@ def _resume(
         raise UsageError(f"--resume: expected no {options} with it, which the recorded run determines; leave it out")
     left = prepare_resume(run_dir)
     require_same_flags(left.history.run.engine_flags, flags, left.history.run.run_id)
+    if any(engine.attached for engine in left.history.run.engines):
+        raise UsageError(
+            "--resume: expected a run of engines that it starts, found one of attached servers; ask them anew"
+        )
     chosen = make_executor(choice, list(left.history.run.mutants), base_port)
     what = f"resuming {left.history.run.run_id}: {len(left.again)} of {len(left.history.run.cells)} cells"
     how = RunOptions(engine_python, chosen, flags=flags)

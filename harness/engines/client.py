@@ -49,10 +49,10 @@ class Sampling(NamedTuple):
     temperature: float = 0.0
 
 
-def request_body(prompt: Sequence[int] | str, sampling: Sampling) -> dict[str, Any]:
+def request_body(prompt: Sequence[int] | str, sampling: Sampling, model: str = MODEL_NAME) -> dict[str, Any]:
     """Return the part of the body that all completion requests share."""
     return {
-        "model": MODEL_NAME,
+        "model": model,
         "prompt": prompt if isinstance(prompt, str) else list(prompt),
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -69,8 +69,12 @@ class Client:
     """The client of one engine. It keeps the last counter snapshot, so that each request costs one scrape. Timeouts
     are limits of whole exchanges, from the first byte out to the last byte in."""
 
-    def __init__(self, role: Role, url: str, timeout_s: float, key: ApiKey | None = None) -> None:
+    def __init__(
+        self, role: Role, url: str, timeout_s: float, key: ApiKey | None = None, model: str = MODEL_NAME
+    ) -> None:
         self.role: Role = role
+        self.model = model
+        """The name under which the engine serves its model."""
         self.url = url
         headers = key.headers if key is not None else None
         self._http = LimitedClient(base_url=url, timeout=timeout_s, headers=headers)
@@ -118,7 +122,7 @@ class Client:
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of tokens by the engine's tokenizer. Raises HandoffError when it is not told."""
         try:
-            response = self._http.post("/detokenize", json={"model": MODEL_NAME, "tokens": list(ids)})
+            response = self._http.post("/detokenize", json={"model": self.model, "tokens": list(ids)})
             response.raise_for_status()
             return str(response.json()["prompt"])
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
@@ -180,7 +184,7 @@ class Client:
         """
         role = role or self.role
         before = self._snapshot
-        body = {**request_body(prompt, sampling), "cache_salt": cache_salt, **fields}
+        body = {**request_body(prompt, sampling, self.model), "cache_salt": cache_salt, **fields}
         if rescore_from is not None:
             body["prompt_logprobs"] = 1
         if kv_transfer_params is not None:
@@ -191,7 +195,9 @@ class Client:
         else:
             response = self._completion(body, request_id, role, timeout_s)
         seconds = time.monotonic() - start
-        leg = parse_completion(role, request_id, response.status_code, _text(response), seconds, rescore_from)
+        leg = parse_completion(
+            role, request_id, response.status_code, _text(response), seconds, rescore_from, self.model
+        )
         if not count:
             return leg
         return leg.model_copy(update={"counters": self.counters_after(before, dict.fromkeys(await_counters, 1))})
@@ -265,7 +271,13 @@ def _error_class(error: httpx.HTTPError) -> type[HandoffError]:
 
 
 def parse_completion(
-    role: Role, request_id: str, status: int, text: str, seconds: float, rescore_from: int | None = None
+    role: Role,
+    request_id: str,
+    status: int,
+    text: str,
+    seconds: float,
+    rescore_from: int | None = None,
+    model: str = MODEL_NAME,
 ) -> Leg:
     """Turn a completion response into a Leg. Raises HandoffError when it is not a valid completion."""
     if status != 200:
@@ -276,7 +288,7 @@ def parse_completion(
         body = httpx.Response(200, text=text).json()
         if "error" in body:
             raise ValueError(f"an error body: {redact.quoted(str(body['error']), 200)}")
-        require_model(body)
+        require_model(body, model)
         (choice,) = body["choices"]
         logprobs = choice.get("logprobs") or {}
         best = _best_two(logprobs.get("top_logprobs"))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness import redact
 from harness.engines.api_key import ApiKey
+from harness.engines.attached import AttachedEngine
 from harness.engines.client import Client
 from harness.engines.command import EngineCommand, build_command
 from harness.engines.environment import EngineEnvironment
@@ -76,7 +77,13 @@ class Launcher:
         process = self.places[role].start(command, self._logs / f"{self._group.id}.{role}.log")
         self.processes[role] = process
         self.side_channels[role] = command.side_channel_port
-        self.clients[role] = Client(role, process.url, self._profile.timeouts.request, self._key)
+        timeout_s = self._profile.timeouts.request
+        if isinstance(process, AttachedEngine):
+            server = process.server
+            self.clients[role] = Client(role, process.url, timeout_s, server.key, server.model)
+            self._progress(f"{self._group.id}: attached to {role} server, {process.url}, model {server.model}")
+            return
+        self.clients[role] = Client(role, process.url, timeout_s, self._key)
         self._progress(f"{self._group.id}: started {role} engine, pid {process.pid}, {process.url}")
 
     def require_not_ended(self) -> None:

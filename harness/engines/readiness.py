@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx
 
 from harness.engines.api_key import require_guarded
+from harness.engines.attached import AttachedEngine
 from harness.engines.client import Sampling
-from harness.engines.command import MODEL_NAME
 from harness.engines.launcher import Launcher, Progress
 from harness.engines.mutation import Mutation
 from harness.engines.request import Ask, Exchange, new_id
@@ -61,6 +61,9 @@ class Readiness:
             if waiting:
                 time.sleep(_POLL_S)
         for role, process in self._launcher.processes.items():
+            if isinstance(process, AttachedEngine):
+                # Who may ask it was decided where it was started.
+                continue
             require_guarded(process.url, f"the {role} engine of {self._group.id}")
 
     def _require_alive(self) -> None:
@@ -95,9 +98,9 @@ class Readiness:
             models = [m["id"] for m in client.get("/v1/models").json()["data"]]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
-        if models != [MODEL_NAME]:
+        if client.model not in models:
             raise EngineStartError(
-                f"expected the model {MODEL_NAME!r} behind {self._launcher.processes[role].url}, found {models}; "
+                f"expected the model {client.model!r} behind {self._launcher.processes[role].url}, found {models}; "
                 "another server took the port"
             )
         return True

@@ -61,12 +61,12 @@ def transfer_params(value: Any) -> dict[str, Any] | None:
     return value
 
 
-def require_model(body: dict[str, Any]) -> None:
+def require_model(body: dict[str, Any], wanted: str = MODEL_NAME) -> None:
     """Raise ValueError when the answer names a model other than the requested one."""
-    model = body.get("model", MODEL_NAME)
-    if model != MODEL_NAME:
+    model = body.get("model", wanted)
+    if model != wanted:
         raise ValueError(
-            f"an answer from the model {str(model)[:80]!r} where one from the model {MODEL_NAME!r} was expected"
+            f"an answer from the model {str(model)[:80]!r} where one from the model {wanted!r} was expected"
         )
 
 

@@ -222,6 +222,10 @@ def _summed(names: tuple[str, ...], *counters: dict[str, float]) -> dict[str, fl
     return {name: total for name in names if (total := sum(c.get(name, 0.0) for c in counters))}
 
 
+ATTACHED = "attached"
+"""Stands for the program of a server that the harness did not start, before its address."""
+
+
 class EngineRecord(Strict):
     """An engine as started."""
 
@@ -247,6 +251,11 @@ class EngineRecord(Strict):
     """Names of the counters that it has, whether or not they have grown; None in records of earlier versions."""
     mutants: tuple[str, ...] = ()
     """Mutants that are enabled in this engine."""
+
+    @property
+    def attached(self) -> bool:
+        """Whether it ran already, and was only asked."""
+        return self.argv[:1] == (ATTACHED,)
 
 
 COUNTED = "counted"

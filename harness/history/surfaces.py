@@ -5,11 +5,12 @@ from __future__ import annotations
 PER_REQUEST = "per-request acceptance metrics"
 BY_SOURCE = "prompt tokens by source"
 STEP_TOKENS = "tokens per step"
+PAUSE = "POST /pause"
 RESET_PREFIX_CACHE = "POST /reset_prefix_cache"
 
 WITHOUT = {
     PER_REQUEST: "acceptance is judged by counters where a request is alone on the engine, and is UNKNOWN elsewhere",
-    "POST /pause": "requests cannot be queued together, so that `concurrent` and `pressure` are UNKNOWN",
+    PAUSE: "requests cannot be queued together, so that `concurrent` and `pressure` are UNKNOWN",
     RESET_PREFIX_CACHE: "caches cannot be emptied between mutants, and blocks that are never given back are not seen",
     BY_SOURCE: "chunked prefill and evictions cannot be proven from counters",
     STEP_TOKENS: "it cannot be proven that prompts were prefilled together",

@@ -1,0 +1,216 @@
+"""Servers that run already: the harness asks them, starts nothing and ends nothing.
+
+Nothing is known of such a server but what it answers: its model's name, its metrics, its version. What a check needs
+and a server does not offer is missing evidence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from harness.engines.api_key import ApiKey
+from harness.engines.command import EngineCommand
+from harness.engines.environment import EngineEnvironment
+from harness.engines.http import get
+from harness.engines.inventory import Inventory
+from harness.engines.places import Places
+from harness.errors import EngineDiedError, UsageError
+from harness.history.records import ATTACHED
+from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE
+from harness.profiles.cells import EngineGroup, Plan, Role
+from harness.profiles.model import Profile
+from harness.scheduling.model import Device, Placement, PlacementRule
+
+_TIMEOUT_S = 10.0
+_NODE = "attached"
+_PROBED = {PAUSE: "/pause", RESET_PREFIX_CACHE: "/reset_prefix_cache"}
+"""What a server offers with VLLM_SERVER_DEV_MODE=1 alone."""
+_GIB = 1e6
+"""Memory of the imaginary devices that attached servers are scheduled on: enough for any engine."""
+
+
+class Server(NamedTuple):
+    """A server that runs already."""
+
+    role: Role
+    url: str
+    key: ApiKey | None
+    model: str
+    """The name under which it serves its model."""
+    version: str
+    """Of vLLM; empty if it does not tell."""
+    surfaces: dict[str, bool]
+    """Whether it has each of ``_PROBED``."""
+
+
+def look_at(role: Role, url: str, key: ApiKey | None) -> Server:
+    """Ask a server for its model and version. Raises UsageError when it does not answer as vLLM does."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/") or parts.query:
+        raise UsageError(f"--{role} {url}: expected the address of a server, such as http://10.0.0.7:8000")
+    root = url.rstrip("/")
+    headers = key.headers if key is not None else {}
+    try:
+        answer = get(f"{root}/v1/models", headers, _TIMEOUT_S)
+        found = f"status {answer.status_code}"
+        model = str(answer.json()["data"][0]["id"]) if answer.status_code == httpx.codes.OK else ""
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        model, found = "", f"{type(error).__name__}: {error}"
+    if not model:
+        raise UsageError(
+            f"--{role} {url}: expected a server that lists its model at /v1/models, found {found}; start it, or name the "
+            "variable with its key (--key-variable)"
+        )
+    version = ""
+    with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
+        version = str(get(f"{root}/version", headers, _TIMEOUT_S).json()["version"]).partition("+")[0]
+    surfaces = {name: _has(f"{root}{path}", headers) for name, path in _PROBED.items()}
+    return Server(role, root, key, model, version, surfaces)
+
+
+def _has(url: str, headers: Mapping[str, str]) -> bool:
+    """Return whether a path that is to be posted to exists: then it refuses to be read with another status than 404."""
+    with contextlib.suppress(httpx.HTTPError):
+        return get(url, headers, _TIMEOUT_S).status_code != httpx.codes.NOT_FOUND
+    return False
+
+
+class AttachedEngine:
+    """The handle of a server that runs already. Ending it does nothing."""
+
+    def __init__(self, server: Server, command: EngineCommand, log_path: Path) -> None:
+        self.server = server
+        self.command = command
+        self.log_path = log_path
+        self.started = time.monotonic()
+        self.pid = 0
+        self.url = server.url
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        log_path.write_text(f"attached to {server.url}, whose log is kept where it was started\n", encoding="utf-8")
+
+    def alive(self) -> bool:
+        try:
+            return get(f"{self.url}/health", {}, _TIMEOUT_S).status_code < httpx.codes.INTERNAL_SERVER_ERROR
+        except httpx.HTTPError:
+            return False
+
+    def require_alive(self) -> None:
+        if not self.alive():
+            raise EngineDiedError(f"expected {self.url} to answer /health, found that it does not any more")
+
+    def python_processes(self) -> list[int]:
+        return []
+
+    def log_text(self) -> str:
+        return ""
+
+    def log_tail(self) -> str:
+        return f"(see the log of {self.url})"
+
+    def root_error(self) -> str:
+        return ""
+
+    def settle_threads(self) -> int:
+        return 0
+
+    def stop(self, grace_s: float) -> list[str]:
+        return []
+
+
+class AttachedPlace:
+    """The place of a server that runs already."""
+
+    devices: tuple[str, ...] = ()
+    node: str | None = None
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._parts = urlsplit(server.url)
+
+    @property
+    def host(self) -> str:
+        return self._parts.hostname or ""
+
+    def ports(self, count: int) -> list[int]:
+        """Return the server's port alone: nothing is known of its NIXL side channel."""
+        return [self._parts.port or (443 if self._parts.scheme == "https" else 80)]
+
+    def give_back(self) -> None:
+        pass
+
+    def start(self, command: EngineCommand, log_path: Path) -> AttachedEngine:
+        return AttachedEngine(self._server, command._replace(argv=[ATTACHED, self._server.url], env={}), log_path)
+
+
+class AttachedExecutor:
+    """Gives groups of engines the servers that run already, one group after the other."""
+
+    at_once: int | None = 1
+    rule: PlacementRule = "any"
+
+    def __init__(self, servers: Mapping[Role, Server]) -> None:
+        self.servers = dict(servers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def environment(self, profile: Profile) -> EngineEnvironment:
+        """Return what is known of the servers' vLLM. Raises UsageError when their versions differ."""
+        versions = {server.version for server in self.servers.values()}
+        if len(versions) > 1:
+            found = ", ".join(sorted(version or "one that does not tell" for version in versions))
+            raise UsageError(f"expected servers of one vLLM, found {found}; judge them one by one")
+        offered = [server.surfaces for server in self.servers.values()]
+        surfaces = {name: all(of[name] for of in offered) for name in _PROBED}
+        known = {"vllm": next(iter(versions)), "surfaces": surfaces}
+        return EngineEnvironment.unknown(profile.engine.device).model_copy(update=known)
+
+    def require_fit(self, plan: Plan) -> None:
+        """Raise UsageError unless the cells are one method's on the pair, and one method's on the single server."""
+        for topology, roles in (("pd", ("prefill", "decode")), ("single", ("single",))):
+            groups = [g for g in plan.groups if g.topology == topology]
+            missing = [role for role in roles if role not in self.servers]
+            if groups and missing:
+                raise UsageError(
+                    f"expected --{' and --'.join(missing)} for {', '.join(groups[0].cell_ids)}, found none; name the "
+                    "server, or select other cells (--cell)"
+                )
+            if len(groups) > 1:
+                raise UsageError(
+                    f"expected cells of the one method that the servers run, found {', '.join(g.id for g in groups)}; "
+                    "select them with --cell"
+                )
+            if not groups and not missing:
+                raise UsageError(
+                    f"expected cells that --{' and --'.join(roles)} can answer, found none; select them with --cell"
+                )
+        if any(c.routed for g in plan.groups for c in g.cells):
+            raise UsageError(
+                "expected cells without a router of the harness, found one; leave *-router out with --cell"
+            )
+
+    def inventory(self, profile: Profile) -> Inventory:
+        devices = tuple(Device(f"{_NODE}/{role}", _NODE, _GIB, n) for n, role in enumerate(self.servers))
+        return Inventory(devices, {}, shared=True)
+
+    @contextlib.contextmanager
+    def places(
+        self, group: EngineGroup, profile: Profile, environment: EngineEnvironment, placement: Placement
+    ) -> Iterator[Places]:
+        yield {role: AttachedPlace(self.servers[role]) for role in group.roles}
+
+    def lost(self) -> Mapping[str, str]:
+        return {}

@@ -1,0 +1,123 @@
+"""Servers that run already: what is asked of them, and which cells they can answer. A fake stands for the server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from harness.engines.api_key import ApiKey
+from harness.engines.attached import AttachedExecutor, AttachedPlace, Server, look_at
+from harness.engines.command import build_command
+from harness.errors import EngineDiedError, UsageError
+from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE
+from harness.profiles.model import load_profile
+from harness.workload.prepare import prepare
+from tests.support.engines import ENVIRONMENT
+
+PROFILE = load_profile("cpu")
+
+
+@contextmanager
+def fake_server(key: str = "", dev: bool = True) -> Iterator[str]:
+    class FakeServer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths = {"/v1/models": {"data": [{"id": "mine"}]}, "/version": {"version": "0.32.0+cpu"}, "/health": {}}
+            allowed = not key or self.headers.get("Authorization") == f"Bearer {key}" or self.path == "/health"
+            known = 405 if dev and self.path in ("/pause", "/reset_prefix_cache") else 404
+            status = (200 if self.path in paths else known) if allowed else 401
+            body = json.dumps(paths.get(self.path, {})).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def known(role: str, version: str = "0.32.0", dev: bool = True) -> Server:
+    return Server(role, "http://10.0.0.7:8000", None, "mine", version, {PAUSE: dev, RESET_PREFIX_CACHE: dev})
+
+
+def test_a_server_says_its_model_its_version_and_what_it_offers():
+    with fake_server() as url:
+        found = look_at("single", f"{url}/", None)
+    assert found == Server("single", url, None, "mine", "0.32.0", {PAUSE: True, RESET_PREFIX_CACHE: True})
+
+
+def test_what_a_server_lacks_is_recorded_as_missing():
+    with fake_server(dev=False) as url:
+        executor = AttachedExecutor({"single": look_at("single", url, None)})
+    environment = executor.environment(PROFILE)
+    assert not environment.has(PAUSE)
+    assert environment.vllm == "0.32.0"
+    assert (
+        not AttachedExecutor({"prefill": known("prefill"), "decode": known("decode", dev=False)})
+        .environment(PROFILE)
+        .has(RESET_PREFIX_CACHE)
+    )
+
+
+def test_a_server_with_a_key_is_asked_with_it():
+    with fake_server(key="k" * 20) as url:
+        assert look_at("decode", url, ApiKey("k" * 20)).model == "mine"
+        with pytest.raises(UsageError, match=r"lists its model at /v1/models.*\(--key-variable\)"):
+            look_at("decode", url, None)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "10.0.0.7:8000", "http://x/v1", "http://x?a=b"])
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(UsageError, match="expected the address of a server"):
+        look_at("single", url, None)
+
+
+@pytest.mark.parametrize(
+    ("roles", "cells", "words"),
+    [
+        (["prefill", "decode"], ["pd-eagle3", "single-eagle3"], None),
+        (["prefill", "decode", "single"], ["pd-eagle3", "single-none"], None),
+        (["single"], ["single-none"], None),
+        (["decode"], ["pd-eagle3"], "expected --prefill for pd-eagle3, found none"),
+        (["prefill", "decode"], ["pd-*"], "of the one method that the servers run, found pd-"),
+        (["prefill", "decode", "single"], ["pd-eagle3"], "expected cells that --single can answer, found none"),
+        (["prefill", "decode"], ["pd-eagle3", "pd-eagle3-router"], "cells without a router"),
+    ],
+)
+def test_servers_answer_the_cells_of_their_method(roles, cells, words):
+    executor = AttachedExecutor({role: known(role) for role in roles})
+    plan = prepare("cpu", cells, ["cold"]).plan
+    if words is None:
+        executor.require_fit(plan)
+        return
+    with pytest.raises(UsageError, match=words):
+        executor.require_fit(plan)
+
+
+def test_servers_of_different_versions_are_refused():
+    with pytest.raises(UsageError, match=r"expected servers of one vLLM, found 0\.32\.0, one that does not tell"):
+        AttachedExecutor({"prefill": known("prefill"), "decode": known("decode", "")}).environment(PROFILE)
+
+
+def test_a_server_is_not_ended_and_noticed_when_it_is_gone(tmp_path: Path):
+    command = build_command(PROFILE, PROFILE.methods[0], "single", ENVIRONMENT, 1, None)
+    with fake_server() as url:
+        engine = AttachedPlace(look_at("single", url, None)).start(command, tmp_path / "logs" / "single.log")
+        assert engine.command.argv == ["attached", url]
+        assert engine.stop(1.0) == []
+        engine.require_alive()
+    with pytest.raises(EngineDiedError, match=r"expected .* to answer /health"):
+        engine.require_alive()
