@@ -66,8 +66,8 @@ def look_at(role: Role, url: str, key: ApiKey | None) -> Server:
         model, found = "", f"{type(error).__name__}: {error}"
     if not model:
         raise UsageError(
-            f"--{role} {url}: expected a server that lists its model at /v1/models, found {found}; start it, or name the "
-            "variable with its key (--key-variable)"
+            f"--{role} {url}: expected a server that lists its model at /v1/models, found {found}; start it, or name "
+            "the variable with its key (--key-variable)"
         )
     version = ""
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
