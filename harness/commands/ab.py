@@ -6,6 +6,7 @@ second one's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +15,14 @@ from harness.engines.flags import EngineFlags
 from harness.history.verdict import Verdict, worst
 from harness.judging.references import References
 from harness.profiles.cells import CellName
+from harness.prompts.model import Prompt
 from harness.reports.beyond import render_comparison
 from harness.reports.compare import Comparison, compare_runs
 from harness.runner.options import RunOptions
 from harness.runner.run import new_folder
 from harness.util.files import write_atomic
 from harness.util.progress import Reporter
+from harness.workload.cells import CellWork, Item
 from harness.workload.prepare import Prepared, prepare
 
 PAGE = "compare.html"
@@ -35,12 +38,32 @@ class Side(NamedTuple):
 
 
 def with_references(source: str, cells: list[str], scenarios: list[str]) -> Prepared:
-    """Prepare the cells, and the single ones of their methods, by which both sides are judged."""
-    chosen = prepare(source, cells, scenarios)
-    if not cells:
-        return chosen
-    singles = dict.fromkeys(CellName.of(c.id).single for c in chosen.plan.cells)
-    return prepare(source, [*cells, *singles], scenarios)
+    """Prepare the cells, and the single ones by which both sides are judged: those of their methods and the plain one,
+    asked cold for every prompt of the scenarios, too."""
+    prepared = prepare(source, cells, scenarios)
+    if cells:
+        names = [CellName.of(c.id) for c in prepared.plan.cells]
+        singles = dict.fromkeys(name for n in names for name in (n.single, n.reference))
+        prepared = prepare(source, [*cells, *singles], scenarios)
+    used = {
+        (w.cell.variant, send.prompt.id): send.prompt
+        for w in prepared.works
+        for script in w.scripts
+        for stage in script.stages
+        for send in stage.sends
+    }
+    works = [
+        _asked_cold(w, [p for (variant, _), p in used.items() if variant == w.cell.variant])
+        if w.cell.topology == "single" and not w.cell.routed
+        else w
+        for w in prepared.works
+    ]
+    return prepared._replace(works=tuple(works))
+
+
+def _asked_cold(work: CellWork, prompts: Sequence[Prompt]) -> CellWork:
+    asked = {item.prompt.id for item in work.items if item.form == "ids"}
+    return work._replace(items=(*work.items, *(Item(p, "ids") for p in prompts if p.id not in asked)))
 
 
 def record_both(prepared: Prepared, sides: tuple[Side, Side], out: Path, reporter: Reporter) -> tuple[Comparison, Path]:

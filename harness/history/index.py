@@ -36,7 +36,7 @@ LONGEST_LINE = 16 << 20
 of a file would be one line."""
 IN_MEMORY = 32 << 20
 """Bytes of lines up to which a run is parsed at once. A run of the ``cpu`` profile has 7 MB."""
-CACHED = 24 << 20
+CACHED = 64 << 20
 """Bytes of lines whose cells are kept parsed, over all runs; the most recently used cell always is."""
 Parse = Callable[[bytes, str], R]
 """Parses a line; the second argument locates it for the message of a DataError."""

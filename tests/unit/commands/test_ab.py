@@ -46,8 +46,14 @@ def test_only_what_head_alone_does_is_its_own(tmp_path, base, head, verdict, wor
     assert (found, words in why) == (verdict, True), why
 
 
-def test_single_cells_are_asked_too():
-    assert {c.id for c in with_references("cpu", ["pd-eagle3"], ["cold"]).plan.cells} == {"pd-eagle3", "single-eagle3"}
+def test_single_cells_are_asked_too_and_cold_for_every_prompt():
+    prepared = with_references("cpu", ["pd-eagle3"], ["prefix-hit"])
+    assert {c.id for c in prepared.plan.cells} == {"pd-eagle3", "single-eagle3", "single-none"}
+    works = {w.cell.id: w for w in prepared.works}
+    used = {s.prompt.id for script in works["pd-eagle3"].scripts for stage in script.stages for s in stage.sends}
+    assert not works["pd-eagle3"].items
+    for cell in ("single-eagle3", "single-none"):
+        assert {item.prompt.id for item in works[cell].items} == used
 
 
 def test_two_equal_vllms_are_refused():
