@@ -20,6 +20,7 @@ from harness.commands.soak.model import COUNTED, HARNESS, Round, Sample, Soak, T
 from harness.commands.soak.rounds import RoundJudge
 from harness.commands.soak.run import Wanted, prepare_soak, soak
 from harness.commands.soak.sampler import Record, Sampler, Watcher
+from harness.engines.flags import NO_FLAGS
 from harness.errors import UsageError
 from harness.history.folder import load_history
 from harness.history.verdict import Verdict
@@ -338,7 +339,7 @@ def fake(monkeypatch: pytest.MonkeyPatch):
         pass
 
     monkeypatch.setattr(soak_run, "EngineGroupSession", Session)
-    environment = SimpleNamespace(vllm="0.32.0", has=lambda _: True)
+    environment = SimpleNamespace(vllm="0.32.0", has=lambda _: True, flags=NO_FLAGS)
     monkeypatch.setattr(soak_run, "engines_for", lambda *_: environment)
     for place in (soak_run, harness.runner.recorder):
         monkeypatch.setattr(place, "versions", lambda _: {"vllm": "0.32.0"})

@@ -319,9 +319,9 @@ def engine(
 
 
 def engines_of(cell: str) -> tuple[EngineRecord, ...]:
-    """Engines of a cell that say nothing of themselves but what they count."""
+    """Engines of a cell that say nothing of themselves but what they count, and that their pool is the profile's."""
     roles = ("prefill", "decode") if CellName.of(cell).topology == "pd" else ("single",)
-    return tuple(engine(cell, role, None, None) for role in roles)
+    return tuple(engine(cell, role, step_tokens=None) for role in roles)
 
 
 def view(

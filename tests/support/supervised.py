@@ -142,7 +142,14 @@ def wait_for(what, seconds: float = 20.0):
 
 
 def gone(pids: list[int]) -> bool:
-    return not [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
+    return not any(map(_runs, pids))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill_supervisors(owner: int) -> None:

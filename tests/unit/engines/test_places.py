@@ -184,6 +184,8 @@ class FarPlace:
 class ReadyClient:
     """An engine that says that it is healthy."""
 
+    model = "target"
+
     def get(self, path: str) -> SimpleNamespace:
         return SimpleNamespace(status_code=200, json=lambda: {"data": [{"id": "target"}]})
 
