@@ -85,7 +85,8 @@ class FakeSession:
         with self.lock:
             self.under_way += 1
             self.most = max(self.most, self.under_way)
-        time.sleep(0.01)
+        # Long enough for a sampler that must wait for a core on a busy machine.
+        time.sleep(0.02)
         with self.lock:
             self.under_way -= 1
             self.fake.count += 1
