@@ -86,7 +86,7 @@ class FakeSession:
             self.under_way += 1
             self.most = max(self.most, self.under_way)
         # Long enough for a sampler that must wait for a core on a busy machine.
-        time.sleep(0.02)
+        time.sleep(0.05)
         with self.lock:
             self.under_way -= 1
             self.fake.count += 1
