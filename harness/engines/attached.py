@@ -10,8 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
@@ -19,6 +18,7 @@ import httpx
 from harness.engines.api_key import ApiKey
 from harness.engines.command import EngineCommand
 from harness.engines.environment import EngineEnvironment
+from harness.engines.executor import HoldsNothing
 from harness.engines.http import get
 from harness.engines.inventory import Inventory
 from harness.engines.places import Places
@@ -27,7 +27,7 @@ from harness.history.records import ATTACHED
 from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE
 from harness.profiles.cells import EngineGroup, Plan, Role
 from harness.profiles.model import Profile
-from harness.scheduling.model import Device, Placement, PlacementRule
+from harness.scheduling.model import Device, Placement
 
 _TIMEOUT_S = 10.0
 _NODE = "attached"
@@ -150,22 +150,13 @@ class AttachedPlace:
         return AttachedEngine(self._server, command._replace(argv=[ATTACHED, self._server.url], env={}), log_path)
 
 
-class AttachedExecutor:
+class AttachedExecutor(HoldsNothing):
     """Gives groups of engines the servers that run already, one group after the other."""
 
     at_once: int | None = 1
-    rule: PlacementRule = "any"
 
     def __init__(self, servers: Mapping[Role, Server]) -> None:
         self.servers = dict(servers)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
     def environment(self, profile: Profile) -> EngineEnvironment:
         """Return what is known of the servers' vLLM. Raises UsageError when their versions differ."""
@@ -211,6 +202,3 @@ class AttachedExecutor:
         self, group: EngineGroup, profile: Profile, environment: EngineEnvironment, placement: Placement
     ) -> Iterator[Places]:
         yield {role: AttachedPlace(self.servers[role]) for role in group.roles}
-
-    def lost(self) -> Mapping[str, str]:
-        return {}

@@ -115,7 +115,7 @@ def build_command(
             argv += ["--per-request-spec-decode-metrics", "detailed"]
     if role != "single":
         transfer: dict[str, object] = {
-            "kv_connector": "NixlPushConnector" if engine.kv_transfer == "push" else "NixlConnector",
+            "kv_connector": "NixlPushConnector" if engine.pushes else "NixlConnector",
             "kv_role": _KV_ROLES[role] if engine.kv_roles == "split" else "kv_both",
             "kv_buffer_device": engine.kv_buffer_device,
         }
@@ -139,9 +139,9 @@ def build_command(
         argv += ["--tensor-parallel-size", str(ranks)]
     argv += list(engine.extra_args)
     flags = environment.flags
-    flags.require_free(role, argv, _variables(profile, environment, role, side_channel_port, devices, host))
-    argv += flags.argv(role)
     variables = _variables(profile, environment, role, side_channel_port, devices, host)
+    flags.require_free(role, argv, variables)
+    argv += flags.argv(role)
     variables = {**variables, **flags.env(role), **(extra_env or {})}
     variables = {**guarded_path(variables), **(key.environment if key is not None else {})}
     return EngineCommand(role, port, side_channel_port, argv, variables, host, preloads=not flags.env(role))

@@ -47,17 +47,10 @@ class Executor(Protocol):
         """Return the nodes of the inventory that are gone, with the reasons."""
 
 
-class LocalExecutor:
-    """Runs engines on this machine, on loopback; with a ``base_port``, only one group of engines at a time."""
+class HoldsNothing:
+    """The part of an executor that has nothing to give back, and no nodes that could be lost."""
 
     rule: PlacementRule = "any"
-
-    def __init__(self, base_port: int | None = None) -> None:
-        self._base_port = base_port
-
-    @property
-    def at_once(self) -> int | None:
-        return None if self._base_port is None else 1
 
     def __enter__(self) -> Self:
         return self
@@ -66,6 +59,20 @@ class LocalExecutor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
+
+    def lost(self) -> Mapping[str, str]:
+        return {}
+
+
+class LocalExecutor(HoldsNothing):
+    """Runs engines on this machine, on loopback; with a ``base_port``, only one group of engines at a time."""
+
+    def __init__(self, base_port: int | None = None) -> None:
+        self._base_port = base_port
+
+    @property
+    def at_once(self) -> int | None:
+        return None if self._base_port is None else 1
 
     def inventory(self, profile: Profile) -> Inventory:
         self._inventory = local_inventory(profile)
@@ -82,9 +89,6 @@ class LocalExecutor:
         finally:
             for place in found.values():
                 place.give_back()
-
-    def lost(self) -> Mapping[str, str]:
-        return {}
 
 
 def local_places(inventory: Inventory, placement: Placement, base_port: int | None, cores: bool = False) -> Places:

@@ -85,7 +85,7 @@ class Exchange:
         self._routers = routers
         self._workload = profile.workload
         self._lease_s = profile.engine.kv_lease_s
-        self._pushes = profile.engine.kv_transfer == "push"
+        self._pushes = profile.engine.pushes
         self.kept_by_p = 0
         """Number of hand-offs that P answered and D did not finish: P keeps their blocks until the lease ends."""
 

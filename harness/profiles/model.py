@@ -198,6 +198,11 @@ class EngineConfig(Strict):
         check_arguments(value)
         return value
 
+    @property
+    def pushes(self) -> bool:
+        """Whether P writes KV into D's blocks, and counts it."""
+        return self.kv_transfer == "push"
+
     @model_validator(mode="after")
     def _offered_on_cpu(self) -> Self:
         if self.device == "cpu" and "--async-scheduling" in self.extra_args:
@@ -467,7 +472,7 @@ class Profile(Strict):
         ids = [s.id for s in self.scenarios]
         if len(set(ids)) != len(ids) or "cold" in ids:
             raise ValueError(f"scenarios: expected unique ids other than 'cold', found {', '.join(ids)}")
-        if self.engine.kv_transfer == "push" and "router" in self.routes:
+        if self.engine.pushes and "router" in self.routes:
             raise ValueError(
                 "routes: expected client alone with engine.kv_transfer push, since a router hides P's counters"
             )

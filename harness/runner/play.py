@@ -41,7 +41,7 @@ class SharedCounters:
 
     def __init__(self, session: EngineGroupSession, routed: bool) -> None:
         self._routed = routed
-        self._pushes = session.profile.engine.kv_transfer == "push"
+        self._pushes = session.profile.engine.pushes
         self._clients: dict[Role, Client] = {role: session.client(role) for role in session.roles}
         self._last = {role: client.last_snapshot for role, client in self._clients.items()}
         self._before = {role: client.snapshot() for role, client in self._clients.items()}
@@ -190,7 +190,7 @@ class Player:
         answer.error = self._session.ask(ask._replace(between=between), answer.legs)
         answered = sum(len(row.legs) for _, row in inner) + len(answer.legs[:1])
         grown = prefill.counters_after(before, {"finished_requests": answered})
-        if self._session.profile.engine.kv_transfer == "push" and answer.legs:
+        if self._session.profile.engine.pushes and answer.legs:
             grown, own = credited(grown, answer.legs[-1].counters)
             answer.legs[-1] = answer.legs[-1].model_copy(update={"counters": own})
         return answer, {"prefill": grown}

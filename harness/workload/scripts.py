@@ -337,7 +337,7 @@ def _impossible(scenario: Scenario, profile: Profile, prompts: Mapping[str, Prom
                     "expected engine.kv_load_failure_policy: recompute, with which D computes what it cannot fetch, "
                     f"found {profile.engine.kv_load_failure_policy}; set it, or leave the scenario out"
                 )
-            if profile.engine.kv_transfer == "push":
+            if profile.engine.pushes:
                 return (
                     "expected engine.kv_transfer: pull, with which D finds that P is gone, found push, with which D "
                     "waits for P; leave the scenario out (without_scenarios)"

@@ -68,26 +68,22 @@ _NEXT_TURN = (View("single", "continuation"),)
 _SAME_STEP = (View("single", "same-step"),)
 
 
+def _in_state(
+    mutant: str,
+    state: tuple[View, ...],
+    cold: View,
+    damage: DamageClass,
+    checks: tuple[str, ...],
+    unknown: bool = False,
+) -> Trial:
+    """Return the trial of a mutant that shows in a state alone, while cold prompts pass."""
+    return Trial(mutant, "eagle3", (*state, cold), state, damage, checks, clean=(cold,), unknown=unknown)
+
+
 TRIALS: tuple[Trial, ...] = (
     Trial("M1", "eagle3", (_PD_COLD,), (_PD_COLD,), "target-kv", _TOKENS, prompts="short", spills_only=True),
-    Trial(
-        "M1c",
-        "eagle3",
-        (View("pd", "chunked-prefill"), _PD_COLD),
-        (View("pd", "chunked-prefill"),),
-        "target-kv",
-        _TOKENS,
-        clean=(_PD_COLD,),
-    ),
-    Trial(
-        "M1d",
-        "eagle3",
-        (View("pd", "prefix-hit"), _PD_COLD),
-        (View("pd", "prefix-hit"),),
-        "target-kv",
-        _TOKENS,
-        clean=(_PD_COLD,),
-    ),
+    _in_state("M1c", (View("pd", "chunked-prefill"),), _PD_COLD, "target-kv", _TOKENS),
+    _in_state("M1d", (View("pd", "prefix-hit"),), _PD_COLD, "target-kv", _TOKENS),
     Trial(
         "M2", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD, _ONE_COLD), "input", ("echoed-prompt",), forms=("ids", "text")
     ),
@@ -114,60 +110,18 @@ TRIALS: tuple[Trial, ...] = (
     Trial("N1", "eagle3", (View("pd", "late-pull"),), (View("pd", "late-pull"),), "target-kv", (*_TOKENS, "transfer")),
     Trial("N2", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "target-kv", _TOKENS, clean=(_ONE_COLD,)),
     Trial("N3", "eagle3", (_PD_COLD,), (_PD_COLD,), "target-kv", (*_TOKENS, "transfer")),
-    Trial(
-        "N4",
-        "eagle3",
-        (View("single", "prefix-hit"), _ONE_COLD),
-        (View("single", "prefix-hit"),),
-        "drafter-kv",
-        _STEPS,
-        clean=(_ONE_COLD,),
-    ),
-    Trial(
-        "N5",
-        "eagle3",
-        (*_both("prefix-hit"), _ONE_COLD),
-        _both("prefix-hit"),
-        "target-kv",
-        _TOKENS,
-        clean=(_ONE_COLD,),
-    ),
+    _in_state("N4", (View("single", "prefix-hit"),), _ONE_COLD, "drafter-kv", _STEPS),
+    _in_state("N5", _both("prefix-hit"), _ONE_COLD, "target-kv", _TOKENS),
     Trial("N6", "eagle3", (_ROUTED_COLD, _PD_COLD), (_ROUTED_COLD,), "routing", ("transfer",), clean=(_PD_COLD,)),
     Trial("N7", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "target-kv", _LOGPROBS, clean=(_ONE_COLD,)),
-    Trial("N8", "eagle3", (*_NEXT_TURN, _ONE_COLD), _NEXT_TURN, "target-kv", _TOKENS, clean=(_ONE_COLD,)),
-    Trial("N9", "eagle3", (*_NEXT_TURN, _ONE_COLD), _NEXT_TURN, "drafter-kv", _STEPS, clean=(_ONE_COLD,)),
-    Trial("N10", "eagle3", (*_SAME_STEP, _ONE_COLD), _SAME_STEP, "target-kv", _TOKENS, clean=(_ONE_COLD,)),
+    _in_state("N8", _NEXT_TURN, _ONE_COLD, "target-kv", _TOKENS),
+    _in_state("N9", _NEXT_TURN, _ONE_COLD, "drafter-kv", _STEPS),
+    _in_state("N10", _SAME_STEP, _ONE_COLD, "target-kv", _TOKENS),
     Trial("N11", "eagle3", (View("single", "abandoned"), _ONE_COLD), (_ONE_COLD,), "blocks-kept", ("pool-returned",)),
-    Trial(
-        "N12",
-        "eagle3",
-        (View("pd", "recovery"), _PD_COLD),
-        (View("pd", "recovery"),),
-        "target-kv",
-        _TOKENS,
-        clean=(_PD_COLD,),
-    ),
+    _in_state("N12", (View("pd", "recovery"),), _PD_COLD, "target-kv", _TOKENS),
     # A plain engine of the same run shows that it is a regression; the self-test's have the drafter alone.
-    Trial(
-        "N13",
-        "eagle3",
-        (View("single", "prefix-hit"), _ONE_COLD),
-        (View("single", "prefix-hit"),),
-        "nothing-tested",
-        ("state-occurred",),
-        clean=(_ONE_COLD,),
-        unknown=True,
-    ),
-    Trial(
-        "N14",
-        "eagle3",
-        (View("single", "features"), _ONE_COLD),
-        (View("single", "features"),),
-        "infrastructure",
-        ("complete",),
-        clean=(_ONE_COLD,),
-        unknown=True,
-    ),
+    _in_state("N13", (View("single", "prefix-hit"),), _ONE_COLD, "nothing-tested", ("state-occurred",), unknown=True),
+    _in_state("N14", (View("single", "features"),), _ONE_COLD, "infrastructure", ("complete",), unknown=True),
     Trial(
         "N15", "eagle3", (View("single", "abandoned"), _ONE_COLD), (View("single", "abandoned"),), "target-kv", _TOKENS
     ),
@@ -191,15 +145,7 @@ TRIALS: tuple[Trial, ...] = (
     ),
     # The pair is right, and compared with the single engine all the same.
     Trial("N18", "eagle3", (_PD_COLD, _ONE_COLD), (_ONE_COLD,), "target-kv", _TOKENS),
-    Trial(
-        "N17",
-        "eagle3",
-        (View("pd", "prefix-hit"), _PD_COLD),
-        (View("pd", "prefix-hit"),),
-        "target-kv",
-        _TOKENS,
-        clean=(_PD_COLD,),
-    ),
+    _in_state("N17", (View("pd", "prefix-hit"),), _PD_COLD, "target-kv", _TOKENS),
 )
 
 
