@@ -123,4 +123,6 @@ def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter)
     with limited(limit_s, lambda: session.give_up("re-scoring", late)):
         for observation in recorder.outputs.requests(session):
             recorder.append(observation)
+    # Uncounted until now, and not to be charged to what is sent to these engines next.
+    session.settle()
     reporter.line(f"{count} distinct outputs re-scored in {time.monotonic() - begun:.1f} s")

@@ -63,8 +63,6 @@ def _repeat(
             reporter.step(group.id, start_expected_s(group))
             for number, recorder in enumerate(recorders, 1):
                 reporter.line(f"{group.id}: repetition {number} of {len(recorders)}")
-                # Re-scored outputs of the repetition before are not to be charged to the first request of this one.
-                session.settle()
                 ask_cells(session, works, recorder, reporter)
     except InfrastructureError as error:
         reporter.line(f"{group.id}: UNKNOWN: {error}")

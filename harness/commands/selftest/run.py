@@ -180,8 +180,6 @@ class SelfTester:
         with the summary."""
         died: InfrastructureError | None = None
         try:
-            # What was re-scored before is not this cell's.
-            session.refresh_counters()
             record_cells(session, works, recorder, self._reporter)
         except InfrastructureError as error:
             died = error
