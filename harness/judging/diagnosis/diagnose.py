@@ -40,8 +40,7 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
         for key, tokens in judged.items():
             failed[tokens] = failed.get(tokens, False) or key in keys
         law = law_of_lengths(failed, cell.record.block_size)
-        if law is not None and not law.exact:
-            law = law.model_copy(update={"text": f"{law.text}; {comes_and_goes(cell, supporting)}"})
+    unruled = law is not None and not law.exact
     chosen = _most_telling(cell, supporting)
     return Diagnosis(
         damage=damage,
@@ -49,7 +48,13 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
         judged=asked,
         law=law,
         location=chosen.location,
-        text=_words(cell, damage, chosen, len(keys), asked, law),
+        text="; ".join(
+            [
+                *_words(cell, damage, chosen, len(keys), asked, law),
+                # Last, since where the damage is helps more, and a terminal cuts long lines.
+                *([comes_and_goes(cell, supporting)] if unruled else []),
+            ]
+        ),
     )
 
 
@@ -192,7 +197,7 @@ def _words(
     failed: int,
     judged: int,
     law: Law | None,
-) -> str:
+) -> list[str]:
     parts = [f"{damage_name(damage)} in {failed} of {judged} requests" if failed else damage_name(damage)]
     if damage in ("target-kv", "drafter-kv", "sampler", "input") and law is not None:
         parts.append(law.text)
@@ -210,7 +215,7 @@ def _words(
         "baseline",
     ):
         parts.append(" ".join(chosen.message.split())[:240])
-    return "; ".join(parts)
+    return parts
 
 
 def _tokens(cell: CellView, finding: Finding) -> int:
