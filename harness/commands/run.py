@@ -37,7 +37,7 @@ def execute(
     require_alone(options.mutants, options.together)
     # The tests of the normal tier need the whole run.
     if prepared.profile.judging.tier == "bitwise":
-        options = options._replace(watch=first_verdicts(reporter, fail_fast))
+        options = options._replace(watch=first_verdicts(reporter, fail_fast), decides=fail_fast)
     folder = new_folder(out, prepared.profile)
     # Hold the lock until the reports are written, so that nobody resumes a run whose second stage is still due.
     with FolderLock(folder):

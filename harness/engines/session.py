@@ -284,11 +284,11 @@ class EngineGroupSession:
         """Wait until the engines count nothing more, so that what they did for requests that were given up is not
         charged to the next one. Raises HandoffError when the counters cannot be read."""
         until = time.monotonic() + _RESET_S
-        for client in self._launcher.clients.values():
-            before = client.last_snapshot
-            while before != client.snapshot() and time.monotonic() < until:
-                before = client.last_snapshot
-                time.sleep(_SETTLED_S)
+        clients = list(self._launcher.clients.values())
+        before = [c.last_snapshot for c in clients]
+        while before != (now := [c.snapshot() for c in clients]) and time.monotonic() < until:
+            before = now
+            time.sleep(_SETTLED_S)
 
     def reset_caches(self) -> None:
         """Reset all prefix caches. Raises HandoffError when an engine does not reset its cache in time."""

@@ -88,6 +88,8 @@ class Runner:
     def _work(self, scheduler: Scheduler, inventory: Inventory) -> None:
         memory = Memory(inventory)
         running: dict[Future[dict[str, str]], Placement] = {}
+        over: list[EngineGroup] = []
+        """Groups that have yet to be shown to the watch."""
         pool = ThreadPoolExecutor(max(1, len(self._groups)))
         try:
             while True:
@@ -95,12 +97,16 @@ class Runner:
                     running[pool.submit(self._job, placement, inventory, memory)] = placement
                 if not running:
                     return
+                self._show(over)
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     placement = running.pop(future)
                     for device, reason in future.result().items():
                         self._reporter.line(f"{device} will not be used again: {reason}")
                         self._give_up(scheduler.quarantine(device, reason))
                     self._give_up(self._lost(scheduler))
+                    over.append(self._groups[placement.job.id])
+                    if self._options.decides:
+                        self._show(over)
                     scheduler.done(placement.job.id)
         except BaseException:
             # A second signal must not leave engines behind.
@@ -110,6 +116,15 @@ class Runner:
             raise
         finally:
             pool.shutdown()
+
+    def _show(self, over: list[EngineGroup]) -> None:
+        """Let the watch judge the groups that were recorded completely, and forget them."""
+        while over:
+            cells = over.pop(0).cell_ids
+            if self._options.watch is None or any(self._recorder.cell(c).state != "complete" for c in cells):
+                continue
+            if reason := self._options.watch(self._recorder.so_far(cells)):
+                self._late = self._late or reason
 
     def _job(self, placement: Placement, inventory: Inventory, memory: Memory) -> dict[str, str]:
         """Run one group of engines; return the devices that cannot be used again, with the reason."""
@@ -197,8 +212,6 @@ class Runner:
                 ask_cells(session, [self._works[c.id] for c in group.cells], recorder, self._reporter)
                 stopping = time.monotonic()
             recorder.stopped(time.monotonic() - stopping)
-            if self._options.watch is not None and (reason := self._options.watch(recorder.so_far(group.cell_ids))):
-                self._late = self._late or reason
         except StorageError:
             # The other groups could not record anything either.
             raise

@@ -26,6 +26,9 @@ class RunOptions(NamedTuple):
     together: bool = False
     """Whether several mutants may be enabled at the same time."""
     watch: Watch | None = None
+    """Called for each group but the last, while the next one starts, or before that if ``decides``."""
+    decides: bool = False
+    """Whether ``watch`` is waited for, since it may end the run."""
     flags: EngineFlags = NO_FLAGS
     """What the user adds to engines."""
 
