@@ -270,6 +270,8 @@ class CellRecord(Strict):
     block_size: int
     lookahead: int
     draft_tokens: int
+    windows: tuple[int | None, ...] = (None,)
+    """Of each kind of attention layer of the target, how many tokens a query sees; None means all."""
     route: Route = "client"
     """Who performed the hand-off: the harness, or a router."""
     planned: int

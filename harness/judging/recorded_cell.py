@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName
 from harness.profiles.model import part_of
 from harness.profiles.scenarios import AppendedToken, Pressure, Refill, Scenario, Trace
-from harness.prompts.lengths import classify
+from harness.prompts.lengths import blocks, classify, published_blocks
 
 PRESSURE_SLACK = 0.1
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -30,6 +31,13 @@ class CellCounts(NamedTuple):
     by_key: dict[str, RequestCounts]
     padded: bool
     """Whether a padded first step was recognised from the engine's counters."""
+
+
+def published_groups(o: Observation) -> list[list[Any]]:
+    """Return the block ids that P published for a hand-off, by KV-cache group; empty if there are none."""
+    prefill = o.leg("prefill")
+    groups = (prefill.kv_transfer_params or {}).get("remote_block_ids") if prefill is not None else None
+    return groups if isinstance(groups, list) and all(isinstance(group, list) for group in groups) else []
 
 
 @dataclass(frozen=True)
@@ -196,6 +204,19 @@ class RecordedCell:
 
     def stratum(self, observation: Observation) -> str:
         return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)
+
+    @cached_property
+    def clipped_groups(self) -> frozenset[int]:
+        """The KV-cache groups with a sliding window: those of which P mostly publishes fewer blocks than the prompts
+        fill that are longer than a window."""
+        size = self.record.block_size
+        clipped: Counter[int] = Counter()
+        for o in self.history.in_order(self.id):
+            whole = blocks(len(self.prompt_of(o, "prefill")), size)
+            if any(published_blocks(len(o.sent_ids), size, w) < whole for w in self.record.windows):
+                votes = (1 if len(group) < whole else -1 for group in published_groups(o))
+                clipped.update(dict(enumerate(votes)))
+        return frozenset(index for index, votes in clipped.items() if votes > 0)
 
     @cached_property
     def counts(self) -> CellCounts:

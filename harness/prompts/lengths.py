@@ -27,6 +27,17 @@ def blocks(tokens: int, block_size: int) -> int:
     return math.ceil(tokens / block_size)
 
 
+def published_blocks(tokens: int, block_size: int, window: int | None = None) -> int:
+    """Return how many KV blocks P publishes of a prompt in a KV-cache group: those that it fills, and of layers with a
+    sliding window of so many tokens the last ``ceil(window / block_size) + 1`` of them.
+
+    The bound is that of NIXL's connector (``NixlBaseConnectorScheduler.blocks_per_sw`` in vLLM 0.32.0): one block more
+    than a window fills, because it may begin inside a block.
+    """
+    filled = blocks(tokens, block_size)
+    return filled if window is None else min(filled, blocks(window, block_size) + 1)
+
+
 def spills(tokens: int, block_size: int, lookahead: int) -> bool:
     """Return whether reserving ``lookahead`` slots past the prompt takes more blocks than the prompt fills."""
     return blocks(tokens + lookahead, block_size) > blocks(tokens, block_size)

@@ -22,7 +22,9 @@ from harness.history.records import RESCORE, CellRecord, EngineRecord, Kind, Obs
 from harness.history.surfaces import WITHOUT
 from harness.history.verdict import Verdict
 from harness.profiles.cells import CellName
+from harness.profiles.kv_layout import FULL, windows_in
 from harness.profiles.model import Profile, reason_for
+from harness.profiles.model_reference import folder_of
 from harness.prompts.model import PromptSet
 from harness.runner.rescore import Outputs
 from harness.scheduling import hardware
@@ -61,6 +63,11 @@ def _described(profile: Profile, source: str) -> dict[str, Any]:
     """Return the profile as used, with its free-text description redacted."""
     raw = profile.model_dump(mode="json")
     return {**raw, "description": redact.text(raw["description"]), "source": source}
+
+
+def _windows(profile: Profile) -> tuple[int | None, ...]:
+    folder = folder_of(profile.target)
+    return FULL if folder is None else windows_in(folder)
 
 
 def cleaned(observation: Observation) -> Observation:
@@ -125,6 +132,7 @@ class Recorder:
                     block_size=profile.part(w.cell.variant).engine.block_size,
                     lookahead=w.cell.method.lookahead,
                     draft_tokens=w.cell.method.draft_tokens,
+                    windows=_windows(profile.part(w.cell.variant)),
                     route=w.cell.route,
                     planned=len(w.items),
                     scenarios=w.planned,

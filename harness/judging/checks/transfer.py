@@ -20,8 +20,8 @@ from harness.judging.figures import (
     TransferFigures,
 )
 from harness.judging.findings import CheckResult, Finding, conclude
-from harness.judging.recorded_cell import RecordedCell
-from harness.prompts.lengths import blocks
+from harness.judging.recorded_cell import RecordedCell, published_groups
+from harness.prompts.lengths import blocks, published_blocks
 
 NAME = "transfer"
 
@@ -66,7 +66,10 @@ def _block_bytes(cell: CellView) -> list[Finding]:
         if o.scenario != cell.scenario:
             continue
         moved = decode.counters["nixl_bytes"]
-        whole = blocks(len(cell.prompt_of(o, "prefill")), cell.record.block_size)
+        whole = _handed(cell, o)
+        if decode.counters.get("prefix_hits") and len(cell.record.windows) > 1:
+            # Of layers with a window D has other blocks cached than of the others, and nothing says how many.
+            continue
         cached = decode.counters.get("prefix_hits", 0) / cell.record.block_size
         pulled = moved / size
         if cached and pulled > whole - cached:
@@ -79,6 +82,19 @@ def _block_bytes(cell: CellView) -> list[Finding]:
             )
             findings.append(cell.untested(NAME, message, o, Counted(counters=decode.counters)))
     return findings + _implausible(cell, size)
+
+
+def _handed(cell: RecordedCell, o: Observation) -> int:
+    """Return how many blocks D has to pull for a hand-off, over all KV-cache groups if layers see unlike numbers of
+    tokens; blocks of all groups have one size then."""
+    tokens, size = len(cell.prompt_of(o, "prefill")), cell.record.block_size
+    whole = blocks(tokens, size)
+    windows = [w for w in cell.record.windows if w is not None]
+    if not windows or not (published := published_groups(o)):
+        return whole
+    # D leaves out what no query will see any more, which may be a block less than P publishes.
+    within = whole - max(0, tokens - windows[0] + 1) // size
+    return sum(within if index in cell.clipped_groups else whole for index in range(len(published)))
 
 
 def _shifted(cell: CellView, o: Observation, whole: int, cached: float, pulled: float) -> Finding:
@@ -136,7 +152,7 @@ def _without_request(params: dict[str, Any]) -> dict[str, Any]:
 def _bytes_per_block(cell: RecordedCell) -> float | None:
     """Return the bytes of a block, the most frequent figure of cold hand-offs; None if none was counted alone."""
     sizes = [
-        leg.counters["nixl_bytes"] / blocks(len(cell.prompt_of(o, "prefill")), cell.record.block_size)
+        leg.counters["nixl_bytes"] / _handed(cell, o)
         for o, leg in _counted_alone(cell)
         if not leg.counters.get("prefix_hits")
     ]
@@ -369,7 +385,8 @@ def _not_handed_off(cell: CellView, o: Observation, decode: Leg, why: str) -> Fi
 
 
 def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
-    """Check P's parameters: ceil(remote_num_tokens / block size) blocks per KV-cache group, and the prompt's tokens."""
+    """Check P's parameters: the prompt's tokens, and per KV-cache group the blocks that they fill, or those of them
+    that a sliding window leaves."""
     params = prefill.kv_transfer_params or {}
     held = len(cell.prompt_of(o, "prefill"))
     if params.get("do_remote_prefill") is not True or params.get("do_remote_decode") is not False:
@@ -398,7 +415,9 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     if "remote_num_tokens" not in params:
         message = "expected P to say of how many tokens it publishes KV (remote_num_tokens), found nothing"
         findings.append(cell.untested(NAME, message, o, HandOffParameters(kv_transfer_params=params)))
-    wanted = blocks(int(count), cell.record.block_size)
+    size = cell.record.block_size
+    allowed = sorted({published_blocks(int(count), size, window) for window in cell.record.windows})
+    longest = max(range(len(groups)), key=lambda index: len(groups[index]))
     for index, group in enumerate(groups):
         if len({str(block) for block in group}) < len(group):
             findings.append(
@@ -412,14 +431,16 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
                     HandOffParameters(kv_transfer_params=params),
                 )
             )
+        # The group with the most blocks has the layers that see most; which of the others has a window is not told.
+        wanted = allowed[-1] if index == longest else min(allowed, key=lambda n: abs(n - len(group)))
         if len(group) != wanted:
             findings.append(
                 cell.finding(
                     NAME,
                     Verdict.REGRESSION,
                     "target-kv",
-                    f"expected P to publish ceil({count} / {cell.record.block_size}) = {wanted} blocks in KV-cache "
-                    f"group {index}, found {len(group)}",
+                    f"expected P to publish {_wanted_words(int(count), size, wanted)} blocks in KV-cache group "
+                    f"{index}, found {len(group)}",
                     o,
                     PublishedBlocks(
                         kv_transfer_params=params,
@@ -430,6 +451,12 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
                 )
             )
     return findings
+
+
+def _wanted_words(tokens: int, size: int, wanted: int) -> str:
+    if wanted < blocks(tokens, size):
+        return f"the last {wanted} of {blocks(tokens, size)}"
+    return f"ceil({tokens} / {size}) = {wanted}"
 
 
 def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:

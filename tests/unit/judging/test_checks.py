@@ -177,6 +177,47 @@ def test_other_token_count_is_a_regression():
     assert transfer.transfer(view(history([o]), "pd-none")).verdict is Verdict.REGRESSION
 
 
+def of_windows(groups, tokens_=181, moved=None):
+    """The check of hand-offs of a target with full attention and a window of 48 tokens; blocks have 32 KiB."""
+    usual = [list(range(6)), [6, 7, 8], [9, 10, 11]]
+    rows = []
+    for number, published in enumerate((usual, usual, groups)):
+        o = with_params(observation("pd-none", tokens_), remote_block_ids=published)
+        # Of the three blocks that a window publishes, D leaves out the first, which no query sees any more.
+        count = moved if moved and number == 2 else 6 + 2 + 2
+        counters = {**o.final.counters, "nixl_bytes": 32768.0 * count}
+        rows.append(change_final(o, counters=counters).model_copy(update={"prompt_id": f"p{number}"}))
+    h = history(rows)
+    record = h.run.cells[0].model_copy(update={"windows": (None, 48)})
+    h = h.model_copy(update={"run": h.run.model_copy(update={"cells": (record,)})})
+    return transfer.transfer(view(h, "pd-none"))
+
+
+def test_groups_with_windows_publish_the_last_blocks_only():
+    assert of_windows([list(range(6)), [6, 7, 8], [9, 10, 11]]).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ([list(range(6)), [6, 7], [9, 10, 11]], "the last 3 of 6 blocks in KV-cache group 1, found 2"),
+        ([list(range(6)), [6, 7, 8, 12, 13], [9, 10, 11]], "= 6 blocks in KV-cache group 1, found 5"),
+        ([[3, 4, 5], [6, 7, 8], [9, 10, 11]], "= 6 blocks in KV-cache group 0, found 3"),
+    ],
+)
+def test_other_numbers_of_blocks_with_windows_are_regressions(groups, words):
+    result = of_windows(groups)
+    assert result.verdict is Verdict.REGRESSION
+    assert [f.prompt_id for f in result.findings] == ["p2"]
+    assert words in result.findings[0].message
+
+
+def test_window_whose_blocks_did_not_move_is_unknown():
+    result = of_windows([list(range(6)), [6, 7, 8], [9, 10, 11]], moved=9)
+    assert result.verdict is Verdict.UNKNOWN
+    assert "expected NIXL to move 10 blocks of 32768 bytes" in result.findings[0].message
+
+
 @pytest.mark.parametrize("groups", [None, [], [[]], "x", [3]])
 def test_nothing_published_is_unknown(groups):
     o = with_params(observation("pd-none", 40), remote_block_ids=groups)
