@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -26,7 +26,7 @@ from harness import redact
 from harness.history.folder import History
 from harness.history.layout import files_by_cell
 from harness.history.records import COLD
-from harness.history.verdict import Verdict, worst
+from harness.history.verdict import Verdict
 from harness.judging.diagnosis.diagnose import damage_name
 from harness.judging.figures import TransferFigures
 from harness.judging.findings import Finding
@@ -35,7 +35,7 @@ from harness.profiles.cells import CellName
 from harness.reports.causes import causes_of, consequences
 from harness.reports.charts import Chart, charts_of
 from harness.reports.links import newest_aa, newest_selftest
-from harness.reports.prompts import Prompts, Row, changes, page_data
+from harness.reports.prompts import changes, page_data
 from harness.reports.selftest_result import matrix_columns
 from harness.reports.summary import RunSummary, can_be_tried
 from harness.reports.suspects import shown_folder
@@ -152,43 +152,6 @@ def files_of(history: History) -> list[tuple[str, str]]:
     return [(name, "./" + quote(os.fsencode(name))) for name in names]
 
 
-class Heat(NamedTuple):
-    """What came of the cold prompts of one cell that have the same length."""
-
-    verdict: Verdict | None
-    requests: int
-    damaged: int
-    equal: bool
-    """Whether all tokens were compared and are equal, whatever else is not known."""
-
-    @property
-    def symbol(self) -> str:
-        if self.verdict in (None, Verdict.PASS):
-            return "–" if self.verdict is None else "·"
-        return "=" if self.verdict is Verdict.UNKNOWN and self.equal else self.verdict.symbol
-
-
-def heat_map(prompts: Prompts) -> dict[str, dict[int, Heat]]:
-    """Return cells and prompt lengths with the worst verdict of their cold prompts."""
-    rows: dict[str, dict[int, list[Row]]] = {}
-    for row in prompts.rows:
-        cell, scenario, form, _ = row.place
-        if scenario == COLD and form == "ids":
-            rows.setdefault(cell, {}).setdefault(row.length, []).append(row)
-    return {
-        cell: {
-            length: Heat(
-                worst(known) if (known := [r.verdict for r in found if r.verdict is not None]) else None,
-                len(found),
-                sum(v is not Verdict.PASS for v in known),
-                all(r.compared and r.parted is None for r in found),
-            )
-            for length, found in lengths.items()
-        }
-        for cell, lengths in rows.items()
-    }
-
-
 def render_page(template: str, env: Environment, charts: Sequence[Chart], data: Any = None, **values: Any) -> str:
     """Render a page with its charts, its data and our script embedded."""
     script = (files("harness.reports") / "assets" / "report.js").read_text(encoding="utf-8")
@@ -215,7 +178,6 @@ def render_html(summary: RunSummary) -> str:
     causes = causes_of(summary.judgement, {r.place: r.length for r in prompts.rows})
     found, untested = consequences([c for c in causes if c.known is None])
     tried = {f.id: repro_line(history, f) for f in summary.judgement.findings if can_be_tried(f)}
-    heat = heat_map(prompts)
     return render_page(
         "report.html.j2",
         env,
@@ -230,8 +192,8 @@ def render_html(summary: RunSummary) -> str:
         untested=untested,
         known=[c for c in causes if c.known is not None],
         most_open=_OPEN,
-        heat=heat,
-        lengths=sorted({length for row in heat.values() for length in row}),
+        heat=prompts.by_length,
+        lengths=sorted({length for row in prompts.by_length.values() for length in row}),
         timeline=timeline_of(history, summary.cells),
         sections=_SECTIONS,
         selftest=selftest,

@@ -11,6 +11,7 @@ import difflib
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from harness.baselines.lookup import Lookup
 from harness.errors import DataError
 from harness.history.acceptance import real_steps
 from harness.history.folder import History
-from harness.history.records import RESCORE, CellRecord, Leg, Observation
+from harness.history.records import COLD, RESCORE, CellRecord, Leg, Observation
 from harness.history.token_ids import parted_at
 from harness.history.verdict import Verdict, worst
 from harness.judging.findings import Finding, Judgement
@@ -100,6 +101,37 @@ class Row(NamedTuple):
         return tuple(sorted({b for f in self.findings if f.location is not None for b in f.location.blocks}))
 
 
+@dataclass
+class Heat:
+    """What came of the cold prompts of one cell that have the same length."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    requests: int = 0
+    unequal: int = 0
+    """Requests whose tokens differ from the reference, or were compared with nothing."""
+
+    def add(self, row: Row) -> None:
+        self.requests += 1
+        self.unequal += not row.compared or row.parted is not None
+        if row.verdict is not None:
+            self.verdicts.append(row.verdict)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return worst(self.verdicts) if self.verdicts else None
+
+    @property
+    def damaged(self) -> int:
+        return sum(v is not Verdict.PASS for v in self.verdicts)
+
+    @property
+    def symbol(self) -> str:
+        """A dot where all is right; an equals sign where the tokens are, and something else was not tested."""
+        if self.verdict in (None, Verdict.PASS):
+            return "–" if self.verdict is None else "·"
+        return "=" if self.verdict is Verdict.UNKNOWN and not self.unequal else self.verdict.symbol
+
+
 class Prompts(NamedTuple):
     """All requests of a run, the gravest findings first."""
 
@@ -108,6 +140,8 @@ class Prompts(NamedTuple):
     """Requests that have no row, because there are too many."""
     pieces: dict[int, str]
     """The text of each token that occurs; empty when the run's tokenizer is not here."""
+    by_length: dict[str, dict[int, Heat]]
+    """All cold prompts, by cell and length."""
 
     def find(self, finding: Finding) -> Row | None:
         """Return the row of the request that a finding is about."""
@@ -126,11 +160,23 @@ def prompts_of(history: History, judgement: Judgement, baselines: Mapping[str, L
     found: dict[Place, list[Finding]] = defaultdict(list)
     for finding in judgement.findings:
         found[place_of(finding)].append(finding)
-    rows = [row for record in history.run.cells for row in _rows(history, record, found, baselines)]
+    count = 0
+    telling: list[Row] = []
+    others: list[Row] = []
+    by_length: dict[str, dict[int, Heat]] = defaultdict(lambda: defaultdict(Heat))
+    for record in history.run.cells:
+        for row in _rows(history, record, found, baselines):
+            count += 1
+            if row.place[1:3] == (COLD, "ids"):
+                by_length[record.cell][row.length].add(row)
+            # The rows of a large run do not fit into memory together.
+            kept = telling if row.findings else others
+            if count <= MOST_ROWS or (row.findings and len(kept) < MOST_ROWS):
+                kept.append(row)
     order = list(Verdict)
-    rows.sort(key=lambda r: -order.index(r.verdict) if r.findings and r.verdict is not None else 0)
-    kept = rows if len(rows) <= MOST_ROWS else [r for r in rows if r.findings][:MOST_ROWS]
-    return Prompts(tuple(kept), len(rows) - len(kept), _pieces(history, kept))
+    telling.sort(key=lambda r: -order.index(r.verdict or Verdict.PASS))
+    rows = (*telling, *(others if count <= MOST_ROWS else ()))
+    return Prompts(rows, count - len(rows), _pieces(history, rows), by_length)
 
 
 def _rows(
@@ -138,6 +184,8 @@ def _rows(
 ) -> Iterator[Row]:
     name = CellName.of(record.cell)
     recorded_tokens = _recorded_tokens(baselines.get(name.plain))
+    # Each access to the answers of a cell of a large run reads them anew.
+    reference: dict[str, dict[str, Observation]] = {}
     for o in history.in_order(record.cell):
         if o.scenario == RESCORE:
             continue
@@ -147,8 +195,10 @@ def _rows(
         output = leg.output_ids if leg is not None else None
         expected = recorded_tokens.get(o.prompt_id) if o.temperature == 0 else None
         if expected is None and record.cell != name.reference:
-            reference = history.of(name.reference, scenario=o.scenario).get(o.key)
-            expected = reference.final.output_ids if reference is not None and reference.final is not None else None
+            if o.scenario not in reference:
+                reference[o.scenario] = history.of(name.reference, scenario=o.scenario)
+            other = reference[o.scenario].get(o.key)
+            expected = other.final.output_ids if other is not None and other.final is not None else None
         expected = (expected or ())[: o.max_tokens]
         compared = output is not None and bool(expected)
         parted = parted_at(output or (), expected) if compared else None

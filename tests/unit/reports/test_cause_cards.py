@@ -13,7 +13,7 @@ from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Findin
 from harness.reports.causes import Cause, causes_of, consequences
 from harness.reports.html import render_html
 from harness.reports.prompts import Place, place_of, prompts_of
-from harness.reports.summary import summarise_run
+from harness.reports.summary import RunSummary, summarise_run
 from tests.support import runs
 from tests.support.builders import LENGTHS, flawless, garbled, history, lookups
 from tests.support.pages import Page
@@ -199,3 +199,50 @@ def test_diagnosis_of_a_law_with_exceptions_is_said_in_full():
     (one,) = causes(view(finding("pd-none", law=exceptions), law=exceptions))
     assert one.diagnoses == [("pd-none", "in words")]
     assert replace(one, damage="sampler").diagnoses == []
+
+
+# --- how an UNKNOWN run goes on ---------------------------------------------------------------------------------------
+
+
+def unfinished(folder, **run) -> RunSummary:
+    """A pair that was not asked to its end."""
+    made = history([o for o in flawless() if o.cell in ("pd-none", "single-none")], folder=folder)
+    cells = tuple(
+        c.model_copy(update={"planned": 9, "state": "failed", "reason": "ran out of time"})
+        if c.cell == "pd-none"
+        else c
+        for c in made.run.cells
+    )
+    made = made.model_copy(update={"run": made.run.model_copy(update={"cells": cells, "run_id": "night", **run})})
+    return summarise_run(made, judge(made, lookups(LENGTHS)), lookups(LENGTHS))
+
+
+def test_interrupted_run_is_resumed(tmp_path):
+    for how in ({"interrupted": True}, {"finished": None}):
+        summary = unfinished(tmp_path / "night", **how)
+        assert summary.verdict is Verdict.UNKNOWN
+        assert summary.command == f"harness run --resume {tmp_path / 'night'}"
+        assert summary.next_step.startswith("1 of 2 cells are not complete; go on with them: ")
+        html = render_html(summary)
+        # The command comes before the findings, and can be copied.
+        assert html.index(summary.command) < html.index('id="findings"')
+
+
+def test_copy_of_an_interrupted_run_cannot_be_resumed(tmp_path):
+    summary = unfinished(tmp_path / "copy", interrupted=True)
+    assert (summary.command, summary.next_step) == ("", "")
+
+
+def test_cells_whose_engines_broke_are_asked_again(tmp_path):
+    summary = unfinished(tmp_path / "night", engine_flags=("--engine-arg=--x",))
+    assert summary.command == "harness run --profile test --cell pd-none --engine-arg=--x"
+
+
+@pytest.mark.parametrize("run", [{"mutants": ("M1",)}, {"kind": "soak"}])
+def test_runs_that_say_nothing_about_vllm_are_not_asked_again(tmp_path, run):
+    assert unfinished(tmp_path / "night", interrupted=True, **run).command == ""
+
+
+def test_complete_runs_have_nothing_to_go_on_with():
+    made = history([o for o in flawless() if o.cell in ("pd-none", "single-none")])
+    assert summarise_run(made, judge(made, {}), {}).command == ""

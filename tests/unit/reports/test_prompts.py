@@ -8,7 +8,6 @@ from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.profiles.model import SHIPPED_PROFILES
 from harness.reports import prompts
-from harness.reports.html import heat_map
 from harness.reports.prompts import changes, page_data, prompts_of
 from harness.util.files import tokenizer_hash
 from harness.util.paths import REPOSITORY
@@ -70,11 +69,12 @@ def test_sampled_answers_are_compared_with_this_run_and_not_with_the_greedy_base
 
 def test_lengths_show_the_worst_of_their_prompts_and_what_is_equal_although_unknown():
     wrong = pair(lambda o: garbled(o) if (o.cell, o.prompt_id) == ("pd-none", "p32") else o)
-    found = heat_map(rows_of(wrong))
+    found = rows_of(wrong).by_length
     assert {n: e.symbol for n, e in found["pd-none"].items()} == {31: "·", 32: "✘", 40: "·", 65: "·"}
     assert (found["pd-none"][32].requests, found["pd-none"][32].damaged) == (1, 1)
+    # Re-scoring was planned, and did not happen: the tokens are right all the same.
     asked = rows_of(pair(), rescore=True)
-    assert {e.symbol for row in heat_map(asked).values() for e in row.values()} <= {"·", "="}
+    assert {e.symbol for e in asked.by_length["pd-none"].values()} == {"="}
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -137,6 +137,8 @@ def test_large_runs_keep_the_rows_with_findings(monkeypatch):
     found = rows_of(wrong)
     assert [r.place[3] for r in found.rows] == ["p32"]
     assert found.left_out == len(PAIR) * len(LENGTHS) - 1
+    # Lengths are counted whether or not their requests have a row.
+    assert sum(e.requests for row in found.by_length.values() for e in row.values()) == len(PAIR) * len(LENGTHS)
     data = page_data(found, {})
     assert sum(map(len, data["sequences"])) <= 40
     assert "output" not in data["rows"][0] or data["rows"][0]["output"] < len(data["sequences"])
