@@ -15,12 +15,12 @@ from harness.history.verdict import Verdict, worst
 from harness.judging.diagnosis.diagnose import damage_name
 from harness.judging.figures import TokenDifference
 from harness.judging.findings import CellVerdict, Finding, Judgement, Law, how_many
-from harness.profiles.cells import CellName
 from harness.reports.prompts import Place, place_of
 
 _NOT_A_CAUSE = ("nothing-tested", "baseline")
 _REASON_CHARS = 160
 """Reasons that begin alike are one; what follows is the end of a log."""
+_VARYING = re.compile(r"\b(?:pd|single)-[\w.@-]+|\d+")
 
 
 @dataclass
@@ -153,11 +153,9 @@ def _add(cause: Cause, view: CellVerdict, finding: Finding) -> None:
 def _plain_key(f: Finding) -> tuple[str, ...]:
     if f.known:
         return "known", f.known
-    if f.damage == "infrastructure":
-        # What broke alike differs in the names of engines and in numbers, such as those of processes and ports.
-        reason = (f.reason or f.message).replace(f.cell, "").replace(CellName.of(f.cell).beside("pd").id, "")
-        return "broke", re.sub(r"\d+", "#", " ".join(reason.split()))[:_REASON_CHARS]
-    return "unknown", f.damage, f.check
+    # What is missing for one reason differs in names of cells, and in numbers such as those of processes and ports.
+    reason = _VARYING.sub("#", " ".join((f.reason or f.message).split()))[:_REASON_CHARS]
+    return "missing", f.damage, reason
 
 
 def _plain(f: Finding) -> Cause:

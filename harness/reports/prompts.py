@@ -1,6 +1,7 @@
 """Every request of a run as a row: what was asked, what came back, and what the checks say of it.
 
-A row passes only when its tokens were compared and equal the reference, and no check found anything. Sequences of
+A row passes only when its tokens were compared and equal the reference, no check found anything, and nothing about its
+cell and scenario as a whole is in doubt. Sequences of
 tokens are kept once, however many cells gave them, because answers that are right are all the same.
 """
 
@@ -10,7 +11,7 @@ import contextlib
 import difflib
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,7 +78,7 @@ class Row(NamedTuple):
     """Prompt tokens."""
     stratum: str
     verdict: Verdict | None
-    """None when its tokens were compared with nothing and no check found anything."""
+    """None when no check found anything, and its tokens were not compared, or differ where that may be chance."""
     parted: int | None
     """The first output token that differs from the reference; None if none does, or there is no reference."""
     compared: bool
@@ -160,12 +161,18 @@ def prompts_of(history: History, judgement: Judgement, baselines: Mapping[str, L
     found: dict[Place, list[Finding]] = defaultdict(list)
     for finding in judgement.findings:
         found[place_of(finding)].append(finding)
+    doubtful = {
+        (view.cell, view.scenario)
+        for view in judgement.cells
+        for result in view.results
+        if any(not f.prompt_id for f in result.findings) or (result.verdict is Verdict.UNKNOWN and not result.findings)
+    }
     count = 0
     telling: list[Row] = []
     others: list[Row] = []
     by_length: dict[str, dict[int, Heat]] = defaultdict(lambda: defaultdict(Heat))
     for record in history.run.cells:
-        for row in _rows(history, record, found, baselines):
+        for row in _rows(history, record, found, baselines, doubtful):
             count += 1
             if row.place[1:3] == (COLD, "ids"):
                 by_length[record.cell][row.length].add(row)
@@ -180,8 +187,13 @@ def prompts_of(history: History, judgement: Judgement, baselines: Mapping[str, L
 
 
 def _rows(
-    history: History, record: CellRecord, found: Mapping[Place, Sequence[Finding]], baselines: Mapping[str, Lookup]
+    history: History,
+    record: CellRecord,
+    found: Mapping[Place, Sequence[Finding]],
+    baselines: Mapping[str, Lookup],
+    doubtful: Container[tuple[str, str]],
 ) -> Iterator[Row]:
+    """Yield the rows of a cell; ``doubtful`` are cells and scenarios that have a finding as a whole, or no evidence."""
     name = CellName.of(record.cell)
     recorded_tokens = _recorded_tokens(baselines.get(name.plain))
     # Each access to the answers of a cell of a large run reads them anew.
@@ -205,7 +217,9 @@ def _rows(
         gaps = leg.top_gaps if leg is not None else None
         steps = real_steps(leg) if leg is not None and record.draft_tokens else None
         certain = any(f.verdict is not Verdict.UNKNOWN for f in findings)
-        right = Verdict.PASS if compared and parted is None else None
+        right = None
+        if compared and parted is None:
+            right = Verdict.UNKNOWN if place[:2] in doubtful else Verdict.PASS
         yield Row(
             place,
             o.prompt_id,

@@ -124,6 +124,16 @@ def test_what_broke_alike_is_one_cause_and_comes_before_what_was_not_tested():
     assert [c.damage for c in after] == ["nothing-tested"]
 
 
+def test_evidence_that_is_missing_for_one_reason_is_one_cause_whatever_check_misses_it():
+    same = "prompts can give no p-value below 0.062, and 0.0032 is needed"
+    views = [
+        view(untested(cell).model_copy(update={"check": check, "message": f"{n} {same} by {cell}"}))
+        for cell, check, n in (("pd-mtp", "survival", 5), ("single-mtp", "first-step", 6))
+    ]
+    other = view(untested("pd-none").model_copy(update={"message": "expected a baseline, found none"}))
+    assert [c.count for c in causes(*views, other)] == [2, 1]
+
+
 def test_what_was_not_tested_is_the_cause_where_nothing_broke():
     first, after = consequences(causes(view(untested("pd-none")), view(untested("pd-mtp"))))
     assert [c.count for c in first] == [2]

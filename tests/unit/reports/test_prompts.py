@@ -146,3 +146,14 @@ def test_large_runs_keep_the_rows_with_findings(monkeypatch):
 
 def test_shipped_profiles_name_the_tokenizer_that_is_tried():
     assert "tokenizer: models/probe/tokenizer" in (SHIPPED_PROFILES / "cpu.yaml").read_text()
+
+
+def test_right_tokens_do_not_pass_where_the_cell_as_a_whole_is_in_doubt():
+    """A registered test without power, or a cell that was not asked to its end, says nothing of single requests."""
+    made = history(pair())
+    cells = tuple(c.model_copy(update={"planned": 9}) if c.cell == "pd-none" else c for c in made.run.cells)
+    made = made.model_copy(update={"run": made.run.model_copy(update={"cells": cells})})
+    found = prompts_of(made, judge(made, lookups(LENGTHS)), lookups(LENGTHS))
+    assert {r.verdict for r in found.rows if r.place[0] == "pd-none"} == {Verdict.UNKNOWN}
+    assert {e.symbol for e in found.by_length["pd-none"].values()} == {"="}
+    assert {r.verdict for r in found.rows if r.place[0] == "single-none"} == {Verdict.PASS}
