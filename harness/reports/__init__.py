@@ -9,11 +9,15 @@ For other packages:
 * ``beyond``: the reports of comparisons and trends;
 * ``html``: ``report.html``, self-contained;
 * ``markdown``: ``summary.md``, for pull requests and CI;
-* ``chart_data``, ``charts``: the data of charts, and their Vega-Lite specifications;
+* ``chart_data``, ``charts``: the data of charts, and the charts;
 * ``aa_result``, ``selftest_result``: data model of A/A and self-test results.
 
 Within this package:
 
+* ``causes``: findings by cause, the cards of ``report.html``;
+* ``prompts``: every request as a row, for the table of all prompts and the lengths;
+* ``timeline``: when engines were started and asked;
+* ``plot``: static charts as SVG;
 * ``junit``: ``junit.xml``;
 * ``links``: find the newest self-test and A/A beside a run;
 * ``write``: write all reports of a run.

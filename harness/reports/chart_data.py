@@ -1,13 +1,12 @@
-"""The data of the charts and of the worst prompts, computed from a recorded run and its baselines.
+"""The data of the charts, computed from a recorded run and its baselines.
 
-Covers acceptance per position, acceptance by step since the hand-off, survival of identity, and the worst prompts.
+Covers acceptance per position, acceptance by step since the hand-off, and survival of identity.
 Shares are between 0 and 1; an absent figure is None, never zero.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,14 +19,13 @@ from harness.baselines.published import load_published, published_for
 from harness.errors import DataError
 from harness.history.acceptance import by_step, real_steps
 from harness.history.folder import History
-from harness.history.records import COLD, Form, Leg, Observation
+from harness.history.records import COLD
 from harness.history.token_ids import parted_at
 from harness.judging.checks.registry import judging_of
-from harness.judging.figures import HypothesisFigures, TokenDifference
-from harness.judging.findings import CheckResult, Finding, Judgement
+from harness.judging.figures import HypothesisFigures
+from harness.judging.findings import CheckResult, Judgement
 from harness.judging.recorded_cell import RecordedCell, recorded_cells
 from harness.profiles.model import Tier
-from harness.prompts.lengths import blocks
 from harness.stats.paired import ratio
 
 CONFIDENCE = 0.99
@@ -89,38 +87,8 @@ class Survival(NamedTuple):
     share: float
 
 
-class Token(NamedTuple):
-    """The expected and the found token id at one output position; None past an end."""
-
-    at: int
-    expected: int | None
-    found: int | None
-
-
-class Side(NamedTuple):
-    """What one engine reported about its part in a hand-off, as names and values for display."""
-
-    name: str
-    facts: tuple[tuple[str, str], ...]
-
-
-class Worst(NamedTuple):
-    """A prompt whose output diverged: the tokens around the first difference, and the prompt's blocks."""
-
-    finding: Finding
-    tokens: tuple[Token, ...]
-    prompt: tuple[tuple[int, ...], ...]
-    """The prompt's token ids, block by block."""
-    damaged: tuple[int, ...]
-    """Indices of blocks that the finding names."""
-    gap: float | None
-    """Log-probability gap in nats between the two best tokens at the difference."""
-    sides: tuple[Side, ...]
-    """The engines that served the request, in order."""
-
-
 class Figures(NamedTuple):
-    """All data of the charts and of the worst prompts."""
+    """All data of the charts."""
 
     positions: tuple[Position, ...]
     smallest_changes: tuple[SmallestChange, ...]
@@ -130,34 +98,6 @@ class Figures(NamedTuple):
     survival: tuple[Survival, ...]
     equal_runs: tuple[Survival, ...]
     """Survival between two equal runs of each method (A/A of its baseline); ``cell`` is the method."""
-    worst: tuple[Worst, ...]
-
-
-MOST_WORST = 24
-_LONGEST_FACT = 400
-_COUNTED = {
-    "prompt_tokens_external_kv_transfer": "prompt tokens from P",
-    "prompt_tokens_local_compute": "prompt tokens computed",
-    "prefix_hits": "prompt tokens from its own prefix cache",
-    "nixl_transfers": "NIXL transfers",
-    "nixl_bytes": "NIXL bytes",
-    "nixl_descriptors": "NIXL descriptors",
-    "nixl_failed_transfers": "failed NIXL transfers",
-    "nixl_expired": "expired leases",
-    "preemptions": "preemptions",
-}
-_ALWAYS = {
-    "prefill": ("prompt_tokens_local_compute", "prefix_hits"),
-    "decode": (
-        "prompt_tokens_external_kv_transfer",
-        "prompt_tokens_local_compute",
-        "prefix_hits",
-        "nixl_bytes",
-        "nixl_descriptors",
-    ),
-    "single": ("prompt_tokens_local_compute", "prefix_hits"),
-}
-"""Counters that are shown even when they did not change."""
 
 
 def figures_of(history: History, judgement: Judgement, baselines: Mapping[str, Lookup]) -> Figures:
@@ -173,7 +113,6 @@ def figures_of(history: History, judgement: Judgement, baselines: Mapping[str, L
         tuple(s for c in cells for s in c.steps),
         tuple(s for c in cells for s in c.survival),
         tuple(s for m in known for s in _equal_runs(m, _known(known, m))),
-        tuple(_worst(history, judgement)),
     )
 
 
@@ -350,69 +289,3 @@ def _equal_runs(method: str, baseline: Baseline | None) -> Iterable[Survival]:
     rows = [r for r in baseline.rows if r.again is not None] if baseline is not None else []
     longest = max((len(r.output_ids) for r in rows), default=0)
     yield from _shares(method, [r.again.divergence for r in rows if r.again is not None], longest)
-
-
-# --- worst prompts ---------------------------------------------------------------------------------------------------
-
-
-def _worst(history: History, judgement: Judgement) -> Iterable[Worst]:
-    seen: set[tuple[str, str, str | None]] = set()
-    for f in judgement.findings:
-        if not isinstance(f.evidence, TokenDifference):
-            continue
-        place = (f.cell, f.scenario, f.part or f.prompt_id)
-        if place in seen or len(seen) >= MOST_WORST:
-            continue
-        seen.add(place)
-        yield _worst_prompt(history, f, f.evidence)
-
-
-def _worst_prompt(history: History, f: Finding, difference: TokenDifference) -> Worst:
-    o = _observation(history, f)
-    record = history.cell(f.cell)
-    size = record.block_size if record is not None else 0
-    start, position = difference.window_start, difference.position
-    expected, found = difference.expected, difference.found
-    width = max(len(expected), len(found))
-    tokens = tuple(
-        Token(start + i, expected[i] if i < len(expected) else None, found[i] if i < len(found) else None)
-        for i in range(width)
-    )
-    ids = o.sent_ids if o is not None else ()
-    prompt = tuple(ids[b * size : (b + 1) * size] for b in range(blocks(len(ids), size))) if size and ids else ()
-    final = o.final if o is not None else None
-    gaps = final.top_gaps if final is not None else None
-    return Worst(
-        f,
-        tokens,
-        prompt,
-        f.location.blocks if f.location is not None else (),
-        gaps[position] if gaps is not None and position < len(gaps) else None,
-        tuple(_side(o, leg) for leg in o.legs) if o is not None else (),
-    )
-
-
-def _side(o: Observation, leg: Leg) -> Side:
-    """Describe what an engine handed over and counted; "0" is a counter that was read and did not change."""
-    handed = [(f"handed over: {name}", _short(value)) for name, value in (leg.kv_transfer_params or {}).items()]
-    counters, alone = leg.counters, ""
-    if not counters and leg.role in o.shared_counters:
-        counters, alone = o.shared_counters[leg.role], f" (of {o.concurrent} concurrent requests)"
-    counted = [
-        (f"counted: {words}{alone}", f"{counters[key]:,.0f}" if key in counters else "0")
-        for key, words in _COUNTED.items()
-        if counters and (key in counters or key in _ALWAYS[leg.role])
-    ]
-    name = {"prefill": "P", "decode": "D", "single": "the engine"}[leg.role]
-    return Side(name, (*handed, *(counted or [("counted", "not read for this request")])))
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= _LONGEST_FACT else text[:_LONGEST_FACT] + " …"
-
-
-def _observation(history: History, f: Finding) -> Observation | None:
-    key = f.part or f.prompt_id
-    form: Form = "text" if f.form == "text" else "ids"
-    return history.of(f.cell, form, f.scenario).get(key) if key is not None else None

@@ -1,7 +1,7 @@
 """report.html: one self-contained file that works from a file URL and fetches nothing.
 
-The template engine escapes all run data, the JSON of the charts cannot end its script element, and the page's
-Content-Security-Policy allows only our two scripts, by their hashes.
+The template engine escapes all run data, the JSON of the prompts cannot end its script element, and the page's
+Content-Security-Policy allows only our script, by its hash.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import base64
 import glob
 import hashlib
 import json
+import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,23 @@ from markupsafe import Markup
 
 from harness import redact
 from harness.history.folder import History
-from harness.history.records import COLD, Observation
+from harness.history.layout import files_by_cell
+from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.diagnosis.diagnose import damage_name
 from harness.judging.figures import TransferFigures
 from harness.judging.findings import Finding
 from harness.mutants.catalogue import MUTANTS
 from harness.profiles.cells import CellName
-from harness.reports.charts import Chart, charts_of, library
+from harness.reports.causes import causes_of, consequences
+from harness.reports.charts import Chart, charts_of
 from harness.reports.links import newest_aa, newest_selftest
+from harness.reports.prompts import changes, page_data
 from harness.reports.selftest_result import matrix_columns
-from harness.reports.summary import RunSummary, can_be_tried, causes, grouped_findings
+from harness.reports.summary import RunSummary, can_be_tried
+from harness.reports.suspects import shown_folder
+from harness.reports.timeline import timeline_of
 from harness.util.files import ends_of
-from harness.util.paths import REPOSITORY
 from harness.util.text import harmless, shortened
 
 _TAIL_LINES = 12
@@ -45,7 +50,7 @@ _SECTIONS = (
         "acceptance",
         "Acceptance per position",
         "Share of steps that accepted the draft at each position, with 99 % intervals over prompts, in the baseline "
-        "and in each cell of this run. Acceptance length is given pooled over all steps and as the mean over prompts.",
+        "and in each cell of this run.",
     ),
     (
         "steps",
@@ -60,8 +65,9 @@ _SECTIONS = (
         "A wrong hand-off is a cliff at the start; rounding is a slope.",
     ),
 )
-_OPEN = 4
-"""Maximum number of groups of known findings, and of worst prompts, that are shown unfolded."""
+_OPEN = 3
+"""Causes that are shown with an example; of others the headline is enough until they are opened."""
+_FILES = ("run.json", "judgement.json", "junit.xml", "summary.md", "observations.parquet")
 
 
 def environment() -> Environment:
@@ -92,13 +98,11 @@ def anchor(finding: Finding) -> str:
 
 def repro_line(history: History, finding: Finding) -> str:
     """Return the command that tries a finding again, with the flags that the run's engines had."""
-    folder = history.folder
-    shown = folder.relative_to(REPOSITORY) if folder.is_relative_to(REPOSITORY) else folder
-    return shlex.join(["harness", "repro", str(shown), finding.id, *history.run.engine_flags])
+    return shlex.join(["harness", "repro", shown_folder(history), finding.id, *history.run.engine_flags])
 
 
 def script_json(value: Any) -> Markup:
-    """Return JSON for a script element, in which no text can end the element or break a chart expression."""
+    """Return JSON for a script element, in which no text can end the element or become markup."""
     text = json.dumps(_harmless_values(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
@@ -114,13 +118,6 @@ def _harmless_values(value: Any) -> Any:
 def _hash(script: str) -> str:
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def _slowest(observations: Iterable[Observation]) -> dict[str, float]:
-    worst: dict[str, float] = {}
-    for o in observations:
-        worst[o.cell] = max(worst.get(o.cell, 0.0), sum(leg.seconds for leg in o.legs))
-    return worst
 
 
 def _tails(summary: RunSummary) -> dict[str, dict[str, str]]:
@@ -146,15 +143,23 @@ def _tail(path: Path) -> str:
     return "\n".join(redact.text(line[:2000])[:400] for line in lines)
 
 
-def render_page(template: str, env: Environment, charts: Sequence[Chart], **values: Any) -> str:
-    """Render a page with its charts, the charting library and our script embedded."""
+def files_of(history: History) -> list[tuple[str, str]]:
+    """Return the raw files of a run as (name, URL relative to the run's folder): records, answers, logs and stacks."""
+    found = [path for cell in files_by_cell(history.folder).values() for path in cell]
+    found += sorted(path for path in (history.folder / "logs").glob("*") if path.is_file() and not path.is_symlink())
+    names = [*_FILES, *(path.relative_to(history.folder).as_posix() for path in found)]
+    # Without the dot, a file called "https:" would be read as a scheme.
+    return [(name, "./" + quote(os.fsencode(name))) for name in names]
+
+
+def render_page(template: str, env: Environment, charts: Sequence[Chart], data: Any = None, **values: Any) -> str:
+    """Render a page with its charts, its data and our script embedded."""
     script = (files("harness.reports") / "assets" / "report.js").read_text(encoding="utf-8")
     return env.get_template(template).render(
         charts=charts,
-        chart_data=script_json([{"id": c.id, "spec": c.spec} for c in charts]),
-        library=Markup(library()),
+        data=script_json(data or {}),
         script=Markup(script),
-        policy=Markup(f"{_hash(library())} {_hash(script)}"),
+        policy=Markup(_hash(script)),
         **values,
     )
 
@@ -162,31 +167,41 @@ def render_page(template: str, env: Environment, charts: Sequence[Chart], **valu
 def render_html(summary: RunSummary) -> str:
     """Render report.html. Odd data is shown as it is, escaped, and raises nothing."""
     env = environment()
+    history, prompts = summary.history, summary.prompts
     env.tests["tried"] = can_be_tried
-    env.filters["repro"] = lambda f: repro_line(summary.history, f)
-    selftest = newest_selftest(summary.history.folder)
-    groups = grouped_findings(summary.judgement)
+    env.filters["repro"] = lambda f: repro_line(history, f)
+    env.filters["row"] = prompts.find
+    env.filters["short"] = lambda text: shortened(" ".join(text.split()), 400)
+    env.filters["changes"] = lambda row: changes(row.expected, row.output)
+    env.filters["piece"] = lambda token: prompts.pieces.get(token, str(token))
+    selftest = newest_selftest(history.folder)
+    causes = causes_of(summary.judgement, {r.place: r.length for r in prompts.rows})
+    found, untested = consequences([c for c in causes if c.known is None])
+    tried = {f.id: repro_line(history, f) for f in summary.judgement.findings if can_be_tried(f)}
     return render_page(
         "report.html.j2",
         env,
         charts_of(summary.figures),
+        data=page_data(prompts, tried),
         summary=summary,
-        run=summary.history.run,
+        run=history.run,
         figures=summary.figures,
         strata=[s for s in summary.strata if any(s in r for r in summary.grid.values())],
-        methods=list(dict.fromkeys(CellName.of(cell).method for cell in summary.cells)),
         verdicts=list(dict.fromkeys(c.verdict for c in summary.judgement.cells)),
-        groups=[g for g in groups if g[0].known is None],
-        causes=causes(summary.verdict, groups),
-        known_groups=[g for g in groups if g[0].known is not None],
+        causes=found,
+        untested=untested,
+        known=[c for c in causes if c.known is not None],
         most_open=_OPEN,
+        heat=prompts.by_length,
+        lengths=sorted({length for row in prompts.by_length.values() for length in row}),
+        timeline=timeline_of(history, summary.cells),
         sections=_SECTIONS,
         selftest=selftest,
         kill_columns=matrix_columns(selftest.found.outcomes) if selftest else [],
         mutants=MUTANTS,
-        aa=newest_aa(summary.history.folder),
+        aa=newest_aa(history.folder),
         tails=_tails(summary),
-        slowest=_slowest(summary.history.observations),
+        files=files_of(history),
         transfers={
             c.cell: r.figures
             for c in summary.judgement.cells

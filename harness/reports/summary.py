@@ -21,7 +21,8 @@ from harness.profiles.remote_code import said
 from harness.prompts.lengths import Stratum
 from harness.reports.chart_data import Figures, figures_of
 from harness.reports.inputs import Inputs
-from harness.reports.suspects import next_step
+from harness.reports.prompts import Prompts, prompts_of
+from harness.reports.suspects import go_on, next_step
 
 _REASON_CHARS = 160
 
@@ -60,10 +61,15 @@ class RunSummary(NamedTuple):
     equal_tokens: dict[str, str]
     figures: Figures
     """The data of the charts."""
+    prompts: Prompts
+    """Every request, and what the checks say of it."""
     published: list[tuple[str | None, str]]
     """(method, published acceptance for this run's models in words), advisory; or (None, why there is none)."""
     next_step: str = ""
-    """What to do about tests that are SUSPECT; empty when none is."""
+    """What to do about tests that are SUSPECT, or about a run that was not recorded in full; empty when there is
+    nothing to do."""
+    command: str = ""
+    """The command that continues the run or asks again what broke; empty when neither can be said."""
     inputs: Inputs | None = None
     """What the verdict was made of; None where that is not asked."""
     unwritten: str = ""
@@ -94,6 +100,14 @@ class RunSummary(NamedTuple):
     @property
     def verdict(self) -> Verdict:
         return self.judgement.verdict
+
+    @property
+    def headline(self) -> str:
+        """The verdict; a run with nothing but known defects passes, and says how many failures were expected."""
+        if self.verdict is not Verdict.KNOWN:
+            return f"{self.verdict.symbol} {self.verdict}"
+        known = len({f.known for f in self.judgement.findings if f.known})
+        return f"{Verdict.PASS.symbol} PASS ({known} expected failure{'s' if known != 1 else ''})"
 
     @property
     def exit_code(self) -> int:
@@ -143,8 +157,10 @@ def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str
         acceptance=acceptance,
         equal_tokens={cell: _equal_tokens(judgement, cell) for cell in views},
         figures=figures_of(history, judgement, baselines or {}),
+        prompts=prompts_of(history, judgement, baselines or {}),
         published=_published(history, views),
-        next_step=next_step(history, judgement),
+        next_step=next_step(history, judgement) or go_on(history, judgement).words,
+        command=go_on(history, judgement).command,
     )
 
 

@@ -1,4 +1,4 @@
-"""What to do about a SUSPECT run, and whether earlier runs beside it were suspected of the same."""
+"""What to do about a SUSPECT run, with what earlier runs beside it say, and about one that was not recorded in full."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.findings import Finding, Judgement
 from harness.util import json_io
+from harness.util.paths import REPOSITORY
 
 _LOOKED_AT = 60
 """Most earlier runs that are read: two months of nights."""
@@ -82,6 +83,40 @@ def next_step(history: History, judgement: Judgement) -> str:
         f"run the suspected cells again, harness run --profile {profile} {cells}: failing there in another run is a "
         f"finding; {before}"
     )
+
+
+class GoOn(NamedTuple):
+    """How a run that was not recorded in full goes on, in words and as a command; both empty where that is no help."""
+
+    words: str = ""
+    command: str = ""
+
+
+def go_on(history: History, judgement: Judgement) -> GoOn:
+    """Return how to get the evidence that an UNKNOWN run lacks because it was interrupted or its engines broke."""
+    run = history.run
+    if judgement.verdict is not Verdict.UNKNOWN or run.kind != "run" or run.merged is not None or run.mutants:
+        return GoOn()
+    left = [c.cell for c in run.cells if c.state != "complete"]
+    if not left or any(e.attached for e in run.engines):
+        return GoOn()
+    counted = f"{len(left)} of {len(run.cells)} cells are not complete"
+    if run.interrupted or run.finished is None:
+        if history.folder.resolve().name != run.run_id:
+            # Copies cannot be resumed.
+            return GoOn()
+        command = shlex.join(["harness", "run", "--resume", shown_folder(history)])
+        return GoOn(f"{counted}; go on with them: {command}", command)
+    profile = str(run.profile.get("source") or run.profile.get("name"))
+    cells = [part for cell in left for part in ("--cell", cell)]
+    command = shlex.join(["harness", "run", "--profile", profile, *cells, *run.engine_flags])
+    return GoOn(f"{counted}; once the cause is gone, ask them again: {command}", command)
+
+
+def shown_folder(history: History) -> str:
+    """Return the folder of a run as commands name it: from the repository, where it lies there."""
+    folder = history.folder
+    return str(folder.relative_to(REPOSITORY) if folder.is_relative_to(REPOSITORY) else folder)
 
 
 def _name(finding: Finding) -> str:

@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.support.browsing import DESKTOP, PHONE, Reader, Visitor
 
 Pages = dict[str, Path]
-MARKS = "svg .mark-symbol path, svg .mark-line path, svg .mark-rule line, svg .mark-rect path"
+MARKS = ".plot .dot, .plot .line"
 
 
 def shown(page: Page) -> list[str]:
@@ -70,7 +70,7 @@ def test_detectable_effect_and_published_figures_stand_at_the_chart(reader: Read
     expect(figure).to_contain_text("pd-eagle3: one draft of")
     expect(figure).to_contain_text("published for the same models, with its tolerance (advisory)")
     expect(figure).to_contain_text("rates 0.7296 0.5208 0.3545")
-    assert figure.locator(".mark-rect path").count() >= 3
+    assert figure.locator("rect.band").count() >= 3
 
 
 # --- filters ---------------------------------------------------------------------------------------------------------
@@ -80,9 +80,7 @@ def test_detectable_effect_and_published_figures_stand_at_the_chart(reader: Read
     ("field", "value", "attribute"),
     [
         ("cell", "pd-eagle3", "data-cell"),
-        ("method", "mtp", "data-method"),
         ("verdict", "UNKNOWN", "data-verdict"),
-        ("stratum", "aligned", "data-stratum"),
     ],
 )
 def test_filter_leaves_what_it_names(visitor: Visitor, pages: Pages, field, value, attribute):
@@ -104,7 +102,7 @@ def test_filters_narrow_each_other(visitor: Visitor, pages: Pages):
     page.locator("select[name=cell]").select_option("pd-eagle3")
     page.locator("select[name=verdict]").select_option("UNKNOWN")
     assert shown(page) == []
-    rows = page.locator("[aria-labelledby=cells] tbody tr:not([hidden])")
+    rows = page.locator("table.strip tr[data-cell]:not([hidden])")
     assert rows.count() == 0
     page.locator("select[name=verdict]").select_option("REGRESSION")
     assert rows.count() == 1
@@ -123,20 +121,119 @@ def test_filter_works_by_keyboard(visitor: Visitor, pages: Pages):
     page.keyboard.press("Tab")
     assert page.locator("select[name=cell]").input_value() == "pd-dflash"
     assert 0 < len(shown(page)) < len(everything)
-    for _ in range(3):
+    for _ in range(2):
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert shown(page) == everything
 
 
-def test_charts_that_were_filtered_away_are_drawn_when_shown(visitor: Visitor, pages: Pages):
+def test_charts_of_other_methods_are_hidden(visitor: Visitor, pages: Pages):
     page = visitor.open(pages["red"])
-    page.locator("select[name=method]").select_option("mtp")
+    page.locator("select[name=cell]").select_option("pd-mtp")
     assert page.locator("[data-chart=acceptance-eagle3]").is_visible() is False
+    assert page.locator("[data-chart=acceptance-mtp]").is_visible()
     page.get_by_role("button", name="show all").click()
-    box = page.locator("[data-chart=acceptance-eagle3] svg").bounding_box()
+    box = page.locator("[data-chart=acceptance-eagle3] svg.plot").bounding_box()
     assert box is not None
     assert box["width"] > 200
+
+
+def test_search_finds_words_of_prompts_and_of_findings(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"])
+    everything = shown(page)
+    page.get_by_role("searchbox").fill("aligned pd-eagle3 N=32")
+    rows = page.locator("#table tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text("p32")
+    page.get_by_role("searchbox").fill("tokens-baseline")
+    assert 0 < len(shown(page)) < len(everything)
+    page.get_by_role("searchbox").fill("no such words")
+    expect(rows).to_have_count(0)
+    assert shown(page) == []
+    expect(page.locator("#shown")).to_contain_text("0 of ")
+
+
+# --- the table of all prompts, and one prompt ----------------------------------------------------------------------
+
+
+def column(page: Page, number: int) -> list[str]:
+    return page.locator(f"#table tbody tr :nth-child({number})").all_inner_texts()
+
+
+def test_table_is_sorted_by_its_headers(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"])
+    assert "REGRESSION" in column(page, 6)[0]
+    page.get_by_role("button", name="length").click()
+    lengths = [int(n) for n in column(page, 4)]
+    assert lengths == sorted(lengths)
+    expect(page.locator("th[aria-sort=ascending]")).to_contain_text("length")
+    page.get_by_role("button", name="length").click()
+    assert [int(n) for n in column(page, 4)] == sorted(lengths, reverse=True) or int(column(page, 4)[0]) == 65
+    expect(page.locator("th[aria-sort=descending]")).to_contain_text("length")
+    # The header keeps the focus, so that it can be pressed again.
+    assert "length" in page.evaluate("document.activeElement.textContent")
+
+
+def test_more_rows_are_shown_when_asked(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"])
+    few = page.locator("#table tbody tr").count()
+    page.get_by_role("button", name="more of").click()
+    assert page.locator("#table tbody tr").count() == 32 > few
+    assert page.get_by_role("button", name="more of").count() == 0
+
+
+def test_state_of_the_page_is_its_address(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"])
+    page.locator("select[name=cell]").select_option("pd-eagle3")
+    page.get_by_role("searchbox").fill("cold")
+    page.get_by_role("button", name="length").click()
+    fragment = page.evaluate("location.hash")
+    assert {"cell=pd-eagle3", "q=cold", "sort=length"} <= set(fragment[1:].split("&"))
+    again = visitor.open(pages["red"], fragment)
+    assert again.locator("select[name=cell]").input_value() == "pd-eagle3"
+    assert again.get_by_role("searchbox").input_value() == "cold"
+    assert column(again, 1) == column(page, 1)
+    assert shown(again) == shown(page)
+    page.get_by_role("button", name="show all").click()
+    assert page.evaluate("location.hash") == ""
+
+
+def test_prompt_has_a_link_of_its_own(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"])
+    assert page.locator("#prompt").is_visible() is False
+    page.locator("#table tr", has_text="pd-eagle3").first.get_by_role("link").click()
+    one = page.locator("#prompt")
+    expect(one).to_be_visible()
+    assert in_view(one)
+    title = one.locator("h3").inner_text()
+    assert "pd-eagle3" in title
+    again = visitor.open(pages["red"], page.evaluate("location.hash"))
+    assert again.locator("#prompt h3").inner_text() == title
+    # The answer is a diff: what was expected and is missing, and what came instead.
+    assert again.locator("#prompt .token.del").count() > 0
+    assert again.locator("#prompt .token.ins").count() > 0
+    again.get_by_text("The prompt, block by block").click()
+    assert again.locator("#prompt .kv.hit").count() > 0
+    again.get_by_role("link", name="next").click()
+    assert again.locator("#prompt h3").inner_text() != title
+    again.get_by_role("link", name="previous").click()
+    expect(again.locator("#prompt h3")).to_have_text(title)
+    again.get_by_role("link", name="close").click()
+    expect(again.locator("#prompt")).to_be_hidden()
+
+
+def test_link_to_a_request_of_another_run_says_so(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"], "#p=pd-eagle3%2Fcold%2Fids%2Fother")
+    expect(page.locator("#prompt")).to_contain_text("no such request: pd-eagle3/cold/ids/other")
+
+
+def test_length_leads_to_its_prompts(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"])
+    page.locator(".heat tr[data-cell=pd-eagle3]").get_by_role("link", name="65 tokens").click()
+    rows = page.locator("#table tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text("p65")
+    assert in_view(page.locator("#prompts"))
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
@@ -182,15 +279,16 @@ def test_finding_inside_closed_details_is_revealed(visitor: Visitor, pages: Page
 @pytest.mark.parametrize("fragment", ["#finding-of-another-run", "#%E0%A4%A", "#", "#%00"])
 def test_odd_fragment_breaks_nothing(visitor: Visitor, pages: Pages, fragment):
     page = visitor.open(pages["red"], fragment)
-    assert page.locator("[data-chart] svg").count() > 3
+    expect(page.locator("#findings")).to_be_visible()
+    assert page.locator("#table tbody tr").count() > 3
 
 
 def test_links_inside_the_page_have_their_place(reader: Reader, pages: Pages):
     for name in ("green", "red", "known", "hostile", "trend", "hostile-trend"):
         page = reader.page(pages[name])
         lost = page.evaluate(
-            "[...document.querySelectorAll('a[href^=\"#\"]')].map((a) => decodeURIComponent(a.hash.slice(1)))"
-            ".filter((id) => !document.getElementById(id))"
+            "[...document.querySelectorAll('a[href^=\"#\"]')].map((a) => a.hash.slice(1))"
+            ".filter((id) => !id.includes('=') && !document.getElementById(decodeURIComponent(id)))"
         )
         assert lost == [], name
 
@@ -233,7 +331,7 @@ def test_nights_link_to_their_reports(visitor: Visitor, pages: Pages):
 
 def test_point_of_a_night_opens_its_report(visitor: Visitor, pages: Pages):
     page = visitor.open(pages["trend"])
-    points = page.locator("[data-chart=trend-eagle3] .mark-symbol.role-mark path")
+    points = page.locator("[data-chart=trend-eagle3] a .dot")
     last = points.nth(points.count() - 1)
     last.scroll_into_view_if_needed()
     box = last.bounding_box()
@@ -246,6 +344,7 @@ def test_point_of_a_night_opens_its_report(visitor: Visitor, pages: Pages):
 
 def test_self_test_and_aa_beside_the_run_are_panels(visitor: Visitor, pages: Pages):
     page = visitor.open(pages["green"])
+    page.get_by_role("heading", name="Self-test and A/A").click()
     panel = page.locator("#selftest")
     expect(panel).to_contain_text("not every mutant killed")
     panel.get_by_text("Kill matrix").click()
@@ -256,14 +355,27 @@ def test_self_test_and_aa_beside_the_run_are_panels(visitor: Visitor, pages: Pag
     expect(page.locator("#aa")).to_contain_text("1 REGRESSION")
 
 
-def test_worst_prompt_shows_both_sides_of_the_hand_off(reader: Reader, pages: Pages):
-    page = reader.page(pages["red"])
-    worst = page.locator("details.card[data-cell=pd-eagle3]").first
-    gap = "Gap between the two best tokens at the difference: 9.000 nats"
-    for text in (gap, "remote_num_tokens", "NIXL bytes", "NIXL descriptors"):
-        expect(worst).to_contain_text(text)
-    expect(worst).to_contain_text("prompt tokens from P")
-    expect(worst).to_contain_text("prompt tokens from its own prefix cache")
+def test_prompt_shows_both_sides_of_the_hand_off(visitor: Visitor, pages: Pages):
+    page = visitor.open(pages["red"], "#p=pd-eagle3%2Fcold%2Fids%2Fp32")
+    one = page.locator("#prompt")
+    expect(one).to_contain_text("gap between the two best tokens there 9.000 nats")
+    one.get_by_text("The hand-off").click()
+    for text in ("remote_num_tokens", "NIXL bytes", "NIXL descriptors", "prompt tokens from P"):
+        expect(one).to_contain_text(text)
+    expect(one).to_contain_text("prompt tokens from its own prefix cache")
+
+
+def test_raw_files_are_linked(reader: Reader, pages: Pages):
+    links = (
+        reader.page(pages["red"]).locator(".files a").evaluate_all("(all) => all.map((a) => a.getAttribute('href'))")
+    )
+    assert {"./run.json", "./judgement.json", "./junit.xml", "./logs/pd-mtp.decode.log"} <= set(links)
+
+
+@pytest.mark.parametrize(("name", "screens"), [("green", 3), ("known", 3), ("red", 10)])
+def test_page_is_short(visitor: Visitor, pages: Pages, name, screens):
+    page = visitor.open(pages[name], viewport={"width": 1300, "height": 900})
+    assert page.evaluate("document.documentElement.scrollHeight") <= screens * 900
 
 
 # --- without scripts, on a phone, on paper ---------------------------------------------------------------------------
@@ -275,13 +387,17 @@ def test_page_can_be_read_without_scripts(visitor: Visitor, pages: Pages, name):
     for heading in page.locator("h1, h2").all():
         expect(heading).to_be_visible()
     # A control that does nothing is not shown; a chart says in words what it shows.
-    assert page.locator("select:visible, button:visible").count() == 0
-    for box in page.locator("[data-chart]").all():
-        expect(box).to_be_visible()
-        assert (box.inner_text() or "").strip() == (box.get_attribute("aria-label") or "?").strip() or name == "hostile"
+    assert page.locator("select:visible, button:visible, input:visible").count() == 0
+    # Charts need no script.
+    charts = page.locator("[data-chart]")
+    if name != "compare":
+        expect(charts.first.locator("svg.plot")).to_be_visible()
     if name == "red":
-        expect(page.locator(".finding").first).to_be_visible()
-        page.locator("#checks ~ details summary").first.click()
+        card = page.locator(".cause", has=page.locator("p.diff")).first
+        expect(card.locator(".diff").first).to_be_visible()
+        card.locator("details summary").last.click()
+        expect(card.locator(".finding").first).to_be_visible()
+        expect(page.locator("noscript a")).to_be_visible()
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class Visitor:
         self._pages: list[Page] = []
 
     def open(self, path: Path, fragment: str = "", **context: Any) -> Page:
-        """The page at a path, with its charts drawn unless scripts are off."""
+        """The page at a path, once its script has run unless scripts are off."""
         made = self._browser.new_context(**{"viewport": DESKTOP, **context})
         self._contexts.append(made)
         page = made.new_page()
@@ -56,7 +56,7 @@ class Visitor:
         page.on("request", lambda r: self._requested(r.url, path.as_uri()))
         page.goto(path.as_uri() + fragment)
         if context.get("java_script_enabled", True):
-            page.wait_for_selector("html[data-drawn]", state="attached")
+            page.wait_for_selector("html[data-ready]", state="attached")
         return page
 
     def _requested(self, url: str, own: str) -> None:

@@ -37,16 +37,17 @@ class Page(HTMLParser):
         return [a["id"] or "" for _, a in self.elements if "id" in a]
 
     @property
-    def charts(self) -> list[dict]:
+    def data(self) -> dict:
+        """The requests that the page's script shows."""
         return json.loads(self.scripts[0])
 
     def require_inert(self) -> None:
-        """Nothing runs but the two scripts whose hashes the policy names, and nothing is fetched."""
+        """Nothing runs but the script whose hash the policy names, and nothing is fetched."""
         policy = next(a["content"] or "" for t, a in self.elements if t == "meta" and "http-equiv" in a)
         assert "default-src 'none'" in policy
         assert "unsafe-eval" not in policy
         kinds = [a.get("type") for t, a in self.elements if t == "script"]
-        assert kinds == ["application/json", None, None]
+        assert kinds == ["application/json", None]
         for script in self.scripts[1:]:
             digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
             assert f"'sha256-{digest}'" in policy

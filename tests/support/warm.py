@@ -1,4 +1,4 @@
-"""What the server that forks the program has done before: imports, and the charting library, which takes a second.
+"""What the server that forks the program has done before: imports.
 
 Nothing here may read the environment when it is imported, as huggingface_hub does: forks have their own.
 """
@@ -10,6 +10,3 @@ import harness.commands.plan
 import harness.commands.run
 import harness.pytest_plugin
 import harness.reports.judge_run  # noqa: F401
-from harness.reports.charts import library
-
-library()

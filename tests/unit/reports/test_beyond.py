@@ -96,7 +96,7 @@ def test_folder_of_runs_becomes_a_page(tmp_path):
     assert len(trend.left_out) == 2
     page = Page(render_trend(trend, tmp_path / "trend.html"))
     page.require_inert()
-    assert {c["id"] for c in page.charts} == {"trend-eagle3"}
+    assert [a["data-chart"] for _, a in page.elements if "data-chart" in a] == ["trend-eagle3"]
     console = Console(record=True, width=160)
     print_trend(trend, console)
     assert "3 runs" in console.export_text()

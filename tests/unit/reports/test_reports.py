@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
+from urllib.parse import parse_qs, unquote
 
 import pytest
 from rich.console import Console
@@ -12,6 +14,7 @@ from harness.judging.checks.registry import judge
 from harness.reports.html import render_html
 from harness.reports.junit import render_junit
 from harness.reports.markdown import render_markdown
+from harness.reports.prompts import Row
 from harness.reports.selftest_result import Kill
 from harness.reports.summary import RunSummary, grouped_findings, summarise_run
 from harness.reports.terminal import print_summary
@@ -44,6 +47,11 @@ def bad() -> RunSummary:
     changed = [garbled(o) if o.cell == "pd-eagle3" and len(o.sent_ids) == 32 else o for o in flawless()]
     changed.append(observation("pd-mtp", 64, error=HOSTILE))
     return summarise(changed)
+
+
+def found_in(summary: RunSummary, cell: str) -> Row:
+    """The first request of a cell with a finding."""
+    return next(r for r in summary.prompts.rows if r.place[0] == cell and r.findings)
 
 
 def scenario_run(mutants: tuple[str, ...] = ()) -> RunSummary:
@@ -127,26 +135,23 @@ def test_exposure_is_there_for_machines(bad):
 
 def test_divergence_is_shown_side_by_side(bad):
     html = render_html(bad)
-    assert "tokens side by side" in html
-    assert 'class="n diff"' in html
+    assert re.search(r'<p class="diff"[^>]*>.*class="del".*class="ins".*</p>', html, re.DOTALL)
     assert "p32" in html
-    assert "The prompt, block by block" in html
     assert "harness repro" in html
 
 
 def test_charts_have_data_words_and_a_table():
     summary = summarise(flawless())
     page = Page(render_html(summary))
-    charts = {c["id"]: c["spec"] for c in page.charts}
-    assert {i.split("-")[0] for i in charts} == {"acceptance", "steps", "survival"}
-    boxes = {a["data-chart"]: a for _, a in page.elements if "data-chart" in a}
-    assert set(boxes) == set(charts)
-    assert all(a["aria-label"] for a in boxes.values())
-    rows = charts["acceptance-eagle3"]["data"]["values"]
-    assert {r["series"] for r in rows} == {"baseline", "pd-eagle3", "single-eagle3"} & {r["series"] for r in rows}
-    assert all(0 <= r["rate"] <= 1 for r in rows)
-    survival = charts["survival-none"]["data"]["values"]
-    assert all(r["share"] == 1.0 for r in survival)
+    boxes = {a["data-chart"] or "": a["aria-label"] or "" for _, a in page.elements if "data-chart" in a}
+    assert {i.split("-")[0] for i in boxes} == {"acceptance", "steps", "survival"}
+    rates = {p.side: p.rate for p in summary.figures.positions if (p.method, p.position) == ("eagle3", 0)}
+    assert {"pd-eagle3", "single-eagle3"} <= rates.keys()
+    assert all(f"{side} ({100 * rate:.1f} %" in boxes["acceptance-eagle3"] for side, rate in rates.items())
+    assert boxes["survival-none"].endswith("at the end pd-none 100 %, single-none 100 %")
+    assert sum(t == "svg" and a.get("class") == "plot" for t, a in page.elements) == len(boxes)
+    points = [a for t, a in page.elements if t == "path" and "dot" in (a.get("class") or "")]
+    assert len(points) > len(summary.figures.positions)
 
 
 def test_survival_falls_where_the_output_leaves_the_record(bad):
@@ -159,8 +164,13 @@ def test_anchors_are_unique_and_every_link_has_its_place(bad):
     page = Page(render_html(bad))
     assert len(set(page.ids)) == len(page.ids)
     inside = [(a["href"] or "")[1:] for t, a in page.elements if t == "a" and (a["href"] or "").startswith("#")]
-    sections = {"acceptance", "steps", "survival", "divergences"}
-    assert {i for i in inside if i not in sections} <= set(page.ids)
+    assert {unquote(i) for i in inside if "=" not in i} <= set(page.ids)
+    # The others are states of the table: each names something that it can show.
+    states = [parse_qs(i) for i in inside if "=" in i]
+    rows = {"/".join(r.place) for r in bad.prompts.rows}
+    assert {s["p"][0] for s in states if "p" in s} <= rows
+    assert {s["cell"][0] for s in states if "cell" in s} <= set(CELLS)
+    assert len(states) > len(CELLS)
 
 
 def test_run_beside_a_self_test_shows_its_kill_matrix(tmp_path):
@@ -226,8 +236,7 @@ def test_smallest_change_is_said_for_every_kind_of_comparison():
 
 def test_counters_that_stood_still_are_told_from_those_never_read(bad):
     """D's prefix cache gave nothing, which is not the same as not knowing."""
-    worst = next(w for w in bad.figures.worst if w.finding.cell == "pd-eagle3")
-    p, d = (dict(side.facts) for side in worst.sides)
+    p, d = (dict(side.facts) for side in found_in(bad, "pd-eagle3").sides)
     assert p["handed over: remote_block_ids"] == "[[1]]"
     assert d["counted: NIXL bytes"] == "131,072"
     assert d["counted: prompt tokens from P"] == "32"
@@ -236,8 +245,7 @@ def test_counters_that_stood_still_are_told_from_those_never_read(bad):
         change_final(garbled(o), counters={}) if o.cell == "pd-eagle3" and len(o.sent_ids) == 32 else o
         for o in flawless()
     ]
-    worst = next(w for w in summarise(unread).figures.worst if w.finding.cell == "pd-eagle3")
-    assert dict(worst.sides[1].facts) == {"counted": "not read for this request"}
+    assert dict(found_in(summarise(unread), "pd-eagle3").sides[1].facts) == {"counted": "not read for this request"}
 
 
 def test_counters_of_requests_that_ran_together_say_so():
@@ -249,5 +257,9 @@ def test_counters_of_requests_that_ran_together_say_so():
         else o
         for o in flawless()
     ]
-    worst = next(w for w in summarise(together).figures.worst if w.finding.cell == "pd-eagle3")
-    assert dict(worst.sides[1].facts)["counted: NIXL bytes (of 6 concurrent requests)"] == "500"
+    assert (
+        dict(found_in(summarise(together), "pd-eagle3").sides[1].facts)[
+            "counted: NIXL bytes (of 6 concurrent requests)"
+        ]
+        == "500"
+    )

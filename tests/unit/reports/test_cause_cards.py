@@ -1,0 +1,258 @@
+"""One cause per defect, whatever cells, scenarios and checks show it; and what was not tested apart from what broke."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.history.verdict import Verdict
+from harness.judging.checks.registry import judge
+from harness.judging.figures import NO_EVIDENCE, IncompleteCell
+from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement, Law
+from harness.reports.causes import Cause, causes_of, consequences
+from harness.reports.html import render_html
+from harness.reports.prompts import Place, place_of, prompts_of
+from harness.reports.summary import RunSummary, summarise_run
+from tests.support import runs
+from tests.support.builders import LENGTHS, flawless, garbled, history, lookups
+from tests.support.pages import Page
+
+LAW = Law(
+    text="fails if and only if N mod 32 = 0; 4 of 32 residues were tested",
+    residues=(0,),
+    modulus=32,
+    tested=(0, 1, 8, 31),
+)
+FEWER = Law(
+    text="fails if and only if N mod 32 = 0; 2 of 32 residues were tested", residues=(0,), modulus=32, tested=(0, 1)
+)
+OTHER = Law(
+    text="fails if and only if N mod 32 = 1; 4 of 32 residues were tested",
+    residues=(1,),
+    modulus=32,
+    tested=(0, 1, 8, 31),
+)
+
+
+def finding(cell: str, prompt: str | None = "p32", law: Law | None = None, **changes) -> Finding:
+    base = {
+        "check": "tokens-baseline",
+        "cell": cell,
+        "verdict": Verdict.REGRESSION,
+        "damage": "target-kv",
+        "message": "expected x, found y",
+        "prompt_id": prompt,
+        "law": law.text if law else None,
+        "evidence": NO_EVIDENCE,
+    }
+    return Finding.model_validate(base | changes)
+
+
+def view(*findings: Finding, law: Law | None = None) -> CellVerdict:
+    first = findings[0]
+    diagnosis = Diagnosis(damage=first.damage, failed=1, judged=4, law=law, text="in words")
+    results = tuple(
+        CheckResult(check=f.check, cell=f.cell, verdict=f.verdict, judged=4, findings=(f,)) for f in findings
+    )
+    return CellVerdict(
+        cell=first.cell, scenario=first.scenario, verdict=first.verdict, diagnosis=diagnosis, results=results
+    )
+
+
+def causes(*views: CellVerdict, lengths: dict[Place, int] | None = None) -> list[Cause]:
+    judgement = Judgement(run_id="r", verdict=Verdict.REGRESSION, cells=views)
+    known = {place_of(f): 32 for f in judgement.findings}
+    return causes_of(judgement, {**known, **(lengths or {})})
+
+
+def test_cells_with_the_same_law_are_one_cause_also_where_fewer_lengths_were_tested():
+    found = causes(
+        view(finding("pd-none-router", law=FEWER), law=FEWER),
+        view(finding("pd-none", law=LAW), law=LAW),
+        view(finding("pd-mtp", law=OTHER), law=OTHER),
+    )
+    assert [set(c.cells) for c in found] == [{"pd-none-router", "pd-none"}, {"pd-mtp"}]
+    # The law that was tested at more lengths says more.
+    assert found[0].law == LAW
+
+
+def test_scenarios_join_the_law_that_their_lengths_fit():
+    cold = view(finding("pd-none", law=LAW), law=LAW)
+    fits = finding("pd-none", scenario="prefix-hit", part="p64#0.subject")
+    does_not = finding("pd-none", scenario="late-pull", part="p40#0.subject")
+    found = causes(cold, view(fits), view(does_not), lengths={place_of(fits): 64, place_of(does_not): 40})
+    assert [c.scenarios for c in found] == [["cold", "prefix-hit"], ["late-pull"]]
+    assert found[0].cells == {"pd-none": 2}
+
+
+def test_drafts_that_changed_with_the_answer_need_no_cause_of_their_own():
+    changed = {"check": "acceptance-baseline", "verdict": Verdict.IMPROVED, "damage": "engine-changed"}
+    both = view(finding("pd-mtp", law=LAW), finding("pd-mtp", **changed), law=LAW)
+    (one,) = causes(both)
+    assert one.checks == {"tokens-baseline": 1, "acceptance-baseline": 1}
+    assert one.verdict is Verdict.REGRESSION
+    apart = causes(view(finding("pd-mtp", law=LAW), law=LAW), view(finding("single-mtp", **changed)))
+    assert [c.damage for c in apart] == ["target-kv", "engine-changed"]
+
+
+def broke(cell: str, reason: str) -> Finding:
+    return finding(
+        cell,
+        None,
+        check="complete",
+        verdict=Verdict.UNKNOWN,
+        damage="infrastructure",
+        message=f"expected 4, found 0: {reason}",
+        evidence=IncompleteCell(reason=reason),
+    )
+
+
+def untested(cell: str) -> Finding:
+    return finding(cell, verdict=Verdict.UNKNOWN, damage="nothing-tested")
+
+
+def test_what_broke_alike_is_one_cause_and_comes_before_what_was_not_tested():
+    found = causes(
+        view(untested("pd-none")),
+        view(broke("pd-none", "no hand-off on pd-none within 5 attempts, port 4711")),
+        view(broke("pd-mtp", "no hand-off on pd-mtp within 5 attempts, port 4712")),
+    )
+    first, after = consequences(found)
+    assert [list(c.cells) for c in first] == [["pd-none", "pd-mtp"]]
+    assert first[0].title.startswith("infrastructure: no hand-off on pd-none")
+    assert [c.damage for c in after] == ["nothing-tested"]
+
+
+def test_evidence_that_is_missing_for_one_reason_is_one_cause_whatever_check_misses_it():
+    same = "prompts can give no p-value below 0.062, and 0.0032 is needed"
+    views = [
+        view(untested(cell).model_copy(update={"check": check, "message": f"{n} {same} by {cell}"}))
+        for cell, check, n in (("pd-mtp", "survival", 5), ("single-mtp", "first-step", 6))
+    ]
+    other = view(untested("pd-none").model_copy(update={"message": "expected a baseline, found none"}))
+    assert [c.count for c in causes(*views, other)] == [2, 1]
+
+
+def test_what_was_not_tested_is_the_cause_where_nothing_broke():
+    first, after = consequences(causes(view(untested("pd-none")), view(untested("pd-mtp"))))
+    assert [c.count for c in first] == [2]
+    assert after == []
+
+
+def test_known_defects_are_one_cause_each():
+    known = {"known": "sampled", "link": "https://example.org", "verdict": Verdict.KNOWN}
+    found = causes(
+        view(finding("pd-none", **known)),
+        view(finding("pd-mtp", **known)),
+        view(finding("pd-mtp", "p31", law=LAW), law=LAW),
+    )
+    assert [(c.known, c.count) for c in found] == [(None, 1), ("sampled", 2)]
+
+
+def test_findings_that_are_only_counted_are_counted():
+    (one,) = causes(view(finding("pd-none", others=7, law=LAW), law=LAW))
+    assert (one.count, one.cells, one.groups[0][1]) == (8, {"pd-none": 8}, 8)
+
+
+def test_every_finding_is_in_exactly_one_cause():
+    made = runs.red()
+    known = runs.references()
+    judgement = judge(made, known)
+    prompts = prompts_of(made, judgement, known)
+    found = causes_of(judgement, {r.place: r.length for r in prompts.rows})
+    listed = [f.id for c in found for f in c.findings]
+    assert sorted(listed) == sorted(f.id for f in judgement.findings)
+    for cause in found:
+        assert cause.example in cause.findings
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lookahead() -> str:
+    """All pairs give wrong tokens at the length that fills its block: one defect of the hand-off."""
+    changed = [garbled(o) if o.cell.startswith("pd-") and len(o.sent_ids) == 32 else o for o in flawless()]
+    h = history(changed)
+    return render_html(summarise_run(h, judge(h, lookups(LENGTHS)), lookups(LENGTHS)))
+
+
+def test_defect_of_all_pairs_is_one_card(lookahead):
+    page = Page(lookahead)
+    (card,) = [a for t, a in page.elements if t == "article" and a.get("class") == "cause"]
+    assert (card["data-cell"] or "").split("\n") == ["pd-none", "pd-eagle3", "pd-dflash", "pd-mtp"]
+    # Each group of findings keeps the place that older links lead to.
+    places = [i for i in page.ids if i.startswith("finding-")]
+    assert "finding-pd-none-tokens-baseline-p32-ids" in places
+    assert len(places) == len(set(places)) > 4
+    assert lookahead.count("Lengths:") == 1
+
+
+def test_cards_are_folded_beyond_the_first_ones(lookahead):
+    """However many findings there are, the page that opens is short: everything but causes and tables is folded."""
+    page = Page(lookahead)
+    assert not [a for t, a in page.elements if t == "details" and "open" in a]
+
+
+def test_run_with_expected_failures_alone_says_that_it_passes(tmp_path):
+    summary = runs.summarise_known(tmp_path)
+    assert summary.verdict is Verdict.KNOWN
+    assert summary.headline == "✔ PASS (1 expected failure)"
+    assert "<title>✔ PASS (1 expected failure) · " in render_html(summary)
+    worse = summary._replace(judgement=summary.judgement.model_copy(update={"verdict": Verdict.REGRESSION}))
+    assert worse.headline == "✘ REGRESSION"
+
+
+def test_diagnosis_of_a_law_with_exceptions_is_said_in_full():
+    exceptions = LAW.model_copy(update={"exact": False, "text": "no rule on the length explains it"})
+    (one,) = causes(view(finding("pd-none", law=exceptions), law=exceptions))
+    assert one.diagnoses == [("pd-none", "in words")]
+    assert replace(one, damage="sampler").diagnoses == []
+
+
+# --- how an UNKNOWN run goes on ---------------------------------------------------------------------------------------
+
+
+def unfinished(folder, **run) -> RunSummary:
+    """A pair that was not asked to its end."""
+    made = history([o for o in flawless() if o.cell in ("pd-none", "single-none")], folder=folder)
+    cells = tuple(
+        c.model_copy(update={"planned": 9, "state": "failed", "reason": "ran out of time"})
+        if c.cell == "pd-none"
+        else c
+        for c in made.run.cells
+    )
+    made = made.model_copy(update={"run": made.run.model_copy(update={"cells": cells, "run_id": "night", **run})})
+    return summarise_run(made, judge(made, lookups(LENGTHS)), lookups(LENGTHS))
+
+
+def test_interrupted_run_is_resumed(tmp_path):
+    for how in ({"interrupted": True}, {"finished": None}):
+        summary = unfinished(tmp_path / "night", **how)
+        assert summary.verdict is Verdict.UNKNOWN
+        assert summary.command == f"harness run --resume {tmp_path / 'night'}"
+        assert summary.next_step.startswith("1 of 2 cells are not complete; go on with them: ")
+        html = render_html(summary)
+        # The command comes before the findings, and can be copied.
+        assert html.index(summary.command) < html.index('id="findings"')
+
+
+def test_copy_of_an_interrupted_run_cannot_be_resumed(tmp_path):
+    summary = unfinished(tmp_path / "copy", interrupted=True)
+    assert (summary.command, summary.next_step) == ("", "")
+
+
+def test_cells_whose_engines_broke_are_asked_again(tmp_path):
+    summary = unfinished(tmp_path / "night", engine_flags=("--engine-arg=--x",))
+    assert summary.command == "harness run --profile test --cell pd-none --engine-arg=--x"
+
+
+@pytest.mark.parametrize("run", [{"mutants": ("M1",)}, {"kind": "soak"}])
+def test_runs_that_say_nothing_about_vllm_are_not_asked_again(tmp_path, run):
+    assert unfinished(tmp_path / "night", interrupted=True, **run).command == ""
+
+
+def test_complete_runs_have_nothing_to_go_on_with():
+    made = history([o for o in flawless() if o.cell in ("pd-none", "single-none")])
+    assert summarise_run(made, judge(made, {}), {}).command == ""
