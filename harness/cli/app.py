@@ -28,6 +28,7 @@ from harness.cli.soak import soak_command
 from harness.cli.trust import aa_command, selftest_command
 from harness.cli.up import up_command
 from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, HarnessError
+from harness.util.extras import why_missing
 from harness.util.text import harmless
 
 app = typer.Typer(
@@ -121,6 +122,12 @@ def main(program: typer.Typer = app) -> None:
     except HarnessError as error:
         print(harmless(f"harness: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        lacking = why_missing(error.name or "")
+        if lacking is None:
+            raise
+        print(f"harness: {lacking}", file=sys.stderr)
+        sys.exit(EXIT_UNKNOWN)
     except KeyboardInterrupt:
         _interrupted()
     except SystemExit as end:
