@@ -186,6 +186,6 @@ def merge_command(
     history = merge(
         folders, out, Wanted(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going, baselines, known)
     )
-    summary = judge_and_report(history, References(baselines, known))
+    summary = judge_and_report(history, References(baselines, known), carrying=True)
     print_summary(summary, make_console())
     raise typer.Exit(summary.exit_code)

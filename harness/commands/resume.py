@@ -104,7 +104,7 @@ def resume(
         if not history.run.interrupted and _second_is_missing(history):
             _put_away(left.folder / SECOND)
             second_stage(left.whole, history, reporter, options)
-        return Outcome(left.folder, judge_and_report(history))
+        return Outcome(left.folder, judge_and_report(history, carrying=True))
 
 
 # --- what can be resumed ---------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from harness.judging.known_defects import apply_known
 from harness.judging.references import (
     PROFILE_OWN,
     References,
+    carried,
+    carry,
     known_of,
     load_second,
     lookups_for,
@@ -60,6 +62,7 @@ def _judged(
         unused_second(history, second),
         *(unused_baselines(history, references.baselines) if references.against is None else ()),
         unread_list(history) if references.known is None else None,
+        carried(history, references),
     ]
     notices = (*judgement.notices, *filter(None, unused))
     judgement = apply_known(judgement.model_copy(update={"notices": notices}), known, history)
@@ -70,14 +73,20 @@ def _judged(
     return judgement.model_copy(update={"verdict": verdict, "notices": (*absent, *judgement.notices)})
 
 
-def judge_and_report(history: History, references: References = PROFILE_OWN, into: Path | None = None) -> RunSummary:
+def judge_and_report(
+    history: History, references: References = PROFILE_OWN, into: Path | None = None, carrying: bool = False
+) -> RunSummary:
     """Judge a history and write its reports into a folder, by default its own.
+
+    With ``carrying``, what it was judged by is copied into the run's folder, too.
 
     A report that cannot be written does not lose the verdict; the summary says why it is missing.
     """
     summary = assess(history, references)
     folder = into or history.folder
     try:
+        if carrying:
+            carry(history, references)
         write_reports(summary, folder)
     except StorageError as error:
         return summary._replace(unwritten=str(error))

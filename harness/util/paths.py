@@ -44,13 +44,19 @@ def joined(base: Path, value: str) -> Path:
     return path.resolve()
 
 
-def recorded(value: Any) -> Path | None:
-    """Return a path that a recorded run names, or None when judging may not read there."""
+def recorded(value: Any, carried: Path) -> Path | None:
+    """Return a path that a recorded run names, or None when judging may not read there.
+
+    Where there is nothing that may be read, the copy that the run carries at ``carried`` stands in, if it has one.
+    """
     text = str(value)
     if "\0" in text:
         return None
     path = Path(text)
-    return path if any(beneath(path, home) for home in (REPOSITORY, Path.cwd())) else _shipped(path)
+    near = any(beneath(path, home) for home in (REPOSITORY, Path.cwd()))
+    if carried.exists() and not (near and path.exists()):
+        return carried
+    return path if near else _shipped(path)
 
 
 def _shipped(path: Path) -> Path | None:
