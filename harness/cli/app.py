@@ -10,7 +10,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from harness import __version__
 from harness.cli.ab import ab_command
 from harness.cli.baseline import baseline_app
 from harness.cli.bisect import bisect_command
@@ -30,6 +29,7 @@ from harness.cli.up import up_command
 from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, HarnessError
 from harness.util.extras import why_missing
 from harness.util.text import harmless
+from harness.version import __version__
 
 app = typer.Typer(
     name="harness",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,6 +13,7 @@ from harness.errors import StorageError, UsageError
 if TYPE_CHECKING:
     from harness.judging.references import References
 
+MetricsFormat = Literal["csv", "openmetrics"]
 ReportsOption = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="Write the run's reports into this folder."),
@@ -84,12 +85,23 @@ def report_command(
     ] = None,
     baselines: BaselinesOption = None,
     known: KnownOption = None,
+    format_: Annotated[
+        MetricsFormat | None,
+        typer.Option("--format", help="Print the run's figures instead, for other programs, and write no reports."),
+    ] = None,
 ) -> None:
     """Rewrite the reports of a recorded run, or compare two runs. The exit code is 0 whatever the verdict."""
     from harness.judging.references import References
     from harness.reports.judge_run import check as judge_again
 
     references = References(baselines, known)
+    if format_ is not None:
+        if compare is not None or out is not None:
+            raise UsageError("--format: expected no --compare or --out, found one; the figures are printed")
+        from harness.reports.metrics import RENDER
+
+        typer.echo(RENDER[format_](judge_again(run_dir, references).summary), nl=False)
+        return
     if compare is not None:
         _compare(compare, run_dir, out or run_dir / "compare.html", references)
         return

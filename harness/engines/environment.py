@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pydantic import Field
 
-from harness import __version__
 from harness.engines.flags import NO_FLAGS, EngineFlags
 from harness.engines.router_program import program
 from harness.errors import EnvironmentFault
@@ -18,6 +17,7 @@ from harness.profiles.model import Profile
 from harness.supervision.server import full_environment
 from harness.util.extras import INSTALL_ENGINES
 from harness.util.strict import Strict
+from harness.version import __version__
 
 _QUESTION = """
 import importlib.metadata as m, importlib.util as u, json, pathlib, platform, sys

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import __version__, redact
+from harness import redact
 from harness.engines.environment import EngineEnvironment, versions
 from harness.errors import StorageError
 from harness.history.folder import History, HistoryWriter, load_history, read_so_far, write_run
@@ -28,6 +28,7 @@ from harness.prompts.model import PromptSet
 from harness.scheduling import hardware
 from harness.scheduling.gpus import gpus
 from harness.util import clock, machine
+from harness.version import __version__
 from harness.workload.cells import CellWork
 from harness.workload.outputs import Outputs
 from harness.workload.rows import planned_rows

@@ -10,7 +10,6 @@ RUN = (
     "httpcore",
     "httpx",
     "huggingface_hub",
-    "prometheus_client",
     "py_spy",
     "pyarrow",
     "safetensors",

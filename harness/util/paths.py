@@ -15,7 +15,7 @@ from typing import Any
 IMPORT_ROOT = Path(__file__).resolve().parents[2]
 """The folder that the package is imported from: a checkout, or a site-packages folder."""
 _PACKAGED = IMPORT_ROOT / "harness" / "data"
-IN_CHECKOUT = not _PACKAGED.is_dir()
+IN_CHECKOUT = (IMPORT_ROOT / "pyproject.toml").is_file() and not _PACKAGED.is_dir()
 REPOSITORY = IMPORT_ROOT if IN_CHECKOUT else _PACKAGED
 """The root of the shipped data: prompts, baselines, models, locks. A wheel carries it inside of the package."""
 DEFAULT_OUT = (REPOSITORY if IN_CHECKOUT else Path.cwd()) / "reports"
