@@ -10,13 +10,12 @@ RUN = (
     "httpcore",
     "httpx",
     "huggingface_hub",
-    "py_spy",
     "pyarrow",
     "safetensors",
     "tokenizers",
     "transformers",
 )
-"""The packages of the extra ``run`` that are imported."""
+"""The packages of the extra ``run`` that are imported; py-spy, which it has, too, is a program."""
 INSTALL_RUN = "pip install 'kv-acceptance-harness[run]'"
 INSTALL_ENGINES = "run ./run_matrix.sh" if IN_CHECKOUT else "pip install 'kv-acceptance-harness[cpu]' (or [gpu])"
 
@@ -31,6 +30,5 @@ def why_missing(name: str) -> str | None:
     if name.partition(".")[0] not in RUN:
         return None
     return (
-        f"expected the packages that running needs, found no {name}: this installation judges recorded runs only; "
-        f"{INSTALL_RUN}"
+        f"expected the packages that running needs, found no {name}: this installation plans and judges; {INSTALL_RUN}"
     )

@@ -22,7 +22,8 @@ def name(requirement: str) -> str:
 
 
 def test_packages_to_run_are_those_of_the_extra():
-    assert sorted(map(name, PROJECT["optional-dependencies"]["run"])) == sorted(extras.RUN)
+    assert sorted(map(name, PROJECT["optional-dependencies"]["run"])) == sorted([*extras.RUN, "py_spy"])
+    assert extras.lacking_to_run() == []
     assert not set(map(name, PROJECT["dependencies"])) & set(extras.RUN)
 
 
