@@ -148,13 +148,13 @@ class After:
     """The verdict and evidence of a run folder after its run has ended in any way."""
 
     def __init__(self, folder: Path, log: Path) -> None:
-        """Judge the folder with ``harness check``, like a user."""
+        """Judge the folder with ``harness check --write``, like a user."""
         self.reasons: list[str] = []
         self.verdict: Verdict | None = None
         self.recorded = 0
         self.complete = False
         """Whether everything in the plan was recorded."""
-        with Child(["check", str(folder)], log) as check:
+        with Child(["check", str(folder), "--write"], log) as check:
             code = check.wait(_CHECK_S)
         if "Traceback" in check.text:
             self.reasons.append("harness check ended with a traceback")

@@ -1,240 +1,39 @@
-"""pytest front end: ``pytest --profile cpu -k "pd and eagle3"`` runs those cells and reports each check as a test.
+"""pytest plugin: ``pytest --harness-profile cpu -k "pd and eagle3"`` runs those cells, and each check is a test.
 
-The root conftest.py hooks these functions into pytest; they share their core with the command line. The matrix runs
-once, when the first selected check is set up. UNKNOWN and SUSPECT are errors, KNOWN is an expected failure (xfail), and
-REGRESSION, DRIFT and IMPROVED are failures.
+It is loaded into every pytest of an environment with this package, so it imports nothing before it is asked for a
+profile, and its options have long names. The checkout's conftest.py adds short ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from harness.commands.run import execute
-from harness.errors import HarnessError
-from harness.history.records import COLD
-from harness.history.verdict import Verdict
-from harness.judging.checks.hypothesis_tests import tests_of
-from harness.judging.checks.registry import TEST_NAMES, check_names
-from harness.judging.findings import CheckResult
-from harness.profiles.cells import CellName
-from harness.profiles.model import SHIPPED_PROFILES, Profile, shipped_profile_names
-from harness.reports.judge_run import Outcome
-from harness.runner.options import RunOptions
-from harness.util.paths import DEFAULT_OUT
-from harness.util.progress import Reporter
-from harness.workload.prepare import Prepared, prepare
-
-_SHOWN = 6
-_SEPARATOR = "@"
-"""Separates cell and scenario in the name of a collector; the cold scenario has none."""
+_OPTIONS = {
+    "profile": "run the matrix of this profile (a shipped name or a YAML path)",
+    "engine-python": "interpreter whose vLLM is tested",
+    "out": "folder for runs (default: reports/)",
+}
 
 
-def add_options(parser: pytest.Parser) -> None:
-    """Add the options of the matrix to pytest."""
+def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("harness", "run the matrix as tests")
-    group.addoption("--profile", default=None, help="run the matrix of this profile (a shipped name or a YAML path)")
-    group.addoption("--engine-python", default=None, help="interpreter whose vLLM is tested")
-    group.addoption("--matrix-out", default=None, help="folder for runs (default: reports/)")
+    for name, words in _OPTIONS.items():
+        group.addoption(f"--harness-{name}", dest=f"harness_{name.replace('-', '_')}", default=None, help=words)
 
 
-def configure(config: pytest.Config) -> None:
-    """Collect the profile instead of the project's own tests when ``--profile`` is given.
-
-    Raises pytest.UsageError when the profile cannot be prepared.
-    """
-    source = config.getoption("--profile")
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect the profile instead of other tests when one is named. Raises pytest.UsageError for a wrong one."""
+    source = config.getoption("harness_profile")
     if source is None:
         return
-    path = SHIPPED_PROFILES / f"{source}.yaml" if source in shipped_profile_names() else Path(source)
+    from harness.util.extras import why_missing
+
     try:
-        prepared = prepare(source, [])
-    except HarnessError as error:
-        raise pytest.UsageError(str(error)) from error
-    config.stash[_PREPARED] = prepared
-    config.stash[_SOURCE] = (source, path.resolve())
-    config.args[:] = [str(path)]
-
-
-_PREPARED = pytest.StashKey[Prepared]()
-_SOURCE = pytest.StashKey[tuple[str, Path]]()
-_OUTCOME = pytest.StashKey[Outcome]()
-
-
-def collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Return a collector when the file is the profile of ``--profile``."""
-    source = parent.config.stash.get(_SOURCE, None)
-    if source is None or file_path.resolve() != source[1]:
-        return None
-    return ProfileFile.from_parent(parent, path=file_path)
-
-
-class ProfileFile(pytest.File):
-    """The cells and scenarios of a profile."""
-
-    def collect(self) -> Iterator[pytest.Collector]:
-        for work in self.config.stash[_PREPARED].works:
-            if work.items:
-                yield CellCollector.from_parent(self, name=work.cell.id)
-            for scenario in work.planned:
-                yield CellCollector.from_parent(self, name=f"{work.cell.id}{_SEPARATOR}{scenario}")
-
-
-class CellCollector(pytest.Collector):
-    """The checks of one cell in one scenario."""
-
-    def collect(self) -> Iterator[pytest.Item]:
-        cell, _, scenario = self.name.partition(_SEPARATOR)
-        prepared = self.config.stash[_PREPARED]
-        profile = prepared.profile
-        for name in check_names(profile.judging.tier):
-            if name in _possible(cell, scenario or COLD, profile.part(CellName.of(cell).variant)):
-                yield CheckItem.from_parent(self, name=name)
-
-
-def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
-    """Return the checks that can apply to a cell in a scenario when all cells are selected."""
-    name = CellName.of(cell)
-    tier = profile.judging.tier
-    names = set(check_names(tier))
-    names -= {"state-occurred"} if scenario == COLD else {"cold-stays-cold", "text-form"}
-    if not profile.workload.text_prompts:
-        names.discard("text-form")
-    if tier == "normal":
-        rescores = profile.workload.rescore and "single" in profile.topologies
-        has_single = "single" in profile.topologies
-        registered = {
-            *tests_of(name, has_single, rescores),
-            *(("pooled",) if name.topology == "pd" and has_single else ()),
-        }
-        return names - (set(TEST_NAMES) - registered) - ({"drafts-happened"} if name.method == "none" else set())
-    if scenario != COLD:
-        names.discard("acceptance-single")
-    if name.method == "none":
-        names -= {"drafts-happened", "acceptance-single", "acceptance-baseline"}
-    if name.topology == "single":
-        names.discard("acceptance-single")
-    if cell == name.reference:
-        names.discard("tokens-reference")
-    return names
-
-
-def modify_items(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Drop checks that compare with a cell that ``-k`` deselected; baselines still judge the cells that are left."""
-    ours = [i for i in items if isinstance(i, CheckItem)]
-    if not ours:
-        return
-    cells = {i.cell for i in ours}
-    scenarios = {i.scenario for i in ours}
-    prepared = config.stash[_PREPARED]
-    places = {
-        (w.cell.id, s) for w in prepared.works if w.cell.id in cells for s in (COLD, *w.planned) if s in scenarios
-    }
-    beside_single = {"acceptance-single", "first-step"}
-    if prepared.profile.judging.tier == "normal":
-        # The bitwise check of this name compares with the plain engine instead.
-        beside_single.add("logprobs-single")
-    dropped = [
-        i
-        for i in ours
-        if (i.name == "tokens-reference" and (CellName.of(i.cell).reference, i.scenario) not in places)
-        or (i.name == "rescored" and (CellName.of(i.cell).reference, COLD) not in places)
-        or (i.name in beside_single and CellName.of(i.cell).single not in cells)
-    ]
-    items[:] = [i for i in items if i not in dropped]
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
-
-
-_EVIDENCE = ("complete", "state-occurred", "transfer")
-"""Checks whose UNKNOWN makes all other checks of the cell and scenario inconclusive."""
-
-
-class VerdictError(Exception):
-    """A check whose verdict is not PASS."""
-
-
-class CheckItem(pytest.Item):
-    """One check of one cell."""
-
-    @property
-    def cell(self) -> str:
-        assert self.parent is not None
-        return self.parent.name.partition(_SEPARATOR)[0]
-
-    @property
-    def scenario(self) -> str:
-        assert self.parent is not None
-        return self.parent.name.partition(_SEPARATOR)[2] or COLD
-
-    def _results(self) -> tuple[CheckResult, ...]:
-        judged = _outcome(self.session).summary.judgement.cells
-        return next((c.results for c in judged if (c.cell, c.scenario) == (self.cell, self.scenario)), ())
-
-    def _result(self) -> CheckResult:
-        for result in self._results():
-            if result.check == self.name:
-                return result
-        raise VerdictError(f"UNKNOWN: expected a result of {self.name} for {self.cell}, found none in the run")
-
-    def setup(self) -> None:
-        result = self._result()
-        if result.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT):
-            raise VerdictError(_explain(result))
-        # With -k, the check that reports this may be deselected.
-        for needed in self._results():
-            if needed.check in _EVIDENCE and needed.verdict is Verdict.UNKNOWN:
-                raise VerdictError(f"{self.name} is inconclusive because its evidence is missing\n{_explain(needed)}")
-
-    def runtest(self) -> None:
-        result = self._result()
-        if result.verdict is Verdict.KNOWN:
-            pytest.xfail(f"KNOWN: {', '.join(sorted({f.known or '' for f in result.findings}))}")
-        if result.verdict is not Verdict.PASS:
-            raise VerdictError(_explain(result))
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
-        if isinstance(excinfo.value, (VerdictError, HarnessError)):
-            return str(excinfo.value)
-        return str(super().repr_failure(excinfo))
-
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        return self.path, None, f"{self.cell} {self.name}"
-
-
-def _explain(result: CheckResult) -> str:
-    lines = [f"{result.verdict}: {result.check} of {result.cell}: {result.found} findings {result.note}".rstrip()]
-    lines += [f"  {f.prompt_id or ''} {f.message}" for f in result.findings[:_SHOWN]]
-    shown = len(result.findings[:_SHOWN])
-    if result.found > shown:
-        lines.append(f"  … and {result.found - shown} more")
-    return "\n".join(lines)
-
-
-def _outcome(session: pytest.Session) -> Outcome:
-    """Run the selected cells, once per session."""
-    config = session.config
-    done = config.stash.get(_OUTCOME, None)
-    if done is not None:
-        return done
-    ours = [i for i in session.items if isinstance(i, CheckItem)]
-    prepared = prepare(config.stash[_SOURCE][0], sorted({i.cell for i in ours}), sorted({i.scenario for i in ours}))
-    out = config.getoption("--matrix-out")
-    with Reporter(prepared.expected_s) as reporter:
-        options = RunOptions(config.getoption("--engine-python"))
-        outcome = execute(prepared, Path(out) if out else DEFAULT_OUT, reporter, options)
-    config.stash[_OUTCOME] = outcome
-    return outcome
-
-
-def summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the verdict of the matrix and the path of its report."""
-    outcome = config.stash.get(_OUTCOME, None)
-    if outcome is not None:
-        terminalreporter.write_line(f"matrix: {outcome.summary.verdict}: {outcome.summary.sentence}")
-        terminalreporter.write_line(f"report: {outcome.folder / 'report.html'}")
-
-
-__all__ = ["add_options", "collect_file", "configure", "modify_items", "summary"]
+        from harness import pytest_items
+    except ModuleNotFoundError as error:
+        lacking = why_missing(error.name or "")
+        if lacking is None:
+            raise
+        raise pytest.UsageError(lacking) from error
+    pytest_items.prepare_config(config, source)
+    config.pluginmanager.register(pytest_items)

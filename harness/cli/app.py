@@ -10,7 +10,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from harness import __version__
 from harness.cli.ab import ab_command
 from harness.cli.baseline import baseline_app
 from harness.cli.bisect import bisect_command
@@ -28,7 +27,9 @@ from harness.cli.soak import soak_command
 from harness.cli.trust import aa_command, selftest_command
 from harness.cli.up import up_command
 from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, HarnessError
+from harness.util.extras import why_missing
 from harness.util.text import harmless
+from harness.version import __version__
 
 app = typer.Typer(
     name="harness",
@@ -121,6 +122,12 @@ def main(program: typer.Typer = app) -> None:
     except HarnessError as error:
         print(harmless(f"harness: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        lacking = why_missing(error.name or "")
+        if lacking is None:
+            raise
+        print(f"harness: {lacking}", file=sys.stderr)
+        sys.exit(EXIT_UNKNOWN)
     except KeyboardInterrupt:
         _interrupted()
     except SystemExit as end:

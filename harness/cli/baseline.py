@@ -49,7 +49,6 @@ def record(
 ) -> None:
     """Record baselines from single engines (never from P/D) and write them to the profile's folder."""
     from harness.baselines.build import record_from
-    from harness.commands.baseline import record_references
     from harness.history.folder import load_history
     from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
@@ -63,6 +62,8 @@ def record(
         repetition = load_history(again) if again is not None else None
         recorded = record_from(load_history(from_run), repetition, prepared.sets, folder)
     else:
+        from harness.commands.record_baselines import record_references
+
         with Reporter(repeat * prepared.expected_s) as reporter:
             recorded = record_references(prepared, out or DEFAULT_OUT, engine_python, reporter, repeat, folder)
     _print_recorded(recorded)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from harness.cli.options import BaselinesOption, KnownOption, RunDir, make_console
 from harness.errors import StorageError, UsageError
+
+if TYPE_CHECKING:
+    from harness.judging.references import References
+
+MetricsFormat = Literal["csv", "openmetrics"]
+ReportsOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Write the run's reports into this folder."),
+]
 
 
 def check_command(
@@ -35,18 +44,27 @@ def check_command(
         bool,
         typer.Option("--unsealed", help="Judge a run of an early version, in which later changes go unnoticed."),
     ] = False,
+    out: ReportsOption = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write reports into the run's folder, in place of those it has.")
+    ] = False,
 ) -> None:
-    """Judge a recorded run again; equal inputs give equal verdicts. Starts no engine."""
+    """Judge a recorded run again and print its verdict; equal inputs give equal verdicts. Starts no engine.
+
+    The run and its reports stay as they are, unless --out or --write says otherwise.
+    """
     from harness.judging.references import References
     from harness.reports.judge_run import check as judge_again
     from harness.reports.terminal import print_summary
 
     if baselines is not None and against is not None:
         raise UsageError("expected --baselines or --against, found both")
+    if out is not None and write:
+        raise UsageError("expected --out or --write, found both")
     references = References(
         baselines=baselines, known=known, against=against, record=record, unsealed=unsealed, expect=expect
     )
-    outcome = judge_again(run_dir, references)
+    outcome = judge_again(run_dir, references, run_dir if write else out)
     print_summary(outcome.summary, make_console())
     raise typer.Exit(outcome.summary.exit_code)
 
@@ -59,35 +77,48 @@ def report_command(
             "--compare", metavar="FIRST", help="Compare this run with RUN_DIR: report --compare FIRST SECOND."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="With --compare: the file to write.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Folder to write the reports into, instead of the run's. With --compare: the file to write."
+        ),
+    ] = None,
     baselines: BaselinesOption = None,
     known: KnownOption = None,
+    format_: Annotated[
+        MetricsFormat | None,
+        typer.Option("--format", help="Print the run's figures instead, for other programs, and write no reports."),
+    ] = None,
 ) -> None:
     """Rewrite the reports of a recorded run, or compare two runs. The exit code is 0 whatever the verdict."""
     from harness.judging.references import References
     from harness.reports.judge_run import check as judge_again
 
-    if compare is not None:
-        if baselines is not None or known is not None:
-            raise UsageError("--compare: expected no --baselines or --known, found one; each run is judged by its own")
-        _compare(compare, run_dir, out or run_dir / "compare.html")
+    references = References(baselines, known)
+    if format_ is not None:
+        if compare is not None or out is not None:
+            raise UsageError("--format: expected no --compare or --out, found one; the figures are printed")
+        from harness.reports.metrics import RENDER
+
+        typer.echo(RENDER[format_](judge_again(run_dir, references).summary), nl=False)
         return
-    if out is not None:
-        raise UsageError("--out: expected --compare with it, found none; reports of a run are written into its folder")
-    outcome = judge_again(run_dir, References(baselines, known))
+    if compare is not None:
+        _compare(compare, run_dir, out or run_dir / "compare.html", references)
+        return
+    outcome = judge_again(run_dir, references, out or run_dir)
     if outcome.summary.unwritten:
         raise StorageError(f"verdict: {outcome.summary.verdict}; {outcome.summary.unwritten}")
     for name in ("report.html", "summary.md", "junit.xml", "judgement.json"):
-        typer.echo(str(outcome.folder / name))
+        typer.echo(str((out or run_dir) / name))
     typer.echo(f"verdict: {outcome.summary.verdict}")
 
 
-def _compare(first: Path, second: Path, page: Path) -> None:
+def _compare(first: Path, second: Path, page: Path, references: References) -> None:
     from harness.reports.beyond import print_comparison, render_comparison
     from harness.reports.compare import compare_runs
     from harness.util.files import write_atomic
 
-    found = compare_runs(first, second)
+    found = compare_runs(first, second, references)
     print_comparison(found, make_console())
     write_atomic(page, render_comparison(found))
     typer.echo(f"report: {page}")
@@ -100,16 +131,19 @@ def trend_command(
         int,
         typer.Option("--nights", min=2, help="Mean number of runs of unchanged engines between false drift notices."),
     ] = 365,
+    baselines: BaselinesOption = None,
+    known: KnownOption = None,
 ) -> None:
     """Show verdicts and acceptance over many runs, and detect drifts too small for a single run.
 
     The exit code is 0 whatever the verdicts of the runs.
     """
+    from harness.judging.references import References
     from harness.reports.beyond import print_trend, render_trend
     from harness.reports.trend import load_trend
     from harness.util.files import write_atomic
 
-    found = load_trend(runs_dir, nights)
+    found = load_trend(runs_dir, nights, References(baselines, known))
     print_trend(found, make_console())
     target = out or runs_dir / "trend.html"
     write_atomic(target, render_trend(found, target))
@@ -164,6 +198,6 @@ def merge_command(
     history = merge(
         folders, out, Wanted(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going, baselines, known)
     )
-    summary = judge_and_report(history, References(baselines, known))
+    summary = judge_and_report(history, References(baselines, known), carrying=True)
     print_summary(summary, make_console())
     raise typer.Exit(summary.exit_code)

@@ -6,6 +6,7 @@ import sys
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from harness.cli.options import (
@@ -62,7 +63,7 @@ def doctor_command(engine_python: PythonOption = None, profile: ProfileOption = 
         table.add_column(column, overflow="fold")
     for item in findings:
         mark = "[green]✔[/green]" if item.ok else "[red]✘[/red]" if item.needed else "[yellow]–[/yellow]"
-        table.add_row(item.what, item.found, mark, "" if item.ok else item.advice)
+        table.add_row(item.what, escape(item.found), mark, "" if item.ok else escape(item.advice))
     make_console().print(table)
     broken = [i for i in findings if i.needed and not i.ok]
     if broken:

@@ -1,8 +1,7 @@
-"""``harness baseline``: record, accept, compare and list baselines."""
+"""``harness baseline``: accept, compare and list baselines."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,32 +10,12 @@ from harness.baselines.diff import diff
 from harness.baselines.lookup import unused
 from harness.baselines.model import Baseline
 from harness.baselines.store import load_baseline, stored
-from harness.engines.environment import inspect_environment
 from harness.errors import DataError, UsageError
 from harness.history.folder import load_history
 from harness.history.identity import identity_of
 from harness.profiles.model import reason_for
-from harness.runner.repetitions import record_repetitions
-from harness.runner.run import new_folder, point_latest
 from harness.scheduling.gpus import gpus
-from harness.util.progress import Reporter
-from harness.workload.prepare import Prepared, prepare
-
-
-def record_references(
-    prepared: Prepared, out: Path, engine_python: str | None, reporter: Reporter, repeat: int, folder: Path
-) -> list[Recorded]:
-    """Send every prompt to single engines ``repeat`` times and write the answers as baselines.
-
-    The second repetition measures by how much equal runs differ. Raises UsageError, before anything is written, when
-    something is missing or wrong.
-    """
-    environment = inspect_environment(engine_python or sys.executable)
-    runs = new_folder(out, prepared.profile, "baseline")
-    done = record_repetitions(prepared, environment, runs, repeat, reporter)
-    point_latest(runs / "repetition-01", "latest")
-    again = done.histories[1] if repeat > 1 else None
-    return record_from(done.histories[0], again, prepared.sets, folder)
+from harness.workload.prepare import prepare
 
 
 def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Path | None) -> list[Recorded]:

@@ -128,6 +128,7 @@ def print_models(source: str, console: Console) -> None:
     console.print(
         f"download: {known:.1f} GiB{rest}; free: {hub.free() / GIB:.0f} GiB at {hub.cache}; "
         "`harness models` downloads them and shows details",
+        markup=False,
         highlight=False,
         soft_wrap=True,
     )

@@ -104,7 +104,7 @@ def resume(
         if not history.run.interrupted and _second_is_missing(history):
             _put_away(left.folder / SECOND)
             second_stage(left.whole, history, reporter, options)
-        return Outcome(left.folder, judge_and_report(history))
+        return Outcome(left.folder, judge_and_report(history, carrying=True))
 
 
 # --- what can be resumed ---------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def _complete(history: History, record: CellRecord) -> bool:
 def _to_rescore(history: History, done: set[str]) -> set[str]:
     """Return the plain single cells that have to re-score outputs: those of variants in which cells are asked again or
     outputs are not all scored."""
-    from harness.runner.rescore import Outputs
+    from harness.workload.outputs import Outputs
 
     outputs = Outputs()
     for o in history.observations:

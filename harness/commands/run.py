@@ -44,7 +44,7 @@ def execute(
         history = record_into(folder, prepared, reporter, options)
         point_to(folder, reporter)
         second_stage(prepared, history, reporter, options)
-        return Outcome(folder, judge_and_report(history))
+        return Outcome(folder, judge_and_report(history, carrying=True))
 
 
 def first_verdicts(reporter: Reporter, fail_fast: bool) -> Watch:

@@ -18,7 +18,8 @@ from harness.engines.environment import engines_for
 from harness.engines.http import LimitedClient
 from harness.engines.request import new_id, payload
 from harness.engines.response import token_ids
-from harness.engines.router import Router, program
+from harness.engines.router import Router
+from harness.engines.router_program import program
 from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, UsageError
 from harness.profiles.cells import Role, start_expected_s

@@ -9,14 +9,15 @@ from pathlib import Path
 
 from pydantic import Field
 
-from harness import __version__
 from harness.engines.flags import NO_FLAGS, EngineFlags
-from harness.engines.router import program
+from harness.engines.router_program import program
 from harness.errors import EnvironmentFault
 from harness.profiles.cells import Plan
 from harness.profiles.model import Profile
 from harness.supervision.server import full_environment
+from harness.util.extras import INSTALL_ENGINES
 from harness.util.strict import Strict
+from harness.version import __version__
 
 _QUESTION = """
 import importlib.metadata as m, importlib.util as u, json, pathlib, platform, sys
@@ -116,7 +117,7 @@ def inspect_environment(executable: str) -> EngineEnvironment:
     if answer["vllm"] is None:
         raise EnvironmentFault(
             f"--engine-python {executable}: expected vllm to be installed there, found Python {answer['python']} "
-            "without it; run ./run_matrix.sh, which sets up an environment, or give another interpreter"
+            f"without it; {INSTALL_ENGINES}, or give another interpreter"
         )
     return EngineEnvironment(executable=executable, **answer)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import sysconfig
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,13 +19,13 @@ from harness import redact
 from harness.engines.api_key import GUARD_FOLDER, ApiKey, require_guarded
 from harness.engines.guard.guarded_router import URLS_VARIABLE
 from harness.engines.http import get
-from harness.errors import EngineStartError, EnvironmentFault
+from harness.engines.router_program import PROGRAM, program
+from harness.errors import EngineStartError
 from harness.history.records import EngineRecord
 from harness.profiles.cells import Role
 from harness.supervision.process import SupervisedEngine
 from harness.supervision.server import LOOPBACK, full_environment
 
-PROGRAM = "vllm-router"
 _READY_S = 60.0
 _POLL_S = 0.25
 
@@ -40,17 +39,6 @@ class RouterCommand(NamedTuple):
     name: str = "router"
     host: str = LOOPBACK
     preload: tuple[str, ...] = ()
-
-
-def program() -> Path:
-    """Return the router's program in this environment. Raises EnvironmentFault when it is not installed."""
-    path = Path(sysconfig.get_path("scripts")) / PROGRAM
-    if not path.is_file():
-        raise EnvironmentFault(
-            f"expected {PROGRAM} at {path} for cells behind a router, found none; install it with "
-            "pip install 'kv-acceptance-harness[router]', or leave those cells out (routes: [client])"
-        )
-    return path
 
 
 def launcher() -> list[str]:

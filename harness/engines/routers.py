@@ -9,7 +9,8 @@ from harness.engines.api_key import ApiKey
 from harness.engines.client import Client
 from harness.engines.launcher import Progress
 from harness.engines.places import end_and_report
-from harness.engines.router import Router, program
+from harness.engines.router import Router
+from harness.engines.router_program import program
 from harness.history.records import EngineRecord
 from harness.profiles.cells import Role
 from harness.supervision.ports import free_ports

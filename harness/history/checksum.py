@@ -21,7 +21,7 @@ from harness.util.strict import Strict
 
 SEALED_FROM = 3
 """First schema of histories with a seal."""
-_SEAL, OWN_SHA256 = "seal", "record_sha256"
+SEAL, OWN_SHA256 = "seal", "record_sha256"
 _CHUNK = 1 << 20
 _REMEDY = "restore the folder from a copy, or run again: changed records are not judged"
 
@@ -61,8 +61,8 @@ def _file_seal(path: Path) -> _FileSeal:
 
 def sealed(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return a record with its own hash, and if it is finished with the seal of the folder's observations."""
-    out = {k: v for k, v in raw.items() if k not in (_SEAL, OWN_SHA256)}
-    out[_SEAL] = seal_of(folder).model_dump(mode="json") if out.get("finished") is not None else None
+    out = {k: v for k, v in raw.items() if k not in (SEAL, OWN_SHA256)}
+    out[SEAL] = seal_of(folder).model_dump(mode="json") if out.get("finished") is not None else None
     return {**out, OWN_SHA256: sha256_json(out)}
 
 
@@ -75,7 +75,7 @@ def opened(raw: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Seal | N
             f"{path}: expected the record as it was written, found it changed or damaged (its hash does not match); "
             f"{_REMEDY}"
         )
-    given = out.pop(_SEAL, None)
+    given = out.pop(SEAL, None)
     if (given is None) != (out.get("finished") is None):
         found = "a finished run without one" if given is None else "one in an unfinished run"
         raise DataError(f"{path}: expected a seal in finished runs alone, found {found}; {_REMEDY}")

@@ -10,21 +10,18 @@ import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import Field, InstanceOf, ValidationError
 
-from harness.errors import DataError, NotARunError, StorageError
+from harness.errors import DataError, NotARunError
 from harness.history import index
 from harness.history.checksum import OWN_SHA256, SEALED_FROM, check_observations, opened, sealed
 from harness.history.index import CellRows, HeldCells, RecordedCells, RecordedFile
-from harness.history.layout import CELLS, LINES, PARQUET, RUN, SCORES, bytes_recorded, files_by_cell
+from harness.history.layout import CELLS, LINES, RUN, SCORES, bytes_recorded, files_by_cell
 from harness.history.migrations import SCHEMA, migrate
 from harness.history.plan import contradictions, counts_of
 from harness.history.records import COLD, COUNTED, RESCORE, CellRecord, Form, Observation, RunRecord
@@ -87,70 +84,6 @@ def write_run(folder: Path, record: RunRecord) -> str:
     whole = sealed(printable(record.model_dump(mode="json")), folder)
     write_json(folder / RUN, whole, sort_keys=False)
     return str(whole[OWN_SHA256])
-
-
-def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:
-    """Write a columnar copy of the observations: flat columns to query, and the whole record as JSON in ``record``.
-
-    Observations are consumed and written in groups. Raises StorageError, also for numbers that no column can hold.
-    """
-    temporary = folder / f".{PARQUET}"
-    rows = iter(observations)
-    try:
-        with writing(folder / PARQUET):
-            with pq.ParquetWriter(temporary, _COLUMNS) as writer:
-                while group := [_row(o) for o in islice(rows, _GROUP)]:
-                    writer.write_table(pa.Table.from_pylist(group, _COLUMNS))
-            temporary.replace(folder / PARQUET)
-    except (OverflowError, pa.ArrowException) as error:
-        raise StorageError(
-            f"{folder / PARQUET}: expected signed 64-bit numbers, found others ({error}); the JSON lines have them, "
-            "and only this copy is missing"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-_GROUP = 4096
-"""Number of rows that are written together."""
-_COLUMNS = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("prompt_id", pa.string()),
-        ("form", pa.string()),
-        ("scenario", pa.string()),
-        ("part", pa.string()),
-        ("sequence", pa.int64()),
-        ("prompt_tokens", pa.int64()),
-        ("output_ids", pa.list_(pa.int64())),
-        ("per_step_accepted", pa.list_(pa.int64())),
-        ("per_step_drafted", pa.list_(pa.int64())),
-        ("seconds", pa.float64()),
-        ("error", pa.string()),
-        ("record", pa.string()),
-    ]
-)
-
-
-def _row(o: Observation) -> dict[str, Any]:
-    final = o.final
-    spec = final.speculation if final else None
-    return {
-        "cell": o.cell,
-        "prompt_id": o.prompt_id,
-        "form": o.form,
-        "scenario": o.scenario,
-        "part": o.part,
-        "sequence": o.sequence,
-        "prompt_tokens": len(o.sent_ids),
-        "output_ids": list(final.output_ids or ()) if final else [],
-        "per_step_accepted": list(spec.per_step_accepted) if spec else [],
-        "per_step_drafted": list(spec.per_step_drafted) if spec else [],
-        "seconds": sum(leg.seconds for leg in o.legs),
-        "error": o.error,
-        "record": o.model_dump_json(),
-    }
 
 
 class History(Strict):

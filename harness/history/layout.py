@@ -4,6 +4,7 @@
 ``cells/<cell>/observations.jsonl``  the answers of one cell
 ``cells/<cell>/scores.jsonl``        the outputs that this cell, a plain single one, re-scored for all cells
 ``observations.parquet``             a copy of all observations to query; nothing is judged from it
+``references/``                      copies of the baselines and known defects that it was judged by at its end
 ``second-stage/``                    the repetition of failed tests, a run of its own
 """
 
@@ -19,6 +20,9 @@ LINES = "observations.jsonl"
 """Before schema 4, one such file in the folder itself had the observations of all cells."""
 SCORES = "scores.jsonl"
 PARQUET = "observations.parquet"
+REFERENCES = "references"
+CARRIED_BASELINES = f"{REFERENCES}/baselines"
+CARRIED_KNOWN = f"{REFERENCES}/known-defects.yaml"
 
 
 def files_by_cell(folder: Path) -> dict[str, list[Path]]:

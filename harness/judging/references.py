@@ -9,9 +9,12 @@ from harness.baselines.build import references_in
 from harness.baselines.lookup import Lookup
 from harness.history.folder import History, load_history
 from harness.history.identity import identity_in
-from harness.history.layout import SECOND
-from harness.judging.checks.registry import baselines_for, out_of_reach
+from harness.history.layout import CARRIED_BASELINES, CARRIED_KNOWN, REFERENCES, SECOND
+from harness.judging.checks.registry import baselines_folder, baselines_for, out_of_reach
+from harness.util.files import write_atomic
+from harness.util.json_io import MIB, read_text
 from harness.util.paths import recorded
+from harness.util.storage import writing
 
 
 class References(NamedTuple):
@@ -30,6 +33,7 @@ class References(NamedTuple):
 
 
 PROFILE_OWN = References()
+_MOST_BYTES = 256 * MIB
 
 
 def known_of(history: History) -> Path | None:
@@ -53,7 +57,7 @@ def _listed(history: History) -> Path | None:
     named = history.run.profile.get("known_defects")
     if not named:
         return None
-    return Path(str(named)) if history.own else recorded(named)
+    return Path(str(named)) if history.own else recorded(named, history.folder / CARRIED_KNOWN)
 
 
 def load_second(history: History, in_memory: int | None = None) -> History | None:
@@ -88,3 +92,33 @@ def lookups_for(history: History, references: References) -> dict[str, Lookup]:
         return baselines_for(history, references.baselines)
     other = load_history(references.against)
     return references_in(other, {m: identity_in(history, m) for m in history.run.identities})
+
+
+def carry(history: History, references: References) -> None:
+    """Copy the baselines and known defects that a run is judged by into its folder, to be judged alike elsewhere.
+
+    Raises StorageError.
+    """
+    lookups = lookups_for(history, references).values() if references.against is None else ()
+    baselines = [file for k in lookups if k.path is not None for file in (k.path, k.path.with_suffix(".csv"))]
+    known = references.known or known_of(history)
+    copies = {history.folder / CARRIED_BASELINES / file.name: file for file in baselines}
+    if known is not None:
+        copies[history.folder / CARRIED_KNOWN] = known
+    for target, source in copies.items():
+        with writing(target):
+            text = read_text(source, _MOST_BYTES)
+        write_atomic(target, text)
+
+
+def carried(history: History, references: References) -> str | None:
+    """Return a notice when a run is judged by copies that it carries, or None."""
+    ours = history.folder / REFERENCES
+    used = {
+        "baselines": baselines_folder(history) if references.baselines is None and references.against is None else None,
+        "known defects": known_of(history) if references.known is None else None,
+    }
+    names = [name for name, path in used.items() if path is not None and path.is_relative_to(ours)]
+    if not names:
+        return None
+    return f"{' and '.join(names)}: copies that the run carries, because those that it names are not here"

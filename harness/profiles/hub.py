@@ -7,6 +7,7 @@ only the cells that need it UNKNOWN. Only ``harness models`` and ``harness docto
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.errors import EnvironmentFault, HarnessError, ProfileError
 from harness.profiles.model_reference import COMMIT, TOKENIZER, ModelReference, lacking, lacking_code
+from harness.util.extras import why_missing
 from harness.util.files import sha256_file, sha256_named
 
 if TYPE_CHECKING:
@@ -43,8 +45,15 @@ class Hub:
     """The hub and its local cache. ``endpoint`` and ``cache`` default to HF_ENDPOINT and HF_HOME."""
 
     def __init__(self, endpoint: str | None = None, cache: Path | None = None) -> None:
-        from huggingface_hub import constants
-
+        try:
+            from huggingface_hub import constants
+        except ModuleNotFoundError:
+            # A plan needs no models, so it is made without the library, too; nothing counts as cached then.
+            self._usable = False
+            self.endpoint = endpoint or os.environ.get("HF_ENDPOINT", "the hub")
+            self.cache = cache or Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "hub"
+            return
+        self._usable = True
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self.cache = cache or Path(constants.HF_HUB_CACHE)
 
@@ -62,7 +71,7 @@ class Hub:
         if commit is None:
             return None
         folder = self.snapshot_folder(reference.repo, commit)
-        return folder if self._is_complete(reference, commit, role) else None
+        return folder if self._usable and self._is_complete(reference, commit, role) else None
 
     def snapshot_folder(self, repo: str, commit: str) -> Path:
         return self._repository(repo) / "snapshots" / commit
@@ -111,11 +120,15 @@ class Hub:
     @property
     def has_token(self) -> bool:
         """Whether requests carry a token: HF_TOKEN, or a stored login."""
+        if not self._usable:
+            return False
         from huggingface_hub import get_token
 
         return get_token() is not None
 
     def _api(self) -> HfApi:
+        if not self._usable:
+            raise EnvironmentFault(why_missing("huggingface_hub"))
         from huggingface_hub import HfApi
 
         return HfApi(endpoint=self.endpoint)

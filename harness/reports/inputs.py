@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from harness import __version__
 from harness.baselines.lookup import Lookup
 from harness.history.folder import History
 from harness.profiles.known_defects import KnownDefects
 from harness.util.files import sha256_json
 from harness.util.machine import git_state
+from harness.version import __version__
 
 _SHORT = 12
 """Digits of a hash in a sentence."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.baselines.lookup import Lookup
-from harness.errors import DataError, StorageError
+from harness.errors import DataError, StorageError, UsageError
 from harness.history.folder import History, load_history
+from harness.history.layout import RUN
 from harness.history.verdict import Verdict, worst
 from harness.judging.checks.registry import judge, unused_baselines
 from harness.judging.findings import Judgement
@@ -17,6 +18,8 @@ from harness.judging.known_defects import apply_known
 from harness.judging.references import (
     PROFILE_OWN,
     References,
+    carried,
+    carry,
     known_of,
     load_second,
     lookups_for,
@@ -59,6 +62,7 @@ def _judged(
         unused_second(history, second),
         *(unused_baselines(history, references.baselines) if references.against is None else ()),
         unread_list(history) if references.known is None else None,
+        carried(history, references),
     ]
     notices = (*judgement.notices, *filter(None, unused))
     judgement = apply_known(judgement.model_copy(update={"notices": notices}), known, history)
@@ -69,32 +73,44 @@ def _judged(
     return judgement.model_copy(update={"verdict": verdict, "notices": (*absent, *judgement.notices)})
 
 
-def judge_and_report(history: History, references: References = PROFILE_OWN) -> RunSummary:
-    """Judge a history and write its reports into its folder.
+def judge_and_report(
+    history: History, references: References = PROFILE_OWN, into: Path | None = None, carrying: bool = False
+) -> RunSummary:
+    """Judge a history and write its reports into a folder, by default its own.
+
+    With ``carrying``, what it was judged by is copied into the run's folder, too.
 
     A report that cannot be written does not lose the verdict; the summary says why it is missing.
     """
     summary = assess(history, references)
+    folder = into or history.folder
     try:
-        write_reports(summary, history.folder)
+        if carrying:
+            carry(history, references)
+        write_reports(summary, folder)
     except StorageError as error:
         return summary._replace(unwritten=str(error))
     except Exception as error:
         # The verdict is known, even if the recorded run holds something that a page cannot show.
-        log = history.folder / "report-error.txt"
+        log = folder / "report-error.txt"
         with contextlib.suppress(StorageError):
             write_traceback(log)
         return summary._replace(unwritten=f"writing the report failed: {type(error).__name__}: {error}; see {log}")
-    return summary
+    return summary._replace(written=folder)
 
 
-def check(run_dir: Path, references: References = PROFILE_OWN) -> Outcome:
-    """Judge the run in a folder again and rewrite its reports. Needs no engine.
+def check(run_dir: Path, references: References = PROFILE_OWN, into: Path | None = None) -> Outcome:
+    """Judge the run in a folder again, and write reports into the folder ``into``, if there is one. Needs no engine.
 
-    Raises DataError when the record is not the one that ``references`` names.
+    Raises DataError when the record is not the one that ``references`` names, and UsageError when ``into`` is the
+    folder of another run, whose reports would be lost.
     """
+    if into is not None and (into / RUN).exists() and not into.samefile(run_dir):
+        raise UsageError(f"--out {into}: expected a folder for reports, found that of another run; name another one")
     history = load_history(run_dir, unsealed=references.unsealed)
     if references.record is not None and not (history.sha256 or "").startswith(references.record):
         found = history.sha256 or "one without a seal"
         raise DataError(f"{run_dir}: expected the record {references.record} (--record), found {found}")
-    return Outcome(run_dir, judge_and_report(history, references))
+    if into is None:
+        return Outcome(run_dir, assess(history, references))
+    return Outcome(run_dir, judge_and_report(history, references, into))

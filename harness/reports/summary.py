@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from harness.baselines.lookup import Lookup
@@ -73,7 +74,9 @@ class RunSummary(NamedTuple):
     inputs: Inputs | None = None
     """What the verdict was made of; None where that is not asked."""
     unwritten: str = ""
-    """Why the reports could not be written; empty when they were."""
+    """Why the reports could not be written; empty when they were, or were not to be."""
+    written: Path | None = None
+    """The folder that the reports were written into; None when they were not."""
 
     @property
     def remote_code(self) -> str:

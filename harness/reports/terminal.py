@@ -96,11 +96,11 @@ def _read_on(summary: RunSummary, console: Console) -> None:
             f"{seconds.get('own', 0):.0f} s",
             highlight=False,
         )
-    folder = summary.history.folder
     tried = [f for f, _, _ in grouped_findings(summary.judgement) if can_be_tried(f)]
     if tried:
         _unbroken(console, f"reproduce the first: {repro_line(summary.history, tried[0])}")
-    _unbroken(console, f"report: {folder / 'report.html'}")
+    page = f"{summary.written / 'report.html'}" if summary.written is not None else "none written (--out DIR, --write)"
+    _unbroken(console, f"report: {page}")
 
 
 def _lines(console: Console, text: str, verdict: Verdict | None = None, most: int = 2) -> None:

@@ -31,7 +31,7 @@ from harness.judging.exposure import exposure_of, token_results
 from harness.judging.figures import HypothesisFigures
 from harness.judging.findings import Judgement
 from harness.judging.recorded_cell import recorded_cells
-from harness.judging.references import PROFILE_OWN, lookups_for
+from harness.judging.references import PROFILE_OWN, References, lookups_for
 from harness.profiles.cells import CellName
 from harness.reports.compare import paired_by_prompt
 from harness.reports.judge_run import judged
@@ -43,8 +43,11 @@ ALLOWANCE = 0.5
 """Drift per run, in standard errors, that the CUSUM tolerates; 0.5 is optimal for shifts of one standard error."""
 
 
-def load_trend(folder: Path, between: int = 365) -> Trend:
-    """Load and judge all runs below a folder, in order of time. Raises UsageError when there are fewer than two."""
+def load_trend(folder: Path, between: int = 365, references: References = PROFILE_OWN) -> Trend:
+    """Load and judge all runs below a folder, in order of time, each by its own references or all by the same.
+
+    Raises UsageError when there are fewer than two.
+    """
     if not folder.is_dir():
         raise UsageError(f"{folder}: expected a folder of recorded runs, found none")
     runs: list[TrendRun] = []
@@ -58,7 +61,7 @@ def load_trend(folder: Path, between: int = 365) -> Trend:
             if history.run.mutants:
                 left_out.append(f"{path.parent.name}: mutants were enabled")
                 continue
-            runs.append(_run(history, judged(history), lookups_for(history, PROFILE_OWN)))
+            runs.append(_run(history, judged(history, references), lookups_for(history, references)))
         except HarnessError as error:
             left_out.append(f"{path.parent.name}: {error}")
     if len(runs) < 2:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from harness.judging.findings import Judgement
 from harness.reports.html import render_html
@@ -24,9 +27,18 @@ def judgement_from(raw: dict[str, Any]) -> Judgement:
     return Judgement.model_validate({key: raw[key] for key in raw.keys() & Judgement.model_fields.keys()})
 
 
+def linked_from(folder: Path, run: Path, page: str) -> str:
+    """Return the page of a run as it has to be in another folder: with relative links that start at the run's."""
+    if folder.absolute() == run.absolute():
+        return page
+    to_run = quote(os.fsencode(os.path.relpath(run.resolve(), folder.resolve())))
+    markup, script, rest = page.partition("<script")
+    return re.sub(r'(?<=\shref=")(?![#/]|[a-z]+:)', f"{to_run}/", markup) + script + rest
+
+
 def write_reports(summary: RunSummary, folder: Path) -> None:
-    """Write judgement.json, report.html, junit.xml and summary.md into a folder."""
+    """Write judgement.json, report.html, junit.xml and summary.md into a folder, whose page links to the run's."""
     write_json(folder / "judgement.json", judgement_json(summary))
-    write_atomic(folder / "report.html", render_html(summary))
+    write_atomic(folder / "report.html", linked_from(folder, summary.history.folder, render_html(summary)))
     write_atomic(folder / "junit.xml", render_junit(summary))
     write_atomic(folder / "summary.md", render_markdown(summary))

@@ -11,6 +11,7 @@ from harness.history.surfaces import RESET_PREFIX_CACHE
 from harness.profiles.model import TopologyName
 from harness.runner.perform import perform
 from harness.runner.recorder import Recorder
+from harness.runner.rescore import scores
 from harness.runner.timeouts import limited, requests_limit_s
 from harness.util.progress import Reporter
 from harness.workload.cells import CellWork
@@ -121,7 +122,7 @@ def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter)
         f"the engine was ended; see logs/{session.group.id}.*.stacks.txt, or raise the limit"
     )
     with limited(limit_s, lambda: session.give_up("re-scoring", late)):
-        for observation in recorder.outputs.requests(session):
+        for observation in scores(recorder.outputs, session):
             recorder.append(observation)
     # Uncounted until now, and not to be charged to what is sent to these engines next.
     session.settle()

@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import __version__, redact
+from harness import redact
 from harness.engines.environment import EngineEnvironment, versions
 from harness.errors import StorageError
-from harness.history.folder import History, HistoryWriter, load_history, read_so_far, write_parquet, write_run
+from harness.history.folder import History, HistoryWriter, load_history, read_so_far, write_run
 from harness.history.identity import identity_of
 from harness.history.migrations import SCHEMA
+from harness.history.parquet import write_parquet
 from harness.history.plan import plan_key
 from harness.history.records import RESCORE, CellRecord, EngineRecord, Kind, Observation, RunRecord
 from harness.history.surfaces import WITHOUT
@@ -26,11 +27,12 @@ from harness.profiles.kv_layout import FULL, windows_in
 from harness.profiles.model import Profile, reason_for
 from harness.profiles.model_reference import folder_of
 from harness.prompts.model import PromptSet
-from harness.runner.rescore import Outputs
 from harness.scheduling import hardware
 from harness.scheduling.gpus import gpus
 from harness.util import clock, machine
+from harness.version import __version__
 from harness.workload.cells import CellWork
+from harness.workload.outputs import Outputs
 from harness.workload.rows import planned_rows
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 IMPORT_ROOT = Path(__file__).resolve().parents[2]
 """The folder that the package is imported from: a checkout, or a site-packages folder."""
-IN_CHECKOUT = (IMPORT_ROOT / "pyproject.toml").is_file()
-REPOSITORY = IMPORT_ROOT if IN_CHECKOUT else IMPORT_ROOT / "harness" / "data"
+_PACKAGED = IMPORT_ROOT / "harness" / "data"
+IN_CHECKOUT = (IMPORT_ROOT / "pyproject.toml").is_file() and not _PACKAGED.is_dir()
+REPOSITORY = IMPORT_ROOT if IN_CHECKOUT else _PACKAGED
 """The root of the shipped data: prompts, baselines, models, locks. A wheel carries it inside of the package."""
 DEFAULT_OUT = (REPOSITORY if IN_CHECKOUT else Path.cwd()) / "reports"
 _SHIPPED = ("baselines", "known-defects.yaml")
@@ -43,13 +44,19 @@ def joined(base: Path, value: str) -> Path:
     return path.resolve()
 
 
-def recorded(value: Any) -> Path | None:
-    """Return a path that a recorded run names, or None when judging may not read there."""
+def recorded(value: Any, carried: Path) -> Path | None:
+    """Return a path that a recorded run names, or None when judging may not read there.
+
+    Where there is nothing that may be read, the copy that the run carries at ``carried`` stands in, if it has one.
+    """
     text = str(value)
     if "\0" in text:
         return None
     path = Path(text)
-    return path if any(beneath(path, home) for home in (REPOSITORY, Path.cwd())) else _shipped(path)
+    near = any(beneath(path, home) for home in (REPOSITORY, Path.cwd()))
+    if carried.exists() and not (near and path.exists()):
+        return carried
+    return path if near else _shipped(path)
 
 
 def _shipped(path: Path) -> Path | None:

@@ -152,7 +152,7 @@ def test_reports_are_written(eagle3: Done):
 def test_judging_again_gives_the_same(eagle3: Done):
     first = (eagle3.folder / "judgement.json").read_bytes()
     for _ in range(2):
-        again = harness("check", str(eagle3.folder))
+        again = harness("check", str(eagle3.folder), "--write")
         assert again.code == 0, again.output
         assert (eagle3.folder / "judgement.json").read_bytes() == first
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.util.paths import REPOSITORY
+from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import recorded
 from tests.support.program import harness, run
 from tests.support.run_files import answers
 from tools.probe_models.__main__ import app as probe_models
+
+REPORTS = ("judgement.json", "junit.xml", "report.html", "summary.md")
 
 
 def test_module_is_the_program():
@@ -117,9 +121,48 @@ def test_report_of_a_recorded_run_exits_with_zero(tmp_path: Path):
     code, output = run("report", str(tmp_path))
     assert code == 0
     assert "report.html" in output
-    code, output = run("report", str(tmp_path), "--out", str(tmp_path / "page.html"))
-    assert code == 64
-    assert "--out: expected --compare with it" in output
+    assert run("report", str(tmp_path), "--out", str(tmp_path / "else"))[0] == 0
+    assert sorted(p.name for p in (tmp_path / "else").iterdir()) == sorted(REPORTS)
+
+
+def test_check_leaves_the_reports_of_a_run_alone_unless_told_otherwise(tmp_path: Path):
+    here, other = tmp_path / "here", tmp_path / "other"
+    for folder in (here, other):
+        folder.mkdir()
+        recorded(folder)
+    (here / "report.html").write_text("as the run wrote it")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    code, output = run("check", str(here))
+    assert code == 2
+    assert output.rstrip().endswith("report: none written (--out DIR, --write)")
+    code, output = run("check", str(here), "--out", str(other))
+    assert code == 64 and "found that of another run" in output
+    assert run("check", str(here), "--out", str(tmp_path / "x"), "--write")[0] == 64
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    code, output = run("check", str(here), "--out", str(tmp_path / "elsewhere"))
+    assert code == 2
+    assert f"report: {tmp_path / 'elsewhere'}/report.html" in output
+    assert {p: p.read_bytes() for p in before} == before
+    run("check", str(here), "--write")
+    for name in ("judgement.json", "junit.xml", "summary.md"):
+        assert (here / name).read_bytes() == (tmp_path / "elsewhere" / name).read_bytes()
+    assert "as the run wrote it" not in (here / "report.html").read_text()
+
+
+def test_runs_are_compared_and_trended_with_baselines_of_the_users_own(tmp_path: Path):
+    """The baselines that the runs name belong to other prompts by now; the same option as for check replaces them."""
+    for name in ("a", "b"):
+        shutil.copytree(RUNS / "pass", tmp_path / "runs" / name)
+    first, second = (str(tmp_path / "runs" / n) for n in ("a", "b"))
+    mine = ["--baselines", str(BASELINES)]
+    code, output = run("report", "--compare", first, second, "--out", str(tmp_path / "c.html"))
+    assert code == 0 and "UNKNOWN" in output and "PASS" not in output
+    code, output = run("report", "--compare", first, second, "--out", str(tmp_path / "c.html"), *mine)
+    assert code == 0 and "PASS" in output and "UNKNOWN" not in output
+    code, output = run("trend", str(tmp_path / "runs"))
+    assert code == 0 and "2 of them not passing" in output
+    code, output = run("trend", str(tmp_path / "runs"), *mine)
+    assert code == 0 and "2 runs, 0 of them not passing" in output
 
 
 def test_damaged_run_is_refused(tmp_path: Path):

@@ -23,9 +23,10 @@ from harness.commands.merge.night import Wanted
 from harness.commands.merge.score_index import ScoreIndex
 from harness.errors import DataError
 from harness.history import index
-from harness.history.folder import History, _parse, load_history, write_parquet, write_run
+from harness.history.folder import History, _parse, load_history, write_run
 from harness.history.index import RecordedCells, RecordedFile, cell_rows
 from harness.history.layout import SECOND
+from harness.history.parquet import write_parquet
 from harness.history.records import Observation
 from harness.profiles.model import load_profile
 from harness.reports.judge_run import judge_and_report
@@ -217,7 +218,7 @@ def test_a_part_is_parsed_once_however_many_of_its_cells_broke(tmp_path: Path, m
 
 
 def test_parquet_is_written_in_groups_and_holds_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.history.folder._GROUP", 4)
+    monkeypatch.setattr("harness.history.parquet._GROUP", 4)
     write_parquet(tmp_path, iter(rows()))
     table = pd.read_parquet(tmp_path / "observations.parquet")
     assert [json.loads(r) for r in table["record"]] == [json.loads(o.model_dump_json()) for o in rows()]

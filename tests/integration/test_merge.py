@@ -31,7 +31,7 @@ from harness.profiles.model import Profile, load_profile
 from harness.prompts.model import load_prompts
 from harness.reports.summary import summarise_run
 from harness.reports.write import write_reports
-from harness.runner.rescore import Outputs
+from harness.workload.outputs import Outputs
 from tests.support.builders import (
     change_final,
     engine,

@@ -121,6 +121,9 @@ def go_on(folder: Path) -> Outcome:
 def test_run_of_the_fake_engines_passes(tmp_path, engines):
     outcome = start(tmp_path)
     assert outcome.summary.verdict is Verdict.PASS, outcome.summary.judgement.findings[:2]
+    assert outcome.summary.written == outcome.folder
+    carried = {p.name for p in (outcome.folder / "references").rglob("*.*")}
+    assert {"none.json", "none.csv", "eagle3.json", "eagle3.csv", "known-defects.yaml"} <= carried
 
 
 def test_killed_run_goes_on_and_passes(tmp_path, engines):

@@ -306,9 +306,9 @@ def test_profile_and_axis_names_are_safe(name, tmp_path):
 @pytest.mark.parametrize("path", ["/etc", "../..", "baselines/../../x", "/proc/self/root/etc", "a\0b"])
 def test_recorded_paths_elsewhere_are_not_read(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert recorded(path) is None
-    assert recorded("baselines") == Path("baselines")
-    assert recorded(REPOSITORY / "baselines" / "cpu") is not None
+    assert recorded(path, tmp_path / "none") is None
+    assert recorded("baselines", tmp_path / "none") == Path("baselines")
+    assert recorded(REPOSITORY / "baselines" / "cpu", tmp_path / "none") is not None
 
 
 def test_recorded_run_does_not_choose_its_references(tmp_path):

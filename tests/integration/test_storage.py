@@ -135,10 +135,10 @@ def test_each_refusal_has_its_sentence(tmp_path, monkeypatch, code):
 
 
 def test_judging_a_read_only_run_gives_its_verdict_without_reports(read_only: Path):
-    outcome = check(read_only)
+    outcome = check(read_only, into=read_only)
     assert outcome.summary.verdict is Verdict.UNKNOWN
     assert "read-only" in outcome.summary.unwritten
-    done = CliRunner().invoke(app, ["check", str(read_only)])
+    done = CliRunner().invoke(app, ["check", str(read_only), "--write"])
     assert done.exit_code == EXIT_UNKNOWN
     assert "UNKNOWN" in done.output
     assert "no report" in done.output

@@ -63,6 +63,7 @@ def very_red(draw) -> RunSummary:
     return GREEN._replace(
         judgement=judgement,
         history=GREEN.history.model_copy(update={"run": run}),
+        written=GREEN.history.folder,
         acceptance=GREEN.acceptance * 5,
         published=published,
         scenario_grid={c.cell: {c.scenario: c.verdict} for c in judged},
@@ -87,7 +88,7 @@ def test_terminal_has_at_most_40_lines_with_the_verdict_first_and_the_report_las
     lines = text.strip("\n").split("\n")
     assert len(lines) <= 40
     assert lines[0].startswith(f"{summary.verdict.symbol} {summary.verdict}")
-    assert lines[-1] == f"report: {summary.history.folder}/report.html"
+    assert lines[-1] == "report: run/report.html"
     assert lines[-2].startswith("reproduce the first: harness repro run ")
     # Nothing reaches the terminal that it would obey.
     assert not [c for c in text if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t"]

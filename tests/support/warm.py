@@ -8,5 +8,5 @@ from __future__ import annotations
 import harness.cli.app
 import harness.commands.plan
 import harness.commands.run
-import harness.pytest_plugin
+import harness.pytest_items
 import harness.reports.judge_run  # noqa: F401

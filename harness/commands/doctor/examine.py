@@ -12,7 +12,7 @@ from harness.baselines.lookup import Lookup
 from harness.commands.doctor.model import Item
 from harness.engines.environment import EngineEnvironment, inspect_environment, need_nixl
 from harness.engines.inventory import ENGINE_GIB
-from harness.engines.router import program
+from harness.engines.router_program import program
 from harness.errors import HarnessError
 from harness.history.surfaces import WITHOUT
 from harness.judging.power import lookups_of
@@ -24,6 +24,7 @@ from harness.prompts.probe_task import RECIPE_FILE, WEIGHTS
 from harness.scheduling.gpus import gpus
 from harness.supervision.ports import free_ports, release
 from harness.util import allowance
+from harness.util.extras import INSTALL_ENGINES, INSTALL_RUN, lacking_to_run
 from harness.util.files import sha256_file
 from harness.util.paths import REPOSITORY
 
@@ -38,7 +39,7 @@ def _attempt(what: str, advice: str, action: Callable[[], str]) -> Item:
 
 def examine(executable: str, source: str) -> list[Item]:
     """Return all items for a profile, in the order in which a run would need them."""
-    items: list[Item] = []
+    items = [_packages_item()]
     environment: EngineEnvironment | None = None
     try:
         environment = inspect_environment(executable)
@@ -46,7 +47,7 @@ def examine(executable: str, source: str) -> list[Item]:
             Item("vllm", f"{environment.vllm} ({environment.vllm_build}), torch {environment.torch}", True, True)
         )
     except HarnessError as error:
-        items.append(Item("vllm", str(error), False, True, "run ./run_matrix.sh, or name --engine-python"))
+        items.append(Item("vllm", str(error), False, True, f"{INSTALL_ENGINES}, or name --engine-python"))
     profile: Profile | None = None
     try:
         profile = load_profile(source)
@@ -65,6 +66,13 @@ def examine(executable: str, source: str) -> list[Item]:
     if profile is not None:
         items += _data_items(profile, source)
     return items
+
+
+def _packages_item() -> Item:
+    """What the harness itself needs to send requests; an installation without can judge."""
+    lacking = lacking_to_run()
+    found = f"no {', '.join(lacking)}: recorded runs can be judged" if lacking else "those to judge and to run"
+    return Item("packages", found, not lacking, True, INSTALL_RUN)
 
 
 def _real_model_items(profile: Profile, source: str, environment: EngineEnvironment | None) -> list[Item]:

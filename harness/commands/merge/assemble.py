@@ -11,9 +11,10 @@ from typing import NamedTuple
 from harness import redact
 from harness.commands.merge.night import ExpectedRun
 from harness.errors import StorageError
-from harness.history.folder import History, write_parquet, write_run
+from harness.history.folder import History, write_run
 from harness.history.index import RecordedCells, RecordedFile
 from harness.history.layout import CELLS, SCORES
+from harness.history.parquet import write_parquet
 from harness.history.plan import counts_of, plan_key
 from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, Observation, PlannedRequest, RunRecord
 from harness.profiles.cells import Cell, CellName

@@ -19,8 +19,8 @@ from harness.history.token_ids import compare
 from harness.profiles.cells import CellName
 from harness.profiles.model import PATH_KEYS
 from harness.profiles.model_reference import TARGET, TOKENIZER
-from harness.runner.rescore import Outputs
 from harness.util.differences import differing
+from harness.workload.outputs import Outputs
 
 _T = TypeVar("_T")
 _SHOWN = 3

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness import __version__, redact
+from harness import redact
 from harness.commands.merge.assemble import NO_PART, as_planned, assemble, missing, save, with_whole_plan
 from harness.commands.merge.duplicates import findings_in_duplicates
 from harness.commands.merge.night import ExpectedRun, Loaded, Wanted
@@ -18,6 +18,7 @@ from harness.history.layout import SECOND
 from harness.history.migrations import SCHEMA
 from harness.history.records import CellRecord, EngineRecord, Merged, Part, PlannedRequest, RunRecord
 from harness.profiles.cells import CellName, all_cells
+from harness.version import __version__
 
 
 def write_merged(

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import harness
 from harness.engines.command import EngineCommand
 from harness.engines.environment import EngineEnvironment
 from harness.engines.inventory import Inventory, cpu_engine_gib
@@ -32,6 +31,7 @@ from harness.scheduling.gpus import gpu_name, gpus
 from harness.scheduling.model import Device, Placement, PlacementRule
 from harness.supervision.log import EngineLog
 from harness.supervision.server import url_of
+from harness.util.paths import IMPORT_ROOT
 
 _RULE: dict[PairNodes, PlacementRule] = {"same": "together", "different": "spread", "any": "any"}
 _STRATEGY = {"same": "STRICT_PACK", "different": "STRICT_SPREAD", "any": "PACK"}
@@ -251,7 +251,7 @@ class RayExecutor:
         ray = import_ray()
         if self._address is not None:
             require_listening(self._address)
-        package = Path(harness.__file__).resolve().parent
+        package = IMPORT_ROOT / "harness"
         options: dict[str, Any] = {"address": self._address}
         if self._address is None:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

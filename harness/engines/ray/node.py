@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import harness
 from harness.engines.api_key import GUARD_FOLDER
 from harness.engines.command import EngineCommand
 from harness.engines.environment import EngineEnvironment, inspect_environment
@@ -23,6 +22,7 @@ from harness.supervision.cores import Cores
 from harness.supervision.ports import free_ports
 from harness.supervision.process import SupervisedEngine
 from harness.supervision.server import full_environment, joined_path
+from harness.util.paths import IMPORT_ROOT
 
 _CHUNK = 4 * 2**20
 _GUARD_ENDING = "/".join(GUARD_FOLDER.parts[-3:])
@@ -65,7 +65,7 @@ class EngineState(NamedTuple):
 
 def engine_environment(env: dict[str, str]) -> dict[str, str]:
     """Return an engine's environment on a node, without what Ray adds for its workers."""
-    own = Path(harness.__file__).resolve().parents[1]
+    own = IMPORT_ROOT
     base = full_environment({})
     paths = [p for p in base.pop("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != own]
     if "PYTHONPATH" in env:

@@ -14,6 +14,7 @@ from harness.baselines.lookup import Limits, Lookup, look_up, unused
 from harness.errors import DataError
 from harness.history.folder import History
 from harness.history.identity import identity_in
+from harness.history.layout import CARRIED_BASELINES
 from harness.history.run_kind import notices_of
 from harness.history.verdict import Verdict, worst
 from harness.judging.checks import (
@@ -245,10 +246,10 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=tuple(notices), mutants=mutants)
 
 
-def _folder(history: History) -> Path | None:
+def baselines_folder(history: History) -> Path | None:
     """Return the baseline folder of a run; None if the recorded path is one that judging may not read."""
     named = history.run.profile.get("baselines", "baselines")
-    return Path(str(named)) if history.own else recorded(named)
+    return Path(str(named)) if history.own else recorded(named, history.folder / CARRIED_BASELINES)
 
 
 def out_of_reach(key: str, option: str, history: History) -> str:
@@ -266,14 +267,14 @@ def unused_baselines(history: History, folder: Path | None = None) -> list[str]:
     except (ValidationError, KeyError):
         # ``baselines_for`` reports the damage.
         return []
-    where = folder or _folder(history)
+    where = folder or baselines_folder(history)
     return unused(where, identities) if where is not None else []
 
 
 def baselines_for(history: History, folder: Path | None = None) -> dict[str, Lookup]:
     """Look up the baselines needed to judge the run: those of its methods, and of plain decoding for tokens."""
     profile = history.run.profile
-    where = folder or _folder(history)
+    where = folder or baselines_folder(history)
     out: dict[str, Lookup] = {}
     judging = judging_of(history)
     limits = Limits(judging.baseline_days, judging.baseline_minors)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import DataError
-from harness.history.folder import History, load_history, write_parquet, write_run
+from harness.history.folder import History, load_history, write_run
 from harness.history.migrations import SCHEMA
+from harness.history.parquet import write_parquet
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.util import json_io

@@ -19,8 +19,8 @@ from harness.judging.references import load_second
 from harness.profiles.cells import CellName, all_cells, excluded_cells, make_plan, select_cells
 from harness.profiles.model import Judging, Profile, load_profile, part_of
 from harness.runner.options import RunOptions
-from harness.runner.rescore import Outputs
 from harness.util.progress import Reporter
+from harness.workload.outputs import Outputs
 from harness.workload.prepare import narrowed, prepare
 from tests.support.builders import change_final, history, observation
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from urllib.parse import parse_qs, unquote
 
 import pytest
@@ -18,7 +19,7 @@ from harness.reports.prompts import Row
 from harness.reports.selftest_result import Kill
 from harness.reports.summary import RunSummary, grouped_findings, summarise_run
 from harness.reports.terminal import print_summary
-from harness.reports.write import judgement_json
+from harness.reports.write import judgement_json, linked_from
 from harness.util.files import write_json
 from tests.support.builders import (
     CELLS,
@@ -263,3 +264,11 @@ def test_counters_of_requests_that_ran_together_say_so():
         ]
         == "500"
     )
+
+
+def test_page_in_another_folder_links_to_what_lies_beside_the_run(tmp_path: Path):
+    run, out = tmp_path / "runs" / "a b", tmp_path / "pages"
+    page = '<a href="#x"><a href="../self/report.html"><a href="https://e.org/"><script>\'<a href="y">\'</script>'
+    assert linked_from(run, run, page) == page
+    there = linked_from(out, run, page)
+    assert there == page.replace('"../self', '"../runs/a%20b/../self')

@@ -17,7 +17,7 @@ from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
 from harness.judging.checks import preconditions, rescored
 from harness.judging.checks.registry import judge
-from harness.runner.rescore import Outputs
+from harness.workload.outputs import Outputs
 from tests.support.builders import change_final, history, leg, lookup, lookups, observation, view
 
 LENGTHS = [31, 40, 65]

@@ -1,0 +1,34 @@
+"""Packages that only running needs: judging does without them, so they are installed by an extra."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from harness.util.paths import IN_CHECKOUT
+
+RUN = (
+    "httpcore",
+    "httpx",
+    "huggingface_hub",
+    "pyarrow",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+)
+"""The packages of the extra ``run`` that are imported; py-spy, which it has, too, is a program."""
+INSTALL_RUN = "pip install 'kv-acceptance-harness[run]'"
+INSTALL_ENGINES = "run ./run_matrix.sh" if IN_CHECKOUT else "pip install 'kv-acceptance-harness[cpu]' (or [gpu])"
+
+
+def lacking_to_run() -> list[str]:
+    """Return the packages of the extra ``run`` that are not installed."""
+    return [name for name in RUN if find_spec(name) is None]
+
+
+def why_missing(name: str) -> str | None:
+    """Return a sentence for a module that cannot be imported; None when no extra has it."""
+    if name.partition(".")[0] not in RUN:
+        return None
+    return (
+        f"expected the packages that running needs, found no {name}: this installation plans and judges; {INSTALL_RUN}"
+    )

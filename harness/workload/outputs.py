@@ -1,0 +1,39 @@
+"""The distinct outputs of a run, each of which the plain single engine re-scores once."""
+
+from __future__ import annotations
+
+from harness.history.records import COLD, Observation
+from harness.history.token_ids import output_key
+from harness.profiles.cells import CellName
+
+
+class Outputs:
+    """Distinct (prompt, output) pairs of a run, by variant, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+
+    def add(self, o: Observation) -> None:
+        """Add the output of a cold or sampled request; ignore all other observations."""
+        leg = o.final
+        if o.error or leg is None or not leg.output_ids or o.form != "ids":
+            return
+        if o.scenario == COLD or o.temperature > 0:
+            mine = self._known.setdefault(CellName.of(o.cell).variant, {})
+            mine.setdefault((o.prompt_id, output_key(leg.output_ids)), (o.sent_ids, leg.output_ids))
+
+    def count(self, variant: str) -> int:
+        return len(self._known.get(variant, {}))
+
+    def of_variant(self, variant: str) -> dict[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return (prompt ids, output ids) of a variant by prompt id and key of the output."""
+        return dict(self._known.get(variant, {}))
+
+    @property
+    def scored_by(self) -> list[tuple[str, str]]:
+        """The cell and ``Observation.key`` of the request that re-scores each pair."""
+        return [
+            (CellName("single", "none", variant=variant).id, f"{prompt_id}#0.{key}")
+            for variant, pairs in self._known.items()
+            for prompt_id, key in pairs
+        ]

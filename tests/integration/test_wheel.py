@@ -1,0 +1,121 @@
+"""The wheel, unpacked outside of a checkout, where nothing but its base dependencies can be imported."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from harness.util.extras import RUN
+from harness.util.paths import REPOSITORY
+from tests.golden.oracle import BASELINES, RUNS
+
+BLOCKED = (*RUN, "datasets", "pandas", "ray", "torch", "vllm")
+BLOCKER = f"""
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {BLOCKED!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+class Installed(NamedTuple):
+    site: Path
+    folder: Path
+    """An empty folder to work in."""
+
+    def __call__(self, *arguments: str, module: str = "harness") -> tuple[int, str]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")} | {
+            "PYTHONPATH": f"{self.site.parent / 'blocker'}{os.pathsep}{self.site}",
+            "COLUMNS": "200",
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            cwd=self.folder,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=240,
+            check=False,
+        )
+        assert "Traceback" not in done.stdout, done.stdout
+        return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("wheel")
+    source = root / "source"
+    names = ("harness", "prompts", "baselines", "models", "requirements")
+    for name in names:
+        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "known-defects.yaml"):
+        shutil.copy2(REPOSITORY / file, source / file)
+    build = [sys.executable, "-c", "from setuptools import build_meta as b; print(b.build_wheel('..'))"]
+    done = subprocess.run(build, cwd=source, text=True, capture_output=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return root / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path) -> Installed:
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (tmp_path / "blocker").mkdir()
+    (tmp_path / "blocker" / "sitecustomize.py").write_text(BLOCKER)
+    (tmp_path / "here").mkdir()
+    return Installed(site, tmp_path / "here")
+
+
+def test_wheel_has_the_data_that_its_commands_read(wheel: Path):
+    names = zipfile.ZipFile(wheel).namelist()
+    for wanted in (
+        "models/probe/target/model.safetensors",
+        "prompts/probe.jsonl",
+        "baselines/cpu/none.json",
+        "requirements/cpu.txt",
+        "known-defects.yaml",
+    ):
+        assert f"harness/data/{wanted}" in names
+    assert wheel.stat().st_size < 12 * 2**20
+
+
+def test_planning_and_judging_need_neither_a_checkout_nor_an_extra(installed: Installed):
+    assert installed("plan")[0] == 0
+    assert installed("plan", "--profile", "nightly")[0] == 0
+    assert installed("baseline", "list")[0] == 0
+    shutil.copytree(RUNS / "pass", installed.folder / "rec")
+    shutil.copytree(BASELINES, installed.folder / "mine")
+    code, said = installed("check", "rec", "--baselines", "mine")
+    assert code == 0, said
+    code, said = installed("report", "--compare", "rec", "rec")
+    assert code == 0 and "the same verdicts" in said
+    assert installed("ci", "matrix")[0] == 0
+
+
+def test_what_engines_need_is_named_with_its_extra(installed: Installed):
+    code, said = installed("doctor")
+    assert code == 2 and "kv-acceptance-harness[run]" in said
+    code, said = installed("run")
+    assert code == 2 and "pip install 'kv-acceptance-harness[run]'" in said
+    assert not list(installed.folder.iterdir())
+
+
+def test_pytest_plugin_is_found_and_stays_out_of_the_way(installed: Installed):
+    (installed.folder / "test_mine.py").write_text("def test_mine(): pass\n")
+    code, said = installed("-q", "-p", "no:cacheprovider", module="pytest")
+    assert code == 0, said
+    code, said = installed("--harness-profile", "cpu", "-p", "no:cacheprovider", module="pytest")
+    assert code == 4 and "kv-acceptance-harness[run]" in said
