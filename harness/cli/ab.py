@@ -42,12 +42,7 @@ def ab_command(
     Arguments and variables are added to the engines of --head alone. Exit code 1 when head has a finding that base does
     not have, 2 when that cannot be told, 0 otherwise.
     """
-    from harness.commands.ab import PAGE, Side, conclusion, record_both, with_references
     from harness.engines.flags import NO_FLAGS, parse_flags
-    from harness.reports.beyond import print_comparison
-    from harness.runner.run import require_free
-    from harness.util.paths import DEFAULT_OUT
-    from harness.util.progress import Reporter
 
     flags = parse_flags(engine_arg or [], engine_env or [])
     if (head is None or head == base) and flags == NO_FLAGS:
@@ -55,6 +50,12 @@ def ab_command(
             "expected --head, or --engine-arg or --engine-env, found nothing that tells head from base; "
             "`harness aa` compares equal engines"
         )
+    from harness.commands.ab import PAGE, Side, conclusion, record_both, with_references
+    from harness.reports.beyond import print_comparison
+    from harness.runner.run import require_free
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+
     prepared = with_references(profile, cell or [], scenario or [])
     require_free(prepared, flags)
     seconds = 2 * prepared.expected_s

@@ -13,8 +13,8 @@ from harness.cli.run import carry_out
 def fuzz_command(
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
-    minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="About how long it takes.")] = 5,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same traces.")] = 0,
+    minutes: Annotated[float, typer.Option("--minutes", metavar="N", min=0.1, help="About how long it takes.")] = 5,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed gives the same traces.")] = 0,
     out: OutOption = None,
     engine_python: PythonOption = None,
 ) -> None:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.help import HelpfulGroup
 from harness.errors import UsageError
 
-prompts_app = typer.Typer(no_args_is_help=True, help="Prompt sets.")
+prompts_app = typer.Typer(cls=HelpfulGroup, no_args_is_help=True, help="Prompt sets.")
 
 _KINDS = ("copy", "echo", "natural")
 

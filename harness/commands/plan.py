@@ -15,7 +15,7 @@ from harness.judging.sight import Sample, Seen
 from harness.profiles.cells import EngineGroup, excluded_cells
 from harness.profiles.hub import GIB, Hub
 from harness.profiles.model import Profile, read_profile, references_of
-from harness.profiles.model_survey import survey
+from harness.profiles.model_survey import Model, survey
 from harness.prompts.lengths import Stratum
 from harness.prompts.model import Prompt
 from harness.scheduling.model import Device, Job
@@ -104,13 +104,18 @@ def _gpu_seconds(job: Job) -> float:
     return job.seconds * sum(e.devices * e.gib / GPU_GIB for e in job.engines)
 
 
+def models_of_hub(source: str) -> list[Model]:
+    """Return the models that the profile names on the hub; without any, the hub is not asked."""
+    profile = read_profile(source)
+    return survey(profile, Hub()) if any(references_of(part) for part in profile.written_parts) else []
+
+
 def print_models(source: str, console: Console) -> None:
     """Print the models that the profile names on the hub, with what would have to be downloaded."""
-    profile = read_profile(source)
-    if not any(references_of(part) for part in profile.written_parts):
+    found = models_of_hub(source)
+    if not found:
         return
     hub = Hub()
-    found = survey(profile, hub)
     table = Table(title="models", title_justify="left")
     for column in ("repository", "commit", "size", "to fetch"):
         table.add_column(column, overflow="fold")

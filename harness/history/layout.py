@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.errors import NotARunError
+
 RUN = "run.json"
 SECOND = "second-stage"
 """Folder inside a run with the repetition of its failed tests on held-out prompts and fresh engines."""
@@ -19,6 +21,15 @@ LINES = "observations.jsonl"
 """Before schema 4, one such file in the folder itself had the observations of all cells."""
 SCORES = "scores.jsonl"
 PARQUET = "observations.parquet"
+
+
+def require_run(folder: Path) -> None:
+    """Raise NotARunError unless a folder is that of a recorded run."""
+    if not (folder / RUN).is_file():
+        raise NotARunError(
+            f"{folder}: expected the folder of a recorded run (with {RUN}), found "
+            f"{'a folder without it' if folder.is_dir() else 'no such folder'}; runs are kept below reports/"
+        )
 
 
 def files_by_cell(folder: Path) -> dict[str, list[Path]]:

@@ -690,6 +690,11 @@ def read_profile(name_or_path: str, with_prompts: bool = False) -> Profile:
     return profile
 
 
+def require_profile(name_or_path: str) -> None:
+    """Raise ProfileError unless there is such a profile; nothing of it is read."""
+    _profile_path(name_or_path, Path())
+
+
 def _read(name_or_path: str) -> tuple[Profile, Path]:
     path = _profile_path(name_or_path, Path())
     raw = _with_parents(path, ())

@@ -351,7 +351,7 @@ def test_part_fetches_models_and_prompts_and_runs_without_missing_ones(tmp_path)
     found, calls = call(folder, "part.sh", **environment)
     assert found == 0
     assert calls == [
-        "models night ly.yaml --cell pd-eagle3 --cell single-none --download",
+        "models --profile night ly.yaml --cell pd-eagle3 --cell single-none --download",
         "prompts build --for-profile night ly.yaml",
         "run --part --out reports/part-1 --profile night ly.yaml --cell pd-eagle3 --cell single-none",
     ]

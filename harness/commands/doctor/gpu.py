@@ -77,7 +77,7 @@ def _model_item(model: Model, source: str) -> Item:
     facts.append("in the cache" if model.cached else "not in the cache")
     found = ", ".join(facts) if model.error is None else str(model.error)
     ok = model.cached and model.error is None
-    return Item(f"model {model.role}", found, ok, True, f"harness models {source} --download")
+    return Item(f"model {model.role}", found, ok, True, f"harness models --profile {source} --download")
 
 
 # --- transports -----------------------------------------------------------------------------------------------------
