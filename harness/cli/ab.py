@@ -17,6 +17,7 @@ from harness.cli.options import (
     make_console,
 )
 from harness.errors import UsageError
+from harness.util.text import counted
 
 
 def ab_command(
@@ -39,8 +40,8 @@ def ab_command(
 ) -> None:
     """Did the change break it? Run the same cells on two vLLMs and judge the second by the first; needs no baseline.
 
-    Arguments and variables are added to the engines of --head alone. Exit code 1 when head has a finding that base does
-    not have, 2 when that cannot be told, 0 otherwise.
+    Arguments and variables are added to the engines of --head alone. The exit code is that of the worst finding that
+    head has and base has not: 1 when it is a regression, 2 when that cannot be told, 0 when there is none.
     """
     from harness.engines.flags import NO_FLAGS, parse_flags
 
@@ -60,7 +61,7 @@ def ab_command(
     require_free(prepared, flags)
     seconds = 2 * prepared.expected_s
     with Reporter(seconds) as reporter:
-        reporter.line(f"2 × {len(prepared.plan.cells)} cells, {prepared.requests} requests each")
+        reporter.line(f"2 × {counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.requests, 'request')} each")
         device = prepared.profile.engine.device
         before, after = (
             _python(*option, device, reporter.line) for option in (("--base", base), ("--head", head or base))

@@ -43,7 +43,8 @@ app = typer.Typer(
         "acceptance, on real vLLM engines with real NIXL transfers.\n\n"
         "Start with [bold]harness doctor[/bold], then [bold]harness run --quick[/bold].\n\n"
         "Exit codes: 0 PASS or KNOWN (only expected failures); 1 REGRESSION or DRIFT; 2 UNKNOWN (infrastructure failed "
-        "or evidence is missing); 64 wrong usage or configuration."
+        "or evidence is missing); 3 IMPROVED (needs a new baseline); 4 SUSPECT (failed once, not "
+        "confirmed); 64 wrong usage or configuration."
     ),
     cls=HelpfulGroup,
 )
@@ -110,6 +111,16 @@ def _interrupted() -> NoReturn:
     sys.exit(EXIT_UNKNOWN)
 
 
+def _file_trouble(error: OSError) -> str:
+    """Return an OSError in a sentence: of the system, or of a library that raises it for whatever it cannot load."""
+    if error.strerror is None:
+        return f"expected to read what the command needs, found {' '.join(str(error).split())[:400]}"
+    return (
+        f"expected to read and write its files, found {error.strerror}: {error.filename}; choose a writable folder "
+        "with free space"
+    )
+
+
 def main(program: typer.Typer = app) -> None:
     """Run a command line; expected failures end as one sentence and an exit code, never as a traceback.
 
@@ -139,9 +150,5 @@ def main(program: typer.Typer = app) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_UNKNOWN)
     except OSError as error:
-        print(
-            f"harness: expected to read and write its files, found {error.strerror}: {error.filename}; choose a "
-            "writable folder with free space",
-            file=sys.stderr,
-        )
+        print(harmless(f"harness: {_file_trouble(error)}"), file=sys.stderr)
         sys.exit(EXIT_USAGE)

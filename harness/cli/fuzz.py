@@ -8,6 +8,7 @@ import typer
 
 from harness.cli.options import CellOption, OutOption, ProfileOption, PythonOption
 from harness.cli.run import carry_out
+from harness.util.text import counted
 
 
 def fuzz_command(
@@ -38,7 +39,8 @@ def fuzz_command(
         executor,
         lambda _: None,
         prepared,
-        f"{len(prepared.profile.scenarios)} traces of seed {seed}, {len(prepared.plan.cells)} cells",
+        f"{counted(len(prepared.profile.scenarios), 'trace')} of seed {seed}, "
+        f"{counted(len(prepared.plan.cells), 'cell')}",
         lambda reporter: execute(prepared, folder, reporter, options),
         part=False,
     )

@@ -26,6 +26,7 @@ from harness.cli.options import (
 )
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
 from harness.history.layout import require_run
+from harness.util.text import counted, lasting
 
 if TYPE_CHECKING:
     from harness.engines.executor import Executor, ExecutorChoice
@@ -177,7 +178,7 @@ def run_command(
         chosen,
         _apart(choice),
         prepared,
-        f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts",
+        f"{counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.plan.engines, 'engine start')}",
         lambda reporter: execute(prepared, out or DEFAULT_OUT, reporter, options, fail_fast),
         part,
     )
@@ -217,7 +218,7 @@ def carry_out(
 
     with executor:
         with Reporter(work.expected_s) as reporter:
-            reporter.line(f"{what}, {work.requests} requests, about {work.expected_s / 60:.0f} minutes")
+            reporter.line(f"{what}, {counted(work.requests, 'request')}, about {lasting(work.expected_s)}")
             _warn(reporter)
             outcome = record(reporter)
         _end(outcome, part, tell)
@@ -270,7 +271,7 @@ def _resume(
             "--resume: expected a run of engines that it starts, found one of attached servers; ask them anew"
         )
     chosen = make_executor(choice, list(left.history.run.mutants), base_port)
-    what = f"resuming {left.history.run.run_id}: {len(left.again)} of {len(left.history.run.cells)} cells"
+    what = f"resuming {left.history.run.run_id}: {len(left.again)} of {counted(len(left.history.run.cells), 'cell')}"
     how = RunOptions(engine_python, chosen, flags=flags)
     carry_out(chosen, _apart(choice), left.rest, what, lambda reporter: resume(left, reporter, how), part)
 

@@ -33,7 +33,7 @@ from harness.profiles.cells import CellName
 from harness.reports.charts import Chart, charts_of, library
 from harness.reports.links import newest_aa, newest_selftest
 from harness.reports.selftest_result import matrix_columns
-from harness.reports.summary import RunSummary, can_be_tried, causes, grouped_findings
+from harness.reports.summary import RunSummary, can_be_tried, causes, group_place, grouped_findings
 from harness.util.files import ends_of
 from harness.util.paths import REPOSITORY
 from harness.util.text import harmless, shortened
@@ -163,6 +163,7 @@ def render_html(summary: RunSummary) -> str:
     """Render report.html. Odd data is shown as it is, escaped, and raises nothing."""
     env = environment()
     env.tests["tried"] = can_be_tried
+    env.filters["in_words"] = lambda f: group_place(summary.judgement, f)
     env.filters["repro"] = lambda f: repro_line(summary.history, f)
     selftest = newest_selftest(summary.history.folder)
     groups = grouped_findings(summary.judgement)

@@ -56,7 +56,7 @@ def load_trend(folder: Path, between: int = 365) -> Trend:
             history = load_history(path.parent)
             require_plain(history)
             if history.run.mutants:
-                left_out.append(f"{path.parent.name}: mutants were enabled")
+                left_out.append(f"{path.parent.name}: faults were injected")
                 continue
             runs.append(_run(history, judged(history), lookups_for(history, PROFILE_OWN)))
         except HarnessError as error:

@@ -247,7 +247,7 @@ def test_point_of_a_night_opens_its_report(visitor: Visitor, pages: Pages):
 def test_self_test_and_aa_beside_the_run_are_panels(visitor: Visitor, pages: Pages):
     page = visitor.open(pages["green"])
     panel = page.locator("#selftest")
-    expect(panel).to_contain_text("not every mutant killed")
+    expect(panel).to_contain_text("not every fault caught")
     panel.get_by_text("Kill matrix").click()
     expect(panel.get_by_role("row").nth(1)).to_be_visible()
     assert panel.get_by_role("link").first.evaluate("(a) => a.href").endswith("/selftest/report.html")

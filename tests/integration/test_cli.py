@@ -67,7 +67,7 @@ def test_help_states_the_exit_codes():
         (["run", "--scenario", "warm"], 64, "expected a pattern that matches a scenario"),
         (["run", "--scenario", "late-pull", "--cell", "single-*"], 64, "need a prefill engine"),
         (["run", "--mutant", "M99", "--cell", "single-none"], 64, "found no such fault"),
-        (["run", "--mutant", "M1", "--mutant", "M4"], 64, "expected one mutant at a time, found M1, M4"),
+        (["run", "--mutant", "M1", "--mutant", "M4"], 64, "expected one injected fault at a time, found M1, M4"),
         (["run", "--quick", "--profile", "nightly"], 64, "found no nightly-quick"),
         (["run", "--quick", "--resume", "/nowhere"], 64, "expected no --quick with it"),
         (["run", "--part", "--fail-fast"], 64, "expected no --fail-fast with it"),
