@@ -73,9 +73,9 @@ def clean_command(
 ) -> None:
     """Clean up after an earlier crash.
 
-    Stops leftover processes, removes shared memory, claims and ledgers, and redacts keys and tokens in the logs of such
-    runs. Touches only what provably belongs to a harness that is no longer running. Exit code 0, or 2 when something is
-    left.
+    Stops leftover processes, removes shared memory and the records of processes and ports, and redacts keys and tokens
+    in the logs of such runs. Touches only what provably belongs to a harness that is no longer running. Exit code 0, or
+    2 when something is left.
     """
     from harness.commands.clean import redacted
     from harness.supervision.orphans import clean, survey

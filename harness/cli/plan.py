@@ -31,7 +31,13 @@ def plan_command(
     quick: QuickOption = False,
     effect: Annotated[
         float,
-        typer.Option("--effect", min=0.01, max=100, help="Effect size in percentage points to plan the prompts for."),
+        typer.Option(
+            "--effect",
+            metavar="POINTS",
+            min=0.01,
+            max=100,
+            help="Effect size in percentage points to plan the prompts for.",
+        ),
     ] = 1.0,
     full: Annotated[
         bool,
