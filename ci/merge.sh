@@ -25,6 +25,6 @@ if [ ! -f "$summary" ]; then
   # Nothing judged is never a pass.
   [ "$code" -ne 0 ] || code=2
 fi
-case "$code" in 0) style=success ;; 2) style=warning ;; *) style=error ;; esac
+case "$code" in 0) style=success ;; 2 | 3 | 4) style=warning ;; *) style=error ;; esac
 annotate verdict "$style" "$summary"
 exit "$code"

@@ -15,7 +15,7 @@ rm -rf "$out"
 mkdir -p "$out"
 if [ "${HARNESS_FETCH:-}" = true ]; then
   # What cannot be had makes its own cells UNKNOWN.
-  ci/harness.sh models "$profile" "${cells[@]}" --download || printf 'ci: not all models could be fetched\n' >&2
+  ci/harness.sh models --profile "$profile" "${cells[@]}" --download || printf 'ci: not all models could be fetched\n' >&2
   ci/harness.sh prompts build --for-profile "$profile" || printf 'ci: not all prompts could be built\n' >&2
 fi
 for ((try = 1; ; try++)); do

@@ -16,7 +16,15 @@ from faults.context import Context
 from faults.leaks import Footprint
 from faults.model import Drill, Result
 from faults.verdict import Seen, judge_drill
-from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, EXIT_USAGE, EnvironmentFault
+from harness.errors import (
+    EXIT_IMPROVED,
+    EXIT_PASS,
+    EXIT_REGRESSION,
+    EXIT_SUSPECT,
+    EXIT_UNKNOWN,
+    EXIT_USAGE,
+    EnvironmentFault,
+)
 from harness.history.verdict import Verdict
 
 _CELL = "single-none"
@@ -148,6 +156,8 @@ _VERDICTS = {
     EXIT_PASS: Verdict.PASS,
     EXIT_REGRESSION: Verdict.REGRESSION,
     EXIT_UNKNOWN: Verdict.UNKNOWN,
+    EXIT_IMPROVED: Verdict.IMPROVED,
+    EXIT_SUSPECT: Verdict.SUSPECT,
     EXIT_USAGE: Verdict.UNKNOWN,
 }
 """The verdict that an exit code means to a nightly job; any other code is not a verdict."""

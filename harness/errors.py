@@ -25,6 +25,8 @@ from harness import redact
 EXIT_PASS = 0
 EXIT_REGRESSION = 1
 EXIT_UNKNOWN = 2
+EXIT_IMPROVED = 3
+EXIT_SUSPECT = 4
 EXIT_USAGE = 64
 
 

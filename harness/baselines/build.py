@@ -29,7 +29,7 @@ def require_reference_run(history: History) -> None:
     mutants = history.run.mutants or tuple(m for e in history.run.engines for m in e.mutants)
     if mutants or history.run.cannot_pass:
         names = ", ".join(dict.fromkeys(mutants))
-        found = f"mutants {names} enabled" if mutants else f"a run that {_why_incomplete(history)}"
+        found = f"injected faults {names}" if mutants else f"a run that {_why_incomplete(history)}"
         raise UsageError(
             f"{history.folder}: expected a complete run of unmodified engines, found {found}; record it again"
         )

@@ -17,6 +17,7 @@ from harness.cli.options import (
     make_console,
 )
 from harness.errors import UsageError
+from harness.util.text import counted
 
 
 def ab_command(
@@ -39,15 +40,10 @@ def ab_command(
 ) -> None:
     """Did the change break it? Run the same cells on two vLLMs and judge the second by the first; needs no baseline.
 
-    Arguments and variables are added to the engines of --head alone. Exit code 1 when head has a finding that base does
-    not have, 2 when that cannot be told, 0 otherwise.
+    Arguments and variables are added to the engines of --head alone. The exit code is that of the worst finding that
+    head has and base has not: 1 when it is a regression, 2 when that cannot be told, 0 when there is none.
     """
-    from harness.commands.ab import PAGE, Side, conclusion, record_both, with_references
     from harness.engines.flags import NO_FLAGS, parse_flags
-    from harness.reports.beyond import print_comparison
-    from harness.runner.run import require_free
-    from harness.util.paths import DEFAULT_OUT
-    from harness.util.progress import Reporter
 
     flags = parse_flags(engine_arg or [], engine_env or [])
     if (head is None or head == base) and flags == NO_FLAGS:
@@ -55,11 +51,17 @@ def ab_command(
             "expected --head, or --engine-arg or --engine-env, found nothing that tells head from base; "
             "`harness aa` compares equal engines"
         )
+    from harness.commands.ab import PAGE, Side, conclusion, record_both, with_references
+    from harness.reports.beyond import print_comparison
+    from harness.runner.run import require_free
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+
     prepared = with_references(profile, cell or [], scenario or [])
     require_free(prepared, flags)
     seconds = 2 * prepared.expected_s
     with Reporter(seconds) as reporter:
-        reporter.line(f"2 × {len(prepared.plan.cells)} cells, {prepared.requests} requests each")
+        reporter.line(f"2 × {counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.requests, 'request')} each")
         device = prepared.profile.engine.device
         before, after = (
             _python(*option, device, reporter.line) for option in (("--base", base), ("--head", head or base))

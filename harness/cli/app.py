@@ -15,8 +15,10 @@ from harness.cli.baseline import baseline_app
 from harness.cli.bisect import bisect_command
 from harness.cli.ci import ci_app
 from harness.cli.fuzz import fuzz_command
+from harness.cli.help import HelpfulGroup, finish
 from harness.cli.judge import check_command, merge_command, report_command, trend_command
 from harness.cli.leftovers import clean_command, ps_command
+from harness.cli.listing import list_app
 from harness.cli.models import models_command
 from harness.cli.plan import doctor_command, plan_command
 from harness.cli.probe import probe_app
@@ -40,37 +42,43 @@ app = typer.Typer(
     help=(
         "Checks that speculative decoding and prefill/decode disaggregation still produce the right tokens and "
         "acceptance, on real vLLM engines with real NIXL transfers.\n\n"
-        "Start with [bold]harness doctor[/bold], then [bold]harness plan[/bold], then [bold]harness run[/bold].\n\n"
-        "Exit codes: 0 PASS (with or without known defects); 1 REGRESSION or DRIFT (or an improvement that needs a new "
-        "baseline); 2 UNKNOWN (infrastructure failed or evidence is missing) or SUSPECT (failed once, not confirmed); "
-        "64 wrong usage or configuration."
+        "Start with [bold]harness doctor[/bold], then [bold]harness run --quick[/bold].\n\n"
+        "Exit codes: 0 PASS or KNOWN (only expected failures); 1 REGRESSION or DRIFT; 2 UNKNOWN (infrastructure failed "
+        "or evidence is missing); 3 IMPROVED (needs a new baseline); 4 SUSPECT (failed once, not "
+        "confirmed); 64 wrong usage or configuration."
     ),
+    cls=HelpfulGroup,
 )
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "doctor": doctor_command,
-    "plan": plan_command,
-    "run": run_command,
-    "ab": ab_command,
-    "up": up_command,
-    "check": check_command,
-    "report": report_command,
-    "trend": trend_command,
-    "merge": merge_command,
-    "repro": repro_command,
-    "bisect": bisect_command,
-    "selftest": selftest_command,
-    "aa": aa_command,
-    "soak": soak_command,
-    "fuzz": fuzz_command,
-    "models": models_command,
-    "ps": ps_command,
-    "clean": clean_command,
+_PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    "Run": {
+        "run": run_command,
+        "doctor": doctor_command,
+        "plan": plan_command,
+        "ab": ab_command,
+        "fuzz": fuzz_command,
+        "up": up_command,
+    },
+    "Judge": {"check": check_command, "report": report_command, "trend": trend_command, "merge": merge_command},
+    "Investigate": {"repro": repro_command, "bisect": bisect_command},
+    "Trust": {"selftest": selftest_command, "aa": aa_command, "soak": soak_command},
+    "Data": {
+        "list": list_app,
+        "baseline": baseline_app,
+        "prompts": prompts_app,
+        "models": models_command,
+        "probe": probe_app,
+    },
+    "Operate": {"ps": ps_command, "clean": clean_command, "ci": ci_app},
 }
-_GROUPS = {"baseline": baseline_app, "prompts": prompts_app, "probe": probe_app, "ci": ci_app}
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
-for _name, _group in _GROUPS.items():
-    app.add_typer(_group, name=_name)
+"""What ``harness --help`` shows, in this order. ``harness.cli.examples`` has the examples of each command."""
+for _panel, _entries in _PANELS.items():
+    for _name, _entry in _entries.items():
+        if isinstance(_entry, typer.Typer):
+            app.add_typer(_entry, name=_name, rich_help_panel=_panel)
+            finish(_entry, f"{_name} ")
+        else:
+            app.command(_name, rich_help_panel=_panel)(_entry)
+finish(app)
 
 
 def _version(wanted: bool) -> None:
@@ -102,6 +110,16 @@ def _interrupted() -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     print("harness: interrupted; verdict UNKNOWN", file=sys.stderr)
     sys.exit(EXIT_UNKNOWN)
+
+
+def _file_trouble(error: OSError) -> str:
+    """Return an OSError in a sentence: of the system, or of a library that raises it for whatever it cannot load."""
+    if error.strerror is None:
+        return f"expected to read what the command needs, found {' '.join(str(error).split())[:400]}"
+    return (
+        f"expected to read and write its files, found {error.strerror}: {error.filename}; choose a writable folder "
+        "with free space"
+    )
 
 
 def main(program: typer.Typer = app) -> None:
@@ -139,9 +157,5 @@ def main(program: typer.Typer = app) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_UNKNOWN)
     except OSError as error:
-        print(
-            f"harness: expected to read and write its files, found {error.strerror}: {error.filename}; choose a "
-            "writable folder with free space",
-            file=sys.stderr,
-        )
+        print(harmless(f"harness: {_file_trouble(error)}"), file=sys.stderr)
         sys.exit(EXIT_USAGE)

@@ -9,21 +9,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from harness.cli import completion, shapes
+from harness.cli.help import HelpfulGroup
 from harness.cli.options import (
     BaselinesFolderOption,
     CellOption,
+    GivenRunDir,
+    JsonOption,
     OutOption,
     ProfileOption,
     PythonOption,
-    RunDir,
     make_console,
+    print_json,
 )
 from harness.errors import EXIT_REGRESSION, UsageError
 
 if TYPE_CHECKING:
     from harness.baselines.build import Recorded
 
-baseline_app = typer.Typer(no_args_is_help=True, help="Recorded references that runs are compared with.")
+baseline_app = typer.Typer(
+    cls=HelpfulGroup, no_args_is_help=True, help="Recorded references that runs are compared with."
+)
 
 
 @baseline_app.command("record")
@@ -35,7 +41,12 @@ def record(
     repeat: Annotated[
         int,
         typer.Option(
-            "--repeat", "-n", min=1, max=2, help="2 asks everything twice, to measure run-to-run noise (A/A)."
+            "--repeat",
+            "-n",
+            metavar="N",
+            min=1,
+            max=2,
+            help="2 asks everything twice, to measure run-to-run noise (A/A).",
         ),
     ] = 2,
     from_run: Annotated[
@@ -78,12 +89,18 @@ def _print_recorded(recorded: Sequence[Recorded]) -> None:
 
 @baseline_app.command("accept")
 def accept(
-    run_dir: RunDir,
+    run_dir: GivenRunDir,
     again: Annotated[
         Path | None, typer.Option("--again", metavar="RUN_DIR", help="A repetition of that run, for A/A.")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", "-p", help="Profile of the baselines. Default: the run's own.")
+        str | None,
+        typer.Option(
+            "--profile",
+            "-p",
+            autocompletion=completion.profiles,
+            help="Profile of the baselines. Default: the run's own.",
+        ),
     ] = None,
     baselines: BaselinesFolderOption = None,
 ) -> None:
@@ -120,13 +137,17 @@ def diff(
 def list_stored(
     profile: ProfileOption = "cpu",
     baselines: Annotated[
-        Path | None, typer.Option("--baselines", help="Folder to list. Default: the profile's.")
+        Path | None, typer.Option("--baselines", metavar="DIR", help="Folder to list. Default: the profile's.")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List the stored baselines. Exit code 1 when one is damaged, orphaned, or used by no cell."""
     from harness.commands.baseline import overview
 
     rows, problems = overview(profile, baselines)
+    if as_json:
+        print_json(shapes.baselines(rows, problems))
+        raise typer.Exit(EXIT_REGRESSION if problems else 0)
     table = Table(title="baselines", title_justify="left")
     for column in ("file", "prompts", "rates", "length", "equal runs", "vLLM", "recorded"):
         table.add_column(column, overflow="fold")

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.cli.options import OutOption, ProfileOption, make_console
-from harness.cli.target import CellOption, PromptOption, RateOption, ScenarioOption, TrustOption, what_to_try
+from harness.cli.target import (
+    CellOption,
+    FindingArgument,
+    PromptOption,
+    RateOption,
+    RunArgument,
+    ScenarioOption,
+    TrustOption,
+    run_and_finding,
+    what_to_try,
+)
 from harness.errors import UsageError
 
 
@@ -20,15 +29,8 @@ def bisect_command(
         ),
     ],
     bad: Annotated[str, typer.Option("--bad", metavar="VERSION|PYTHON", help="The newer end, with the defect.")],
-    run_dir: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN_DIR", help="The run that had the finding. Default: reports/latest.", show_default=False
-        ),
-    ] = None,
-    finding: Annotated[
-        str | None, typer.Option("--finding", "-f", help="The finding's id or a unique prefix of it.")
-    ] = None,
+    run_dir: RunArgument = None,
+    finding: FindingArgument = None,
     cell: CellOption = None,
     prompt: PromptOption = None,
     scenario: ScenarioOption = "cold",
@@ -47,6 +49,7 @@ def bisect_command(
         typer.Option(
             "--repeat",
             "-n",
+            metavar="N",
             min=1,
             max=10_000,
             help="Maximum attempts per version: one that shows the defect makes it bad; it is good once the quiet ones "
@@ -62,6 +65,7 @@ def bisect_command(
     Versions are installed into a cache, both ends are tried first, and versions that cannot start or are inconclusive
     are skipped. Exit code 0 when the first bad version is found (or a few that it is among), 2 when undecided.
     """
+    run, finding = run_and_finding(run_dir, finding, cell, prompt, scenario)
     from harness.commands.bisect.environments import (
         DISTRIBUTIONS,
         Cache,
@@ -79,11 +83,7 @@ def bisect_command(
     from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
 
-    if finding is None and run_dir is not None:
-        raise UsageError("expected --finding ID with RUN_DIR, found none; `harness check RUN_DIR` lists its findings")
-    if finding is not None and run_dir is None and cell is None:
-        run_dir = DEFAULT_OUT / "latest"
-    prepared, target, mutants = what_to_try(run_dir, finding, cell, prompt, scenario, profile, trust_code, rate)
+    prepared, target, mutants = what_to_try(run, finding, cell, prompt, scenario, profile, trust_code, rate)
     most = repeat or MOST_TRIES
     if most < target.goal.tries:
         raise UsageError(

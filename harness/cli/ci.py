@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.help import HelpfulGroup
 from harness.cli.options import CellOption, ProfileOption
 
 ci_app = typer.Typer(
+    cls=HelpfulGroup,
     no_args_is_help=True,
     help=(
         "Split a profile into parts for CI systems: each part records on its own machine, then one step merges and "
@@ -21,6 +23,7 @@ MinutesOption = Annotated[
     int | None,
     typer.Option(
         "--minutes-per-step",
+        metavar="N",
         min=1,
         help="Expected minutes up to which groups of engines share a step. Default: those of the longest group.",
     ),
@@ -28,7 +31,9 @@ MinutesOption = Annotated[
 GpusOption = Annotated[
     str | None,
     typer.Option(
-        "--gpus", help="GPUs of a part that runs in an image: 'all' or a number. Default: depends on the device."
+        "--gpus",
+        metavar="all|N",
+        help="GPUs of a part that runs in an image: 'all' or a number. Default: depends on the device.",
     ),
 ]
 

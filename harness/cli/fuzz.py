@@ -8,13 +8,14 @@ import typer
 
 from harness.cli.options import CellOption, OutOption, ProfileOption, PythonOption
 from harness.cli.run import carry_out
+from harness.util.text import counted
 
 
 def fuzz_command(
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
-    minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="About how long it takes.")] = 5,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same traces.")] = 0,
+    minutes: Annotated[float, typer.Option("--minutes", metavar="N", min=0.1, help="About how long it takes.")] = 5,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed gives the same traces.")] = 0,
     out: OutOption = None,
     engine_python: PythonOption = None,
 ) -> None:
@@ -38,7 +39,8 @@ def fuzz_command(
         executor,
         lambda _: None,
         prepared,
-        f"{len(prepared.profile.scenarios)} traces of seed {seed}, {len(prepared.plan.cells)} cells",
+        f"{counted(len(prepared.profile.scenarios), 'trace')} of seed {seed}, "
+        f"{counted(len(prepared.plan.cells), 'cell')}",
         lambda reporter: execute(prepared, folder, reporter, options),
         part=False,
     )

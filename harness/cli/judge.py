@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.options import BaselinesOption, KnownOption, RunDir, make_console
+from harness.cli import completion, shapes
+from harness.cli.options import LATEST, BaselinesOption, JsonOption, KnownOption, RunDir, make_console, print_json
 from harness.errors import StorageError, UsageError
+from harness.history.layout import require_run
 
 if TYPE_CHECKING:
     from harness.judging.references import References
@@ -21,18 +23,24 @@ ReportsOption = Annotated[
 
 
 def check_command(
-    run_dir: RunDir,
+    run_dir: RunDir = LATEST,
     baselines: BaselinesOption = None,
     known: KnownOption = None,
     against: Annotated[
         Path | None,
-        typer.Option("--against", metavar="RUN_DIR", help="Compare with the single-engine cells of this run instead."),
+        typer.Option(
+            "--against",
+            metavar="RUN_DIR",
+            autocompletion=completion.runs,
+            help="Compare with the single-engine cells of this run instead.",
+        ),
     ] = None,
     expect: Annotated[
         str | None,
         typer.Option(
             "--expect",
             metavar="PROFILE",
+            autocompletion=completion.profiles,
             help="UNKNOWN unless the run planned every request of this profile, so that a part cannot pass for it.",
         ),
     ] = None,
@@ -48,39 +56,48 @@ def check_command(
     write: Annotated[
         bool, typer.Option("--write", help="Write reports into the run's folder, in place of those it has.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Judge a recorded run again and print its verdict; equal inputs give equal verdicts. Starts no engine.
 
     The run and its reports stay as they are, unless --out or --write says otherwise.
     """
-    from harness.judging.references import References
-    from harness.reports.judge_run import check as judge_again
-    from harness.reports.terminal import print_summary
-
     if baselines is not None and against is not None:
         raise UsageError("expected --baselines or --against, found both")
     if out is not None and write:
         raise UsageError("expected --out or --write, found both")
+    from harness.judging.references import References
+    from harness.reports.judge_run import check as judge_again
+    from harness.reports.terminal import print_summary
+
     references = References(
         baselines=baselines, known=known, against=against, record=record, unsealed=unsealed, expect=expect
     )
     outcome = judge_again(run_dir, references, run_dir if write else out)
-    print_summary(outcome.summary, make_console())
+    if as_json:
+        print_json(shapes.judged_run(outcome.summary))
+    else:
+        print_summary(outcome.summary, make_console())
     raise typer.Exit(outcome.summary.exit_code)
 
 
 def report_command(
-    run_dir: RunDir,
+    run_dir: RunDir = LATEST,
     compare: Annotated[
         Path | None,
         typer.Option(
-            "--compare", metavar="FIRST", help="Compare this run with RUN_DIR: report --compare FIRST SECOND."
+            "--compare",
+            metavar="FIRST",
+            autocompletion=completion.runs,
+            help="Compare this run with RUN_DIR: report --compare FIRST SECOND.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Folder to write the reports into, instead of the run's. With --compare: the file to write."
+            "--out",
+            metavar="PATH",
+            help="Folder to write the reports into, instead of the run's. With --compare: the file to write.",
         ),
     ] = None,
     baselines: BaselinesOption = None,
@@ -89,50 +106,68 @@ def report_command(
         MetricsFormat | None,
         typer.Option("--format", help="Print the run's figures instead, for other programs, and write no reports."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Rewrite the reports of a recorded run, or compare two runs. The exit code is 0 whatever the verdict."""
+    if format_ is not None and (compare is not None or out is not None or as_json):
+        raise UsageError("--format: expected no --compare, --out or --json, found one; the figures are printed")
+    if compare is not None:
+        require_run(compare)
     from harness.judging.references import References
     from harness.reports.judge_run import check as judge_again
 
     references = References(baselines, known)
     if format_ is not None:
-        if compare is not None or out is not None:
-            raise UsageError("--format: expected no --compare or --out, found one; the figures are printed")
         from harness.reports.metrics import RENDER
 
         typer.echo(RENDER[format_](judge_again(run_dir, references).summary), nl=False)
         return
     if compare is not None:
-        _compare(compare, run_dir, out or run_dir / "compare.html", references)
+        _compare(compare, run_dir, out or run_dir / "compare.html", references, as_json)
         return
     outcome = judge_again(run_dir, references, out or run_dir)
     if outcome.summary.unwritten:
         raise StorageError(f"verdict: {outcome.summary.verdict}; {outcome.summary.unwritten}")
+    if as_json:
+        print_json(shapes.judged_run(outcome.summary))
+        return
     for name in ("report.html", "summary.md", "junit.xml", "judgement.json"):
         typer.echo(str((out or run_dir) / name))
     typer.echo(f"verdict: {outcome.summary.verdict}")
 
 
-def _compare(first: Path, second: Path, page: Path, references: References) -> None:
+def _compare(first: Path, second: Path, page: Path, references: References, as_json: bool) -> None:
     from harness.reports.beyond import print_comparison, render_comparison
     from harness.reports.compare import compare_runs
     from harness.util.files import write_atomic
 
     found = compare_runs(first, second, references)
-    print_comparison(found, make_console())
+    if not as_json:
+        print_comparison(found, make_console())
     write_atomic(page, render_comparison(found))
-    typer.echo(f"report: {page}")
+    if as_json:
+        print_json({**shapes.compared_runs(found), "report": str(page)})
+    else:
+        typer.echo(f"report: {page}")
 
 
 def trend_command(
     runs_dir: Annotated[Path, typer.Argument(metavar="RUNS_DIR", help="A folder of recorded runs, e.g. reports.")],
-    out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: RUNS_DIR/trend.html.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write. Default: RUNS_DIR/trend.html.")
+    ] = None,
     nights: Annotated[
         int,
-        typer.Option("--nights", min=2, help="Mean number of runs of unchanged engines between false drift notices."),
+        typer.Option(
+            "--nights",
+            metavar="RUNS",
+            min=2,
+            help="Mean number of runs of unchanged engines between false drift notices.",
+        ),
     ] = 365,
     baselines: BaselinesOption = None,
     known: KnownOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show verdicts and acceptance over many runs, and detect drifts too small for a single run.
 
@@ -144,33 +179,38 @@ def trend_command(
     from harness.util.files import write_atomic
 
     found = load_trend(runs_dir, nights, References(baselines, known))
-    print_trend(found, make_console())
+    if not as_json:
+        print_trend(found, make_console())
     target = out or runs_dir / "trend.html"
     write_atomic(target, render_trend(found, target))
-    typer.echo(f"report: {target}")
+    if as_json:
+        print_json({**shapes.trend(found), "report": str(target)})
+    else:
+        typer.echo(f"report: {target}")
 
 
 def merge_command(
     folders: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Recorded runs, or folders with runs below them.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the merged run; new or empty.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the merged run; new or empty.")],
     expect: Annotated[
         str | None,
         typer.Option(
             "--expect",
             metavar="PROFILE",
+            autocompletion=completion.profiles,
             help="The profile that the parts cover: all its cells must be present, and its baselines are used. "
             "Default: the recorded profile.",
         ),
     ] = None,
     cell: Annotated[
         list[str] | None,
-        typer.Option("--cell", "-c", help="Expect only the cells that match this shell pattern. Repeatable."),
+        typer.Option("--cell", "-c", metavar="PATTERN", help="Expect only the cells that match. Repeatable."),
     ] = None,
     scenario: Annotated[
         list[str] | None,
-        typer.Option("--scenario", "-s", help="Expect only the scenarios that match this shell pattern. Repeatable."),
+        typer.Option("--scenario", "-s", metavar="PATTERN", help="Expect only the scenarios that match. Repeatable."),
     ] = None,
     keep_going: Annotated[
         bool,
@@ -180,9 +220,10 @@ def merge_command(
             "missing is UNKNOWN.",
         ),
     ] = False,
-    armed: Annotated[bool, typer.Option("--armed", help="Accept parts that were run with mutants enabled.")] = False,
+    armed: Annotated[bool, typer.Option("--armed", help="Accept parts with injected faults.")] = False,
     baselines: BaselinesOption = None,
     known: KnownOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Merge the parts of a run and judge them once, over all cells together. Starts no engine.
 
@@ -199,5 +240,8 @@ def merge_command(
         folders, out, Wanted(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going, baselines, known)
     )
     summary = judge_and_report(history, References(baselines, known), carrying=True)
-    print_summary(summary, make_console())
+    if as_json:
+        print_json(shapes.judged_run(summary))
+    else:
+        print_summary(summary, make_console())
     raise typer.Exit(summary.exit_code)

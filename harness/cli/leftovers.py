@@ -5,7 +5,6 @@ A ledger is the record that a harness keeps of one engine's process tree; a clai
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,16 +12,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from harness.cli.options import make_console
+from harness.cli.options import JsonOption, make_console, print_json
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN
 
 if TYPE_CHECKING:
     from harness.supervision.orphans import Found
 
 
-def ps_command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+def ps_command(as_json: JsonOption = False) -> None:
     """Show running engines and routers of this user's harnesses, and what a crash left behind.
 
     Lists processes, ports and shared memory. Stops and removes nothing; see `harness clean`.
@@ -31,7 +28,7 @@ def ps_command(
 
     found = survey()
     if as_json:
-        print(json.dumps(found.as_json(), indent=2))
+        print_json(found.as_json())
         return
     if found.trees:
         table = Table("state", "engine", "pid", "harness", "ports", "age", "processes", "shared memory", "run")
@@ -76,9 +73,9 @@ def clean_command(
 ) -> None:
     """Clean up after an earlier crash.
 
-    Stops leftover processes, removes shared memory, claims and ledgers, and redacts keys and tokens in the logs of such
-    runs. Touches only what provably belongs to a harness that is no longer running. Exit code 0, or 2 when something is
-    left.
+    Stops leftover processes, removes shared memory and the records of processes and ports, and redacts keys and tokens
+    in the logs of such runs. Touches only what provably belongs to a harness that is no longer running. Exit code 0, or
+    2 when something is left.
     """
     from harness.commands.clean import redacted
     from harness.supervision.orphans import clean, survey

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from harness.cli.options import make_console
+from harness.cli import shapes
+from harness.cli.options import CellOption, JsonOption, ProfileOption, make_console, print_json
 from harness.errors import EXIT_UNKNOWN
 
 if TYPE_CHECKING:
@@ -15,16 +16,13 @@ if TYPE_CHECKING:
 
 
 def models_command(
-    profile: Annotated[
-        str, typer.Argument(metavar="PROFILE", help="A shipped profile or the path of a profile YAML file.")
-    ] = "cpu",
-    cell: Annotated[
-        list[str] | None, typer.Option("--cell", help="Show only the models of cells that match. Repeatable.")
-    ] = None,
+    profile: ProfileOption = "cpu",
+    cell: CellOption = None,
     download: Annotated[bool, typer.Option("--download", help="Download what the local cache lacks.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every cached file and compare it with its checksum.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the models on the Hugging Face hub that a profile names: commit, size, whether cached and whether gated.
 
@@ -39,18 +37,16 @@ def models_command(
     # A nightly job downloads models first; its prompts may be built with their tokenizers later.
     wanted = read_profile(profile, with_prompts=False)
     if not any(references_of(part) for part in wanted.written_parts):
-        typer.echo(f"profile {wanted.name} names no model on the hub, only folders")
+        if as_json:
+            print_json(shapes.models(wanted.name, [], Hub(), []))
+        else:
+            typer.echo(f"profile {wanted.name} names no model on the hub, only folders")
         return
     hub = Hub()
     methods: dict[str, set[str]] = {}
     for chosen in select_cells(wanted, cell or []):
         methods.setdefault(chosen.variant, set()).add(chosen.method.kind)
     found = survey(wanted, hub, download, methods)
-    _show(found)
-    typer.echo(
-        f"hub: {hub.endpoint}, token: {'found' if hub.has_token else 'none'}; cache: {hub.cache}, "
-        f"{hub.free() / GIB:.1f} GiB free"
-    )
     problems = [f"{m.role}: {m.error}" for m in found if m.error is not None]
     code = max((m.error.exit_code for m in found if m.error is not None), default=0)
     if verify:
@@ -63,6 +59,14 @@ def models_command(
                 for n in damaged
             ]
             code = max(code, EXIT_UNKNOWN if damaged else 0)
+    if as_json:
+        print_json(shapes.models(wanted.name, found, hub, problems))
+        raise typer.Exit(code)
+    _show(found)
+    typer.echo(
+        f"hub: {hub.endpoint}, token: {'found' if hub.has_token else 'none'}; cache: {hub.cache}, "
+        f"{hub.free() / GIB:.1f} GiB free"
+    )
     for problem in problems:
         typer.echo(problem)
     raise typer.Exit(code)

@@ -2,47 +2,123 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from harness.cli import completion
 from harness.errors import UsageError
+from harness.history.layout import require_run
+from harness.util.paths import DEFAULT_OUT
 from harness.util.text import harmless
 
+LATEST = DEFAULT_OUT / "latest"
+"""The newest run: what commands read that are given none."""
+
+ENGINES = "Engines"
+"""The panel of the options about the engines that are started."""
+
+
+def _profile(context: typer.Context, value: str) -> str:
+    """Raise ProfileError unless there is such a profile, before anything that takes seconds is imported."""
+    if not context.resilient_parsing:
+        from harness.profiles.model import require_profile
+
+        require_profile(value)
+    return value
+
+
+def _faults(context: typer.Context, value: list[str] | None) -> list[str] | None:
+    """Raise UsageError for a fault that there is not."""
+    from harness.mutants.catalogue import MUTANTS
+
+    for fault in value or ():
+        if fault not in MUTANTS and not context.resilient_parsing:
+            raise UsageError(
+                f"--mutant {fault!r}: expected one of {', '.join(MUTANTS)}, found no such fault; `harness list faults` "
+                "says what they are"
+            )
+    return value
+
+
+def _run(context: typer.Context, value: Path) -> Path:
+    """Raise NotARunError unless a folder has a recorded run."""
+    if not context.resilient_parsing:
+        require_run(value)
+    return value
+
+
+_PROFILE_HELP = "A shipped profile (`harness list profiles`) or the path of a YAML file."
 ProfileOption = Annotated[
-    str, typer.Option("--profile", "-p", help="A shipped profile, e.g. 'cpu', or the path of a profile YAML file.")
+    str,
+    typer.Option("--profile", "-p", callback=_profile, autocompletion=completion.profiles, help=_PROFILE_HELP),
 ]
+QuickProfileOption = Annotated[
+    str, typer.Option("--profile", "-p", autocompletion=completion.profiles, help=_PROFILE_HELP)
+]
+"""The profile beside ``--quick``, which may be there in its quick form alone; ``chosen_profile`` checks it."""
 CellOption = Annotated[
     list[str] | None,
-    typer.Option("--cell", "-c", help="Select only cells that match this shell pattern, e.g. 'pd-*'. Repeatable."),
+    typer.Option(
+        "--cell",
+        "-c",
+        metavar="PATTERN",
+        autocompletion=completion.cells,
+        help="Only cells that match, e.g. 'pd-*'. Repeatable.",
+    ),
 ]
 ScenarioOption = Annotated[
     list[str] | None,
     typer.Option(
         "--scenario",
         "-s",
-        help="Select only scenarios that match this shell pattern, e.g. cold or 'prefix-*'. Repeatable. Default: all.",
+        metavar="PATTERN",
+        autocompletion=completion.scenarios,
+        help="Only scenarios that match, e.g. cold or 'prefix-*'. Repeatable.",
     ),
+]
+MutantOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mutant",
+        "-m",
+        metavar="FAULT",
+        callback=_faults,
+        autocompletion=completion.faults,
+        help="Inject this fault (`harness list faults`), e.g. M1. Such a run says so everywhere, and never passes.",
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON (docs/command-line.md) and nothing else on standard output.")
 ]
 QuickOption = Annotated[
     bool,
     typer.Option("--quick", help="Use the profile's quick form, e.g. cpu-quick for cpu: a first answer in minutes."),
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for runs. Default: reports/ of the project.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Folder for runs. Default: reports/ of the project.")
+]
 PythonOption = Annotated[
     str | None,
-    typer.Option("--engine-python", help="Interpreter whose vLLM is tested. Default: the one that runs harness."),
+    typer.Option(
+        "--engine-python",
+        metavar="PYTHON",
+        rich_help_panel=ENGINES,
+        help="Interpreter whose vLLM is tested. Default: the one that runs harness.",
+    ),
 ]
 EngineArgOption = Annotated[
     list[str] | None,
     typer.Option(
         "--engine-arg",
         metavar="[ROLE:]--NAME[=VALUE]",
+        rich_help_panel=ENGINES,
         help="Add this argument to the engines, or to those of a role: prefill:, decode: or single:. Repeatable.",
     ),
 ]
@@ -51,25 +127,71 @@ EngineEnvOption = Annotated[
     typer.Option(
         "--engine-env",
         metavar="[ROLE:]NAME=VALUE",
+        rich_help_panel=ENGINES,
         help="Set this environment variable for the engines, or for those of a role. Repeatable.",
     ),
 ]
 BasePortOption = Annotated[
     int | None,
-    typer.Option("--base-port", min=1024, max=65000, help="Use consecutive ports from here. Default: any free ports."),
+    typer.Option(
+        "--base-port",
+        metavar="PORT",
+        rich_help_panel=ENGINES,
+        min=1024,
+        max=65000,
+        help="Use consecutive ports from here. Default: any free ports.",
+    ),
 ]
 
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A recorded run, e.g. reports/latest.")]
+RunDir = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN_DIR",
+        help="A recorded run.",
+        show_default="reports/latest",
+        callback=_run,
+        autocompletion=completion.runs,
+    ),
+]
+GivenRunDir = Annotated[
+    Path,
+    typer.Argument(metavar="RUN_DIR", help="A recorded run.", callback=_run, autocompletion=completion.runs),
+]
+"""Where the latest run must not be meant by accident."""
+OnlyMutantOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mutant",
+        "-m",
+        metavar="FAULT",
+        callback=_faults,
+        autocompletion=completion.faults,
+        help="Only this fault (`harness list faults`), e.g. M1. Repeatable; each is injected alone.",
+    ),
+]
 BaselinesOption = Annotated[
     Path | None,
-    typer.Option("--baselines", help="Compare with the baselines in this folder instead of the profile's."),
+    typer.Option(
+        "--baselines", metavar="DIR", help="Compare with the baselines in this folder instead of the profile's."
+    ),
 ]
 BaselinesFolderOption = Annotated[
-    Path | None, typer.Option("--baselines", help="Folder to write to. Default: the profile's.")
+    Path | None, typer.Option("--baselines", metavar="DIR", help="Folder to write to. Default: the profile's.")
 ]
 KnownOption = Annotated[
-    Path | None, typer.Option("--known", help="Read the known defects from this file instead of the profile's list.")
+    Path | None,
+    typer.Option("--known", metavar="FILE", help="Read the expected failures from this file, not the profile's list."),
 ]
+
+
+def chosen_profile(profile: str, quick: bool) -> str:
+    """Return the profile or its quick form. Raises ProfileError or UsageError when there is no such profile."""
+    from harness.profiles.model import require_profile
+
+    if quick:
+        return quick_form(profile)
+    require_profile(profile)
+    return profile
 
 
 def quick_form(profile: str) -> str:
@@ -95,6 +217,11 @@ class _HarmlessConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(harmless(segment.text), segment.style)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, in ASCII, so that no text of a recorded run reaches a terminal as it is."""
+    print(json.dumps(value, indent=2, allow_nan=False))
 
 
 def make_console(width: int = 160) -> Console:

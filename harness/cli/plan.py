@@ -9,26 +9,36 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from harness.cli import shapes
 from harness.cli.options import (
     CellOption,
+    JsonOption,
     ProfileOption,
     PythonOption,
     QuickOption,
+    QuickProfileOption,
     ScenarioOption,
+    chosen_profile,
     make_console,
-    quick_form,
+    print_json,
 )
-from harness.errors import EXIT_UNKNOWN
+from harness.errors import EXIT_UNKNOWN, UsageError
 
 
 def plan_command(
-    profile: ProfileOption = "cpu",
+    profile: QuickProfileOption = "cpu",
     cell: CellOption = None,
     scenario: ScenarioOption = None,
     quick: QuickOption = False,
     effect: Annotated[
         float,
-        typer.Option("--effect", min=0.01, max=100, help="Effect size in percentage points to plan the prompts for."),
+        typer.Option(
+            "--effect",
+            metavar="POINTS",
+            min=0.01,
+            max=100,
+            help="Effect size in percentage points to plan the prompts for.",
+        ),
     ] = 1.0,
     full: Annotated[
         bool,
@@ -37,27 +47,43 @@ def plan_command(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of profiles instead, for editors.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show cells, engines, prompts, models, expected time and detectable effects, without starting anything.
 
-    Neither models nor prompts need to be present: where a prompt set is not built yet, its recipe says how many."""
-    from harness.commands.plan import print_models, print_plan
+    Neither models nor prompts need to be present: where a prompt set is not built yet, its recipe says how many.
+    """
     from harness.profiles.schema import full_text, schema_text
-    from harness.workload.prepare import prepare
 
-    profile = quick_form(profile) if quick else profile
+    profile = chosen_profile(profile, quick)
     if schema or full:
+        if as_json:
+            raise UsageError("--json: expected it without --full and --schema, found one of them")
         print(schema_text() if schema else full_text(profile), end="")
         return
-    print_plan(prepare(profile, cell or [], scenario or [], planned=True), effect, make_console())
+    from harness.commands.plan import models_of_hub, print_models, print_plan
+    from harness.judging.power import sensitivity
+    from harness.workload.prepare import prepare
+
+    prepared = prepare(profile, cell or [], scenario or [], planned=True)
+    if as_json:
+        print_json(shapes.plan(prepared, sensitivity(prepared), effect, models_of_hub(profile)))
+        return
+    print_plan(prepared, effect, make_console())
     print_models(profile, make_console())
 
 
-def doctor_command(engine_python: PythonOption = None, profile: ProfileOption = "cpu") -> None:
-    """Show what this machine can run, and what is missing."""
+def doctor_command(
+    profile: ProfileOption = "cpu", engine_python: PythonOption = None, as_json: JsonOption = False
+) -> None:
+    """Show what this machine can run, and what is missing. Exit code 2 when something needed is missing."""
     from harness.commands.doctor.examine import examine
 
     findings = examine(engine_python or sys.executable, profile)
+    broken = [i for i in findings if i.needed and not i.ok]
+    if as_json:
+        print_json(shapes.doctor(profile, findings))
+        raise typer.Exit(EXIT_UNKNOWN if broken else 0)
     table = Table(title="doctor", title_justify="left")
     for column in ("what", "found", "", "what to do"):
         table.add_column(column, overflow="fold")
@@ -65,7 +91,6 @@ def doctor_command(engine_python: PythonOption = None, profile: ProfileOption = 
         mark = "[green]✔[/green]" if item.ok else "[red]✘[/red]" if item.needed else "[yellow]–[/yellow]"
         table.add_row(item.what, escape(item.found), mark, "" if item.ok else escape(item.advice))
     make_console().print(table)
-    broken = [i for i in findings if i.needed and not i.ok]
     if broken:
         typer.echo(f"profile {profile} cannot run here: {', '.join(i.what for i in broken)}")
         raise typer.Exit(EXIT_UNKNOWN)

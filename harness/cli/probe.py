@@ -8,15 +8,20 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.options import RunDir
+from harness.cli.help import HelpfulGroup
+from harness.cli.options import LATEST, RunDir
 
-probe_app = typer.Typer(no_args_is_help=True, help="The tiny trained models that the cpu profile runs on.")
+probe_app = typer.Typer(
+    cls=HelpfulGroup, no_args_is_help=True, help="The tiny trained models that the cpu profile runs on."
+)
 
 
 @probe_app.command("measure")
 def measure(
-    run_dir: RunDir,
-    out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: beside the weights.")] = None,
+    run_dir: RunDir = LATEST,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write. Default: beside the weights.")
+    ] = None,
 ) -> None:
     """Measure exactness, acceptance and top-2 gaps of the probe models from a recorded run with single-engine cells."""
     from harness.commands.probe_quality import write_quality

@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import completion
+from harness.cli.help import HelpfulGroup
 from harness.errors import UsageError
 
-prompts_app = typer.Typer(no_args_is_help=True, help="Prompt sets.")
+prompts_app = typer.Typer(cls=HelpfulGroup, no_args_is_help=True, help="Prompt sets.")
 
+_NATURAL = "Natural prompts"
 _KINDS = ("copy", "echo", "natural")
 
 
@@ -27,36 +30,50 @@ def build(
         str,
         typer.Option(
             "--kind",
+            metavar="copy|echo|natural",
             help="'copy' for the probe models; for real instruct models 'echo' (words to repeat) or 'natural' "
             "(questions that people asked).",
         ),
     ] = "copy",
     tokenizer: Annotated[
         Path | None,
-        typer.Option("--tokenizer", help="Folder with tokenizer and chat template; needed for 'echo' and 'natural'."),
+        typer.Option(
+            "--tokenizer",
+            metavar="DIR",
+            help="Folder with tokenizer and chat template; needed for 'echo' and 'natural'.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: prompts/probe.jsonl.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write. Default: prompts/probe.jsonl.")
+    ] = None,
     block_size: Annotated[
         list[int] | None,
-        typer.Option(min=8, help="KV block size of the strata. Repeatable: one set then covers all. Default: 32."),
+        typer.Option(
+            min=8, metavar="N", help="KV block size of the strata. Repeatable: one set then covers all. Default: 32."
+        ),
     ] = None,
     lookahead: Annotated[
         list[int] | None,
         typer.Option(
             min=0,
+            metavar="N",
             help="Lookahead of a method (DFlash: k + 1). Repeatable: natural prompts fill a stratum for each, the "
             "other kinds only for the largest. Default: 4.",
         ),
     ] = None,
     max_blocks: Annotated[
-        int, typer.Option(min=1, max=64, help="Maximum number of whole blocks in a prompt (of the largest block size).")
+        int,
+        typer.Option(
+            min=1, max=64, metavar="N", help="Maximum number of whole blocks in a prompt (of the largest block size)."
+        ),
     ] = 5,
-    seed: Annotated[int, typer.Option(help="Seed for choosing words, texts and held-out halves.")] = 7,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed for choosing words, texts and held-out halves.")] = 7,
     per_length: Annotated[
         int,
         typer.Option(
             min=1,
             max=200,
+            metavar="N",
             help="copy, echo: prompts per length; `harness plan` says how many an effect size needs.",
         ),
     ] = 1,
@@ -65,12 +82,21 @@ def build(
     ] = False,
     per_stratum: Annotated[
         int | None,
-        typer.Option("--per-stratum", min=1, max=5000, help="natural: prompts per stratum and block size. Default: 8."),
+        typer.Option(
+            "--per-stratum",
+            metavar="N",
+            rich_help_panel=_NATURAL,
+            min=1,
+            max=5000,
+            help="Prompts per stratum and block size. Default: 8.",
+        ),
     ] = None,
     for_profile: Annotated[
         str | None,
         typer.Option(
             "--for-profile",
+            metavar="PROFILE",
+            autocompletion=completion.profiles,
             help="Use the tokenizer, block size and lookahead of this profile; alone, build the sets of its recipes.",
         ),
     ] = None,
@@ -81,29 +107,46 @@ def build(
         float | None,
         typer.Option(
             "--effect",
+            metavar="POINTS",
+            rich_help_panel=_NATURAL,
             min=0.01,
             max=100,
-            help="natural, with --for-profile: build as many prompts as this effect size (percentage points) needs.",
+            help="With --for-profile: build as many prompts as this effect size (percentage points) needs.",
         ),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", help="natural: a .jsonl or .parquet file of texts, instead of the hub.")
+        Path | None,
+        typer.Option(
+            "--file", rich_help_panel=_NATURAL, help="A .jsonl or .parquet file of texts, instead of the hub."
+        ),
     ] = None,
     dataset: Annotated[
         str | None,
-        typer.Option("--dataset", help="natural: dataset on the hub. Default: HuggingFaceH4/mt_bench_prompts."),
+        typer.Option(
+            "--dataset", rich_help_panel=_NATURAL, help="Dataset on the hub. Default: HuggingFaceH4/mt_bench_prompts."
+        ),
     ] = None,
-    config: Annotated[str | None, typer.Option("--config", help="natural: configuration of the dataset.")] = None,
-    split: Annotated[str, typer.Option("--split", help="natural: split of the dataset.")] = "train",
+    config: Annotated[
+        str | None, typer.Option("--config", rich_help_panel=_NATURAL, help="Configuration of the dataset.")
+    ] = None,
+    split: Annotated[str, typer.Option("--split", rich_help_panel=_NATURAL, help="Split of the dataset.")] = "train",
     column: Annotated[
-        str, typer.Option("--column", help="natural: column with a text, turns or messages; the first turn is used.")
+        str,
+        typer.Option(
+            "--column", rich_help_panel=_NATURAL, help="Column with a text, turns or messages; the first turn is used."
+        ),
     ] = "prompt",
     revision: Annotated[
-        str, typer.Option("--revision", help="natural: commit, tag or branch of the dataset.")
+        str, typer.Option("--revision", rich_help_panel=_NATURAL, help="Commit, tag or branch of the dataset.")
     ] = "main",
     day: Annotated[
         str | None,
-        typer.Option("--date", metavar="YYYY-MM-DD", help="natural: the date for chat templates that contain one."),
+        typer.Option(
+            "--date",
+            metavar="YYYY-MM-DD",
+            rich_help_panel=_NATURAL,
+            help="The date for chat templates that contain one.",
+        ),
     ] = None,
 ) -> None:
     """Build a prompt set on and around block boundaries, and show how many prompts each stratum has."""

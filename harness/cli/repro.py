@@ -13,12 +13,23 @@ import typer
 from harness.cli.options import (
     EngineArgOption,
     EngineEnvOption,
+    MutantOption,
     OutOption,
     ProfileOption,
     PythonOption,
     make_console,
 )
-from harness.cli.target import CellOption, PromptOption, RateOption, ScenarioOption, TrustOption, what_to_try
+from harness.cli.target import (
+    CellOption,
+    FindingArgument,
+    PromptOption,
+    RateOption,
+    RunArgument,
+    ScenarioOption,
+    TrustOption,
+    run_and_finding,
+    what_to_try,
+)
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,12 +39,8 @@ if TYPE_CHECKING:
 
 
 def repro_command(
-    run_dir: Annotated[
-        Path | None, typer.Argument(metavar="RUN_DIR", help="The run that had the finding.", show_default=False)
-    ] = None,
-    finding: Annotated[
-        str | None, typer.Argument(metavar="FINDING", help="The finding's id or a unique prefix of it.")
-    ] = None,
+    run_dir: RunArgument = None,
+    finding: FindingArgument = None,
     cell: CellOption = None,
     prompt: PromptOption = None,
     scenario: ScenarioOption = "cold",
@@ -43,6 +50,7 @@ def repro_command(
         typer.Option(
             "--repeat",
             "-n",
+            metavar="N",
             min=1,
             max=10_000,
             help="Maximum attempts, on the same engines, to measure how often it shows. Default: until it shows, or "
@@ -60,11 +68,11 @@ def repro_command(
     ] = False,
     starts: Annotated[
         int,
-        typer.Option("--starts", min=0, help="With --shrink: maximum engine restarts for trying fewer drafts."),
+        typer.Option(
+            "--starts", metavar="N", min=0, help="With --shrink: maximum engine restarts for trying fewer drafts."
+        ),
     ] = 4,
-    mutant: Annotated[
-        list[str] | None, typer.Option("--mutant", "-m", help="Without a run: inject this fault.")
-    ] = None,
+    mutant: MutantOption = None,
     export: Annotated[
         Path | None,
         typer.Option("--export", metavar="FILE", help="Write one Python file that shows it without this project."),
@@ -83,9 +91,18 @@ def repro_command(
     Exit code 1 when it shows again, 0 when enough quiet attempts exclude the rate at which it showed in the run, 2 when
     there were too few or none was conclusive.
     """
+    run, finding = run_and_finding(run_dir, finding, cell, prompt, scenario)
+    if export_issue and export is None:
+        raise UsageError("--export-issue: expected --export FILE with it, found none")
+    if (keep or repeat is not None) and (export is not None or shrink):
+        raise UsageError(
+            "expected --export or --shrink without --keep and --repeat, found them together; run them separately"
+        )
+    if mutant and run is not None:
+        raise UsageError("--mutant: expected none with a run, found one; the injected faults of the run are used")
     from harness.commands.repro import MOST_TRIES, expected_s, measured, reproduce, settled
     from harness.engines.flags import parse_flags
-    from harness.mutants.install import require_alone, require_known
+    from harness.mutants.install import require_alone
     from harness.reports.terminal import print_summary
     from harness.runner.run import require_free
     from harness.util.paths import DEFAULT_OUT
@@ -97,29 +114,20 @@ def repro_command(
             f"expected --shrink and --export without --engine-arg and --engine-env, found {shlex.join(flags.options)}; "
             "an exported case could not tell what they do; write them into a profile (engine.extra_args, engine.env)"
         )
-    prepared, target, mutants = what_to_try(run_dir, finding, cell, prompt, scenario, profile, trust_code, rate, flags)
+    prepared, target, mutants = what_to_try(run, finding, cell, prompt, scenario, profile, trust_code, rate, flags)
     require_free(prepared, flags)
     if mutant:
-        if run_dir is not None:
-            raise UsageError("--mutant: expected none with RUN_DIR, found one; the mutants of the run are used")
-        require_known(mutant)
         require_alone(mutant, together=False)
         mutants = tuple(mutant)
     console = make_console()
-    if export_issue and export is None:
-        raise UsageError("--export-issue: expected --export FILE with it, found none")
-    if (keep or repeat is not None) and (export is not None or shrink):
-        raise UsageError(
-            "expected --export or --shrink without --keep and --repeat, found them together; run them separately"
-        )
     if shrink:
         raise typer.Exit(
-            _shrink(prepared, target, mutants, out, engine_python, (run_dir, finding), export, export_issue, starts)
+            _shrink(prepared, target, mutants, out, engine_python, (run, finding), export, export_issue, starts)
         )
     if export is not None:
         from harness.commands.export.finding import export_target
 
-        written = export_target(prepared, target, run_dir, finding, export, export_issue, engine_python, mutants)
+        written = export_target(prepared, target, run, finding, export, export_issue, engine_python, mutants)
         _print_exported(written)
         return
 

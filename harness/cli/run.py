@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 
 import typer
 
+from harness.cli import completion
 from harness.cli.options import (
     BasePortOption,
     CellOption,
     EngineArgOption,
     EngineEnvOption,
+    MutantOption,
     OutOption,
-    ProfileOption,
     PythonOption,
     QuickOption,
+    QuickProfileOption,
     ScenarioOption,
+    chosen_profile,
     make_console,
-    quick_form,
 )
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
+from harness.history.layout import require_run
+from harness.util.text import counted, lasting
 
 if TYPE_CHECKING:
     from harness.engines.executor import Executor, ExecutorChoice
@@ -32,13 +36,24 @@ if TYPE_CHECKING:
     from harness.util.progress import Reporter
     from harness.workload.prepare import Prepared
 
+_ATTACH = "Servers that run already"
+_RAY = "Ray cluster"
+
 PrefillOption = Annotated[
     str | None,
-    typer.Option("--prefill", metavar="URL", help="Attach to this server as P instead of starting engines."),
+    typer.Option(
+        "--prefill",
+        metavar="URL",
+        rich_help_panel=_ATTACH,
+        help="Attach to this server as P instead of starting engines.",
+    ),
 ]
-DecodeOption = Annotated[str | None, typer.Option("--decode", metavar="URL", help="Attach to this server as D.")]
+DecodeOption = Annotated[
+    str | None, typer.Option("--decode", metavar="URL", rich_help_panel=_ATTACH, help="Attach to this server as D.")
+]
 SingleOption = Annotated[
-    str | None, typer.Option("--single", metavar="URL", help="Attach to this server as an engine alone.")
+    str | None,
+    typer.Option("--single", metavar="URL", rich_help_panel=_ATTACH, help="Attach to this server as an engine alone."),
 ]
 _RECORDED = ("profile", "cell", "scenario", "quick", "out", "mutant", "together")
 """Options that ``--resume`` takes from the recorded run."""
@@ -46,7 +61,7 @@ _RECORDED = ("profile", "cell", "scenario", "quick", "out", "mutant", "together"
 
 def run_command(
     context: typer.Context,
-    profile: ProfileOption = "cpu",
+    profile: QuickProfileOption = "cpu",
     cell: CellOption = None,
     scenario: ScenarioOption = None,
     quick: QuickOption = False,
@@ -60,15 +75,15 @@ def run_command(
     single: SingleOption = None,
     key_variable: Annotated[
         str | None,
-        typer.Option("--key-variable", metavar="NAME", help="Environment variable with the key of these servers."),
-    ] = None,
-    mutant: Annotated[
-        list[str] | None,
         typer.Option(
-            "--mutant", "-m", help="Inject this fault. Every report of such a run says so, and it never passes."
+            "--key-variable",
+            metavar="NAME",
+            rich_help_panel=_ATTACH,
+            help="Environment variable with the key of these servers.",
         ),
     ] = None,
-    together: Annotated[bool, typer.Option("--together", help="Allow several mutants at once.")] = False,
+    mutant: MutantOption = None,
+    together: Annotated[bool, typer.Option("--together", help="Allow several injected faults at once.")] = False,
     fail_fast: Annotated[
         bool,
         typer.Option("--fail-fast", help="Start no further engines after those of the first cell with a regression."),
@@ -82,13 +97,20 @@ def run_command(
         ),
     ] = False,
     executor: Annotated[
-        str, typer.Option("--executor", help="local: engines on this machine. ray: on the nodes of a Ray cluster.")
+        str,
+        typer.Option(
+            "--executor",
+            metavar="local|ray",
+            rich_help_panel=_RAY,
+            help="local: engines on this machine. ray: on the nodes of a Ray cluster.",
+        ),
     ] = "local",
     ray_address: Annotated[
         str | None,
         typer.Option(
             "--ray-address",
             metavar="HOST:PORT",
+            rich_help_panel=_RAY,
             help="With --executor ray: the cluster. Default: RAY_ADDRESS, or a cluster of this machine alone.",
         ),
     ] = None,
@@ -97,6 +119,7 @@ def run_command(
         typer.Option(
             "--pair-nodes",
             metavar="same|different|any",
+            rich_help_panel=_RAY,
             help="With --executor ray: whether P and D share a node. Default: any.",
         ),
     ] = None,
@@ -105,31 +128,38 @@ def run_command(
         typer.Option(
             "--resume",
             metavar="RUN_DIR",
+            autocompletion=completion.runs,
             help="Resume a killed or interrupted run in its folder; incomplete cells start over. Refused when the "
             "profile, prompts, models, versions or hardware differ from the recorded ones.",
         ),
     ] = None,
 ) -> None:
     """Run the matrix on real engines, judge it, write the reports, print the verdict."""
-    from harness.commands.run import execute
-    from harness.engines.executor import ExecutorChoice, make_executor
-    from harness.engines.flags import parse_flags
-    from harness.runner.options import RunOptions
-    from harness.runner.run import require_free
-    from harness.util.paths import DEFAULT_OUT
-    from harness.workload.prepare import prepare
-
     if part and mutant:
         raise UsageError("--part: expected no --mutant with it, found one; the parts of a run test vLLM as it is")
     if part and fail_fast:
         raise UsageError("--part: expected no --fail-fast with it, found it; a part is complete or it is repeated")
     if resume is not None and fail_fast:
         raise UsageError("--resume: expected no --fail-fast with it, found it; what is left is run to its end")
+    if resume is not None:
+        _require_recorded(context)
+        require_run(resume)
+    profile = chosen_profile(profile, quick)
+    from harness.commands.run import execute
+    from harness.engines.executor import ExecutorChoice, make_executor
+    from harness.engines.flags import parse_flags
+    from harness.mutants.install import require_alone
+    from harness.runner.options import RunOptions
+    from harness.runner.run import require_free
+    from harness.util.paths import DEFAULT_OUT
+    from harness.workload.prepare import prepare
+
+    require_alone(mutant or [], together)
     choice = ExecutorChoice(executor, ray_address, pair_nodes)
     flags = parse_flags(engine_arg or [], engine_env or [])
     if resume is not None:
-        _resume(context, resume, engine_python, flags, choice, base_port, part)
-    prepared = prepare(quick_form(profile) if quick else profile, cell or [], scenario or [])
+        _resume(resume, engine_python, flags, choice, base_port, part)
+    prepared = prepare(profile, cell or [], scenario or [])
     require_free(prepared, flags)
     chosen = make_executor(choice, mutant or [], base_port)
     servers = {"prefill": prefill, "decode": decode, "single": single}
@@ -148,7 +178,7 @@ def run_command(
         chosen,
         _apart(choice),
         prepared,
-        f"{len(prepared.plan.cells)} cells, {prepared.plan.engines} engine starts",
+        f"{counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.plan.engines, 'engine start')}",
         lambda reporter: execute(prepared, out or DEFAULT_OUT, reporter, options, fail_fast),
         part,
     )
@@ -188,7 +218,7 @@ def carry_out(
 
     with executor:
         with Reporter(work.expected_s) as reporter:
-            reporter.line(f"{what}, {work.requests} requests, about {work.expected_s / 60:.0f} minutes")
+            reporter.line(f"{what}, {counted(work.requests, 'request')}, about {lasting(work.expected_s)}")
             _warn(reporter)
             outcome = record(reporter)
         _end(outcome, part, tell)
@@ -210,8 +240,17 @@ def _apart(choice: ExecutorChoice) -> Tell:
     return continue_in_child("the run on Ray") if choice.name == "ray" else lambda _: None
 
 
+def _require_recorded(context: typer.Context) -> None:
+    """Raise UsageError when an option is given that a run to resume determines."""
+    sources = {name: context.get_parameter_source(name) for name in _RECORDED}
+    # By name: typer carries a copy of click, whose enumeration of sources is not click's own.
+    given = [n for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        options = ", ".join(f"--{n}" for n in given)
+        raise UsageError(f"--resume: expected no {options} with it, which the recorded run determines; leave it out")
+
+
 def _resume(
-    context: typer.Context,
     run_dir: Path,
     engine_python: str | None,
     flags: EngineFlags,
@@ -219,18 +258,12 @@ def _resume(
     base_port: int | None,
     part: bool,
 ) -> NoReturn:
-    """Resume a run and exit. Raises UsageError when an option is given that the recorded run determines."""
+    """Resume a run and exit."""
     from harness.commands.resume import prepare_resume, resume
     from harness.engines.executor import make_executor
     from harness.engines.flags import require_same_flags
     from harness.runner.options import RunOptions
 
-    sources = {name: context.get_parameter_source(name) for name in _RECORDED}
-    # By name: typer carries a copy of click, whose enumeration of sources is not click's own.
-    given = [n for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    if given:
-        options = ", ".join(f"--{n}" for n in given)
-        raise UsageError(f"--resume: expected no {options} with it, which the recorded run determines; leave it out")
     left = prepare_resume(run_dir)
     require_same_flags(left.history.run.engine_flags, flags, left.history.run.run_id)
     if any(engine.attached for engine in left.history.run.engines):
@@ -238,7 +271,7 @@ def _resume(
             "--resume: expected a run of engines that it starts, found one of attached servers; ask them anew"
         )
     chosen = make_executor(choice, list(left.history.run.mutants), base_port)
-    what = f"resuming {left.history.run.run_id}: {len(left.again)} of {len(left.history.run.cells)} cells"
+    what = f"resuming {left.history.run.run_id}: {len(left.again)} of {counted(len(left.history.run.cells), 'cell')}"
     how = RunOptions(engine_python, chosen, flags=flags)
     carry_out(chosen, _apart(choice), left.rest, what, lambda reporter: resume(left, reporter, how), part)
 

@@ -6,17 +6,19 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import completion
 from harness.cli.options import OutOption, ProfileOption, PythonOption, make_console
 
 
 def soak_command(
     profile: ProfileOption = "cpu",
-    cell: Annotated[str, typer.Option("--cell", "-c", help="The cell, e.g. pd-eagle3.")] = "pd-eagle3",
+    cell: Annotated[str, typer.Option("--cell", "-c", autocompletion=completion.cells, help="The cell.")] = "pd-eagle3",
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0.1, help="Minutes under load; a round that has begun is finished.")
+        float,
+        typer.Option("--minutes", metavar="N", min=0.1, help="Minutes under load; a round that has begun is finished."),
     ] = 60,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, max=256, help="Number of concurrent requests.")
+        int, typer.Option("--concurrency", metavar="N", min=1, max=256, help="Number of concurrent requests.")
     ] = 4,
     out: OutOption = None,
     engine_python: PythonOption = None,

@@ -7,14 +7,19 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.options import CellOption, OutOption, ProfileOption, PythonOption, ScenarioOption, make_console
+from harness.cli.options import (
+    CellOption,
+    OnlyMutantOption,
+    OutOption,
+    ProfileOption,
+    PythonOption,
+    ScenarioOption,
+    make_console,
+)
 
 
 def selftest_command(
-    mutant: Annotated[
-        list[str] | None,
-        typer.Option("--mutant", "-m", help="Try only this mutant, e.g. M1. Repeatable; each is tried alone."),
-    ] = None,
+    mutant: OnlyMutantOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Try only the five historic defects and the controls.")
     ] = False,
@@ -24,7 +29,7 @@ def selftest_command(
 ) -> None:
     """Inject faults into real engines, one at a time, and check that each is caught for the right reason.
 
-    The exit code is 0 only if every mutant is killed for its own reason and every control passes.
+    The exit code is 0 only if every fault is caught for its own reason and every control passes.
     """
     from harness.commands.selftest.report import print_selftest
     from harness.commands.selftest.run import self_test
@@ -38,12 +43,15 @@ def selftest_command(
 
 
 def aa_command(
-    repeat: Annotated[int, typer.Option("--repeat", "-n", min=2, help="Number of times each cell is run.")] = 2,
+    repeat: Annotated[
+        int, typer.Option("--repeat", "-n", metavar="N", min=2, help="Number of times each cell is run.")
+    ] = 2,
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
     scenario: ScenarioOption = None,
     prompts: Annotated[
-        int | None, typer.Option("--prompts", min=1, help="Number of cold prompts per stratum. Default: all of them.")
+        int | None,
+        typer.Option("--prompts", metavar="N", min=1, help="Number of cold prompts per stratum. Default: all of them."),
     ] = None,
     out: OutOption = None,
     engine_python: PythonOption = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli import completion
 from harness.cli.options import OutOption, ProfileOption, PythonOption
 from harness.errors import EXIT_UNKNOWN
 
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
 
 
 def up_command(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="The cell, e.g. pd-eagle3.")],
+    cell: Annotated[
+        str, typer.Argument(metavar="CELL", help="The cell, e.g. pd-eagle3.", autocompletion=completion.cells)
+    ],
     port: Annotated[
-        int | None, typer.Option("--port", min=1024, max=65535, help="Port to listen on. Default: a free one.")
+        int | None,
+        typer.Option("--port", metavar="PORT", min=1024, max=65535, help="Port to listen on. Default: a free one."),
     ] = None,
     profile: ProfileOption = "cpu",
     out: OutOption = None,

@@ -15,11 +15,12 @@ from harness.judging.sight import Sample, Seen
 from harness.profiles.cells import EngineGroup, excluded_cells
 from harness.profiles.hub import GIB, Hub
 from harness.profiles.model import Profile, read_profile, references_of
-from harness.profiles.model_survey import survey
+from harness.profiles.model_survey import Model, survey
 from harness.prompts.lengths import Stratum
 from harness.prompts.model import Prompt
 from harness.scheduling.model import Device, Job
 from harness.scheduling.planning import simulate
+from harness.util.text import counted, lasting
 from harness.workload.cells import cold_prompts, group_expected_s
 from harness.workload.prepare import Prepared
 
@@ -37,9 +38,9 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
     lengths = [q.tokens for _, prompts in cold for q in prompts]
     texts = sum(min(workload.text_prompts, len(prompts)) for workload, prompts in cold)
     console.print(
-        f"{len(lengths)} cold prompts of {min(lengths)} to {max(lengths)} tokens, "
-        f"{texts} of them also as text; {len(prepared.plan.cells)} cells, "
-        f"{prepared.plan.engines} engine starts, about {prepared.expected_s / 60:.1f} minutes"
+        f"{counted(len(lengths), 'cold prompt')} of {min(lengths)} to {max(lengths)} tokens, "
+        f"{texts} of them also as text; {counted(len(prepared.plan.cells), 'cell')}, "
+        f"{counted(prepared.plan.engines, 'engine start')}, about {lasting(prepared.expected_s)}"
         + (" on two cores" if profile.engine.device == "cpu" else ", one after the other"),
         highlight=False,
     )
@@ -76,9 +77,10 @@ GPU_GIB = 80.0
 
 def _slots(prepared: Prepared) -> Table:
     """Tabulate how long the plan takes by number of GPUs, using the scheduler of a run."""
-    hours = sum(_gpu_seconds(job) for job in _jobs(prepared, _gpus(1))) / 3600
+    used = sum(_gpu_seconds(job) for job in _jobs(prepared, _gpus(1)))
     table = Table(
-        title=f"on GPUs of {GPU_GIB:g} GiB: {hours:.1f} GPU-hours by the profile's expected times", title_justify="left"
+        title=f"on GPUs of {GPU_GIB:g} GiB: {lasting(used).replace(' ', ' GPU-')} by the profile's expected times",
+        title_justify="left",
     )
     for column in ("GPUs", "done after", "cells that do not fit"):
         table.add_column(column, justify="right")
@@ -86,7 +88,7 @@ def _slots(prepared: Prepared) -> Table:
         inventory = _gpus(count)
         schedule = simulate(_jobs(prepared, inventory), inventory.devices)
         left = sum(len(g.cells) for g in prepared.plan.groups if g.id in schedule.refused)
-        table.add_row(str(count), f"{schedule.makespan_s / 3600:.1f} h", str(left) if left else "–")
+        table.add_row(str(count), lasting(schedule.makespan_s), str(left) if left else "–")
     return table
 
 
@@ -104,13 +106,18 @@ def _gpu_seconds(job: Job) -> float:
     return job.seconds * sum(e.devices * e.gib / GPU_GIB for e in job.engines)
 
 
+def models_of_hub(source: str) -> list[Model]:
+    """Return the models that the profile names on the hub; without any, the hub is not asked."""
+    profile = read_profile(source)
+    return survey(profile, Hub()) if any(references_of(part) for part in profile.written_parts) else []
+
+
 def print_models(source: str, console: Console) -> None:
     """Print the models that the profile names on the hub, with what would have to be downloaded."""
-    profile = read_profile(source)
-    if not any(references_of(part) for part in profile.written_parts):
+    found = models_of_hub(source)
+    if not found:
         return
     hub = Hub()
-    found = survey(profile, hub)
     table = Table(title="models", title_justify="left")
     for column in ("repository", "commit", "size", "to fetch"):
         table.add_column(column, overflow="fold")
@@ -163,7 +170,7 @@ def _seen(found: Sensitivity, effect_points: float) -> Table:
     table = Table(title="what this run can detect", title_justify="left")
     table.add_column("cell")
     headings = ["tests", "prompts", "smallest change at position 0", "in the weakest stratum"]
-    headings += ["wrong answers alone", f"texts for {effect_points:g} points"]
+    headings += ["wrong answers alone", f"texts for {effect_points:g} point{'' if effect_points == 1 else 's'}"]
     for column in headings:
         table.add_column(column, justify="right")
     for row in found.rows:
@@ -269,7 +276,8 @@ def _blind(found: Sensitivity) -> list[str]:
     if not blind:
         return []
     lines = [
-        f"{len(cells)} cells cannot show {what} with these prompts and will be UNKNOWN: {', '.join(cells[:6])}"
+        f"{counted(len(cells), 'cell')} cannot show {what} with these prompts and will be UNKNOWN: "
+        + ", ".join(cells[:6])
         + (" …" if len(cells) > 6 else "")
         for what, cells in blind.items()
     ]

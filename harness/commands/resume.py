@@ -16,7 +16,7 @@ from harness import redact
 from harness.commands.merge.shards import rescored, unfinished
 from harness.commands.run import second_stage
 from harness.engines.environment import engines_for
-from harness.errors import EXIT_REGRESSION, UsageError
+from harness.errors import UsageError
 from harness.history.folder import History, load_history, write_run
 from harness.history.layout import CELLS, LINES, PARQUET, SCORES, SECOND, bytes_recorded
 from harness.history.plan import counts_of, unanswered
@@ -307,7 +307,7 @@ def _found(history: History) -> tuple[str, ...]:
     return tuple(
         f"{f.cell} {f.check} {f.verdict}: {f.message}" + (f" … and {f.others} more like it" if f.others else "")
         for f in judgement.findings
-        if f.known is None and f.verdict.exit_code == EXIT_REGRESSION
+        if f.known is None and f.verdict.fails
     )
 
 

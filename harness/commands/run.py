@@ -13,7 +13,7 @@ from harness.mutants.install import require_alone, require_known
 from harness.profiles.cells import CellName, make_plan
 from harness.reports.judge_run import Outcome, judge_and_report, judged
 from harness.runner.options import DEFAULTS, RunOptions, Watch
-from harness.runner.run import new_folder, point_to, record_into
+from harness.runner.run import new_folder, point_to, record_into, removed_if_empty
 from harness.util.progress import Reporter
 from harness.util.storage import FolderLock
 from harness.workload.cells import SECOND_STAGE, cell_work
@@ -40,7 +40,7 @@ def execute(
         options = options._replace(watch=first_verdicts(reporter, fail_fast), decides=fail_fast)
     folder = new_folder(out, prepared.profile)
     # Hold the lock until the reports are written, so that nobody resumes a run whose second stage is still due.
-    with FolderLock(folder):
+    with removed_if_empty(folder), FolderLock(folder):
         history = record_into(folder, prepared, reporter, options)
         point_to(folder, reporter)
         second_stage(prepared, history, reporter, options)

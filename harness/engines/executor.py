@@ -124,7 +124,7 @@ def make_executor(choice: ExecutorChoice, mutants: Sequence[str] = (), base_port
         return LocalExecutor(base_port)
     if mutants:
         raise UsageError(
-            f"--executor ray: expected no --mutant, found {', '.join(mutants)}: mutants are switched by files on the "
+            f"--executor ray: expected no --mutant, found {', '.join(mutants)}: they are switched by files on the "
             "machine of the harness; run them with --executor local"
         )
     if base_port is not None:

@@ -17,11 +17,11 @@ from typing import Annotated
 
 from pydantic import Field, InstanceOf, ValidationError
 
-from harness.errors import DataError, NotARunError
+from harness.errors import DataError
 from harness.history import index
 from harness.history.checksum import OWN_SHA256, SEALED_FROM, check_observations, opened, sealed
 from harness.history.index import CellRows, HeldCells, RecordedCells, RecordedFile
-from harness.history.layout import CELLS, LINES, RUN, SCORES, bytes_recorded, files_by_cell
+from harness.history.layout import CELLS, LINES, RUN, SCORES, bytes_recorded, files_by_cell, require_run
 from harness.history.migrations import SCHEMA, migrate
 from harness.history.plan import contradictions, counts_of
 from harness.history.records import COLD, COUNTED, RESCORE, CellRecord, Form, Observation, RunRecord
@@ -157,12 +157,8 @@ def load_history(folder: Path, in_memory: int | None = None, unsealed: bool = Fa
     Less than ``in_memory`` bytes of lines are parsed at once (None: ``harness.history.index.IN_MEMORY``), more on
     demand; with 0, all are.
     """
+    require_run(folder)
     run_file = folder / RUN
-    if not run_file.is_file():
-        raise NotARunError(
-            f"{folder}: expected the folder of a recorded run (with {RUN}), found "
-            f"{'a folder without it' if folder.is_dir() else 'no such folder'}; runs are kept below reports/"
-        )
     require_no_links(folder)
     try:
         raw = json_io.loads(json_io.read_text(run_file, _MOST_BYTES))

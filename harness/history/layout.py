@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.errors import NotARunError
+
 RUN = "run.json"
 SECOND = "second-stage"
 """Folder inside a run with the repetition of its failed tests on held-out prompts and fresh engines."""
@@ -23,6 +25,15 @@ PARQUET = "observations.parquet"
 REFERENCES = "references"
 CARRIED_BASELINES = f"{REFERENCES}/baselines"
 CARRIED_KNOWN = f"{REFERENCES}/known-defects.yaml"
+
+
+def require_run(folder: Path) -> None:
+    """Raise NotARunError unless a folder is that of a recorded run."""
+    if not (folder / RUN).is_file():
+        raise NotARunError(
+            f"{folder}: expected the folder of a recorded run (with {RUN}), found "
+            f"{'a folder without it' if folder.is_dir() else 'no such folder'}; runs are kept below reports/"
+        )
 
 
 def files_by_cell(folder: Path) -> dict[str, list[Path]]:

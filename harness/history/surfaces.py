@@ -12,8 +12,8 @@ WITHOUT = {
     PER_REQUEST: "acceptance is judged by counters where a request is alone on the engine, and is UNKNOWN elsewhere",
     PAUSE: "requests cannot be queued together, so that `concurrent` and `pressure` are UNKNOWN; servers offer it "
     "with VLLM_SERVER_DEV_MODE=1",
-    RESET_PREFIX_CACHE: "caches cannot be emptied between mutants, and blocks that are never given back are not seen; "
-    "servers offer it with VLLM_SERVER_DEV_MODE=1",
+    RESET_PREFIX_CACHE: "caches cannot be emptied between injected faults, and blocks that are never given back are "
+    "not seen; servers offer it with VLLM_SERVER_DEV_MODE=1",
     BY_SOURCE: "chunked prefill and evictions cannot be proven from counters",
     STEP_TOKENS: "it cannot be proven that prompts were prefilled together",
 }

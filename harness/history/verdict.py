@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
+from harness.errors import EXIT_IMPROVED, EXIT_PASS, EXIT_REGRESSION, EXIT_SUSPECT, EXIT_UNKNOWN
 
 
 class Verdict(StrEnum):
@@ -34,12 +34,25 @@ class Verdict(StrEnum):
 
     @property
     def exit_code(self) -> int:
-        """Exit code: 0 for PASS, and for KNOWN, since every report lists the known defects. An improvement fails until
-        the baseline is updated, as a drift does."""
-        if self in (Verdict.PASS, Verdict.KNOWN):
-            return EXIT_PASS
-        return EXIT_UNKNOWN if self in (Verdict.UNKNOWN, Verdict.SUSPECT) else EXIT_REGRESSION
+        """Exit code: 0 for PASS, and for KNOWN, since every report lists the expected failures. An improvement fails
+        until the baseline is updated, as a drift does, and a doubt until it is settled; a job may let them pass."""
+        return _EXIT_CODES[self]
 
+    @property
+    def fails(self) -> bool:
+        """Whether a difference was found that stays one until somebody acts: not a doubt and no missing evidence."""
+        return self in (Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED)
+
+
+_EXIT_CODES = {
+    Verdict.PASS: EXIT_PASS,
+    Verdict.KNOWN: EXIT_PASS,
+    Verdict.REGRESSION: EXIT_REGRESSION,
+    Verdict.DRIFT: EXIT_REGRESSION,
+    Verdict.UNKNOWN: EXIT_UNKNOWN,
+    Verdict.IMPROVED: EXIT_IMPROVED,
+    Verdict.SUSPECT: EXIT_SUSPECT,
+}
 
 # From harmless to worst. A proven regression outweighs missing evidence elsewhere.
 _SEVERITY = list(Verdict)

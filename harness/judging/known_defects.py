@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import date, datetime
 
-from harness.errors import EXIT_REGRESSION, DataError
+from harness.errors import DataError
 from harness.history.folder import History
 from harness.history.records import COLD
 from harness.history.verdict import Verdict, worst
@@ -38,7 +38,7 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
         if _day(history.run.started) > entry.defect.expires:
             again = any(_fits(entry.defect, f) for f in judgement.findings)
             notices.append(
-                f"known defect {entry.defect.id} expired on {entry.defect.expires}: "
+                f"expected failure {entry.defect.id} expired on {entry.defect.expires}: "
                 + (
                     "its findings fail the run again; renew it in "
                     if again
@@ -105,7 +105,7 @@ def _entry_notices(entry: Entry, before: Judgement, after: Iterable[CellVerdict]
     grown = [(c, n) for c in before.cells if (n := _matching(defect, c)) > defect.at_most]
     for cell, count in grown:
         yield (
-            f"known defect {defect.id} covers nothing in {cell.cell}"
+            f"expected failure {defect.id} covers nothing in {cell.cell}"
             + (f" in {cell.scenario}" if cell.scenario != COLD else "")
             + f": expected at most {defect.at_most} findings, found {count}; if all of them are that defect, raise "
             f"at_most ({lines})"
@@ -116,16 +116,17 @@ def _entry_notices(entry: Entry, before: Judgement, after: Iterable[CellVerdict]
             {
                 f"{f.cell}" + (f" in {f.scenario}" if f.scenario != "cold" else "")
                 for f in findings
-                if f.known is None and f.verdict.exit_code == EXIT_REGRESSION and _near(defect, f)
+                if f.known is None and f.verdict.fails and _near(defect, f)
             }
         )
         if wider:
-            yield f"known defect {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
+            yield f"expected failure {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
         return
     judged = [c for c in before.cells if _names(defect, c) and c.verdict is not Verdict.UNKNOWN]
     if judged and not grown:
         yield (
-            f"known defect {defect.id} matched nothing in {len(judged)} cells that it names: fixed? Then delete {lines}"
+            f"expected failure {defect.id} matched nothing in {len(judged)} cells that it names: fixed? Then "
+            f"delete {lines}"
         )
 
 

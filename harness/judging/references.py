@@ -49,7 +49,7 @@ def unread_list(history: History) -> str | None:
         return None
     if _listed(history) is None:
         return out_of_reach("known_defects", "--known", history)
-    return f"known defects {named}: no such file, so no finding is expected; name a list with --known"
+    return f"expected failures {named}: no such file, so no finding is expected; name a list with --known"
 
 
 def _listed(history: History) -> Path | None:
@@ -81,8 +81,8 @@ def unused_second(history: History, second: History | None) -> str | None:
     if second is not None or not (history.folder / SECOND / "run.json").is_file():
         return None
     return (
-        f"{SECOND}: expected the second stage of this run, finished, with its mutants and identities, found another, "
-        "which is not used; remove the folder, or run the cells that failed again"
+        f"{SECOND}: expected the second stage of this run, finished, with its injected faults and identities, found "
+        "another, which is not used; remove the folder, or run the cells that failed again"
     )
 
 

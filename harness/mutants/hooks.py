@@ -74,8 +74,8 @@ class Switch:
     def _require_alone(self, wanted: frozenset[str]) -> None:
         if len(wanted) > 1 and not self._together:
             raise MutantRefused(
-                f"expected one mutant at a time, found {', '.join(sorted(wanted))}; two at once hide each other, so "
-                f"set {TOGETHER_VARIABLE}=1 if you want both"
+                f"expected one injected fault at a time, found {', '.join(sorted(wanted))}; two at once hide each "
+                f"other, so set {TOGETHER_VARIABLE}=1 if you want both"
             )
 
     def on(self) -> frozenset[str]:
@@ -91,7 +91,7 @@ class Switch:
             wanted = frozenset(filter(None, self._path.read_text(encoding="utf-8").strip().split(",")))
             if wanted - self._installed:
                 raise MutantRefused(
-                    f"expected the switch file to name installed mutants ({', '.join(sorted(self._installed))}), found "
+                    f"expected the switch file to name installed faults ({', '.join(sorted(self._installed))}), found "
                     f"{', '.join(sorted(wanted - self._installed))}"
                 )
             self._require_alone(wanted)
@@ -132,7 +132,7 @@ def parse_ids(text: str) -> tuple[str, ...]:
     ids = tuple(filter(None, (part.strip() for part in text.split(","))))
     unknown = [i for i in ids if i not in MUTANTS]
     if unknown:
-        raise MutantRefused(f"expected mutant ids ({', '.join(MUTANTS)}), found {', '.join(unknown)}")
+        raise MutantRefused(f"expected injected faults ({', '.join(MUTANTS)}), found {', '.join(unknown)}")
     return ids
 
 
@@ -184,7 +184,7 @@ def install(module: ModuleType, item: Patch, active: Active) -> None:
     missing = f"{item.mutant}: expected {where}({', '.join(item.parameters)}, ...), found "
     raw = inspect.getattr_static(owner, name, None) if owner is not None else None
     if raw is None:
-        raise MutantRefused(f"{missing}no such symbol in this vLLM version; rewrite the mutant for it")
+        raise MutantRefused(f"{missing}no such symbol in this vLLM version; rewrite the fault for it")
     static = isinstance(raw, staticmethod)
     original = raw.__func__ if static else raw
     try:
@@ -192,7 +192,7 @@ def install(module: ModuleType, item: Patch, active: Active) -> None:
     except (TypeError, ValueError) as error:
         raise MutantRefused(f"{missing}something that is not callable") from error
     if found[: len(item.parameters)] != item.parameters:
-        raise MutantRefused(f"{missing}({', '.join(found)}) in this vLLM version; rewrite the mutant for it")
+        raise MutantRefused(f"{missing}({', '.join(found)}) in this vLLM version; rewrite the fault for it")
     replacement = functools.wraps(original)(item.make(original, active))
     setattr(owner, name, staticmethod(replacement) if static else replacement)
     say(f"bound {item.mutant} {where}")

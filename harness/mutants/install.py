@@ -26,15 +26,15 @@ def require_known(ids: Sequence[str]) -> None:
     """Raise UsageError naming the first id that is not a mutant's."""
     for mutant in ids:
         if mutant not in MUTANTS:
-            raise UsageError(f"expected the id of a mutant ({', '.join(MUTANTS)}), found {mutant!r}")
+            raise UsageError(f"expected an injected fault ({', '.join(MUTANTS)}), found {mutant!r}")
 
 
 def require_alone(ids: Sequence[str], together: bool) -> None:
     """Raise UsageError when several mutants are requested without ``together``."""
     if len(set(ids)) > 1 and not together:
         raise UsageError(
-            f"expected one mutant at a time, found {', '.join(ids)}: two at once hide each other. Try them one by one "
-            "with `harness selftest`, or add --together"
+            f"expected one injected fault at a time, found {', '.join(ids)}: two at once hide each other. Try them one "
+            "by one with `harness selftest`, or add --together"
         )
 
 
@@ -99,7 +99,9 @@ class EnabledMutants(Mutation):
             return
         carried = self.installed(role)
         ids = tuple(m for m in carried if any(line.startswith(f"{m}:") for line in refused))
-        raise MutantRefusedError(f"a mutant refused the {role} engine of {group_id}: {refused[0]}", ids or carried)
+        raise MutantRefusedError(
+            f"an injected fault refused the {role} engine of {group_id}: {refused[0]}", ids or carried
+        )
 
     def require_installed(self, group_id: str, logs: Mapping[Role, str]) -> None:
         """Raise MutantRefusedError when a mutant found nothing to patch, because no check could catch it."""
@@ -107,8 +109,8 @@ class EnabledMutants(Mutation):
         if missing:
             words = ", ".join(f"{m.mutant} ({m.target}) in the {m.role} engine" for m in missing)
             raise MutantRefusedError(
-                f"expected every enabled mutant of {group_id} to be bound to all of its targets, found that it is not "
-                f"for {words}: this engine does not import the module that the mutant changes",
+                f"expected every injected fault of {group_id} to be bound to all of its targets, found that it is not "
+                f"for {words}: this engine does not import the module that the fault changes",
                 tuple(dict.fromkeys(m.mutant for m in missing)),
             )
 

@@ -323,7 +323,7 @@ def look_up(hub: Hub, reference: ModelReference, role: str, also_tokenizer: bool
     if found is None:
         return (
             f"expected {reference} in the cache {hub.cache}, found no complete snapshot; run "
-            f"`harness models {name} --download`"
+            f"`harness models --profile {name} --download`"
         )
     why = lacking(found, TOKENIZER) if also_tokenizer else None
     if why is not None:

@@ -164,29 +164,29 @@ def load_known(path: Path | None) -> KnownDefects | None:
         places = _lines(yaml.compose(text, Loader=yaml.SafeLoader))
     except FileNotFoundError as error:
         raise DataError(
-            f"known defects {path}: expected the list that the profile or --known names, found no such file; "
+            f"expected failures {path}: expected the list that the profile or --known names, found no such file; "
             "restore it, correct the path, or take known_defects out of the profile"
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise DataError(f"known defects {path}: expected YAML, but it cannot be read: {reason}") from error
+        raise DataError(f"expected failures {path}: expected YAML, but it cannot be read: {reason}") from error
     try:
         file = _File.model_validate(raw)
     except ValidationError as error:
-        raise DataError(f"known defects {path} is not valid:\n{describe_validation_error(error)}") from error
+        raise DataError(f"expected failures {path} is not valid:\n{describe_validation_error(error)}") from error
     ids = [d.id for d in file.defects]
     if len(set(ids)) != len(ids):
-        raise DataError(f"known defects {path}: expected unique ids, found one twice")
+        raise DataError(f"expected failures {path}: expected unique ids, found one twice")
     # Somewhere east of UTC the next day has begun.
     tomorrow = clock.utc().date() + timedelta(1)
     for defect in file.defects:
         if defect.added > tomorrow:
             raise DataError(
-                f"known defects {path}: {defect.id}: expected it to have been added by today "
+                f"expected failures {path}: {defect.id}: expected it to have been added by today "
                 f"({tomorrow - timedelta(1)}), found {defect.added}; correct `added`, or this machine's clock"
             )
     if len(places) != len(file.defects):
-        raise DataError(f"known defects {path}: expected the key 'defects' once, found it several times")
+        raise DataError(f"expected failures {path}: expected the key 'defects' once, found it several times")
     entries = tuple(Entry(d, *place) for d, place in zip(file.defects, places, strict=True))
     return KnownDefects(path, entries, hashlib.sha256(text.encode()).hexdigest())
 

@@ -188,7 +188,7 @@ class EngineConfig(Strict):
     def _allowed_variables(cls, value: dict[str, str]) -> dict[str, str]:
         hidden = sorted(k for k in value if k.startswith("KV_HARNESS_"))
         if hidden:
-            raise ValueError(f"{', '.join(hidden)} would silently enable a mutant; use `harness run --mutant ID`")
+            raise ValueError(f"{', '.join(hidden)} would silently inject a fault; use `harness run --mutant FAULT`")
         check_variables(value)
         return value
 
@@ -690,6 +690,11 @@ def read_profile(name_or_path: str, with_prompts: bool = False) -> Profile:
     return profile
 
 
+def require_profile(name_or_path: str) -> None:
+    """Raise ProfileError unless there is such a profile; nothing of it is read."""
+    _profile_path(name_or_path, Path())
+
+
 def _read(name_or_path: str) -> tuple[Profile, Path]:
     path = _profile_path(name_or_path, Path())
     raw = _with_parents(path, ())
@@ -835,7 +840,8 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
     for problem in _model_problems(profile):
         raise ProfileError(f"profile {source}: {problem}")
     if with_prompts and not profile.workload.prompts.is_file():
-        how = f" --for-profile {source.stem}" if profile.workload.recipe is not None else ""
+        name = source.stem if source.parent == SHIPPED_PROFILES else source
+        how = f" --for-profile {name}" if profile.workload.recipe is not None else ""
         raise ProfileError(
             f"profile {source}: workload.prompts: expected a prompt set at {profile.workload.prompts}, found none. "
             f"Correct the path, or run `harness prompts build{how}`"

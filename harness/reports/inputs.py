@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
         """All of them in words, the baselines as one hash."""
         together = sha256_json(dict(self.baselines))[:_SHORT]
         baselines = f"{len(self.baselines)} baselines {together}" if self.baselines else "no baseline"
-        known = f"known defects {self.known_defects[:_SHORT]}" if self.known_defects else "no known defects"
+        known = f"expected failures {self.known_defects[:_SHORT]}" if self.known_defects else "no expected failures"
         at = f" at {self.commit[:_SHORT]}{' with changes' if self.dirty else ''}" if self.commit else ""
         record = f"record {self.record[:_SHORT]}" if self.record else "a record without a seal"
         return f"{record}, {baselines}, {known}, harness {self.harness}{at}"

@@ -55,7 +55,7 @@ def _detail(result: CheckResult) -> str:
 
 def _run_name(summary: RunSummary) -> str:
     mutants = summary.judgement.mutants
-    return summary.history.run.run_id + (f" INJECTED MUTANT {', '.join(mutants)}" if mutants else "")
+    return summary.history.run.run_id + (f" INJECTED FAULT {', '.join(mutants)}" if mutants else "")
 
 
 def render_junit(summary: RunSummary) -> str:
@@ -67,7 +67,7 @@ def render_junit(summary: RunSummary) -> str:
         # A cell's time is recorded for all its scenarios together; the cold suite carries it.
         seconds = record.seconds + record.start_seconds if record and cell.scenario == COLD else 0.0
         name = _name(cell.cell if cell.scenario == COLD else f"{cell.cell}.{cell.scenario}")
-        failures = sum(r.verdict.exit_code == 1 for r in cell.results)
+        failures = sum(r.verdict.fails for r in cell.results)
         errors = sum(r.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT) for r in cell.results)
         suite = ET.SubElement(
             root,
@@ -97,7 +97,9 @@ def render_junit(summary: RunSummary) -> str:
                 continue
             if result.verdict is Verdict.KNOWN:
                 known = ", ".join(sorted({f.known or "" for f in result.findings}))
-                ET.SubElement(case, "skipped", message=xml_safe(f"KNOWN defect {known}: {_detail(result)}")[:300])
+                ET.SubElement(
+                    case, "skipped", message=xml_safe(f"KNOWN, expected failure {known}: {_detail(result)}")[:300]
+                )
                 continue
             kind = "error" if result.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT) else "failure"
             detail = _detail(result)

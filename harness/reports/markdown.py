@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
-from harness.reports.summary import RunSummary, grouped_findings
+from harness.reports.summary import RunSummary, group_place, grouped_findings
 from harness.util.text import harmless
 
 MAX_LINES = 60
@@ -18,11 +18,20 @@ _FINDINGS = 6
 
 def plain_cell(text: str, most: int = 300) -> str:
     """Return text as one line, without anything that Markdown or HTML would read as markup."""
-    flat = " ".join(harmless(text).split())[:most]
+    flat = _cut(" ".join(harmless(text).split()), most)
     for char in "\\`*_[]|":
         flat = flat.replace(char, f"\\{char}")
     # A name behind "@" would be notified where the text is posted.
     return flat.replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
+
+
+def _cut(text: str, most: int) -> str:
+    """Return at most ``most`` characters of a line, cut between words, so that no address is cut in two."""
+    if len(text) <= most:
+        return text
+    whole = text[: most - 1].rpartition(" ")[0]
+    # A single word that is longer than the line can only be cut within.
+    return f"{whole or text[: most - 2]} …"
 
 
 def _notices(summary: RunSummary) -> list[str]:
@@ -76,11 +85,10 @@ def render_markdown(summary: RunSummary) -> str:
     if groups:
         lines += ["", "## Findings", ""]
         for finding, count, strata in groups[:_FINDINGS]:
-            where = f" ({', '.join(strata)})" if strata else ""
-            if finding.scenario != COLD:
-                where = f" in {plain_cell(finding.scenario)}"
+            where = f" ({', '.join(strata)})" if strata and finding.scenario == COLD else ""
             lines.append(
-                f"- **{finding.verdict}** {plain_cell(finding.cell)} {finding.check} ×{count}{where}: "
+                f"- **{finding.verdict}** {plain_cell(group_place(summary.judgement, finding))}: {finding.check} "
+                f"×{count}{where}: "
                 f"{plain_cell(finding.message)}"
             )
         if len(groups) > _FINDINGS:

@@ -277,7 +277,7 @@ def _pieces(history: History, rows: Sequence[Row]) -> dict[int, str]:
     """Return the text of every token in the rows, if a tokenizer with the recorded hash is on this machine."""
     wanted = {str(i.get("tokenizer_sha256")) for i in history.run.identities.values()}
     named = history.run.profile.get("tokenizer") or history.run.profile.get("target")
-    folder = Path(named) if history.own and isinstance(named, str) else recorded(named)
+    folder = Path(named) if history.own and isinstance(named, str) else recorded(named, history.folder / "tokenizer")
     for place in (folder, REPOSITORY / "models" / "probe" / "tokenizer"):
         # Only a file whose hash the record names is read: its path may come from anywhere.
         if place is not None and (place / "tokenizer.json").is_file() and wanted == {tokenizer_hash(place)}:
@@ -286,9 +286,9 @@ def _pieces(history: History, rows: Sequence[Row]) -> dict[int, str]:
 
 
 def _decoded(path: Path, rows: Sequence[Row]) -> dict[int, str]:
-    from tokenizers import Tokenizer
-
     try:
+        from tokenizers import Tokenizer
+
         tokenizer = Tokenizer.from_file(str(path))
     except Exception:
         # Ids say less, but they are all that there is; the library raises nothing narrower.

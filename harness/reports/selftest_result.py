@@ -10,6 +10,7 @@ from pydantic import Field
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
 from harness.history.verdict import Verdict
 from harness.util.strict import Strict
+from harness.util.text import counted
 
 
 class Kill(StrEnum):
@@ -85,7 +86,7 @@ class SelfTest(Strict):
         """0 only if every mutant is killed for the right reason and every control passes."""
         kills = [o.kill for o in self.outcomes]
         bad = any(k in (Kill.OTHER, Kill.SURVIVED) for k in kills)
-        if bad or any(c.verdict.exit_code == EXIT_REGRESSION for c in self.controls):
+        if bad or any(c.verdict.fails for c in self.controls):
             return EXIT_REGRESSION
         if self.interrupted or not kills or Kill.UNTESTED in kills or not self.controls or self.missing:
             return EXIT_UNKNOWN
@@ -106,8 +107,8 @@ class SelfTest(Strict):
         if self.missing:
             parts.append(f"no outcome for {', '.join(self.missing)}")
         return (
-            f"{len(self.asked)} mutants: {', '.join(parts) or 'none tried'}; {passed} of {len(self.controls)} "
-            f"controls pass; {self.engine_starts} engine starts, {self.seconds:.0f} s."
+            f"{counted(len(self.asked), 'injected fault')}: {', '.join(parts) or 'none tried'}; {passed} of "
+            f"{len(self.controls)} controls pass; {self.engine_starts} engine starts, {self.seconds:.0f} s."
         )
 
 

@@ -24,6 +24,7 @@ from harness.reports.chart_data import Figures, figures_of
 from harness.reports.inputs import Inputs
 from harness.reports.prompts import Prompts, prompts_of
 from harness.reports.suspects import go_on, next_step
+from harness.util.text import counted
 
 _REASON_CHARS = 160
 
@@ -235,11 +236,13 @@ def _described(history: History, judgement: Judgement) -> str:
         return f"{who}: {_judged_right(history, judgement)}."
     if judgement.verdict is Verdict.KNOWN:
         count = how_many(f for f in judgement.findings if f.known is not None)
-        return f"Only known defects ({', '.join(known)}): {count} findings in {cells} cells, {requests} requests."
+        where = f"{counted(count, 'finding')} in {counted(cells, 'cell')}, {counted(requests, 'request')}"
+        return f"Only expected failures ({', '.join(known)}): {where}."
     names = ", ".join(bad[:6]) + (" …" if len(bad) > 6 else "")
     if not bad:
         return f"{judgement.verdict}: {'; '.join(judgement.notices) or 'no cell was judged'}."
-    found = f"{len(bad)} of {cells} cells do not pass ({names}); {how_many(judgement.findings)} findings."
+    what = f"{len(bad)} of {counted(cells, 'cell')} {'does' if len(bad) == 1 else 'do'} not pass"
+    found = f"{what} ({names}); {counted(how_many(judgement.findings), 'finding')}."
     if judgement.mutants:
         return f"With {', '.join(judgement.mutants)} injected, {found}"
     cause = _cause(history, judgement) if judgement.verdict is Verdict.UNKNOWN else ""
@@ -314,6 +317,19 @@ def grouped_findings(judgement: Judgement) -> list[Group]:
         return first.damage == "nothing-tested", -order.index(first.verdict), first.damage != "infrastructure"
 
     return sorted(out, key=place)
+
+
+def cells_of(judgement: Judgement, first: Finding) -> list[str]:
+    """Return the cells of the group that a finding stands for: several where all follow from one broken engine."""
+    return list(dict.fromkeys(f.cell for f in judgement.findings if _group(f) == _group(first)))
+
+
+def group_place(judgement: Judgement, first: Finding) -> str:
+    """Return where a group of findings is, in words."""
+    cells = cells_of(judgement, first)
+    if len(cells) > 1:
+        return f"{cells[0]} and {counted(len(cells) - 1, 'other cell')}"
+    return first.cell if first.scenario == COLD else f"{first.cell} in {first.scenario}"
 
 
 def causes(verdict: Verdict, groups: list[Group]) -> list[Group]:

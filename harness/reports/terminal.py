@@ -11,8 +11,16 @@ from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.diagnosis.diagnose import damage_name
 from harness.reports.html import repro_line
-from harness.reports.summary import AcceptanceRow, Group, RunSummary, can_be_tried, causes, grouped_findings
-from harness.util.text import harmless
+from harness.reports.summary import (
+    AcceptanceRow,
+    Group,
+    RunSummary,
+    can_be_tried,
+    causes,
+    group_place,
+    grouped_findings,
+)
+from harness.util.text import counted, harmless
 
 STYLE = {
     Verdict.PASS: "green",
@@ -48,9 +56,9 @@ def print_summary(summary: RunSummary, console: Console) -> None:
         _lines(console, f"judged from: {summary.inputs.sentence}")
     for notice in summary.judgement.notices[:_NOTICES]:
         _lines(console, f"notice: {notice}")
-    _more(console, len(summary.judgement.notices) - _NOTICES, "notices")
-    console.print(_cells(summary))
-    _more(console, len(summary.cells) - _CELLS, "cells")
+    _more(console, len(summary.judgement.notices) - _NOTICES, "notice")
+    console.print(_cells(summary, console.width))
+    _more(console, len(summary.cells) - _CELLS, "cell")
     _findings(summary, console)
     for _, line in summary.published[:1]:
         _lines(console, f"advisory: {line}", most=1)
@@ -65,23 +73,23 @@ def _findings(summary: RunSummary, console: Console) -> None:
     groups = grouped_findings(summary.judgement)
     mine = [g for g in groups if g[0].known is None]
     first = causes(summary.verdict, mine)
-    _groups(console, first[:_GROUPS])
+    _groups(console, summary, first[:_GROUPS])
     for cell in diagnosed[:_DIAGNOSES]:
         assert cell.diagnosis is not None
         _lines(console, f"{place(cell.cell, cell.scenario)}: {cell.diagnosis.text}", cell.verdict)
-    _groups(console, [g for g in mine if g not in first][: max(0, _GROUPS - len(first))])
-    _more(console, max(0, len(diagnosed) - _DIAGNOSES) + max(0, len(mine) - _GROUPS), "groups of findings")
+    _groups(console, summary, [g for g in mine if g not in first][: max(0, _GROUPS - len(first))])
+    _more(console, max(0, len(diagnosed) - _DIAGNOSES) + max(0, len(mine) - _GROUPS), "group", " of findings")
     known = sorted({f"{f.known} {f.link}" for f, _, _ in groups if f.known})
     if known:
         _lines(console, ", ".join(known), Verdict.KNOWN, most=1)
 
 
-def _groups(console: Console, groups: list[Group]) -> None:
+def _groups(console: Console, summary: RunSummary, groups: list[Group]) -> None:
     for finding, count, strata in groups:
         where = f" in {', '.join(strata)}" if strata else ""
         head = (
-            f"{place(finding.cell, finding.scenario)} {finding.check} ({damage_name(finding.damage)}), {count} "
-            f"finding{'s' if count > 1 else ''}{where}"
+            f"{group_place(summary.judgement, finding)}: {finding.check} ({damage_name(finding.damage)}), "
+            f"{counted(count, 'finding')}{where}"
         )
         _lines(console, head, finding.verdict, most=1)
         _lines(console, f"    {f'{finding.prompt_id}: ' if finding.prompt_id else ''}{finding.message}", most=1)
@@ -96,6 +104,8 @@ def _read_on(summary: RunSummary, console: Console) -> None:
             f"{seconds.get('own', 0):.0f} s",
             highlight=False,
         )
+    if summary.command:
+        _unbroken(console, f"go on: {summary.command}")
     tried = [f for f, _, _ in grouped_findings(summary.judgement) if can_be_tried(f)]
     if tried:
         _unbroken(console, f"reproduce the first: {repro_line(summary.history, tried[0])}")
@@ -123,9 +133,9 @@ def _unbroken(console: Console, text: str) -> None:
     console.print(harmless(text).replace("\n", "�"), soft_wrap=True, highlight=False, markup=False)
 
 
-def _more(console: Console, left: int, what: str) -> None:
+def _more(console: Console, left: int, what: str, of: str = "") -> None:
     if left > 0:
-        console.print(f"… {left} more {what} in the report", highlight=False)
+        console.print(f"… {counted(left, f'more {what}')}{of} in the report", highlight=False)
 
 
 def place(cell: str, scenario: str) -> str:
@@ -133,24 +143,50 @@ def place(cell: str, scenario: str) -> str:
     return cell if scenario == COLD else f"{cell} in {scenario}"
 
 
-def _cells(summary: RunSummary) -> Table:
-    """Return a table of the worst cells, with where they fail and their acceptance."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("cell", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for name in ("tokens equal", "not passing in", "accepted per position"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    accepted = {row.cell: row for row in summary.acceptance}
+_GAP = 3
+"""Columns between two cells of the table."""
+_LEAST = 14
+"""Columns below which a list of strata says nothing."""
+
+
+def _cells(summary: RunSummary, width: int) -> Table:
+    """Return a table of the worst cells, with where they fail and their acceptance, at most ``width`` columns wide.
+
+    Cell and verdict are never cut. Where room is short, acceptance goes without its baseline, then altogether, then the
+    list of strata is cut, then the number of equal tokens goes.
+    """
     order = list(Verdict)
     worst_first = sorted(summary.cells.items(), key=lambda item: -order.index(item[1]))[:_CELLS]
-    for cell, verdict in worst_first:
-        table.add_row(
-            Text(harmless(cell)),
-            verdict_text(verdict),
-            summary.equal_tokens.get(cell, ""),
-            Text(harmless(", ".join(_failing(summary, cell)) or "–")),
-            _accepted(accepted.get(cell)),
-        )
+    rows = {row.cell: row for row in summary.acceptance}
+    cells = [cell for cell, _ in worst_first]
+    columns = {
+        "cell": [Text(harmless(cell)) for cell in cells],
+        "verdict": [verdict_text(verdict) for _, verdict in worst_first],
+        "tokens equal": [Text(summary.equal_tokens.get(cell, "")) for cell in cells],
+        "not passing in": [Text(harmless(", ".join(_failing(summary, cell)) or "–")) for cell in cells],
+        "accepted per position": [Text(_accepted(rows.get(cell))) for cell in cells],
+    }
+    short = [Text(_rates(rows.get(cell))) for cell in cells]
+    wide = {name: max(len(name), *(t.cell_len for t in texts)) for name, texts in columns.items()}
+
+    def room(*names: str) -> int:
+        return width - sum(wide[name] + _GAP for name in names)
+
+    if room("cell", "verdict", "tokens equal", "accepted per position") < min(wide["not passing in"], 2 * _LEAST):
+        columns["accepted per position"] = short
+        wide["accepted per position"] = max(len("accepted per position"), *(t.cell_len for t in short))
+    if room("cell", "verdict", "tokens equal", "accepted per position") < _LEAST:
+        del columns["accepted per position"], wide["accepted per position"]
+    if room("cell", "verdict", "tokens equal") < _LEAST:
+        del columns["tokens equal"], wide["tokens equal"]
+    wide["not passing in"] = max(1, min(wide["not passing in"], room(*(n for n in wide if n != "not passing in"))))
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in columns:
+        cut = name == "not passing in"
+        # Only a name that is wider than the terminal itself is folded.
+        table.add_column(name, width=wide[name], no_wrap=cut, overflow="ellipsis" if cut else "fold")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     return table
 
 
@@ -161,10 +197,14 @@ def _failing(summary: RunSummary, cell: str) -> list[str]:
     return [*strata, *(s for s in scenarios if s != COLD or not strata)]
 
 
+def _rates(row: AcceptanceRow | None) -> str:
+    return " ".join(f"{r:.4f}" for r in row.ours.rates) if row is not None and row.ours.rates else "–"
+
+
 def _accepted(row: AcceptanceRow | None) -> str:
     if row is None or not row.ours.rates:
         return "–"
-    ours = " ".join(f"{r:.4f}" for r in row.ours.rates)
+    ours = _rates(row)
     recorded = " ".join("–" if r is None else f"{r:.4f}" for r in row.baseline_rates or ())
     if not recorded:
         return f"{ours}, no baseline"

@@ -59,7 +59,7 @@ def load_trend(folder: Path, between: int = 365, references: References = PROFIL
             history = load_history(path.parent)
             require_plain(history)
             if history.run.mutants:
-                left_out.append(f"{path.parent.name}: mutants were enabled")
+                left_out.append(f"{path.parent.name}: faults were injected")
                 continue
             runs.append(_run(history, judged(history, references), lookups_for(history, references)))
         except HarnessError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from harness.engines.attached import AttachedExecutor
@@ -64,6 +65,17 @@ def new_folder(out: Path, profile: Profile, kind: str = "") -> Path:
             f"--out {out}: expected a folder to write runs into, but {folder} cannot be created ({error.strerror})"
         ) from error
     return folder
+
+
+@contextlib.contextmanager
+def removed_if_empty(folder: Path) -> Iterator[None]:
+    """Remove a new folder at the end if nothing was written into it, as when the engines cannot be had."""
+    try:
+        yield
+    finally:
+        # This fails where something is in it.
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def prepared_recorder(

@@ -24,7 +24,7 @@ class Reporter:
         self._expected = expected_s
         self._done_s = 0.0
         self._lock = threading.Lock()
-        self._begun = self._printed = time.monotonic()
+        self._begun = self._printed = self._since = time.monotonic()
         self._latest = "starting"
         self._silence = silence_s
         self._over = threading.Event()
@@ -57,7 +57,8 @@ class Reporter:
     def _break_silence(self) -> None:
         while not self._over.wait(max(0.0, self._printed + self._silence - time.monotonic())):
             if time.monotonic() >= self._printed + self._silence:
-                self._print(f"… {self._latest}; about {self._left_s():.0f} s left")
+                age = time.monotonic() - self._since
+                self._print(f"… {self._latest}, for {age:.0f} s; about {self._left_s():.0f} s left")
 
     def _left_s(self) -> float:
         """Return the expected time left, at the speed so far."""
@@ -67,7 +68,7 @@ class Reporter:
 
     def line(self, text: str) -> None:
         """Print a permanent line."""
-        self._latest = text
+        self._latest, self._since = text, time.monotonic()
         self._print(text)
 
     def _print(self, text: str) -> None:
@@ -79,7 +80,7 @@ class Reporter:
         """Advance by ``seconds`` of the plan's expected time, and name what is being waited for."""
         with self._lock:
             self._done_s += seconds
-            self._latest = text
+            self._latest, self._since = text, time.monotonic()
         if self._live:
             self._bar.update(
                 self._task, description=text, completed=self._done_s, left=f"about {self._left_s():.0f} s left"

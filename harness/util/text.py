@@ -15,6 +15,19 @@ def harmless(text: str) -> str:
     return _OBEYED.sub("\ufffd", text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun, in the plural unless it is one: ``1 cell``, ``1,204 cells``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def lasting(seconds: float) -> str:
+    """Return a time as people say it: ``40 seconds``, ``4 minutes``, ``13.4 hours``."""
+    if seconds < 90:
+        return counted(round(seconds), "second")
+    minutes = seconds / 60
+    return counted(round(minutes), "minute") if minutes < 90 else f"{minutes / 60:.1f} hours"
+
+
 def shortened(text: str, most: int = 2000) -> str:
     """Return at most the first ``most`` characters of a text, with a note on how many more there are."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most} more characters"

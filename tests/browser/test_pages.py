@@ -346,7 +346,7 @@ def test_self_test_and_aa_beside_the_run_are_panels(visitor: Visitor, pages: Pag
     page = visitor.open(pages["green"])
     page.get_by_role("heading", name="Self-test and A/A").click()
     panel = page.locator("#selftest")
-    expect(panel).to_contain_text("not every mutant killed")
+    expect(panel).to_contain_text("not every fault caught")
     panel.get_by_text("Kill matrix").click()
     expect(panel.get_by_role("row").nth(1)).to_be_visible()
     assert panel.get_by_role("link").first.evaluate("(a) => a.href").endswith("/selftest/report.html")

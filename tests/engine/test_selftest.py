@@ -51,8 +51,8 @@ def test_the_law_of_the_lookahead_defect_is_found(quick):
 def test_runs_with_a_mutant_are_stamped(quick):
     folder = quick[2]
     for name in ("report.html", "summary.md", "junit.xml"):
-        assert "INJECTED MUTANT M4" in (folder / "M4" / name).read_text(), name
-    assert "INJECTED MUTANT" not in (folder / "control-pd-eagle3" / "report.html").read_text()
+        assert "INJECTED FAULT M4" in (folder / "M4" / name).read_text(), name
+    assert "INJECTED FAULT" not in (folder / "control-pd-eagle3" / "report.html").read_text()
     assert json.loads((folder / "M4" / "run.json").read_text())["mutants"] == ["M4"]
 
 

@@ -574,10 +574,10 @@ PROMPT = ["--cell", "single-none", "--prompt", "copy-096-19"]
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["/tmp", "--good", "0.30.0", "--bad", "0.32.0"], "expected --finding ID with RUN_DIR"),
-        (["--good", "0.30.0", "--bad", "0.32.0"], "expected a run and one of its findings, or --cell and --prompt"),
+        (["/tmp", "--good", "0.30.0", "--bad", "0.32.0"], "expected [RUN_DIR] FINDING, or --cell and --prompt"),
+        (["--good", "0.30.0", "--bad", "0.32.0"], "expected [RUN_DIR] FINDING, or --cell and --prompt, found neither"),
         (
-            ["/nowhere", "--finding", "x", "--good", "0.30.0", "--bad", "0.32.0"],
+            ["/nowhere", "x", "--good", "0.30.0", "--bad", "0.32.0"],
             "expected the folder of a recorded run",
         ),
         (["--cell", "pd-none", "--good", "0.30.0", "--bad", "0.32.0"], "expected --prompt ID or --scenario"),

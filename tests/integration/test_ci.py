@@ -351,7 +351,7 @@ def test_part_fetches_models_and_prompts_and_runs_without_missing_ones(tmp_path)
     found, calls = call(folder, "part.sh", **environment)
     assert found == 0
     assert calls == [
-        "models night ly.yaml --cell pd-eagle3 --cell single-none --download",
+        "models --profile night ly.yaml --cell pd-eagle3 --cell single-none --download",
         "prompts build --for-profile night ly.yaml",
         "run --part --out reports/part-1 --profile night ly.yaml --cell pd-eagle3 --cell single-none",
     ]
@@ -370,7 +370,7 @@ def test_a_part_that_need_not_fetch_does_not(tmp_path):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 64])
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 64])
 def test_the_verdicts_exit_code_is_that_of_the_step(tmp_path, code):
     folder = stage(tmp_path, [code])
     summary = folder / "shown"
@@ -390,19 +390,22 @@ def test_no_summary_is_no_pass(tmp_path):
     assert "No verdict" in shown.read_text()
 
 
-@pytest.mark.parametrize("agent_works", [True, False])
-def test_buildkite_fetches_all_tries_and_annotates(tmp_path, agent_works):
-    folder = stage(tmp_path, [1])
+@pytest.mark.parametrize(
+    ("agent_works", "code", "style"),
+    [(True, 1, "error"), (False, 1, "error"), (True, 2, "warning"), (True, 3, "warning"), (True, 4, "warning")],
+)
+def test_buildkite_fetches_all_tries_and_annotates(tmp_path, agent_works, code, style):
+    folder = stage(tmp_path, [code])
     agent = folder / "bin" / "buildkite-agent"
     agent.parent.mkdir()
     agent.write_text(f'#!/bin/sh\necho "$@" >>"{folder}/agent"\ncat >/dev/null\nexit {0 if agent_works else 1}\n')
     agent.chmod(0o755)
     path = f"{agent.parent}:/usr/bin:/bin"
     found, _ = call(folder, "merge.sh", HARNESS_PROFILE="cpu", PATH=path, BUILDKITE="true")
-    assert found == 1
+    assert found == code
     asked = (folder / "agent").read_text().splitlines()
     assert asked[0] == "artifact download --include-retried-jobs reports/part-*/**/* reports/parts/"
-    assert asked[1] == "annotate --context verdict --style error"
+    assert asked[1] == f"annotate --context verdict --style {style}"
 
 
 NIGHT = {

@@ -372,7 +372,7 @@ def test_one_missing_model_costs_its_own_method_only(hub, tmp_path):
     assert local.target_folder.is_dir()
     assert [m.kind for m in local.methods if m.kind != "eagle3" and m.drafter_path] == ["dflash", "mtp"]
     with pytest.raises(
-        ModelUnavailableError, match=r"drafter of eagle3: .*harness models nightly --download"
+        ModelUnavailableError, match=r"drafter of eagle3: .*harness models --profile nightly --download"
     ) as caught:
         _ = local.methods[1].drafter_path
     assert caught.value.exit_code == 2
@@ -443,19 +443,22 @@ def run(served, tmp_path: Path, *arguments: str, **variables: str) -> tuple[int,
 
 def test_models_command_shows_fetches_and_verifies(served, tmp_path):
     path = hub_profile(tmp_path)
-    code, output = run(served, tmp_path, "models", path)
+    code, output = run(served, tmp_path, "models", "-p", path)
     assert code == 0 and f"{A[:20]}" in output and " no " in output
     assert not (tmp_path / "home" / "hub" / "models--fake--target" / "snapshots").exists()
     code, output = run(served, tmp_path, "plan", "-p", path)
     assert code == 2
-    assert f"target: expected {TARGET}@main in the cache" in output and f"harness models {path} --download" in output
-    code, output = run(served, tmp_path, "models", path, "--download", "--verify", HF_TOKEN=TOKEN)
+    assert (
+        f"target: expected {TARGET}@main in the cache" in output
+        and f"harness models --profile {path} --download" in output
+    )
+    code, output = run(served, tmp_path, "models", "-p", path, "--download", "--verify", HF_TOKEN=TOKEN)
     assert code == 0 and "token: found" in output and TOKEN not in output
     code, output = run(served, tmp_path, "plan", "-p", path)
     assert code == 0 and "pd-eagle3" in output
     weights = tmp_path / "home" / "hub" / "models--fake--target" / "snapshots" / A / "model.safetensors"
     weights.resolve().write_bytes(b"damaged")
-    code, output = run(served, tmp_path, "models", path, "--verify")
+    code, output = run(served, tmp_path, "models", "-p", path, "--verify")
     assert code == 2 and "expected a file that matches its checksum" in output
 
 
@@ -471,15 +474,15 @@ def test_models_command_shows_fetches_and_verifies(served, tmp_path):
     ],
 )
 def test_models_command_says_what_is_wrong(served, tmp_path, target, code, sentence):
-    found, output = run(served, tmp_path, "models", hub_profile(tmp_path, target=target), "--download")
+    found, output = run(served, tmp_path, "models", "-p", hub_profile(tmp_path, target=target), "--download")
     assert (found, sentence in output) == (code, True), output
 
 
 def test_models_command_without_a_hub(tmp_path, served):
     path = hub_profile(tmp_path)
-    code, output = run(served, tmp_path, "models", path, HF_ENDPOINT="http://127.0.0.1:1")
+    code, output = run(served, tmp_path, "models", "-p", path, HF_ENDPOINT="http://127.0.0.1:1")
     assert code == 2 and "expected an answer from http://127.0.0.1:1" in output
-    assert run(served, tmp_path, "models", "cpu")[0] == 0
+    assert run(served, tmp_path, "models", "-p", "cpu")[0] == 0
 
 
 def look_up_now(path: str) -> dict:

@@ -744,7 +744,7 @@ def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path):
         (lambda r: r["versions"].update(vllm="9"), "versions.vllm: expected '0', found '9'"),
         (lambda r: r.update(harness_version="9"), "versions.harness"),
         (lambda r: r["hardware"].update(platform="Linux aarch64"), "platform"),
-        (lambda r: r.update(mutants=["M1"]), "mutants enabled: M1"),
+        (lambda r: r.update(mutants=["M1"]), "injected faults: M1"),
         (lambda r: r.update(interrupted=True), "was interrupted"),
         (lambda r: r.update(finished=None), "it was killed"),
         (lambda r: r.update(schema_version=99), "expected history schema"),

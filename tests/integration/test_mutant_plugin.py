@@ -27,8 +27,8 @@ def test_without_its_variable_the_plugin_does_nothing():
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        ({"KV_HARNESS_MUTANTS": "M99"}, "expected mutant ids"),
-        ({"KV_HARNESS_MUTANTS": "M1,M4"}, "expected one mutant at a time, found M1, M4"),
+        ({"KV_HARNESS_MUTANTS": "M99"}, "expected injected faults"),
+        ({"KV_HARNESS_MUTANTS": "M1,M4"}, "expected one injected fault at a time, found M1, M4"),
     ],
 )
 def test_bad_arming_ends_the_process_with_one_line(env, sentence):

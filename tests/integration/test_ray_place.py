@@ -80,7 +80,7 @@ def test_command_line_refuses_too():
     arguments = ["run", "--executor", "ray", "--mutant", "M1", "--cell", "single-none"]
     code, output = cli(*arguments)
     assert code == 64
-    assert "mutants are switched by files" in output
+    assert "they are switched by files" in output
 
 
 def test_missing_ray_is_said_with_what_to_install(monkeypatch):

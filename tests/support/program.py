@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import NamedTuple
@@ -51,17 +51,24 @@ def inside(*arguments: str) -> tuple[int, str]:
     from harness.cli.app import main
 
     said, code = io.StringIO(), 0
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with keeping_signals(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
             with mock.patch.object(sys, "argv", ["harness", *arguments]):
                 main()
         except SystemExit as end:
             code = int(end.code or 0)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
     return code, " ".join(said.getvalue().split())
+
+
+@contextlib.contextmanager
+def keeping_signals() -> Iterator[None]:
+    """Give this process its handlers of signals back, which the program replaces."""
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def pytest(*arguments: str) -> Ended:

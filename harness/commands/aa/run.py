@@ -22,6 +22,7 @@ from harness.runner.repetitions import record_repetitions
 from harness.runner.run import new_folder
 from harness.util import json_io, machine
 from harness.util.progress import Reporter
+from harness.util.text import counted, lasting
 from harness.workload.prepare import Prepared, prepare
 
 
@@ -127,8 +128,8 @@ def repeat_cells(
     seconds = starts + repetitions * (prepared.expected_s - starts)
     with Reporter(seconds) as reporter:
         reporter.line(
-            f"{repetitions} repetitions of {len(prepared.plan.cells)} cells, {repetitions * prepared.requests} "
-            f"requests, about {seconds / 60:.0f} minutes"
+            f"{repetitions} repetitions of {counted(len(prepared.plan.cells), 'cell')}, "
+            f"{counted(repetitions * prepared.requests, 'request')}, about {lasting(seconds)}"
         )
         result = against_itself(prepared, environment, folder, repetitions, reporter)
     write_repeat(result, folder)

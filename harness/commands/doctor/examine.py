@@ -27,6 +27,7 @@ from harness.util import allowance
 from harness.util.extras import INSTALL_ENGINES, INSTALL_RUN, lacking_to_run
 from harness.util.files import sha256_file
 from harness.util.paths import REPOSITORY
+from harness.util.text import counted
 
 
 def _attempt(what: str, advice: str, action: Callable[[], str]) -> Item:
@@ -51,7 +52,7 @@ def examine(executable: str, source: str) -> list[Item]:
     profile: Profile | None = None
     try:
         profile = load_profile(source)
-        items.append(Item("profile", f"{profile.name}, {len(all_cells(profile))} cells", True, True))
+        items.append(Item("profile", f"{profile.name}, {counted(len(all_cells(profile)), 'cell')}", True, True))
     except HarnessError as error:
         items.append(Item("profile", str(error), False, True, "correct the profile"))
     if environment is not None:
@@ -180,7 +181,8 @@ def _data_items(profile: Profile, source: str) -> list[Item]:
     """Return items for prompt sets and baselines; the baselines of a profile with axes are only counted."""
     items, found = [], dict[str, Lookup]()
     hardware = tuple(gpus())
-    for path in dict.fromkeys(p.workload.prompts for p in profile.parts):
+    paths = list(dict.fromkeys(p.workload.prompts for p in profile.parts))
+    for path in paths:
         parts = [p for p in profile.parts if p.workload.prompts == path]
         recipe = f" --for-profile {source}" if parts[0].workload.recipe is not None else ""
 
@@ -189,7 +191,8 @@ def _data_items(profile: Profile, source: str) -> list[Item]:
             prompt_set.check_tokenizer(part.tokenizer_folder, part.workload.prompts)
             return f"{len(prompt_set.prompts)} in {part.workload.prompts.name}"
 
-        items.append(_attempt("prompts", f"restore the file, or run `harness prompts build{recipe}`", prompts))
+        name = "prompts" if len(paths) == 1 else f"prompts {path.stem}"
+        items.append(_attempt(name, f"restore the file, or run `harness prompts build{recipe}`", prompts))
         if items[-1].ok:
             digest = load_prompts(path).sha256
             indexes: dict[Path, BaselineIndex] = {}

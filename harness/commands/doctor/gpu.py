@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +44,9 @@ def hub_items(source: str, hub: Hub | None = None) -> list[Item]:
     answers = any(m.gated is not None for m in models)
     locked = [m.reference.repo for m in absent if m.gated]
     missing = sum(m.missing or 0 for m in models)
-    unsure = " or more" if any(m.missing is None for m in models) else ""
+    unsized = any(m.missing is None for m in models)
+    fetched = f"{missing / GIB:.1f} GiB{' or more' if unsized else ''}" if missing or not unsized else "unknown size"
+    roles = Counter(m.role for m in models)
     return [
         Item(
             "hub",
@@ -59,25 +62,28 @@ def hub_items(source: str, hub: Hub | None = None) -> list[Item]:
             bool(locked),
             "set HF_TOKEN; only gated and private models need it",
         ),
-        *(_model_item(m, source) for m in models),
+        *(_model_item(m, source, alone=roles[m.role] == 1) for m in models),
         Item(
             "disk for models",
-            f"{missing / GIB:.1f} GiB{unsure} to fetch, {hub.free() / GIB:.1f} GiB free at {hub.cache}",
-            missing <= hub.free(),
-            bool(absent),
-            "free some disk space, or point HF_HOME at a larger disk",
+            f"{fetched} to fetch, {hub.free() / GIB:.1f} GiB free at {hub.cache}",
+            missing <= hub.free() and not unsized,
+            # Of an unknown size nobody can say that it does not fit.
+            bool(absent) and (not unsized or missing > hub.free()),
+            "look at the sizes on the hub" if missing <= hub.free() else "free some disk space, or move HF_HOME",
         ),
     ]
 
 
-def _model_item(model: Model, source: str) -> Item:
+def _model_item(model: Model, source: str, alone: bool) -> Item:
+    """Return the item of a model, with its repository in its name unless it is ``alone`` in its role."""
     size = "size unknown" if model.size is None else f"{model.size / GIB:.2f} GiB"
     facts = [f"{model.reference} is {(model.commit or '?')[:12]}", size]
     facts += ["gated"] if model.gated else []
     facts.append("in the cache" if model.cached else "not in the cache")
     found = ", ".join(facts) if model.error is None else str(model.error)
     ok = model.cached and model.error is None
-    return Item(f"model {model.role}", found, ok, True, f"harness models {source} --download")
+    name = f"model {model.role}" + ("" if alone else f" {model.reference.repo}")
+    return Item(name, found, ok, True, f"harness models --profile {source} --download")
 
 
 # --- transports -----------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def issue_text(
         f"- {draft}; block size {case.profile.engine.block_size}; {case.profile.engine.dtype}",
     ]
     if case.mutants:
-        lines += ["", f"**Mutants enabled: {', '.join(case.mutants)}. The defect is deliberate; not for upstream.**"]
+        lines += ["", f"**Injected faults: {', '.join(case.mutants)}. The defect is deliberate; not for upstream.**"]
     return "\n".join(lines) + "\n"
 
 

@@ -86,7 +86,7 @@ def _require_usable(history: History, wanted: Wanted) -> None:
     armed = dict.fromkeys((*run.mutants, *(m for e in run.engines for m in e.mutants)))
     if armed and not wanted.armed:
         raise UsageError(
-            f"{history.folder}: expected unmodified engines, found mutants enabled: {', '.join(armed)}; --armed "
+            f"{history.folder}: expected unmodified engines, found injected faults: {', '.join(armed)}; --armed "
             "accepts them"
         )
     names = [c.cell for c in run.cells]

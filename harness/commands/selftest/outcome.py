@@ -26,7 +26,7 @@ def classify_kill(trial: Trial, judgement: Judgement, fired: bool | None, lookah
         return Kill.SURVIVED, f"every check of {', '.join(_name(v) for v in views)} passed{never}"
     if fired is False:
         names = ", ".join(_name(v) for v in failed)
-        return Kill.OTHER, f"{names} failed although the mutant's code never ran: something else is wrong"
+        return Kill.OTHER, f"{names} failed although the fault's code never ran: something else is wrong"
     reasons = []
     for view in trial.caught:
         cell = failed.get(view)

@@ -32,8 +32,8 @@ def write_selftest(test: SelfTest, folder: Path) -> None:
 def print_selftest(test: SelfTest, console: Console) -> None:
     """Print the kill matrix, the controls, and why mutants were not killed for their reason."""
     columns = matrix_columns(test.outcomes)
-    table = Table(title="kill matrix (mutants × checks)", title_justify="left")
-    table.add_column("mutant", no_wrap=True)
+    table = Table(title="kill matrix (faults × checks)", title_justify="left")
+    table.add_column("fault", no_wrap=True)
     table.add_column("result", no_wrap=True)
     table.add_column("after", justify="right", no_wrap=True)
     for number, _ in enumerate(columns, 1):
@@ -49,7 +49,7 @@ def print_selftest(test: SelfTest, console: Console) -> None:
     for control in test.controls:
         console.print(
             Text.assemble(
-                verdict_text(control.verdict), f"  control {control.id}: {control.requests} requests, all mutants off"
+                verdict_text(control.verdict), f"  control {control.id}: {control.requests} requests, all faults off"
             )
         )
         for line in control.findings:
@@ -87,10 +87,10 @@ def render_markdown(test: SelfTest) -> str:
         f"{test.sentence} Profile {test.profile}, {versions}.",
         "",
         "✘ the check fails, ? it is UNKNOWN, ▲ improved, ⇄ drift, · it passes, empty: it does not apply to what the "
-        "mutant needs. *after* is how many requests of its cell and scenario were answered until the first one with a "
+        "fault needs. *after* is how many requests of its cell and scenario were answered until the first one with a "
         "finding, and how many output tokens; –: no single request shows it.",
         "",
-        "| mutant | result | after | " + " | ".join(columns) + " |",
+        "| fault | result | after | " + " | ".join(columns) + " |",
         "|---|---|---|" + "---|" * len(columns),
     ]
     for o in test.outcomes:

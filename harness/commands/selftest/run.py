@@ -33,6 +33,7 @@ from harness.runner.run import new_folder, point_latest
 from harness.scheduling import hardware
 from harness.util import machine
 from harness.util.progress import Reporter
+from harness.util.text import counted, lasting
 from harness.workload.cells import CellWork
 from harness.workload.prepare import Prepared, narrowed, prepare
 
@@ -257,12 +258,12 @@ class SelfTester:
             right = prompt.expected
             if answer.error or answer.final is None:
                 raise HandoffError(
-                    f"expected {cell.id} to answer {prompt.id} after the mutant was switched off, found "
+                    f"expected {cell.id} to answer {prompt.id} after the fault was switched off, found "
                     f"{answer.error or 'no answer'}; the engines are restarted"
                 )
             if right is not None and answer.final.output_ids != right[: answer.max_tokens]:
                 raise HandoffError(
-                    f"expected {cell.id} to answer {prompt.id} correctly after the mutant was switched off, found "
+                    f"expected {cell.id} to answer {prompt.id} correctly after the fault was switched off, found "
                     "different tokens; the engines are restarted"
                 )
 
@@ -316,7 +317,8 @@ def self_test(
     seconds = forecast_s(setups, prepared)
     with Reporter(seconds) as reporter:
         reporter.line(
-            f"{len(trials)} mutants on {sum(s.group.engines for s in setups)} engines, about {seconds / 60:.0f} minutes"
+            f"{counted(len(trials), 'injected fault')} on {counted(sum(s.group.engines for s in setups), 'engine')}, "
+            f"about {lasting(seconds)}"
         )
         result = SelfTester(prepared, environment, folder, reporter).run(setups)
     write_selftest(result, folder)

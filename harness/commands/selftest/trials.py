@@ -182,7 +182,7 @@ def select_trials(mutants: Sequence[str], quick: bool) -> list[Trial]:
     known = {t.mutant: t for t in TRIALS}
     for mutant in mutants:
         if mutant not in MUTANTS:
-            raise UsageError(f"--mutant {mutant!r}: expected one of {', '.join(MUTANTS)}, found no such mutant")
+            raise UsageError(f"--mutant {mutant!r}: expected one of {', '.join(MUTANTS)}, found no such fault")
     chosen = mutants or (HISTORIC if quick else tuple(MUTANTS))
     # M9 comes last: it leaves blocks on P until their lease ends, so that the caches cannot be emptied.
     order = sorted((m for m in MUTANTS if m in chosen), key=lambda m: m == "M9")
@@ -203,8 +203,8 @@ def _choice(trial: Trial, wanted: set[str], profile: Profile, prompts: PromptSet
     missing = wanted - {COLD} - {s.id for s in profile.scenarios}
     if missing:
         raise UsageError(
-            f"mutant {trial.mutant} shows in the scenario {', '.join(sorted(missing))}, which profile {profile.name} "
-            f"does not have; add it to the profile or leave the mutant out"
+            f"fault {trial.mutant} shows in the scenario {', '.join(sorted(missing))}, which profile {profile.name} "
+            f"does not have; add it to the profile or leave the fault out"
         )
     chosen = choose_prompts(trial.prompts, prompts, profile, cell.method)
     return Choice(scenarios=frozenset(wanted), prompts=frozenset(p.id for p in chosen), forms=trial.forms)
@@ -237,8 +237,8 @@ def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -
     for trial in trials:
         if trial.method not in methods:
             raise UsageError(
-                f"mutant {trial.mutant} shows with {trial.method}, which profile {profile.name} does not have; name "
-                "other mutants or another profile"
+                f"fault {trial.mutant} shows with {trial.method}, which profile {profile.name} does not have; name "
+                "other faults or another profile"
             )
         # A pair serves single cells too, on its decode engine.
         pairs = {t.method for t in trials if any(v.topology == "pd" for v in t.views)}

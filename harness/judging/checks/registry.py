@@ -234,7 +234,7 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     mutants = history.run.mutants
     if mutants:
         notices.append(
-            f"INJECTED MUTANT {', '.join(mutants)}: this run has a deliberate defect, so it says nothing about vLLM "
+            f"INJECTED FAULT {', '.join(mutants)}: this run has a deliberate defect, so it says nothing about vLLM "
             "and cannot pass"
         )
     strange = [

@@ -254,7 +254,7 @@ def test_accepting_a_matrix_run_keeps_prompts_that_it_did_not_send_cold(tmp_path
 @pytest.mark.parametrize(
     ("run", "sentence"),
     [
-        (run_of(mutants=("M8",)), "mutants M8 enabled"),
+        (run_of(mutants=("M8",)), "injected faults M8"),
         (run_of(interrupted=True), "interrupted"),
         (run_of(prompts_sha256="other"), "found a run with different ones"),
         (run_of([31]), "it was not sent"),
@@ -271,7 +271,7 @@ def test_nothing_is_recorded_from_a_run_that_is_no_reference(tmp_path, run, sent
     [
         (run_of(), "found the run itself"),
         (run_of(run_id="again", prompts_sha256="x"), "with different prompts"),
-        (run_of(run_id="again", mutants=("M1",)), "M1 enabled"),
+        (run_of(run_id="again", mutants=("M1",)), "injected faults M1"),
         (
             run_of(
                 run_id="again",

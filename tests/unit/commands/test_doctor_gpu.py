@@ -206,7 +206,7 @@ def test_hub_token_models_and_disk(tmp_path, monkeypatch):
         token = items["hub token"]
         assert (token.ok, token.needed, token.found) == (False, True, "none, needed by fake/gated")
         assert not items["model target"].ok and "not in the cache" in items["model target"].found
-        assert items["model target"].advice == f"harness models {path} --download"
+        assert items["model target"].advice == f"harness models --profile {path} --download"
         assert "found no token" in items["model eagle3"].found
         assert items["disk for models"].ok and items["disk for models"].needed
         hub.download(next(iter(references(path).values())), "target")

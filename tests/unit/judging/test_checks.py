@@ -386,8 +386,9 @@ def test_higher_acceptance_than_single_tonight_is_a_sampler_regression():
 
 def test_worst_verdict_rules_the_exit_code():
     assert Verdict.PASS.exit_code == 0
-    assert {v.exit_code for v in (Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED)} == {1}
-    assert {v.exit_code for v in (Verdict.UNKNOWN, Verdict.SUSPECT)} == {2}
+    assert {v.exit_code for v in (Verdict.REGRESSION, Verdict.DRIFT)} == {1}
+    assert (Verdict.UNKNOWN.exit_code, Verdict.IMPROVED.exit_code, Verdict.SUSPECT.exit_code) == (2, 3, 4)
+    assert {v for v in Verdict if v.fails} == {Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED}
 
 
 # --- injected mutants -----------------------------------------------------------------------------------------------
@@ -397,7 +398,7 @@ def test_run_with_an_injected_mutant_never_passes_and_says_so():
     judgement = judge(history(flawless(), mutants=("M1",)), lookups(LENGTHS))
     assert judgement.verdict is Verdict.UNKNOWN
     assert judgement.mutants == ("M1",)
-    assert any("INJECTED MUTANT M1" in n for n in judgement.notices)
+    assert any("INJECTED FAULT M1" in n for n in judgement.notices)
     broken = judge(history(replaced("pd-eagle3", 32, garbled), mutants=("M1",)), lookups(LENGTHS))
     assert broken.verdict is Verdict.REGRESSION
 

@@ -147,7 +147,7 @@ def test_entry_for_one_stratum_does_not_cover_a_change_of_all(tmp_path):
 
 
 def test_misspelt_list_is_refused(tmp_path):
-    with pytest.raises(DataError, match="known defects"):
+    with pytest.raises(DataError, match="expected failures"):
         load_known(tmp_path / "typo.yaml")
 
 
@@ -260,7 +260,7 @@ def test_shipped_entry_does_not_cover_an_answer_that_ended_in_an_error():
 def test_damaged_list_is_refused(tmp_path, text):
     path = tmp_path / "known-defects.yaml"
     path.write_text(text)
-    with pytest.raises(DataError, match="known defects"):
+    with pytest.raises(DataError, match="expected failures"):
         load_known(path)
 
 

@@ -95,10 +95,10 @@ def test_switch_file_names_one_armed_mutant(tmp_path):
     switch = tmp_path / "switch"
     state = hooks.Switch(frozenset({"M1", "M4"}), str(switch), together=False)
     switch.write_text("M1,M4")
-    with pytest.raises(hooks.MutantRefused, match="one mutant at a time"):
+    with pytest.raises(hooks.MutantRefused, match="one injected fault at a time"):
         state.on()
     switch.write_text("M7")
-    with pytest.raises(hooks.MutantRefused, match="installed mutants"):
+    with pytest.raises(hooks.MutantRefused, match="installed faults"):
         state.on()
 
 

@@ -91,7 +91,7 @@ def test_injected_mutant_is_stamped_on_every_report():
     console = Console(record=True, width=160)
     print_summary(summary, console)
     for text in (render_html(summary), render_markdown(summary), render_junit(summary), console.export_text()):
-        assert "INJECTED MUTANT M5b" in text
+        assert "INJECTED FAULT M5b" in text
 
 
 def test_passing_report_names_every_cell_and_needs_no_network():

@@ -1,0 +1,61 @@
+"""How help texts look: panels, examples, one paragraph per thought, no type where a name says more."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
+
+from harness.cli.examples import EXAMPLES
+
+
+def paragraphs(text: str) -> str:
+    """Return a docstring with one line per paragraph, so that a terminal of any width wraps it."""
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n"))
+
+
+def epilog(name: str) -> str:
+    """Return the examples of a command, by its full name, e.g. ``baseline record``."""
+    parts = [line.partition("  # ") for line in EXAMPLES[name]]
+    width = max(len(command) for command, remark, _ in parts if remark) if any(r for _, r, _ in parts) else 0
+    lines = [f"{command:<{width}}{remark}{what}" if remark else command for command, remark, what in parts]
+    return "\n".join(["[bold]Examples[/bold]", *(f"harness {escape(line)}" for line in lines)])
+
+
+def _named(parameters: list[Any]) -> list[Any]:
+    """Show what an option takes by its name, as ``--seed SEED``, and nothing behind one that takes nothing."""
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            # Its name says what it is; recent versions of typer write its Python type beside it.
+            setattr(parameter, "display_type_rich", lambda ctx: None)  # noqa: B010
+        elif getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+        elif parameter.metavar is None:
+            parameter.metavar = parameter.opts[0].lstrip("-").upper()
+    return parameters
+
+
+class HelpfulCommand(TyperCommand):
+    """A command whose help names what its options take."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _named(super().get_params(ctx))
+
+
+class HelpfulGroup(TyperGroup):
+    """The same for a group of commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _named(super().get_params(ctx))
+
+
+def finish(app: typer.Typer, prefix: str = "") -> None:
+    """Give each command of an application its examples and its docstring in paragraphs."""
+    for command in app.registered_commands:
+        assert command.name is not None and command.callback is not None
+        command.cls = HelpfulCommand
+        command.help = paragraphs(command.callback.__doc__ or "")
+        command.epilog = epilog(prefix + command.name)

@@ -1,0 +1,107 @@
+"""``harness list``: the names that options take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from harness.cli.help import HelpfulGroup
+from harness.cli.options import JsonOption, ProfileOption, make_console, print_json
+
+list_app = typer.Typer(
+    cls=HelpfulGroup, no_args_is_help=True, help="List the names that options take: profiles, cells, scenarios, faults."
+)
+
+
+def _show(rows: Sequence[dict[str, Any]], title: str, as_json: bool) -> None:
+    """Print rows, which all have the same keys, as a table or as JSON."""
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(title=title, title_justify="left")
+    for number, name in enumerate(rows[0]):
+        table.add_column(name.replace("_", " "), no_wrap=number == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_words(value)) for value in row.values()))
+    make_console().print(table)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+@list_app.command("profiles")
+def list_profiles(as_json: JsonOption = False) -> None:
+    """List the shipped profiles, which `--profile` takes; it also takes the path of a YAML file."""
+    from harness.profiles.cells import all_cells
+    from harness.profiles.model import read_profile, shipped_profile_names
+
+    found = [read_profile(name) for name in shipped_profile_names()]
+    rows = [
+        {"profile": p.name, "device": p.engine.device, "cells": len(all_cells(p)), "description": p.description}
+        for p in found
+    ]
+    _show(rows, "profiles", as_json)
+
+
+@list_app.command("cells")
+def list_cells(profile: ProfileOption = "cpu", as_json: JsonOption = False) -> None:
+    """List the cells of a profile, which `--cell` selects."""
+    from harness.profiles.cells import all_cells
+    from harness.profiles.model import read_profile
+
+    wanted = read_profile(profile)
+    rows = [
+        {
+            "cell": cell.id,
+            "topology": cell.topology,
+            "method": cell.method.kind,
+            "route": cell.route,
+            "variant": cell.variant,
+        }
+        for cell in all_cells(wanted)
+    ]
+    _show(rows, f"cells of {wanted.name}", as_json)
+
+
+@list_app.command("scenarios")
+def list_scenarios(profile: ProfileOption = "cpu", as_json: JsonOption = False) -> None:
+    """List the scenarios of a profile, which `--scenario` selects."""
+    from harness.profiles.model import read_profile
+
+    wanted = read_profile(profile)
+    cold: dict[str, Any] = {
+        "scenario": "cold",
+        "kind": "cold",
+        "topologies": ["pd", "single"],
+        "what": "Each prompt alone, with empty caches.",
+    }
+    found = {s.id: s for part in wanted.parts for s in part.scenarios}
+    rows = [
+        {
+            "scenario": s.id,
+            "kind": s.kind,
+            "topologies": list(s.topologies),
+            "what": " ".join((type(s).__doc__ or "").partition("\n\n")[0].split()),
+        }
+        for s in found.values()
+    ]
+    _show([cold, *rows], f"scenarios of {wanted.name}", as_json)
+
+
+@list_app.command("faults")
+def list_faults(as_json: JsonOption = False) -> None:
+    """List the faults that `--mutant` injects into engines, to show that the harness sees them."""
+    from harness.mutants.catalogue import MUTANTS
+
+    rows = [
+        {"fault": m.id, "title": m.title, "origin": m.origin, "place": m.place, "historic": m.historic}
+        for m in MUTANTS.values()
+    ]
+    _show(rows, "faults that can be injected", as_json)

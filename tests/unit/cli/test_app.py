@@ -1,0 +1,109 @@
+"""What the program says when something fails below it, and what it leaves."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import typer
+
+from harness.cli.app import main
+from harness.cli.target import run_and_finding
+from harness.errors import NotARunError, ProfileError, UsageError
+from harness.profiles.model import check_paths, load_profile
+from harness.runner.run import removed_if_empty
+from tests.support.program import inside, keeping_signals
+
+
+def said(error: OSError, capsys) -> str:
+    program = typer.Typer()
+
+    @program.command()
+    def fail() -> None:
+        raise error
+
+    with keeping_signals(), pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit) as end:
+        patched.setattr("sys.argv", ["harness"])
+        main(program)
+    assert end.value.code == 64
+    return capsys.readouterr().err
+
+
+def test_a_library_that_cannot_load_a_file_is_quoted(capsys):
+    text = said(OSError("Can't load tokenizer\nfor 'models/mine'"), capsys)
+    assert text == "harness: expected to read what the command needs, found Can't load tokenizer for 'models/mine'\n"
+    text = said(OSError(errno.ENOSPC, "No space left on device", "/full/run.json"), capsys)
+    assert "found No space left on device: /full/run.json; choose a writable folder" in text
+
+
+def test_a_run_that_could_not_begin_leaves_no_folder(tmp_path: Path):
+    code, words = inside(
+        "run", "-c", "single-none", "-s", "cold", "--engine-python", "/nowhere/python", "--out", str(tmp_path)
+    )
+    assert code == 2 and "could not be run" in words
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_recorded_stays(tmp_path: Path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with removed_if_empty(folder):
+        (folder / "run.json").touch()
+    assert folder.is_dir()
+    (folder / "run.json").unlink()
+    with pytest.raises(UsageError), removed_if_empty(folder):
+        raise UsageError("nothing to run")
+    assert not folder.exists()
+
+
+@pytest.fixture
+def latest(tmp_path: Path, monkeypatch) -> Path:
+    run = tmp_path / "latest"
+    run.mkdir()
+    (run / "run.json").touch()
+    monkeypatch.setattr("harness.cli.target.LATEST", run)
+    return run
+
+
+def test_a_finding_alone_is_one_of_the_latest_run(latest: Path):
+    assert run_and_finding("pd-eagle3/transfer", None, None, None, "cold") == (latest, "pd-eagle3/transfer")
+    assert run_and_finding(str(latest), "x", None, None, "cold") == (latest, "x")
+    assert run_and_finding(None, None, "pd-none", "aligned", "cold") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((None, None, None, None, "cold"), "expected [RUN_DIR] FINDING, or --cell and --prompt, found neither"),
+        (("RUN", None, None, None, "cold"), "found no finding of"),
+        (("RUN", "x", "pd-none", None, "cold"), "found both"),
+        ((None, None, "pd-none", None, "cold"), "expected --prompt ID or --scenario NAME"),
+    ],
+)
+def test_neither_or_both_are_refused(latest: Path, given, words):
+    with pytest.raises(UsageError) as caught:
+        run_and_finding(*(str(latest) if value == "RUN" else value for value in given))
+    assert words in str(caught.value)
+
+
+def test_a_run_that_is_none_is_refused(tmp_path: Path):
+    with pytest.raises(NotARunError):
+        run_and_finding(str(tmp_path / "nowhere"), "x", None, None, "cold")
+
+
+@pytest.mark.parametrize("command", ["repro", "bisect"])
+def test_repro_and_bisect_take_the_same(command):
+    ends = ["--good", "0.30.0", "--bad", "0.32.0"] if command == "bisect" else []
+    code, words = inside(command, *ends)
+    assert code == 64 and "expected [RUN_DIR] FINDING" in words
+
+
+def test_the_command_that_builds_missing_prompts_names_the_file(tmp_path: Path):
+    recipe = f"{{dataset: a/b, revision: {'a' * 40}, block_sizes: [32], lookaheads: [4], per_stratum: 3}}"
+    path = tmp_path / "mine.yaml"
+    workload = f"{{prompts: none.jsonl, recipe: {recipe}}}"
+    path.write_text(f"{{format: 1, name: mine, extends: cpu, workload: {workload}}}")
+    with pytest.raises(ProfileError) as caught:
+        check_paths(load_profile(str(path)).written_parts[0], path)
+    assert f"`harness prompts build --for-profile {path}`" in str(caught.value)

@@ -1,0 +1,119 @@
+"""Help texts: panels, examples that are understood, nothing that a newcomer has to decode."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import pytest
+import typer
+
+from harness.cli.app import app
+from harness.cli.examples import EXAMPLES
+from harness.cli.help import epilog
+from tests.support.program import inside
+
+ROOT = typer.main.get_command(app)
+
+
+def commands(group=ROOT, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*before, name))
+        else:
+            yield (*before, name)
+
+
+COMMANDS = list(commands())
+GROUPS = sorted({c[:-1] for c in COMMANDS})
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+
+
+def parsed(words: list[str]):
+    """Let the program read a command line without carrying it out."""
+    context = ROOT.make_context("harness", words, resilient_parsing=False)
+    group, left = ROOT, words
+    while hasattr(group, "commands"):
+        name, group, left = group.resolve_command(context, left)
+        context = group.make_context(name, left, parent=context)
+    return context
+
+
+def test_every_command_has_examples_and_no_other_has():
+    assert {" ".join(c) for c in COMMANDS} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize(("name", "example"), [(n, e) for n, lines in EXAMPLES.items() for e in lines])
+def test_an_example_is_understood(name, example, monkeypatch):
+    # There is no reports/RUN and no my-profile.yaml.
+    monkeypatch.setattr("harness.cli.options.require_run", lambda folder: None)
+    monkeypatch.setattr("harness.profiles.model.require_profile", lambda name: None)
+    assert example.startswith(name)
+    words = shlex.split(example.partition("|")[0], comments=True)
+    if ">" in words:
+        words = words[: words.index(">")]
+    assert parsed(words).command.name == name.split()[-1]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_do_not_wrap_on_a_terminal_of_80_columns(name):
+    # A space on each side is the margin of the help.
+    assert max(map(len, epilog(name).replace("\\[", "[").splitlines())) <= 78
+
+
+def test_what_is_no_command_is_not_understood():
+    with pytest.raises(Exception, match="No such option"):
+        parsed(["run", "--frofile", "cpu"])
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *GROUPS])
+def test_help_fits_and_names_no_python_type(command):
+    code, _ = inside(*command, "--help")
+    assert code == 0
+    from typer.testing import CliRunner
+
+    text = CliRunner().invoke(app, [*command, "--help"]).output
+    assert max(map(len, text.splitlines())) <= 80
+    for word in ("<bool>", "<str>", "<list", "<path>", "<int", "<float", "mutant", "Mutant"):
+        assert word not in text.replace("--mutant", ""), word
+    if command in COMMANDS:
+        assert "Examples" in text
+
+
+def test_panels_come_in_the_order_of_work():
+    from typer.testing import CliRunner
+
+    text = CliRunner().invoke(app, ["--help"]).output
+    panels = ["Run ─", "Judge ─", "Investigate ─", "Trust ─", "Data ─", "Operate ─"]
+    assert [text.index(p) for p in panels] == sorted(text.index(p) for p in panels)
+    assert next(iter(ROOT.commands)) == "run"
+
+
+def test_a_paragraph_is_not_broken_where_its_source_is():
+    from typer.testing import CliRunner
+
+    for command in COMMANDS:
+        found = ROOT
+        for name in command:
+            found = found.commands[name]
+        assert all("\n" not in part for part in found.help.split("\n\n")), command
+    assert "whether KV moved" in " ".join(CliRunner().invoke(app, ["up", "--help"]).output.split())
+
+
+@pytest.mark.parametrize(("option", "letter"), [("--profile", "-p"), ("--cell", "-c"), ("--scenario", "-s"),
+                                                ("--mutant", "-m"), ("--repeat", "-n")])  # fmt: skip
+def test_an_option_has_one_short_form_everywhere(option, letter):
+    for command in COMMANDS:
+        found = ROOT
+        for name in command:
+            found = found.commands[name]
+        for parameter in found.params:
+            if option in parameter.opts:
+                assert parameter.opts == [option, letter], command
+            else:
+                assert letter not in parameter.opts, command
