@@ -49,7 +49,7 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     _lines(console, summary.sentence, summary.verdict)
     if summary.remote_code:
         _lines(console, summary.remote_code)
-    if summary.next_step:
+    if summary.next_step and not summary.command:
         _lines(console, f"next: {summary.next_step}")
     _lines(console, f"exposure: {summary.exposure.sentence}")
     if summary.inputs is not None:

@@ -66,8 +66,11 @@ def test_a_group_over_several_cells_names_them():
 
 
 def test_an_interrupted_run_says_how_to_go_on():
-    assert any(line.startswith("go on: harness run --resume ") for line in printed(judged("interrupted"), 80))
-    assert not any("--resume" in line for line in printed(judged("M1"), 80))
+    long = "harness run --resume " + "x" * 100
+    assert f"go on: {long}" in printed(judged("interrupted")._replace(command=long), 80)
+    # A copy cannot be resumed, and a finished run need not be.
+    for name in ("interrupted", "M1"):
+        assert not any("--resume" in line for line in printed(judged(name), 80))
 
 
 def test_a_line_is_cut_between_words():

@@ -279,8 +279,20 @@ def test_a_watch_sees_each_group_when_it_is_recorded_and_can_end_the_run(tmp_pat
 
     prepared = prepare("cpu-quick", [])
     recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
-    options = RunOptions(executor=FakeExecutor(2), watch=watch)
+    options = RunOptions(executor=FakeExecutor(2), watch=watch, decides=True)
     history = Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0), options).run()
     assert len(seen) == 2 and set(seen) < {g.cell_ids for g in prepared.plan.groups}
     assert states(history) == {"complete": 4, "failed": 4}
     assert {c.reason for c in history.run.cells if c.state == "failed"} == {"not asked: enough is known"}
+
+
+def test_a_watch_that_decides_nothing_sees_a_group_while_the_next_one_is_asked(tmp_path):
+    seen: list[tuple[str, ...]] = []
+    prepared = prepare("cpu-quick", [])
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
+    options = RunOptions(executor=FakeExecutor(2), watch=lambda h: seen.append(tuple(c.cell for c in h.run.cells)))
+    history = Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0), options).run()
+    assert states(history) == {"complete": 8}
+    # Of the last group, the run's verdict says as much.
+    groups = [g.cell_ids for g in prepared.plan.groups]
+    assert len(seen) == len(groups) - 1 and set(seen) < set(groups)
