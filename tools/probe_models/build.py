@@ -27,12 +27,13 @@ def build(root: Path, log: Any) -> dict[str, Any]:
         ) from error
     recipe = train.Recipe()
     begun = time.monotonic()
-    target, drafters = train.train_all(recipe, log)
+    target, drafters, windowed = train.train_all(recipe, log)
     seconds = time.monotonic() - begun
-    hashes = export.export_all(target, drafters, root)
+    hashes = export.export_all(target, drafters, windowed, root)
     description = {
         "recipe": recipe._asdict(),
         "shape": shapes.SHAPE._asdict(),
+        "windowed": {"shape": shapes.WINDOWED._asdict(), "recipe": train.windowed(recipe)._asdict()},
         "draft_tokens": shapes.DRAFT_TOKENS,
         "handicap_fraction": probe_task.HANDICAP_FRACTION,
         "command": "python -m tools.probe_models build",

@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.prompts import probe_task
 from harness.util.files import sha256_file, write_atomic, write_json
 from tools.probe_models.networks import MTP, DFlash, Eagle3, Target
-from tools.probe_models.shapes import DFLASH_TARGET_LAYERS, DRAFT_TOKENS, EAGLE3_AUX_LAYERS, SHAPE
+from tools.probe_models.shapes import DFLASH_TARGET_LAYERS, DRAFT_TOKENS, EAGLE3_AUX_LAYERS, SHAPE, WINDOWED
 
 _CHAT_TEMPLATE = (
     "{{ bos_token }}"
@@ -79,23 +79,35 @@ def write_tokenizer(folder: Path) -> None:
     write_atomic(folder / "chat_template.jinja", _CHAT_TEMPLATE)
 
 
-def export_target(target: Target, folder: Path) -> None:
-    """Write a Qwen2ForCausalLM checkpoint, with the embeddings twice because vLLM's MTP drafter needs its own head."""
+def _write_target(target: Target, folder: Path, config: dict[str, Any]) -> None:
+    """Write a target, with the embeddings twice because vLLM's MTP drafter needs its own head."""
     state = target.state_dict()
     tensors = {f"model.{name}": t for name, t in state.items()}
     tensors["lm_head.weight"] = state["embed_tokens.weight"]
-    _save(
-        folder,
-        tensors,
-        {
-            "architectures": ["Qwen2ForCausalLM"],
-            "model_type": "qwen2",
-            "num_hidden_layers": SHAPE.target_layers,
-            # MiMoMTP reads this from the target's config, not from the drafter's.
-            "num_nextn_predict_layers": 1,
-        },
-    )
+    _save(folder, tensors, {"num_hidden_layers": SHAPE.target_layers, **config})
     write_json(folder / "generation_config.json", {"bos_token_id": probe_task.BOS, "eos_token_id": probe_task.EOT})
+
+
+def export_target(target: Target, folder: Path) -> None:
+    """Write the Qwen2ForCausalLM checkpoint that the drafters belong to."""
+    # MiMoMTP reads the number of its layers from the target's config, not from the drafter's.
+    config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
+    _write_target(target, folder, config)
+
+
+def export_windowed(target: Target, folder: Path) -> None:
+    """Write the LlamaForCausalLM checkpoint with sliding windows and grouped-query attention."""
+    (window,) = set(WINDOWED.windows) - {None}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_key_value_heads": WINDOWED.kv_heads,
+        "attention_bias": WINDOWED.bias,
+        "mlp_bias": False,
+        "layer_types": ["sliding_attention" if w else "full_attention" for w in WINDOWED.windows],
+        "sliding_window": window,
+    }
+    _write_target(target, folder, config)
 
 
 def export_eagle3(drafter: Eagle3, folder: Path) -> None:
@@ -152,14 +164,15 @@ def export_mtp(drafter: MTP, target: Target, folder: Path) -> None:
     )
 
 
-def export_all(target: Target, drafters: dict[str, Any], root: Path) -> dict[str, str]:
+def export_all(target: Target, drafters: dict[str, Any], windowed: Target, root: Path) -> dict[str, str]:
     """Write every checkpoint below ``root``; return the SHA-256 of each weight file by folder name."""
     write_tokenizer(root / "tokenizer")
     export_target(target, root / "target")
+    export_windowed(windowed, root / "windowed")
     export_eagle3(drafters["eagle3"], root / "eagle3")
     export_dflash(drafters["dflash"], root / "dflash")
     export_mtp(drafters["mtp"], target, root / "mtp")
-    names = ("target", "eagle3", "dflash", "mtp")
+    names = ("target", "eagle3", "dflash", "mtp", "windowed")
     return {name: sha256_file(root / name / "model.safetensors") for name in names}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.prompts.probe_task import MASK, VOCAB_SIZE
-from tools.probe_models.shapes import DFLASH_TARGET_LAYERS, EAGLE3_AUX_LAYERS, SHAPE
+from tools.probe_models.shapes import DFLASH_TARGET_LAYERS, EAGLE3_AUX_LAYERS, PLAIN, SHAPE, Layout
 
 H, HEADS, HEAD_DIM = SHAPE.hidden, SHAPE.heads, SHAPE.head_dim
 
@@ -56,12 +56,12 @@ def linear(inputs: int, outputs: int, bias: bool = False, std: float = 0.06) -> 
 class Attention(nn.Module):
     """Multi-head projections; the callers decide which keys each query may see."""
 
-    def __init__(self, inputs: int, bias: bool = False, qk_norm: bool = False) -> None:
+    def __init__(self, inputs: int, bias: bool = False, qk_norm: bool = False, kv_heads: int = HEADS) -> None:
         super().__init__()
         width = HEADS * HEAD_DIM
         self.q_proj = linear(inputs, width, bias)
-        self.k_proj = linear(inputs, width, bias)
-        self.v_proj = linear(inputs, width, bias)
+        self.k_proj = linear(inputs, kv_heads * HEAD_DIM, bias)
+        self.v_proj = linear(inputs, kv_heads * HEAD_DIM, bias)
         self.o_proj = linear(width, H)
         # Sharp from the start (2.0): copying needs a single key, and a flat start is slow to train.
         self.q_norm: nn.Module = RMSNorm(HEAD_DIM, 2.0) if qk_norm else nn.Identity()
@@ -69,7 +69,7 @@ class Attention(nn.Module):
 
     @staticmethod
     def _split(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
+        return x.unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
         return rotate(self.q_norm(self._split(self.q_proj(x))), positions)
@@ -84,9 +84,15 @@ class Attention(nn.Module):
         merged: Tensor = self.o_proj(heads.transpose(1, 2).flatten(-2))
         return merged
 
-    def causal(self, x: Tensor, positions: Tensor) -> Tensor:
+    def causal(self, x: Tensor, positions: Tensor, window: int | None = None) -> Tensor:
+        """Attend to all tokens before, or only to the ``window`` last ones, a query's own included."""
         q, k, v = self.queries(x, positions), self.keys(x, positions), self.values(x)
-        return self.merge(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+        shared = k.shape[1] < q.shape[1]
+        if window is None:
+            return self.merge(F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared))
+        back = positions.unsqueeze(-1) - positions
+        seen = (back >= 0) & (back < window)
+        return self.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=shared))
 
 
 class GatedMLP(nn.Module):
@@ -102,13 +108,13 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm transformer layer (Qwen2 with ``bias``, Qwen3 with ``qk_norm``)."""
+    """Pre-norm transformer layer (Llama; Qwen2 with ``bias``, Qwen3 with ``qk_norm``)."""
 
-    def __init__(self, bias: bool = False, qk_norm: bool = False) -> None:
+    def __init__(self, bias: bool = False, qk_norm: bool = False, kv_heads: int = HEADS) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(H)
         self.post_attention_layernorm = RMSNorm(H)
-        self.self_attn = Attention(H, bias=bias, qk_norm=qk_norm)
+        self.self_attn = Attention(H, bias=bias, qk_norm=qk_norm, kv_heads=kv_heads)
         self.mlp = GatedMLP()
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
@@ -118,17 +124,20 @@ class DecoderLayer(nn.Module):
 
 
 class Target(nn.Module):
-    """Qwen2 decoder with tied embeddings and a final norm whose weight stays 1.
+    """Qwen2 or Llama decoder with tied embeddings and a final norm whose weight stays 1.
 
     The frozen norm lets one MTP drafter fit both a post-norm (Qwen2) and a pre-norm (MiMo) hidden state, because
     norm(norm(x)) = norm(x) then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layout: Layout = PLAIN) -> None:
         super().__init__()
+        self.windows = layout.windows
         self.embed_tokens = nn.Embedding(VOCAB_SIZE, H)
         nn.init.normal_(self.embed_tokens.weight, std=0.3)
-        self.layers = nn.ModuleList(DecoderLayer(bias=True) for _ in range(SHAPE.target_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(bias=layout.bias, kv_heads=layout.kv_heads) for _ in range(SHAPE.target_layers)
+        )
         self.norm = RMSNorm(H, trainable=False)
 
     def streams(self, ids: Tensor) -> list[Tensor]:
@@ -136,9 +145,9 @@ class Target(nn.Module):
         positions = torch.arange(ids.shape[1])
         x = self.embed_tokens(ids)
         out = [x]
-        for layer in self.layers:
+        for layer, window in zip(self.layers, self.windows, strict=True):
             assert isinstance(layer, DecoderLayer)
-            x = layer.finish(x, layer.self_attn.causal(layer.input_layernorm(x), positions))
+            x = layer.finish(x, layer.self_attn.causal(layer.input_layernorm(x), positions, window))
             out.append(x)
         return out
 

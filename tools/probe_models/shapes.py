@@ -19,7 +19,23 @@ class Shape(NamedTuple):
     norm_eps: float = 1e-6
 
 
+class Layout(NamedTuple):
+    """What distinguishes one target from another: how its KV is laid out. Everything else is in ``Shape``."""
+
+    kv_heads: int
+    windows: tuple[int | None, ...]
+    """For each layer, how many tokens a query sees, its own included; None means all. vLLM keeps a KV-cache group for
+    each kind."""
+    bias: bool
+    """Whether queries, keys and values have biases (Qwen2) or not (Llama)."""
+
+
 SHAPE = Shape()
+PLAIN = Layout(SHAPE.heads, (None,) * SHAPE.target_layers, True)
+"""The target of all drafters: one group of full attention."""
+WINDOWED = Layout(2, (48, None, 48), False)
+"""Grouped-query attention and sliding windows that end inside a block, so that KV is in several groups, and blocks
+that left the window are neither kept nor handed over."""
 EAGLE3_AUX_LAYERS = (1, 2, 3)
 """Number of finished target layers whose residual stream EAGLE3 reads."""
 DFLASH_TARGET_LAYERS = (0, 1, 2)
