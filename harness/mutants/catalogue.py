@@ -1,6 +1,6 @@
 """The mutants and the defects that they stand for. Plain data, which the harness reads without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N19 are related defects.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N23 are related defects.
 """
 
 from __future__ import annotations
@@ -273,6 +273,34 @@ MUTANTS: dict[str, Mutant] = {
             "a transfer that leaves a block out",
             "decode",
             "D zeroes the target's KV in the first block of each hand-off",
+        ),
+        Mutant(
+            "N20",
+            "P hands over the blocks that a window has left, not those in it",
+            "class of vllm #52234, in layers with sliding windows",
+            "prefill",
+            "NixlBaseConnectorScheduler.get_exchange_clipped_blocks keeps a group's first blocks instead of its last",
+        ),
+        Mutant(
+            "N21",
+            "an answer after a hand-off says that its tokens ran out",
+            "a finish reason that is not the engine's own",
+            "decode",
+            "Request.get_finished_reason of a request with KV from P is length where it is stop",
+        ),
+        Mutant(
+            "N22",
+            "text loses a token",
+            "a tokenizer that differs from the one that made the ids",
+            "both",
+            "BaseRenderer._tokenize_prompt leaves out the fourth token of a prompt that is sent as text",
+        ),
+        Mutant(
+            "N23",
+            "drafts are dropped without a word",
+            "speculation that is off although it was asked for",
+            "decode",
+            "Scheduler.update_draft_token_ids gets no drafts",
         ),
     )
 }

@@ -772,3 +772,65 @@ def _n19(original: Any, active: Active) -> Any:
         return True
 
     return on_arrival(original, active, lose)
+
+
+# --- N20: layers with a window ---------------------------------------------------------------------------------------
+
+
+@patch(
+    "N20", f"{_NIXL}.base_scheduler", "NixlBaseConnectorScheduler.get_exchange_clipped_blocks", ("self", "block_ids")
+)
+def _n20(original: Any, active: Active) -> Any:
+    def get_exchange_clipped_blocks(self: Any, block_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        clipped = original(self, block_ids, *args, **kwargs)
+        if not active() or all(len(mine) == len(whole) for mine, whole in zip(clipped, block_ids, strict=True)):
+            return clipped
+        active.fired()
+        return tuple(whole[: len(mine)] for mine, whole in zip(clipped, block_ids, strict=True))
+
+    return get_exchange_clipped_blocks
+
+
+# --- N21: how an answer ends ----------------------------------------------------------------------------------------
+
+
+@patch("N21", "vllm.v1.request", "Request.get_finished_reason", ("self",))
+def _n21(original: Any, active: Active) -> Any:
+    def get_finished_reason(self: Any) -> Any:
+        reason = original(self)
+        if active() and self.kv_transfer_params and reason is not None and reason.name == "STOP":
+            active.fired()
+            return type(reason).LENGTH
+        return reason
+
+    return get_finished_reason
+
+
+# --- N22: text is tokenized otherwise --------------------------------------------------------------------------------
+
+
+@patch("N22", "vllm.renderers.base", "BaseRenderer._tokenize_prompt", ("self", "prompt", "params"))
+def _n22(original: Any, active: Active) -> Any:
+    def _tokenize_prompt(self: Any, prompt: Any, params: Any) -> Any:
+        tokens = original(self, prompt, params)
+        if active():
+            active.fired()
+            del tokens["prompt_token_ids"][3]
+        return tokens
+
+    return _tokenize_prompt
+
+
+# --- N23: nothing is drafted -----------------------------------------------------------------------------------------
+
+
+@patch("N23", _SCHEDULER, "Scheduler.update_draft_token_ids", ("self", "draft_token_ids"))
+def _n23(original: Any, active: Active) -> Any:
+    def update_draft_token_ids(self: Any, draft_token_ids: Any) -> Any:
+        if active():
+            active.fired()
+            none: list[list[int]] = [[] for _ in draft_token_ids.req_ids]
+            draft_token_ids = dataclasses.replace(draft_token_ids, draft_token_ids=none)
+        return original(self, draft_token_ids)
+
+    return update_draft_token_ids

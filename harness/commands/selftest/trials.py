@@ -10,7 +10,7 @@ from harness.history.records import COLD
 from harness.judging.findings import DamageClass
 from harness.mutants.catalogue import HISTORIC, MUTANTS
 from harness.profiles.cells import Cell, EngineGroup
-from harness.profiles.model import ROUTES, Method, Profile, Route, TopologyName
+from harness.profiles.model import ROUTES, Method, Profile, Route, TopologyName, load_profile
 from harness.prompts.model import Prompt, PromptSet
 from harness.workload.cells import CellWork, Choice, cell_work
 
@@ -146,6 +146,21 @@ TRIALS: tuple[Trial, ...] = (
     # The pair is right, and compared with the single engine all the same.
     Trial("N18", "eagle3", (_PD_COLD, _ONE_COLD), (_ONE_COLD,), "target-kv", _TOKENS),
     _in_state("N17", (View("pd", "prefix-hit"),), _PD_COLD, "target-kv", _TOKENS),
+    # Of a target with windows, which has no drafters: the plain engine of the same run is the reference.
+    Trial(
+        "N20",
+        "none",
+        (_PD_COLD, _ONE_COLD),
+        (_PD_COLD,),
+        "target-kv",
+        ("tokens-reference", *_LOGPROBS),
+        prompts="some",
+        clean=(_ONE_COLD,),
+    ),
+    Trial("N21", "none", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "sampler", ("finish-reason",), clean=(_ONE_COLD,)),
+    Trial("N22", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "input", ("text-form",), forms=("ids", "text")),
+    # That nothing was drafted is UNKNOWN; that the steps account for less than the answer is not.
+    Trial("N23", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "sampler", ("response-invariants", "drafts-happened")),
 )
 
 
@@ -248,9 +263,24 @@ def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -
     return [_setup(key, members, profile, prompts) for key, members in grouped.items()]
 
 
-NEEDS_OWN_ENGINES = frozenset({"M4g", "N17"})
-"""Mutants that need engines that are built otherwise: M4g gives P staging buffers, even in its control run, and N17 is
-of a P that writes."""
+NEEDS_OWN_ENGINES = frozenset({"M4g", "N17", "N20"})
+"""Mutants that need engines that are built otherwise: M4g gives P staging buffers, even in its control run, N17 is of a
+P that writes, and N20 of a target with windows."""
+
+
+def _of_mutant(profile: Profile, mutant: str) -> Profile:
+    """Return the profile with what a mutant needs of its engines."""
+    match mutant:
+        case "N17":
+            return profile.model_copy(update={"engine": profile.engine.model_copy(update={"kv_transfer": "push"})})
+        case "N20":
+            windowed = load_profile("cpu-layouts")
+            # Its groups share the pool.
+            pool = {"kv_blocks": windowed.engine.kv_blocks} if profile.engine.kv_blocks else {}
+            engine = profile.engine.model_copy(update=pool)
+            parts = {"target": windowed.target, "baselines": windowed.baselines, "engine": engine}
+            return profile.model_copy(update=parts)
+    return profile
 
 
 def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> Setup:
@@ -262,9 +292,8 @@ def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile,
     prefill = next((m for m in profile.methods if m.kind == "none"), None) if trials[0].mutant == "M10" else None
     group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill)
     works = [w for t in trials for w in trial_works(t, profile, prompts, cells)]
-    if trials[0].mutant == "N17":
-        profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"kv_transfer": "push"})})
-    return Setup(group, profile, tuple(trials), tuple(_union(cell, works) for cell in cells))
+    own = _of_mutant(profile, trials[0].mutant)
+    return Setup(group, own, tuple(trials), tuple(_union(cell, works) for cell in cells))
 
 
 def _union(cell: Cell, works: Sequence[CellWork]) -> CellWork:

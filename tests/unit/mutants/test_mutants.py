@@ -222,7 +222,7 @@ def test_no_engine_is_started_twice_for_the_same_configuration():
     shared = [s for s in setups if s.controlled and not NEEDS_OWN_ENGINES.intersection(s.mutants)]
     assert len({(s.group.topology, s.group.method.kind) for s in shared}) == len(shared)
     # Seven of engines that read with drafters, two of a pair that writes, two without drafters.
-    assert sum(s.group.engines for s in setups) <= 11
+    assert sum(s.group.engines for s in setups) <= 13
     for setup in setups:
         sent = {(w.cell.id, i) for w in setup.control for i in w.items}
         assert sent or any(w.scripts for w in setup.control)
