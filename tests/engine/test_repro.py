@@ -116,5 +116,5 @@ def test_the_issue_says_what_a_maintainer_needs(small: Small):
     assert small.record["law"] in text
     assert "vLLM 0.32.0" in text
     assert "NixlConnector" in text
-    assert "Mutants enabled: M1" in text
+    assert "Injected faults: M1" in text
     assert str(small.file.parent) not in text

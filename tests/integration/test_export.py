@@ -299,6 +299,6 @@ def test_issue_names_environment_command_and_tokens():
     assert "fails if and only if N mod 32 = 0" in text
     assert "Armed" not in text
     armed = issue_text(named("pd-eagle3")._replace(mutants=("M1",)), ENVIRONMENT, "repro.py", None, None)
-    assert "**Mutants enabled: M1. The defect is deliberate; not for upstream.**" in armed
+    assert "**Injected faults: M1. The defect is deliberate; not for upstream.**" in armed
     assert not re.search(r"/(tmp|work|home|root)/", text)
     assert str(REPOSITORY) not in text
