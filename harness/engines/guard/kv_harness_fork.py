@@ -17,9 +17,13 @@ import importlib
 import os
 import socket
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
+_SWITCH_S = 0.0005
+"""Seconds after which a Python thread hands over; the default is ten times as long, which the thread that answers waits
+for at each step of a request, beside the one that computes."""
 METHOD_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
@@ -27,6 +31,7 @@ def register() -> None:
     """Keep ``fork`` if the environment asks for it. vLLM calls this in every process of an engine."""
     if os.environ.get(METHOD_VARIABLE) != "fork":
         return
+    sys.setswitchinterval(_SWITCH_S)
     try:
         platform: Any = importlib.import_module("vllm.platforms.cpu").CpuPlatform
     except (ImportError, AttributeError):
