@@ -16,7 +16,7 @@ from harness.errors import UsageError
 from harness.history.acceptance import request_counts
 from harness.history.folder import History
 from harness.history.identity import Identity, identity_in
-from harness.history.records import Leg
+from harness.history.records import Leg, Speculation
 from harness.history.run_kind import require_plain
 from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName
@@ -119,7 +119,7 @@ def _require_one_baseline_per_identity(history: History, collected: Mapping[str,
     for lineup, rows in collected.items():
         key = identity_in(history, lineup).model_dump_json()
         first = seen.setdefault(key, lineup)
-        said = [[(r.prompt_id, r.output_ids, r.accepted) for r in some] for some in (collected[first], rows)]
+        said = [[(r.prompt_id, r.output_ids, r.accepted, r.drafted) for r in some] for some in (collected[first], rows)]
         if said[0] != said[1] and (history.run.profile.get("judging") or {}).get("tier") == "bitwise":
             raise UsageError(
                 f"{history.folder}: expected {first} and {lineup} to give the same output, because they have the same "
@@ -130,7 +130,16 @@ def _require_one_baseline_per_identity(history: History, collected: Mapping[str,
 
 def _with_known_noise(row: Row, old: Row | None) -> Row:
     """Return an unchanged row with the A/A result of the old baseline, if the run has no repetition of its own."""
-    if row.again is not None or old is None or (old.output_ids, old.accepted) != (row.output_ids, row.accepted):
+    if (
+        row.again is not None
+        or old is None
+        or (old.output_ids, old.accepted, old.drafted)
+        != (
+            row.output_ids,
+            row.accepted,
+            row.drafted,
+        )
+    ):
         return row
     return row.model_copy(update={"again": old.again})
 
@@ -225,7 +234,7 @@ def rows_from(
                 f"{cell_id}: expected the known answer {list(right)[:6]}… to prompt {prompt_id} from the single "
                 f"engine, found {list(leg.output_ids)[:6]}…; nothing was recorded"
             )
-        if k and (leg.speculation is None or not leg.speculation.per_step_accepted) and len(leg.output_ids) > 1:
+        if k and len(leg.output_ids) > 1 and not _tells_steps(leg.speculation):
             raise UsageError(
                 f"{cell_id}: expected accepted drafts per step for prompt {prompt_id}, found none: record baselines "
                 "with a vLLM that has --per-request-spec-decode-metrics; nothing was recorded"
@@ -239,6 +248,7 @@ def rows_from(
                 output_ids=leg.output_ids,
                 min_top_gap=round(min(gaps), 3) if gaps else None,
                 accepted=leg.speculation.per_step_accepted if leg.speculation else (),
+                drafted=leg.speculation.per_step_drafted if leg.speculation and leg.speculation.up_to else (),
                 close=_close(leg),
                 runner_ups=_runner_ups(leg),
                 gaps=tuple(None if g is None else round(g, 3) for g in leg.top_gaps or ()) if bitwise else (),
@@ -246,6 +256,11 @@ def rows_from(
             )
         )
     return rows
+
+
+def _tells_steps(speculation: Speculation | None) -> bool:
+    """Return whether an answer has its verify steps, of which there may be none if a method found nothing to draft."""
+    return speculation is not None and (bool(speculation.per_step_accepted) or speculation.up_to)
 
 
 def _close(leg: Leg) -> tuple[tuple[int, float], ...]:
@@ -271,6 +286,7 @@ def _again(leg: Leg, other: Leg | None, k: int) -> Again | None:
         gap=gap,
         steps=counted.steps if counted else 0,
         accepted_at=counted.accepted_at if counted else (0,) * k,
+        drafted_at=(counted.drafted_at or ()) if counted else (),
         token=other.output_ids[at] if at is not None and at < len(other.output_ids) else None,
     )
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.baselines.lookup import shortened
 from harness.baselines.model import Baseline, Row
-from harness.baselines.summary import counts
-from harness.history.acceptance import pool
+from harness.history.acceptance import pool_counts
 from harness.history.identity import Identity
 from harness.history.token_ids import common_prefix
 from harness.stats.paired import count_arms, differences
@@ -58,13 +57,15 @@ def describe_change(old: Baseline | None, rows: Sequence[Row], identity: Identit
 def _acceptance(old: Sequence[Row], new: Sequence[Row], k: int) -> Iterator[str]:
     if not k:
         return
-    arms = count_arms([[counts(r.accepted, k) for r in rows] for rows in (old, new)], k, "position ")
+    arms = count_arms(
+        [[(c.accepted_at, c.trials) for r in rows if (c := r.counts(k))] for rows in (old, new)], k, "position "
+    )
     for d in differences(arms):
         yield (
             f"{d.column}: {d.rates[0]:.4f} → {d.rates[1]:.4f} ({100 * d.effect:+.2f} points, 99 % interval "
             f"{100 * d.low:+.2f} to {100 * d.high:+.2f})"
         )
-    lengths = [pool([r.accepted for r in rows], k).length_pooled or 0.0 for rows in (old, new)]
+    lengths = [pool_counts([r.counts(k) for r in rows], k).length_pooled or 0.0 for rows in (old, new)]
     yield f"acceptance length (pooled): {lengths[0]:.4f} → {lengths[1]:.4f}"
 
 

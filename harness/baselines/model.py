@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.history.acceptance import RequestCounts, counts_of_steps
 from harness.history.identity import Identity
 from harness.util.strict import Strict
 
@@ -46,6 +47,12 @@ class Again(Strict):
     steps: int
     accepted_at: tuple[int, ...]
     """Number of steps that accepted the draft at each position."""
+    drafted_at: tuple[int, ...] = ()
+    """Number of steps with a draft at each position, for a method that drafts up to k; empty: all steps."""
+
+    @property
+    def counts(self) -> RequestCounts:
+        return RequestCounts(self.steps, self.accepted_at, "per-request", self.drafted_at or None)
 
 
 class Row(Strict):
@@ -58,6 +65,8 @@ class Row(Strict):
     """Smallest top-2 log-prob distance over the output, in nats."""
     accepted: tuple[int, ...]
     """Accepted drafts per verify step; empty without speculation."""
+    drafted: tuple[int, ...] = ()
+    """Drafts per verify step, for a method that drafts up to k; empty where every step drafts k."""
     close: tuple[tuple[int, float], ...] = ()
     """Indices of output tokens whose top two candidates were at most ``CLOSE_NATS`` apart, with that distance."""
     runner_ups: tuple[tuple[int, int], ...] = ()
@@ -65,6 +74,10 @@ class Row(Strict):
     gaps: tuple[float | None, ...] = ()
     """Top-2 log-prob distance of every output token, in nats; empty where the baseline does not carry them."""
     again: Again | None = None
+
+    def counts(self, k: int) -> RequestCounts:
+        """Return the acceptance counts of the reference, for k draft positions."""
+        return counts_of_steps(self.accepted, self.drafted or None, k)
 
     def near_tie(self, at: int, token: int | None, bound_nats: float) -> bool:
         """Return whether another output that has ``token`` at index ``at`` parts there by no more than rounding.

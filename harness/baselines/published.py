@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from harness.errors import DataError
 from harness.profiles.cells import CellName
+from harness.profiles.methods import MethodName
 from harness.profiles.model import part_of
 from harness.util import yaml_io
 from harness.util.paths import REPOSITORY
@@ -25,7 +26,7 @@ class Band(Strict):
 
     target: str
     drafter: str
-    method: Literal["eagle3", "dflash", "mtp"]
+    method: MethodName
     k: int | None = Field(default=None, ge=1)
     rates: tuple[float, ...] = ()
     complete: bool = True

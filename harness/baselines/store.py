@@ -35,6 +35,8 @@ COLUMNS = (
 is a list of ``index:gap:runner-up``, the last if it is known."""
 LATER_COLUMNS = ("again_token", "gaps")
 """Columns that files of earlier versions lack. A gap that is not known is ``-``."""
+UP_TO_COLUMNS = ("drafted", "again_drafted_at")
+"""Columns that only files of methods that draft up to k tokens a step have."""
 
 _MOST_BYTES = 256 * json_io.MIB
 _REMEDY = "restore the file from version control, or record it again with `harness baseline record`"
@@ -86,7 +88,7 @@ def with_rows(path: Path, header: Header, text: str) -> Baseline:
 def _parse(text: str, table: Path) -> tuple[Row, ...]:
     reader = csv.DictReader(io.StringIO(text))
     wanted = (*COLUMNS, *LATER_COLUMNS)
-    if tuple(reader.fieldnames or ()) not in (COLUMNS, wanted):
+    if tuple(reader.fieldnames or ()) not in (COLUMNS, wanted, (*wanted, *UP_TO_COLUMNS)):
         raise DataError(f"baseline {table}: expected the columns {', '.join(wanted)}, found {reader.fieldnames}")
     rows = []
     for number, raw in enumerate(reader, start=2):
@@ -110,6 +112,7 @@ def _row(raw: dict[str, str]) -> Row:
             steps=int(raw["again_steps"]),
             accepted_at=_numbers(raw["again_accepted_at"]),
             token=int(raw["again_token"]) if raw.get("again_token") else None,
+            drafted_at=_numbers(raw.get("again_drafted_at", "")),
         )
     close = [pair.split(":") for pair in raw["close"].split()]
     return Row(
@@ -118,6 +121,7 @@ def _row(raw: dict[str, str]) -> Row:
         output_ids=_numbers(raw["output_ids"]),
         min_top_gap=float(raw["min_top_gap"]) if raw["min_top_gap"] else None,
         accepted=_numbers(raw["accepted"]),
+        drafted=_numbers(raw.get("drafted", "")),
         close=tuple((int(at), float(gap)) for at, gap, *_ in close),
         runner_ups=tuple((int(at), int(token)) for at, _, *rest in close for token in rest),
         gaps=tuple(None if v == "-" else float(v) for v in raw.get("gaps", "").split()),
@@ -128,7 +132,8 @@ def _row(raw: dict[str, str]) -> Row:
 def _text(rows: Sequence[Row]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow((*COLUMNS, *LATER_COLUMNS))
+    up_to = any(r.drafted for r in rows)
+    writer.writerow((*COLUMNS, *LATER_COLUMNS, *(UP_TO_COLUMNS if up_to else ())))
     for r in rows:
         again, second = r.again, dict(r.runner_ups)
         writer.writerow(
@@ -147,6 +152,11 @@ def _text(rows: Sequence[Row]) -> str:
                 " ".join(map(str, r.output_ids)),
                 "" if again is None or again.token is None else again.token,
                 " ".join("-" if g is None else str(g) for g in r.gaps),
+                *(
+                    [" ".join(map(str, r.drafted)), " ".join(map(str, again.drafted_at if again else ()))]
+                    if up_to
+                    else []
+                ),
             ]
         )
     return out.getvalue()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.baselines.model import Row, noise_floor
-from harness.history.acceptance import pool
+from harness.history.acceptance import pool_counts
 from harness.stats.paired import Arms, count_arms, ratio
 
 CONFIDENCE = 0.99
@@ -22,7 +22,7 @@ def summarise(rows: Sequence[Row], k: int) -> dict[str, Any]:
         "again": _again(rows),
     }
     if k and rows:
-        rates = pool([r.accepted for r in rows], k)
+        rates = pool_counts([r.counts(k) for r in rows], k)
         arms = baseline_arms(rows, k)
         by_position = [ratio(arms.hits[0][:, p], arms.trials[0][:, p], CONFIDENCE) for p in range(k)]
         out |= {
@@ -57,8 +57,8 @@ def baseline_arms(rows: Sequence[Row], k: int) -> Arms:
 
     Rows without a repetition have no trials in the second arm.
     """
-    first = [counts(r.accepted, k) for r in rows]
-    second = [(r.again.accepted_at, r.again.steps) if r.again else ((0,) * k, 0) for r in rows]
+    first = [(c.accepted_at, c.trials) for r in rows if (c := r.counts(k))]
+    second = [(r.again.accepted_at, r.again.counts.trials) if r.again else ((0,) * k, (0,) * k) for r in rows]
     return count_arms([first, second], k)
 
 

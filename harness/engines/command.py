@@ -11,7 +11,8 @@ from harness.engines.environment import EngineEnvironment
 from harness.errors import EngineStartError
 from harness.history.surfaces import PER_REQUEST
 from harness.profiles.cells import Role
-from harness.profiles.model import EngineConfig, Method, NoSpeculation, Profile, models_of
+from harness.profiles.methods import engine_config
+from harness.profiles.model import EngineConfig, Method, Profile, models_of
 from harness.profiles.remote_code import require_loadable, trusts_code
 from harness.supervision.server import LOOPBACK
 
@@ -51,14 +52,6 @@ class EngineCommand(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.role} engine"
-
-
-def speculative_config(method: Method) -> dict[str, object] | None:
-    """Return vLLM's ``--speculative-config`` for a method; None without speculation."""
-    if isinstance(method, NoSpeculation):
-        return None
-    drafter = {"model": str(method.drafter_path)} if method.drafter is not None else {}
-    return {"method": method.kind, **drafter, "num_speculative_tokens": method.num_speculative_tokens}
 
 
 _KV_ROLES: Mapping[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
@@ -108,7 +101,7 @@ def build_command(
         argv += ["--num-gpu-blocks-override", str(engine.kv_blocks)]
     if engine.max_num_batched_tokens is not None:
         argv += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
-    speculation = speculative_config(method)
+    speculation = engine_config(method)
     if speculation is not None:
         argv += ["--speculative-config", json.dumps(speculation, sort_keys=True)]
         if environment.has(PER_REQUEST):

@@ -12,15 +12,16 @@ from harness.engines.places import end_and_report
 from harness.engines.router import Router
 from harness.engines.router_program import program
 from harness.history.records import EngineRecord
-from harness.profiles.cells import Role
+from harness.profiles.cells import EngineGroup, Role
 from harness.supervision.ports import free_ports
 
 
 class Routers:
     """Starts the routers that the cells of a group are asked through, and ends them."""
 
-    def __init__(self, group_id: str, logs: Path, key: ApiKey, timeout_s: float, progress: Progress) -> None:
-        self._group_id = group_id
+    def __init__(self, group: EngineGroup, logs: Path, key: ApiKey, timeout_s: float, progress: Progress) -> None:
+        self._group_id = group.id
+        self._up_to = group.method.traits.up_to
         self._logs = logs
         self._key = key
         self._timeout_s = timeout_s
@@ -48,7 +49,7 @@ class Routers:
         self.running.append(router)
         router.__enter__()
         role: Role = "decode" if hands_off else "single"
-        self.clients[hands_off] = Client(role, router.url, self._timeout_s, self._key)
+        self.clients[hands_off] = Client(role, router.url, self._timeout_s, self._key, up_to=self._up_to)
         self._progress(f"{self._group_id}: started router, pid {router.pid}, {router.url}")
 
     def require_alive(self) -> None:

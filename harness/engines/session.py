@@ -64,7 +64,7 @@ class EngineGroupSession:
         self._places = places
         self._launcher = Launcher(group, profile, log_folder, self.key, progress)
         self._readiness = Readiness(group, profile, self._launcher, self._mutation, progress)
-        self._routers = Routers(group.id, log_folder, self.key, profile.timeouts.request, progress)
+        self._routers = Routers(group, log_folder, self.key, profile.timeouts.request, progress)
         self._failed_before = 0.0
         """Failed transfers when the pools were last empty."""
         self._exchange = self._mutation.exchange(self._launcher.clients, profile, self._routers.clients)

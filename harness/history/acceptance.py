@@ -23,6 +23,8 @@ class Steps(NamedTuple):
     """Whether a padded first step was recognised and left out."""
     certain: bool
     """Whether the counts alone decide if the first step was padded."""
+    drafted: tuple[int, ...] | None = None
+    """Drafts of these steps, for a method that drafts up to k (``Speculation.up_to``); None: k in every step."""
 
 
 def real_steps(leg: Leg) -> Steps | None:
@@ -34,17 +36,32 @@ def real_steps(leg: Leg) -> Steps | None:
     T output tokens need Σ(a+1) = T - 1 + o over the real steps, where the overshoot o ≤ a_last counts tokens accepted
     past the end; a padded step adds one. So a surplus of Σ(a+1) - (T-1) ≥ 1 with nothing accepted in the first step of
     a handed-off request means padding, and it is certain when the last step accepted less than the surplus.
+
+    Of a method that drafts up to k tokens, steps without drafts are not among these, so the surplus says nothing. There
+    a first step that has as many drafts as any, and accepted none, is read as padded, which is never certain. Without a
+    block of the prompt being dropped (``Traits.drops_block``), an engine alone also pads the first step after a prefix
+    hit that leaves it one token of the prompt.
     """
-    if leg.speculation is None or leg.output_ids is None:
+    spec = leg.speculation
+    if spec is None or leg.output_ids is None:
         return None
-    accepted = leg.speculation.per_step_accepted
-    if not accepted or leg.role != "decode" or accepted[0] != 0:
-        return Steps(accepted, padded=False, certain=True)
+    accepted = spec.per_step_accepted
+    drafted = spec.per_step_drafted if spec.up_to and len(spec.per_step_drafted) == len(accepted) else None
+    if not accepted or accepted[0] != 0 or not _may_be_padded(leg):
+        return Steps(accepted, padded=False, certain=True, drafted=drafted)
+    if drafted is not None:
+        padded = drafted[0] == max(drafted)
+        return Steps(accepted[padded:], padded, certain=not padded, drafted=drafted[padded:])
     surplus = sum(a + 1 for a in accepted) - (len(leg.output_ids) - 1)
     last = accepted[-1] if len(accepted) > 1 else 0
     if surplus < 1:
         return Steps(accepted, padded=False, certain=True)
     return Steps(accepted[1:], padded=True, certain=last < surplus)
+
+
+def _may_be_padded(leg: Leg) -> bool:
+    """Return whether the engine had a single token of the prompt left to compute, which is when vLLM pads."""
+    return leg.role == "decode" or leg.counters.get("prompt_tokens_local_compute") == 1
 
 
 def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:
@@ -106,31 +123,32 @@ class Rates(NamedTuple):
     """Steps that accepted the draft at position p, for p = 0 … k-1."""
     requests: int
     length_per_prompt: float | None
+    drafted_at: tuple[int, ...] | None = None
+    """Steps that drafted a token at position p, for a method that drafts up to k; None: every step."""
 
     @property
     def rates(self) -> tuple[float, ...]:
+        """Share of the drafts at position p that were accepted; 0 where nothing was drafted."""
+        if self.drafted_at is not None:
+            return tuple(a / max(d, 1) for a, d in zip(self.accepted_at, self.drafted_at, strict=True))
         return tuple(a / self.steps for a in self.accepted_at) if self.steps else ()
 
     @property
     def length_pooled(self) -> float | None:
-        """Acceptance length 1 + Σ_p rate(p)."""
+        """Acceptance length 1 + Σ accepted / Σ steps, which is 1 + Σ_p rate(p) where every step drafts k tokens."""
+        if self.drafted_at is not None:
+            return 1 + sum(self.accepted_at) / self.steps if self.steps else None
         return 1 + sum(self.rates) if self.steps else None
 
 
-def pool(requests: Iterable[Sequence[int]], k: int) -> Rates:
-    """Pool the accepted counts per step of many requests into marginal rates per position."""
-    steps = 0
-    at = [0] * k
-    lengths = []
-    count = 0
-    for accepted in requests:
-        count += 1
-        steps += len(accepted)
-        for p in range(k):
-            at[p] += sum(1 for a in accepted if a > p)
-        if accepted:
-            lengths.append(1 + sum(accepted) / len(accepted))
-    return Rates(steps, tuple(at), count, sum(lengths) / len(lengths) if lengths else None)
+def pool(requests: Iterable[Sequence[int]], k: int, drafted: Iterable[Sequence[int] | None] | None = None) -> Rates:
+    """Pool the accepted counts per step of many requests into marginal rates per position.
+
+    ``drafted`` has the drafts per step of each request, for a method that drafts up to k.
+    """
+    listed = [tuple(accepted) for accepted in requests]
+    counted = [counts_of_steps(a, d, k) for a, d in zip(listed, drafted or [None] * len(listed), strict=True)]
+    return pool_counts(counted, k)
 
 
 class RequestCounts(NamedTuple):
@@ -142,25 +160,38 @@ class RequestCounts(NamedTuple):
     source: Literal["per-request", "counters"]
     """``counters``: from the increase of the engine's counters during the request, which was alone on the engine. Then
     neither the order of the steps nor a padded first step is known."""
+    drafted_at: tuple[int, ...] | None = None
+    """Steps that drafted a token at position p, for a method that drafts up to k; None: every step."""
     surplus: int = 0
     """Tokens that the steps account for beyond the output: a padded first step adds one, an end within a step more."""
+
+    @property
+    def trials(self) -> tuple[int, ...]:
+        """Drafts at each position."""
+        return self.drafted_at if self.drafted_at is not None else (self.steps,) * len(self.accepted_at)
 
     def without_padding(self) -> RequestCounts:
         """Return the counts without one step that accepted nothing."""
         return self._replace(steps=self.steps - 1, surplus=self.surplus - 1)
 
 
+def counts_of_steps(accepted: Sequence[int], drafted: Sequence[int] | None, k: int) -> RequestCounts:
+    """Return the counts of a request's steps; ``drafted`` is None where every step drafted k tokens."""
+    at = tuple(sum(a > p for a in accepted) for p in range(k))
+    tried = None if drafted is None else tuple(sum(d > p for d in drafted) for p in range(k))
+    return RequestCounts(len(accepted), at, "per-request", tried)
+
+
 def request_counts(leg: Leg, k: int) -> RequestCounts | None:
     """Return the counts of a request from its own metrics or else the engine's counters, or None without either."""
     steps = real_steps(leg)
     if steps is not None:
-        at = tuple(sum(a > p for a in steps.accepted) for p in range(k))
-        return RequestCounts(len(steps.accepted), at, "per-request")
+        return counts_of_steps(steps.accepted, steps.drafted, k)
     if not leg.counters.get("drafts") or leg.output_ids is None:
         return None
     drafts = int(leg.counters["drafts"])
     at = tuple(int(leg.counters.get(f"accepted_at_{p}", 0)) for p in range(k))
-    return RequestCounts(drafts, at, "counters", drafts + sum(at) - (len(leg.output_ids) - 1))
+    return RequestCounts(drafts, at, "counters", surplus=drafts + sum(at) - (len(leg.output_ids) - 1))
 
 
 def pool_counts(requests: Iterable[RequestCounts], k: int) -> Rates:
@@ -172,6 +203,11 @@ def pool_counts(requests: Iterable[RequestCounts], k: int) -> Rates:
         accepted_at=tuple(sum(c.accepted_at[p] for c in counted) for p in range(k)),
         requests=len(counted),
         length_per_prompt=sum(lengths) / len(lengths) if lengths else None,
+        drafted_at=(
+            tuple(sum(c.trials[p] for c in counted) for p in range(k))
+            if any(c.drafted_at is not None for c in counted)
+            else None
+        ),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from harness.history.folder import History
 from harness.profiles.cells import CellName
@@ -24,6 +26,8 @@ class Identity(Strict):
     prompts_sha256: str
     method: str
     draft_tokens: int = Field(ge=0, le=64)
+    speculative_config: dict[str, Any] = Field(default_factory=dict)
+    """What the profile gives vLLM's ``--speculative-config`` beside drafter and k; empty for the short forms."""
     block_size: int
     dtype: str
     kv_dtype: str = "auto"
@@ -48,6 +52,11 @@ class Identity(Strict):
     vllm: str | None = None
     """Version of vLLM."""
 
+    @model_serializer(mode="wrap")
+    def _without_empty_config(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an empty configuration: identities of the short forms stay as they were recorded."""
+        return {k: v for k, v in handler(self).items() if k != "speculative_config" or v}
+
 
 def identity_of(
     profile: Profile, method: Method, prompts_sha256: str, vllm: str | None = None, gpus: tuple[str, ...] = ()
@@ -65,6 +74,7 @@ def identity_of(
         prompts_sha256=prompts_sha256,
         method=method.kind,
         draft_tokens=method.draft_tokens,
+        speculative_config=method.given_config,
         block_size=profile.engine.block_size,
         dtype=profile.engine.dtype,
         kv_dtype=profile.engine.kv_cache_dtype,

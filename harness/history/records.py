@@ -34,6 +34,8 @@ class Speculation(Strict):
     num_steps: Count
     num_drafted: Count
     num_accepted: Count
+    up_to: bool = False
+    """Whether a step may have fewer than k drafts, and one without drafts is not counted as a step."""
 
 
 LegRole = Literal["single", "prefill", "decode"]

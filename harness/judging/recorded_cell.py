@@ -16,6 +16,7 @@ from harness.history.folder import History
 from harness.history.records import COLD, CellRecord, EngineRecord, Form, Observation
 from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName
+from harness.profiles.methods import Traits, recorded_traits
 from harness.profiles.model import part_of
 from harness.profiles.scenarios import AppendedToken, Pressure, Refill, Scenario, Trace
 from harness.prompts.lengths import blocks, classify, published_blocks
@@ -86,6 +87,11 @@ class RecordedCell:
     @property
     def speculative(self) -> bool:
         return self.record.draft_tokens > 0
+
+    @cached_property
+    def traits(self) -> Traits:
+        """What is known of the cell's method of vLLM."""
+        return recorded_traits(part_of(self.history.run.profile, self.name.variant), self.method)
 
     @property
     def handed_off(self) -> bool:
@@ -232,12 +238,12 @@ class RecordedCell:
 
     def expected_hit(self, donor: Observation, subject: Observation, role: str | None = None) -> int:
         """Return how many tokens of the subject an engine must have cached after the donor: the whole common blocks,
-        never the whole prompt, and one block less with speculation, which recomputes the last matched block (vLLM
-        ``use_eagle_block_drop``). ``role`` defaults to the answering engine, which also holds the donor's answer."""
+        never the whole prompt, and one block less with drafters that make vLLM recompute the last matched block
+        (``use_eagle_block_drop``). ``role`` defaults to the answering engine, which also holds the donor's answer."""
         size = self.record.block_size
         held = (*donor.sent_ids, *(_computed_output(donor) if role in (None, self.answering) else ()))
         whole = min(common_prefix(held, subject.sent_ids), len(subject.sent_ids) - 1) // size
-        return max(whole - int(self.speculative), 0) * size
+        return max(whole - int(self.speculative and self.traits.drops_block), 0) * size
 
     def allowed_hit(self, o: Observation) -> int | None:
         """Return the most prompt tokens of a request that may be in a prefix cache: its longest common prefix with an

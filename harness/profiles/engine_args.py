@@ -136,7 +136,8 @@ _VALUE = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.,:|+=^-]*|-?[0-9]+(?:\.[0-9]+)?|"
 _LIST_WORD = re.compile(r"\^?[A-Za-z0-9_+=][A-Za-z0-9_.,:|+=^-]*|")
 
 
-def _plain(value: str) -> bool:
+def is_plain(value: str) -> bool:
+    """Return whether a value is a number or a plain word, neither a path nor JSON."""
     return len(value) <= 200 and bool(_VALUE.fullmatch(value) or _LIST_WORD.fullmatch(value))
 
 
@@ -144,7 +145,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
     """Raise ValueError, with a sentence for the user, for the first argument that a profile may not pass to engines."""
     wanting = several = ""
     for argument in arguments:
-        if wanting and (not argument.startswith("-") or _plain(argument)):
+        if wanting and (not argument.startswith("-") or is_plain(argument)):
             _check_value(argument)
             several = wanting if wanting in SEVERAL and argument.isdecimal() else ""
             wanting = ""
@@ -178,7 +179,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def _check_value(value: str) -> None:
-    if not _plain(value):
+    if not is_plain(value):
         raise ValueError(f"expected a number or a plain word, neither a path nor JSON, found {value!r}")
 
 
@@ -191,5 +192,5 @@ def check_variables(variables: Mapping[str, str]) -> None:
                 f"{name}: variables can run code, open addresses and carry secrets; give your own on the command line, "
                 f"--engine-env={name}=…"
             )
-        if not _plain(value):
+        if not is_plain(value):
             raise ValueError(f"{name}: expected a number or a plain word, not a path, found {value!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -17,6 +17,9 @@ from harness.errors import ProfileError, UsageError
 from harness.profiles import remote_code
 from harness.profiles.engine_args import check_arguments, check_variables
 from harness.profiles.hub import Hub, look_up
+from harness.profiles.methods import Method as Method
+from harness.profiles.methods import NoSpeculation as NoSpeculation
+from harness.profiles.methods import OtherMethod
 from harness.profiles.model_reference import (
     TARGET,
     TOKENIZER,
@@ -46,87 +49,6 @@ Tier = Literal["bitwise", "normal"]
 _MOST_BYTES = 16 * json_io.MIB
 """Largest config.json of a model that is read."""
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
-
-
-class NoSpeculation(Strict):
-    """Plain decoding."""
-
-    kind: Literal["none"]
-
-    @property
-    def on_prefill(self) -> Self:
-        """The method as P is started with it."""
-        return self
-
-    @property
-    def draft_tokens(self) -> int:
-        return 0
-
-    @property
-    def lookahead(self) -> int:
-        """KV slots that the scheduler reserves past the scheduled tokens (vLLM 0.32 ``num_lookahead_tokens``)."""
-        return 0
-
-    @property
-    def drafter_path(self) -> Path | None:
-        return None
-
-
-class _Speculative(Strict):
-    kind: str
-    drafter: ModelPath | None
-    num_speculative_tokens: int = Field(default=3, ge=1, le=16)
-    prefill_num_speculative_tokens: int | None = Field(default=None, ge=1, le=16)
-    """Drafts per step on P, which drafts nothing that counts but has the drafter's KV to compute; None: as on D."""
-
-    @property
-    def on_prefill(self) -> Self:
-        """The method as P is started with it."""
-        drafts = self.prefill_num_speculative_tokens
-        return self if drafts is None else self.model_copy(update={"num_speculative_tokens": drafts})
-
-    @property
-    def draft_tokens(self) -> int:
-        return self.num_speculative_tokens
-
-    @property
-    def lookahead(self) -> int:
-        """KV slots that the scheduler reserves past the scheduled tokens (vLLM 0.32 ``num_lookahead_tokens``)."""
-        return self.num_speculative_tokens
-
-    @property
-    def drafter_path(self) -> Path | None:
-        """Folder of the drafter. Raises ModelUnavailableError for a reference that is not in the local cache."""
-        return None if self.drafter is None else local_folder(self.drafter, f"drafter of {self.kind}")
-
-
-class Eagle3(_Speculative):
-    """EAGLE3 drafter: one layer that reads three target streams."""
-
-    kind: Literal["eagle3"]
-    drafter: ModelPath
-
-
-class Mtp(_Speculative):
-    """Multi-token prediction layers of a drafter checkpoint or of the target itself."""
-
-    kind: Literal["mtp"]
-    drafter: ModelPath | None = None
-    """None: they are part of the target."""
-
-
-class DFlash(_Speculative):
-    """DFlash drafter: all drafts in one bidirectional pass, with one more slot reserved for the bonus token."""
-
-    kind: Literal["dflash"]
-    drafter: ModelPath
-
-    @property
-    def lookahead(self) -> int:
-        return self.num_speculative_tokens + 1
-
-
-Method = Annotated[NoSpeculation | Eagle3 | DFlash | Mtp, Field(discriminator="kind")]
 
 
 class TensorParallel(Strict):
@@ -476,10 +398,28 @@ class Profile(Strict):
             raise ValueError(
                 "routes: expected client alone with engine.kv_transfer push, since a router hides P's counters"
             )
+        if self.judging.tier == "bitwise":
+            _check_remembers_nothing(self.methods)
         largest = max(m.lookahead for m in self.methods)
         if largest >= self.engine.block_size:
             raise ValueError(f"lookahead {largest} must be smaller than block_size {self.engine.block_size}")
         return self
+
+
+_SUFFIX_CACHE = "suffix_decoding_max_cached_requests"
+
+
+def _check_remembers_nothing(methods: Iterable[Method]) -> None:
+    """Raise ValueError for a method whose drafts depend on earlier requests, which equal runs must not."""
+    for method in methods:
+        if isinstance(method, OtherMethod) and method.vllm_method == "suffix":
+            found = method.speculative_config.get(_SUFFIX_CACHE)
+            if found != 0:
+                raise ValueError(
+                    f"methods: expected {_SUFFIX_CACHE}: 0 in the speculative_config of {method.kind}, found "
+                    f"{'none' if found is None else found}: suffix decoding drafts from earlier answers otherwise, so "
+                    "that acceptance depends on what was asked before"
+                )
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -592,8 +532,7 @@ def _parts(profile: str) -> tuple[Profile, ...]:
 
 def models_of(profile: Profile, method: Method) -> dict[str, ModelPath | None]:
     """Return the models that an engine of a method loads, by role."""
-    drafter = None if method.kind == "none" else method.drafter
-    return {"target": profile.target, "tokenizer": profile.tokenizer, f"drafter of {method.kind}": drafter}
+    return {"target": profile.target, "tokenizer": profile.tokenizer, f"drafter of {method.kind}": method.drafter}
 
 
 # --- models of the hub ----------------------------------------------------------------------------------------------
@@ -605,7 +544,7 @@ def references_of(profile: Profile) -> dict[str, ModelReference]:
         TARGET: profile.target,
         TOKENIZER: profile.tokenizer,
     }
-    given |= {m.kind: m.drafter for m in profile.methods if m.kind != "none"}
+    given |= {m.kind: m.drafter for m in profile.methods}
     return {role: value for role, value in given.items() if isinstance(value, ModelReference)}
 
 
@@ -813,9 +752,7 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
     References to the hub are checked where they are looked up.
     """
     models = {"target": profile.target} | {
-        f"drafter of {m.kind}": m.drafter
-        for m in profile.methods
-        if not isinstance(m, NoSpeculation) and m.drafter is not None
+        f"drafter of {m.kind}": m.drafter for m in profile.methods if m.drafter is not None
     }
     for role, folder in models.items():
         if isinstance(folder, ModelReference):

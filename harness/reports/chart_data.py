@@ -173,12 +173,14 @@ def _cell_positions(view: RecordedCell, judgement: Judgement) -> Iterable[Positi
     if not counted:
         return
     at = np.array([c.accepted_at for c in counted.values()], float).reshape(len(counted), k)
-    steps = np.array([c.steps for c in counted.values()], float)
-    if not steps.sum():
+    tried = np.array([c.trials for c in counted.values()], float).reshape(len(counted), k)
+    if not tried.sum():
         return
     detectable = _detectable(judgement, view.id)
     for p in range(k):
-        found = ratio(at[:, p], steps, CONFIDENCE)
+        found = ratio(at[:, p], tried[:, p], CONFIDENCE)
+        if math.isnan(found.rate):
+            continue
         yield Position(
             view.lineup,
             p,
@@ -187,7 +189,7 @@ def _cell_positions(view: RecordedCell, judgement: Judgement) -> Iterable[Positi
             _bound(found.low),
             _bound(found.high),
             int(at[:, p].sum()),
-            int(steps.sum()),
+            int(tried[:, p].sum()),
             detectable,
         )
 

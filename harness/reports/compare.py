@@ -111,7 +111,7 @@ def paired_by_prompt(
     keys = sorted(set(first) & set(second))
     if not keys:
         return ()
-    sides = [[(side[key].accepted_at, side[key].steps) for key in keys] for side in (first, second)]
+    sides = [[(side[key].accepted_at, side[key].trials) for key in keys] for side in (first, second)]
     return differences(count_arms(sides, k))
 
 

@@ -91,16 +91,18 @@ def make_arms(columns: Sequence[str], first: tuple[Matrix, Matrix], second: tupl
     return Arms(tuple(columns), (a[0], b[0]), (a[1], b[1]))
 
 
-def count_arms(counted: Sequence[Sequence[tuple[Sequence[int], int]]], k: int, prefix: str = "all@") -> Arms:
+def count_arms(
+    counted: Sequence[Sequence[tuple[Sequence[int], int | Sequence[int]]]], k: int, prefix: str = "all@"
+) -> Arms:
     """Build arms with one column per draft position.
 
     ``counted`` has, for the first and the second arm, one entry per prompt in the same order: (steps that accepted the
-    draft at each of ``k`` positions, number of steps).
+    draft at each of ``k`` positions, number of steps or, where not every step drafts, of drafts at each position).
     """
     sides = []
     for side in counted:
         hits = np.array([at for at, _ in side], float).reshape(len(side), k)
-        trials = np.array([[steps] * k for _, steps in side], float).reshape(len(side), k)
+        trials = np.array([np.broadcast_to(tried, k) for _, tried in side], float).reshape(len(side), k)
         sides.append((hits, trials))
     return make_arms([f"{prefix}{p}" for p in range(k)], sides[0], sides[1])
 

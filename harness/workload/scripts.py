@@ -434,7 +434,7 @@ def _not_shared(scenario: SharedBlock, prompts: Mapping[str, Prompt], size: int)
 
 def _not_appended(scenario: AppendedToken, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
     """Return why D's last token would not be P's answer, or why D has nothing cached, in words, or None."""
-    speculative = any(method.draft_tokens for method in profile.methods)
+    drops_block = any(method.traits.drops_block for method in profile.methods)
     for name in scenario.prompts:
         if not any(_continues(prompts[name], p) for p in prompts.values()):
             return (
@@ -443,9 +443,9 @@ def _not_appended(scenario: AppendedToken, profile: Profile, prompts: Mapping[st
             )
         if scenario.donor is not None:
             shared = shared_blocks(prompts[scenario.donor], prompts[name], profile.engine.block_size)
-            if shared <= speculative:
+            if shared <= drops_block:
                 return (
-                    f"expected the donor {scenario.donor} to have {1 + speculative} whole blocks in common with "
+                    f"expected the donor {scenario.donor} to have {1 + drops_block} whole blocks in common with "
                     f"{name}, found {shared}; name another one"
                 )
     return None
@@ -463,9 +463,9 @@ def _not_continued(scenario: Continuation, profile: Profile, prompts: Mapping[st
     if donor.expected is None:
         return f"expected a donor whose answer is known, found none for {scenario.donor}; name a copy or echo prompt"
     turn = (*donor.ids, *donor.expected)
-    speculative = any(method.draft_tokens for method in profile.methods)
-    # With speculation, the last matched block is computed again.
-    needed = (donor.tokens // size + 1 + speculative) * size + 1
+    drops_block = any(method.traits.drops_block for method in profile.methods)
+    # With most drafters, the last matched block is computed again.
+    needed = (donor.tokens // size + 1 + drops_block) * size + 1
     for name in scenario.continued:
         ids = prompts[name].ids
         if common_prefix(turn, ids) < len(ids) or len(ids) - donor.tokens >= profile.workload.max_tokens:

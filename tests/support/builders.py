@@ -105,7 +105,7 @@ def observation(cell: str, tokens: int = 40, accepted: tuple[int, ...] | None = 
         padded = speculation((0, *steps)) if metrics else None
         counters = {
             "finished_requests": 1.0,
-            "nixl_bytes": LAYERS[CellName.of(cell).method] * 32768.0 * count,
+            "nixl_bytes": LAYERS.get(CellName.of(cell).method, LAYERS["none"]) * 32768.0 * count,
             "nixl_descriptors": 3.0,
             "prompt_tokens_external_kv_transfer": float(tokens),
         }
@@ -209,7 +209,7 @@ def history(
             cell=name,
             group=name,
             block_size=BLOCK,
-            lookahead=LOOKAHEAD[CellName.of(name).method],
+            lookahead=LOOKAHEAD.get(CellName.of(name).method, 0),
             draft_tokens=0 if CellName.of(name).method == "none" else 3,
             planned=sum(o.cell == name and o.scenario == "cold" for o in observations),
             scenarios=dict(

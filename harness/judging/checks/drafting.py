@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from harness.baselines.summary import counts
 from harness.history.acceptance import (
     Aligned,
     Rates,
@@ -15,6 +14,7 @@ from harness.history.acceptance import (
     Steps,
     align,
     by_step,
+    counts_of_steps,
     pool,
     pool_counts,
     real_steps,
@@ -40,13 +40,18 @@ def drafts_happened(cell: CellView) -> CheckResult:
     """Check that every request that could draft did; otherwise speculation was not tested."""
     name = "drafts-happened"
     findings: list[Finding] = []
-    judged = from_counters = 0
+    judged = from_counters = nothing_found = 0
+    up_to = cell.traits.up_to
     for o in cell.answered().values():
         leg = o.final
         if leg is None or leg.output_ids is None or len(leg.output_ids) < 2 or o.drafts_filtered:
             continue
-        judged += 1
         spec = leg.speculation
+        if up_to and not _drafted(leg):
+            # It may have found nothing to draft; that all requests did is the absence of evidence.
+            nothing_found += 1
+            continue
+        judged += 1
         if spec is None:
             if request_counts(leg, cell.record.draft_tokens) is not None:
                 from_counters += 1
@@ -62,18 +67,26 @@ def drafts_happened(cell: CellView) -> CheckResult:
             problem = "expected drafted and accepted counts for every step, found lists of different length"
         elif few := _fewer(cell, o, spec):
             problem = (
-                f"expected {cell.record.draft_tokens} drafts in every step, found {few[0]} in step {few[1]}: the "
-                "engine drafts fewer than it was started with, so speculation was not tested as configured"
+                f"expected {'1 to ' if up_to else ''}{cell.record.draft_tokens} drafts in every step, found {few[0]} "
+                f"in step {few[1]}: the engine drafts {'otherwise' if up_to else 'fewer'} than it was started with, so "
+                "speculation was not tested as configured"
             )
         else:
             continue
         findings.append(cell.untested(name, problem, o))
     if cell.cold and len(found := _paddings(cell)) > 1:
         findings.append(_mixed(cell, name, found))
-    note = (
-        f"{from_counters} requests by the engine's counters, steps since the hand-off unknown" if from_counters else ""
-    )
-    return conclude(name, cell.id, judged, findings, note=note, figures=_figures(cell))
+    notes = [
+        f"{from_counters} requests by the engine's counters, steps since the hand-off unknown" if from_counters else "",
+        f"{nothing_found} requests without a draft, which {cell.method} may find none for" if nothing_found else "",
+    ]
+    return conclude(name, cell.id, judged, findings, note="; ".join(filter(None, notes)), figures=_figures(cell))
+
+
+def _drafted(leg: Leg) -> bool:
+    """Return whether a request had a draft step, without a padded one."""
+    steps = real_steps(leg)
+    return bool(steps.accepted) if steps is not None else bool(leg.counters.get("drafts"))
 
 
 def _fewer(cell: CellView, o: Observation, spec: Speculation) -> tuple[int, int] | None:
@@ -88,7 +101,10 @@ def _fewer(cell: CellView, o: Observation, spec: Speculation) -> tuple[int, int]
     length = len(o.sent_ids) + 1
     for number, (drafted, accepted) in enumerate(zip(spec.per_step_drafted, spec.per_step_accepted, strict=True), 1):
         full = context is not None and length + k >= context
-        if drafted != k and number < len(spec.per_step_drafted) and not full:
+        if cell.traits.up_to:
+            if not 1 <= drafted <= k:
+                return drafted, number
+        elif drafted != k and number < len(spec.per_step_drafted) and not full:
             return drafted, number
         length += accepted + 1
     return None
@@ -172,7 +188,7 @@ def _rounded(rates: Rates) -> tuple[float, ...]:
 def acceptance_single(cell: CellView) -> CheckResult:
     """Check that P/D accepts, step for step, as many drafts as the single engine of the same method in this run."""
     single = cell.sibling("single")
-    references = {key: s.accepted for key, s in cell_steps(single).items()} if single else {}
+    references = cell_steps(single) if single else {}
     totals = single.counts.by_key if single else {}
     against = f"{cell.name.single} of this run"
     return _judge(cell, "acceptance-single", references, against, reference_totals=totals)
@@ -185,22 +201,22 @@ def acceptance_baseline(cell: CellView) -> CheckResult:
     if lookup is None or lookup.baseline is None:
         reason = lookup.reason if lookup else f"the baseline of {cell.lineup} was not looked up"
         return conclude(name, cell.id, 0, [cell.finding(name, Verdict.UNKNOWN, "baseline", reason)])
-    references = {r.prompt_id: r.accepted for r in lookup.baseline.rows}
+    references = {r.prompt_id: Steps(r.accepted, False, True, r.drafted or None) for r in lookup.baseline.rows}
     return _judge(cell, name, references, "the baseline", moved_together=_other_topology(cell))
 
 
-def _other_topology(cell: CellView) -> dict[str, tuple[int, ...]]:
+def _other_topology(cell: CellView) -> dict[str, Steps]:
     """Return the steps of the same method in the other topology, which distinguish DRIFT from REGRESSION."""
     other = cell.sibling("single" if cell.handed_off else "pd")
-    return {key: s.accepted for key, s in cell_steps(other).items()} if other else {}
+    return cell_steps(other) if other else {}
 
 
 def _judge(
     cell: CellView,
     name: str,
-    references: Mapping[str, Sequence[int]],
+    references: Mapping[str, Steps],
     against: str,
-    moved_together: Mapping[str, tuple[int, ...]] = _NONE,
+    moved_together: Mapping[str, Steps] = _NONE,
     reference_totals: Mapping[str, RequestCounts] = _NONE,
 ) -> CheckResult:
     """Compare each request with the reference of its key, or else of its prompt.
@@ -209,8 +225,8 @@ def _judge(
     are unknown.
     """
     findings: list[Finding] = []
-    ours: list[tuple[int, ...]] = []
-    theirs: list[tuple[int, ...]] = []
+    ours: list[RequestCounts] = []
+    theirs: list[RequestCounts] = []
     by_totals: list[RequestCounts] = []
     totals, recognised = cell.counts
     k = cell.record.draft_tokens
@@ -224,7 +240,8 @@ def _judge(
         steps = real_steps(leg)
         reference = references.get(key, references.get(o.prompt_id))
         if steps is None:
-            counted, wanted = totals.get(key), _reference_totals(reference, reference_totals.get(key), k)
+            known = counts_of_steps(reference.accepted, reference.drafted, k) if reference is not None else None
+            counted, wanted = totals.get(key), known or reference_totals.get(key)
             if wanted is None and counted is not None:
                 findings.append(_no_reference(cell, name, o, against))
             elif counted is not None and wanted is not None and not _shortened(cell, o):
@@ -234,14 +251,15 @@ def _judge(
         if reference is None:
             findings.append(_no_reference(cell, name, o, against))
             continue
-        ours.append(steps.accepted)
-        theirs.append(tuple(reference))
-        compared = Compared(leg, steps, tuple(reference), align(steps.accepted, reference, len(leg.output_ids)))
+        ours.append(counts_of_steps(steps.accepted, steps.drafted, k))
+        theirs.append(counts_of_steps(reference.accepted, reference.drafted, k))
+        compared = _compared(leg, leg.output_ids, steps, reference)
         if not _agrees(cell, compared, slack, paddings):
-            together = moved_together.get(key) == steps.accepted
+            other = moved_together.get(key)
+            together = other is not None and (other.accepted, other.drafted) == (steps.accepted, steps.drafted)
             alone = alone if alone is not None else _only_in_this_state(cell, references)
             findings.append(_difference(cell, name, o, compared, against, together, alone))
-    mine, reference_rates = pool(ours, k), pool(theirs, k)
+    mine, reference_rates = pool_counts(ours, k), pool_counts(theirs, k)
     if by_totals:
         mine = pool_counts(by_totals, k)
     figures = AcceptanceFigures(ours=rates_figures(mine), reference=rates_figures(reference_rates), against=against)
@@ -254,7 +272,7 @@ def _paddings_of_hand_offs(cell: CellView) -> Counter[bool]:
     return _paddings(cell) if cell.cold and cell.handed_off else Counter()
 
 
-def _only_in_this_state(cell: CellView, references: Mapping[str, Sequence[int]]) -> bool:
+def _only_in_this_state(cell: CellView, references: Mapping[str, Steps]) -> bool:
     """Return whether the cell's cold answers accepted as many drafts as their references, so that it is the state of
     this scenario that changes results, in every topology, and not the engine."""
     if cell.cold:
@@ -265,8 +283,7 @@ def _only_in_this_state(cell: CellView, references: Mapping[str, Sequence[int]])
     for key, steps in cell_steps(cold).items():
         leg, reference = cold.answered()[key].final, references.get(cold.answered()[key].prompt_id)
         if leg is not None and leg.output_ids is not None and reference is not None:
-            aligned = align(steps.accepted, reference, len(leg.output_ids))
-            compared = Compared(leg, steps, tuple(reference), aligned)
+            compared = _compared(leg, leg.output_ids, steps, reference)
             agreed.append(_agrees(cold, compared, cold.acceptance_slack, paddings))
     return bool(agreed) and all(agreed)
 
@@ -275,13 +292,6 @@ def _no_reference(cell: CellView, name: str, o: Observation, against: str) -> Fi
     return cell.finding(
         name, Verdict.UNKNOWN, "baseline", f"expected this prompt's accepted counts in {against}, found none", o
     )
-
-
-def _reference_totals(reference: Sequence[int] | None, totals: RequestCounts | None, k: int) -> RequestCounts | None:
-    if reference is not None:
-        at, steps = counts(reference, k)
-        return RequestCounts(steps, at, "per-request")
-    return totals
 
 
 def _shortened(cell: CellView, o: Observation) -> bool:
@@ -316,12 +326,12 @@ def _totals(
     if (
         cell.handed_off
         and not recognised
-        and counted.surplus >= 1
+        and (counted.surplus >= 1 or cell.traits.up_to)
         and (counted.steps - 1, counted.accepted_at) == (steps, at)
     ):
         return []
     more = sum(counted.accepted_at) / max(counted.steps, 1) > sum(at) / max(steps, 1)
-    verdict, damage = _attribute(name, more, together=False)
+    verdict, damage = _attribute(cell, name, more, together=False)
     return [
         cell.finding(
             name,
@@ -342,11 +352,38 @@ class Compared(NamedTuple):
     steps: Steps
     reference: tuple[int, ...]
     aligned: Aligned
+    drafted: tuple[int, ...] | None
+    """Drafts of the reference's steps, for a method that drafts up to k."""
 
     @property
     def wanted(self) -> tuple[int, ...]:
         """The reference as far as the request went, which may have asked for fewer tokens."""
+        if self.up_to:
+            return self.reference[: len(self.steps.accepted)] if self.cut else self.reference
         return self.reference[: self.aligned.begun]
+
+    @property
+    def up_to(self) -> bool:
+        """Whether steps without drafts are missing in both lists, so that the steps' positions are not known."""
+        return self.steps.drafted is not None
+
+    @property
+    def cut(self) -> bool:
+        """Whether the answer ended at the number of tokens that was asked for, possibly before the reference's."""
+        return self.leg.finish_reason == "length"
+
+    @property
+    def same_drafts(self) -> bool:
+        """Whether each step drafted as many tokens as the reference's, as far as both are known."""
+        if self.drafted is None or self.leg.speculation is None or not self.up_to:
+            return True
+        ours = (self.steps.drafted, self.leg.speculation.per_step_drafted)
+        return any(found == self.drafted[: len(found or ()) if self.cut else None] for found in ours)
+
+
+def _compared(leg: Leg, output_ids: Sequence[int], steps: Steps, reference: Steps) -> Compared:
+    aligned = align(steps.accepted, reference.accepted, len(output_ids))
+    return Compared(leg, steps, reference.accepted, aligned, reference.drafted)
 
 
 def _agrees(cell: CellView, c: Compared, slack: float, paddings: Counter[bool]) -> bool:
@@ -364,10 +401,15 @@ def _agrees(cell: CellView, c: Compared, slack: float, paddings: Counter[bool]) 
             or len(c.steps.accepted) < 2
             or (not isinstance(cell.config, Pressure) and abs(len(c.steps.accepted) - len(c.wanted)) <= 1)
         )
+    if not c.same_drafts:
+        return False
     if cell.cold:
         if len(paddings) != 1 or c.steps.certain or c.leg.speculation is None:
             return same_steps(c.leg, c.steps, c.reference)
         return (c.steps.accepted if paddings[True] else c.leg.speculation.per_step_accepted) == c.reference
+    if c.up_to and c.leg.speculation is not None:
+        readings = (c.steps.accepted, *(() if c.steps.certain else (c.leg.speculation.per_step_accepted,)))
+        return any(r == (c.reference[: len(r)] if c.cut else c.reference) for r in readings)
     return not c.aligned.differing
 
 
@@ -376,7 +418,7 @@ def _difference(
 ) -> Finding:
     """Return the finding on a request; ``alone`` says that the cell's cold answers agree with their references."""
     found, expected = c.steps.accepted, c.reference if cell.cold else c.wanted
-    if cell.cold or cell.acceptance_slack:
+    if cell.cold or cell.acceptance_slack or c.up_to:
         mean = _mean(found), _mean(expected)
         counted = f"mean {mean[1]:.3f} over {len(expected)} steps", f"mean {mean[0]:.3f} over {len(found)} steps"
     else:
@@ -384,7 +426,7 @@ def _difference(
         mean = c.aligned.found / common, c.aligned.expected / common
         counted = f"{c.aligned.expected} over {c.aligned.common} steps", str(c.aligned.found)
     more = mean[0] > mean[1]
-    verdict, damage = _attribute(name, more, together, alone)
+    verdict, damage = _attribute(cell, name, more, together, alone)
     how = "the same mean in another order" if mean[0] == mean[1] else "more" if more else "fewer"
     at = _first_step(c)
     return cell.finding(
@@ -404,8 +446,10 @@ def _difference(
             expected=expected[at : at + _SHOWN],
             found_mean=mean[0],
             expected_mean=mean[1],
-            found_rates=_rounded(pool([found], cell.record.draft_tokens)),
-            expected_rates=_rounded(pool([expected], cell.record.draft_tokens)),
+            found_rates=_rounded(pool([found], cell.record.draft_tokens, [c.steps.drafted])),
+            expected_rates=_rounded(
+                pool([expected], cell.record.draft_tokens, [c.drafted and c.drafted[: len(expected)]])
+            ),
             padded_first_step=c.steps.padded,
             raw=c.leg.speculation.per_step_accepted[:_SHOWN] if c.leg.speculation else (),
         ),
@@ -418,7 +462,9 @@ def _first_step(c: Compared) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(c.steps.accepted), len(c.reference)))
 
 
-def _attribute(name: str, more: bool, together: bool, alone: bool = False) -> tuple[Verdict, DamageClass]:
+def _attribute(
+    cell: CellView, name: str, more: bool, together: bool, alone: bool = False
+) -> tuple[Verdict, DamageClass]:
     """Return the verdict and damage class of a difference.
 
     Against the single engine of the same run any difference is wrong, since both ran the same code, and so is one in a
@@ -430,8 +476,10 @@ def _attribute(name: str, more: bool, together: bool, alone: bool = False) -> tu
     verdict, _ = decide(Facts(change=change, against=against, together=together))
     if verdict is Verdict.IMPROVED:
         return verdict, "engine-changed"
-    # If both topologies moved alike, drafting or verification changed, not the KV that was handed over.
-    return verdict, "sampler" if more or verdict is Verdict.DRIFT else "drafter-kv"
+    # If both topologies moved alike, drafting or verification changed, not the KV that was handed over; and a method
+    # that drafts without a model has none.
+    without_kv = more or verdict is Verdict.DRIFT or cell.traits.drafter == "none"
+    return verdict, "sampler" if without_kv else "drafter-kv"
 
 
 def _mean(values: Sequence[int]) -> float:

@@ -24,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.baselines.model import Baseline, Row
-from harness.baselines.summary import counts
 from harness.history.acceptance import RequestCounts, real_steps
 from harness.history.records import COLD, Leg
 from harness.history.token_ids import common_prefix, parted_at
@@ -236,13 +235,12 @@ def _acceptance_baseline(view: CellView, judging: Judging, alpha: float) -> _Raw
     k = view.record.draft_tokens
     reference = {}
     for row in baseline.rows:
-        at, steps = counts(row.accepted, k)
-        reference[row.prompt_id] = RequestCounts(steps, at, "per-request")
+        reference[row.prompt_id] = row.counts(k)
     raw = _acceptance(view, reference, "the baseline", judging, alpha)
     # Equal runs of the prompts that were sent, whose texts are known.
     unit = {o.prompt_id: o.source or o.prompt_id for o in view.answered().values()}
     again = {
-        r.prompt_id: RequestCounts(r.again.steps, r.again.accepted_at, "per-request")
+        r.prompt_id: r.again.counts
         for r in baseline.rows
         if r.again is not None and r.again.steps and r.prompt_id in unit
     }
@@ -291,7 +289,7 @@ def _rows(
     if len(names) > 1:
         masks |= {name: np.array([strata[key] == name for key in keys]) for name in names}
     columns = [f"{name}@{p}" for name in masks for p in range(k)]
-    whole = count_arms([[(side[key].accepted_at, side[key].steps) for key in keys] for side in (first, second)], k)
+    whole = count_arms([[(side[key].accepted_at, side[key].trials) for key in keys] for side in (first, second)], k)
     sides = [
         tuple(np.concatenate([part * mask[:, None] for mask in masks.values()], axis=1) for part in side)
         for side in zip(whole.hits, whole.trials, strict=True)

@@ -281,7 +281,14 @@ def _batched(cell: CellView, requests: list[Observation], counters: dict[str, fl
         leg = o.final
         if leg is None or leg.output_ids is None:
             return
-        total += len(leg.speculation.per_step_accepted) if leg.speculation else len(leg.output_ids) - 1
+        spec = leg.speculation
+        # Where a step without drafts is not counted, those that were follow from the tokens.
+        counted = spec is not None and not spec.up_to
+        total += (
+            len(spec.per_step_accepted)
+            if spec and counted
+            else len(leg.output_ids) - 1 - (spec.num_accepted if spec else 0)
+        )
     steps = counters.get("engine_steps")
     if steps is None or not steps < total:
         yield Gap(

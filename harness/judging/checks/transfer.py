@@ -173,10 +173,6 @@ def _counted_alone(cell: RecordedCell) -> Iterator[tuple[Observation, Leg]]:
         broke = o.cut_short
 
 
-_OWN_LAYERS = ("eagle3", "dflash")
-"""Methods whose drafters have a KV cache of their own; that of MTP may share the target's."""
-
-
 def _implausible(cell: CellView, size: float) -> list[Finding]:
     """Return a finding if no model's blocks have this size, or if the drafter's layers cannot be among them."""
     if not cell.cold:
@@ -191,7 +187,7 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
     plain = cell.name.beside("pd", "none")
     record = cell.history.cell(plain.id)
     least = _bytes_per_block(replace(cell, record=record)) if record is not None else None
-    if cell.method in _OWN_LAYERS and least is not None and size <= least:
+    if cell.traits.own_layers and least is not None and size <= least:
         message = (
             f"expected blocks with more bytes than the {least:.0f} of {plain.id}, because they hold the drafter's "
             f"layers, too, found {size:.0f}: the drafter's KV was not handed over"

@@ -155,6 +155,9 @@ def _from_steps(cell: CellView, r: Request) -> Location | None:
     ours, theirs = by_position(steps.accepted), by_position(r.steps)
     first = next((i for i, (a, b) in enumerate(zip(steps.accepted, r.steps, strict=False)) if a != b), None)
     since = "D took over" if cell.handed_off else "the prefill"
+    if steps.drafted is not None:
+        # Steps without drafts are not counted, so that the others' positions are not known.
+        return Location(of=count, step=first, text=f"acceptance differs from step {first} since {since} on")
     lines = [
         f"acceptance differs from step {first} since {since} on, at {len(aligned.differing)} of {aligned.common} steps "
         "that both begin at the same token"

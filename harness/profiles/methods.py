@@ -1,0 +1,298 @@
+"""Speculation methods of a profile: four short forms, and whatever vLLM's ``--speculative-config`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+
+from harness.profiles.engine_args import is_plain
+from harness.profiles.model_reference import TARGET, TOKENIZER, ModelPath, local_folder
+from harness.util.strict import Strict
+
+_K = "num_speculative_tokens"
+MOST_DRAFTS = 64
+_NOT_IN_CONFIG = {
+    "model": "name the model as `drafter`, a folder or a repository on the hub, which is checked before it is loaded",
+    "draft_load_config": "weights are loaded as safetensors, because other formats can run code",
+    "code_revision": "code of a drafter runs only with `drafter: {…, trust_remote_code: true}`",
+}
+"""Keys of vLLM's configuration that a profile may not have in ``speculative_config``, with what to do instead."""
+
+
+class Traits(NamedTuple):
+    """What the harness has to know of a method of vLLM (as of 0.32.0), beyond its name and k."""
+
+    drafter: Literal["needed", "optional", "none"] = "optional"
+    """Whether it loads a model of its own; ``optional``: it may be part of the target."""
+    reserves: bool = True
+    """Whether the scheduler reserves KV slots for drafts (``num_lookahead_tokens``)."""
+    bonus_slot: bool = False
+    """Whether it reserves one more, for the bonus token."""
+    drops_block: bool = False
+    """Whether a prefix hit loses its last block (``use_eagle_block_drop``), for drafters that read hidden states of the
+    target."""
+    own_layers: bool = False
+    """Whether the drafter certainly has a KV cache of its own, which a hand-off moves, too."""
+    up_to: bool = False
+    """Whether a step may draft fewer than k tokens, and a step without drafts is not counted as one."""
+
+
+_NONE = Traits("none", reserves=False)
+_STATES = Traits("needed", drops_block=True, own_layers=True)
+_LOOKUP = Traits("none", reserves=False, up_to=True)
+_HEADS = Traits("needed", reserves=False)
+_BY_METHOD = {
+    "eagle": _STATES,
+    "eagle3": _STATES,
+    "dflash": _STATES._replace(bonus_slot=True),
+    "dspark": Traits(drops_block=True),
+    "mtp": Traits(drops_block=True),
+    "draft_model": Traits("needed", own_layers=True),
+    "medusa": _HEADS,
+    "mlp_speculator": _HEADS,
+    "ngram": _LOOKUP,
+    "ngram_gpu": _LOOKUP,
+    "suffix": _LOOKUP,
+}
+
+
+def traits_of(method: str, config: Mapping[str, Any]) -> Traits:
+    """Return the traits of a method of vLLM with this configuration; of one that is not known, the usual ones."""
+    if method == "none":
+        return _NONE
+    found = _BY_METHOD.get("mtp" if method.endswith("_mtp") else method, Traits())
+    if config.get("disable_eagle_block_drop"):
+        found = found._replace(drops_block=False)
+    if config.get("num_speculative_tokens_per_batch_size") or config.get("enable_adaptive_verification"):
+        found = found._replace(up_to=True)
+    return found
+
+
+class NoSpeculation(Strict):
+    """Plain decoding."""
+
+    kind: Literal["none"]
+
+    @property
+    def drafter(self) -> None:
+        return None
+
+    @property
+    def on_prefill(self) -> Self:
+        """The method as P is started with it."""
+        return self
+
+    @property
+    def traits(self) -> Traits:
+        return _NONE
+
+    @property
+    def draft_tokens(self) -> int:
+        return 0
+
+    @property
+    def lookahead(self) -> int:
+        """KV slots that the scheduler reserves past the scheduled tokens (vLLM 0.32 ``num_lookahead_tokens``)."""
+        return 0
+
+    @property
+    def drafter_path(self) -> Path | None:
+        return None
+
+    @property
+    def given_config(self) -> dict[str, Any]:
+        return {}
+
+
+class _Speculative(Strict):
+    kind: str
+    drafter: ModelPath | None
+    num_speculative_tokens: int = Field(default=3, ge=1, le=16)
+    prefill_num_speculative_tokens: int | None = Field(default=None, ge=1, le=16)
+    """Drafts per step on P, which drafts nothing that counts but has the drafter's KV to compute; None: as on D."""
+
+    @property
+    def on_prefill(self) -> Self:
+        """The method as P is started with it."""
+        drafts = self.prefill_num_speculative_tokens
+        return self if drafts is None else self.model_copy(update={_K: drafts})
+
+    @property
+    def draft_tokens(self) -> int:
+        return self.num_speculative_tokens
+
+    @property
+    def vllm_method(self) -> str:
+        """What vLLM calls the method."""
+        return self.kind
+
+    @property
+    def given_config(self) -> dict[str, Any]:
+        """What the profile says of ``--speculative-config`` beside drafter and k."""
+        return {}
+
+    @property
+    def traits(self) -> Traits:
+        return traits_of(self.vllm_method, self.given_config)
+
+    @property
+    def lookahead(self) -> int:
+        """KV slots that the scheduler reserves past the scheduled tokens (vLLM 0.32 ``num_lookahead_tokens``)."""
+        return self.num_speculative_tokens + self.traits.bonus_slot if self.traits.reserves else 0
+
+    @property
+    def drafter_path(self) -> Path | None:
+        """Folder of the drafter. Raises ModelUnavailableError for a reference that is not in the local cache."""
+        return None if self.drafter is None else local_folder(self.drafter, f"drafter of {self.kind}")
+
+
+class Eagle3(_Speculative):
+    """EAGLE3 drafter: one layer that reads three target streams."""
+
+    kind: Literal["eagle3"]
+    drafter: ModelPath
+
+
+class Mtp(_Speculative):
+    """Multi-token prediction layers of a drafter checkpoint or of the target itself."""
+
+    kind: Literal["mtp"]
+    drafter: ModelPath | None = None
+    """None: they are part of the target."""
+
+
+class DFlash(_Speculative):
+    """DFlash drafter: all drafts in one bidirectional pass, with one more slot reserved for the bonus token."""
+
+    kind: Literal["dflash"]
+    drafter: ModelPath
+
+
+SHORT_FORMS = ("none", "eagle3", "dflash", "mtp")
+_TAKEN = ("none", TARGET, TOKENIZER)
+MethodName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
+
+
+class OtherMethod(_Speculative):
+    """Any other method, under a name of its own: what vLLM's ``--speculative-config`` takes, as data."""
+
+    kind: MethodName
+    """Its name in cells and baselines: ``pd-NAME``."""
+    drafter: ModelPath | None = None
+    """The drafter's model; None for a method without one."""
+    num_speculative_tokens: int = Field(ge=1, le=MOST_DRAFTS)
+    """k: the most drafts of a step."""
+    prefill_num_speculative_tokens: int | None = Field(default=None, ge=1, le=MOST_DRAFTS)
+    speculative_config: dict[str, Any]
+    """Further keys for vLLM, as it names them. ``method`` may be left out where the name is one of vLLM's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _k_from_config(cls, raw: Any) -> Any:
+        """Take k from the configuration, so that what vLLM was given can be pasted."""
+        if not isinstance(raw, Mapping):
+            return raw
+        config = raw.get("speculative_config")
+        if config is None:
+            raise ValueError(
+                f"expected {', '.join(SHORT_FORMS)}, or a name of your own with speculative_config (what vLLM's "
+                f"--speculative-config takes), found {raw.get('kind')!r} without one"
+            )
+        if not isinstance(config, Mapping) or _K not in config:
+            return raw
+        k = config[_K]
+        if raw.get(_K, k) != k:
+            raise ValueError(f"{_K}: expected one number, found {raw[_K]} and, in speculative_config, {k}")
+        return {**raw, _K: k, "speculative_config": {name: v for name, v in config.items() if name != _K}}
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        config, method = self.speculative_config, self.vllm_method
+        if self.kind in _TAKEN or self.kind.endswith("-router"):
+            taken = ", ".join(_TAKEN)
+            yield f"kind: expected a name that is none of {taken} and has no -router at its end, found {self.kind}"
+        for key in config.keys() & _NOT_IN_CONFIG.keys():
+            yield f"speculative_config: expected no {key}, found {config[key]!r}; {_NOT_IN_CONFIG[key]}"
+        if method == "custom_class":
+            yield (
+                "speculative_config: expected a method of vLLM's own, found custom_class, which runs code that the "
+                "profile names; a profile is only data"
+            )
+        if method == self.kind and method not in _BY_METHOD and not method.endswith("_mtp"):
+            yield (
+                f"speculative_config: expected `method`, the method of vLLM that {self.kind} stands for "
+                f"({', '.join(sorted(_BY_METHOD))} or another), found none"
+            )
+        if strange := next(_not_plain(config), None):
+            yield f"speculative_config: expected numbers and plain words, neither paths nor code, found {strange!r}"
+        if self.traits.drafter == "needed" and self.drafter is None:
+            yield f"expected `drafter`, the model of {self.kind}, which {method} needs, found none"
+        if self.traits.drafter == "none" and self.drafter is not None:
+            yield f"expected no `drafter`, since {method} drafts without a model, found {self.drafter}; leave it out"
+
+    def __hash__(self) -> int:
+        # A configuration has no hash.
+        return hash((self.kind, self.drafter, self.num_speculative_tokens))
+
+    @property
+    def vllm_method(self) -> str:
+        return str(self.speculative_config.get("method", self.kind))
+
+    @property
+    def given_config(self) -> dict[str, Any]:
+        return {**self.speculative_config, "method": self.vllm_method}
+
+
+def _not_plain(value: Any) -> Iterator[Any]:
+    """Yield the texts in a value that are neither numbers nor plain words."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from (*_not_plain(key), *_not_plain(inner))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _not_plain(inner)
+    elif isinstance(value, str) and not is_plain(value):
+        yield value
+
+
+def _form(value: Any) -> str:
+    """Return which class of methods a value belongs to: a short form unless it has a configuration."""
+    if isinstance(value, Mapping):
+        kind, given = value.get("kind"), "speculative_config" in value
+    else:
+        kind, given = getattr(value, "kind", None), isinstance(value, OtherMethod)
+    return str(kind) if kind in SHORT_FORMS and not given else "other"
+
+
+Method = Annotated[
+    Annotated[NoSpeculation, Tag("none")]
+    | Annotated[Eagle3, Tag("eagle3")]
+    | Annotated[DFlash, Tag("dflash")]
+    | Annotated[Mtp, Tag("mtp")]
+    | Annotated[OtherMethod, Tag("other")],
+    Discriminator(_form),
+]
+"""A method in a profile."""
+
+
+def recorded_traits(profile: Mapping[str, Any], kind: str) -> Traits:
+    """Return the traits of a method of a recorded profile without axes, by its name where the profile lacks it."""
+    raw: Mapping[str, Any] = next((m for m in profile.get("methods") or () if m.get("kind") == kind), {})
+    config = raw.get("speculative_config") or {}
+    return traits_of(str(config.get("method", kind)), config)
+
+
+def engine_config(method: Method) -> dict[str, Any] | None:
+    """Return vLLM's ``--speculative-config`` for a method; None without speculation."""
+    if isinstance(method, NoSpeculation):
+        return None
+    drafter = {"model": str(method.drafter_path)} if method.drafter is not None else {}
+    return {**method.given_config, "method": method.vllm_method, **drafter, _K: method.num_speculative_tokens}

@@ -1,0 +1,128 @@
+"""Methods as data: any name with what vLLM's ``--speculative-config`` takes; the short forms stay as they are."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from harness.engines.command import build_command
+from harness.errors import ProfileError
+from harness.history.identity import identity_of
+from harness.profiles.cells import CellName, all_cells
+from harness.profiles.methods import SHORT_FORMS, recorded_traits
+from harness.profiles.model import REPOSITORY, load_profile
+from harness.workload.prepare import prepare
+from tests.support.engines import ENVIRONMENT, option
+
+NGRAM = {"kind": "ngram", "num_speculative_tokens": 5, "speculative_config": {"prompt_lookup_max": 4}}
+EAGLE3 = str(REPOSITORY / "models" / "probe" / "eagle3")
+
+
+def written(tmp_path, *methods: dict, **changes) -> str:
+    path = tmp_path / "mine.yaml"
+    raw = {"extends": "cpu", "name": "mine", "scenarios": [], "methods": [{"kind": "none"}, *methods], **changes}
+    path.write_text(yaml.safe_dump(raw))
+    return str(path)
+
+
+def given_to_vllm(source: str, kind: str) -> dict:
+    profile = load_profile(source)
+    method = next(m for m in profile.methods if m.kind == kind)
+    made = build_command(profile, method, "decode", ENVIRONMENT, 1000, 1001)
+    return json.loads(option(made, "--speculative-config"))
+
+
+def test_a_method_without_a_drafter_has_cells_and_engines(tmp_path):
+    source = written(tmp_path, NGRAM)
+    assert given_to_vllm(source, "ngram") == {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
+    assert {"pd-ngram", "single-ngram"} <= {c.id for c in all_cells(load_profile(source))}
+    (method,) = [m for m in load_profile(source).methods if m.kind == "ngram"]
+    assert (method.lookahead, method.traits.up_to, method.drafter_path) == (0, True, None)
+
+
+def test_what_vllm_was_given_can_be_pasted(tmp_path):
+    pasted = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "some_new_key": [1, "word"]}
+    source = written(tmp_path, {"kind": "lookup-4", "speculative_config": pasted})
+    assert given_to_vllm(source, "lookup-4") == pasted
+    assert CellName.of("pd-lookup-4-router") == CellName("pd", "lookup-4", "router")
+
+
+def test_a_drafter_under_a_name_of_its_own(tmp_path):
+    parallel = {
+        "kind": "p-eagle",
+        "drafter": EAGLE3,
+        "num_speculative_tokens": 3,
+        "prefill_num_speculative_tokens": 1,
+        "speculative_config": {"method": "eagle3", "parallel_drafting": True},
+    }
+    source = written(tmp_path, {"kind": "eagle3", "drafter": EAGLE3}, parallel)
+    assert given_to_vllm(source, "p-eagle") == {
+        "method": "eagle3",
+        "model": EAGLE3,
+        "num_speculative_tokens": 3,
+        "parallel_drafting": True,
+    }
+    method = load_profile(source).methods[2]
+    assert (method.lookahead, method.traits.drops_block, method.on_prefill.draft_tokens) == (3, True, 1)
+
+
+def test_two_drafters_of_one_kind_have_baselines_of_their_own(tmp_path):
+    source = written(tmp_path, NGRAM, {**NGRAM, "kind": "longer", "speculative_config": {"method": "ngram"}})
+    profile = load_profile(source)
+    one, two = (identity_of(profile, m, "p") for m in profile.methods[1:])
+    assert one.speculative_config == {"method": "ngram", "prompt_lookup_max": 4}
+    assert (one.method, two.method) == ("ngram", "longer")
+
+
+@pytest.mark.parametrize("kind", SHORT_FORMS)
+def test_identities_of_the_short_forms_have_no_new_key(kind):
+    profile = load_profile("cpu")
+    method = next(m for m in profile.methods if m.kind == kind)
+    recorded = json.loads((REPOSITORY / "baselines" / "cpu" / f"{kind}.json").read_text())["identity"]
+    ours = identity_of(profile, method, recorded["prompts_sha256"], recorded["vllm"]).model_dump(mode="json")
+    assert ours.keys() == recorded.keys()
+    assert recorded_traits(profile.model_dump(mode="json"), kind) == method.traits
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ({"kind": "ngram"}, "expected none, eagle3, dflash, mtp, or a name of your own with speculative_config"),
+        ({**NGRAM, "num_speculative_tokens": 0}, "greater than or equal to 1, found 0"),
+        ({"kind": "ngram", "speculative_config": {}}, "num_speculative_tokens: Field required"),
+        ({**NGRAM, "kind": "none"}, "kind: expected a name that is none of none, target, tokenizer"),
+        ({**NGRAM, "kind": "ngram-router"}, "no -router at its end, found ngram-router"),
+        ({**NGRAM, "kind": "n/gram"}, "kind: String should match pattern"),
+        ({**NGRAM, "drafter": EAGLE3}, "expected no `drafter`, since ngram drafts without a model"),
+        ({**NGRAM, "kind": "mine"}, "expected `method`, the method of vLLM that mine stands for"),
+        ({**NGRAM, "kind": "draft_model"}, "expected `drafter`, the model of draft_model"),
+        ({**NGRAM, "speculative_config": {"model": "org/name"}}, "expected no model.*name the model as `drafter`"),
+        ({**NGRAM, "speculative_config": {"method": "custom_class"}}, "runs code that the profile names"),
+        ({**NGRAM, "speculative_config": {"x": ["/etc/passwd"]}}, "neither paths nor code, found '/etc/passwd'"),
+        (
+            {**NGRAM, "speculative_config": {"num_speculative_tokens": 4}},
+            "expected one number, found 5 and, in speculative_config, 4",
+        ),
+        (
+            {"kind": "suffix", "num_speculative_tokens": 8, "speculative_config": {}},
+            "expected suffix_decoding_max_cached_requests: 0 in the speculative_config of suffix, found none",
+        ),
+    ],
+)
+def test_methods_that_make_no_sense_are_refused(tmp_path, method, words):
+    with pytest.raises(ProfileError, match=words):
+        load_profile(written(tmp_path, method))
+
+
+def test_suffix_decoding_without_a_memory_is_deterministic(tmp_path):
+    config = {"suffix_decoding_max_cached_requests": 0}
+    source = written(tmp_path, {"kind": "suffix", "num_speculative_tokens": 8, "speculative_config": config})
+    assert load_profile(source).methods[1].traits.up_to
+
+
+def test_the_example_of_lookup_can_be_planned():
+    prepared = prepare(str(REPOSITORY / "examples" / "ngram.yaml"), [])
+    assert {c.id for c in prepared.plan.cells} == {"pd-ngram", "single-ngram", "pd-none", "single-none"}
+    assert all(work.scripts for work in prepared.works)
