@@ -95,7 +95,7 @@ class _Proof:
         shapes = [shape_of(self._jobs[i]) for i in sorted(running)]
         smallest = min(self._packer.size)
         engines = [(n, m if s.share else max(m, smallest)) for s in shapes for n, m in s.engines]
-        return Shape(tuple(engines), "any", True)
+        return Shape(tuple(engines), "any", True, "any")
 
 
 def raised(jobs: Sequence[Job], devices: Sequence[Device], bound: float, tries: int) -> float:

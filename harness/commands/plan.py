@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from harness.engines.inventory import Inventory, jobs_of
+from harness.engines.inventory import Inventory, gpu_inventory, jobs_of, sharing_note, too_few_to_part
 from harness.history.records import COLD
 from harness.judging.power import Row, Sensitivity, sensitivity
 from harness.judging.sight import Sample, Seen
@@ -18,7 +18,8 @@ from harness.profiles.model import Profile, read_profile, references_of
 from harness.profiles.model_survey import Model, survey
 from harness.prompts.lengths import Stratum
 from harness.prompts.model import Prompt
-from harness.scheduling.model import Device, Job
+from harness.scheduling.links import UNKNOWN, summary
+from harness.scheduling.model import Device, Job, Placement
 from harness.scheduling.planning import simulate
 from harness.util.text import counted, lasting
 from harness.workload.cells import cold_prompts, group_expected_s
@@ -46,6 +47,8 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
     )
     if profile.engine.device == "gpu":
         console.print(_slots(prepared))
+        for line in _placing(prepared):
+            console.print(line, highlight=False, soft_wrap=True)
     for cell, reason in excluded_cells(profile).items():
         console.print(f"left out: {cell}: {reason}", highlight=False, soft_wrap=True)
     found = sensitivity(prepared)
@@ -82,14 +85,50 @@ def _slots(prepared: Prepared) -> Table:
         title=f"on GPUs of {GPU_GIB:g} GiB: {lasting(used).replace(' ', ' GPU-')} by the profile's expected times",
         title_justify="left",
     )
-    for column in ("GPUs", "done after", "cells that do not fit"):
+    for column in ("GPUs", "done after", "cells that do not fit", "pairs with P and D apart"):
         table.add_column(column, justify="right")
     for count in (1, 2, 4, 8, 16):
         inventory = _gpus(count)
         schedule = simulate(_jobs(prepared, inventory), inventory.devices)
         left = sum(len(g.cells) for g in prepared.plan.groups if g.id in schedule.refused)
-        table.add_row(str(count), lasting(schedule.makespan_s), str(left) if left else "–")
+        pairs = [s.placement for s in schedule.slots if len(s.placement.engines) > 1]
+        apart = sum(_apart(p) for p in pairs)
+        table.add_row(
+            str(count),
+            lasting(schedule.makespan_s),
+            str(left) if left else "–",
+            f"{apart} of {len(pairs)}" if pairs else "–",
+        )
     return table
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 2 * 3600 else f"{seconds / 60:.0f} min"
+
+
+def _apart(placement: Placement) -> bool:
+    """Return whether no two engines of a group share a GPU."""
+    return len(placement.devices) == sum(len(e.devices) for e in placement.engines)
+
+
+def _placing(prepared: Prepared) -> list[str]:
+    """Say where P and D of the pairs go, and what connects GPUs on this machine."""
+    placings = {prepared.profile.part(g.variant).engine.placement for g in prepared.plan.groups if g.engines > 1}
+    if not placings:
+        return []
+    here = gpu_inventory()
+    shown = summary(here.links) if here.links else f"{UNKNOWN}: nvidia-smi shows no two GPUs here"
+    lines = [f"P and D: {', '.join(_PLACINGS[p] for p in sorted(placings))}; link between GPUs: {shown}"]
+    if here.devices and (shared := too_few_to_part(prepared.plan, prepared.profile, here)):
+        lines.append(sharing_note(shared, len(here.devices)))
+    return lines
+
+
+_PLACINGS = {
+    "any": "where they fit best (placement any)",
+    "apart": "on different GPUs, where there are enough (placement apart)",
+    "together": "on the same GPUs (placement together)",
+}
 
 
 def _gpus(count: int) -> Inventory:
@@ -150,7 +189,8 @@ def _needs(prepared: Prepared, group: EngineGroup) -> str:
     engine = prepared.profile.part(group.variant).engine
     share = f"{100 * engine.gpu_memory_utilization:.0f} %"
     roles = ("prefill", "decode") if group.topology == "pd" else ("single",)
-    return " + ".join(f"{role} ({engine.tensor_parallel.of(role)} × {share} GPU)" for role in roles)
+    placing = f", {engine.placement}" if len(roles) > 1 and engine.placement != "any" else ""
+    return " + ".join(f"{role} ({engine.devices_of(role)} × {share} GPU)" for role in roles) + placing
 
 
 def _strata(profile: Profile, prompts: Sequence[Prompt]) -> Table:

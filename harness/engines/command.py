@@ -122,11 +122,12 @@ def build_command(
     if engine.device == "gpu":
         argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
         argv += ["--kv-cache-memory-bytes", str(engine.kv_cache_gib * 2**30)]
-    ranks = engine.tensor_parallel.of(role)
-    if devices and len(devices) != ranks:
+    ranks, wanted = engine.tensor_parallel.of(role), engine.devices_of(role)
+    if devices and len(devices) != wanted:
         raise EngineStartError(
-            f"expected {ranks} devices for the {role} engine (engine.tensor_parallel), found {len(devices)}: "
-            f"{', '.join(devices)}; lower engine.tensor_parallel, or use a machine with more devices"
+            f"expected {wanted} devices for the {role} engine (engine.tensor_parallel, and the parallel sizes of "
+            f"engine.extra_args), found {len(devices)}: {', '.join(devices)}; lower them, or use a machine with "
+            "more devices"
         )
     if ranks > 1:
         argv += ["--tensor-parallel-size", str(ranks)]
@@ -189,7 +190,7 @@ def _cpu_variables(
     env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(devices) or "nobind"
     # Obeyed thanks to ``kv_harness_fork``.
     env[START_METHOD] = "fork"
-    if engine.tensor_parallel.of(role) == 1:
+    if engine.devices_of(role) == 1:
         # The model runs in the engine core's process, as on one GPU. A worker of its own spins on the same core.
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if engine.enforce_eager:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from harness.profiles.cells import Plan, start_expected_s
 from harness.profiles.model import Profile
+from harness.profiles.model_reference import folder_of
 from harness.scheduling.gpus import VisibleDevice, visible_here, wait_given_back
+from harness.scheduling.links import Links, between, query_links
 from harness.scheduling.model import Device, EngineNeed, Job, Placement, PlacementRule
 from harness.supervision.cores import claimed
 from harness.util import allowance
@@ -39,6 +43,8 @@ class Inventory(NamedTuple):
     whole: bool = False
     """Whether an engine with several devices gets each of them exclusively."""
     gpus: tuple[VisibleDevice, ...] = ()
+    links: Links = MappingProxyType({})
+    """What connects the GPUs."""
 
     def need(self, profile: Profile, role: str) -> EngineNeed:
         """Return the devices and memory that an engine of a profile without variants needs."""
@@ -46,11 +52,34 @@ class Inventory(NamedTuple):
         if engine.device == "cpu":
             gib = ENGINE_GIB + engine.kv_cache_gib
         else:
-            # vLLM takes a share of each GPU; if they are unequal, the largest gives the upper bound.
-            wide = self.whole and engine.tensor_parallel.of(role) > 1
+            wide = self.whole and (engine.devices_of(role) > 1 or engine.placement == "apart")
+            # Without a say in which GPU a share is of, only whole ones are different ones.
+            whole = max((d.memory_gib for d in self.devices), default=1.0)
             share = 1.0 if wide else engine.gpu_memory_utilization
-            gib = share * max((d.memory_gib for d in self.devices), default=1.0)
-        return EngineNeed(role, engine.tensor_parallel.of(role), gib)
+            # vLLM starts only where its share is free (if GPUs are unequal, that of the largest), and with a pool of a
+            # fixed size takes what it needs, be that less or more. Ray's GPUs have no memory, only shares.
+            gib = max(share * whole, 0.0 if self.whole else gpu_engine_gib(profile, role) or 0.0)
+        return EngineNeed(role, engine.devices_of(role), gib)
+
+
+WORKING_GIB = 2.0
+"""Activations, CUDA graphs and context of a GPU engine, besides weights and KV: assumed, not measured."""
+
+
+def gpu_engine_gib(profile: Profile, role: str) -> float | None:
+    """Return the GiB of weights, KV and working space on each GPU of an engine, with the largest of the drafters; None
+    if the weights are not on this machine."""
+    drafters = [m.drafter for m in profile.methods if m.kind != "none" and m.drafter is not None]
+    target, *others = [_weights_gib(folder_of(model)) for model in (profile.target, *drafters)]
+    if target is None or any(gib is None for gib in others):
+        return None
+    weights = target + max((gib for gib in others if gib is not None), default=0.0)
+    return weights / profile.engine.devices_of(role) + profile.engine.kv_cache_gib + WORKING_GIB
+
+
+def _weights_gib(folder: Path | None) -> float | None:
+    sizes = [f.stat().st_size for f in folder.glob("*.safetensors")] if folder is not None else []
+    return sum(sizes) / 2**30 if sizes else None
 
 
 def cpu_engine_gib(profile: Profile) -> float:
@@ -93,7 +122,9 @@ def gpu_inventory() -> Inventory:
             f"expected GPUs of one kind, found {', '.join(kinds)}; only {kinds[0]} is used; select others with "
             "CUDA_VISIBLE_DEVICES",
         )
-    return Inventory(tuple(d.device for d in used), {d.device.id: d.visible_as for d in used}, True, notes, gpus=used)
+    names = {d.device.id: d.visible_as for d in used}
+    links = query_links() if len(used) > 1 else {}
+    return Inventory(tuple(d.device for d in used), names, True, notes, gpus=used, links=links)
 
 
 def local_inventory(profile: Profile) -> Inventory:
@@ -112,6 +143,7 @@ def jobs_of(
     """Return one job per group of engines. If outputs are re-scored, the plain engine of a variant, which re-scores
     them, comes after all other groups of that variant."""
     jobs = []
+    lone = {*too_few_to_part(plan, profile, inventory)}
     for group in plan.groups:
         part = profile.part(group.variant)
         start = start_expected_s(group)
@@ -125,9 +157,30 @@ def jobs_of(
                 placement=rule,
                 after=tuple(after) if rescore and group.rescores else (),
                 share=inventory.shared,
+                overlap="any" if group.id in lone or not inventory.shared else part.engine.placement,
             )
         )
     return tuple(jobs)
+
+
+def too_few_to_part(plan: Plan, profile: Profile, inventory: Inventory) -> tuple[str, ...]:
+    """Return the groups whose P and D are to be on different GPUs, of which there are too few: they share."""
+    out = []
+    for group in plan.groups:
+        engine = profile.part(group.variant).engine
+        wanted = sum(engine.devices_of(role) for role in group.roles)
+        if group.engines > 1 and engine.placement == "apart" and inventory.shared and wanted > len(inventory.devices):
+            out.append(group.id)
+    return tuple(out)
+
+
+def sharing_note(groups: Sequence[str], devices: int) -> str:
+    """Return a sentence for the user about the groups of ``too_few_to_part``."""
+    more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
+    return (
+        f"engine.placement: apart, but {devices} GPU{'s' if devices != 1 else ''} are too few for P and D of "
+        f"{', '.join(groups[:3])}{more}: they share, so no KV goes from one GPU to another there"
+    )
 
 
 class Memory:
@@ -152,4 +205,13 @@ def describe(placement: Placement, inventory: Inventory) -> str:
     where = "; ".join(
         f"{e.role} on GPU {', '.join(inventory.names[d.id] for d in e.devices)}" for e in placement.engines
     )
-    return f"{placement.job.id}: {where}"
+    return f"{placement.job.id}: {where}{_link(placement, inventory)}"
+
+
+def _link(placement: Placement, inventory: Inventory) -> str:
+    """Return what connects P and D of a placed pair, in words; an empty string for a single engine."""
+    if len(placement.engines) < 2:
+        return ""
+    index = {d.device.id: d.gpu.index for d in inventory.gpus}
+    first, second = ([index[d.id] for d in e.devices] for e in placement.engines[:2])
+    return f"; link: {between(inventory.links, first, second)}"

@@ -144,7 +144,7 @@ def default_places(roles: Sequence[Role], engine: EngineConfig) -> dict[Role, Pl
     cores = [str(c) for c in allowance.cores()] if engine.device == "cpu" else []
     places: dict[Role, Place] = {}
     for role in roles:
-        ranks = engine.tensor_parallel.of(role)
+        ranks = engine.devices_of(role)
         mine, cores = (cores[:ranks], cores[ranks:]) if len(cores) >= ranks else ([], [])
         places[role] = LocalPlace(mine, claim=engine.device == "cpu")
     return places

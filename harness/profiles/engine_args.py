@@ -36,6 +36,7 @@ VALUES = frozenset(
         "--block-size",
         "--cpu-offload-gb",
         "--cudagraph-capture-sizes",
+        "--data-parallel-size",
         "--dbo-decode-token-threshold",
         "--dbo-prefill-token-threshold",
         "--long-prefill-token-threshold",
@@ -121,6 +122,7 @@ VARIABLES = frozenset(
         "VLLM_KV_CACHE_LAYOUT",
         "VLLM_LOGGING_LEVEL",
         "VLLM_SKIP_P2P_CHECK",
+        "VLLM_SSM_CONV_STATE_LAYOUT",
         "VLLM_USE_DEEP_GEMM",
         "VLLM_USE_FLASHINFER_SAMPLER",
         "VLLM_USE_V2_MODEL_RUNNER",
@@ -176,6 +178,22 @@ def check_arguments(arguments: Sequence[str]) -> None:
         wanting = "" if equals or switch else name
     if wanting:
         raise ValueError(f"{wanting}: expected a value, found none")
+
+
+def parallel_size(arguments: Sequence[str]) -> int:
+    """Return over how many times the devices of tensor parallelism these arguments spread an engine.
+
+    Raises ValueError for a size that is not a whole number above 0.
+    """
+    size = 1
+    for place, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name.replace("_", "-") in ("--pipeline-parallel-size", "--data-parallel-size"):
+            value = value if equals else arguments[place + 1]
+            if not value.isdecimal() or int(value) < 1:
+                raise ValueError(f"{name}: expected a whole number above 0, found {value!r}")
+            size *= int(value)
+    return size
 
 
 def _check_value(value: str) -> None:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from harness import redact
 from harness.errors import ProfileError, UsageError
 from harness.profiles import remote_code
-from harness.profiles.engine_args import check_arguments, check_variables
+from harness.profiles.engine_args import check_arguments, check_variables, parallel_size
 from harness.profiles.hub import Hub, look_up
 from harness.profiles.methods import Method as Method
 from harness.profiles.methods import NoSpeculation as NoSpeculation
@@ -82,6 +82,9 @@ class EngineConfig(Strict):
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=0.95)
     """Fraction of a GPU's memory for one engine, weights and KV included; two of 0.45 fit on one GPU."""
     tensor_parallel: TensorParallel = TensorParallel()
+    placement: Literal["together", "apart", "any"] = "any"
+    """GPUs of a pair: P and D on the same ones, on different ones, or as it packs best. With fewer GPUs than different
+    ones need, P and D share them, which is said."""
     enforce_eager: bool = True
     """Disable compilation and CUDA graphs: starts are several times faster, and arithmetic is the same in every
     topology. Most users run with False."""
@@ -118,7 +121,12 @@ class EngineConfig(Strict):
     @classmethod
     def _allowed_arguments(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         check_arguments(value)
+        parallel_size(value)
         return value
+
+    def devices_of(self, role: str) -> int:
+        """Return how many devices an engine is spread over: tensor × pipeline × data parallel size."""
+        return self.tensor_parallel.of(role) * parallel_size(self.extra_args)
 
     @property
     def pushes(self) -> bool:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from harness.engines.environment import EngineEnvironment
 from harness.engines.executor import LocalExecutor
-from harness.engines.inventory import Inventory, Memory, describe, jobs_of
+from harness.engines.inventory import Inventory, Memory, describe, jobs_of, sharing_note, too_few_to_part
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineStartError, InfrastructureError, StorageError
 from harness.history.folder import History
@@ -71,6 +71,8 @@ class Runner:
         inventory = self._executor.inventory(self._profile)
         for note in inventory.notes:
             self._reporter.line(note)
+        if shared := too_few_to_part(self._plan, self._profile, inventory):
+            self._reporter.line(sharing_note(shared, len(inventory.devices)))
         works = list(self._works.values())
         rescore = self._recorder.record.rescore
         jobs = jobs_of(self._plan, works, self._profile, inventory, rescore, self._executor.rule)

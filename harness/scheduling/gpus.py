@@ -58,7 +58,7 @@ class Visible(NamedTuple):
     """Sentences for the user: entries that CUDA ignores, or that may not mean the GPU that the user expects."""
 
 
-def _ask(command: Sequence[str]) -> str | None:
+def ask_program(command: Sequence[str]) -> str | None:
     try:
         done = subprocess.run(list(command), capture_output=True, text=True, errors="replace", timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -66,7 +66,7 @@ def _ask(command: Sequence[str]) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def query_gpus(ask: Ask = _ask) -> list[Gpu]:
+def query_gpus(ask: Ask = ask_program) -> list[Gpu]:
     """Return the GPUs and MIG instances that the driver shows; [] without nvidia-smi or a GPU, or when it fails.
 
     Lines whose index, UUID or memory cannot be read are left out.
@@ -219,7 +219,7 @@ def _named(chosen: Sequence[tuple[str, Gpu]], node: str, notes: Sequence[str]) -
     return Visible(devices, tuple(more))
 
 
-def used_gib(device: VisibleDevice, ask: Ask = _ask) -> float | None:
+def used_gib(device: VisibleDevice, ask: Ask = ask_program) -> float | None:
     """Return the GiB that all processes use on a device now, or None when nvidia-smi does not report it."""
     return next((g.used_gib for g in query_gpus(ask) if g.uuid == device.gpu.uuid), None)
 

@@ -11,6 +11,9 @@ from typing import Literal, NamedTuple, get_args
 from harness.errors import UsageError
 
 PlacementRule = Literal["together", "spread", "any"]
+Overlap = Literal["together", "apart", "any"]
+"""Whether the engines of a job are on the same devices (the narrower on some of the widest's), have none in common, or
+either."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Job(NamedTuple):
     """Ids of jobs that must have ended first, whether they succeeded or not."""
     share: bool = True
     """False: no device of this job hosts a second engine, of this job or of another."""
+    overlap: Overlap = "any"
 
     @property
     def seconds(self) -> float:
@@ -110,6 +114,8 @@ def _check_job(job: Job) -> None:
         raise UsageError(
             f"job {job.id}: expected placement {', '.join(get_args(PlacementRule))}, found {job.placement!r}"
         )
+    if job.overlap not in get_args(Overlap):
+        raise UsageError(f"job {job.id}: expected overlap {', '.join(get_args(Overlap))}, found {job.overlap!r}")
     _number(f"job {job.id}: start_s", job.start_s)
     _number(f"job {job.id}: run_s", job.run_s)
     for engine in job.engines:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from harness.scheduling.model import Device, EnginePlace, Job, Placement, PlacementRule
+from harness.scheduling.model import Device, EnginePlace, Job, Overlap, Placement, PlacementRule
 
 MIB = 1024
 Fill = Literal["first", "tight", "waste"]
@@ -29,12 +29,14 @@ class Shape(NamedTuple):
     """(devices, MiB on each)"""
     placement: PlacementRule
     share: bool
+    overlap: Overlap
 
 
 def shape_of(job: Job) -> Shape:
     engines = tuple((e.devices, max(1, math.ceil(e.gib * MIB - 1e-6))) for e in job.engines)
-    # The rule makes no difference to a single engine.
-    return Shape(engines, job.placement if len(engines) > 1 else "any", job.share)
+    # The rules make no difference to a single engine.
+    alone = len(engines) < 2
+    return Shape(engines, "any" if alone else job.placement, job.share, "any" if alone else job.overlap)
 
 
 class Packer:
@@ -82,6 +84,8 @@ class Packer:
         if not shape.share:
             empty = sum(f == s > 0 for f, s in zip(free, self.size, strict=True))
             return empty >= sum(n for n, _ in shape.engines)
+        if shape.overlap == "apart" and sum(n for n, _ in shape.engines) > len(free):
+            return False
         ranked = sorted(free, reverse=True)
         return all(n <= len(ranked) and ranked[n - 1] >= mib for n, mib in shape.engines)
 
@@ -108,7 +112,11 @@ class _Search:
         self._free = free
         self._fill = fill
         engines = shape.engines
-        self._order = sorted(range(len(engines)), key=lambda i: (-engines[i][1], -engines[i][0], i))
+        # The widest first where the others have to be on its devices, otherwise the largest.
+        wide = shape.overlap == "together"
+        self._order = sorted(
+            range(len(engines)), key=lambda i: (-engines[i][0] if wide else 0, -engines[i][1], -engines[i][0], i)
+        )
         self._chosen: dict[int, tuple[int, ...]] = {}
         self._hopeless: set[tuple[object, ...]] = set()
 
@@ -126,12 +134,14 @@ class _Search:
             return False
         engine = self._order[depth]
         count, mib = self._shape.engines[engine]
+        allowed = self._allowed(depth)
+        taken = self._taken(depth)
         seen: set[tuple[object, ...]] = set()
         nodes = self._nodes(used)
         for node in nodes:
-            positions = self._packer.nodes[node]
+            positions = [p for p in self._packer.nodes[node] if allowed is None or (p in allowed[0]) == allowed[1]]
             if len(nodes) > 1:
-                kind = self._kind(node, used)
+                kind = self._kind(node, used, taken)
                 if kind in seen:
                     continue
                 seen.add(kind)
@@ -148,12 +158,30 @@ class _Search:
             self._hopeless.add(state)
         return False
 
-    def _kind(self, node: int, used: tuple[int, ...]) -> tuple[bool, tuple[tuple[int, int], ...]]:
+    def _allowed(self, depth: int) -> tuple[frozenset[int], bool] | None:
+        """Return positions, and whether the next engine must be on them or must not be; None if it may be anywhere."""
+        if not depth or self._shape.overlap == "any":
+            return None
+        if self._shape.overlap == "together":
+            return frozenset(self._chosen[self._order[0]]), True
+        return self._taken(depth), False
+
+    def _taken(self, depth: int) -> frozenset[int]:
+        """Return the positions of the engines placed so far, where it matters whose they are."""
+        if self._shape.overlap == "any":
+            return frozenset()
+        return frozenset(p for i in self._order[:depth] for p in self._chosen[i])
+
+    def _kind(
+        self, node: int, used: tuple[int, ...], taken: frozenset[int]
+    ) -> tuple[bool, tuple[tuple[int, int, bool], ...]]:
         """Return all that distinguishes a node in this search: nodes of one kind are interchangeable."""
-        return node in used, tuple(sorted((self._free[p], self._packer.size[p]) for p in self._packer.nodes[node]))
+        positions = self._packer.nodes[node]
+        return node in used, tuple(sorted((self._free[p], self._packer.size[p], p in taken) for p in positions))
 
     def _state(self, depth: int, used: tuple[int, ...]) -> tuple[object, ...]:
-        return (depth, *sorted(self._kind(n, used) for n in range(len(self._packer.nodes))))
+        taken = self._taken(depth)
+        return (depth, *sorted(self._kind(n, used, taken) for n in range(len(self._packer.nodes))))
 
     def _nodes(self, used: tuple[int, ...]) -> Sequence[int]:
         if self._shape.placement == "together" and used:
@@ -221,6 +249,7 @@ def _needs(job: Job) -> str:
     engines = " and ".join(f"{e.devices} × {e.gib:g} GiB for {e.role}" for e in job.engines)
     if len(job.engines) > 1:
         engines += {"together": " on one node", "spread": " on different nodes", "any": ""}[job.placement]
+        engines += {"together": ", on the same devices", "apart": ", on different devices", "any": ""}[job.overlap]
     return engines + ("" if job.share else ", devices shared with no other engine")
 
 
@@ -245,4 +274,6 @@ def _advice(job: Job, packer: Packer) -> str:
             return f"lower the tensor parallel size of {engine.role} or use a node with more devices"
     if job.placement == "spread" and len(packer.nodes) < len(job.engines):
         return f"use {len(job.engines)} nodes or place the engines together"
+    if job.overlap == "apart" and len(packer.devices) < sum(e.devices for e in job.engines):
+        return "use more devices, or let the engines share them (engine.placement: any)"
     return "use more devices, give each engine less memory, or run the engines of this job as separate jobs"

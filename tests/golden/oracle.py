@@ -121,8 +121,9 @@ def _harness(arguments: list[str], checkout: Path, cwd: Path) -> program.Ended:
 
 
 def _fixed(checkout: Path) -> dict[str, str]:
-    """Return variables for a terminal of fixed width and a machine without models of the hub."""
-    return {"PYTHONPATH": str(checkout), "COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb", "HF_HOME": "/no-models"}
+    """Return variables for a terminal of fixed width and a machine without GPUs and models of the hub."""
+    out = {"PYTHONPATH": str(checkout), "COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb", "HF_HOME": "/no-models"}
+    return {**out, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def _python(arguments: list[str], checkout: Path, cwd: Path) -> subprocess.CompletedProcess[str]:

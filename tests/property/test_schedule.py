@@ -48,6 +48,7 @@ def matrices(draw):
                 draw(st.sampled_from(["together", "spread", "any"])),
                 tuple(after),
                 draw(st.booleans()),
+                draw(st.sampled_from(["together", "apart", "any", "any"])),
             )
         )
     return draw(st.permutations(jobs))
@@ -98,6 +99,9 @@ def test_every_possible_job_runs_exactly_once_where_it_may(jobs, devices, policy
         nodes = [p.node for p in places]
         assert job.placement != "together" or len(set(nodes)) == 1
         assert job.placement != "spread" or len(set(nodes)) == len(nodes)
+        sets = [{d.id for d in p.devices} for p in places]
+        assert job.overlap != "apart" or len(set().union(*sets)) == sum(map(len, sets))
+        assert job.overlap != "together" or len(set().union(*sets)) == max(map(len, sets))
 
 
 @few
@@ -141,7 +145,8 @@ def one_shape(draw):
         )
     )
     placement = draw(st.sampled_from(["together", "spread", "any"]))
-    return Job("j", tuple(engines), 1.0, 1.0, placement, (), draw(st.booleans())), devices
+    overlap = draw(st.sampled_from(["together", "apart", "any"]))
+    return Job("j", tuple(engines), 1.0, 1.0, placement, (), draw(st.booleans()), overlap), devices
 
 
 def fits_by_trying_everything(job, devices):
@@ -152,6 +157,9 @@ def fits_by_trying_everything(job, devices):
         if job.placement == "together" and len(set(nodes)) > 1:
             continue
         if job.placement == "spread" and len(set(nodes)) < len(nodes):
+            continue
+        held, widest = len(set().union(*chosen)), max(map(len, chosen))
+        if held != {"apart": sum(map(len, chosen)), "together": widest, "any": held}[job.overlap]:
             continue
         used = Counter()
         engines = Counter()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from harness.commands.doctor.model import Item
 from harness.engines.environment import EngineEnvironment
+from harness.engines.inventory import WORKING_GIB
 from harness.profiles.hub import GIB, Hub
 from harness.profiles.model import NoSpeculation, Profile, read_profile, references_of
 from harness.profiles.model_reference import folder_of
@@ -23,8 +24,6 @@ _CUDA_TRANSPORTS = ("cuda_copy", "cuda_ipc")
 _UCX_GROUPS = {"all": _CUDA_TRANSPORTS, "cuda": _CUDA_TRANSPORTS}
 # Oldest Linux driver for each major CUDA version (minor-version compatibility).
 _DRIVERS = {12: 525.6, 13: 580.0}
-# Activations, CUDA graphs and context besides weights and KV: a threshold for a warning, not a measurement.
-_OVERHEAD_GIB = 2.0
 
 
 # --- the hub --------------------------------------------------------------------------------------------------------
@@ -202,7 +201,7 @@ def _memory_item(profile: Profile, gpu: Gpu, weights: Mapping[str, int]) -> Item
     """
 
     def slack(part: Profile) -> float:
-        needed = _weights_gib(part, weights) + part.engine.kv_cache_gib + _OVERHEAD_GIB
+        needed = _weights_gib(part, weights) + part.engine.kv_cache_gib + WORKING_GIB
         return part.engine.gpu_memory_utilization * gpu.total_gib - needed
 
     part = min(profile.written_parts, key=slack)

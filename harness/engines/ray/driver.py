@@ -397,7 +397,9 @@ def _unit(profile: Profile, wanted: Wanted) -> dict[str, float]:
     fit."""
     if wanted.device == "cpu":
         return {"CPU": float(wanted.devices)}
-    return {"GPU": float(wanted.devices) if wanted.devices > 1 else profile.engine.gpu_memory_utilization}
+    # Ray may put two shares on one GPU, so that only whole ones are certain to be different ones.
+    whole = wanted.devices > 1 or profile.engine.placement == "apart"
+    return {"GPU": float(wanted.devices) if whole else profile.engine.gpu_memory_utilization}
 
 
 def _requirements(group: EngineGroup, profile: Profile, environment: EngineEnvironment, role: Role) -> Wanted:
@@ -407,7 +409,7 @@ def _requirements(group: EngineGroup, profile: Profile, environment: EngineEnvir
             folders[f"drafter of {method.kind}"] = method.drafter_path
     return Wanted(
         profile.engine.device,
-        profile.engine.tensor_parallel.of(role),
+        profile.engine.devices_of(role),
         # Baselines are identified by the driver's GPU.
         gpu_name(gpus()),
         {k: str(v) for k, v in folders.items()},

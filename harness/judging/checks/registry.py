@@ -211,6 +211,7 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     notices += history.notices
     notices += [r.sentence for r in history.run.resumed]
     notices += notices_of(history.run)
+    notices += settings.shared_gpus(history)
     merged = history.run.merged
     if merged is not None:
         notices = [*merged.notices, *notices]

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.history.folder import History
 from harness.history.records import COUNTED, EngineRecord
 from harness.history.verdict import Verdict
 from harness.judging.evidence import CellView
 from harness.judging.findings import CheckResult, Finding, conclude
+from harness.profiles.cells import CellName
+from harness.profiles.model import part_of
 
 NAME = "engine-as-asked"
 READ_BACK = ("model_runner", "attention_backend", "kv_blocks")
@@ -37,3 +40,25 @@ def _otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding]:
                 f"tested was not; see logs/{engine.log}, or ask for what this vLLM has"
             )
             yield cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)
+
+
+def shared_gpus(history: History) -> list[str]:
+    """Return a sentence about the pairs whose P and D shared a GPU although the profile asks for different ones."""
+    given: dict[str, dict[str, set[str]]] = {}
+    for engine in history.run.engines:
+        named = engine.env.get("CUDA_VISIBLE_DEVICES", "")
+        if engine.role in ("prefill", "decode") and named:
+            given.setdefault(engine.group, {})[engine.role] = {f"{engine.node}/{gpu}" for gpu in named.split(",")}
+    shared = [
+        group
+        for group, gpus in given.items()
+        if len(gpus) == 2
+        and gpus["prefill"] & gpus["decode"]
+        and (part_of(history.run.profile, CellName.of(group).variant).get("engine") or {}).get("placement") == "apart"
+    ]
+    if not shared:
+        return []
+    return [
+        f"P and D of {len(shared)} pairs ({shared[0]}{' …' if shared[1:] else ''}) shared a GPU, because there were "
+        "too few to keep them apart (engine.placement): no KV went from one GPU to another there"
+    ]

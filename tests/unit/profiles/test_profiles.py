@@ -111,7 +111,11 @@ def test_nightly_is_planned_without_models_and_fits_two_gpus():
     schedule = simulate(jobs, devices)
     assert schedule.refused == {}
     assert len(schedule.slots) == len(prepared.plan.groups) > 50
-    one = simulate(jobs, devices[:1])
+    apart = {s.placement.job.id: len(s.placement.devices) for s in schedule.slots}
+    assert apart["pd-eagle3+llama31-8b"] == 2
+    assert apart["pd-eagle3+llama31-8b.together"] == 1
+    inventory = Inventory(devices[:1], {}, shared=True)
+    one = simulate(jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, prepared.rescores), devices[:1])
     # Engines of two ranks need two GPUs; everything else runs on one.
     assert set(one.refused) == {g.id for g in prepared.plan.groups if g.variant.endswith(("p2d1", "p1d2"))}
 
