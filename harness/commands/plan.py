@@ -102,10 +102,6 @@ def _slots(prepared: Prepared) -> Table:
     return table
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds >= 2 * 3600 else f"{seconds / 60:.0f} min"
-
-
 def _apart(placement: Placement) -> bool:
     """Return whether no two engines of a group share a GPU."""
     return len(placement.devices) == sum(len(e.devices) for e in placement.engines)

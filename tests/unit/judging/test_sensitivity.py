@@ -121,7 +121,7 @@ def test_plan_that_can_never_pass_says_so(tmp_path):
     assert "cells cannot show a change by 20 points in their weakest stratum" in printed.output
     shipped = CliRunner().invoke(app, ["plan", "--profile", "nightly"])
     assert "never PASS" not in shipped.output
-    assert "58 P/D cells together" in shipped.output and "one wrong answer in" in shipped.output
+    assert "65 P/D cells together" in shipped.output and "one wrong answer in" in shipped.output
     assert "no A/A says yet how much copies correlate" in shipped.output
 
 
