@@ -16,6 +16,7 @@ from harness.cli.baseline import baseline_app
 from harness.cli.bisect import bisect_command
 from harness.cli.ci import ci_app
 from harness.cli.fuzz import fuzz_command
+from harness.cli.init import init_command
 from harness.cli.judge import check_command, merge_command, report_command, trend_command
 from harness.cli.leftovers import clean_command, ps_command
 from harness.cli.models import models_command
@@ -48,6 +49,7 @@ app = typer.Typer(
 _COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor_command,
     "plan": plan_command,
+    "init": init_command,
     "run": run_command,
     "ab": ab_command,
     "up": up_command,
