@@ -16,6 +16,7 @@ from harness.cli.bisect import bisect_command
 from harness.cli.ci import ci_app
 from harness.cli.fuzz import fuzz_command
 from harness.cli.help import HelpfulGroup, finish
+from harness.cli.init import init_command
 from harness.cli.judge import check_command, merge_command, report_command, trend_command
 from harness.cli.leftovers import clean_command, ps_command
 from harness.cli.listing import list_app
@@ -54,6 +55,7 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "run": run_command,
         "doctor": doctor_command,
         "plan": plan_command,
+        "init": init_command,
         "ab": ab_command,
         "fuzz": fuzz_command,
         "up": up_command,

@@ -21,6 +21,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "plan -p nightly -c 'pd-*' --effect 0.5",
         "plan --full > my-profile.yaml  # every setting",
     ),
+    "init": (
+        "init --target Qwen/Qwen3-4B --drafter me/x --method eagle3 > mine.yaml",
+        "init --target ~/models/x --method ngram --device cpu --out m.yaml",
+    ),
     "ab": (
         "ab --base 0.31.0 --head 0.32.0 -c 'pd-*'",
         "ab --base ~/main/.venv/bin/python --head ~/branch/.venv/bin/python",

@@ -55,7 +55,7 @@ SingleOption = Annotated[
     str | None,
     typer.Option("--single", metavar="URL", rich_help_panel=_ATTACH, help="Attach to this server as an engine alone."),
 ]
-_RECORDED = ("profile", "cell", "scenario", "quick", "out", "mutant", "together")
+_RECORDED = ("profile", "cell", "scenario", "quick", "out", "prepare_first", "mutant", "together")
 """Options that ``--resume`` takes from the recorded run."""
 
 
@@ -82,6 +82,13 @@ def run_command(
             help="Environment variable with the key of these servers.",
         ),
     ] = None,
+    prepare_first: Annotated[
+        bool,
+        typer.Option(
+            "--prepare",
+            help="First make what the profile lacks: download its models, build its prompts, record its baselines.",
+        ),
+    ] = False,
     mutant: MutantOption = None,
     together: Annotated[bool, typer.Option("--together", help="Allow several injected faults at once.")] = False,
     fail_fast: Annotated[
@@ -159,6 +166,10 @@ def run_command(
     flags = parse_flags(engine_arg or [], engine_env or [])
     if resume is not None:
         _resume(resume, engine_python, flags, choice, base_port, part)
+    if prepare_first:
+        from harness.commands.missing import make_missing
+
+        make_missing(profile, lambda words: typer.echo(f"harness: {words}", err=True), engine_python)
     prepared = prepare(profile, cell or [], scenario or [])
     require_free(prepared, flags)
     chosen = make_executor(choice, mutant or [], base_port)
@@ -246,7 +257,7 @@ def _require_recorded(context: typer.Context) -> None:
     # By name: typer carries a copy of click, whose enumeration of sources is not click's own.
     given = [n for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if given:
-        options = ", ".join(f"--{n}" for n in given)
+        options = ", ".join(f"--{n.removesuffix('_first')}" for n in given)
         raise UsageError(f"--resume: expected no {options} with it, which the recorded run determines; leave it out")
 
 

@@ -8,6 +8,7 @@ only the cells that need it UNKNOWN. Only ``harness models`` and ``harness docto
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -321,9 +322,11 @@ def look_up(hub: Hub, reference: ModelReference, role: str, also_tokenizer: bool
     except HarnessError as error:
         return str(error)
     if found is None:
+        # A plain text may also be a folder that is not there.
+        folder = "" if reference.pinned or reference.revision != "main" else ", or correct the path if it is a folder"
         return (
             f"expected {reference} in the cache {hub.cache}, found no complete snapshot; run "
-            f"`harness models --profile {name} --download`"
+            f"`harness models --profile {shlex.quote(name)} --download`{folder}"
         )
     why = lacking(found, TOKENIZER) if also_tokenizer else None
     if why is not None:

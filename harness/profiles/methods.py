@@ -58,6 +58,8 @@ _BY_METHOD = {
     "suffix": _LOOKUP,
 }
 
+KNOWN_METHODS = tuple(sorted(_BY_METHOD))
+
 
 def traits_of(method: str, config: Mapping[str, Any]) -> Traits:
     """Return the traits of a method of vLLM with this configuration; of one that is not known, the usual ones."""
@@ -229,7 +231,7 @@ class OtherMethod(_Speculative):
         if method == self.kind and method not in _BY_METHOD and not method.endswith("_mtp"):
             yield (
                 f"speculative_config: expected `method`, the method of vLLM that {self.kind} stands for "
-                f"({', '.join(sorted(_BY_METHOD))} or another), found none"
+                f"({', '.join(KNOWN_METHODS)} or another), found none"
             )
         if strange := next(_not_plain(config), None):
             yield f"speculative_config: expected numbers and plain words, neither paths nor code, found {strange!r}"

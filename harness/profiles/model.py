@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import product
@@ -30,6 +31,7 @@ from harness.profiles.model_reference import (
     UnresolvedModel,
     folder_of,
     local_folder,
+    named_on_hub,
 )
 from harness.profiles.scenarios import Scenario
 from harness.stats.multiplicity import stage_alpha
@@ -518,12 +520,20 @@ def _is_path(key: str, value: Any, above: str) -> bool:
 
 
 def _resolve(value: Any, base: Path, key: str = "") -> Any:
-    """Make the paths of a raw profile absolute, relative to ``base``. Raises ValueError as ``joined`` does."""
+    """Make the paths of a raw profile absolute, relative to ``base``, and plain names of models on the hub references.
+
+    Raises ValueError as ``joined`` does.
+    """
     if isinstance(value, dict):
-        return {k: str(joined(base, v)) if _is_path(k, v, key) else _resolve(v, base, k) for k, v in value.items()}
+        return {k: _located(v, base, k) if _is_path(k, v, key) else _resolve(v, base, k) for k, v in value.items()}
     if isinstance(value, list):
         return [_resolve(v, base, key) for v in value]
     return value
+
+
+def _located(text: str, base: Path, key: str) -> str | dict[str, str]:
+    named = named_on_hub(text, base) if key in MODEL_KEYS else None
+    return named or str(joined(base, text))
 
 
 @lru_cache(maxsize=16)
@@ -642,9 +652,17 @@ def require_profile(name_or_path: str) -> None:
     _profile_path(name_or_path, Path())
 
 
+def profile_of(text: str, folder: Path) -> Profile:
+    """Return the profile that a text would be in a file of this folder. Raises ProfileError."""
+    return _validated(_resolve(yaml_io.parse(text), folder), folder / "(not written yet)")
+
+
 def _read(name_or_path: str) -> tuple[Profile, Path]:
     path = _profile_path(name_or_path, Path())
-    raw = _with_parents(path, ())
+    return _validated(_with_parents(path, ()), path), path
+
+
+def _validated(raw: Mapping[str, Any], path: Path) -> Profile:
     try:
         profile = Profile.model_validate(raw)
         # Every part is validated before anything runs.
@@ -660,7 +678,7 @@ def _read(name_or_path: str) -> tuple[Profile, Path]:
                 f"profile {path}: axes: expected {key} to be the same for all values, found "
                 f"{', '.join(sorted(map(str, values)))}: it applies to the whole run; write a profile for each value"
             )
-    return profile, path
+    return profile
 
 
 def _profile_path(name_or_path: str, base: Path, source: str = "") -> Path:
@@ -785,12 +803,16 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
     for problem in _model_problems(profile):
         raise ProfileError(f"profile {source}: {problem}")
     if with_prompts and not profile.workload.prompts.is_file():
-        name = source.stem if source.parent == SHIPPED_PROFILES else source
-        how = f" --for-profile {name}" if profile.workload.recipe is not None else ""
+        how = f" --for-profile {called(source)}" if profile.workload.recipe is not None else ""
         raise ProfileError(
             f"profile {source}: workload.prompts: expected a prompt set at {profile.workload.prompts}, found none. "
             f"Correct the path, or run `harness prompts build{how}`"
         )
+
+
+def called(source: Path) -> str:
+    """Return how a command line names the profile in a file: a shipped one by name, others by path."""
+    return source.stem if source.parent == SHIPPED_PROFILES else shlex.quote(str(source))
 
 
 def _model_problems(profile: Profile) -> Iterator[str]:

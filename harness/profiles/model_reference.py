@@ -70,6 +70,17 @@ class ModelReference(Strict):
         return f"{self.repo}@{self.revision}"
 
 
+def named_on_hub(text: str, base: Path) -> dict[str, str] | None:
+    """Return the reference that a plain text stands for, ORGANISATION/NAME or ORGANISATION/NAME@REVISION, or None.
+
+    A folder of that name below ``base`` goes first. Without a revision it is the branch main, which is not pinned.
+    """
+    repo, at, revision = text.partition("@")
+    if not _REPO.fullmatch(repo) or ".." in repo or bool(at) != bool(revision) or (base / text).exists():
+        return None
+    return {"repo": repo, "revision": revision or "main"}
+
+
 class ModelFolder(Strict):
     """A model in a folder, with its settings: ``{path: folder, trust_remote_code: true}``."""
 
@@ -106,7 +117,7 @@ ModelPath = Annotated[
     Annotated[Path, Tag("path")] | Annotated[ModelFolder, Tag("folder")] | Annotated[ModelReference, Tag("hub")],
     Discriminator(_shape),
 ]
-"""A model in a profile: a folder, or a name on the hub."""
+"""A model in a profile: a folder, or a name on the hub. In a file, a plain text may be either (``named_on_hub``)."""
 
 
 def folder_of(value: Path | ModelFolder | ModelReference | None) -> Path | None:

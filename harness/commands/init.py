@@ -1,0 +1,275 @@
+"""``harness init``: writes a short profile for a model and its drafter, to be read and changed by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
+from pydantic import ValidationError
+
+from harness.errors import HarnessError, ProfileError, UsageError
+from harness.profiles.hub import Hub
+from harness.profiles.methods import KNOWN_METHODS, MOST_DRAFTS, SHORT_FORMS, traits_of
+from harness.profiles.model import check_paths, profile_of
+from harness.profiles.model_reference import TARGET, TOKENIZER, ModelReference, named_on_hub
+from harness.util.strict import describe_validation_error
+
+_DRAFTS = 3
+"""k, unless it is given."""
+_BLOCK_SIZE = {"cpu": 32, "gpu": 16}
+_LOOKUP = {
+    "ngram": {"prompt_lookup_min": 2, "prompt_lookup_max": 4},
+    "suffix": {"suffix_decoding_max_cached_requests": 0},
+}
+"""Keys that a method without a model is used with."""
+_ENGINE = {
+    "gpu": """\
+  device: gpu
+  dtype: bfloat16
+  block_size: {block_size}
+  max_model_len: 4096
+  max_num_seqs: 16
+  max_num_batched_tokens: 8192
+  # P and D share a GPU if both fit: each needs the weights of target and drafter, and its KV pool.
+  kv_cache_gib: 8
+  gpu_memory_utilization: 0.42
+  enforce_eager: false
+  kv_buffer_device: cuda
+""",
+    "cpu": """\
+  device: cpu
+  dtype: float32
+  block_size: {block_size}
+  max_model_len: 1024
+  max_num_seqs: 4
+  max_num_batched_tokens: 1024
+  kv_cache_gib: 2
+  nixl_threads: 0
+""",
+}
+_JUDGING = {
+    "gpu": """\
+# bf16 kernels round otherwise in another batch, so equal runs differ: gates are statistical tests.
+judging: {tier: normal, near_tie_nats: 0.36}
+timeouts: {start: 900, request: 180}
+# Guesses, in seconds, until a run has shown them; only plans and limits depend on them.
+expected: {pair_start_s: 180, single_start_s: 120, pd_request_s: 2.2, single_request_s: 2.0}
+""",
+    "cpu": """\
+# float32 on CPU, one request at a time: equal runs are equal bit for bit, so any difference is a defect.
+judging: {tier: bitwise}
+timeouts: {start: 900, request: 300}
+# Guesses, in seconds, until a run has shown them; only plans and limits depend on them.
+expected: {pair_start_s: 60, single_start_s: 40, pd_request_s: 10, single_request_s: 10}
+""",
+}
+_TEXT = """\
+# {name}: written by `harness init`; docs/profiles.md has every key. Next: harness run -p {file} --prepare
+format: 1
+name: {name}
+description: {description}
+# A folder, or a name on the hub; {pin}.
+{models}
+topologies: [pd, single]
+methods:
+  - {{kind: none}}  # the plain engine, whose tokens are right by definition
+{method}\
+engine:
+{engine}\
+workload:
+  # Questions of MT-Bench, padded to lengths on and around the ends of KV blocks; see `harness plan` for their power.
+  prompts: prompts/{name}.jsonl
+  recipe:
+    dataset: HuggingFaceH4/mt_bench_prompts
+    revision: e3a795c5e9a82ee40611c416b8a7786c73198991
+    block_sizes: [{block_size}]
+    lookaheads: [{lookahead}]
+    texts: 80
+    per_stratum: {per_stratum}
+    max_blocks: 6
+  max_tokens: {max_tokens}
+  text_prompts: 4
+{judging}\
+baselines: baselines/{name}
+"""
+Device = Literal["cpu", "gpu"]
+
+
+class Wanted(NamedTuple):
+    """What the user said."""
+
+    target: str
+    drafter: str | None
+    method: str
+    drafts: int | None
+    device: Device
+    block_size: int | None
+    name: str | None = None
+    tokenizer: str | None = None
+
+
+class Written(NamedTuple):
+    text: str
+    notes: tuple[str, ...]
+    """What the user has to know, such as models that are not pinned."""
+
+
+def new_profile(wanted: Wanted, out: Path | None, hub: Hub) -> Written:
+    """Return the text of a profile, and notes; the hub is asked for commits, and may be out of reach.
+
+    Raises UsageError for what does not fit together, and ProfileError for models that do not exist.
+    """
+    for problem in _problems(wanted, out):
+        raise UsageError(problem)
+    folder = out.absolute().parent if out is not None else Path.cwd()
+    file = str(out) if out is not None else "FILE"
+    target, *notes = _model(wanted.target, TARGET, "--target", hub, file)
+    drafter, more = None, []
+    models = {TARGET: target}
+    if wanted.tokenizer is not None:
+        models[TOKENIZER], *others = _model(wanted.tokenizer, TOKENIZER, "--tokenizer", hub, file)
+        notes += others
+    if wanted.drafter is not None:
+        drafter, *more = _model(wanted.drafter, wanted.method, "--drafter", hub, file)
+    drafts = (wanted.drafts or _DRAFTS) if wanted.method != "none" else 0
+    size = wanted.block_size or _BLOCK_SIZE[wanted.device]
+    traits = traits_of(wanted.method, {})
+    name = wanted.name or _name(wanted.target)
+    method = f" with {wanted.method}, k = {drafts}," if drafts else ""
+    text = _TEXT.format(
+        name=name,
+        file=file,
+        description=_scalar(f"{wanted.target}{method} on {wanted.device} engines"),
+        pin=_pin([*notes, *more], file),
+        models=_scalar(models),
+        method=_method(wanted, drafter, drafts),
+        engine=_ENGINE[wanted.device].format(block_size=size),
+        block_size=size,
+        lookahead=drafts + traits.bonus_slot if traits.reserves else 0,
+        per_stratum=_per_stratum(wanted),
+        max_tokens=256 if wanted.device == "gpu" else 64,
+        judging=_JUDGING[wanted.device],
+    )
+    profile = profile_of(text, folder)
+    check_paths(profile, out or Path("(standard output)"), with_prompts=False)
+    return Written(text, (*notes, *more))
+
+
+def _problems(wanted: Wanted, out: Path | None) -> Iterator[str]:
+    method, drafter, drafts = wanted.method, wanted.drafter, wanted.drafts
+    if out is not None and out.exists():
+        yield f"--out {out}: expected a file that does not exist yet, found it; name another one, or remove it"
+    if out is not None and not out.absolute().parent.is_dir():
+        yield f"--out {out}: expected a folder {out.absolute().parent}, found none; make it, or name another file"
+    if method not in ("none", *KNOWN_METHODS):
+        yield (
+            f"--method {method}: expected none, {', '.join(KNOWN_METHODS)}; for another method of vLLM, write its "
+            "speculative_config into the profile by hand (docs/profiles.md)"
+        )
+    traits = traits_of(method, {})
+    if method == "none" and (drafter is not None or drafts is not None):
+        found = "--drafter" if drafter is not None else "-k"
+        yield f"{found}: expected --method NAME with it, the method that drafts, found none; name one of vLLM's"
+    if traits.drafter == "needed" and drafter is None:
+        yield f"--method {method}: expected --drafter MODEL with it, the model that drafts, found none"
+    if traits.drafter == "none" and method != "none" and drafter is not None:
+        yield f"--method {method}: expected no --drafter, since it drafts without a model, found {drafter}"
+    most = 16 if method in SHORT_FORMS else MOST_DRAFTS
+    if drafts is not None and not 1 <= drafts <= most:
+        yield f"-k {drafts}: expected 1 to {most} drafts a step"
+    size = wanted.block_size or _BLOCK_SIZE[wanted.device]
+    reserved = (drafts or _DRAFTS) + traits.bonus_slot if traits.reserves and method != "none" else 0
+    if reserved >= size:
+        yield (
+            f"--block-size {size}: expected more than the {reserved} KV slots that {method} reserves for its drafts; "
+            "give a larger one, or a smaller -k"
+        )
+    if wanted.name is not None and _name(wanted.name) != wanted.name:
+        yield f"--name {wanted.name}: expected small letters, digits and dashes, such as {_name(wanted.name)}"
+
+
+def _per_stratum(wanted: Wanted) -> int:
+    """Return so many prompts that the tests of a GPU profile could show what it must detect."""
+    if wanted.device == "cpu":
+        return 4
+    # Without slots for drafts, there is no stratum of lengths at which they take one more block.
+    strata = 4 if traits_of(wanted.method, {}).reserves else 3
+    return (240 if wanted.method != "none" else 480) // strata
+
+
+def _pin(notes: list[str], file: str) -> str:
+    if notes:
+        return f"@COMMIT behind it, which `harness models --profile {file}` shows, pins what it stands for"
+    return "@COMMIT pins what it stands for"
+
+
+def _name(text: str) -> str:
+    """Return a name for a profile that is made of the last part of a path or a name on the hub."""
+    last = text.partition("@")[0].rstrip("/").rsplit("/", 1)[-1]
+    return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:40].strip("-") or "mine"
+
+
+def _scalar(value: Any) -> str:
+    """Return a value on one line of YAML."""
+    block = isinstance(value, dict)
+    return (
+        str(yaml.safe_dump(value, default_flow_style=not block, sort_keys=False, width=10_000, allow_unicode=True))
+        .split("\n...")[0]
+        .rstrip()
+    )
+
+
+def _method(wanted: Wanted, drafter: str | None, drafts: int) -> str:
+    if not drafts:
+        return ""
+    raw: dict[str, Any] = {"kind": wanted.method}
+    raw |= {"drafter": drafter} if drafter is not None else {}
+    raw["num_speculative_tokens"] = drafts
+    if wanted.method not in SHORT_FORMS:
+        raw["speculative_config"] = _LOOKUP.get(wanted.method, {})
+    line = str(yaml.safe_dump(raw, default_flow_style=True, sort_keys=False, width=10_000)).rstrip()
+    return f"  - {line}\n"
+
+
+def _model(given: str, role: str, option: str, hub: Hub, file: str) -> list[str]:
+    """Return how the profile names a model, and a note if it is not pinned.
+
+    Raises UsageError when it is neither a folder nor a name on the hub, and ProfileError when the hub does not have it.
+    """
+    folder = Path(given)
+    if folder.is_dir():
+        return [str(folder.resolve())]
+    raw = named_on_hub(given, Path.cwd())
+    if raw is None:
+        raise UsageError(
+            f"{option} {given}: expected a folder, or a name on the hub (ORGANISATION/NAME, with @REVISION where "
+            "it is not main), found neither"
+        )
+    try:
+        reference = ModelReference.model_validate(raw)
+    except ValidationError as error:
+        raise UsageError(f"{option} {given}: not a name on the hub:\n{describe_validation_error(error)}") from error
+    if reference.pinned:
+        return [given]
+    commit, why = _commit(reference, role, hub)
+    if commit is not None:
+        return [f"{reference.repo}@{commit}"]
+    return [
+        given,
+        f"{given} is not pinned to a commit, so it stands for whatever it is when it is downloaded: add @COMMIT behind "
+        f"its name, which `harness models --profile {file}` shows once the hub answers ({why})",
+    ]
+
+
+def _commit(reference: ModelReference, role: str, hub: Hub) -> tuple[str | None, str]:
+    """Return the commit that a reference has now, by the hub or else by the cache; or None and the reason."""
+    try:
+        return hub.look(reference, role).commit, ""
+    except ProfileError:
+        raise
+    except HarnessError as error:
+        cached = hub.cached(reference, role)
+        return (cached.name, "") if cached is not None else (None, str(error))

@@ -1,0 +1,76 @@
+"""What a run of a profile needs and does not have yet, as the commands that make it (``harness run --prepare``)."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.baselines.index import BaselineIndex
+from harness.errors import EnvironmentFault, UsageError
+from harness.judging.power import lookups_of
+from harness.profiles.hub import Hub
+from harness.profiles.model import Profile, load_profile, read_profile, references_of
+from harness.prompts.model import load_prompts
+from harness.scheduling.gpus import gpus
+
+
+class Step(NamedTuple):
+    """One command that makes something that a run needs."""
+
+    what: str
+    argv: tuple[str, ...]
+
+
+def next_step(profile: str, engine_python: str | None = None) -> Step | None:
+    """Return the first thing that a run of a profile lacks; None when nothing is missing that a command can make.
+
+    Raises ProfileError and DataError for what no command can put right.
+    """
+    written = read_profile(profile, with_prompts=False)
+    hub = Hub()
+    if any(
+        hub.cached(ref, role) is None for part in written.written_parts for role, ref in references_of(part).items()
+    ):
+        return Step("download the models that are not here", ("models", "--profile", profile, "--download"))
+    if any(not p.workload.prompts.is_file() and p.workload.recipe is not None for p in written.written_parts):
+        return Step("build the prompt sets", ("prompts", "build", "--for-profile", profile))
+    if _lacks_baselines(load_profile(profile), profile):
+        own = ("--engine-python", engine_python) if engine_python is not None else ()
+        what = "record the baselines: the single engine of each method is asked everything twice"
+        return Step(what, ("baseline", "record", "--profile", profile, *own))
+    return None
+
+
+def _lacks_baselines(profile: Profile, source: str) -> bool:
+    hardware = tuple(gpus())
+    indexes: dict[Path, BaselineIndex] = {}
+    for part in profile.parts:
+        digest = load_prompts(part.workload.prompts).sha256
+        if not all(k.found for k in lookups_of(part, source, digest, None, hardware, indexes).values()):
+            return True
+    return False
+
+
+def make_missing(profile: str, tell: Callable[[str], None], engine_python: str | None = None) -> None:
+    """Carry out the steps, each as the command that it is.
+
+    Raises EnvironmentFault when a command fails, or when what it was to make is missing all the same.
+    """
+    done: set[Step] = set()
+    while (step := next_step(profile, engine_python)) is not None:
+        command = shlex.join(("harness", *step.argv))
+        if step in done:
+            raise EnvironmentFault(
+                f"--prepare: expected {command} to {step.what.split(':')[0]}, found the same missing as before; run "
+                "`harness doctor` with this profile to see what"
+            )
+        done.add(step)
+        tell(f"to {step.what}: {command}")
+        code = subprocess.run([sys.executable, "-m", "harness", *step.argv], check=False).returncode
+        if code:
+            kind = UsageError if code == UsageError.exit_code else EnvironmentFault
+            raise kind(f"--prepare: expected {command} to succeed, found exit code {code}; put right what it says")

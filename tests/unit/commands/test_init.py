@@ -1,0 +1,123 @@
+"""``harness init``: what it writes can be planned without a model, and what does not fit together is one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.commands.init import Wanted, new_profile
+from harness.errors import EnvironmentFault, ProfileError, UsageError
+from harness.judging.power import sensitivity
+from harness.profiles.hub import Hub, Remote
+from harness.profiles.methods import KNOWN_METHODS, traits_of
+from harness.profiles.model import REPOSITORY, read_profile
+from harness.workload.prepare import prepare
+from tests.support.program import inside
+
+COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
+WANTED = Wanted("Qwen/Qwen3-4B", "me/x", "eagle3", 5, "gpu", None)
+
+
+class Answers(Hub):
+    """A hub that knows one commit of everything, or cannot be reached."""
+
+    def __init__(self, commit: str | None, folder: Path) -> None:
+        super().__init__("http://127.0.0.1:9", folder)
+        self._commit = commit
+
+    def look(self, reference, role):
+        if self._commit is None:
+            raise EnvironmentFault("the hub is away")
+        return Remote(self._commit, 1, 1, False)
+
+
+def written(tmp_path, wanted: Wanted = WANTED, commit: str | None = COMMIT) -> tuple[Path, tuple[str, ...]]:
+    path = tmp_path / "mine.yaml"
+    found = new_profile(wanted, path, Answers(commit, tmp_path))
+    path.write_text(found.text)
+    return path, found.notes
+
+
+def test_models_are_pinned_to_what_the_hub_has_now(tmp_path):
+    path, notes = written(tmp_path)
+    profile = read_profile(str(path))
+    assert notes == ()
+    assert (profile.target.repo, profile.target.pinned) == ("Qwen/Qwen3-4B", COMMIT)
+    assert profile.methods[1].drafter.pinned == COMMIT
+    assert (profile.methods[1].draft_tokens, profile.workload.recipe.lookaheads) == (5, (5,))
+
+
+def test_without_the_hub_names_stay_and_it_says_how_to_pin_them(tmp_path):
+    path, notes = written(tmp_path, commit=None)
+    profile = read_profile(str(path))
+    assert (profile.target.revision, profile.target.pinned) == ("main", None)
+    assert len(notes) == 2
+    assert f"add @COMMIT behind its name, which `harness models --profile {path}` shows" in notes[0]
+    assert "the hub is away" in notes[0]
+    assert f"`harness models --profile {path}` shows" in path.read_text()
+
+
+def test_a_revision_that_was_named_is_kept(tmp_path):
+    path, _ = written(tmp_path, WANTED._replace(target=f"Qwen/Qwen3-4B@{COMMIT}"), commit=None)
+    assert read_profile(str(path)).target.pinned == COMMIT
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("method", ["none", *KNOWN_METHODS])
+def test_what_is_written_can_be_planned_and_could_pass(tmp_path, method, device):
+    drafter = "me/x" if traits_of(method, {}).drafter == "needed" else None
+    path, _ = written(tmp_path, Wanted("Qwen/Qwen3-4B", drafter, method, None, device, None))
+    prepared = prepare(str(path), [], planned=True)
+    assert {c.method.kind for c in prepared.plan.cells} == {"none", method}
+    assert {c.topology for c in prepared.plan.cells} == {"pd", "single"}
+    assert sensitivity(prepared).blind() == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"target": "Qwen3-4B"}, "--target Qwen3-4B: expected a folder, or a name on the hub"),
+        ({"target": "Qwen/Qwen3-4B@0e9e39f"}, "expected all 40 lower-case hex digits"),
+        ({"drafter": None}, "--method eagle3: expected --drafter MODEL with it"),
+        ({"method": "none"}, "--drafter: expected --method NAME with it"),
+        ({"method": "none", "drafter": None}, "-k: expected --method NAME with it"),
+        ({"method": "ngram"}, "--method ngram: expected no --drafter, since it drafts without a model, found me/x"),
+        ({"method": "eagel3"}, "--method eagel3: expected none, dflash, draft_model"),
+        ({"drafts": 0}, "-k 0: expected 1 to 16 drafts a step"),
+        ({"drafts": 17}, "-k 17: expected 1 to 16 drafts a step"),
+        ({"drafts": 8, "block_size": 8}, "--block-size 8: expected more than the 8 KV slots that eagle3 reserves"),
+        ({"name": "My Model"}, "--name My Model: expected small letters, digits and dashes, such as my-model"),
+    ],
+)
+def test_what_does_not_fit_together_is_a_sentence(tmp_path, changes, words):
+    with pytest.raises(UsageError) as caught:
+        written(tmp_path, WANTED._replace(**changes))
+    assert words in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_a_tokenizer_is_refused_and_one_can_be_named(tmp_path):
+    probe = str(REPOSITORY / "models" / "probe" / "target")
+    wanted = Wanted(probe, None, "ngram", None, "cpu", None)
+    with pytest.raises(ProfileError, match="expected a folder with tokenizer_config"):
+        written(tmp_path, wanted)
+    path, _ = written(tmp_path, wanted._replace(tokenizer=str(REPOSITORY / "models" / "probe" / "tokenizer")))
+    assert str(read_profile(str(path)).target) == probe
+
+
+def test_command_prints_or_writes_and_never_overwrites(tmp_path):
+    given = ["init", "--target", f"Qwen/Qwen3-4B@{COMMIT}", "--method", "ngram"]
+    code, output = inside(*given)
+    assert code == 0
+    assert "kind: ngram" in output
+    out = tmp_path / "mine.yaml"
+    code, output = inside(*given, "--out", str(out))
+    assert (code, out.is_file()) == (0, True)
+    assert f"harness run -p {out} --prepare" in output
+    before = out.read_text()
+    code, output = inside(*given, "-k", "4", "--out", str(out))
+    assert (code, out.read_text()) == (64, before)
+    assert "expected a file that does not exist yet, found it" in output
+    code, output = inside(*given, "--device", "tpu")
+    assert (code, "expected cpu or gpu" in output) == (64, True)

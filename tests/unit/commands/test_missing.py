@@ -1,0 +1,69 @@
+"""What ``harness run --prepare`` makes, and in which order."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import yaml
+
+from harness.commands import missing
+from harness.commands.missing import Step, make_missing, next_step
+from harness.errors import EnvironmentFault, UsageError
+from tests.support.builders import changed_profile
+
+
+def test_a_shipped_profile_with_all_that_it_needs_lacks_nothing():
+    assert next_step("cpu") is None
+
+
+def test_baselines_come_after_prompts(tmp_path):
+    def other(raw):
+        raw["baselines"] = "none-yet"
+
+    path = changed_profile(tmp_path, other)
+    step = next_step(path, "/opt/python")
+    assert step is not None
+    assert step.argv == ("baseline", "record", "--profile", path, "--engine-python", "/opt/python")
+
+    def unbuilt(raw):
+        other(raw)
+        raw["workload"]["prompts"] = "prompts/mine.jsonl"
+        raw["workload"]["recipe"] = {
+            "dataset": "a/b",
+            "revision": "0" * 40,
+            "block_sizes": [32],
+            "lookaheads": [3],
+            "texts": 8,
+            "per_stratum": 2,
+        }
+
+    path = changed_profile(tmp_path, unbuilt)
+    assert next_step(path).argv == ("prompts", "build", "--for-profile", path)
+
+
+def test_models_come_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"format": 1, "name": "mine", "extends": "cpu", "target": "me/mine"}))
+    assert next_step(str(path)).argv == ("models", "--profile", str(path), "--download")
+
+
+STEP = Step("record the baselines: twice", ("baseline", "record", "--profile", "a b.yaml"))
+
+
+@pytest.mark.parametrize(("code", "error"), [(2, EnvironmentFault), (64, UsageError)])
+def test_command_that_fails_ends_it_with_its_kind_of_exit_code(monkeypatch, code, error):
+    said: list[str] = []
+    monkeypatch.setattr(missing, "next_step", lambda *_: STEP)
+    monkeypatch.setattr(subprocess, "run", lambda argv, check: subprocess.CompletedProcess(argv, code))
+    with pytest.raises(error, match=f"exit code {code}"):
+        make_missing("a b.yaml", said.append)
+    assert said == ["to record the baselines: twice: harness baseline record --profile 'a b.yaml'"]
+
+
+def test_command_that_changes_nothing_is_not_repeated(monkeypatch):
+    monkeypatch.setattr(missing, "next_step", lambda *_: STEP)
+    monkeypatch.setattr(subprocess, "run", lambda argv, check: subprocess.CompletedProcess(argv, 0))
+    with pytest.raises(EnvironmentFault, match="found the same missing as before"):
+        make_missing("a b.yaml", lambda _: None)
