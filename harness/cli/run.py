@@ -55,6 +55,15 @@ SingleOption = Annotated[
     str | None,
     typer.Option("--single", metavar="URL", rich_help_panel=_ATTACH, help="Attach to this server as an engine alone."),
 ]
+RouterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--router",
+        metavar="URL",
+        rich_help_panel=_ATTACH,
+        help="Ask the pair through this router, too, which hands off between --prefill and --decode.",
+    ),
+]
 _RECORDED = ("profile", "cell", "scenario", "quick", "out", "prepare_first", "mutant", "together")
 """Options that ``--resume`` takes from the recorded run."""
 
@@ -73,6 +82,7 @@ def run_command(
     prefill: PrefillOption = None,
     decode: DecodeOption = None,
     single: SingleOption = None,
+    router: RouterOption = None,
     key_variable: Annotated[
         str | None,
         typer.Option(
@@ -174,6 +184,11 @@ def run_command(
     require_free(prepared, flags)
     chosen = make_executor(choice, mutant or [], base_port)
     servers = {"prefill": prefill, "decode": decode, "single": single}
+    if router is not None and not (prefill and decode):
+        raise UsageError(
+            "--router: expected --prefill and --decode with it, found one missing; their counters are the proof of "
+            "what the router did"
+        )
     if any(servers.values()):
         given = {
             "--engine-python": engine_python,
@@ -183,7 +198,9 @@ def run_command(
             "--base-port": base_port,
             "--executor": None if executor == "local" else executor,
         }
-        chosen = _attached(prepared, servers, key_variable, [option for option, value in given.items() if value])
+        chosen = _attached(
+            prepared, servers, router, key_variable, [option for option, value in given.items() if value]
+        )
     options = RunOptions(engine_python, chosen, tuple(mutant or ()), together, flags=flags)
     carry_out(
         chosen,
@@ -196,7 +213,11 @@ def run_command(
 
 
 def _attached(
-    prepared: Prepared, servers: Mapping[str, str | None], key_variable: str | None, given: Sequence[str]
+    prepared: Prepared,
+    servers: Mapping[str, str | None],
+    router: str | None,
+    key_variable: str | None,
+    given: Sequence[str],
 ) -> Executor:
     """Return an executor with servers that run already.
 
@@ -215,7 +236,8 @@ def _attached(
         raise UsageError(f"--key-variable {key_variable}: expected the key of the servers in it, found it unset")
     key = ApiKey(os.environ[key_variable]) if key_variable is not None else None
     executor = AttachedExecutor(
-        {role: look_at(role, url, key) for role in get_args(Role) if (url := servers.get(role))}
+        {role: look_at(role, url, key) for role in get_args(Role) if (url := servers.get(role))},
+        look_at("router", router, key) if router is not None else None,
     )
     executor.require_fit(prepared.plan)
     return executor

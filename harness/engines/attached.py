@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
@@ -23,7 +23,7 @@ from harness.engines.http import get
 from harness.engines.inventory import Inventory
 from harness.engines.places import Places
 from harness.errors import EngineDiedError, UsageError
-from harness.history.records import ATTACHED
+from harness.history.records import ATTACHED, EngineRecord
 from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE
 from harness.profiles.cells import EngineGroup, Plan, Role
 from harness.profiles.model import Profile
@@ -40,7 +40,7 @@ _GIB = 1e6
 class Server(NamedTuple):
     """A server that runs already."""
 
-    role: Role
+    role: Role | Literal["router"]
     url: str
     key: ApiKey | None
     model: str
@@ -51,7 +51,7 @@ class Server(NamedTuple):
     """Whether it has each of ``_PROBED``."""
 
 
-def look_at(role: Role, url: str, key: ApiKey | None) -> Server:
+def look_at(role: Role | Literal["router"], url: str, key: ApiKey | None) -> Server:
     """Ask a server for its model and version. Raises UsageError when it does not answer as vLLM does."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/") or parts.query:
@@ -83,11 +83,42 @@ def _has(url: str, headers: Mapping[str, str]) -> bool:
     return False
 
 
+class AttachedRouter:
+    """The handle of a router that runs already."""
+
+    pid = None
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.url = server.url
+
+    def require_alive(self) -> None:
+        """Leave it to the requests: not every router has a path for its health."""
+
+    def record(self, group: str) -> EngineRecord:
+        """Return where the router is, for the provenance of a run."""
+        return EngineRecord(
+            role="router",
+            group=group,
+            pid=0,
+            argv=(ATTACHED, self.url),
+            env={},
+            log=f"{group}.router.log",
+            ready_seconds=0.0,
+            model_runner=None,
+            attention_backend=None,
+        )
+
+    def end(self) -> list[str]:
+        return []
+
+
 class AttachedEngine:
     """The handle of a server that runs already. Ending it does nothing."""
 
-    def __init__(self, server: Server, command: EngineCommand, log_path: Path) -> None:
+    def __init__(self, server: Server, command: EngineCommand, log_path: Path, router: Server | None = None) -> None:
         self.server = server
+        self.router = router
         self.command = command
         self.log_path = log_path
         self.started = time.monotonic()
@@ -131,8 +162,9 @@ class AttachedPlace:
     devices: tuple[str, ...] = ()
     node: str | None = None
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, router: Server | None = None) -> None:
         self._server = server
+        self._router = router
         self._parts = urlsplit(server.url)
 
     @property
@@ -147,7 +179,8 @@ class AttachedPlace:
         pass
 
     def start(self, command: EngineCommand, log_path: Path) -> AttachedEngine:
-        return AttachedEngine(self._server, command._replace(argv=[ATTACHED, self._server.url], env={}), log_path)
+        attached = command._replace(argv=[ATTACHED, self._server.url], env={})
+        return AttachedEngine(self._server, attached, log_path, self._router)
 
 
 class AttachedExecutor(HoldsNothing):
@@ -155,8 +188,10 @@ class AttachedExecutor(HoldsNothing):
 
     at_once: int | None = 1
 
-    def __init__(self, servers: Mapping[Role, Server]) -> None:
+    def __init__(self, servers: Mapping[Role, Server], router: Server | None = None) -> None:
+        """``router`` hands off between the servers of the pair."""
         self.servers = dict(servers)
+        self.router = router
 
     def environment(self, profile: Profile) -> EngineEnvironment:
         """Return what is known of the servers' vLLM. Raises UsageError when their versions differ."""
@@ -188,10 +223,14 @@ class AttachedExecutor(HoldsNothing):
                 raise UsageError(
                     f"expected cells that --{' and --'.join(roles)} can answer, found none; select them with --cell"
                 )
-        if any(c.routed for g in plan.groups for c in g.cells):
+        routed = [c.id for g in plan.groups for c in g.cells if c.routed]
+        if routed and self.router is None:
             raise UsageError(
-                "expected cells without a router of the harness, found one; leave *-router out with --cell"
+                f"expected --router for {routed[0]}, found none; name the router that runs in front of the pair, or "
+                "leave *-router out with --cell"
             )
+        if not routed and self.router is not None:
+            raise UsageError("expected cells that --router can answer, found none; select *-router, too, with --cell")
 
     def inventory(self, profile: Profile) -> Inventory:
         devices = tuple(Device(f"{_NODE}/{role}", _NODE, _GIB, n) for n, role in enumerate(self.servers))
@@ -201,4 +240,4 @@ class AttachedExecutor(HoldsNothing):
     def places(
         self, group: EngineGroup, profile: Profile, environment: EngineEnvironment, placement: Placement
     ) -> Iterator[Places]:
-        yield {role: AttachedPlace(self.servers[role]) for role in group.roles}
+        yield {role: AttachedPlace(self.servers[role], self.router) for role in group.roles}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness import redact
 from harness.engines.api_key import ApiKey
-from harness.engines.attached import AttachedEngine
+from harness.engines.attached import AttachedEngine, Server
 from harness.engines.client import Client
 from harness.engines.command import EngineCommand, build_command
 from harness.engines.environment import EngineEnvironment
@@ -87,6 +87,11 @@ class Launcher:
             return
         self.clients[role] = Client(role, process.url, timeout_s, self._key, up_to=self._group.method.traits.up_to)
         self._progress(f"{self._group.id}: started {role} engine, pid {process.pid}, {process.url}")
+
+    @property
+    def attached_router(self) -> Server | None:
+        """The router that runs already in front of servers that do."""
+        return next((p.router for p in self.processes.values() if isinstance(p, AttachedEngine)), None)
 
     def require_not_ended(self) -> None:
         """Raise EngineDiedError when the engines were ended from another thread."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from harness.engines.api_key import ApiKey
+from harness.engines.attached import AttachedRouter, Server
 from harness.engines.client import Client
 from harness.engines.launcher import Progress
 from harness.engines.places import end_and_report
@@ -26,17 +27,28 @@ class Routers:
         self._key = key
         self._timeout_s = timeout_s
         self._progress = progress
-        self.running: list[Router] = []
+        self.running: list[Router | AttachedRouter] = []
         self.clients: dict[bool, Client] = {}
         """The clients, by whether their router hands off."""
 
-    def start(self, engines: Mapping[Role, str], kinds: Collection[bool]) -> None:
-        """Start routers in front of engines at these URLs; each of ``kinds`` is whether a router hands off.
+    def start(self, engines: Mapping[Role, str], kinds: Collection[bool], attached: Server | None = None) -> None:
+        """Start routers in front of engines at these URLs; each of ``kinds`` is whether a router hands off. Where one
+        is ``attached``, which runs already and hands off, none is started.
 
         Raises EnvironmentFault when the program is not installed, EngineStartError when one does not become ready.
         """
+        if attached is not None:
+            self._attach(attached)
+            return
         for hands_off in sorted(set(kinds), reverse=True):
             self._start(engines, hands_off)
+
+    def _attach(self, server: Server) -> None:
+        self.running.append(AttachedRouter(server))
+        self.clients[True] = Client(
+            "decode", server.url, self._timeout_s, server.key, model=server.model, up_to=self._up_to
+        )
+        self._progress(f"{self._group_id}: attached to router, {server.url}, model {server.model}")
 
     def _start(self, engines: Mapping[Role, str], hands_off: bool) -> None:
         answering = "decode" if "decode" in engines else "single"

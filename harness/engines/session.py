@@ -109,7 +109,7 @@ class EngineGroupSession:
         """Start a router in front of the engines for each topology whose cells need one."""
         routed = {c.topology == "pd" for c in self.group.cells if c.routed}
         urls = {role: process.url for role, process in self._launcher.processes.items()}
-        self._routers.start(urls, self._mutation.routers(routed))
+        self._routers.start(urls, self._mutation.routers(routed), self._launcher.attached_router if routed else None)
 
     def give_up(self, cause: str, reason: str) -> None:
         """Write the engines' stacks and end the engines from another thread, because something takes too long.

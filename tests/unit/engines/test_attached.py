@@ -14,6 +14,7 @@ import pytest
 from harness.engines.api_key import ApiKey
 from harness.engines.attached import AttachedExecutor, AttachedPlace, Server, look_at
 from harness.engines.command import build_command
+from harness.engines.routers import Routers
 from harness.errors import EngineDiedError, UsageError
 from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE
 from harness.profiles.model import load_profile
@@ -94,7 +95,7 @@ def test_what_is_no_address_is_refused(url):
         (["decode"], ["pd-eagle3"], "expected --prefill for pd-eagle3, found none"),
         (["prefill", "decode"], ["pd-*"], "of the one method that the servers run, found pd-"),
         (["prefill", "decode", "single"], ["pd-eagle3"], "expected cells that --single can answer, found none"),
-        (["prefill", "decode"], ["pd-eagle3", "pd-eagle3-router"], "cells without a router"),
+        (["prefill", "decode"], ["pd-eagle3", "pd-eagle3-router"], "expected --router for pd-eagle3-router"),
     ],
 )
 def test_servers_answer_the_cells_of_their_method(roles, cells, words):
@@ -105,6 +106,24 @@ def test_servers_answer_the_cells_of_their_method(roles, cells, words):
         return
     with pytest.raises(UsageError, match=words):
         executor.require_fit(plan)
+
+
+def test_cells_with_a_router_are_asked_through_the_one_that_runs(tmp_path: Path):
+    pair = {"prefill": known("prefill"), "decode": known("decode")}
+    with fake_server() as url:
+        router = look_at("router", url, None)
+    executor = AttachedExecutor(pair, router)
+    plan = prepare("cpu", ["pd-eagle3*"], ["cold"]).plan
+    executor.require_fit(plan)
+    with pytest.raises(UsageError, match="expected cells that --router can answer"):
+        executor.require_fit(prepare("cpu", ["pd-eagle3"], ["cold"]).plan)
+    (group,) = plan.groups
+    routers = Routers(group, tmp_path, ApiKey("k" * 20), 1.0, lambda _: None)
+    routers.start({}, {True}, router)
+    assert routers.clients[True].url == url and routers.clients[True].model == "mine"
+    (record,) = routers.records()
+    assert (record.role, record.argv, record.attached) == ("router", ("attached", url), True)
+    assert routers.end() == []
 
 
 def test_servers_of_different_versions_are_refused():
