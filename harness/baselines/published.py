@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +51,18 @@ class Band(Strict):
         if self.length is None or not self.rates or not self.complete:
             return None
         return abs(1 + sum(self.rates) - self.length) <= _ROUNDING
+
+    def outside(self, rates: Sequence[float | None], length: float | None) -> list[str]:
+        """Return the figures that a gate with this tolerance alone would refuse, by name; empty if it would pass."""
+        ours: list[tuple[str, float | None, float | None]] = [
+            (f"position {n}", rate, found) for n, (rate, found) in enumerate(zip(self.rates, rates, strict=False))
+        ]
+        ours.append(("length", self.length, length))
+        return [
+            name
+            for name, wanted, found in ours
+            if wanted is not None and (found is None or abs(found - wanted) > self.tolerance * wanted)
+        ]
 
     def describe(self) -> str:
         """Return the row in words, with a remark if its figures are inconsistent."""

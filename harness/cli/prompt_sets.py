@@ -36,8 +36,8 @@ def build_recipes(parts: Sequence[Profile], file: Path | None, overwrite: bool) 
     ``file`` replaces the dataset of the recipe. A set that cannot be built does not stop the others. Existing sets are
     kept unless ``overwrite`` is set, because baselines belong to them.
     """
-    from harness.prompts.model import Layout, load_prompts, write_prompts
-    from harness.prompts.padded import DATE
+    from harness.prompts.model import load_prompts, write_prompts
+    from harness.prompts.padded import build_from_recipe
 
     code = 0
     for part in parts:
@@ -54,13 +54,14 @@ def build_recipes(parts: Sequence[Profile], file: Path | None, overwrite: bool) 
             texts = texts_of(
                 file, None if file else recipe.dataset, recipe.config, recipe.split, recipe.column, recipe.revision
             )
-            built = natural(folder, texts, Layout.of_recipe(recipe), recipe.per_stratum, DATE)
+            built = build_from_recipe(folder, texts, recipe)
         except HarnessError as error:
             typer.echo(f"{path}: not built: {error}")
             code = max(code, EXIT_UNKNOWN)
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        print_shortages(built.prompts, recipe.per_stratum)
+        if recipe.per_stratum is not None:
+            print_shortages(built.prompts, recipe.per_stratum)
         write_prompts(built.prompts, path)
         typer.echo(f"{len(built.prompts.prompts)} prompts: {path}")
     return code

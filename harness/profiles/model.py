@@ -192,8 +192,12 @@ class PromptRecipe(Strict):
     """Block sizes whose strata the set covers."""
     lookaheads: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     """Lookaheads of the methods (DFlash: k + 1); each has its own stratum."""
-    per_stratum: int = Field(ge=1, le=5000)
-    """Cold prompts for each stratum of each block size, and as many held-out ones."""
+    padded: bool = True
+    """False: every text once as it is, cold, in an order by ``seed``, whatever strata the lengths fill."""
+    per_stratum: int | None = Field(default=None, ge=1, le=5000)
+    """Cold prompts for each stratum of each block size, and as many held-out ones, of padded texts."""
+    template: dict[str, bool] = Field(default_factory=dict)
+    """Arguments for the chat template, such as ``enable_thinking: false`` for Qwen3."""
     texts: int | None = Field(default=None, ge=2)
     """Number of texts in the dataset. Plans then know how many prompts share one; without it, they take each for a text
     of its own."""
@@ -206,6 +210,14 @@ class PromptRecipe(Strict):
         if any(not 8 <= size <= 1024 for size in value):
             raise ValueError("expected block sizes of 8 to 1024 tokens")
         return value
+
+    @model_validator(mode="after")
+    def _has_a_number(self) -> Self:
+        if self.padded and self.per_stratum is None:
+            raise ValueError("expected per_stratum, the number of prompts of each stratum, found none")
+        if not self.padded and (self.texts is None or self.per_stratum is not None):
+            raise ValueError("expected texts, the number of prompts, and no per_stratum beside padded: false")
+        return self
 
 
 class Workload(Strict):

@@ -64,6 +64,8 @@ class PromptHeader(Strict):
     """Origin of the texts of natural prompts."""
     date: str | None = None
     """The date (YYYY-MM-DD) for which a chat template that contains one was rendered."""
+    template: dict[str, bool] | None = None
+    """Arguments that the chat template was given, if any."""
 
 
 class Prompt(Strict):
@@ -219,7 +221,8 @@ class Layout(NamedTuple):
         """Return the layout that a recipe asks for, held-out prompts included."""
         size, *sizes = recipe.block_sizes
         lookahead, *lookaheads = sorted(set(recipe.lookaheads), reverse=True)
-        return cls(size, lookahead, recipe.max_blocks, recipe.seed, 1, True, tuple(sizes), tuple(lookaheads))
+        more = tuple(sizes), tuple(lookaheads)
+        return cls(size, lookahead, recipe.max_blocks, recipe.seed, 1, recipe.padded, *more)
 
     def strata_of(self, tokens: int) -> list[SizedStratum]:
         """Return every stratum that a prompt of ``tokens`` tokens counts for.
@@ -252,6 +255,8 @@ def planned_prompts(recipe: PromptRecipe) -> PromptSet:
     They serve plans alone and are never sent to an engine.
     """
     layout = Layout.of_recipe(recipe)
+    if not recipe.padded:
+        return _planned(recipe, _planned_texts(layout, recipe.texts or 0))
     by_stratum: dict[SizedStratum, list[int]] = {}
     for size in layout.block_sizes:
         for target in target_lengths(size, layout.lookahead, layout.max_blocks, _SHORTEST):
@@ -263,12 +268,23 @@ def planned_prompts(recipe: PromptRecipe) -> PromptSet:
         count: Counter[SizedStratum] = Counter()
         # Strata with the fewest lengths first, as when prompts are built: the others fill up on the way.
         for key, lengths in sorted(by_stratum.items(), key=lambda entry: len(entry[1])):
-            for n in range(recipe.per_stratum - count[key]):
+            for n in range((recipe.per_stratum or 0) - count[key]):
                 tokens = lengths[n % len(lengths)]
                 count.update(layout.strata_of(tokens))
                 # As when prompts are built: every text of a half is used once before any is used again.
                 row = sum(p.use == use for p in prompts) % (recipe.texts // 2) if recipe.texts else len(prompts)
                 prompts.append(_placeholder(f"planned-{use}-{len(prompts)}", tokens, use, layout, row))
+    return _planned(recipe, prompts)
+
+
+def _planned_texts(layout: Layout, count: int) -> list[Prompt]:
+    """Return placeholders for texts as they are, whose lengths nobody knows yet."""
+    lengths = layout.lengths(_SHORTEST)
+    return [_placeholder(f"planned-cold-{n}", lengths[n % len(lengths)], "cold", layout, n) for n in range(count)]
+
+
+def _planned(recipe: PromptRecipe, prompts: Sequence[Prompt]) -> PromptSet:
+    layout = Layout.of_recipe(recipe)
     header = PromptHeader(
         format=FORMAT,
         origin=f"{_PLANNED}: {recipe.dataset}",
@@ -320,6 +336,7 @@ def make_prompt_set(
     layout: Layout,
     source: TextSource | None = None,
     date: str | None = None,
+    template: Mapping[str, bool] | None = None,
 ) -> PromptSet:
     """Return a prompt set with the matching header."""
     header = PromptHeader(
@@ -335,6 +352,7 @@ def make_prompt_set(
         lookaheads=layout.lookaheads if layout.more_lookaheads else None,
         source=source,
         date=date,
+        template=dict(template) if template else None,
     )
     return PromptSet(header=header, prompts=tuple(prompts))
 

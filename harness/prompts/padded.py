@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import DataError
+from harness.profiles.model import PromptRecipe
 from harness.prompts.datasets import Texts
 from harness.prompts.echo import load_chat_tokenizer, single_token_words
 from harness.prompts.lengths import Stratum, classify
@@ -52,15 +53,21 @@ class Rendered(NamedTuple):
 
 
 class Chat:
-    """A tokenizer with its chat template, rendered for one fixed date."""
+    """A tokenizer with its chat template, rendered for one fixed date, with arguments of its own."""
 
-    def __init__(self, folder: Path, day: date = DATE) -> None:
+    def __init__(self, folder: Path, day: date = DATE, arguments: Mapping[str, bool] | None = None) -> None:
         """Load the tokenizer. Raises DataError when it, its template, or any single-token word is missing."""
         self._tokenizer = load_chat_tokenizer(folder, "natural prompts")
         template = str(self._tokenizer.chat_template)
         # Llama 3.1 uses date_string if given, or else a default or today; others always call strftime_now.
         self.dated = "date_string" in template or "strftime_now" in template
         self._day = day
+        self._arguments = dict(arguments or {})
+        if unknown := [name for name in self._arguments if name not in template]:
+            raise DataError(
+                f"tokenizer {folder}: expected a chat template that knows {', '.join(unknown)}, found one that does "
+                "not; correct workload.recipe.template"
+            )
         # The tokenizer's list of special tokens may lack the template's markers. Plain added tokens, such as runs of
         # newlines, are text.
         added = {i: str(t) for i, t in self._tokenizer.added_tokens_decoder.items() if t.special}
@@ -100,6 +107,7 @@ class Chat:
             add_generation_prompt=True,
             date_string=self._day.strftime("%d %b %Y"),
             strftime_now=self._day.strftime,
+            **self._arguments,
         )
         return Rendered(text, tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]))
 
@@ -142,8 +150,46 @@ class _Text(NamedTuple):
     """Length of the rendered text without padding."""
 
 
+def build_from_recipe(tokenizer_folder: Path, texts: Texts, recipe: PromptRecipe) -> Built:
+    """Build the prompts that a profile's recipe asks for. Raises DataError when they cannot be made."""
+    layout = Layout.of_recipe(recipe)
+    if recipe.per_stratum is not None:
+        return build_natural_prompts(tokenizer_folder, texts, layout, recipe.per_stratum, template=recipe.template)
+    return build_plain_prompts(tokenizer_folder, texts, layout, recipe.texts or len(texts.rows), recipe.template)
+
+
+def build_plain_prompts(
+    tokenizer_folder: Path, texts: Texts, layout: Layout, count: int, template: Mapping[str, bool], day: date = DATE
+) -> Built:
+    """Build a cold prompt of each text as it is, in an order by the layout's seed, up to ``count``.
+
+    Raises DataError when there are fewer texts that the tokenizer can represent.
+    """
+    chat = Chat(tokenizer_folder, day, template)
+    usable = [_Text(row, text, len(chat.render(text).ids)) for row, text in texts.rows if chat.accepts(text)]
+    if len(usable) < count:
+        raise DataError(
+            f"{texts.source.dataset}: expected {count} texts without marks of the chat template, found {len(usable)} "
+            "(workload.recipe.texts); give another data set or a smaller number"
+        )
+    random.Random(layout.seed).shuffle(usable)
+    prompts = [
+        _prompt(t, chat.render(t.text), n, "cold", texts.source.dataset, layout) for n, t in enumerate(usable[:count])
+    ]
+    origin = f"first turns of {texts.source.dataset} as they are, by `harness prompts build`"
+    header_day = day.isoformat() if chat.dated else None
+    prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, header_day, template)
+    unused = {"not needed": len(usable) - count, "contains a marker of the template": len(texts.rows) - len(usable)}
+    return Built(prompt_set, {reason: n for reason, n in unused.items() if n})
+
+
 def build_natural_prompts(
-    tokenizer_folder: Path, texts: Texts, layout: Layout, per_stratum: int, day: date = DATE
+    tokenizer_folder: Path,
+    texts: Texts,
+    layout: Layout,
+    per_stratum: int,
+    day: date = DATE,
+    template: Mapping[str, bool] | None = None,
 ) -> Built:
     """Build ``per_stratum`` prompts for every stratum of every block size of the layout, as far as the texts suffice.
 
@@ -151,7 +197,7 @@ def build_natural_prompts(
     once before any is used again, at a different length. Padding is less than the largest block. Raises DataError when
     no prompt can be made.
     """
-    chat = Chat(tokenizer_folder, day)
+    chat = Chat(tokenizer_folder, day, template)
     longest = (layout.max_blocks + 1) * max(layout.block_sizes) - 1
     dropped: Counter[str] = Counter()
     usable: list[_Text] = []
@@ -179,7 +225,7 @@ def build_natural_prompts(
         )
     origin = f"first turns of {texts.source.dataset}, padded by `harness prompts build --kind natural`"
     header_day = day.isoformat() if chat.dated else None
-    prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, header_day)
+    prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, header_day, template)
     return Built(prompt_set, {reason: n for reason, n in dropped.items() if n})
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.baselines.lookup import Lookup
-from harness.baselines.published import load_published, published_for
+from harness.baselines.published import Band, load_published, published_for
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, DataError
 from harness.history.acceptance import Rates, pool_counts, real_steps
 from harness.history.folder import History
@@ -18,6 +18,7 @@ from harness.judging.exposure import Exposure, exposure_of
 from harness.judging.figures import AcceptanceFigures, HypothesisFigures, TransferFigures
 from harness.judging.findings import CellVerdict, Finding, Judgement, how_many
 from harness.judging.recorded_cell import RecordedCell, recorded_cells
+from harness.profiles.cells import CellName
 from harness.profiles.remote_code import said
 from harness.prompts.lengths import Stratum
 from harness.reports.chart_data import Figures, figures_of
@@ -162,20 +163,35 @@ def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str
         equal_tokens={cell: _equal_tokens(judgement, cell) for cell in views},
         figures=figures_of(history, judgement, baselines or {}),
         prompts=prompts_of(history, judgement, baselines or {}),
-        published=_published(history, views),
+        published=_published(history, acceptance),
         next_step=next_step(history, judgement) or go_on(history, judgement).words,
         command=go_on(history, judgement).command,
     )
 
 
-def _published(history: History, views: Mapping[str, RecordedCell]) -> list[tuple[str | None, str]]:
+def _published(history: History, acceptance: Sequence[AcceptanceRow]) -> list[tuple[str | None, str]]:
     try:
         bands = load_published()
     except DataError as error:
         # Advisory figures must not prevent the report.
         return [(None, str(error))]
-    methods = dict.fromkeys(v.lineup for v in views.values() if v.speculative)
-    return [(m, f"{m}: {b.describe()}") for m in methods for b in published_for(bands, history.run.profile, m)]
+    rows: dict[str, list[AcceptanceRow]] = defaultdict(list)
+    for row in acceptance:
+        rows[CellName.of(row.cell).lineup].append(row)
+    return [
+        (lineup, f"{lineup}: {band.describe()}; {_as_gate(band, of)}")
+        for lineup, of in rows.items()
+        for band in published_for(bands, history.run.profile, lineup)
+    ]
+
+
+def _as_gate(band: Band, rows: Sequence[AcceptanceRow]) -> str:
+    """Return what the publisher's tolerance as a gate would say of each cell."""
+    said = []
+    for row in rows:
+        wrong = band.outside(row.ours.rates, row.ours.length_pooled) if row.ours.steps else ["nothing drafted"]
+        said.append(f"fail {row.cell} ({', '.join(wrong)})" if wrong else f"pass {row.cell}")
+    return f"as a gate, it would {', '.join(said)}"
 
 
 def _scenario_grid(judgement: Judgement) -> dict[str, dict[str, Verdict]]:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from harness.errors import DataError, EnvironmentFault
@@ -26,7 +27,7 @@ from harness.profiles.model import PromptRecipe, load_profile
 from harness.prompts.datasets import Texts, fetch_texts, first_turn, read_texts
 from harness.prompts.lengths import Stratum, classify, target_lengths
 from harness.prompts.model import Layout, PromptSet, TextSource, load_prompts, planned_prompts, write_prompts
-from harness.prompts.padded import DATE, Chat, build_natural_prompts, coverage, pad
+from harness.prompts.padded import DATE, Chat, build_from_recipe, build_natural_prompts, coverage, pad
 from harness.prompts.probe_task import WEIGHTS
 from harness.workload.prepare import prepare
 from tests.support.builders import changed_profile
@@ -131,6 +132,29 @@ def test_one_set_covers_the_strata_of_all_block_sizes(built, folder, tmp_path):
     assert built.prompts.header.block_sizes == (64, 16, 32)
     write_prompts(built.prompts, tmp_path / "n.jsonl")
     assert load_prompts(tmp_path / "n.jsonl") == built.prompts
+
+
+def test_texts_may_be_asked_as_they_are(folder, texts):
+    recipe = PromptRecipe(
+        dataset="a/b", revision="0" * 40, block_sizes=(16,), lookaheads=(3,), padded=False, texts=5, seed=42
+    )
+    prompts = build_from_recipe(folder, texts, recipe).prompts
+    check_exact(prompts, folder)
+    assert len(prompts.cold) == 5 and not prompts.held_out
+    assert all(p.origin.endswith("padded by 0 tokens") for p in prompts.cold)
+    assert len({p.origin for p in prompts.cold}) == 5
+    other = build_from_recipe(folder, texts, recipe.model_copy(update={"seed": 43})).prompts
+    assert [p.origin for p in other.cold] != [p.origin for p in prompts.cold]
+    with pytest.raises(DataError, match="expected 5000 texts"):
+        build_from_recipe(folder, texts, recipe.model_copy(update={"texts": 5000}))
+    with pytest.raises(DataError, match="expected a chat template that knows enable_thinking"):
+        build_from_recipe(folder, texts, recipe.model_copy(update={"template": {"enable_thinking": False}}))
+
+
+@pytest.mark.parametrize("changes", [{"padded": False}, {"padded": False, "texts": 5, "per_stratum": 2}, {"texts": 5}])
+def test_recipe_says_how_many(changes):
+    with pytest.raises(ValidationError, match=r"per_stratum|texts"):
+        PromptRecipe(dataset="a/b", revision="0" * 40, block_sizes=(16,), lookaheads=(3,), **changes)
 
 
 def test_no_text_is_in_both_halves_and_padding_is_at_most_a_block(built):

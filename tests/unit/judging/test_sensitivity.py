@@ -225,3 +225,14 @@ def test_damaged_file_is_refused(tmp_path):
     path.write_text("format: 1\nbands: [{target: 1}]\n")
     with pytest.raises(DataError, match="published"):
         load_published(path)
+
+
+def test_tolerance_of_a_published_row_as_a_gate():
+    band = Band(
+        target="t", drafter="d", method="eagle3", k=3, rates=(0.72, 0.52), length=2.6, tolerance=0.05, origin="o"
+    )
+    assert band.outside((0.72, 0.52, 0.36), 2.6) == []
+    assert band.outside((0.685, 0.54, 0.36), 2.48) == []
+    assert band.outside((0.68, 0.52, 0.36), 2.46) == ["position 0", "length"]
+    # What was not measured does not pass.
+    assert band.outside((0.72, None), None) == ["position 1", "length"]
