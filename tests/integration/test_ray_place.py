@@ -352,7 +352,11 @@ def test_inventory_is_that_of_living_nodes_and_lost_ones_are_told():
     assert not cpu.shared
     gpu = executor.inventory(load_profile("gpu"))
     assert len(gpu.devices) == 4
-    assert gpu.need(load_profile("gpu"), "decode").gib == 0.2
+    profile = load_profile("gpu")
+    # Shares of one GPU cannot be told to be of different ones.
+    assert gpu.need(profile, "decode").gib == 1.0
+    together = profile.model_copy(update={"engine": profile.engine.model_copy(update={"placement": "together"})})
+    assert gpu.need(together, "decode").gib == 0.2
     assert executor.lost() == {}
     cluster.nodes = lambda: []
     assert "node 10.0.0.3 is dead" in executor.lost()["ab"]

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from harness.commands.serve import Proof, prepare_cell
-from harness.engines import router
+from harness.engines import router, router_program
 from harness.engines.api_key import ApiKey
 from harness.errors import EnvironmentFault, UsageError
 
@@ -18,7 +18,7 @@ URLS = {"decode": "http://127.0.0.1:1", "prefill": "http://127.0.0.1:2"}
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     (tmp_path / router.PROGRAM).write_text("")
-    monkeypatch.setattr(router.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(router_program.sysconfig, "get_path", lambda _: str(tmp_path))
 
 
 def test_router_of_a_pair_speaks_nixl_and_never_retries(installed):
@@ -38,7 +38,7 @@ def test_router_of_a_single_engine(installed):
 
 
 def test_environment_without_the_router_is_refused_in_words(tmp_path, monkeypatch):
-    monkeypatch.setattr(router.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(router_program.sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(EnvironmentFault, match=r"expected vllm-router at .* install it with pip install"):
         router.router_command(URLS, 3, 4, KEY)
 

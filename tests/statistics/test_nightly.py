@@ -22,7 +22,7 @@ def test_shipped_nightly_passes_when_nothing_is_wrong(shipped: Prepared):
     judgement = judge(simulated.night, simulated.baselines)
     wrong = [f"{f.id}: {f.message}" for f in judgement.findings][:3]
     assert judgement.verdict is Verdict.PASS, wrong
-    assert len(judgement.cells) == 116
+    assert len(judgement.cells) == 130
     promised, cells = sensitivity(shipped), {c.cell: {r.check: r for r in c.results} for c in judgement.cells}
     rows = {r.cell: r for r in promised.rows}
     for cell, results in cells.items():

@@ -250,7 +250,9 @@ def companions(device: str) -> list[str]:
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             continue
-        if requirement.marker.evaluate({"extra": device}) and requirement.name not in ("torch", DISTRIBUTIONS[device]):
+        # The project itself is what its own extra needs to run, and no part of an engine.
+        others = ("torch", DISTRIBUTIONS[device], PROJECT)
+        if requirement.marker.evaluate({"extra": device}) and requirement.name not in others:
             out.append(f"{requirement.name}{requirement.specifier}")
     return out
 
