@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.engines.api_key import GUARD, ApiKey, guarded_path
 from harness.engines.environment import EngineEnvironment
 from harness.errors import EngineStartError
 from harness.history.surfaces import PER_REQUEST
 from harness.profiles.cells import Role
+from harness.profiles.connectors import MULTI, is_nixl
 from harness.profiles.methods import engine_config
 from harness.profiles.model import EngineConfig, Method, Profile, models_of
 from harness.profiles.remote_code import require_loadable, trusts_code
@@ -55,6 +56,31 @@ class EngineCommand(NamedTuple):
 
 
 _KV_ROLES: Mapping[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+def _transfer_config(engine: EngineConfig, role: Role) -> dict[str, Any]:
+    """Return vLLM's ``--kv-transfer-config`` for an engine of a pair."""
+    given = engine.kv_connector_extra_config
+    name = engine.kv_connector or ("NixlPushConnector" if engine.pushes else "NixlConnector")
+    config = _connector(engine, role, {"kv_connector": name, "kv_connector_extra_config": given})
+    if name == MULTI:
+        children = [_connector(engine, role, child) for child in given["connectors"]]
+        config["kv_connector_extra_config"] = {**given, "connectors": children}
+    if engine.kv_load_failure_policy != "fail":
+        config["kv_load_failure_policy"] = engine.kv_load_failure_policy
+    return config
+
+
+def _connector(engine: EngineConfig, role: Role, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of one connector with what the profile's other settings say of it."""
+    kv_role = _KV_ROLES[role] if engine.kv_roles == "split" else "kv_both"
+    extra = dict(given.get("kv_connector_extra_config") or {})
+    if is_nixl(given["kv_connector"]):
+        extra["kv_lease_duration"] = engine.kv_lease_s
+        if engine.nixl_threads is not None:
+            extra["num_threads"] = engine.nixl_threads
+    own = {"kv_role": kv_role, "kv_buffer_device": engine.kv_buffer_device, "kv_connector_extra_config": extra}
+    return {**given, **own}
 
 
 def build_command(
@@ -107,18 +133,7 @@ def build_command(
         if environment.has(PER_REQUEST):
             argv += ["--per-request-spec-decode-metrics", "detailed"]
     if role != "single":
-        transfer: dict[str, object] = {
-            "kv_connector": "NixlPushConnector" if engine.pushes else "NixlConnector",
-            "kv_role": _KV_ROLES[role] if engine.kv_roles == "split" else "kv_both",
-            "kv_buffer_device": engine.kv_buffer_device,
-        }
-        if engine.kv_load_failure_policy != "fail":
-            transfer["kv_load_failure_policy"] = engine.kv_load_failure_policy
-        extra = {"kv_lease_duration": engine.kv_lease_s}
-        if engine.nixl_threads is not None:
-            extra["num_threads"] = engine.nixl_threads
-        transfer["kv_connector_extra_config"] = extra
-        argv += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
+        argv += ["--kv-transfer-config", json.dumps(_transfer_config(engine, role), sort_keys=True)]
     if engine.device == "gpu":
         argv += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
         argv += ["--kv-cache-memory-bytes", str(engine.kv_cache_gib * 2**30)]

@@ -147,7 +147,8 @@ def engines_for(
     """Return the environment of the engines. Raises EnvironmentFault when it lacks what the plan needs."""
     environment = inspect_environment(engine_python or sys.executable).model_copy(update={"flags": flags})
     need_build(environment, profile.engine.device)
-    if any(g.topology == "pd" for g in plan.groups):
+    nixl = any(part.engine.by_nixl for part in profile.written_parts)
+    if nixl and any(g.topology == "pd" for g in plan.groups):
         need_nixl(environment)
     if any(c.routed for g in plan.groups for c in g.cells):
         program()

@@ -162,8 +162,7 @@ class Readiness:
                 legs: list[Leg] = []
                 exchange.send(Ask(True, ids, max_tokens=sampling.max_tokens), legs)
                 # An engine that recomputes what it cannot fetch answers all the same.
-                if not legs[-1].counters.get("nixl_bytes"):
-                    raise HandoffError("expected NIXL to move KV to the decode engine, found an answer without any")
+                self._require_moved(legs[-1])
                 return
             except HandoffError as error:
                 self._launcher.dump_stacks_on_timeout(error, "warm-up")
@@ -172,6 +171,15 @@ class Readiness:
                     raise self._no_hand_off(attempts, error) from error
                 self._progress(f"{self._group.id}: NIXL handshake attempt {attempt} failed, retrying")
                 time.sleep(_HANDSHAKE_PAUSE_S)
+
+    def _require_moved(self, leg: Leg) -> None:
+        if self._profile.engine.by_nixl and not leg.counters.get("nixl_bytes"):
+            raise HandoffError("expected NIXL to move KV to the decode engine, found an answer without any")
+        if not self._profile.engine.by_nixl and not leg.external_tokens:
+            raise HandoffError(
+                f"expected {self._profile.engine.kv_connector} to bring KV to the decode engine, found an answer "
+                "without prompt tokens from outside"
+            )
 
     def _no_hand_off(self, attempts: int, error: HandoffError) -> EngineStartError:
         decode = self._launcher.processes["decode"]

@@ -86,6 +86,7 @@ class Exchange:
         self._workload = profile.workload
         self._lease_s = profile.engine.kv_lease_s
         self._pushes = profile.engine.pushes
+        self._by_nixl = profile.engine.by_nixl
         self.kept_by_p = 0
         """Number of hand-offs that P answered and D did not finish: P keeps their blocks until the lease ends."""
 
@@ -197,7 +198,7 @@ class Exchange:
 
     def _awaited(self) -> dict[str, int]:
         """Return by how much the counters of the engine that moves KV have to grow before they include a hand-off."""
-        return {"nixl_bytes": 1}
+        return {"nixl_bytes": 1} if self._by_nixl else {}
 
     def _decode(self, ask: Ask, prefill: Leg, answered: float, salt: str) -> Leg:
         """Send D's part of a hand-off; ``answered`` is when P answered, in ``time.monotonic()``.

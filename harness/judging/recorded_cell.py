@@ -15,6 +15,7 @@ from harness.history.acceptance import RequestCounts, request_counts, settle_pad
 from harness.history.folder import History
 from harness.history.records import COLD, CellRecord, EngineRecord, Form, Observation
 from harness.history.token_ids import common_prefix
+from harness.profiles import connectors
 from harness.profiles.cells import CellName
 from harness.profiles.methods import Traits, recorded_traits
 from harness.profiles.model import part_of
@@ -141,6 +142,12 @@ class RecordedCell:
     def kv_lease_s(self) -> float:
         """Seconds for which P keeps the blocks of a hand-off; vLLM's default unless the profile sets it."""
         return float(self.engine_settings.get("kv_lease_s", 30))
+
+    @property
+    def by_nixl(self) -> bool:
+        """Whether NIXL moves the KV of a pair, and its counters prove it."""
+        settings = self.engine_settings
+        return connectors.by_nixl(settings.get("kv_connector"), settings.get("kv_connector_extra_config") or {})
 
     @property
     def context_tokens(self) -> int | None:

@@ -9,7 +9,8 @@ Names are compared as a whole, so that neither an abbreviation (``--middle``) no
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 SWITCHES = frozenset(
     {
@@ -141,6 +142,18 @@ _LIST_WORD = re.compile(r"\^?[A-Za-z0-9_+=][A-Za-z0-9_.,:|+=^-]*|")
 def is_plain(value: str) -> bool:
     """Return whether a value is a number or a plain word, neither a path nor JSON."""
     return len(value) <= 200 and bool(_VALUE.fullmatch(value) or _LIST_WORD.fullmatch(value))
+
+
+def not_plain(value: Any) -> Iterator[str]:
+    """Yield the texts in nested data that are neither numbers nor plain words."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from (*not_plain(key), *not_plain(inner))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from not_plain(inner)
+    elif isinstance(value, str) and not is_plain(value):
+        yield value
 
 
 def check_arguments(arguments: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
-from harness.profiles.engine_args import is_plain
+from harness.profiles.engine_args import not_plain
 from harness.profiles.model_reference import TARGET, TOKENIZER, ModelPath, local_folder
 from harness.util.strict import Strict
 
@@ -233,7 +233,7 @@ class OtherMethod(_Speculative):
                 f"speculative_config: expected `method`, the method of vLLM that {self.kind} stands for "
                 f"({', '.join(KNOWN_METHODS)} or another), found none"
             )
-        if strange := next(_not_plain(config), None):
+        if strange := next(not_plain(config), None):
             yield f"speculative_config: expected numbers and plain words, neither paths nor code, found {strange!r}"
         if self.traits.drafter == "needed" and self.drafter is None:
             yield f"expected `drafter`, the model of {self.kind}, which {method} needs, found none"
@@ -251,18 +251,6 @@ class OtherMethod(_Speculative):
     @property
     def given_config(self) -> dict[str, Any]:
         return {**self.speculative_config, "method": self.vllm_method}
-
-
-def _not_plain(value: Any) -> Iterator[Any]:
-    """Yield the texts in a value that are neither numbers nor plain words."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from (*_not_plain(key), *_not_plain(inner))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _not_plain(inner)
-    elif isinstance(value, str) and not is_plain(value):
-        yield value
 
 
 def _form(value: Any) -> str:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from harness import redact
 from harness.errors import ProfileError, UsageError
-from harness.profiles import remote_code
+from harness.profiles import connectors, remote_code
 from harness.profiles.engine_args import check_arguments, check_variables, parallel_size
 from harness.profiles.hub import Hub, look_up
 from harness.profiles.methods import Method as Method
@@ -100,6 +100,11 @@ class EngineConfig(Strict):
     """``kv_role`` of a pair's engines: ``kv_both`` for each, or ``kv_producer`` for P and ``kv_consumer`` for D."""
     kv_transfer: Literal["pull", "push"] = "pull"
     """Who moves KV: D reads from P (``NixlConnector``), or P writes into D's blocks (``NixlPushConnector``)."""
+    kv_connector: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_]+$")
+    """vLLM's connector of a pair; None: the one of NIXL that ``kv_transfer`` says. Without NIXL, alone or among those
+    of a ``MultiConnector``, nothing proves what was moved, and pairs cannot pass."""
+    kv_connector_extra_config: dict[str, Any] = Field(default_factory=dict)
+    """Further settings of the connector, such as the ``connectors`` of a ``MultiConnector``."""
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
     """What D does with a request whose KV it cannot fetch: answer with an error, or compute the prompt by itself."""
     kv_lease_s: int = Field(default=30, ge=6)
@@ -133,7 +138,23 @@ class EngineConfig(Strict):
     @property
     def pushes(self) -> bool:
         """Whether P writes KV into D's blocks, and counts it."""
-        return self.kv_transfer == "push"
+        return self.kv_transfer == "push" or connectors.pushes(self.kv_connector, self.kv_connector_extra_config)
+
+    @property
+    def by_nixl(self) -> bool:
+        """Whether NIXL moves the KV of a pair, and counts it."""
+        return connectors.by_nixl(self.kv_connector, self.kv_connector_extra_config)
+
+    @model_validator(mode="after")
+    def _connects(self) -> Self:
+        if self.kv_connector is not None and self.kv_transfer == "push":
+            raise ValueError(
+                f"expected kv_connector or kv_transfer: push, found both; name NixlPushConnector, or one with it, as "
+                f"kv_connector, instead of {self.kv_connector}"
+            )
+        for problem in connectors.problems(self.kv_connector, self.kv_connector_extra_config):
+            raise ValueError(problem)
+        return self
 
     @model_validator(mode="after")
     def _offered_on_cpu(self) -> Self:
@@ -422,6 +443,11 @@ class Profile(Strict):
             )
         if self.judging.tier == "bitwise":
             _check_remembers_nothing(self.methods)
+        if not self.engine.by_nixl and "router" in self.routes:
+            raise ValueError(
+                f"routes: expected client alone with engine.kv_connector {self.engine.kv_connector}, since the router "
+                "hands off by NIXL"
+            )
         largest = max(m.lookahead for m in self.methods)
         if largest >= self.engine.block_size:
             raise ValueError(f"lookahead {largest} must be smaller than block_size {self.engine.block_size}")

@@ -49,6 +49,9 @@ def _lacking(cell: CellView, role: str) -> Iterator[Finding]:
     engine = cell.engine(role)
     offered = engine.counters if engine is not None else None
     read = [name for name in READ[role] if _by_source(cell) or not name.startswith("prompt_tokens_")]
+    if not cell.by_nixl:
+        # That nothing counts what moved is said by the check of transfers.
+        read = [name for name in read if not name.startswith("nixl_")]
     lacking = [name for name in read if name not in (offered or ())]
     if not lacking:
         return
@@ -250,7 +253,8 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     }
     if counted.role == "prefill":
         return expected
-    expected["nixl_transfers"] = sum(leg.role == "decode" and o.route == "cell" for o, leg in counted.answers)
+    if cell.by_nixl:
+        expected["nixl_transfers"] = sum(leg.role == "decode" and o.route == "cell" for o, leg in counted.answers)
     specs = [leg.speculation for _, leg in counted.answers]
     if cell.speculative and all(spec is not None for spec in specs):
         known = [spec for spec in specs if spec is not None]

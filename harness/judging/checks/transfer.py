@@ -28,6 +28,8 @@ NAME = "transfer"
 
 def transfer(cell: CellView) -> CheckResult:
     """Check parameters, blocks, external tokens, bytes and descriptors of hand-offs; controls move nothing."""
+    if cell.handed_off and not cell.by_nixl:
+        return _without_nixl(cell)
     judge = (_routed if cell.routed else _hand_off) if cell.handed_off else _control
     findings: list[Finding] = []
     judged = 0
@@ -42,6 +44,40 @@ def transfer(cell: CellView) -> CheckResult:
         findings.extend(_block_bytes(cell))
         findings.extend(_one_p(cell))
     return conclude(NAME, cell.id, judged, findings, figures=_moved(cell) if cell.handed_off else NO_EVIDENCE)
+
+
+def _without_nixl(cell: CellView) -> CheckResult:
+    """Check hand-offs by a connector whose transfers nobody counts: that D took its prompt tokens from outside.
+
+    That is no proof of what was moved, nor of which blocks, so that such a cell is UNKNOWN at best.
+    """
+    alone = [o for o in cell.all_observations() if not o.cut_short and o.route == "cell" and o.concurrent == 1]
+    connector = cell.engine_settings.get("kv_connector")
+    message = (
+        f"expected NIXL among the connectors, whose counters prove which KV moved, found {connector}: that D took "
+        "prompt tokens from outside is the only evidence, so a pair with this connector cannot pass; its tokens and "
+        "acceptance are judged all the same"
+    )
+    findings = [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)]
+    for o in alone:
+        decode = o.leg("decode")
+        if decode is None or not decode.counters:
+            findings.append(cell.untested(NAME, "expected counters of D for this request, found none", o))
+        elif short := _tokens_missing(o, decode):
+            findings.append(cell.untested(NAME, short, o, Counted(counters=decode.counters)))
+    return conclude(NAME, cell.id, len(alone), findings)
+
+
+def _tokens_missing(o: Observation, decode: Leg) -> str:
+    """Return that D took fewer prompt tokens from outside than all but the last and those that it had, or ""."""
+    local = decode.counters.get("prefix_hits", 0)
+    wanted = len(o.sent_ids) - 1 - local
+    if decode.external_tokens >= wanted:
+        return ""
+    return (
+        f"expected at least {wanted:.0f} prompt tokens from outside ({local:.0f} were cached on D), found "
+        f"{decode.external_tokens:.0f}: part of the prompt was not transferred"
+    )
 
 
 def _moved(cell: CellView) -> TransferFigures:
@@ -465,8 +501,6 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
             )
         ]
     findings = []
-    local = counters.get("prefix_hits", 0)
-    wanted = len(o.sent_ids) - 1 - local
     proof = {
         "bytes by NIXL": counters.get("nixl_bytes", 0),
         "descriptors by NIXL": counters.get("nixl_descriptors", 0),
@@ -482,14 +516,6 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
                 Counted(counters=counters),
             )
         )
-    elif decode.external_tokens < wanted:
-        findings.append(
-            cell.untested(
-                NAME,
-                f"expected at least {wanted:.0f} prompt tokens from outside ({local:.0f} were cached on D), found "
-                f"{decode.external_tokens:.0f}: part of the prompt was not transferred",
-                o,
-                Counted(counters=counters),
-            )
-        )
+    elif missing := _tokens_missing(o, decode):
+        findings.append(cell.untested(NAME, missing, o, Counted(counters=counters)))
     return findings + _failed(cell, o, counters)

@@ -215,7 +215,12 @@ class _Structure(NamedTuple):
 
 
 def _structure(cell: CellView, o: Observation, count: int) -> _Structure:
-    for part in (_foreign_hit(cell, o), _surplus(cell, o, count), _nothing_moved(o, count), _cached_prefix(cell, o)):
+    for part in (
+        _foreign_hit(cell, o),
+        _surplus(cell, o, count),
+        _nothing_moved(cell, o, count),
+        _cached_prefix(cell, o),
+    ):
         if part is not None:
             return part
     return _Structure()
@@ -271,10 +276,10 @@ def _foreign_hit(cell: CellView, o: Observation) -> _Structure | None:
     return None
 
 
-def _nothing_moved(o: Observation, count: int) -> _Structure | None:
+def _nothing_moved(cell: CellView, o: Observation, count: int) -> _Structure | None:
     """Detect that D counted external tokens although no byte was transferred."""
     decode = o.leg("decode")
-    if decode is None or not decode.counters or decode.counters.get("nixl_bytes", 0) > 0:
+    if not cell.by_nixl or decode is None or not decode.counters or decode.counters.get("nixl_bytes", 0) > 0:
         return None
     if decode.external_tokens <= 0:
         return None
