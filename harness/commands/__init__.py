@@ -8,7 +8,10 @@
 * ``clean``: redact the logs of runs that were killed;
 * ``doctor``: check what this machine can run;
 * ``export``: write a case as a standalone program;
+* ``fuzz``: random traces as a profile;
+* ``init``: write a profile for a model and its drafter;
 * ``merge``: join the parts of a run that several machines recorded;
+* ``missing``: make what a profile lacks (``run --prepare``);
 * ``plan``: print engines, prompts and what a run could detect;
 * ``probe_quality``: measure the probe models;
 * ``repro``: try a finding again;

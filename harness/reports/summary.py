@@ -187,11 +187,11 @@ def _published(history: History, acceptance: Sequence[AcceptanceRow]) -> list[tu
 
 def _as_gate(band: Band, rows: Sequence[AcceptanceRow]) -> str:
     """Return what the publisher's tolerance as a gate would say of each cell."""
-    said = []
+    said: dict[str, list[str]] = defaultdict(list)
     for row in rows:
-        wrong = band.outside(row.ours.rates, row.ours.length_pooled) if row.ours.steps else ["nothing drafted"]
-        said.append(f"fail {row.cell} ({', '.join(wrong)})" if wrong else f"pass {row.cell}")
-    return f"as a gate, it would {', '.join(said)}"
+        passes = row.ours.steps > 0 and not band.outside(row.ours.rates, row.ours.length_pooled)
+        said["pass" if passes else "fail"].append(row.cell)
+    return "its tolerance would " + " and ".join(f"{verb} {', '.join(cells)}" for verb, cells in said.items())
 
 
 def _scenario_grid(judgement: Judgement) -> dict[str, dict[str, Verdict]]:

@@ -29,6 +29,7 @@ from harness.util.progress import Reporter
 from tests.support import program
 from tests.support.builders import history, observation
 from tests.support.run_files import write_observations
+from tests.support.supervised import wait_for
 
 
 def recorded(folder: Path, state: str = "complete", count: int = 3) -> Path:
@@ -236,6 +237,8 @@ def test_a_child_ends_with_drills_that_are_killed(tmp_path):
     ) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
+        # setpriv asks the kernel for the signal, and then becomes the program.
+        wait_for(lambda: child.name() != "setpriv")
         parent.kill()
     psutil.wait_procs([child], timeout=10)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
