@@ -119,7 +119,7 @@ def _require_one_baseline_per_identity(history: History, collected: Mapping[str,
     for lineup, rows in collected.items():
         key = identity_in(history, lineup).model_dump_json()
         first = seen.setdefault(key, lineup)
-        said = [[(r.prompt_id, r.output_ids, r.accepted, r.drafted) for r in some] for some in (collected[first], rows)]
+        said = [[(r.prompt_id, r.answer) for r in some] for some in (collected[first], rows)]
         if said[0] != said[1] and (history.run.profile.get("judging") or {}).get("tier") == "bitwise":
             raise UsageError(
                 f"{history.folder}: expected {first} and {lineup} to give the same output, because they have the same "
@@ -130,16 +130,7 @@ def _require_one_baseline_per_identity(history: History, collected: Mapping[str,
 
 def _with_known_noise(row: Row, old: Row | None) -> Row:
     """Return an unchanged row with the A/A result of the old baseline, if the run has no repetition of its own."""
-    if (
-        row.again is not None
-        or old is None
-        or (old.output_ids, old.accepted, old.drafted)
-        != (
-            row.output_ids,
-            row.accepted,
-            row.drafted,
-        )
-    ):
+    if row.again is not None or old is None or old.answer != row.answer:
         return row
     return row.model_copy(update={"again": old.again})
 

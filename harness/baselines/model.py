@@ -75,6 +75,11 @@ class Row(Strict):
     """Top-2 log-prob distance of every output token, in nats; empty where the baseline does not carry them."""
     again: Again | None = None
 
+    @property
+    def answer(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """What the engine answered: tokens, and accepted drafts and drafts of each step."""
+        return self.output_ids, self.accepted, self.drafted
+
     def counts(self, k: int) -> RequestCounts:
         """Return the acceptance counts of the reference, for k draft positions."""
         return counts_of_steps(self.accepted, self.drafted or None, k)

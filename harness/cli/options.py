@@ -54,6 +54,22 @@ def _run(context: typer.Context, value: Path) -> Path:
     return value
 
 
+def _fault_option(words: str) -> Any:
+    return typer.Option(
+        "--mutant", "-m", metavar="FAULT", callback=_faults, autocompletion=completion.faults, help=words
+    )
+
+
+def _run_argument(show_default: str | bool = True) -> Any:
+    return typer.Argument(
+        metavar="RUN_DIR",
+        help="A recorded run.",
+        show_default=show_default,
+        callback=_run,
+        autocompletion=completion.runs,
+    )
+
+
 _PROFILE_HELP = "A shipped profile (`harness list profiles`) or the path of a YAML file."
 ProfileOption = Annotated[
     str,
@@ -85,13 +101,8 @@ ScenarioOption = Annotated[
 ]
 MutantOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--mutant",
-        "-m",
-        metavar="FAULT",
-        callback=_faults,
-        autocompletion=completion.faults,
-        help="Inject this fault (`harness list faults`), e.g. M1. Such a run says so everywhere, and never passes.",
+    _fault_option(
+        "Inject this fault (`harness list faults`), e.g. M1. Such a run says so everywhere, and never passes."
     ),
 ]
 JsonOption = Annotated[
@@ -143,31 +154,12 @@ BasePortOption = Annotated[
     ),
 ]
 
-RunDir = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN_DIR",
-        help="A recorded run.",
-        show_default="reports/latest",
-        callback=_run,
-        autocompletion=completion.runs,
-    ),
-]
-GivenRunDir = Annotated[
-    Path,
-    typer.Argument(metavar="RUN_DIR", help="A recorded run.", callback=_run, autocompletion=completion.runs),
-]
+RunDir = Annotated[Path, _run_argument("reports/latest")]
+GivenRunDir = Annotated[Path, _run_argument()]
 """Where the latest run must not be meant by accident."""
 OnlyMutantOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--mutant",
-        "-m",
-        metavar="FAULT",
-        callback=_faults,
-        autocompletion=completion.faults,
-        help="Only this fault (`harness list faults`), e.g. M1. Repeatable; each is injected alone.",
-    ),
+    _fault_option("Only this fault (`harness list faults`), e.g. M1. Repeatable; each is injected alone."),
 ]
 BaselinesOption = Annotated[
     Path | None,

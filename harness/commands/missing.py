@@ -6,16 +6,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-from harness.baselines.index import BaselineIndex
 from harness.errors import EnvironmentFault, UsageError
-from harness.judging.power import lookups_of
+from harness.judging.power import lookups_now
 from harness.profiles.hub import Hub
-from harness.profiles.model import Profile, load_profile, read_profile, references_of
-from harness.prompts.model import load_prompts
-from harness.scheduling.gpus import gpus
+from harness.profiles.model import read_profile, references_of
+from harness.workload.prepare import prepare
 
 
 class Step(NamedTuple):
@@ -38,21 +35,12 @@ def next_step(profile: str, engine_python: str | None = None) -> Step | None:
         return Step("download the models that are not here", ("models", "--profile", profile, "--download"))
     if any(not p.workload.prompts.is_file() and p.workload.recipe is not None for p in written.written_parts):
         return Step("build the prompt sets", ("prompts", "build", "--for-profile", profile))
-    if _lacks_baselines(load_profile(profile), profile):
+    prepared = prepare(profile, [], record=True)
+    if not all(found.found for found in lookups_now(prepared, None).values()):
         own = ("--engine-python", engine_python) if engine_python is not None else ()
         what = "record the baselines: the single engine of each method is asked everything twice"
         return Step(what, ("baseline", "record", "--profile", profile, *own))
     return None
-
-
-def _lacks_baselines(profile: Profile, source: str) -> bool:
-    hardware = tuple(gpus())
-    indexes: dict[Path, BaselineIndex] = {}
-    for part in profile.parts:
-        digest = load_prompts(part.workload.prompts).sha256
-        if not all(k.found for k in lookups_of(part, source, digest, None, hardware, indexes).values()):
-            return True
-    return False
 
 
 def make_missing(profile: str, tell: Callable[[str], None], engine_python: str | None = None) -> None:

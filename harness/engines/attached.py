@@ -86,11 +86,8 @@ def _has(url: str, headers: Mapping[str, str]) -> bool:
 class AttachedRouter:
     """The handle of a router that runs already."""
 
-    pid = None
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.url = server.url
+    def __init__(self, url: str) -> None:
+        self.url = url
 
     def require_alive(self) -> None:
         """Leave it to the requests: not every router has a path for its health."""

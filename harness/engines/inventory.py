@@ -21,6 +21,7 @@ from harness.scheduling.links import Links, between, query_links
 from harness.scheduling.model import Device, EngineNeed, Job, Placement, PlacementRule
 from harness.supervision.cores import claimed
 from harness.util import allowance
+from harness.util.text import counted
 from harness.workload.cells import CellWork, group_expected_s
 
 ENGINE_GIB = 2.9
@@ -69,7 +70,7 @@ WORKING_GIB = 2.0
 def gpu_engine_gib(profile: Profile, role: str) -> float | None:
     """Return the GiB of weights, KV and working space on each GPU of an engine, with the largest of the drafters; None
     if the weights are not on this machine."""
-    drafters = [m.drafter for m in profile.methods if m.kind != "none" and m.drafter is not None]
+    drafters = [m.drafter for m in profile.methods if m.drafter is not None]
     target, *others = [_weights_gib(folder_of(model)) for model in (profile.target, *drafters)]
     if target is None or any(gib is None for gib in others):
         return None
@@ -178,7 +179,7 @@ def sharing_note(groups: Sequence[str], devices: int) -> str:
     """Return a sentence for the user about the groups of ``too_few_to_part``."""
     more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
     return (
-        f"engine.placement: apart, but {devices} GPU{'s' if devices != 1 else ''} are too few for P and D of "
+        f"engine.placement: apart, but {counted(devices, 'GPU')} are too few for P and D of "
         f"{', '.join(groups[:3])}{more}: they share, so no KV goes from one GPU to another there"
     )
 

@@ -44,7 +44,7 @@ class Routers:
             self._start(engines, hands_off)
 
     def _attach(self, server: Server) -> None:
-        self.running.append(AttachedRouter(server))
+        self.running.append(AttachedRouter(server.url))
         self.clients[True] = Client(
             "decode", server.url, self._timeout_s, server.key, model=server.model, up_to=self._up_to
         )

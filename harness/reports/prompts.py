@@ -1,8 +1,8 @@
 """Every request of a run as a row: what was asked, what came back, and what the checks say of it.
 
 A row passes only when its tokens were compared and equal the reference, no check found anything, and nothing about its
-cell and scenario as a whole is in doubt. Sequences of
-tokens are kept once, however many cells gave them, because answers that are right are all the same.
+cell and scenario as a whole is in doubt. Sequences of tokens are kept once, however many cells gave them, because
+answers that are right are all the same.
 """
 
 from __future__ import annotations
@@ -308,10 +308,15 @@ class Change(NamedTuple):
     ids: tuple[int, ...]
 
 
+def _edits(expected: Sequence[int], output: Sequence[int]) -> Sequence[tuple[str, int, int, int, int]]:
+    """Return the shortest edit that turns the expected tokens into the output, as ``difflib`` gives it."""
+    return difflib.SequenceMatcher(None, expected, output, autojunk=False).get_opcodes()
+
+
 def changes(expected: Sequence[int], output: Sequence[int]) -> list[Change]:
     """Return the shortest edit that turns the expected tokens into the output, as stretches in order."""
     out = []
-    for kind, i, j, k, m in difflib.SequenceMatcher(None, expected, output, autojunk=False).get_opcodes():
+    for kind, i, j, k, m in _edits(expected, output):
         if kind == "equal":
             out.append(Change("same", i, tuple(expected[i:j])))
             continue
@@ -378,8 +383,7 @@ def _as_json(row: Row, pool: _Pool, tried: Mapping[str, str]) -> dict[str, Any]:
         values["sides"] = row.sides
         values["gap"] = row.gap
         if row.parted is not None:
-            pairs = difflib.SequenceMatcher(None, row.expected, row.output, autojunk=False).get_opcodes()
-            values["diff"] = [[i, j, k, m] for _, i, j, k, m in pairs]
+            values["diff"] = [[i, j, k, m] for _, i, j, k, m in _edits(row.expected, row.output)]
     if row.error:
         values["error"] = row.error[:_LONGEST_FACT]
     return {k: v for k, v in values.items() if v is not None}

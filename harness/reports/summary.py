@@ -112,7 +112,7 @@ class RunSummary(NamedTuple):
         if self.verdict is not Verdict.KNOWN:
             return f"{self.verdict.symbol} {self.verdict}"
         known = len({f.known for f in self.judgement.findings if f.known})
-        return f"{Verdict.PASS.symbol} PASS ({known} expected failure{'s' if known != 1 else ''})"
+        return f"{Verdict.PASS.symbol} PASS ({counted(known, 'expected failure')})"
 
     @property
     def exit_code(self) -> int:
@@ -152,6 +152,7 @@ def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str
         grid[cell_id] = row
         if view.speculative:
             acceptance.append(_acceptance_row(view, judgement))
+    onward = go_on(history, judgement)
     return RunSummary(
         history=history,
         judgement=judgement,
@@ -164,8 +165,8 @@ def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str
         figures=figures_of(history, judgement, baselines or {}),
         prompts=prompts_of(history, judgement, baselines or {}),
         published=_published(history, acceptance),
-        next_step=next_step(history, judgement) or go_on(history, judgement).words,
-        command=go_on(history, judgement).command,
+        next_step=next_step(history, judgement) or onward.words,
+        command=onward.command,
     )
 
 

@@ -73,7 +73,7 @@ def next_step(history: History, judgement: Judgement) -> str:
             f"{runs[-1]}{others}: chance alone does not repeat that; treat it as a regression"
         )
     cells = " ".join(f"--cell {shlex.quote(c)}" for c in dict.fromkeys(f.cell for f in suspects))
-    profile = shlex.quote(str(history.run.profile.get("source") or history.run.profile.get("name")))
+    profile = shlex.quote(_profile(history))
     before = (
         f"none of the {len(earlier)} earlier runs beside this one failed there"
         if earlier
@@ -107,10 +107,15 @@ def go_on(history: History, judgement: Judgement) -> GoOn:
             return GoOn()
         command = shlex.join(["harness", "run", "--resume", shown_folder(history)])
         return GoOn(f"{counted}; go on with them: {command}", command)
-    profile = str(run.profile.get("source") or run.profile.get("name"))
+    profile = _profile(history)
     cells = [part for cell in left for part in ("--cell", cell)]
     command = shlex.join(["harness", "run", "--profile", profile, *cells, *run.engine_flags])
     return GoOn(f"{counted}; once the cause is gone, ask them again: {command}", command)
+
+
+def _profile(history: History) -> str:
+    """Return the profile of a run as ``--profile`` names it."""
+    return str(history.run.profile.get("source") or history.run.profile.get("name"))
 
 
 def shown_folder(history: History) -> str:

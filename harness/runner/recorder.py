@@ -113,6 +113,7 @@ class Recorder:
         commit, dirty = machine.git_state()
         rows = {w.cell.id: planned_rows(w, profile.part(w.cell.variant).workload.max_tokens) for w in works}
         keys = {cell: plan_key(of) for cell, of in rows.items()}
+        windows = {variant: _windows(profile.part(variant)) for variant in {w.cell.variant for w in works}}
         self.record = RunRecord(
             schema_version=SCHEMA,
             run_id=run_id,
@@ -134,7 +135,7 @@ class Recorder:
                     block_size=profile.part(w.cell.variant).engine.block_size,
                     lookahead=w.cell.method.lookahead,
                     draft_tokens=w.cell.method.draft_tokens,
-                    windows=_windows(profile.part(w.cell.variant)),
+                    windows=windows[w.cell.variant],
                     route=w.cell.route,
                     planned=len(w.items),
                     scenarios=w.planned,
