@@ -176,7 +176,7 @@ def _rates(source: Run | Folder, by_stratum: bool) -> Iterator[dict[str, Any]]:
                     "requests": found.requests,
                     "steps": found.steps,
                     "accepted": accepted,
-                    "rate": accepted / found.steps if found.steps else None,
+                    "rate": found.rates[position] if found.steps else None,
                 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.api import acceptance
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import Again, Row
 from harness.baselines.store import load_baseline, write_baseline
@@ -151,3 +152,9 @@ def test_baselines_keep_what_was_drafted(tmp_path):
     assert summary["rates"] == [0.6667, 0.5, 1.0]
     assert summary["acceptance_length_pooled"] == 2.3333
     assert summary["again"]["steps_differ"] == 0
+
+
+def test_the_api_divides_by_the_drafts_of_each_position():
+    frame = acceptance(history(both()))
+    for cell in ("single-ngram", "pd-ngram"):
+        assert frame[frame.cell == cell].rate.tolist() == pytest.approx([2 / 3, 1 / 2, 1])
