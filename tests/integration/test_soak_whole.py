@@ -60,7 +60,7 @@ class FakeAnswers(FakeSession):
         return list(self.engines) or super().records()
 
     def ask(self, ask, legs):
-        time.sleep(0.005)
+        FakeWatcher.await_sample(0.005)
         with self.lock:
             self.fake.count += 1
             count = int(self.fake.count)
@@ -123,7 +123,7 @@ def recorded(folder: Path) -> list[dict]:
 
 def test_a_soak_that_is_right_and_flat_passes_and_so_does_its_check(tmp_path: Path, session: type[FakeAnswers]):
     ended = played(tmp_path)
-    assert (ended.result.verdict, ended.exit_code) == (Verdict.PASS, 0), (ended.result.findings, ended.result.doubts)
+    assert (ended.result.verdict, ended.exit_code) == (Verdict.PASS, 0), ended.result
     assert ended.result.rounds == 4 and written(ended.folder)["verdict"] == "PASS"
     assert not (ended.folder / "round.jsonl").exists()
     run = load_history(ended.folder).run

@@ -15,9 +15,20 @@ FLAT = Tree(processes=1, threads=8, descriptors=30, rss_mib=200, pss_mib=180, sh
 class FakeWatcher:
     """Stands for process trees."""
 
+    newest: FakeWatcher | None = None
+
     def __init__(self, took_s: float = 0.0, dies_after: int | None = None, trees: dict[str, Tree] | None = None):
         self.took_s, self.dies_after, self.seen = took_s, dies_after, 0
         self.trees = trees or {HARNESS: FLAT, "single": FLAT}
+        FakeWatcher.newest = self
+
+    @classmethod
+    def await_sample(cls, least_s: float, most_s: float = 0.2) -> None:
+        """Wait until the newest watcher is asked again: a busy machine may give a sampler no core for a whole round."""
+        begun, seen = time.monotonic(), cls.newest.seen if cls.newest is not None else 0
+        time.sleep(least_s)
+        while cls.newest is not None and cls.newest.seen == seen and time.monotonic() < begun + most_s:
+            time.sleep(0.001)
 
     def sample(self) -> dict[str, Tree]:
         time.sleep(self.took_s)
@@ -85,8 +96,7 @@ class FakeSession:
         with self.lock:
             self.under_way += 1
             self.most = max(self.most, self.under_way)
-        # Long enough for a sampler that must wait for a core on a busy machine.
-        time.sleep(0.05)
+        FakeWatcher.await_sample(0.05)
         with self.lock:
             self.under_way -= 1
             self.fake.count += 1
