@@ -215,7 +215,7 @@ def test_prompt_has_a_link_of_its_own(visitor: Visitor, pages: Pages):
     again.get_by_text("The prompt, block by block").click()
     assert again.locator("#prompt .kv.hit").count() > 0
     again.get_by_role("link", name="next").click()
-    assert again.locator("#prompt h3").inner_text() != title
+    expect(again.locator("#prompt h3")).not_to_have_text(title)
     again.get_by_role("link", name="previous").click()
     expect(again.locator("#prompt h3")).to_have_text(title)
     again.get_by_role("link", name="close").click()
