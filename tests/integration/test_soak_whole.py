@@ -82,6 +82,17 @@ class FakeClock:
         return self.begun + 10 * (self.session.newest.fake.count // PROMPTS)
 
 
+class SamplerClock:
+    """A moment goes by with each look at it, so that samples are spread evenly however long Python was busy."""
+
+    def __init__(self, begun: float) -> None:
+        self.now = begun
+
+    def monotonic(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch):
     class Session(FakeAnswers):
@@ -91,7 +102,9 @@ def session(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(soak_run, "engines_for", lambda *_: ENVIRONMENT)
     monkeypatch.setattr(soak_run, "Watcher", lambda *_: FakeWatcher())
     # A busy machine must not decide what these come to.
-    monkeypatch.setattr(soak_run, "time", FakeClock(Session))
+    clock = FakeClock(Session)
+    monkeypatch.setattr(soak_run, "time", clock)
+    monkeypatch.setattr(sampler, "time", SamplerClock(clock.begun))
     monkeypatch.setattr(growth, "SHORTEST_S", 0)
     monkeypatch.setattr(growth, "PARTS", 2)
     monkeypatch.setattr(growth, "_ENDS", 1)
