@@ -26,7 +26,7 @@ from harness.scheduling.planning import one_by_one, planned
 from harness.scheduling.scheduler import Scheduler
 from harness.util.files import write_traceback
 from harness.util.progress import Reporter
-from harness.util.signals import ignored
+from harness.util.signals import deferred, ignored
 from harness.workload.prepare import Prepared
 
 
@@ -95,8 +95,10 @@ class Runner:
         pool = ThreadPoolExecutor(max(1, len(self._groups)))
         try:
             while True:
-                for placement in scheduler.start_next():
-                    running[pool.submit(self._job, placement, inventory, memory)] = placement
+                # Of a thread that is interrupted while it starts, the pool would not know, nor wait for its end.
+                with deferred():
+                    for placement in scheduler.start_next():
+                        running[pool.submit(self._job, placement, inventory, memory)] = placement
                 if not running:
                     return
                 self._show(over)
