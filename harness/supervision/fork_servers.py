@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple
 
 from harness.supervision import fork_server, procfs
 from harness.supervision.fork_server import NO_MARK, SEPARATE
+from harness.util import clock
 
 _IMPORT_S = 120.0
 """Longest wait for the imports; an engine that is then started as usual has its own limit."""
@@ -26,7 +27,7 @@ class _ForkServer:
     def __init__(self, python: str, modules: Sequence[str], env: Mapping[str, str]) -> None:
         """Start it; ``ready`` waits for the imports. Raises OSError."""
         self._socket, theirs = socket.socketpair()
-        self._made: list[procfs.Segment] = []
+        self._began = clock.now()
         with theirs:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
                 [python, str(Path(fork_server.__file__).resolve()), *modules],
@@ -41,9 +42,7 @@ class _ForkServer:
         """Wait for the imports and return whether they succeeded."""
         self._socket.settimeout(_IMPORT_S)
         with contextlib.suppress(OSError):
-            if self._socket.recv(1) == b".":
-                self._made = [s for s in procfs.segments() if procfs.named_after(s) == self._process.pid]
-                return True
+            return self._socket.recv(1) == b"."
         return False
 
     def alive(self) -> bool:
@@ -80,7 +79,7 @@ class _ForkServer:
         self._socket.close()
         self._process.kill()
         self._process.wait()
-        procfs.remove(self._made)
+        procfs.remove_abandoned(self._began, [self._process.pid])
 
 
 class _Current(NamedTuple):

@@ -23,13 +23,12 @@ from harness.errors import EnvironmentFault
 from harness.supervision import ports, procfs
 from harness.supervision import runtime_dir as scratch
 from harness.supervision.procfs import Process, Segment
-from harness.supervision.supervisor import READABLE
+from harness.supervision.supervisor import FORMAT, TRACKERS_S
 from harness.util import file_lock
 
 _KILL_S = 30.0
 _SUPERVISOR_S = 45.0
-"""Longest that a supervisor takes to end its tree: 4 s for what ends by itself, 30 s for what cannot be killed, 3 s for
-segments that others use."""
+"""Longest that a supervisor takes to end its tree: 4 s for what ends by itself, 30 s for what cannot be killed."""
 _POLL_S = 0.05
 _LARGEST = 4 * 2**20
 """Bytes of the largest ledger that is read. Real ones are smaller by orders of magnitude."""
@@ -55,10 +54,6 @@ class Ledger(BaseModel):
     """The supervisor."""
     engine: Process | None
     members: tuple[Process, ...]
-    made: tuple[Segment, ...]
-    """Segments that the tree created."""
-    before: tuple[Segment, ...]
-    """Segments that existed before the tree was started."""
     name: str
     """Group and role of the engine."""
     ports: tuple[Port, ...]
@@ -124,15 +119,14 @@ class Ledger(BaseModel):
         mine = (roots | procfs.below(roots, table)) - spared
         return sorted(Process(pid, table[pid].start) for pid in mine)
 
-    def segments(self, living: list[Process]) -> list[Segment]:
-        """Return the segments that the tree created and that still exist."""
-        if not self.here:
-            return []
-        candidates = procfs.segments() - set(self.before)
-        alive = {p.pid for p in living}
-        pids = {m.pid for m in self.members} | alive
-        used = procfs.users(candidates, alive)
-        return sorted(s for s in candidates if s in self.made or procfs.made_by(s, bool(used[s]), pids, alive))
+    @property
+    def pids(self) -> set[int]:
+        """Pids of the tree's processes, ended ones included."""
+        return {p.pid for p in (*self.members, self.engine, self.warden) if p is not None}
+
+    def segments(self) -> list[Segment]:
+        """Return the shared memory that engines have left since the tree began and that nobody uses any more."""
+        return procfs.abandoned(self.started, self.pids) if self.here else []
 
 
 class Damaged(NamedTuple):
@@ -149,8 +143,8 @@ def read_ledger(path: Path) -> Ledger | Damaged | None:
         if known.st_uid != os.getuid() or not path.is_file() or path.is_symlink() or known.st_size > _LARGEST:
             return Damaged(path, "expected a small file of this user, found something else")
         raw = json.loads(path.read_bytes())
-        if not isinstance(raw, dict) or raw.get("format") not in READABLE:
-            return Damaged(path, f"expected a ledger of format {' or '.join(map(str, READABLE))}, found something else")
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+            return Damaged(path, f"expected a ledger of format {FORMAT}, found something else")
         if raw.pop("checksum", None) != procfs.checksum(raw):
             return Damaged(path, "expected content that matches its checksum, found a mismatch")
         found = Ledger.model_validate(raw)
@@ -180,20 +174,16 @@ def end_tree(path: Path | None, ledger: Ledger) -> Ended:
     The ledger at ``path`` is removed too, unless something is left; ``path`` is None when there is no ledger file.
     """
     done: list[str] = []
-    segments: set[Segment] = set()
     if ledger.warden is not None and ledger.here and procfs.lives(ledger.warden):
-        segments = _end_supervisor(ledger.warden, ledger)
+        _end_supervisor(ledger.warden)
         done.append(f"told supervisor {ledger.warden.pid} of {ledger.name} to end")
         # Its ledger may be more complete by now, or gone because it has ended everything itself.
         newer = read_ledger(path) if path is not None else None
         ledger = newer if isinstance(newer, Ledger) and newer.mark == ledger.mark else ledger
-    procfs.freeze(ledger.living)
-    living = ledger.living()
-    segments |= set(ledger.segments(living))
-    left = _kill(ledger, living, done)
-    removed, kept = procfs.remove(segments | set(ledger.segments([])), {p.pid for p in living})
-    done += [f"removed shared memory {procfs.SHM / name}" for name in removed]
-    left += kept
+    killed, left = _kill(ledger, done)
+    if ledger.here:
+        removed = procfs.remove_abandoned(ledger.started, ledger.pids | killed)
+        done += [f"removed shared memory {procfs.SHM / name}" for name in removed]
     if ledger.scratch and not ledger.living() and os.path.lexists(ledger.scratch):
         words = scratch.remove(Path(ledger.scratch))
         (left if words else done).append(words or f"removed {ledger.scratch}")
@@ -206,21 +196,16 @@ def end_tree(path: Path | None, ledger: Ledger) -> Ended:
     return Ended(done, left)
 
 
-def _end_supervisor(supervisor: Process, ledger: Ledger) -> set[Segment]:
-    """Tell the owner of a tree to end, and kill it if it does not, so that the supervisor that stands by takes over;
-    return the tree's segments at that moment."""
+def _end_supervisor(supervisor: Process) -> None:
+    """Tell the owner of a tree to end, and kill it if it does not, so that the supervisor that stands by takes over."""
     known = procfs.stat_of(supervisor.pid)
     # Both are in a session of their own, which the one that stands by leads.
     standby = procfs.process(known.session) if known is not None else None
     procfs.send(supervisor, signal.SIGTERM)
-    segments: set[Segment] = set()
     if not _ends(supervisor):
-        procfs.freeze(ledger.living)
-        segments = set(ledger.segments(ledger.living()))
         procfs.send(supervisor, signal.SIGKILL)
     if standby is not None:
         _ends(standby)
-    return segments
 
 
 def _ends(supervisor: Process) -> bool:
@@ -231,18 +216,20 @@ def _ends(supervisor: Process) -> bool:
     return not procfs.lives(supervisor)
 
 
-def _kill(ledger: Ledger, living: list[Process], done: list[str]) -> list[str]:
-    """Kill these processes and any others of the tree that appear; return descriptions of those that survive."""
+def _kill(ledger: Ledger, done: list[str]) -> tuple[set[int], list[str]]:
+    """Kill the processes of a tree and any others of it that appear, Python's resource trackers last; return the pids
+    that were killed, and descriptions of those that survive."""
     killed: set[Process] = set()
-    deadline = time.monotonic() + _KILL_S
-    while living and time.monotonic() < deadline:
+    begun = time.monotonic()
+    while (living := ledger.living()) and time.monotonic() - begun < _KILL_S:
+        late = time.monotonic() - begun > TRACKERS_S
         for one in living:
-            procfs.send(one, signal.SIGKILL)
-            killed.add(one)
+            if late or not procfs.tracks_resources(one.pid):
+                procfs.send(one, signal.SIGKILL)
+                killed.add(one)
         time.sleep(_POLL_S)
-        living = ledger.living()
     done += [f"killed process {p.pid} of {ledger.name}" for p in sorted(killed - set(living))]
-    return [f"process {p.pid} of {ledger.name}, which cannot be killed" for p in living]
+    return {p.pid for p in killed}, [f"process {p.pid} of {ledger.name}, which cannot be killed" for p in living]
 
 
 # --- all trees of this user ------------------------------------------------------------------------------------------
@@ -307,7 +294,8 @@ def _found(path: Path, ledger: Ledger) -> Found:
         state = "elsewhere"
     living = ledger.living()
     listening = [p for p in ledger.ports if ports.in_use(p, str(ledger.host))] if ledger.here else []
-    return Found(path, ledger, state, living, ledger.segments(living), listening)
+    segments = ledger.segments() if state == "left over" else []
+    return Found(path, ledger, state, living, segments, listening)
 
 
 def _claim_files(folder: Path, kind: str) -> list[Path]:

@@ -63,7 +63,7 @@ class SupervisedProcess:
         """
         handles = (*ports.handles(details.ports), *claims)
         self.notes: list[str] = []
-        """Descriptions of what the supervisor removed, and of what it left because it may be somebody else's."""
+        """Descriptions of what the supervisor removed, and of what differs from the usual."""
         request = self._request(argv, details, handles)
         self.ledger = Path(request["ledger"])
         self._known = self._expected_ledger(request)
@@ -132,7 +132,7 @@ class SupervisedProcess:
 
     @staticmethod
     def _expected_ledger(request: Mapping[str, Any]) -> orphans.Ledger:
-        """Return what is known without the supervisor's ledger: the mark, and which segments existed before."""
+        """Return what is known without the supervisor's ledger, above all the mark."""
         return orphans.Ledger(
             format=supervisor.FORMAT,
             boot=procfs.boot(),
@@ -142,8 +142,6 @@ class SupervisedProcess:
             warden=None,
             engine=None,
             members=(),
-            made=(),
-            before=tuple(sorted(procfs.segments())),
             **request["about"],
         )
 
@@ -190,7 +188,6 @@ class SupervisedProcess:
             if "left" in line:
                 self._left = line["left"]
                 self.notes += [f"removed shared memory {procfs.SHM / name}" for name in line["removed"]]
-                self.notes += [f"not removed, because it may be somebody's: {words}" for words in line["kept"]]
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while the process runs."""

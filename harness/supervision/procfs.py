@@ -1,8 +1,7 @@
-"""Processes and shared memory segments, and which process tree they belong to, from ``/proc`` and ``/dev/shm``.
+"""Processes and shared memory segments, from ``/proc`` and ``/dev/shm``.
 
 A process is identified by (pid, start time), because a pid alone may be reused; a segment of shared memory by (name,
-inode). Nothing here ends or removes what these do not identify. Standard library only, because the supervisor uses it.
-Linux only.
+inode). Standard library only, because the supervisor uses it. Linux only.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import os
 import re
 import signal
 import stat
-import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -24,16 +22,15 @@ SHM = Path("/dev/shm")
 MARK = "KV_HARNESS_TREE"
 """Variable that every process of a tree inherits. Unreadable where a process has overwritten its environment, as
 ``setproctitle`` does in vLLM's engine core."""
-_FREEZE_S = 2.0
-_NAMED = re.compile(r"__KMP_REGISTERED_LIB_(\d+)_\d+|torch_(\d+)_\d+_\d+")
-"""Segments whose name contains the pid of the process that created them: OpenMP's registration (left by every killed
-engine of vLLM's CPU build) and torch's shared tensors."""
-_RUNTIME = re.compile(
-    r"(psm_|sem\.|torch_\d|__KMP_REGISTERED_LIB_\d|pym-|nccl-|cuda\.shm\.|ucx_shm_posix_|vllm_(mm|offload|ec)_).+|.+-cpushm.*"
-)
-"""Names of segments created by Python's multiprocessing, glibc, torch, OpenMP, NCCL, CUDA, UCX and vLLM 0.32. A segment
-with another name may be somebody's data that an engine only reads."""
-_REGISTERED = re.compile(rb"0x([0-9a-f]+)-")
+_REGISTRATION = "__KMP_REGISTERED_LIB_"
+_NAMED = re.compile(rf"{_REGISTRATION}(\d+)_\d+|torch_(\d+)_\d+_\d+")
+"""Segments whose name contains the pid of the process that created them: OpenMP's registration (1 KiB, left by every
+killed engine of vLLM's CPU build) and torch's shared tensors."""
+_OF_ENGINES = re.compile(r"(nccl-|cuda\.shm\.|ucx_shm_posix_|vllm_(mm|offload|ec)_).+|.+-cpushm.*")
+"""Names of segments created by NCCL, CUDA, UCX and vLLM 0.32."""
+_SLACK_S = 0.1
+"""Seconds by which the clock of files may be behind."""
+_TRACKER = b"multiprocessing.resource_tracker"
 _MACHINE_ID = Path("/etc/machine-id")
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """``PROC_PID_INIT_INO`` of Linux: the machine's initial pid namespace, in which every process is visible."""
@@ -174,19 +171,13 @@ def send(one: Process, number: signal.Signals) -> None:
             os.close(handle)
 
 
-def freeze(find: Callable[[], Iterable[Process]]) -> None:
-    """Stop these processes and any that they start meanwhile, so that what they hold can be examined: a process that
-    keeps running can create a segment between its examination and its end."""
-    deadline = time.monotonic() + _FREEZE_S
-    stopped: set[Process] = set()
-    while (fresh := set(find()) - stopped) and time.monotonic() < deadline:
-        for one in fresh:
-            send(one, signal.SIGSTOP)
-        stopped |= fresh
-    while time.monotonic() < deadline and any(
-        (known := stat_of(p.pid)) is not None and known.start == p.start and known.state not in "Tt" for p in stopped
-    ):
-        time.sleep(0.005)
+def tracks_resources(pid: int) -> bool:
+    """Return whether this is the process in which Python removes the semaphores and shared memory of others once they
+    have ended, killed or not (``multiprocessing.resource_tracker``)."""
+    try:
+        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def boot() -> str:
@@ -251,11 +242,6 @@ def named_after(segment: Segment) -> int | None:
     return None if found is None else int(next(g for g in found.groups() if g))
 
 
-def has_library_name(segment: Segment) -> bool:
-    """Return whether a segment is named as the libraries that engines use name theirs."""
-    return _RUNTIME.fullmatch(segment.name) is not None
-
-
 def allocated(segment: Segment) -> int:
     """Return the bytes that a segment takes; 0 when it is gone."""
     try:
@@ -270,44 +256,12 @@ def all_pids_seen() -> bool:
     return namespace() == _FIRST_NAMESPACE
 
 
-def registered_by(segment: Segment, pid: int) -> bool:
-    """Return whether this very process, which must be alive, wrote an OpenMP registration: the segment holds the
-    address of a variable of the library, which is random for each process."""
-    with contextlib.suppress(OSError, ValueError):
-        if found := _REGISTERED.match((SHM / segment.name).read_bytes()[:64]):
-            address = int(found.group(1), 16)
-            for line in (_folder_of(pid) / "maps").read_text(encoding="utf-8", errors="replace").splitlines():
-                span, mode = line.split(maxsplit=2)[:2]
-                low, _, high = span.partition("-")
-                if int(low, 16) <= address < int(high, 16):
-                    return "w" in mode
-    return False
-
-
-def own_registration() -> Segment | None:
-    """Return the OpenMP registration of this process, if it has one. A process that is forked from one with the library
-    has its own, and leaves it behind when it ends without the library's destructor."""
-    found = next((s for s in segments() if s.name == f"__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}"), None)
-    return found if found is not None and registered_by(found, os.getpid()) else None
-
-
 def exit_now(code: int = 0) -> NoReturn:
-    """End this process without destructors, and remove the OpenMP registration that would stay."""
-    if (found := own_registration()) is not None:
-        with contextlib.suppress(OSError):
-            (SHM / found.name).unlink()
+    """End this process without destructors, and remove the OpenMP registration that would stay: a process that is
+    forked from one with the library has its own."""
+    with contextlib.suppress(OSError):
+        (SHM / f"{_REGISTRATION}{os.getpid()}_{os.getuid()}").unlink()
     os._exit(code)
-
-
-def made_by(segment: Segment, used: bool, members: Collection[int], living: Collection[int]) -> bool:
-    """Return whether a tree created a segment: either the tree uses it and it has a library's name, or its name
-    contains the pid of one of the tree's ``members`` and not of a process in another container."""
-    if used and has_library_name(segment):
-        return True
-    maker = named_after(segment)
-    if maker is None or maker not in members:
-        return False
-    return all_pids_seen() or (maker in living and registered_by(segment, maker))
 
 
 def _inodes_in_use(pid: int, inodes: Collection[int]) -> set[int]:
@@ -343,28 +297,43 @@ def users(wanted: Iterable[Segment], pids: Iterable[int]) -> dict[Segment, set[i
     return found
 
 
-def remove(wanted: Collection[Segment], tree: Collection[int] = ()) -> tuple[list[str], list[str]]:
-    """Remove segments that no living process outside ``tree`` uses.
+def abandoned(since: float, ended: Collection[int]) -> list[Segment]:
+    """Return the segments that engines have left: created since then (seconds since the epoch), of this user, named as
+    an engine's libraries name theirs, and used by no process.
 
-    Return the names that were removed, and descriptions of what is left.
+    Where other containers may share ``/dev/shm``, whose processes are not visible, these are only OpenMP registrations
+    of ``ended``, pids of the tree. Segments named by Python's multiprocessing are left to its resource trackers.
     """
-    removed, left = [], []
-    living = processes()
-    others = {pid for pid in living if pid not in tree}
-    there = sorted(segments() & set(wanted))
-    used = users(there, others)
-    for one in there:
-        maker = named_after(one)
-        by = used[one] | ({maker} & others if maker is not None else set())
-        if by:
-            left.append(f"shared memory {SHM / one.name}, used by pid {', '.join(map(str, sorted(by)))}")
-            continue
-        try:
-            (SHM / one.name).unlink(missing_ok=True)
+    found = [s for s in segments() if _left_by_engine(s, ended) and _changed(s) > since - _SLACK_S]
+    used = users(found, processes()) if found else {}
+    return sorted(s for s in found if not used[s])
+
+
+def _left_by_engine(segment: Segment, ended: Collection[int]) -> bool:
+    maker = named_after(segment)
+    if not all_pids_seen():
+        return maker in ended and segment.name.startswith(_REGISTRATION)
+    if maker is not None:
+        return process(maker) is None
+    return _OF_ENGINES.fullmatch(segment.name) is not None
+
+
+def _changed(segment: Segment) -> float:
+    """Return when a segment was created or last changed, in seconds since the epoch; 0 when it is gone."""
+    try:
+        return (SHM / segment.name).stat().st_ctime
+    except OSError:
+        return 0.0
+
+
+def remove_abandoned(since: float, ended: Collection[int]) -> list[str]:
+    """Remove the ``abandoned`` segments and return their names."""
+    removed = []
+    for one in abandoned(since, ended):
+        with contextlib.suppress(OSError):
+            (SHM / one.name).unlink()
             removed.append(one.name)
-        except OSError as error:
-            left.append(f"shared memory {SHM / one.name}, which cannot be removed ({error.strerror})")
-    return removed, left
+    return removed
 
 
 # --- the folder of ledgers and claims --------------------------------------------------------------------------------

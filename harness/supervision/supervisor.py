@@ -5,8 +5,8 @@
 It starts COMMAND in a session of its own, with this program's standard error as its output, and writes one line of JSON
 to standard output when COMMAND has started, one when it has ended, and one when its whole tree is gone. It kills the
 whole tree with SIGKILL as soon as its standard input is closed, which the kernel does even when the holder is killed.
-Then it removes the shared memory that the tree created. It consists of two processes, each of which does that if the
-other one is killed.
+Then it removes the shared memory that nobody uses any more. It consists of two processes, each of which does that if
+the other one is killed.
 
 ABOUT is JSON: ``ledger`` (a file), ``mark``, ``holder`` (its pid and start time), ``claims`` (descriptors of locked
 files, held until the tree is gone) and ``about`` (further fields of the ledger; ``scratch`` among them is a folder to
@@ -39,7 +39,7 @@ if not __package__:
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from harness.supervision import procfs, runtime_dir
-from harness.supervision.procfs import Process, Segment
+from harness.supervision.procfs import Process
 
 _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
@@ -50,19 +50,14 @@ Start = Callable[[list[str], dict[str, str]], int]
 """Starts a command in a session of its own, with more variables than the supervisor's, and returns its pid."""
 _POLL_S = 0.5
 _SCAN_S = 15.0
-"""Interval between scans of the tree's processes: more frequent ones cost over 1 % of a core. New segments are examined
-as they appear."""
+"""Interval between scans of the tree's processes: more frequent ones cost over 1 % of a core."""
 _ORPHANS_S = 2.0
 """Time that children get to end by themselves, and to log the reason, after the first process has ended."""
 _KILL_S = 30.0
 """Time after which a process counts as one that cannot be killed, because it hangs in the kernel."""
-_USED_S = 3.0
-_YOUNG_S = 10.0
-"""Age up to which the users of a new segment are determined at every poll; later, only when the tree ends. It costs
-over 10 ms per process, and segments of other harnesses remain new."""
-FORMAT = 3
-READABLE = (2, FORMAT)
-"""Formats of ledgers that can be read; format 2 does not name the machine."""
+TRACKERS_S = 2.0
+"""Time that Python's resource trackers get to remove what killed processes left."""
+FORMAT = 4
 
 
 def adopt_orphans() -> None:
@@ -121,7 +116,7 @@ class Waiter:
 
 
 class Tree:
-    """The processes below this one, what they created, and the ledger that records both."""
+    """The processes below this one, and the ledger that records them."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         """Write the first ledger. ``request`` is ABOUT of the command line. Raises OSError."""
@@ -130,49 +125,14 @@ class Tree:
         self._claims: list[int] = request["claims"]
         for handle in self._claims:
             os.set_inheritable(handle, False)
-        self._own: set[Segment] = set()
-        """What the supervisors themselves leave if they are killed."""
-        self.take_part()
-        self._before = procfs.segments() - self._own
         self._members: set[Process] = set()
-        self._made: set[Segment] = set()
-        self._new: dict[Segment, float] = {}
-        """When each segment was first seen, for segments that may belong to another tree."""
-        self._foreign: set[Segment] = set()
-        """Segments that the tree uses and that do not have a library's name."""
+        self.pids: set[int] = set()
+        """Pids of the tree's processes so far, supervisors included."""
         self._scratch = Path(named) if (named := request["about"].get("scratch")) else None
         self._engine: Process | None = None
         self._scanned = 0.0
-        self._scan_failed = False
-        self._give_up_at = 0.0
-        """When remaining processes count as ones that cannot be killed; 0 before the first kill."""
-        self._unwritten = ""
+        self._trouble = ""
         self._write()
-
-    def take_part(self) -> None:
-        """Note what this process itself leaves if it is killed."""
-        registration = procfs.own_registration()
-        self._own |= {registration} if registration is not None else set()
-
-    def take_over(self) -> None:
-        """Continue from the ledger of the process that owned the tree and was killed."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            ledger = json.loads(self._ledger.read_text(encoding="utf-8"))
-            self._members = {Process(*m) for m in ledger["members"]}
-            self._made = {Segment(*s) for s in ledger["made"]} - self._own
-
-    def write(self) -> None:
-        """Write the ledger; a failure goes to the engine's log, once."""
-        try:
-            self._write()
-            self._unwritten = ""
-        except OSError as error:
-            if not self._unwritten:
-                log(
-                    f"the ledger cannot be written ({error.strerror}); if this supervisor is killed, processes that "
-                    "start from now on will not be found"
-                )
-            self._unwritten = f"the ledger {self._ledger}, which cannot be written ({error.strerror})"
 
     def _write(self) -> None:
         """Replace the ledger atomically. Raises OSError."""
@@ -186,8 +146,6 @@ class Tree:
             "warden": procfs.process(os.getpid()),
             "engine": self._engine,
             "members": sorted(self._members),
-            "made": sorted({*self._made, *self._own}),
-            "before": sorted(self._before),
             **self._request["about"],
         }
         temporary = procfs.partial_ledger(self._ledger)
@@ -211,7 +169,6 @@ class Tree:
         """Record the process that was started."""
         self._engine = procfs.process(pid)
         self.scan()
-        self.write()
 
     @property
     def engine_start(self) -> int:
@@ -219,31 +176,24 @@ class Tree:
         return self._engine.start if self._engine is not None else 0
 
     def scan(self) -> None:
-        """Record the processes of the tree and the segments that they created. A failure must not end the engine."""
-        try:
-            self._scan(everything=False)
-        except Exception as error:
-            if not self._scan_failed:
-                log(_scan_failure(error))
-            self._scan_failed = True
-
-    def _scan(self, everything: bool) -> None:
-        """Scan if it is due or if there are young segments; with ``everything``, scan all segments now."""
-        now = time.monotonic()
-        fresh = procfs.segments() - self._before - self._made - self._own
-        self._new = {s: self._new.get(s, now) for s in fresh}
-        young = {s for s, seen in self._new.items() if everything or now - seen < _YOUNG_S}
-        if not everything and not young and now - self._scanned < _SCAN_S:
+        """Record the processes of the tree if that is due. A failure must not end the engine; it is logged, once."""
+        if self._scanned and time.monotonic() - self._scanned < _SCAN_S:
             return
-        self._scanned = now
-        known = set(self._members), len(self._made)
-        mine = self._living()
-        self._members |= mine
-        self._record_segments(young, {p.pid for p in mine})
-        # Ended members are dropped only now, after their segments were recorded.
-        self._members = mine
-        if known != (self._members, len(self._made)):
-            self.write()
+        known, first = self._members, not self._scanned
+        self._scanned = time.monotonic()
+        try:
+            self._members = self._living()
+            self.pids |= {one.pid for one in self._members}
+            if first or known != self._members:
+                self._write()
+            self._trouble = ""
+        except Exception as error:
+            if not self._trouble:
+                log(
+                    f"the ledger cannot be brought up to date ({type(error).__name__}: {error}); if this supervisor is "
+                    "killed, processes that start from now on will not be found"
+                )
+            self._trouble = f"the ledger {self._ledger}, which cannot be written"
 
     def _living(self) -> set[Process]:
         """Return the living processes of the tree.
@@ -255,76 +205,44 @@ class Tree:
         found = {Process(pid, table[pid].start) for pid in procfs.below([os.getpid()], table)}
         return found | {m for m in self._members if m.pid in table and table[m.pid].start == m.start}
 
-    def _record_segments(self, candidates: set[Segment], mine: set[int]) -> None:
-        used = procfs.users(candidates, mine)
-        members = {m.pid for m in self._members}
-        for one in list(self._new):
-            if procfs.made_by(one, bool(used.get(one)), members, mine):
-                self._made.add(one)
-                del self._new[one]
-            elif used.get(one) and not procfs.has_library_name(one):
-                self._foreign.add(one)
-
     def kill(self) -> None:
-        """Kill every descendant, including those that are started meanwhile."""
-        self._give_up_at = self._give_up_at or time.monotonic() + _KILL_S
-        procfs.freeze(self._living)
-        self._scan_all()
-        while left := self._living():
+        """Kill every descendant, including those that are started meanwhile; Python's resource trackers last, because
+        they remove the semaphores and shared memory of the others, and end by themselves."""
+        begun = time.monotonic()
+        while (left := self._living()) and time.monotonic() - begun < _KILL_S:
             self._members |= left
+            self.pids |= {one.pid for one in left}
+            late = time.monotonic() - begun > TRACKERS_S
             for one in left:
-                procfs.send(one, signal.SIGKILL)
+                if late or not procfs.tracks_resources(one.pid):
+                    procfs.send(one, signal.SIGKILL)
             time.sleep(0.02)
             reap()
-            if time.monotonic() > self._give_up_at:
-                break
-
-    def _scan_all(self) -> None:
-        """Scan everything; the processes are stopped by now, and no failure may leave them stopped."""
-        try:
-            self._scan(everything=True)
-        except Exception as error:
-            log(_scan_failure(error))
 
     def end(self) -> None:
         """Kill the tree, remove what it created, report what is left, and remove the ledger if nothing is."""
         self.kill()
-        reap()
-        self._scan_all()
-        self._made |= {s for s in self._own if procfs.process(procfs.named_after(s) or 0) is None}
         name = self._request["about"].get("name")
         left = [f"process {p.pid} of {name}, which cannot be killed" for p in self._living()]
+        removed = []
         try:
-            removed, kept = self._remove_segments()
+            removed = procfs.remove_abandoned(self._request["about"]["started"], self.pids)
         except Exception as error:
-            removed, kept = [], [f"shared memory that cannot be examined ({type(error).__name__}: {error})"]
-        left += kept
-        if self._scratch is not None and not self._living() and (words := runtime_dir.remove(self._scratch)):
+            left.append(f"shared memory that cannot be examined ({type(error).__name__}: {error})")
+        if self._scratch is not None and not left and (words := runtime_dir.remove(self._scratch)):
             left.append(words)
         if left:
-            self.write()
-            left += [self._unwritten] if self._unwritten else []
+            self._scanned = 0.0
+            self.scan()
+            left += [self._trouble] if self._trouble else []
         self._release_claims()
         # Before the ledger is removed: a holder that finds no ledger and has no reply knows that somebody removed it.
-        reply(left=left, removed=removed, kept=self._describe_foreign())
+        reply(left=left, removed=removed)
         if not left:
-            with contextlib.suppress(OSError):
-                self._ledger.unlink()
-
-    def _describe_foreign(self) -> list[str]:
-        """Describe the existing segments that the tree used and that may be somebody's data."""
-        existing = procfs.segments() & self._foreign
-        return [f"{procfs.SHM / s.name}, which it had open and whose name is not a library's" for s in sorted(existing)]
-
-    def _remove_segments(self) -> tuple[list[str], list[str]]:
-        """Do as ``procfs.remove``, and wait a while for other users of a segment, which may be ending too."""
-        deadline = time.monotonic() + _USED_S
-        removed, kept = procfs.remove(self._made)
-        while kept and time.monotonic() < deadline:
-            time.sleep(0.1)
-            more, kept = procfs.remove(self._made)
-            removed += more
-        return removed, kept
+            # A partial one lies beside it when the owner was killed while writing.
+            for path in (self._ledger, procfs.partial_ledger(self._ledger)):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def _release_claims(self) -> None:
         """Release the claims; the holder removes their files as long as it is alive, because it holds them too."""
@@ -334,10 +252,6 @@ class Tree:
                 os.close(handle)
             else:
                 procfs.drop_claim(handle)
-
-
-def _scan_failure(error: Exception) -> str:
-    return f"the processes and their shared memory cannot be examined ({type(error).__name__}: {error})"
 
 
 def spawn(command: list[str], env: dict[str, str]) -> int:
@@ -428,16 +342,17 @@ def supervise(request: dict[str, Any], command: list[str], start: Start = spawn)
         reply(failed=f"its ledger {ledger} cannot be written: {error.strerror}; make room there, or set TMPDIR")
         reply(left=[], removed=[], kept=[])
         return
-    # What the second process leaves becomes this one's.
+    # What the second process leaves behind becomes this one's.
     adopt_orphans()
     first = os.getpid()
     if (second := os.fork()) > 0:
+        tree.pids.add(second)
         stand_by(tree, second)
         return
+    tree.pids.add(first)
     waiter = Waiter()
     end_with(first, signal.SIGTERM)
     adopt_orphans()
-    tree.take_part()
     try:
         watch(tree, waiter, start, command, request["mark"])
     finally:
@@ -448,7 +363,6 @@ def stand_by(tree: Tree, other: int) -> None:
     """Wait for the process that owns the tree; end the tree in its place if it did not."""
     _, status = os.waitpid(other, 0)
     if status != 0:
-        tree.take_over()
         tree.end()
 
 

@@ -40,8 +40,7 @@ def abandoned(engine_program: Path, folder: Path) -> list[int]:
     harness = start_harness(engine_program, folder)
     pids = read_pids(folder)
     ledger = wait_for(lambda: next(iter(procfs.ledgers(procfs.state_folder())), None))
-    found = wait_for(lambda: (known := orphans.read_ledger(ledger)) and len(known.made) == 2 and known)
-    kill_supervisors(found.warden.pid)
+    kill_supervisors(orphans.read_ledger(ledger).warden.pid)
     harness.kill()
     harness.wait()
     assert not gone(pids)
@@ -69,7 +68,7 @@ def test_supervisor_and_harness_that_are_killed_together_leave_nothing(engine_pr
     harness = start_harness(engine_program, tmp_path / "run")
     pids = read_pids(tmp_path / "run")
     ledger = wait_for(lambda: next(iter(procfs.ledgers(procfs.state_folder())), None))
-    owner = wait_for(lambda: (known := orphans.read_ledger(ledger)) and len(known.made) == 2 and known.warden)
+    owner = orphans.read_ledger(ledger).warden
     victims = [harness.pid, owner.pid if which == "owner" else psutil.Process(owner.pid).ppid()]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in victims:
@@ -88,7 +87,7 @@ def test_what_killed_supervisors_left_is_removed(engine_program, tmp_path):
         (tree,) = ps()["trees"]
         # The kernel has ended the engine's first process with its supervisor.
         assert tree["state"] == "left over" and set(tree["processes"]) < set(pids)
-        assert sorted(tree["shared_memory"]) == sorted(made_by(pids))
+        assert len(made_by(pids)) == 2 and tree["shared_memory"] == []
         notice = orphans.left_over()
         assert notice is not None
         assert f"1 process trees of earlier runs are left over, with {len(tree['processes'])} living" in notice
@@ -192,10 +191,9 @@ def test_of_an_earlier_boot_of_this_machine_nothing_can_live(tmp_path, own_machi
         {"machine": "fedcba9876543210"},
         {"machine": ""},
         {"started": time.time()},
-        {"format": 2, "machine": ""},
         {"boot": ""},
     ],
-    ids=["other", "unknown", "younger than this boot", "written before machines were", "no boot id"],
+    ids=["other", "unknown", "younger than this boot", "no boot id"],
 )
 def test_a_tree_that_may_live_on_another_machine_keeps_its_files(tmp_path, own_machine, changes):
     """Two machines may have the same folder for temporary files."""
@@ -221,28 +219,23 @@ def test_warden_says_which_machine_its_tree_is_of(engine_program, tmp_path):
     engine, _ = start_engine(engine_program, tmp_path)
     (path,) = procfs.ledgers(procfs.state_folder())
     ledger = orphans.read_ledger(path)
-    assert (ledger.format, ledger.machine) == (3, procfs.machine())
+    assert (ledger.format, ledger.machine) == (4, procfs.machine())
     assert engine.stop(1.0) == []
 
 
-def test_a_segment_that_a_ledger_names_is_removed_only_with_its_inode(tmp_path):
-    path = procfs.SHM / f"psm_test_named_{os.getpid()}"
-    path.write_bytes(b"x")
-    outside = tmp_path / "kept"
-    outside.write_text("x")
-    try:
-        inode = path.stat().st_ino
-        ledger_of(tmp_path, made=[[path.name, inode + 1], [f"../../{outside}", outside.stat().st_ino]])
-        assert call("clean")[0] == 0 and path.exists() and outside.exists()
-        ledger_of(tmp_path, made=[[path.name, inode]], before=[[path.name, inode]])
+def test_memory_that_nobody_uses_goes_with_the_first_tree_that_is_older(tmp_path, monkeypatch):
+    monkeypatch.setattr(procfs, "SHM", tmp_path)
+    path, other = tmp_path / "ucx_shm_posix_test", tmp_path / "psm_test"
+    path.touch()
+    other.touch()
+    ledger_of(tmp_path, started=time.time() + 60)
+    assert call("clean")[0] == 0 and path.exists()
+    with path.open("rb"):
+        ledger_of(tmp_path)
         assert call("clean")[0] == 0 and path.exists()
-        ledger_of(tmp_path, made=[[path.name, inode]])
-        with path.open("rb"):
-            code, text = call("clean")
-            assert code == 2 and path.exists() and f"used by pid {os.getpid()}" in text
-        assert call("clean")[0] == 0 and not path.exists()
-    finally:
-        path.unlink(missing_ok=True)
+    ledger_of(tmp_path)
+    assert ps()["trees"][0]["shared_memory"] == [path.name]
+    assert call("clean")[0] == 0 and not path.exists() and other.exists()
 
 
 def flipped(data: bytes, seed: int) -> bytes:
@@ -290,7 +283,7 @@ def test_corrupted_ledgers_never_cost_anything_that_is_not_theirs(tmp_path, monk
 
 
 def _corrupt_all(tmp_path: Path, me: list[int], there: list[int]) -> None:
-    whole = ledger_of(tmp_path, holder=me, members=[there], made=[["b", 2]])
+    whole = ledger_of(tmp_path, holder=me, members=[there])
     data = whole.read_bytes()
     for n in range(400):
         whole.write_bytes(flipped(data, n))
@@ -302,7 +295,7 @@ def _corrupt_all(tmp_path: Path, me: list[int], there: list[int]) -> None:
     whole.unlink()
     swaps = [
         {"ports": [10**9]}, {"ports": [-1]}, {"host": "example.org"}, {"host": "\0"}, {"started": 1e308},
-        {"members": [[1, 10**12]]}, {"members": [[-1, 10**12]]}, {"members": [[0, me[1]]]}, {"format": 4},
+        {"members": [[1, 10**12]]}, {"members": [[-1, 10**12]]}, {"members": [[0, me[1]]]}, {"format": 3},
         {"members": [me, [me[0], me[1] - 10**6]]}, {"name": None}, {"extra": 1}, {"engine": [10**30, 10**30]},
         {"mark": ""}, {"mark": "ab"}, {"members": [[there[0], there[1] - 1]], "holder": [2**22 + 1, 0]},
         {"members": [[there[0], there[1] + 1]], "engine": [there[0], there[1] + 1]},

@@ -32,7 +32,7 @@ if role == "last":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     name = f"/dev/shm/__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}"
     open(name, "wb").write(b"x" * 1024)
-    held = open(f"/dev/shm/psm_test_{os.getpid()}", "w+b")
+    held = open(f"/dev/shm/ucx_shm_posix_test_{os.getpid()}", "w+b")
     held.write(b"x" * 4096)
     held.flush()
     mapped = mmap.mmap(held.fileno(), 4096)
@@ -178,7 +178,7 @@ def ledger_of(tmp_path: Path, **changes) -> Path:
     me = procfs.process(os.getpid())
     dead = [2**22 + 1, me.start]
     known = {
-        "format": 3,
+        "format": 4,
         "boot": procfs.boot(),
         "machine": procfs.machine(),
         "namespace": procfs.namespace(),
@@ -187,8 +187,6 @@ def ledger_of(tmp_path: Path, **changes) -> Path:
         "warden": dead,
         "engine": dead,
         "members": [dead],
-        "made": [],
-        "before": [],
         "name": "pd-none.decode",
         "ports": [28500],
         "host": "127.0.0.1",
