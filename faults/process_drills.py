@@ -92,14 +92,14 @@ def _first(act: Callable[[ProcessGroup], object], role: Role = "prefill") -> Mak
 
 
 def _during(scene: Scene) -> Fault:
-    """Kill P while it works on the request; its worker is stopped first, so that it cannot finish."""
+    """Kill P while it works on the request; what runs its model is stopped first, so that it cannot finish."""
 
     def fault(call: Call) -> Answer:
         def act() -> None:
             scene.process_group("prefill").kill_server()
             call.acted()
 
-        scene.process_group("prefill").send(signal.SIGSTOP, "Worker")
+        scene.process_group("prefill").send(signal.SIGSTOP, to_model=True)
         return _with_task(call, scene.later(_WORK_S, act))
 
     return fault
@@ -288,19 +288,19 @@ PROCESSES: tuple[ProcessDrill, ...] = (
     ),
     _out_of(
         "d-out-of-memory",
-        "D's worker killed as by the OOM killer",
-        "D's worker, while it runs the request",
+        "what runs D's model killed as by the OOM killer",
+        "D's engine core, while it runs the request",
         "decode",
-        _decoding(lambda scene: scene.process_group("decode").send(signal.SIGKILL, "Worker")),
+        _decoding(lambda scene: scene.process_group("decode").send(signal.SIGKILL, to_model=True)),
         _failed("decode"),
         kills="decode",
     ),
     _out_of(
         "p-out-of-memory",
-        "P's worker killed as by the OOM killer",
-        "P's worker, before prefill",
+        "what runs P's model killed as by the OOM killer",
+        "P's engine core, before prefill",
         "prefill",
-        _first(lambda p: p.send(signal.SIGKILL, "Worker")),
+        _first(lambda p: p.send(signal.SIGKILL, to_model=True)),
         _failed("prefill"),
         kills="prefill",
     ),

@@ -43,17 +43,18 @@ class ProcessGroup:
             self._known |= found
         return [p for p in self._known if lives(p) and part in _name(p)]
 
-    def send(self, number: signal.Signals, part: str = "") -> int:
-        """Send a signal, wait for its effect, and return how many processes got it.
+    def send(self, number: signal.Signals, to_model: bool = False) -> int:
+        """Send a signal to all processes, or only to those that run the model: the workers, or the engine core if it
+        has none. Wait for its effect, and return how many processes got it.
 
         Raises FaultError when there is no such process or no effect.
         """
-        reached = self.members(part)
+        reached = self.members("Worker") or self.members("EngineCor") if to_model else self.members()
         for process in reached:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
         if not reached:
-            raise FaultError(f"expected a living process of the engine{f' called {part}' if part else ''}, found none")
+            raise FaultError(f"expected a living process of the engine{' that runs the model' * to_model}, found none")
         _await_effect(number, reached)
         return len(reached)
 

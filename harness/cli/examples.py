@@ -69,6 +69,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "selftest": (
         "selftest --quick  # the historic defects",
         "selftest -m M1 -m N5  # only these faults",
+        "selftest --method mtp  # with another drafter",
     ),
     "aa": (
         "aa --repeat 20  # how often do equal runs differ?",

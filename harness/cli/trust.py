@@ -23,6 +23,14 @@ def selftest_command(
     quick: Annotated[
         bool, typer.Option("--quick", help="Try only the five historic defects and the controls.")
     ] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="METHOD",
+            help="Try the faults that this method can show with it. Default: each with one method, mostly EAGLE3.",
+        ),
+    ] = None,
     profile: ProfileOption = "cpu",
     out: OutOption = None,
     engine_python: PythonOption = None,
@@ -35,7 +43,7 @@ def selftest_command(
     from harness.commands.selftest.run import self_test
     from harness.util.paths import DEFAULT_OUT
 
-    result, folder = self_test(profile, mutant or [], quick, out or DEFAULT_OUT, engine_python)
+    result, folder = self_test(profile, mutant or [], quick, method, out or DEFAULT_OUT, engine_python)
     console = make_console()
     print_selftest(result, console)
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True, highlight=False)

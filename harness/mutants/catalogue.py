@@ -302,6 +302,13 @@ MUTANTS: dict[str, Mutant] = {
             "decode",
             "Scheduler.update_draft_token_ids gets no drafts",
         ),
+        Mutant(
+            "N24",
+            "the prefix cache ignores salts",
+            "tenants that share a prefix cache although they must not",
+            "both",
+            "generate_block_hash_extra_keys leaves out the request's cache_salt",
+        ),
     )
 }
 

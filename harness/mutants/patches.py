@@ -834,3 +834,18 @@ def _n23(original: Any, active: Active) -> Any:
         return original(self, draft_token_ids)
 
     return update_draft_token_ids
+
+
+# --- N24: a cache for everybody --------------------------------------------------------------------------------------
+
+
+@patch("N24", "vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys", ("request", "start_token_idx"))
+def _n24(original: Any, active: Active) -> Any:
+    def generate_block_hash_extra_keys(request: Any, *args: Any, **kwargs: Any) -> Any:
+        if active() and request.cache_salt:
+            active.fired()
+            request = copy.copy(request)
+            request.cache_salt = None
+        return original(request, *args, **kwargs)
+
+    return generate_block_hash_extra_keys

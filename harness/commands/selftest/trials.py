@@ -161,6 +161,7 @@ TRIALS: tuple[Trial, ...] = (
     Trial("N22", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "input", ("text-form",), forms=("ids", "text")),
     # That nothing was drafted is UNKNOWN; that the steps account for less than the answer is not.
     Trial("N23", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "sampler", ("response-invariants", "drafts-happened")),
+    Trial("N24", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "target-kv", ("cold-stays-cold",), forms=("ids", "text")),
 )
 
 
@@ -189,10 +190,11 @@ class Setup(NamedTuple):
         )
 
 
-def select_trials(mutants: Sequence[str], quick: bool) -> list[Trial]:
-    """Return the trials of the given mutants, of the historic defects (``quick``), or all.
+def select_trials(mutants: Sequence[str], quick: bool, method: str | None = None) -> list[Trial]:
+    """Return the trials of the given mutants, of the historic defects (``quick``), or all; with ``method``, those of
+    them that it can show, on engines with that method.
 
-    Raises UsageError on an unknown id.
+    Raises UsageError on an unknown id, and where the method can show none.
     """
     known = {t.mutant: t for t in TRIALS}
     for mutant in mutants:
@@ -201,7 +203,33 @@ def select_trials(mutants: Sequence[str], quick: bool) -> list[Trial]:
     chosen = mutants or (HISTORIC if quick else tuple(MUTANTS))
     # M9 comes last: it leaves blocks on P until their lease ends, so that the caches cannot be emptied.
     order = sorted((m for m in MUTANTS if m in chosen), key=lambda m: m == "M9")
-    return [known[m] for m in order]
+    trials = [known[m] for m in order]
+    if method is not None:
+        trials = [moved for t in trials if (moved := _on(t, method)) is not None]
+        if not trials:
+            raise UsageError(
+                f"--method {method}: expected faults that it can show, found none among {', '.join(order)}"
+            )
+    return trials
+
+
+_OF_LOOKAHEAD = frozenset({"M1", "M1c"})
+"""Mutants that damage nothing where nothing is drafted, beside those of the drafter and the sampler."""
+_SHOWN_WITHOUT_DRAFTS = ("target-kv", "input", "routing", "blocks-kept")
+
+
+def _on(trial: Trial, method: str) -> Trial | None:
+    """Return a trial with another method, or None if that cannot show the mutant."""
+    if trial.method == method:
+        return trial
+    if trial.method != "eagle3":
+        # Of one method's own code, or of engines without a drafter.
+        return None
+    if method == "none":
+        if trial.mutant in _OF_LOOKAHEAD or trial.damage not in _SHOWN_WITHOUT_DRAFTS:
+            return None
+        return trial._replace(method=method, checks=(*trial.checks, "tokens-reference"))
+    return trial._replace(method=method)
 
 
 def trial_works(trial: Trial, profile: Profile, prompts: PromptSet, cells: Sequence[Cell]) -> list[CellWork]:

@@ -228,10 +228,22 @@ def test_no_engine_is_started_twice_for_the_same_configuration():
         assert sent or any(w.scripts for w in setup.control)
 
 
-def test_control_sends_everything_that_a_trial_sends():
+def test_faults_are_tried_with_each_method_that_can_show_them():
+    shown = {
+        m: {t.mutant for t in select_trials([], quick=False, method=m)} for m in ("eagle3", "dflash", "mtp", "none")
+    }
+    assert shown["dflash"] - shown["mtp"] == {"M3"} and "M3" not in shown["eagle3"]
+    assert {"M1", "M4", "N4"} <= shown["mtp"] and not {"M1", "M4", "M8", "N4"} & shown["none"]
+    assert {"M5b", "N2", "N19", "N20"} <= shown["none"] and not {"N19", "N20"} & shown["mtp"]
+    with pytest.raises(UsageError, match="--method mtp: expected faults that it can show, found none among M3"):
+        select_trials(["M3"], quick=False, method="mtp")
+
+
+@pytest.mark.parametrize("method", [None, "dflash", "mtp", "none"])
+def test_control_sends_everything_that_a_trial_sends(method):
     from harness.commands.selftest.trials import trial_works
 
-    for setup in make_setups(select_trials([], quick=False), PROFILE, PROMPTS):
+    for setup in make_setups(select_trials([], quick=False, method=method), PROFILE, PROMPTS):
         control = {w.cell.id: w for w in setup.control}
         for trial in setup.trials:
             for work in trial_works(trial, PROFILE, PROMPTS, setup.group.cells):
