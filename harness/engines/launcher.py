@@ -16,9 +16,10 @@ from harness.engines.command import EngineCommand, build_command
 from harness.engines.environment import EngineEnvironment
 from harness.engines.mutation import Mutation
 from harness.engines.places import EngineHandle, Place, Places, default_places, end_and_report
-from harness.errors import EngineDiedError, RequestTimeoutError
+from harness.errors import EngineDiedError, HandoffError, RequestTimeoutError
 from harness.profiles.cells import EngineGroup, Role
 from harness.profiles.model import Profile
+from harness.supervision.process import SupervisedEngine
 from harness.supervision.stacks import StackFiles
 
 Progress = Callable[[str], None]
@@ -87,6 +88,23 @@ class Launcher:
             return
         self.clients[role] = Client(role, process.url, timeout_s, self._key, up_to=self._group.method.traits.up_to)
         self._progress(f"{self._group.id}: started {role} engine, pid {process.pid}, {process.url}")
+
+    def restart(self, role: Role) -> list[str]:
+        """End an engine and start it again with the same command; return descriptions of what is left of the first.
+
+        Raises HandoffError when this harness did not start it on this machine, EngineStartError when it cannot be
+        started, EngineDiedError when the engines are being ended meanwhile.
+        """
+        self.require_not_ended()
+        process = self.processes[role]
+        if not isinstance(process, SupervisedEngine):
+            raise HandoffError(
+                f"expected to restart the {role} engine, found one that this harness did not start on this machine; "
+                "leave the scenario out"
+            )
+        left = process.restart(self._profile.timeouts.stop)
+        self._progress(f"{self._group.id}: restarted {role} engine, pid {process.pid}, {process.url}")
+        return left
 
     @property
     def attached_router(self) -> Server | None:

@@ -45,6 +45,8 @@ class Ask(NamedTuple):
     former: Mapping[str, Any] | None = None
     """For a request to D alone, parameters of an earlier hand-off, as from a P that was restarted since: another engine
     answers at its address, so D cannot fetch anything."""
+    restarted: bool = False
+    """Whether P was restarted since, so that ``former`` need not be made to name another engine."""
     appended: bool = False
     """Whether the last token of the payload, which is of ids then, is P's answer: P is asked for the others alone."""
     fields: Mapping[str, Any] = MappingProxyType({})
@@ -117,7 +119,7 @@ class Exchange:
             self._sampling(ask),
             new_id(),
             ask.salt or new_id(),
-            None if ask.former is None else {**ask.former, "remote_engine_id": new_id()},
+            ask.former if ask.restarted or ask.former is None else {**ask.former, "remote_engine_id": new_id()},
             role=ask.alone,
             await_counters=("finished_requests",),
             count=ask.counted,

@@ -54,6 +54,8 @@ class EngineGroupSession:
         self.key = ApiKey()
         """The key that the engines and routers of the group require."""
         self.ready_seconds: float = 0.0
+        self.restart_seconds: float = 0.0
+        """Time that restarts of engines have taken."""
         self.left: list[str] = []
         """Descriptions of what could not be ended or removed."""
         self.senders = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix=f"send-{group.id}")
@@ -110,6 +112,21 @@ class EngineGroupSession:
         routed = {c.topology == "pd" for c in self.group.cells if c.routed}
         urls = {role: process.url for role, process in self._launcher.processes.items()}
         self._routers.start(urls, self._mutation.routers(routed), self._launcher.attached_router if routed else None)
+
+    def restart(self, role: Role) -> None:
+        """End an engine and start it again with the same command, while the others go on.
+
+        Raises HandoffError when it cannot be restarted from here, EngineStartError when it does not get ready.
+        """
+        begun = time.monotonic()
+        self._report_left_over(self._launcher.restart(role))
+        deadline = begun + self.profile.timeouts.start
+        self._readiness.wait(deadline, self._settle_threads)
+        self._readiness.send_first_requests(deadline)
+        self._settle_threads(role)
+        self._exchange.kept_by_p = 0
+        self.refresh_counters()
+        self.restart_seconds += time.monotonic() - begun
 
     def give_up(self, cause: str, reason: str) -> None:
         """Write the engines' stacks and end the engines from another thread, because something takes too long.

@@ -19,7 +19,7 @@ from harness.profiles import connectors
 from harness.profiles.cells import CellName
 from harness.profiles.methods import Traits, recorded_traits
 from harness.profiles.model import part_of
-from harness.profiles.scenarios import AppendedToken, Pressure, Refill, Scenario, Trace
+from harness.profiles.scenarios import AppendedToken, Pressure, Recovery, Refill, Scenario, Trace
 from harness.prompts.lengths import blocks, classify, published_blocks
 
 PRESSURE_SLACK = 0.1
@@ -196,6 +196,12 @@ class RecordedCell:
     def all_observations(self) -> list[Observation]:
         """Return the observations of both forms."""
         return [*self.observations("ids").values(), *self.observations("text").values()]
+
+    def restarts_before(self, o: Observation) -> int:
+        """Return how often P was restarted in this scenario before a request was sent."""
+        if not (isinstance(self.config, Recovery) and self.config.restart):
+            return 0
+        return sum(other.route == "former-p" and other.sequence < o.sequence for other in self.all_observations())
 
     def every_answer(self) -> list[Observation]:
         """Return the observations of both forms, with all of those that answer the same request."""

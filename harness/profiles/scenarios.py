@@ -120,6 +120,9 @@ class Recovery(_Scenario):
 
     kind: Literal["recovery"]
     prompts: tuple[str, ...] = Field(min_length=1)
+    restart: bool = False
+    """Whether P is restarted, so that the parameters are those of a P that is really gone, and its successor hands the
+    prompt off once more, with nothing cached."""
 
     @property
     def topologies(self) -> tuple[Topology, ...]:

@@ -152,6 +152,7 @@ class Player:
             routed=self._routed and send.route == "cell",
             abandon=send.abandon,
             former=self._params if send.route == "former-p" else None,
+            restarted=send.restart,
             appended=send.appended,
             fields=self._fields(send),
         )
@@ -168,6 +169,9 @@ class Player:
         and the counter growth. With requests between the legs, only P's counters are returned, grown over all."""
         answer = Answer()
         try:
+            if send.restart:
+                self._session.restart("prefill")
+                answer.started = clock.now()
             ask = self._ask(send, salts, counted=True)
         except HandoffError as failure:
             answer.error = str(failure)

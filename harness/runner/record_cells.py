@@ -65,7 +65,7 @@ def _limit_s(session: EngineGroupSession, topology: TopologyName, requests: int)
 
 
 def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, reporter: Reporter) -> None:
-    begun = time.monotonic()
+    begun, restarting = time.monotonic(), session.restart_seconds
     errors = done = 0
     waited = 0.0
     busy_until = 0.0
@@ -84,11 +84,13 @@ def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, r
         reporter.step(f"{work.cell.id} {observation.scenario} {done}/{work.requests}", step)
     # Check before the cell counts as complete: another server may have taken over the port of a dead engine.
     session.require_alive()
-    spent = time.monotonic() - begun
+    restarting = session.restart_seconds - restarting
+    spent = time.monotonic() - begun - restarting
     emptied = emptied_pools(session, recorder)
     recorder.set_cell(
         work.cell.id,
         state="complete",
+        start_seconds=round(recorder.cell(work.cell.id).start_seconds + restarting, 3),
         request_seconds=round(min(waited, spent), 3),
         seconds=round(spent, 3),
         emptied_s=emptied,

@@ -299,12 +299,30 @@ class SupervisedEngine(EngineProcess):
         """Do as ``EngineProcess.stop``, and remove what its processes created; log what remains."""
         with self._ending:
             if self._left is None:
-                self._ask_to_end(grace_s)
+                self._left = self._end(grace_s)
                 self._log.close()
-                self._left = [*self._process.close(), *self._ports_in_use()]
                 self._release()
-                self._log_left(self._left)
             return self._left
+
+    def restart(self, grace_s: float) -> list[str]:
+        """End the engine as ``stop`` does, and start it again on its ports and cores, with the same log.
+
+        Return descriptions of what is left of the first one. Raises EngineStartError when it cannot be started, or was
+        stopped before.
+        """
+        with self._ending:
+            if self._left is not None:
+                raise EngineStartError(f"expected to restart {self.command.name}, found that it was stopped")
+            left = self._end(grace_s)
+            self.started = time.monotonic()
+            self._popen = self._spawn()
+            return left
+
+    def _end(self, grace_s: float) -> list[str]:
+        self._ask_to_end(grace_s)
+        left = [*self._process.close(), *self._ports_in_use()]
+        self._log_left(left)
+        return left
 
     def _log_left(self, left: Sequence[str]) -> None:
         with contextlib.suppress(OSError), self.log_path.open("a", encoding="utf-8") as log:

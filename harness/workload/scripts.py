@@ -64,6 +64,8 @@ class Send(NamedTuple):
     """Whether the last token is P's answer: P is asked for the others alone."""
     feature: Feature | None = None
     """A parameter that must not change the answer."""
+    restart: bool = False
+    """Whether P is restarted before it is sent."""
 
 
 class Stage(NamedTuple):
@@ -125,8 +127,9 @@ def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stag
             return [
                 [
                     _one(prompts[p], "before", "b", SHORT),
-                    Stage((Send(prompts[p], "subject", "a", "former-p", max_tokens=limit),)),
+                    Stage((Send(prompts[p], "subject", "a", "former-p", max_tokens=limit, restart=scenario.restart),)),
                     _one(prompts[p], "again", "a", limit),
+                    *([_one(prompts[p], "after", "c", limit)] if scenario.restart else ()),
                 ]
                 for p in scenario.prompts
             ]

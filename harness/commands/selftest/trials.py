@@ -213,8 +213,9 @@ def select_trials(mutants: Sequence[str], quick: bool, method: str | None = None
     return trials
 
 
-_OF_LOOKAHEAD = frozenset({"M1", "M1c"})
-"""Mutants that damage nothing where nothing is drafted, beside those of the drafter and the sampler."""
+_NOT_WITHOUT_DRAFTS = frozenset({"M1", "M1c", "N18"})
+"""Mutants that cannot be shown as listed where nothing is drafted, beside those of drafter and sampler: without a
+lookahead M1 and M1c damage nothing, and N18 damages the plain engine itself, which all else is compared with."""
 _SHOWN_WITHOUT_DRAFTS = ("target-kv", "input", "routing", "blocks-kept")
 
 
@@ -226,7 +227,7 @@ def _on(trial: Trial, method: str) -> Trial | None:
         # Of one method's own code, or of engines without a drafter.
         return None
     if method == "none":
-        if trial.mutant in _OF_LOOKAHEAD or trial.damage not in _SHOWN_WITHOUT_DRAFTS:
+        if trial.mutant in _NOT_WITHOUT_DRAFTS or trial.damage not in _SHOWN_WITHOUT_DRAFTS:
             return None
         return trial._replace(method=method, checks=(*trial.checks, "tokens-reference"))
     return trial._replace(method=method)

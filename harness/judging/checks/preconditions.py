@@ -398,6 +398,14 @@ def _recovery(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     yield from _judge_hit(
         cell, again, again.final, cell.expected_hit(subject, again), f"it computed {subject.prompt_id} before"
     )
+    before = parts.get("before")
+    if cell.restarts_before(again) and before is not None and _engine_of_p(before) == _engine_of_p(again):
+        yield Gap(again, f"expected another P after its restart, found engine {_engine_of_p(again)} as before")
+
+
+def _engine_of_p(o: Observation) -> object:
+    leg = o.leg("prefill")
+    return (leg.kv_transfer_params or {}).get("remote_engine_id") if leg is not None else None
 
 
 def _appended_token(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:

@@ -160,9 +160,10 @@ def _one_p(cell: CellView) -> list[Finding]:
     if not named:
         return []
     names = [json.dumps(_without_request(params), sort_keys=True) for _, _, params in named]
-    usual = statistics.mode(names)
+    lives = [cell.restarts_before(o) for o, _, _ in named]
     findings = []
-    for (o, leg, params), name in zip(named, names, strict=True):
+    for (o, leg, params), name, life in zip(named, names, lives, strict=True):
+        usual = statistics.mode(n for n, of in zip(names, lives, strict=True) if of == life)
         cached = params.get("remote_prefill_cached_tokens")
         wrong = []
         if name != usual:

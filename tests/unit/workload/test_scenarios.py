@@ -69,7 +69,7 @@ def test_a_continuation_is_the_first_turn_and_the_beginning_of_its_answer():
 
 def test_the_full_profile_has_every_scenario_of_the_plain_one():
     full = {s.id: s for s in load_profile("cpu-full").scenarios}
-    more = ("never-pulled", "abandoned-prefill", "appended-token-aligned", "appended-token-cold")
+    more = ("never-pulled", "abandoned-prefill", "appended-token-aligned", "appended-token-cold", "restarted-p")
     assert [i for i in full if i not in more] == [s.id for s in PROFILE.scenarios]
     assert [s.id for s in PROFILE.scenarios if full[s.id] != s] == [
         "prefix-hit",
@@ -88,6 +88,16 @@ def test_recovery_repeats_the_parameters_of_a_hand_off_to_d_alone():
     assert before.group != subject.group == again.group
     work = cell_work(PROFILE, PROMPTS, Cell("pd", PROFILE.methods[0]), choose_scenarios(PROFILE, ["recovery"]))
     assert [row.legs for row in planned_rows(work, 192)] == [("prefill", "decode"), ("decode",), ("prefill", "decode")]
+
+
+def test_a_restarted_p_hands_off_once_more_with_nothing_cached():
+    config = next(s for s in load_profile("cpu-full").scenarios if s.id == "restarted-p")
+    (run, _) = scripts(config, KNOWN, "pd")
+    sends = [s for stage in run.stages for s in stage.sends]
+    assert [(s.part, s.route, s.restart) for s in sends] == [
+        ("before", "cell", False), ("subject", "former-p", True), ("again", "cell", False), ("after", "cell", False)
+    ]  # fmt: skip
+    assert sends[3].group not in {s.group for s in sends[:3]}
 
 
 def test_the_token_that_d_gets_in_addition_is_the_answer_to_the_others():
@@ -327,6 +337,23 @@ def test_recovery_means_that_d_computed_what_it_could_not_fetch(counted, hits, v
     subject = subject.model_copy(update={"legs": subject.legs[1:]})
     again = in_scenario("pd-eagle3", "gone", "again", counters={"prefix_hits": float(hits)}, sequence=1)
     assert proof([subject, again], RECOVERY, "pd-eagle3").verdict is verdict
+
+
+@pytest.mark.parametrize(("second", "verdict"), [("q", Verdict.PASS), ("p", Verdict.UNKNOWN)])
+def test_a_restarted_p_is_another_engine(second, verdict):
+    counted = {"prompt_tokens_local_compute": 96.0, "nixl_failed_transfers": 1.0}
+    subject = in_scenario("pd-eagle3", "gone", "subject", counters=counted, route="former-p", sequence=1)
+    subject = subject.model_copy(update={"legs": subject.legs[1:]})
+    before, again = in_scenario("pd-eagle3", "gone", "before"), in_scenario("pd-eagle3", "gone", "again", sequence=2)
+    rows = [_of_engine(before, "p", 0.0), subject, _of_engine(again, second, 32.0)]
+    assert proof(rows, RECOVERY | {"restart": True}, "pd-eagle3").verdict is verdict
+
+
+def _of_engine(o, name: str, hits: float):
+    prefill, decode = o.legs
+    params = {**prefill.kv_transfer_params, "remote_engine_id": name}
+    prefill = prefill.model_copy(update={"kv_transfer_params": params})
+    return o.model_copy(update={"legs": (prefill, decode.model_copy(update={"counters": {"prefix_hits": hits}}))})
 
 
 APPENDED = {"id": "more", "kind": "appended-token", "prompts": ["p96"]}
