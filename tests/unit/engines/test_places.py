@@ -137,7 +137,7 @@ def test_a_pair_that_fits_on_no_gpu_is_not_started(monkeypatch):
     wide = {"engine": {"tensor_parallel": {"prefill": 4, "decode": 1}}}
     profile = Profile.model_validate(merged(load_profile("gpu").model_dump(), wide))
     (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
-    with pytest.raises(EngineStartError, match="pd-none: expected .* 4 × .* for prefill"):
+    with pytest.raises(EngineStartError, match=r"pd-none: expected .* 4 × .* for prefill"):
         lone_places(group, profile, lambda _: None)
 
 
