@@ -35,5 +35,5 @@ if [ "$code" -gt 128 ]; then
   ci/harness.sh clean --logs "$out" || printf 'ci: something of a killed run is left, see above\n' >&2
 fi
 # A link would be uploaded as a second copy.
-rm -f "$out/latest"
+find "$out" -name latest -type l -delete
 exit "$code"
