@@ -148,7 +148,7 @@ def test_a_commit_is_looked_for_where_vllm_keeps_its_wheels():
     assert unreleased("--head", COMMIT, "gpu") == Build(
         f"vllm-gpu-{COMMIT}", "vllm", None, f"https://wheels.vllm.ai/{COMMIT}"
     )
-    assert unreleased("--head", COMMIT, "cpu").index.endswith("/cpu")
+    assert unreleased("--head", COMMIT, "cpu").wheels.endswith("/cpu")
     assert unreleased("--head", "0.32.0", "gpu") is None and unreleased("--head", "/usr/bin/python3", "gpu") is None
 
 

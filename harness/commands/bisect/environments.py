@@ -151,7 +151,7 @@ class Build(NamedTuple):
     requirement: str
     version: Version | None
     """None where only the installed one tells."""
-    index: str | None = None
+    wheels: str | None = None
     """A package index that is asked first."""
 
 
@@ -288,7 +288,7 @@ class UvInstaller:
         compile_ += ["-o", str(resolved), *(["--overrides", str(overrides)] if overrides.is_file() else [])]
         install = [uv, "pip", "install", "--python", python, "--no-deps", "-r", str(resolved)]
         links = [option for link in find_links() for option in ("--find-links", link)]
-        links += ["--extra-index-url", build.index] if build.index is not None else []
+        links += ["--extra-index-url", build.wheels] if build.wheels is not None else []
         problems = []
         # Without a local build of torch, uv knows where PyTorch keeps its CPU builds.
         for backend in ([], ["--torch-backend", "cpu"]) if self._device == "cpu" else ([],):
