@@ -1,7 +1,7 @@
 # Image of the nightly job: vLLM in the version of requirements/<EXTRA>.txt, and this project.
 #
 #   docker build --build-arg EXTRA=gpu -t kv-acceptance-harness .
-#   docker run --rm --gpus all kv-acceptance-harness doctor
+#   docker run --rm --gpus all --shm-size 8g --ulimit memlock=-1 kv-acceptance-harness doctor --profile gpu
 #
 # Pipelines name the image by digest: HARNESS_IMAGE=NAME@sha256:DIGEST. See docs/ci.md.
 
@@ -34,6 +34,11 @@ RUN python -m venv "${VIRTUAL_ENV}" \
  && python -m pip install --no-cache-dir --require-hashes -r requirements/uv.txt \
  && if [ "${EXTRA}" = cpu ]; then export UV_TORCH_BACKEND=cpu; fi \
  && uv pip install --no-deps -r "requirements/${EXTRA}.txt"
+
+# FlashInfer's compiled kernels, which have no lock: there is no nvcc here to compile them with. `harness doctor` says
+# whether they are there.
+RUN if [ "${EXTRA}" = gpu ]; then \
+      vllm download-kernels || printf 'FlashInfer has no kernels: cells with FLASHINFER will be UNKNOWN\n' >&2; fi
 
 # Editable, because profiles, prompts and baselines are found beside the package.
 COPY pyproject.toml setup.py README.md known-defects.yaml ./

@@ -5,5 +5,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source ci/environment.sh
-small_environment .audit pip-audit pydantic pyyaml packaging
-exec .audit/bin/python scripts/audit.py "$@"
+small_environment audit pip-audit pydantic pyyaml packaging
+exec "$VENV/bin/python" scripts/audit.py "$@"

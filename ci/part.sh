@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# One part of a nightly run: records HARNESS_CELLS (separated by blanks) of HARNESS_PROFILE into reports/HARNESS_PART,
-# in up to HARNESS_TRIES (1) tries. With HARNESS_FETCH=true, models and prompts are fetched first.
-# Exit codes: 0 everything was recorded, 2 something could not be (only then it is tried again), 64 wrong usage.
+# One part of a nightly run: records HARNESS_CELLS (separated by blanks) of HARNESS_PROFILE into reports/HARNESS_PART; with
+# HARNESS_RECORD=true for baselines. With HARNESS_FETCH=true, models and prompts are fetched first.
+# Exit codes: 0 everything was recorded, 2 something could not be, 64 wrong usage. Nothing is tried again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source ci/annotate.sh
@@ -14,23 +14,26 @@ out="reports/$name"
 rm -rf "$out"
 mkdir -p "$out"
 if [ "${HARNESS_FETCH:-}" = true ]; then
+  if [ -z "${HF_TOKEN:-}" ] && [ -n "${BUILDKITE:-}" ]; then
+    # Of the cluster's secrets, where the agent has none in its environment.
+    HF_TOKEN="$(buildkite-agent secret get HF_TOKEN)" || printf 'ci: no HF_TOKEN for models behind a licence\n' >&2
+    export HF_TOKEN
+  fi
   # What cannot be had makes its own cells UNKNOWN.
   ci/harness.sh models --profile "$profile" "${cells[@]}" --download || printf 'ci: not all models could be fetched\n' >&2
   ci/harness.sh prompts build --for-profile "$profile" || printf 'ci: not all prompts could be built\n' >&2
 fi
-for ((try = 1; ; try++)); do
-  code=0
-  ci/harness.sh run --part --out "$out" --profile "$profile" "${cells[@]}" || code=$?
-  style=info
-  [ "$code" -eq 0 ] || style=warning
-  annotate "$name" "$style" "$out/latest/summary.md"
-  if [ "$code" -ne 2 ] || [ "$try" -ge "${HARNESS_TRIES:-1}" ]; then break; fi
-  printf 'ci: try %s of %s could not record everything; trying again\n' "$try" "$HARNESS_TRIES" >&2
-done
+what=(run --part)
+if [ "${HARNESS_RECORD:-}" = true ]; then what=(baseline record --baselines "$out/baselines"); fi
+code=0
+ci/harness.sh "${what[@]}" --out "$out" --profile "$profile" "${cells[@]}" || code=$?
+style=info
+[ "$code" -eq 0 ] || style=warning
+annotate "$name" "$style" "$out/latest/summary.md"
 if [ "$code" -gt 128 ]; then
   # A run that was killed has its logs as the engines wrote them.
   ci/harness.sh clean --logs "$out" || printf 'ci: something of a killed run is left, see above\n' >&2
 fi
 # A link would be uploaded as a second copy.
-rm -f "$out/latest"
+find "$out" -name latest -type l -delete
 exit "$code"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The parts of a nightly run, for a CI system: ci/plan.sh github|buildkite. On GitHub they are the step's output
 # `matrix`; on Buildkite their steps are uploaded. Planning needs neither vLLM nor models.
-# NIGHT_PROFILE (cpu), NIGHT_CELLS (patterns, separated by blanks), NIGHT_MINUTES and NIGHT_GPUS are options of
-# `harness ci`; NIGHT_QUEUE and NIGHT_VERDICT_QUEUE are Buildkite's alone.
+# NIGHT_PROFILE (cpu), NIGHT_CELLS (patterns, separated by blanks), NIGHT_MINUTES, NIGHT_GPUS and NIGHT_RECORD (true for
+# baselines) are options of `harness ci`; NIGHT_QUEUE and NIGHT_VERDICT_QUEUE are Buildkite's alone.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 system="${1:?expected github or buildkite}"
@@ -11,22 +11,17 @@ read -r -d '' -a patterns <<<"${NIGHT_CELLS:-}" || true
 for pattern in "${patterns[@]}"; do options+=(--cell "$pattern"); done
 [ -z "${NIGHT_MINUTES:-}" ] || options+=(--minutes-per-step "$NIGHT_MINUTES")
 [ -z "${NIGHT_GPUS:-}" ] || options+=(--gpus "$NIGHT_GPUS")
-harness=(ci/harness.sh)
-if [ -z "${HARNESS_IMAGE:-}" ]; then
-  source ci/environment.sh
-  small_environment .plan --editable .
-  harness=(.plan/bin/python -m harness)
-fi
+[ "${NIGHT_RECORD:-}" != true ] || options+=(--record)
 case "$system" in
   github)
-    matrix="$("${harness[@]}" ci matrix "${options[@]}")"
+    matrix="$(ci/harness.sh ci matrix "${options[@]}")"
     printf 'matrix=%s\n' "$matrix" >>"$GITHUB_OUTPUT"
     ;;
   buildkite)
     [ -z "${NIGHT_QUEUE:-}" ] || options+=(--queue "$NIGHT_QUEUE")
     [ -z "${NIGHT_VERDICT_QUEUE:-}" ] || options+=(--verdict-queue "$NIGHT_VERDICT_QUEUE")
     mkdir -p reports
-    "${harness[@]}" ci buildkite "${options[@]}" >reports/pipeline.json
+    ci/harness.sh ci buildkite "${options[@]}" >reports/pipeline.json
     # Dollar signs are data.
     buildkite-agent pipeline upload --no-interpolation reports/pipeline.json
     ;;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -24,12 +23,15 @@ def ab_command(
     base: Annotated[
         str | None,
         typer.Option(
-            "--base", metavar="VERSION|PYTHON", help="vLLM as it was: 0.30.0, or an interpreter. Default: the own one."
+            "--base",
+            metavar="VLLM",
+            help="vLLM as it was: a version (0.30.0), a wheel, a commit of its main branch, or an interpreter. "
+            "Default: the own one.",
         ),
     ] = None,
     head: Annotated[
         str | None,
-        typer.Option("--head", metavar="VERSION|PYTHON", help="vLLM with the change. Default: that of --base."),
+        typer.Option("--head", metavar="VLLM", help="vLLM with the change. Default: that of --base."),
     ] = None,
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
@@ -52,6 +54,7 @@ def ab_command(
             "`harness aa` compares equal engines"
         )
     from harness.commands.ab import PAGE, Side, conclusion, record_both, with_references
+    from harness.commands.bisect.environments import engine_python
     from harness.reports.beyond import print_comparison
     from harness.runner.run import require_free
     from harness.util.paths import DEFAULT_OUT
@@ -64,7 +67,8 @@ def ab_command(
         reporter.line(f"2 × {counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.requests, 'request')} each")
         device = prepared.profile.engine.device
         before, after = (
-            _python(*option, device, reporter.line) for option in (("--base", base), ("--head", head or base))
+            None if text is None else engine_python(option, text, device, reporter.line)
+            for option, text in (("--base", base), ("--head", head or base))
         )
         sides = (Side("base", before, NO_FLAGS), Side("head", after, flags))
         comparison, folder = record_both(prepared, sides, out or DEFAULT_OUT, reporter)
@@ -74,16 +78,3 @@ def ab_command(
     console.print(f"{verdict.symbol} {verdict}  {why}", highlight=False, markup=False)
     console.print(f"report: {folder / PAGE}", soft_wrap=True, highlight=False)
     raise typer.Exit(verdict.exit_code)
-
-
-def _python(option: str, text: str | None, device: str, say: Callable[[str], None]) -> str | None:
-    """Return the interpreter of a side, after installing its version if it is one; None for the harness's own."""
-    from harness.commands.bisect.environments import DISTRIBUTIONS, Cache, UvInstaller, cache_folder, read_candidate
-
-    if text is None:
-        return None
-    found = read_candidate(option, text)
-    if found.executable is not None:
-        return found.executable
-    root = cache_folder()
-    return Cache(root, UvInstaller(device), say).python(DISTRIBUTIONS[device], found.version, root / "install.log")

@@ -73,6 +73,7 @@ def bisect_command(
         cache_folder,
         in_order,
         read_candidate,
+        release,
         released_versions,
     )
     from harness.commands.bisect.report import print_bisection
@@ -104,7 +105,7 @@ def bisect_command(
         reporter.line(f"{len(candidates)} versions from {candidates[0].version} to {candidates[-1].version}")
         cache = Cache(cache_folder(), UvInstaller(device), reporter.line)
         trier = VersionTrier(
-            prepared, target, mutants, most, lambda version, log: cache.python(package, version, log), reporter
+            prepared, target, mutants, most, lambda version, log: cache.python(release(package, version), log), reporter
         )
         begun = start(prepared, target, mutants, candidates, most)
         found = search_versions(begun, candidates, folder, trier, reporter.line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,24 +29,29 @@ MinutesOption = Annotated[
     ),
 ]
 GpusOption = Annotated[
-    str | None,
+    int | None,
     typer.Option(
-        "--gpus",
-        metavar="all|N",
-        help="GPUs of a part that runs in an image: 'all' or a number. Default: depends on the device.",
+        "--gpus", metavar="N", min=1, max=64, help="GPUs of each step's machine. Default: as few as its engines need."
     ),
+]
+RecordOption = Annotated[
+    bool, typer.Option("--record", help="Record baselines: the single engines alone, everything twice.")
 ]
 
 
 @ci_app.command("matrix")
 def matrix(
-    profile: ProfileOption = "cpu", cell: CellOption = None, minutes: MinutesOption = None, gpus: GpusOption = None
+    profile: ProfileOption = "cpu",
+    cell: CellOption = None,
+    minutes: MinutesOption = None,
+    gpus: GpusOption = None,
+    record: RecordOption = False,
 ) -> None:
     """Print the parts of a profile as one line of JSON, the `strategy.matrix` of ci/github/nightly.yaml."""
     from harness.commands.ci.plan import split_run
     from harness.commands.ci.systems import github_matrix
 
-    print(json.dumps(github_matrix(split_run(profile, cell or [], minutes), gpus)))
+    print(json.dumps(github_matrix(split_run(profile, cell or [], minutes, gpus, record))))
 
 
 @ci_app.command("buildkite")
@@ -55,10 +60,16 @@ def buildkite(
     cell: CellOption = None,
     minutes: MinutesOption = None,
     gpus: GpusOption = None,
-    queue: Annotated[str, typer.Option("--queue", help="Agent queue of the parts.")] = "default",
+    record: RecordOption = False,
+    queue: Annotated[
+        str, typer.Option("--queue", help="Agent queue of the parts; {gpus} in it becomes the GPUs of the step.")
+    ] = "default",
     verdict_queue: Annotated[
         str | None,
-        typer.Option("--verdict-queue", help="Agent queue of the merge step, which needs no GPU. Default: --queue."),
+        typer.Option(
+            "--verdict-queue",
+            help="Agent queue of the merge step, which needs no GPU. Default: --queue, if it is the same for all.",
+        ),
     ] = None,
 ) -> None:
     """Print the pipeline of all parts and the verdict as JSON.
@@ -68,5 +79,24 @@ def buildkite(
     from harness.commands.ci.plan import split_run
     from harness.commands.ci.systems import buildkite_pipeline
 
-    run = split_run(profile, cell or [], minutes)
-    print(json.dumps(buildkite_pipeline(run, queue, verdict_queue or queue, gpus)))
+    run = split_run(profile, cell or [], minutes, gpus, record)
+    last = verdict_queue or ("default" if "{gpus}" in queue else queue)
+    print(json.dumps(buildkite_pipeline(run, queue, last)))
+
+
+@ci_app.command("engines")
+def engines(
+    vllm: Annotated[
+        str,
+        typer.Argument(
+            metavar="VLLM",
+            help="A version (0.33.0), a wheel (path or address), a commit of vLLM's main branch (40 digits), or an "
+            "interpreter that has one.",
+        ),
+    ],
+    device: Annotated[Literal["cpu", "gpu"], typer.Option("--device", help="What the engines run on.")] = "cpu",
+) -> None:
+    """Print an interpreter with this vLLM, for --engine-python; it is installed once per machine."""
+    from harness.commands.bisect.environments import engine_python
+
+    print(engine_python("VLLM", vllm, device, lambda words: typer.echo(f"harness: {words}", err=True)))

@@ -131,12 +131,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "clean  # stop and remove what a crash left",
         "clean --logs reports  # and redact secrets in its logs",
     ),
+    "ci engines": (
+        "ci engines 0.33.0 --device gpu  # prints its interpreter",
+        "ci engines ./vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl",
+    ),
     "ci matrix": (
         "ci matrix -p nightly  # the jobs for GitHub Actions",
-        "ci matrix -p nightly --minutes-per-step 60",
+        "ci matrix -p nightly --gpus 8 --minutes-per-step 60",
     ),
     "ci buildkite": (
-        "ci buildkite -p nightly --queue gpu",
+        "ci buildkite -p nightly --queue 'gpu-{gpus}'",
         "ci buildkite -p nightly -c 'pd-*' | buildkite-agent pipeline upload",
     ),
 }

@@ -80,7 +80,7 @@ GPU_GIB = 80.0
 
 def _slots(prepared: Prepared) -> Table:
     """Tabulate how long the plan takes by number of GPUs, using the scheduler of a run."""
-    used = sum(_gpu_seconds(job) for job in _jobs(prepared, _gpus(1)))
+    used = sum(_gpu_seconds(job) for job in _jobs(prepared, assumed_gpus(1)))
     table = Table(
         title=f"on GPUs of {GPU_GIB:g} GiB: {lasting(used).replace(' ', ' GPU-')} by the profile's expected times",
         title_justify="left",
@@ -88,7 +88,7 @@ def _slots(prepared: Prepared) -> Table:
     for column in ("GPUs", "done after", "cells that do not fit", "pairs with P and D apart"):
         table.add_column(column, justify="right")
     for count in (1, 2, 4, 8, 16):
-        inventory = _gpus(count)
+        inventory = assumed_gpus(count)
         schedule = simulate(_jobs(prepared, inventory), inventory.devices)
         left = sum(len(g.cells) for g in prepared.plan.groups if g.id in schedule.refused)
         pairs = [s.placement for s in schedule.slots if len(s.placement.engines) > 1]
@@ -127,7 +127,8 @@ _PLACINGS = {
 }
 
 
-def _gpus(count: int) -> Inventory:
+def assumed_gpus(count: int) -> Inventory:
+    """Return a machine with so many GPUs of ``GPU_GIB``."""
     devices = tuple(Device(f"gpu-{n}", "node", GPU_GIB, n) for n in range(count))
     return Inventory(devices, {d.id: str(d.index) for d in devices}, shared=True)
 

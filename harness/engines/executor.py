@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, cast, get_args
 
 from harness.engines.environment import EngineEnvironment
-from harness.engines.inventory import Inventory, local_inventory
-from harness.engines.places import LocalPlace, PairNodes, Places
-from harness.errors import UsageError
-from harness.profiles.cells import EngineGroup, Role
+from harness.engines.inventory import (
+    Inventory,
+    describe,
+    gpu_inventory,
+    jobs_of,
+    local_inventory,
+    sharing_note,
+    too_few_to_part,
+)
+from harness.engines.places import LocalPlace, PairNodes, Places, default_places
+from harness.errors import EngineStartError, UsageError
+from harness.profiles.cells import EngineGroup, Plan, Role
 from harness.profiles.model import Profile
 from harness.scheduling.model import Placement, PlacementRule
+from harness.scheduling.planning import one_by_one
 
 
 class Executor(Protocol):
@@ -103,6 +112,27 @@ def local_places(inventory: Inventory, placement: Placement, base_port: int | No
         )
         for engine in placement.engines
     }
+
+
+def lone_places(group: EngineGroup, profile: Profile, tell: Callable[[str], None]) -> Places:
+    """Return places on this machine for a group that has it to itself, on the GPUs that a run would choose; ``tell`` is
+    told which. Where no GPU can be seen, the choice is vLLM's. ``profile`` is the group's variant's.
+
+    Raises EngineStartError when they do not fit.
+    """
+    inventory = gpu_inventory() if profile.engine.device == "gpu" else None
+    if inventory is None or not inventory.devices:
+        return default_places(group.roles, profile.engine)
+    plan = Plan(group.cells, (group,))
+    scheduler = one_by_one(jobs_of(plan, (), profile, inventory, rescore=False), inventory.devices)
+    placements = scheduler.start_next()
+    if not placements:
+        raise EngineStartError(f"{group.id}: {'; '.join(scheduler.refused.values())}")
+    shared = too_few_to_part(plan, profile, inventory)
+    notes = [sharing_note(shared, len(inventory.devices))] if shared else []
+    for words in (*inventory.notes, *notes, describe(placements[0], inventory)):
+        tell(words)
+    return local_places(inventory, placements[0], None)
 
 
 class ExecutorChoice(NamedTuple):

@@ -14,8 +14,9 @@ from harness.engines.attached import AttachedEngine, Server
 from harness.engines.client import Client
 from harness.engines.command import EngineCommand, build_command
 from harness.engines.environment import EngineEnvironment
+from harness.engines.executor import lone_places
 from harness.engines.mutation import Mutation
-from harness.engines.places import EngineHandle, Place, Places, default_places, end_and_report
+from harness.engines.places import EngineHandle, Place, Places, end_and_report
 from harness.errors import EngineDiedError, HandoffError, RequestTimeoutError
 from harness.profiles.cells import EngineGroup, Role
 from harness.profiles.model import Profile
@@ -49,7 +50,7 @@ class Launcher:
 
         Raises EngineStartError when one cannot be started, EngineDiedError when they are being ended meanwhile.
         """
-        self.places = places or default_places(self._group.roles, self._profile.engine)
+        self.places = places or lone_places(self._group, self._profile, self._progress)
         commands = [self._command(role, place, environment, mutation) for role, place in self.places.items()]
         for command in commands:
             self.require_not_ended()

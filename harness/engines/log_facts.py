@@ -6,7 +6,9 @@ import re
 
 # "Model Runner V2 requires Triton; using the V1 model runner instead." names both: what is *used* counts.
 _RUNNER = re.compile(r"[Uu]sing (?:the )?(?:(V[12]) [Mm]odel [Rr]unner|[Mm]odel [Rr]unner (V[12]))")
-_BACKEND = re.compile(r"attention backend\(s\) \['(\w+)'|[Uu]sing (?:AttentionBackendEnum\.)?(\w+) backend")
+_BACKEND = re.compile(
+    r"attention backend\(s\) \['(\w+)'|[Uu]sing (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend\b"
+)
 _STEP_TOKENS = re.compile(
     r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)|max_num_scheduled_tokens is set to (\d+)"
 )

@@ -140,7 +140,7 @@ class LocalPlace:
 
 
 def default_places(roles: Sequence[Role], engine: EngineConfig) -> dict[Role, Place]:
-    """Return places on this machine: each CPU engine gets cores of its own while there are enough; GPUs are shared."""
+    """Return places on this machine: each CPU engine has cores of its own while there are enough; vLLM chooses GPUs."""
     cores = [str(c) for c in allowance.cores()] if engine.device == "cpu" else []
     places: dict[Role, Place] = {}
     for role in roles:

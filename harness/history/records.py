@@ -274,6 +274,8 @@ class CellRecord(Strict):
     draft_tokens: int
     windows: tuple[int | None, ...] = (None,)
     """Of each kind of attention layer of the target, how many tokens a query sees; None means all."""
+    recurrent: bool = False
+    """Whether the target has layers with a state instead of attention, which is handed over by other rules."""
     route: Route = "client"
     """Who performed the hand-off: the harness, or a router."""
     planned: int

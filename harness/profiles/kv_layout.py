@@ -13,29 +13,39 @@ FULL: tuple[int | None, ...] = (None,)
 """Every layer sees all tokens before."""
 
 
-def windows_in(folder: Path) -> tuple[int | None, ...]:
-    """Return of each kind of attention of the model in a folder how many tokens a query sees; None means all.
-
-    A model whose ``config.json`` cannot be read, or does not name the kind of each layer, counts as full attention.
-    """
+def config_in(folder: Path | None) -> Mapping[str, Any]:
+    """Return the ``config.json`` of the model in a folder; an empty one, which counts as full attention, if it cannot
+    be read."""
     try:
-        config = json_io.loads(json_io.read_text(folder / "config.json", _MOST_BYTES))
+        config = json_io.loads(json_io.read_text(folder / "config.json", _MOST_BYTES)) if folder is not None else {}
     except (OSError, ValueError):
-        return FULL
-    return windows_of(config) if isinstance(config, dict) else FULL
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def windows_of(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Return of each kind of attention in a model's config how many tokens a query sees; None means all.
 
-    Layers of a kind that is not attention (state spaces, convolutions) are left out.
+    Layers of a kind that is not attention (state spaces, convolutions) are left out. A model that does not name the
+    kind of each layer counts as full attention.
     """
-    text = config.get("text_config")
-    config = text if isinstance(text, dict) else config
-    layers, window = config.get("layer_types"), config.get("sliding_window")
-    if not isinstance(layers, list):
-        return FULL
+    layers, window = _layers(config), _text(config).get("sliding_window")
     kinds: list[int | None] = [None] if "full_attention" in layers else []
     if "sliding_attention" in layers and isinstance(window, int):
         kinds.append(window)
     return tuple(kinds) or FULL
+
+
+def recurrent(config: Mapping[str, Any]) -> bool:
+    """Return whether a model has layers with a state instead of attention, such as Qwen3.5's linear ones."""
+    return any(str(kind).startswith("linear") or not str(kind).endswith("_attention") for kind in _layers(config))
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def _layers(config: Mapping[str, Any]) -> list[Any]:
+    layers = _text(config).get("layer_types")
+    return layers if isinstance(layers, list) else []

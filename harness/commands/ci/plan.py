@@ -1,4 +1,5 @@
-"""Split a run into steps: engine groups packed by expected time, each with the plain engine that its cells need."""
+"""Split a run into steps: engine groups packed by the time that they take on the GPUs of a step, each with the plain
+engine that its cells need."""
 
 from __future__ import annotations
 
@@ -6,9 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from harness.commands.plan import GPU_GIB, assumed_gpus
+from harness.engines.inventory import jobs_of, too_few_to_part
 from harness.errors import UsageError
 from harness.profiles.cells import Cell, EngineGroup, make_plan
 from harness.profiles.model import Profile, read_profile, references_of
+from harness.scheduling.model import Job
+from harness.scheduling.packing import impossible
+from harness.scheduling.planning import simulate
 from harness.workload.cells import CellWork, expected_s
 from harness.workload.prepare import prepare
 
@@ -16,6 +22,8 @@ SETUP_MINUTES = 20
 """Minutes for the checkout, installing an environment with vLLM, and the artifacts."""
 SLOWER = 2
 """Factor by which a machine may be slower than the one on which the expected times were measured."""
+_MACHINES = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of GPUs that machines have."""
 
 
 class Step(NamedTuple):
@@ -25,7 +33,8 @@ class Step(NamedTuple):
     cells: tuple[Cell, ...]
     expected_s: float
     timeout_minutes: int
-    """Limit of one try."""
+    gpus: int
+    """GPUs of its machine; 0 for CPU engines."""
 
     @property
     def title(self) -> str:
@@ -43,6 +52,8 @@ class SplitRun(NamedTuple):
     steps: tuple[Step, ...]
     fetches: bool
     """Whether models from the hub, or prompts built from a data set, must be present before a part runs."""
+    record: bool
+    """Whether baselines are recorded, instead of a run that is compared with them."""
 
     @property
     def device(self) -> str:
@@ -50,9 +61,13 @@ class SplitRun(NamedTuple):
         return self.profile.engine.device
 
 
-def split_run(source: str, patterns: Sequence[str] = (), minutes: int | None = None) -> SplitRun:
-    """Pack the cells of a profile into steps of about ``minutes``; None takes the longest indivisible unit.
+def split_run(
+    source: str, patterns: Sequence[str] = (), minutes: int | None = None, gpus: int | None = None, record: bool = False
+) -> SplitRun:
+    """Pack the cells of a profile, or with ``record`` its single engines, into steps of about ``minutes``; None takes
+    the longest indivisible unit.
 
+    A step has ``gpus`` GPUs, or as few as its engines need; cells that need unlike numbers are in unlike steps then.
     The models need not be on this machine. Raises ProfileError, DataError or UsageError.
     """
     for pattern in patterns:
@@ -61,29 +76,68 @@ def split_run(source: str, patterns: Sequence[str] = (), minutes: int | None = N
                 f"--cell: expected a pattern without blanks, which separate the patterns of a step, found {pattern!r}; "
                 "put ? in their place"
             )
-    prepared = prepare(source, patterns, planned=True)
+    chosen = tuple(patterns) or (("single-*",) if record else ())
+    prepared = prepare(source, chosen, planned=True, record=record)
     profile = prepared.profile
     works = {w.cell.id: w for w in prepared.works}
-    units = [_with_reference(u, works) for u in _units(profile, works)]
-    limit_s = 60 * minutes if minutes is not None else max(_seconds(profile, u, works) for u in units)
-    packed: list[list[Cell]] = []
-    for unit in units:
-        for step in packed:
+    machine = _Machine(profile, works, gpus, record)
+    units = [(cells, machine.gpus(cells)) for u in _units(profile, works) if (cells := _with_reference(u, works))]
+    limit_s = 60 * minutes if minutes is not None else max(machine.seconds(*u) for u in units)
+    packed: list[tuple[list[Cell], int]] = []
+    for unit, count in units:
+        for step, has in packed:
             together = _in_order({*(c.id for c in step), *(c.id for c in unit)}, works)
-            if _seconds(profile, together, works) <= limit_s:
+            if has == count and machine.seconds(together, count) <= limit_s:
                 step[:] = together
                 break
         else:
-            packed.append(list(unit))
-    steps = tuple(_step(profile, f"part-{n}", cells, works) for n, cells in enumerate(packed, 1))
+            packed.append((list(unit), count))
+    steps = tuple(machine.step(f"part-{n}", *step) for n, step in enumerate(packed, 1))
     fetches = any(references_of(p) or p.workload.recipe is not None for p in read_profile(source).written_parts)
-    return SplitRun(profile, source, tuple(patterns), steps, fetches)
+    return SplitRun(profile, source, chosen, steps, fetches, record)
 
 
-def _step(profile: Profile, name: str, cells: Sequence[Cell], works: dict[str, CellWork]) -> Step:
-    seconds = _seconds(profile, cells, works)
-    stages = profile.judging.stages if profile.judging.tier == "normal" else 1
-    return Step(name, tuple(cells), seconds, math.ceil(SLOWER * stages * seconds / 60) + SETUP_MINUTES)
+class _Machine(NamedTuple):
+    """Where a step runs."""
+
+    profile: Profile
+    works: dict[str, CellWork]
+    given: int | None
+    record: bool
+
+    def gpus(self, cells: Sequence[Cell]) -> int:
+        """Return how many GPUs cells need. Raises UsageError when the given ones are too few."""
+        if self.profile.engine.device != "gpu":
+            return 0
+        plan = make_plan(self.profile, cells)
+        for count in _MACHINES if self.given is None else (self.given,):
+            inventory = assumed_gpus(count)
+            reasons = impossible(self._jobs(cells, count), inventory.devices)
+            if not reasons and (self.given is not None or not too_few_to_part(plan, self.profile, inventory)):
+                return count
+        raise UsageError(
+            f"--gpus: expected enough GPUs of {GPU_GIB:g} GiB for every cell, found {self.given or _MACHINES[-1]}, on "
+            f"which some do not fit ({'; '.join(reasons.values()) or 'P and D cannot be apart'}); give more, or leave "
+            "cells out"
+        )
+
+    def seconds(self, cells: Sequence[Cell], gpus: int) -> float:
+        """Return the expected seconds; groups of engines run at the same time where there are GPUs for them."""
+        if self.record or not gpus:
+            # Baselines are recorded by one engine at a time, which is asked everything twice.
+            return (1 + self.record) * expected_s(make_plan(self.profile, cells), [self.works[c.id] for c in cells])
+        return simulate(self._jobs(cells, gpus), assumed_gpus(gpus).devices).makespan_s
+
+    def step(self, name: str, cells: Sequence[Cell], gpus: int) -> Step:
+        seconds = self.seconds(cells, gpus)
+        judging = self.profile.judging
+        stages = judging.stages if judging.tier == "normal" and not self.record else 1
+        return Step(name, tuple(cells), seconds, math.ceil(SLOWER * stages * seconds / 60) + SETUP_MINUTES, gpus)
+
+    def _jobs(self, cells: Sequence[Cell], gpus: int) -> tuple[Job, ...]:
+        works = [self.works[c.id] for c in cells]
+        rescores = self.profile.workload.rescore and not self.record
+        return jobs_of(make_plan(self.profile, cells), works, self.profile, assumed_gpus(gpus), rescores)
 
 
 def _units(profile: Profile, works: dict[str, CellWork]) -> list[list[Cell]]:
@@ -104,7 +158,3 @@ def _with_reference(cells: Sequence[Cell], works: dict[str, CellWork]) -> list[C
 
 def _in_order(ids: set[str], works: dict[str, CellWork]) -> list[Cell]:
     return [w.cell for cell, w in works.items() if cell in ids]
-
-
-def _seconds(profile: Profile, cells: Sequence[Cell], works: dict[str, CellWork]) -> float:
-    return expected_s(make_plan(profile, cells), [works[c.id] for c in cells])

@@ -77,12 +77,20 @@ def _packages_item() -> Item:
 
 
 def _real_model_items(profile: Profile, source: str, environment: EngineEnvironment | None) -> list[Item]:
-    from harness.commands.doctor.gpu import gpu_items, hub_items, read_gpus, transport_items, weights_of
+    from harness.commands.doctor.gpu import (
+        gpu_items,
+        hub_items,
+        read_gpus,
+        toolchain_items,
+        transport_items,
+        weights_of,
+    )
 
     items = hub_items(source)
     if profile.engine.device == "gpu":
         items += transport_items(profile, environment) if environment is not None else []
         items += gpu_items(profile, environment, read_gpus(), weights_of(source))
+        items += toolchain_items(profile, environment)
     return items
 
 

@@ -1,9 +1,11 @@
-"""Examine what real models need: the hub, disk, UCX's CUDA transports, and the GPU's driver and memory."""
+"""Examine what real models need: the hub, disk, UCX's CUDA transports, the GPU's driver and memory, and what compiles
+kernels."""
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 from collections import Counter
@@ -18,6 +20,7 @@ from harness.profiles.hub import GIB, Hub
 from harness.profiles.model import NoSpeculation, Profile, read_profile, references_of
 from harness.profiles.model_reference import folder_of
 from harness.profiles.model_survey import Model, survey
+from harness.supervision.stacks import program
 
 _CUDA_TRANSPORTS = ("cuda_copy", "cuda_ipc")
 # UCX's names for groups of transports.
@@ -129,7 +132,8 @@ def shipped_transports(site_packages: Path | None) -> set[str]:
 
 def _tls_item(env: Mapping[str, str], wanted: tuple[str, ...]) -> Item:
     given = env.get("UCX_TLS")
-    ignored = "; UCX_TLS of this shell is not passed on" if "UCX_TLS" in os.environ else ""
+    dropped = ", ".join(sorted(name for name in os.environ if name.startswith(("UCX_", "NIXL_"))))
+    ignored = f"; {dropped} of this shell is not passed on: engine.env may set it" if dropped else ""
     if given is None:
         return Item("UCX_TLS", f"not set by the profile: UCX chooses{ignored}", True, False)
     named = given.removeprefix("^").split(",")
@@ -225,6 +229,90 @@ def _weights_gib(part: Profile, weights: Mapping[str, int]) -> float:
     drafters = [weights.get(str(m.drafter), 0) for m in part.methods if not isinstance(m, NoSpeculation)]
     whole = weights.get(str(part.target), 0) + max(drafters, default=0)
     return whole / GIB / min(parallel.prefill, parallel.decode)
+
+
+def toolchain_items(profile: Profile, environment: EngineEnvironment | None, system: Path = Path("/")) -> list[Item]:
+    """Return items for compilers, shared memory, locked memory and stacks on a machine whose root is ``system``."""
+    compiler = next(filter(None, (shutil.which(c) for c in (os.environ.get("CC") or "gcc", "cc", "clang"))), None)
+    why = "Triton compiles the launchers of its kernels at the first request"
+    return [
+        Item("C compiler", compiler or "not found", compiler is not None, True, f"install gcc: {why}"),
+        _flashinfer_item(profile, environment, system),
+        _shared_memory_item(profile, system),
+        _locked_memory_item(system),
+        _stacks_item(system),
+    ]
+
+
+def _flashinfer_item(profile: Profile, environment: EngineEnvironment | None, system: Path) -> Item:
+    """Check what ``has_flashinfer`` of vLLM 0.32 (``vllm/utils/flashinfer.py``) asks for: compiled kernels, or nvcc and
+    ninja."""
+    python = environment.executable if environment is not None else ""
+    needed = any(p.engine.attention_backend == "FLASHINFER" for p in profile.written_parts)
+    if python and _package_folder(python, "flashinfer_cubin") is not None:
+        return Item("FlashInfer kernels", "compiled ones (flashinfer-cubin)", True, needed)
+    on_path = shutil.which("nvcc")
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or (on_path and str(Path(on_path).parents[1]))
+    nvcc = shutil.which(str(Path(home) / "bin/nvcc" if home else system / "usr/local/cuda/bin/nvcc"))
+    ninja = shutil.which("ninja")
+    beside = Path(python).parent
+    return Item(
+        "FlashInfer kernels",
+        f"no flashinfer-cubin; nvcc: {nvcc or 'none'}, ninja on the PATH: {ninja or 'none'}",
+        nvcc is not None and ninja is not None,
+        needed,
+        f"run `{beside / 'vllm'} download-kernels`, or set CUDA_HOME to a CUDA toolkit and put ninja on the PATH "
+        f"(export PATH={beside}:$PATH); without, vLLM leaves FlashInfer out",
+    )
+
+
+def _shared_memory_item(profile: Profile, system: Path) -> Item:
+    ranks = max(p.engine.devices_of(role) for p in profile.written_parts for role in ("prefill", "decode"))
+    try:
+        gib = shutil.disk_usage(system / "dev/shm").total / GIB
+    except OSError:
+        gib = 0.0
+    return Item(
+        "shared memory",
+        f"{gib:.1f} GiB at /dev/shm",
+        gib >= 1,
+        ranks > 1,
+        "containers: --shm-size 8g or --ipc=host; the ranks of an engine talk to each other there",
+    )
+
+
+def _locked_memory_item(system: Path) -> Item:
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    found = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit / 2**20:.0f} MiB"
+    rdma = (system / "dev/infiniband").exists()
+    return Item(
+        "locked memory",
+        f"{found}, {'RDMA devices' if rdma else 'no RDMA device'}",
+        not rdma or limit == resource.RLIM_INFINITY,
+        False,
+        "RDMA registers memory: `ulimit -l unlimited`, containers: --ulimit memlock=-1 --device /dev/infiniband",
+    )
+
+
+_SYS_PTRACE = 1 << 19
+
+
+def _stacks_item(system: Path) -> Item:
+    """Check whether py-spy may read the stacks of engines, which are no children of it."""
+    try:
+        scope = (system / "proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii").strip()
+    except OSError:
+        scope = "0"
+    status = (system / "proc/self/status").read_text(encoding="utf-8")
+    capable = int(status.partition("CapEff:")[2].split()[0], 16) & _SYS_PTRACE
+    lacking = "" if program().is_file() else "no py-spy; "
+    return Item(
+        "stacks of engines that hang",
+        f"{lacking}kernel.yama.ptrace_scope is {scope}, {'with' if capable else 'without'} SYS_PTRACE",
+        not lacking and (scope == "0" or bool(capable)),
+        False,
+        "`sysctl kernel.yama.ptrace_scope=0`, or run as root with the capability SYS_PTRACE; reports lack them else",
+    )
 
 
 def weights_of(source: str, hub: Hub | None = None) -> dict[str, int]:

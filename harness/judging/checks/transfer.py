@@ -28,8 +28,8 @@ NAME = "transfer"
 
 def transfer(cell: CellView) -> CheckResult:
     """Check parameters, blocks, external tokens, bytes and descriptors of hand-offs; controls move nothing."""
-    if cell.handed_off and not cell.by_nixl:
-        return _without_nixl(cell)
+    if cell.handed_off and (why := _unproven(cell)):
+        return _by_tokens(cell, why)
     judge = (_routed if cell.routed else _hand_off) if cell.handed_off else _control
     findings: list[Finding] = []
     judged = 0
@@ -46,19 +46,31 @@ def transfer(cell: CellView) -> CheckResult:
     return conclude(NAME, cell.id, judged, findings, figures=_moved(cell) if cell.handed_off else NO_EVIDENCE)
 
 
-def _without_nixl(cell: CellView) -> CheckResult:
-    """Check hand-offs by a connector whose transfers nobody counts: that D took its prompt tokens from outside.
+def _unproven(cell: CellView) -> str:
+    """Return why no rule says which KV a hand-off has to move, or ""."""
+    if not cell.by_nixl:
+        connector = cell.engine_settings.get("kv_connector")
+        return (
+            f"expected NIXL among the connectors, whose counters prove which KV moved, found {connector}: that D took "
+            "prompt tokens from outside is the only evidence, so a pair with this connector cannot pass; its tokens "
+            "and acceptance are judged all the same"
+        )
+    if cell.record.recurrent:
+        return (
+            "expected a model of attention layers, whose KV blocks can be counted, found one with recurrent state: "
+            "vLLM hands that over in other blocks, of a size of its own, for one token less, so a pair with this "
+            "model cannot pass; its tokens and acceptance are judged all the same"
+        )
+    return ""
+
+
+def _by_tokens(cell: CellView, why: str) -> CheckResult:
+    """Check only that D took its prompt tokens from outside.
 
     That is no proof of what was moved, nor of which blocks, so that such a cell is UNKNOWN at best.
     """
     alone = [o for o in cell.all_observations() if not o.cut_short and o.route == "cell" and o.concurrent == 1]
-    connector = cell.engine_settings.get("kv_connector")
-    message = (
-        f"expected NIXL among the connectors, whose counters prove which KV moved, found {connector}: that D took "
-        "prompt tokens from outside is the only evidence, so a pair with this connector cannot pass; its tokens and "
-        "acceptance are judged all the same"
-    )
-    findings = [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)]
+    findings = [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", why)]
     for o in alone:
         decode = o.leg("decode")
         if decode is None or not decode.counters:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import typer
 from harness.cli.app import app
 from harness.cli.examples import EXAMPLES
 from harness.cli.help import epilog
+from harness.util.paths import REPOSITORY
 from tests.support.program import inside
 
 ROOT = typer.main.get_command(app)
@@ -58,6 +60,25 @@ def test_an_example_is_understood(name, example, monkeypatch):
     if ">" in words:
         words = words[: words.index(">")]
     assert parsed(words).command.name == name.split()[-1]
+
+
+def documented(page: str) -> list[str]:
+    """The commands of a page: lines of its shell blocks, and what stands between backquotes."""
+    text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"(?:^|`|\| )harness ([a-z][^`\n#]*)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("page", "command"), [(p, c) for p in ("not-run.md", "gpu-machine.md") for c in documented(p)])
+def test_a_command_for_gpu_machines_is_understood(page, command):
+    """Nobody runs these here: at least each option and each shipped profile is there."""
+    assert parsed(shlex.split(command)).command is not None
+
+
+def test_every_row_that_was_not_run_names_a_command_or_says_why_not():
+    rows = [line for line in (REPOSITORY / "docs" / "not-run.md").read_text().splitlines() if line.startswith("| ")]
+    assert len(rows) > 10
+    assert all(re.search(r"`(harness|docker) |any run|none:", row.split("|")[3]) for row in rows[1:])
+    assert len(documented("not-run.md")) > 10
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

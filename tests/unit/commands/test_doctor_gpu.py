@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,9 +13,11 @@ from harness.commands.doctor.gpu import (
     hub_items,
     parse_gpus,
     shipped_transports,
+    toolchain_items,
     transport_items,
     weights_of,
 )
+from harness.commands.doctor.model import Item
 from harness.engines.environment import EngineEnvironment
 from harness.profiles.hub import GIB, Hub
 from harness.profiles.model import Profile, load_profile, read_profile
@@ -179,6 +182,96 @@ def test_transports_that_the_profile_allows(tmp_path, no_ucx_info, monkeypatch, 
     assert item.ok is not bool(lacking)
     assert (f"leaves out {lacking}" in item.found) is bool(lacking)
     assert "UCX_TLS of this shell is not passed on" in item.found
+
+
+def test_every_setting_of_this_shell_that_engines_do_not_get_is_named(tmp_path, no_ucx_info, monkeypatch):
+    for name in ("UCX_NET_DEVICES", "NIXL_LOG_LEVEL"):
+        monkeypatch.setenv(name, "x")
+    _, item = transport_items(gpu_profile(tmp_path), fake_python(tmp_path))
+    assert item.ok and "; NIXL_LOG_LEVEL, UCX_NET_DEVICES of this shell" in item.found
+
+
+# --- kernels, memory, stacks ----------------------------------------------------------------------------------------
+
+
+def program_in(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("#!/bin/sh\n")
+    (folder / name).chmod(0o755)
+    return folder / name
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine of its own: nothing on the PATH, no CUDA, root without capabilities."""
+    for name in ("CC", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    root = tmp_path / "root"
+    (root / "dev" / "shm").mkdir(parents=True)
+    (root / "proc" / "self").mkdir(parents=True)
+    (root / "proc" / "self" / "status").write_text("Name:\tharness\nCapEff:\t0000000000000000\nCapBnd:\t0\n")
+    (root / "proc" / "sys" / "kernel" / "yama").mkdir(parents=True)
+    (root / "proc" / "sys" / "kernel" / "yama" / "ptrace_scope").write_text("1\n")
+    monkeypatch.setattr("harness.commands.doctor.gpu.shutil.disk_usage", lambda _: SimpleNamespace(total=64 * 2**20))
+    monkeypatch.setattr("harness.commands.doctor.gpu.resource.getrlimit", lambda _: (8 * 2**20, 8 * 2**20))
+    monkeypatch.setattr("harness.commands.doctor.gpu.program", lambda: program_in(tmp_path / "scripts", "py-spy"))
+    return root
+
+
+def look(profile: Profile, engines: EngineEnvironment | None, machine: Path) -> dict[str, Item]:
+    return {i.what: i for i in toolchain_items(profile, engines, machine)}
+
+
+def test_a_bare_container_lacks_all_and_every_lack_has_its_advice(tmp_path, machine):
+    (machine / "dev" / "infiniband").mkdir()
+    wide = gpu_profile(tmp_path, attention_backend="FLASHINFER", tensor_parallel={"prefill": 2, "decode": 1})
+    items = look(wide, fake_python(tmp_path), machine)
+    assert not any(i.ok for i in items.values()) and all(i.advice for i in items.values())
+    needed = {what for what, i in items.items() if i.needed}
+    assert needed == {"C compiler", "FlashInfer kernels", "shared memory"}
+    assert "8 MiB, RDMA devices" in items["locked memory"].found
+    assert f"PATH={tmp_path}:" in items["FlashInfer kernels"].advice
+
+
+def test_what_a_profile_does_not_use_is_not_needed(tmp_path, machine):
+    items = look(gpu_profile(tmp_path, attention_backend="FLASH_ATTN"), None, machine)
+    assert {what for what, i in items.items() if i.needed} == {"C compiler"}
+    assert items["locked memory"].ok and "no RDMA device" in items["locked memory"].found
+
+
+@pytest.mark.parametrize("given", ["CUDA_HOME", "CUDA_PATH", "path", "/usr/local/cuda"])
+def test_flashinfer_compiles_with_the_nvcc_that_vllm_finds_and_ninja(tmp_path, machine, monkeypatch, given):
+    home = machine / "usr/local/cuda" if given.startswith("/") else tmp_path / "toolkit"
+    nvcc = program_in(home / "bin", "nvcc")
+    if given == "path":
+        monkeypatch.setenv("PATH", f"{home / 'bin'}:{tmp_path / 'path'}")
+    elif not given.startswith("/"):
+        monkeypatch.setenv(given, str(home))
+    profile = gpu_profile(tmp_path, attention_backend="FLASHINFER")
+    item = look(profile, fake_python(tmp_path), machine)["FlashInfer kernels"]
+    assert not item.ok and str(nvcc) in item.found
+    program_in(tmp_path / "path", "ninja")
+    assert look(profile, fake_python(tmp_path), machine)["FlashInfer kernels"].ok
+
+
+def test_compiled_kernels_need_no_compiler(tmp_path, machine):
+    engines = fake_python(tmp_path)
+    script = Path(engines.executable)
+    script.write_text(script.read_text().replace("esac", f"*flashinfer_cubin*) echo {tmp_path}/f/__init__.py;;\nesac"))
+    item = look(gpu_profile(tmp_path, attention_backend="FLASHINFER"), engines, machine)["FlashInfer kernels"]
+    assert item.ok and "flashinfer-cubin" in item.found
+
+
+def test_stacks_can_be_read_with_the_capability_or_where_the_kernel_lets_everybody(tmp_path, machine):
+    profile = gpu_profile(tmp_path)
+    stacks = "stacks of engines that hang"
+    assert not look(profile, None, machine)[stacks].ok
+    (machine / "proc/self/status").write_text("CapEff:\t0000000000080000\n")
+    assert look(profile, None, machine)[stacks].ok
+    (machine / "proc/self/status").write_text("CapEff:\t0000000000000000\n")
+    (machine / "proc/sys/kernel/yama/ptrace_scope").unlink()
+    assert look(profile, None, machine)[stacks].ok
 
 
 # --- hub ------------------------------------------------------------------------------------------------------------

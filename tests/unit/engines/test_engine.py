@@ -293,6 +293,9 @@ def test_runner_and_backend_are_the_used_ones_and_unknown_ones_are_named_as_such
     log = "Model Runner V2 requires Triton; using the V1 model runner instead.\nUsing FLASH_ATTN backend.\n"
     assert (log_facts.model_runner(log), log_facts.attention_backend(log)) == ("V1", "FLASH_ATTN")
     assert log_facts.model_runner("Using V2 Model Runner") == "V2"
+    # As CUDA's platform logs its own choice (vllm/platforms/cuda.py).
+    chosen = "Using FLASHINFER attention backend out of potential backends: ['FLASHINFER', 'TRITON_ATTN']."
+    assert log_facts.attention_backend(chosen) == "FLASHINFER"
     assert log_facts.attention_backend("attention backend(s) ['TRITON_ATTN']") == "TRITON_ATTN"
     assert (log_facts.model_runner(""), log_facts.attention_backend("")) == ("V1", None)
 

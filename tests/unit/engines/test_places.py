@@ -10,14 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness.engines import inventory as inventory_module
 from harness.engines.command import EngineCommand, build_command
-from harness.engines.executor import local_places
+from harness.engines.executor import local_places, lone_places
 from harness.engines.inventory import cpu_inventory, jobs_of
 from harness.engines.places import LocalPlace, default_places
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineStartError
 from harness.profiles.cells import make_plan, select_cells
 from harness.profiles.model import Profile, load_profile, merged
+from harness.scheduling.gpus import Gpu, visible_devices
 from harness.scheduling.model import EnginePlace, Placement
 from harness.supervision.ports import claim, free_ports, release, trouble
 from harness.supervision.process import SupervisedEngine
@@ -103,6 +105,40 @@ def test_local_engines_have_a_core_each():
     assert {p.host for p in places.values()} == {"127.0.0.1"}
     gpu = load_profile("gpu").engine
     assert {p.devices for p in default_places(["decode", "prefill"], gpu).values()} == {()}
+
+
+GPUS = tuple(Gpu(n, f"GPU-{n}", "H100", 80.0, 0.0, "580.1") for n in range(3))
+
+
+@pytest.mark.parametrize(
+    ("cell", "count", "devices", "said"),
+    [
+        ("pd-eagle3", 2, {"decode": ("0",), "prefill": ("1",)}, "link: NVLink (NV18)"),
+        ("pd-eagle3", 1, {"decode": ("0",), "prefill": ("0",)}, "1 GPU are too few for P and D of pd-eagle3"),
+        ("single-eagle3", 2, {"single": ("0",)}, "single on GPU 0"),
+        ("pd-eagle3", 0, {"decode": (), "prefill": ()}, ""),
+    ],
+)
+def test_engines_that_are_no_runs_are_placed_on_gpus_as_those_of_a_run(monkeypatch, cell, count, devices, said):
+    """`baseline record`, `repro`, `up`, `selftest`, `aa` and `soak` start one group at a time."""
+    monkeypatch.setattr(inventory_module, "visible_here", lambda node: visible_devices(None, GPUS[:count], node))
+    monkeypatch.setattr(inventory_module, "query_links", lambda: {frozenset((0, 1)): "NVLink (NV18)"})
+    profile = load_profile("gpu")
+    (group,) = make_plan(profile, select_cells(profile, [cell])).groups
+    told: list[str] = []
+    places = lone_places(group, profile, told.append)
+    assert {role: place.devices for role, place in places.items()} == devices
+    assert said in " ".join(told)
+
+
+def test_a_pair_that_fits_on_no_gpu_is_not_started(monkeypatch):
+    monkeypatch.setattr(inventory_module, "visible_here", lambda node: visible_devices(None, GPUS[:2], node))
+    monkeypatch.setattr(inventory_module, "query_links", dict)
+    wide = {"engine": {"tensor_parallel": {"prefill": 4, "decode": 1}}}
+    profile = Profile.model_validate(merged(load_profile("gpu").model_dump(), wide))
+    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
+    with pytest.raises(EngineStartError, match=r"pd-none: expected .* 4 × .* for prefill"):
+        lone_places(group, profile, lambda _: None)
 
 
 def test_every_engine_gets_the_tensor_parallel_size_of_its_role_or_none_is_started():

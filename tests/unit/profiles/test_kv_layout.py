@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from harness.profiles.kv_layout import FULL, windows_in, windows_of
+from harness.profiles.kv_layout import FULL, config_in, recurrent, windows_of
 from harness.prompts.lengths import published_blocks
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -31,12 +31,32 @@ def test_kinds_of_attention(config, windows):
     assert windows_of(config) == windows
 
 
-def test_config_that_cannot_be_read_counts_as_full_attention(tmp_path):
-    assert windows_in(tmp_path) == FULL
-    (tmp_path / "config.json").write_text("[")
-    assert windows_in(tmp_path) == FULL
+@pytest.mark.parametrize("text", [None, "[", "[]", "{}"])
+def test_config_that_cannot_be_read_counts_as_full_attention(tmp_path, text):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    config = config_in(tmp_path)
+    assert (windows_of(config), recurrent(config)) == (FULL, False)
+    assert config_in(None) == {}
+
+
+def test_config_of_a_folder_is_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"layer_types": MIXED, "sliding_window": 8}))
-    assert windows_in(tmp_path) == (None, 8)
+    assert windows_of(config_in(tmp_path)) == (None, 8)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "state"),
+    [
+        (MIXED, False),
+        (["chunked_attention", "full_attention"], False),
+        (["linear_attention", "full_attention"], True),
+        (["mamba", "full_attention"], True),
+        (["conv"], True),
+    ],
+)
+def test_layers_with_a_state(kinds, state):
+    assert recurrent({"text_config": {"layer_types": kinds}}) is state
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (64, 2), (96, 3), (97, 3), (181, 3)])
