@@ -113,10 +113,12 @@ def _fewer(cell: CellView, o: Observation, spec: Speculation) -> tuple[int, int]
 def _paddings(cell: CellView) -> Counter[bool]:
     """Count, of the hand-offs whose steps alone decide it, those with a padded first step and those without.
 
-    Requests beside others are left out: one that is preempted at once computes its prompt itself.
+    Left out are requests whose prompt D computed by itself, after a transfer that failed, and requests beside others,
+    of which one that is preempted at once does so, too.
     """
     alone = (o for o in cell.answered().values() if o.route == "cell" and o.concurrent == 1)
-    steps = (real_steps(leg) for o in alone if (leg := o.leg("decode")) is not None)
+    legs = (leg for o in alone if (leg := o.leg("decode")) is not None)
+    steps = (real_steps(leg) for leg in legs if leg.counters.get("prompt_tokens_local_compute", 0) <= 1)
     return Counter(s.padded for s in steps if s is not None and s.accepted and s.certain)
 
 
