@@ -239,7 +239,7 @@ def _attached(
         {role: look_at(role, url, key) for role in get_args(Role) if (url := servers.get(role))},
         look_at("router", router, key) if router is not None else None,
     )
-    executor.require_fit(prepared.plan)
+    executor.require_fit(prepared.plan, prepared.profile)
     return executor
 
 

@@ -1,7 +1,7 @@
 """Servers that run already: the harness asks them, starts nothing and ends nothing.
 
-Nothing is known of such a server but what it answers: its model's name, its metrics, its version. What a check needs
-and a server does not offer is missing evidence.
+Nothing is known of such a server but what it answers: its model's name, its metrics, its version, its settings. What a
+check needs and a server does not offer is missing evidence.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from harness.engines.executor import HoldsNothing
 from harness.engines.http import get
 from harness.engines.inventory import Inventory
 from harness.engines.places import Places
+from harness.engines.server_info import ServerInfo, ask
 from harness.errors import EngineDiedError, UsageError
 from harness.history.records import ATTACHED, EngineRecord
-from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE
+from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE, SERVER_INFO
 from harness.profiles.cells import EngineGroup, Plan, Role
 from harness.profiles.model import Profile
 from harness.scheduling.model import Device, Placement
@@ -48,7 +49,8 @@ class Server(NamedTuple):
     version: str
     """Of vLLM; empty if it does not tell."""
     surfaces: dict[str, bool]
-    """Whether it has each of ``_PROBED``."""
+    """Whether it has each of ``_PROBED`` and ``/server_info``."""
+    info: ServerInfo
 
 
 def look_at(role: Role | Literal["router"], url: str, key: ApiKey | None) -> Server:
@@ -72,8 +74,9 @@ def look_at(role: Role | Literal["router"], url: str, key: ApiKey | None) -> Ser
     version = ""
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
         version = str(get(f"{root}/version", headers, _TIMEOUT_S).json()["version"]).partition("+")[0]
-    surfaces = {name: _has(f"{root}{path}", headers) for name, path in _PROBED.items()}
-    return Server(role, root, key, model, version, surfaces)
+    info = ask(root, headers)
+    surfaces = {name: _has(f"{root}{path}", headers) for name, path in _PROBED.items()} | {SERVER_INFO: info.offered}
+    return Server(role, root, key, model, version, surfaces, info)
 
 
 def _has(url: str, headers: Mapping[str, str]) -> bool:
@@ -197,12 +200,13 @@ class AttachedExecutor(HoldsNothing):
             found = ", ".join(sorted(version or "one that does not tell" for version in versions))
             raise UsageError(f"expected servers of one vLLM, found {found}; judge them one by one")
         offered = [server.surfaces for server in self.servers.values()]
-        surfaces = {name: all(of[name] for of in offered) for name in _PROBED}
+        surfaces = {name: all(of[name] for of in offered) for name in (*_PROBED, SERVER_INFO)}
         known = {"vllm": next(iter(versions)), "surfaces": surfaces}
         return EngineEnvironment.unknown(profile.engine.device).model_copy(update=known)
 
-    def require_fit(self, plan: Plan) -> None:
-        """Raise UsageError unless the cells are one method's on the pair, and one method's on the single server."""
+    def require_fit(self, plan: Plan, profile: Profile) -> None:
+        """Raise UsageError unless the cells are one method's on the pair, and one method's on the single server, and
+        the servers have the settings of the profile, as far as they say."""
         for topology, roles in (("pd", ("prefill", "decode")), ("single", ("single",))):
             groups = [g for g in plan.groups if g.topology == topology]
             missing = [role for role in roles if role not in self.servers]
@@ -228,6 +232,14 @@ class AttachedExecutor(HoldsNothing):
             )
         if not routed and self.router is not None:
             raise UsageError("expected cells that --router can answer, found none; select *-router, too, with --cell")
+        for group in plan.groups:
+            for role in group.roles:
+                server, part = self.servers[role], profile.part(group.variant)
+                if others := "; ".join(server.info.differences(part, group.method_of(role), role)):
+                    raise UsageError(
+                        f"--{role} {server.url}: expected the settings of the profile: {others}; start the server with "
+                        "them, or give a profile that has the server's (docs/profiles.md)"
+                    )
 
     def inventory(self, profile: Profile) -> Inventory:
         devices = tuple(Device(f"{_NODE}/{role}", _NODE, _GIB, n) for n, role in enumerate(self.servers))

@@ -14,9 +14,11 @@ import pytest
 from harness.engines.api_key import ApiKey
 from harness.engines.attached import AttachedExecutor, AttachedPlace, Server, look_at
 from harness.engines.command import build_command
+from harness.engines.log_facts import Facts
 from harness.engines.routers import Routers
+from harness.engines.server_info import ServerInfo
 from harness.errors import EngineDiedError, UsageError
-from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE
+from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE, SERVER_INFO
 from harness.profiles.model import load_profile
 from harness.workload.prepare import prepare
 from tests.support.engines import ENVIRONMENT
@@ -24,15 +26,33 @@ from tests.support.engines import ENVIRONMENT
 PROFILE = load_profile("cpu")
 
 
+METRICS = """# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",hash_block_size="8",num_gpu_blocks="99"} 1.0
+"""
+DRAFTS = {"num_speculative_tokens": 3}
+SAID = {
+    "cache_config": {"block_size": 32, "cache_dtype": "auto"},
+    "model_config": {"dtype": "torch.float32", "enforce_eager": True},
+    "parallel_config": {"tensor_parallel_size": 1},
+    "scheduler_config": {"max_num_batched_tokens": 192, "max_num_scheduled_tokens": 184},
+    "speculative_config": {"method": "eagle3"} | DRAFTS,
+    "kv_transfer_config": {"kv_connector": "NixlConnector", "kv_connector_extra_config": {}},
+}
+
+
 @contextmanager
-def fake_server(key: str = "", dev: bool = True) -> Iterator[str]:
+def fake_server(key: str = "", dev: bool = True, said: object = SAID) -> Iterator[str]:
+    """Serve what a vLLM says of itself; ``said`` is its configuration, offered with ``dev`` alone."""
+
     class FakeServer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             paths = {"/v1/models": {"data": [{"id": "mine"}]}, "/version": {"version": "0.32.0+cpu"}, "/health": {}}
+            if dev:
+                paths["/server_info?config_format=json"] = {"vllm_config": said, "vllm_env": {}}
             allowed = not key or self.headers.get("Authorization") == f"Bearer {key}" or self.path == "/health"
             known = 405 if dev and self.path in ("/pause", "/reset_prefix_cache") else 404
-            status = (200 if self.path in paths else known) if allowed else 401
-            body = json.dumps(paths.get(self.path, {})).encode()
+            status = (200 if self.path in (*paths, "/metrics") else known) if allowed else 401
+            body = METRICS.encode() if self.path == "/metrics" else json.dumps(paths.get(self.path, {})).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -50,14 +70,63 @@ def fake_server(key: str = "", dev: bool = True) -> Iterator[str]:
         server.server_close()
 
 
-def known(role: str, version: str = "0.32.0", dev: bool = True) -> Server:
-    return Server(role, "http://10.0.0.7:8000", None, "mine", version, {PAUSE: dev, RESET_PREFIX_CACHE: dev})
+def known(role: str, version: str = "0.32.0", dev: bool = True, said: object = None) -> Server:
+    info = ServerInfo(said or {}, {}, dev)
+    surfaces = dict.fromkeys((PAUSE, RESET_PREFIX_CACHE, SERVER_INFO), dev)
+    return Server(role, "http://10.0.0.7:8000", None, "mine", version, surfaces, info)
 
 
 def test_a_server_says_its_model_its_version_and_what_it_offers():
     with fake_server() as url:
         found = look_at("single", f"{url}/", None)
-    assert found == Server("single", url, None, "mine", "0.32.0", {PAUSE: True, RESET_PREFIX_CACHE: True})
+    surfaces = dict.fromkeys((PAUSE, RESET_PREFIX_CACHE, SERVER_INFO), True)
+    assert found == Server("single", url, None, "mine", "0.32.0", surfaces, ServerInfo(SAID, {}, True))
+    assert found.info.facts == Facts(model_runner=None, attention_backend=None, step_tokens=184)
+
+
+@pytest.mark.parametrize("server", [{"dev": False}, {"said": "model='mine', …"}, {"said": None}])
+def test_a_server_that_does_not_say_its_settings_has_its_block_size_in_its_metrics(server):
+    with fake_server(**server) as url:
+        found = look_at("single", url, None)
+    assert not found.surfaces[SERVER_INFO]
+    assert found.info == ServerInfo({"cache_config": {"block_size": 16}}, {}, False)
+    assert found.info.facts == Facts(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "role", "words"),
+    [
+        ("cache_config", {"block_size": 16}, "decode", "engine.block_size 32, found 16"),
+        ("model_config", {"dtype": "torch.bfloat16"}, "decode", "engine.dtype float32, found bfloat16"),
+        ("model_config", {"enforce_eager": False}, "prefill", "engine.enforce_eager True, found False"),
+        ("parallel_config", {"tensor_parallel_size": 2}, "decode", "engine.tensor_parallel 1, found 2"),
+        ("speculative_config", None, "decode", "num_speculative_tokens 3, found 0"),
+        ("speculative_config", {"method": "dflash"} | DRAFTS, "decode", "method eagle3, found dflash"),
+        (
+            "kv_transfer_config",
+            {"kv_connector": "NixlConnector", "kv_connector_extra_config": {"kv_lease_duration": 90}},
+            "prefill",
+            "engine.kv_lease_s 30, found 90",
+        ),
+    ],
+)
+def test_a_server_with_other_settings_than_the_profile_is_refused(section, settings, role, words):
+    method = next(m for m in PROFILE.methods if m.kind == "eagle3")
+    assert list(ServerInfo(SAID, {}, True).differences(PROFILE, method, role)) == []
+    other = {**SAID, section: settings}
+    assert list(ServerInfo(other, {}, True).differences(PROFILE, method, role)) == [words]
+    pair = {r: known(r, said=other if r == role else SAID) for r in ("prefill", "decode")}
+    with pytest.raises(UsageError, match=rf"--{role} http://10\.0\.0\.7:8000: expected the settings .* {words}; start"):
+        AttachedExecutor(pair).require_fit(prepare("cpu", ["pd-eagle3"], ["cold"]).plan, PROFILE)
+
+
+def test_settings_of_an_unexpected_shape_are_not_told():
+    method = next(m for m in PROFILE.methods if m.kind == "eagle3")
+    for shape in ({}, {"cache_config": 3, "model_config": []}, {name: None for name in SAID if "spec" not in name}):
+        info = ServerInfo(shape, {"VLLM_USE_V2_MODEL_RUNNER": "?"}, True)
+        assert list(info.differences(PROFILE, method, "decode")) == []
+        assert info.facts == Facts(None, None, None)
+    assert ServerInfo({}, {"VLLM_USE_V2_MODEL_RUNNER": True}, True).facts.model_runner == "V2"
 
 
 def test_what_a_server_lacks_is_recorded_as_missing():
@@ -102,10 +171,10 @@ def test_servers_answer_the_cells_of_their_method(roles, cells, words):
     executor = AttachedExecutor({role: known(role) for role in roles})
     plan = prepare("cpu", cells, ["cold"]).plan
     if words is None:
-        executor.require_fit(plan)
+        executor.require_fit(plan, PROFILE)
         return
     with pytest.raises(UsageError, match=words):
-        executor.require_fit(plan)
+        executor.require_fit(plan, PROFILE)
 
 
 def test_cells_with_a_router_are_asked_through_the_one_that_runs(tmp_path: Path):
@@ -114,9 +183,9 @@ def test_cells_with_a_router_are_asked_through_the_one_that_runs(tmp_path: Path)
         router = look_at("router", url, None)
     executor = AttachedExecutor(pair, router)
     plan = prepare("cpu", ["pd-eagle3*"], ["cold"]).plan
-    executor.require_fit(plan)
+    executor.require_fit(plan, PROFILE)
     with pytest.raises(UsageError, match="expected cells that --router can answer"):
-        executor.require_fit(prepare("cpu", ["pd-eagle3"], ["cold"]).plan)
+        executor.require_fit(prepare("cpu", ["pd-eagle3"], ["cold"]).plan, PROFILE)
     (group,) = plan.groups
     routers = Routers(group, tmp_path, ApiKey("k" * 20), 1.0, lambda _: None)
     routers.start({}, {True}, router)
