@@ -225,7 +225,7 @@ def _attached(
     cells that they cannot answer.
     """
     from harness.engines.api_key import ApiKey
-    from harness.engines.attached import AttachedExecutor, look_at
+    from harness.engines.attached import AttachedExecutor, look_at, look_at_router
     from harness.profiles.cells import Role
 
     if given:
@@ -235,10 +235,9 @@ def _attached(
     if key_variable is not None and not os.environ.get(key_variable):
         raise UsageError(f"--key-variable {key_variable}: expected the key of the servers in it, found it unset")
     key = ApiKey(os.environ[key_variable]) if key_variable is not None else None
-    executor = AttachedExecutor(
-        {role: look_at(role, url, key) for role in get_args(Role) if (url := servers.get(role))},
-        look_at("router", router, key) if router is not None else None,
-    )
+    found = {role: look_at(role, url, key) for role in get_args(Role) if (url := servers.get(role))}
+    pair = [server for role, server in found.items() if role != "single"]
+    executor = AttachedExecutor(found, look_at_router(router, key, pair) if router is not None else None)
     executor.require_fit(prepared.plan, prepared.profile)
     return executor
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
@@ -34,6 +34,7 @@ _TIMEOUT_S = 10.0
 _NODE = "attached"
 _PROBED = {PAUSE: "/pause", RESET_PREFIX_CACHE: "/reset_prefix_cache"}
 """What a server offers with VLLM_SERVER_DEV_MODE=1 alone."""
+_NO_SUCH_PATH = ("status 404", "status 405")
 _GIB = 1e6
 """Memory of the imaginary devices that attached servers are scheduled on: enough for any engine."""
 
@@ -41,7 +42,7 @@ _GIB = 1e6
 class Server(NamedTuple):
     """A server that runs already."""
 
-    role: Role | Literal["router"]
+    role: Role
     url: str
     key: ApiKey | None
     model: str
@@ -53,30 +54,77 @@ class Server(NamedTuple):
     info: ServerInfo
 
 
-def look_at(role: Role | Literal["router"], url: str, key: ApiKey | None) -> Server:
-    """Ask a server for its model and version. Raises UsageError when it does not answer as vLLM does."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/") or parts.query:
-        raise UsageError(f"--{role} {url}: expected the address of a server, such as http://10.0.0.7:8000")
-    root = url.rstrip("/")
-    headers = key.headers if key is not None else {}
-    try:
-        answer = get(f"{root}/v1/models", headers, _TIMEOUT_S)
-        found = f"status {answer.status_code}"
-        model = str(answer.json()["data"][0]["id"]) if answer.status_code == httpx.codes.OK else ""
-    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-        model, found = "", f"{type(error).__name__}: {error}"
+class Front(NamedTuple):
+    """A router that runs already, in front of such servers."""
+
+    url: str
+    key: ApiKey | None
+    model: str
+    """The name under which it is asked for the model."""
+    lists_model: bool = True
+    """Whether it told that name; a bare proxy, as vLLM's tests have one, passes on the one that P and D know."""
+
+
+def look_at(role: Role, url: str, key: ApiKey | None) -> Server:
+    """Ask a server for its model, version and settings. Raises UsageError when it does not answer as vLLM does."""
+    root, headers = _root(role, url), _headers(key)
+    model, found = _served(root, headers)
     if not model:
-        raise UsageError(
-            f"--{role} {url}: expected a server that lists its model at /v1/models, found {found}; start it, or name "
-            "the variable with its key (--key-variable)"
-        )
+        raise UsageError(_unserved(role, url, found))
     version = ""
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
         version = str(get(f"{root}/version", headers, _TIMEOUT_S).json()["version"]).partition("+")[0]
     info = ask(root, headers)
     surfaces = {name: _has(f"{root}{path}", headers) for name, path in _PROBED.items()} | {SERVER_INFO: info.offered}
     return Server(role, root, key, model, version, surfaces, info)
+
+
+def look_at_router(url: str, key: ApiKey | None, behind: Iterable[Server]) -> Front:
+    """Ask a router for its model. Raises UsageError when it does not answer, or names none and P and D different ones.
+
+    That it hands off between these P and D is shown by their counters alone.
+    """
+    root = _root("router", url)
+    model, found = _served(root, _headers(key))
+    if model:
+        return Front(root, key, model)
+    if found not in _NO_SUCH_PATH:
+        raise UsageError(_unserved("router", url, found))
+    names = sorted({server.model for server in behind})
+    if len(names) > 1:
+        raise UsageError(
+            f"--router {url}: expected P and D to serve the model under one name behind a router that lists none at "
+            f"/v1/models, found {' and '.join(names)}; start both with the same --served-model-name"
+        )
+    return Front(root, key, names[0], lists_model=False)
+
+
+def _root(option: str, url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/") or parts.query:
+        raise UsageError(f"--{option} {url}: expected the address of a server, such as http://10.0.0.7:8000")
+    return url.rstrip("/")
+
+
+def _headers(key: ApiKey | None) -> Mapping[str, str]:
+    return key.headers if key is not None else {}
+
+
+def _served(root: str, headers: Mapping[str, str]) -> tuple[str, str]:
+    """Return the model that a server lists first, "" if it lists none, and what it answered, in words."""
+    try:
+        answer = get(f"{root}/v1/models", headers, _TIMEOUT_S)
+        found = f"status {answer.status_code}"
+        return (str(answer.json()["data"][0]["id"]) if answer.status_code == httpx.codes.OK else ""), found
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        return "", f"{type(error).__name__}: {error}"
+
+
+def _unserved(option: str, url: str, found: str) -> str:
+    return (
+        f"--{option} {url}: expected a server that lists its model at /v1/models, found {found}; start it, or name the "
+        "variable with its key (--key-variable)"
+    )
 
 
 def _has(url: str, headers: Mapping[str, str]) -> bool:
@@ -116,7 +164,7 @@ class AttachedRouter:
 class AttachedEngine:
     """The handle of a server that runs already. Ending it does nothing."""
 
-    def __init__(self, server: Server, command: EngineCommand, log_path: Path, router: Server | None = None) -> None:
+    def __init__(self, server: Server, command: EngineCommand, log_path: Path, router: Front | None = None) -> None:
         self.server = server
         self.router = router
         self.command = command
@@ -162,7 +210,7 @@ class AttachedPlace:
     devices: tuple[str, ...] = ()
     node: str | None = None
 
-    def __init__(self, server: Server, router: Server | None = None) -> None:
+    def __init__(self, server: Server, router: Front | None = None) -> None:
         self._server = server
         self._router = router
         self._parts = urlsplit(server.url)
@@ -188,7 +236,7 @@ class AttachedExecutor(HoldsNothing):
 
     at_once: int | None = 1
 
-    def __init__(self, servers: Mapping[Role, Server], router: Server | None = None) -> None:
+    def __init__(self, servers: Mapping[Role, Server], router: Front | None = None) -> None:
         """``router`` hands off between the servers of the pair."""
         self.servers = dict(servers)
         self.router = router

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness.engines.api_key import ApiKey
-from harness.engines.attached import AttachedExecutor, AttachedPlace, Server, look_at
+from harness.engines.attached import AttachedExecutor, AttachedPlace, Front, Server, look_at, look_at_router
+from harness.engines.client import Sampling
 from harness.engines.command import build_command
 from harness.engines.log_facts import Facts
 from harness.engines.routers import Routers
@@ -41,6 +42,17 @@ SAID = {
 
 
 @contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
 def fake_server(key: str = "", dev: bool = True, said: object = SAID) -> Iterator[str]:
     """Serve what a vLLM says of itself; ``said`` is its configuration, offered with ``dev`` alone."""
 
@@ -61,13 +73,8 @@ def fake_server(key: str = "", dev: bool = True, said: object = SAID) -> Iterato
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeServer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(FakeServer) as url:
+        yield url
 
 
 def known(role: str, version: str = "0.32.0", dev: bool = True, said: object = None) -> Server:
@@ -180,7 +187,8 @@ def test_servers_answer_the_cells_of_their_method(roles, cells, words):
 def test_cells_with_a_router_are_asked_through_the_one_that_runs(tmp_path: Path):
     pair = {"prefill": known("prefill"), "decode": known("decode")}
     with fake_server() as url:
-        router = look_at("router", url, None)
+        router = look_at_router(url, None, pair.values())
+    assert router == Front(url, None, "mine")
     executor = AttachedExecutor(pair, router)
     plan = prepare("cpu", ["pd-eagle3*"], ["cold"]).plan
     executor.require_fit(plan, PROFILE)
@@ -193,6 +201,69 @@ def test_cells_with_a_router_are_asked_through_the_one_that_runs(tmp_path: Path)
     (record,) = routers.records()
     assert (record.role, record.argv, record.attached) == ("router", ("attached", url), True)
     assert routers.end() == []
+
+
+@contextmanager
+def fake_toy_proxy(status: int = 404) -> Iterator[str]:
+    """Serve what the proxy of vLLM's NIXL tests does: completions alone, under whatever name D has for its model."""
+
+    class FakeToyProxy(BaseHTTPRequestHandler):
+        def answer(self, status: int, body: object) -> None:
+            content = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def do_GET(self) -> None:
+            self.answer(status, {"detail": "Not Found"})
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            choice = {"token_ids": [7], "prompt_token_ids": asked["prompt"], "finish_reason": "length"}
+            self.answer(200, {"model": asked["model"], "choices": [choice]})
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(FakeToyProxy) as url:
+        yield url
+
+
+def test_a_proxy_that_lists_no_model_is_asked_by_the_name_that_p_and_d_have(tmp_path: Path):
+    (group,) = prepare("cpu", ["pd-eagle3*"], ["cold"]).plan.groups
+    said: list[str] = []
+    with fake_toy_proxy() as url:
+        router = look_at_router(url, None, [known("prefill"), known("decode")])
+        assert router == Front(url, None, "mine", lists_model=False)
+        routers = Routers(group, tmp_path, ApiKey("k" * 20), 5.0, said.append)
+        routers.start({}, {True}, router)
+        leg = routers.clients[True].complete([1, 2], Sampling(1, 0), "id", "salt", count=False)
+        routers.end()
+    assert (leg.role, leg.echoed_ids, leg.output_ids) == ("decode", (1, 2), (7,))
+    assert "P's and D's name for it; only their counters show what the router does" in said[0]
+
+
+def test_a_proxy_that_lists_no_model_needs_one_name_for_it():
+    pair = [known("prefill"), known("decode")._replace(model="yours")]
+    with (
+        fake_toy_proxy() as url,
+        pytest.raises(UsageError, match=r"under one name .* found mine and yours"),
+    ):
+        look_at_router(url, None, pair)
+
+
+@pytest.mark.parametrize("status", [200, 401, 500])
+def test_a_router_that_refuses_to_list_its_model_is_no_proxy(status):
+    with fake_toy_proxy(status) as url, pytest.raises(UsageError, match=r"--router .*lists its model .* found "):
+        look_at_router(url, None, [known("prefill")])
+
+
+def test_a_router_that_does_not_answer_is_refused():
+    with fake_toy_proxy() as url:
+        pass
+    with pytest.raises(UsageError, match=r"--router .*found ConnectError"):
+        look_at_router(url, None, [known("prefill")])
 
 
 def test_servers_of_different_versions_are_refused():
