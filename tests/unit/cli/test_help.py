@@ -6,14 +6,12 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-import typer
 
 from harness.cli.app import app
 from harness.cli.examples import EXAMPLES
 from harness.cli.help import epilog
+from tests.support.command_lines import ROOT, parsed
 from tests.support.program import inside
-
-ROOT = typer.main.get_command(app)
 
 
 def commands(group=ROOT, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -32,16 +30,6 @@ GROUPS = sorted({c[:-1] for c in COMMANDS})
 def narrow(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
-
-
-def parsed(words: list[str]):
-    """Let the program read a command line without carrying it out."""
-    context = ROOT.make_context("harness", words, resilient_parsing=False)
-    group, left = ROOT, words
-    while hasattr(group, "commands"):
-        name, group, left = group.resolve_command(context, left)
-        context = group.make_context(name, left, parent=context)
-    return context
 
 
 def test_every_command_has_examples_and_no_other_has():
