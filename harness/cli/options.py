@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -17,6 +17,10 @@ from harness.errors import UsageError
 from harness.history.layout import require_run
 from harness.util.paths import DEFAULT_OUT
 from harness.util.text import harmless
+
+if TYPE_CHECKING:
+    from harness.engines.flags import EngineFlags
+    from harness.workload.prepare import Prepared
 
 LATEST = DEFAULT_OUT / "latest"
 """The newest run: what commands read that are given none."""
@@ -184,6 +188,19 @@ def chosen_profile(profile: str, quick: bool) -> str:
         return quick_form(profile)
     require_profile(profile)
     return profile
+
+
+def flags_for(prepared: Prepared, arguments: list[str] | None, variables: list[str] | None) -> EngineFlags:
+    """Return what ``--engine-arg`` and ``--engine-env`` add to the engines of a run.
+
+    Raises UsageError for what is neither, and for what the harness itself sets.
+    """
+    from harness.engines.flags import parse_flags
+    from harness.runner.run import require_free
+
+    flags = parse_flags(arguments or [], variables or [])
+    require_free(prepared, flags)
+    return flags
 
 
 def quick_form(profile: str) -> str:
