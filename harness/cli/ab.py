@@ -43,6 +43,7 @@ def ab_command(
     Arguments and variables are added to the engines of --head alone. The exit code is that of the worst finding that
     head has and base has not: 1 when it is a regression, 2 when that cannot be told, 0 when there is none.
     """
+    from harness.engines.environment import engines_for
     from harness.engines.flags import NO_FLAGS, parse_flags
 
     flags = parse_flags(engine_arg or [], engine_env or [])
@@ -63,10 +64,12 @@ def ab_command(
     with Reporter(seconds) as reporter:
         reporter.line(f"2 × {counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.requests, 'request')} each")
         device = prepared.profile.engine.device
+        pythons = [_python(*option, device, reporter.line) for option in (("--base", base), ("--head", head or base))]
         before, after = (
-            _python(*option, device, reporter.line) for option in (("--base", base), ("--head", head or base))
+            engines_for(prepared.profile, prepared.plan, python, added)
+            for python, added in zip(pythons, (NO_FLAGS, flags), strict=True)
         )
-        sides = (Side("base", before, NO_FLAGS), Side("head", after, flags))
+        sides = (Side("base", before), Side("head", after))
         comparison, folder = record_both(prepared, sides, out or DEFAULT_OUT, reporter)
     console = make_console()
     print_comparison(comparison, console)

@@ -29,6 +29,7 @@ from harness.history.layout import require_run
 from harness.util.text import counted, lasting
 
 if TYPE_CHECKING:
+    from harness.engines.attached import AttachedExecutor
     from harness.engines.executor import Executor, ExecutorChoice
     from harness.engines.flags import EngineFlags
     from harness.reports.judge_run import Outcome
@@ -163,6 +164,7 @@ def run_command(
         require_run(resume)
     profile = chosen_profile(profile, quick)
     from harness.commands.run import execute
+    from harness.engines.environment import engines_for
     from harness.engines.executor import ExecutorChoice, make_executor
     from harness.engines.flags import parse_flags
     from harness.mutants.install import require_alone
@@ -182,7 +184,7 @@ def run_command(
         make_missing(profile, lambda words: typer.echo(f"harness: {words}", err=True), engine_python)
     prepared = prepare(profile, cell or [], scenario or [])
     require_free(prepared, flags)
-    chosen = make_executor(choice, mutant or [], base_port)
+    chosen: Executor = make_executor(choice, mutant or [], base_port)
     servers = {"prefill": prefill, "decode": decode, "single": single}
     if router is not None and not (prefill and decode):
         raise UsageError(
@@ -201,7 +203,10 @@ def run_command(
         chosen = _attached(
             prepared, servers, router, key_variable, [option for option, value in given.items() if value]
         )
-    options = RunOptions(engine_python, chosen, tuple(mutant or ()), together, flags=flags)
+        environment = chosen.environment(prepared.profile)
+    else:
+        environment = engines_for(prepared.profile, prepared.plan, engine_python, flags)
+    options = RunOptions(engine_python, chosen, tuple(mutant or ()), together, flags=flags, environment=environment)
     carry_out(
         chosen,
         _apart(choice),
@@ -218,7 +223,7 @@ def _attached(
     router: str | None,
     key_variable: str | None,
     given: Sequence[str],
-) -> Executor:
+) -> AttachedExecutor:
     """Return an executor with servers that run already.
 
     Raises UsageError for options about engines that are started, a key that is not set, servers that do not answer, and

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.commands.run import execute
-from harness.engines.flags import EngineFlags
+from harness.engines.environment import EngineEnvironment
 from harness.history.verdict import Verdict, worst
 from harness.judging.references import References
 from harness.profiles.cells import CellName
@@ -22,6 +22,7 @@ from harness.runner.options import RunOptions
 from harness.runner.run import new_folder
 from harness.util.files import write_atomic
 from harness.util.progress import Reporter
+from harness.util.text import counted
 from harness.workload.cells import CellWork, Item
 from harness.workload.prepare import Prepared, prepare
 
@@ -32,9 +33,7 @@ class Side(NamedTuple):
     """One of the two vLLMs."""
 
     name: str
-    python: str | None
-    """Its interpreter; None for the harness's own."""
-    flags: EngineFlags
+    environment: EngineEnvironment
 
 
 def with_references(source: str, cells: list[str], scenarios: list[str]) -> Prepared:
@@ -70,10 +69,9 @@ def record_both(prepared: Prepared, sides: tuple[Side, Side], out: Path, reporte
     """Record both sides and compare them; return the comparison and the folder with both runs and the page."""
     folder = new_folder(out, prepared.profile, "ab")
     runs = []
-    for side in sides:
-        reporter.line(f"{side.name}: {side.python or 'own environment'} {' '.join(side.flags.options)}".rstrip())
-        options = RunOptions(side.python, flags=side.flags)
-        runs.append(execute(prepared, folder / side.name, reporter, options).folder)
+    for name, environment in sides:
+        reporter.line(f"{name}: {environment.executable} {' '.join(environment.flags.options)}".rstrip())
+        runs.append(execute(prepared, folder / name, reporter, RunOptions(environment=environment)).folder)
     first, second = runs
     comparison = compare_runs(first, second, References(against=first))
     write_atomic(folder / PAGE, render_comparison(comparison))
@@ -100,7 +98,7 @@ def conclusion(comparison: Comparison) -> tuple[Verdict, str]:
     if new:
         first = new[0]
         return worst([f.verdict for f in new]), (
-            f"head has {len(new)} findings that base does not have, first {first.id}: {first.message}"
+            f"head has {counted(len(new), 'finding')} that base does not have, first {first.id}: {first.message}"
         )
     if unknown:
         return Verdict.UNKNOWN, f"not judged: {', '.join(unknown[:6])}; nothing else tells head from base"
