@@ -11,9 +11,11 @@ from harness.cli.options import (
     CellOption,
     EngineArgOption,
     EngineEnvOption,
+    KeyVariableOption,
     OutOption,
     ProfileOption,
     ScenarioOption,
+    key_in,
     make_console,
 )
 from harness.errors import UsageError
@@ -24,7 +26,10 @@ def ab_command(
     base: Annotated[
         str | None,
         typer.Option(
-            "--base", metavar="VERSION|PYTHON", help="vLLM as it was: 0.30.0, or an interpreter. Default: the own one."
+            "--base",
+            metavar="VERSION|PYTHON|URL",
+            help="vLLM as it was: 0.30.0, an interpreter, or a single server without speculation that runs already. "
+            "Default: the own one.",
         ),
     ] = None,
     head: Annotated[
@@ -36,6 +41,7 @@ def ab_command(
     scenario: ScenarioOption = None,
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
+    key_variable: KeyVariableOption = None,
     out: OutOption = None,
 ) -> None:
     """Did the change break it? Run the same cells on two vLLMs and judge the second by the first; needs no baseline.
@@ -43,16 +49,16 @@ def ab_command(
     Arguments and variables are added to the engines of --head alone. The exit code is that of the worst finding that
     head has and base has not: 1 when it is a regression, 2 when that cannot be told, 0 when there is none.
     """
-    from harness.engines.environment import engines_for
     from harness.engines.flags import NO_FLAGS, parse_flags
 
     flags = parse_flags(engine_arg or [], engine_env or [])
-    if (head is None or head == base) and flags == NO_FLAGS:
+    url = base is not None and base.startswith(("http://", "https://"))
+    if not url and (head is None or head == base) and flags == NO_FLAGS:
         raise UsageError(
             "expected --head, or --engine-arg or --engine-env, found nothing that tells head from base; "
             "`harness aa` compares equal engines"
         )
-    from harness.commands.ab import PAGE, Side, conclusion, record_both, with_references
+    from harness.commands.ab import PAGE, attached, conclusion, record_both, started, with_references
     from harness.reports.beyond import print_comparison
     from harness.runner.run import require_free
     from harness.util.paths import DEFAULT_OUT
@@ -64,13 +70,12 @@ def ab_command(
     with Reporter(seconds) as reporter:
         reporter.line(f"2 × {counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.requests, 'request')} each")
         device = prepared.profile.engine.device
-        pythons = [_python(*option, device, reporter.line) for option in (("--base", base), ("--head", head or base))]
-        before, after = (
-            engines_for(prepared.profile, prepared.plan, python, added)
-            for python, added in zip(pythons, (NO_FLAGS, flags), strict=True)
-        )
-        sides = (Side("base", before), Side("head", after))
-        comparison, folder = record_both(prepared, sides, out or DEFAULT_OUT, reporter)
+        if base is not None and url:
+            before, base = attached(prepared, base, key_in(key_variable)), None
+        else:
+            before = started("base", prepared, _python("--base", base, device, reporter.line), NO_FLAGS)
+        after = started("head", prepared, _python("--head", head or base, device, reporter.line), flags)
+        comparison, folder = record_both(prepared.profile, (before, after), out or DEFAULT_OUT, reporter)
     console = make_console()
     print_comparison(comparison, console)
     verdict, why = conclusion(comparison)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ from harness.util.paths import DEFAULT_OUT
 from harness.util.text import harmless
 
 if TYPE_CHECKING:
+    from harness.engines.api_key import ApiKey
     from harness.engines.flags import EngineFlags
     from harness.workload.prepare import Prepared
 
@@ -157,6 +159,17 @@ BasePortOption = Annotated[
         help="Use consecutive ports from here. Default: any free ports.",
     ),
 ]
+ATTACH = "Servers that run already"
+"""The panel of the options about servers that are asked and not started."""
+KeyVariableOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key-variable",
+        metavar="NAME",
+        rich_help_panel=ATTACH,
+        help="Environment variable with the key of these servers.",
+    ),
+]
 
 RunDir = Annotated[Path, _run_argument("reports/latest")]
 GivenRunDir = Annotated[Path, _run_argument()]
@@ -188,6 +201,15 @@ def chosen_profile(profile: str, quick: bool) -> str:
         return quick_form(profile)
     require_profile(profile)
     return profile
+
+
+def key_in(variable: str | None) -> ApiKey | None:
+    """Return the key in an environment variable; None without one. Raises UsageError when it is not set."""
+    from harness.engines.api_key import ApiKey
+
+    if variable is not None and not os.environ.get(variable):
+        raise UsageError(f"--key-variable {variable}: expected the key of the servers in it, found it unset")
+    return ApiKey(os.environ[variable]) if variable is not None else None
 
 
 def flags_for(prepared: Prepared, arguments: list[str] | None, variables: list[str] | None) -> EngineFlags:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
@@ -11,10 +10,12 @@ import typer
 
 from harness.cli import completion
 from harness.cli.options import (
+    ATTACH,
     BasePortOption,
     CellOption,
     EngineArgOption,
     EngineEnvOption,
+    KeyVariableOption,
     MutantOption,
     OutOption,
     PythonOption,
@@ -22,6 +23,7 @@ from harness.cli.options import (
     QuickProfileOption,
     ScenarioOption,
     chosen_profile,
+    key_in,
     make_console,
 )
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from harness.util.progress import Reporter
     from harness.workload.prepare import Prepared
 
-_ATTACH = "Servers that run already"
 _RAY = "Ray cluster"
 
 PrefillOption = Annotated[
@@ -45,23 +46,23 @@ PrefillOption = Annotated[
     typer.Option(
         "--prefill",
         metavar="URL",
-        rich_help_panel=_ATTACH,
+        rich_help_panel=ATTACH,
         help="Attach to this server as P instead of starting engines.",
     ),
 ]
 DecodeOption = Annotated[
-    str | None, typer.Option("--decode", metavar="URL", rich_help_panel=_ATTACH, help="Attach to this server as D.")
+    str | None, typer.Option("--decode", metavar="URL", rich_help_panel=ATTACH, help="Attach to this server as D.")
 ]
 SingleOption = Annotated[
     str | None,
-    typer.Option("--single", metavar="URL", rich_help_panel=_ATTACH, help="Attach to this server as an engine alone."),
+    typer.Option("--single", metavar="URL", rich_help_panel=ATTACH, help="Attach to this server as an engine alone."),
 ]
 RouterOption = Annotated[
     str | None,
     typer.Option(
         "--router",
         metavar="URL",
-        rich_help_panel=_ATTACH,
+        rich_help_panel=ATTACH,
         help="Ask the pair through this router, too, which hands off between --prefill and --decode.",
     ),
 ]
@@ -84,15 +85,7 @@ def run_command(
     decode: DecodeOption = None,
     single: SingleOption = None,
     router: RouterOption = None,
-    key_variable: Annotated[
-        str | None,
-        typer.Option(
-            "--key-variable",
-            metavar="NAME",
-            rich_help_panel=_ATTACH,
-            help="Environment variable with the key of these servers.",
-        ),
-    ] = None,
+    key_variable: KeyVariableOption = None,
     prepare_first: Annotated[
         bool,
         typer.Option(
@@ -229,7 +222,6 @@ def _attached(
     Raises UsageError for options about engines that are started, a key that is not set, servers that do not answer, and
     cells that they cannot answer.
     """
-    from harness.engines.api_key import ApiKey
     from harness.engines.attached import AttachedExecutor, look_at, look_at_router
     from harness.profiles.cells import Role
 
@@ -237,9 +229,7 @@ def _attached(
         raise UsageError(
             f"expected no {', '.join(given)} with the address of a server, found it; the server runs as it was started"
         )
-    if key_variable is not None and not os.environ.get(key_variable):
-        raise UsageError(f"--key-variable {key_variable}: expected the key of the servers in it, found it unset")
-    key = ApiKey(os.environ[key_variable]) if key_variable is not None else None
+    key = key_in(key_variable)
     found = {role: look_at(role, url, key) for role in get_args(Role) if (url := servers.get(role))}
     pair = [server for role, server in found.items() if role != "single"]
     executor = AttachedExecutor(found, look_at_router(router, key, pair) if router is not None else None)
