@@ -20,5 +20,6 @@ for extra in cpu gpu; do
 done
 # PyTorch's CPU builds come from an index or a folder that has other files for each Python than the one that this reads.
 sed -i -z -E 's/\n(torch==[^ ]+\+cpu) \\(\n    --hash=[^\n]*)+/\n\1/' requirements/cpu.txt
+printf 'mkdocs-material>=9.7\n' | compile requirements/docs.txt -
 # A version by itself, so that an installation of uv is checked, too.
 printf 'uv==%s\n' "$("$UV" --version | cut -d' ' -f2)" | compile requirements/uv.txt -

@@ -10,9 +10,11 @@ from harness.cli.options import (
     CellOption,
     EngineArgOption,
     EngineEnvOption,
+    KeyVariableOption,
     OutOption,
     ProfileOption,
     ScenarioOption,
+    key_in,
     make_console,
 )
 from harness.errors import UsageError
@@ -24,9 +26,9 @@ def ab_command(
         str | None,
         typer.Option(
             "--base",
-            metavar="VLLM",
-            help="vLLM as it was: a version (0.30.0), a wheel, a commit of its main branch, or an interpreter. "
-            "Default: the own one.",
+            metavar="VLLM|URL",
+            help="vLLM as it was: a version (0.30.0), a wheel, a commit of its main branch, an interpreter, or a "
+            "single server without speculation that runs already. Default: the own one.",
         ),
     ] = None,
     head: Annotated[
@@ -38,6 +40,7 @@ def ab_command(
     scenario: ScenarioOption = None,
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
+    key_variable: KeyVariableOption = None,
     out: OutOption = None,
 ) -> None:
     """Did the change break it? Run the same cells on two vLLMs and judge the second by the first; needs no baseline.
@@ -48,12 +51,13 @@ def ab_command(
     from harness.engines.flags import NO_FLAGS, parse_flags
 
     flags = parse_flags(engine_arg or [], engine_env or [])
-    if (head is None or head == base) and flags == NO_FLAGS:
+    url = base is not None and base.startswith(("http://", "https://"))
+    if not url and (head is None or head == base) and flags == NO_FLAGS:
         raise UsageError(
             "expected --head, or --engine-arg or --engine-env, found nothing that tells head from base; "
             "`harness aa` compares equal engines"
         )
-    from harness.commands.ab import PAGE, Side, conclusion, record_both, with_references
+    from harness.commands.ab import PAGE, attached, conclusion, record_both, started, with_references
     from harness.commands.bisect.environments import engine_python
     from harness.reports.beyond import print_comparison
     from harness.runner.run import require_free
@@ -66,12 +70,16 @@ def ab_command(
     with Reporter(seconds) as reporter:
         reporter.line(f"2 × {counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.requests, 'request')} each")
         device = prepared.profile.engine.device
-        before, after = (
-            None if text is None else engine_python(option, text, device, reporter.line)
-            for option, text in (("--base", base), ("--head", head or base))
+        if base is not None and url:
+            before, base = attached(prepared, base, key_in(key_variable)), None
+        else:
+            python = engine_python("--base", base, device, reporter.line) if base is not None else None
+            before = started("base", prepared, python, NO_FLAGS)
+        after = head or base
+        python = engine_python("--head", after, device, reporter.line) if after is not None else None
+        comparison, folder = record_both(
+            prepared.profile, (before, started("head", prepared, python, flags)), out or DEFAULT_OUT, reporter
         )
-        sides = (Side("base", before, NO_FLAGS), Side("head", after, flags))
-        comparison, folder = record_both(prepared, sides, out or DEFAULT_OUT, reporter)
     console = make_console()
     print_comparison(comparison, console)
     verdict, why = conclusion(comparison)

@@ -14,15 +14,19 @@ from harness.cli.help import HelpfulGroup
 from harness.cli.options import (
     BaselinesFolderOption,
     CellOption,
+    EngineArgOption,
+    EngineEnvOption,
     GivenRunDir,
     JsonOption,
     OutOption,
     ProfileOption,
     PythonOption,
+    flags_for,
     make_console,
     print_json,
 )
 from harness.errors import EXIT_REGRESSION, UsageError
+from harness.util.text import counted
 
 if TYPE_CHECKING:
     from harness.baselines.build import Recorded
@@ -38,6 +42,8 @@ def record(
     cell: CellOption = None,
     out: OutOption = None,
     engine_python: PythonOption = None,
+    engine_arg: EngineArgOption = None,
+    engine_env: EngineEnvOption = None,
     repeat: Annotated[
         int,
         typer.Option(
@@ -60,29 +66,35 @@ def record(
 ) -> None:
     """Record baselines from single engines (never from P/D) and write them to the profile's folder."""
     from harness.baselines.build import record_from
+    from harness.commands.baseline import folder_for
     from harness.history.folder import load_history
     from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
     from harness.workload.prepare import prepare
 
     prepared = prepare(profile, cell or ["single-*"], record=True)
-    folder = baselines or prepared.profile.baselines
+    flags = flags_for(prepared, engine_arg, engine_env)
     if again is not None and from_run is None:
         raise UsageError("--again: expected --from RUN_DIR with it, found none")
     if from_run is not None:
         repetition = load_history(again) if again is not None else None
-        recorded = record_from(load_history(from_run), repetition, prepared.sets, folder)
+        history = load_history(from_run)
+        folder = folder_for(prepared, baselines, history.run.engine_flags)
+        recorded = record_from(history, repetition, prepared.sets, folder)
     else:
         from harness.commands.record_baselines import record_references
 
+        folder = folder_for(prepared, baselines, flags.options)
         with Reporter(repeat * prepared.expected_s) as reporter:
-            recorded = record_references(prepared, out or DEFAULT_OUT, engine_python, reporter, repeat, folder)
+            recorded = record_references(prepared, out or DEFAULT_OUT, engine_python, reporter, repeat, folder, flags)
     _print_recorded(recorded)
 
 
 def _print_recorded(recorded: Sequence[Recorded]) -> None:
     for item in recorded:
-        typer.echo(f"{item.method}: {item.rows} prompts: {item.path}" + ("" if item.change else ": unchanged"))
+        typer.echo(
+            f"{item.method}: {counted(item.rows, 'prompt')}: {item.path}" + ("" if item.change else ": unchanged")
+        )
         for line in item.change:
             typer.echo(f"  {line}")
 

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.options import CellOption, OutOption, ProfileOption, PythonOption
+from harness.cli.options import (
+    CellOption,
+    EngineArgOption,
+    EngineEnvOption,
+    OutOption,
+    ProfileOption,
+    PythonOption,
+    flags_for,
+)
 from harness.cli.run import carry_out
 from harness.util.text import counted
 
@@ -18,6 +26,8 @@ def fuzz_command(
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed gives the same traces.")] = 0,
     out: OutOption = None,
     engine_python: PythonOption = None,
+    engine_arg: EngineArgOption = None,
+    engine_env: EngineEnvOption = None,
 ) -> None:
     """Send random traces: requests that share prefixes, overlap, outgrow the KV pool and are given up.
 
@@ -34,7 +44,7 @@ def fuzz_command(
     folder = out or DEFAULT_OUT
     prepared = prepare_fuzz(profile, cell or [], seed, minutes, folder)
     executor = make_executor(ExecutorChoice("local", None, None), [], None)
-    options = RunOptions(engine_python, executor)
+    options = RunOptions(engine_python, executor, flags=flags_for(prepared, engine_arg, engine_env))
     carry_out(
         executor,
         lambda _: None,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -17,6 +18,11 @@ from harness.errors import UsageError
 from harness.history.layout import require_run
 from harness.util.paths import DEFAULT_OUT
 from harness.util.text import harmless
+
+if TYPE_CHECKING:
+    from harness.engines.api_key import ApiKey
+    from harness.engines.flags import EngineFlags
+    from harness.workload.prepare import Prepared
 
 LATEST = DEFAULT_OUT / "latest"
 """The newest run: what commands read that are given none."""
@@ -153,6 +159,17 @@ BasePortOption = Annotated[
         help="Use consecutive ports from here. Default: any free ports.",
     ),
 ]
+ATTACH = "Servers that run already"
+"""The panel of the options about servers that are asked and not started."""
+KeyVariableOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key-variable",
+        metavar="NAME",
+        rich_help_panel=ATTACH,
+        help="Environment variable with the key of these servers.",
+    ),
+]
 
 RunDir = Annotated[Path, _run_argument("reports/latest")]
 GivenRunDir = Annotated[Path, _run_argument()]
@@ -184,6 +201,28 @@ def chosen_profile(profile: str, quick: bool) -> str:
         return quick_form(profile)
     require_profile(profile)
     return profile
+
+
+def key_in(variable: str | None) -> ApiKey | None:
+    """Return the key in an environment variable; None without one. Raises UsageError when it is not set."""
+    from harness.engines.api_key import ApiKey
+
+    if variable is not None and not os.environ.get(variable):
+        raise UsageError(f"--key-variable {variable}: expected the key of the servers in it, found it unset")
+    return ApiKey(os.environ[variable]) if variable is not None else None
+
+
+def flags_for(prepared: Prepared, arguments: list[str] | None, variables: list[str] | None) -> EngineFlags:
+    """Return what ``--engine-arg`` and ``--engine-env`` add to the engines of a run.
+
+    Raises UsageError for what is neither, and for what the harness itself sets.
+    """
+    from harness.engines.flags import parse_flags
+    from harness.runner.run import require_free
+
+    flags = parse_flags(arguments or [], variables or [])
+    require_free(prepared, flags)
+    return flags
 
 
 def quick_form(profile: str) -> str:

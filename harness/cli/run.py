@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
@@ -11,10 +10,12 @@ import typer
 
 from harness.cli import completion
 from harness.cli.options import (
+    ATTACH,
     BasePortOption,
     CellOption,
     EngineArgOption,
     EngineEnvOption,
+    KeyVariableOption,
     MutantOption,
     OutOption,
     PythonOption,
@@ -22,6 +23,7 @@ from harness.cli.options import (
     QuickProfileOption,
     ScenarioOption,
     chosen_profile,
+    key_in,
     make_console,
 )
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
@@ -29,6 +31,7 @@ from harness.history.layout import require_run
 from harness.util.text import counted, lasting
 
 if TYPE_CHECKING:
+    from harness.engines.attached import AttachedExecutor
     from harness.engines.executor import Executor, ExecutorChoice
     from harness.engines.flags import EngineFlags
     from harness.reports.judge_run import Outcome
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
     from harness.util.progress import Reporter
     from harness.workload.prepare import Prepared
 
-_ATTACH = "Servers that run already"
 _RAY = "Ray cluster"
 
 PrefillOption = Annotated[
@@ -44,23 +46,23 @@ PrefillOption = Annotated[
     typer.Option(
         "--prefill",
         metavar="URL",
-        rich_help_panel=_ATTACH,
+        rich_help_panel=ATTACH,
         help="Attach to this server as P instead of starting engines.",
     ),
 ]
 DecodeOption = Annotated[
-    str | None, typer.Option("--decode", metavar="URL", rich_help_panel=_ATTACH, help="Attach to this server as D.")
+    str | None, typer.Option("--decode", metavar="URL", rich_help_panel=ATTACH, help="Attach to this server as D.")
 ]
 SingleOption = Annotated[
     str | None,
-    typer.Option("--single", metavar="URL", rich_help_panel=_ATTACH, help="Attach to this server as an engine alone."),
+    typer.Option("--single", metavar="URL", rich_help_panel=ATTACH, help="Attach to this server as an engine alone."),
 ]
 RouterOption = Annotated[
     str | None,
     typer.Option(
         "--router",
         metavar="URL",
-        rich_help_panel=_ATTACH,
+        rich_help_panel=ATTACH,
         help="Ask the pair through this router, too, which hands off between --prefill and --decode.",
     ),
 ]
@@ -83,15 +85,7 @@ def run_command(
     decode: DecodeOption = None,
     single: SingleOption = None,
     router: RouterOption = None,
-    key_variable: Annotated[
-        str | None,
-        typer.Option(
-            "--key-variable",
-            metavar="NAME",
-            rich_help_panel=_ATTACH,
-            help="Environment variable with the key of these servers.",
-        ),
-    ] = None,
+    key_variable: KeyVariableOption = None,
     prepare_first: Annotated[
         bool,
         typer.Option(
@@ -163,6 +157,7 @@ def run_command(
         require_run(resume)
     profile = chosen_profile(profile, quick)
     from harness.commands.run import execute
+    from harness.engines.environment import engines_for
     from harness.engines.executor import ExecutorChoice, make_executor
     from harness.engines.flags import parse_flags
     from harness.mutants.install import require_alone
@@ -182,7 +177,7 @@ def run_command(
         make_missing(profile, lambda words: typer.echo(f"harness: {words}", err=True), engine_python)
     prepared = prepare(profile, cell or [], scenario or [])
     require_free(prepared, flags)
-    chosen = make_executor(choice, mutant or [], base_port)
+    chosen: Executor = make_executor(choice, mutant or [], base_port)
     servers = {"prefill": prefill, "decode": decode, "single": single}
     if router is not None and not (prefill and decode):
         raise UsageError(
@@ -201,7 +196,10 @@ def run_command(
         chosen = _attached(
             prepared, servers, router, key_variable, [option for option, value in given.items() if value]
         )
-    options = RunOptions(engine_python, chosen, tuple(mutant or ()), together, flags=flags)
+        environment = chosen.environment(prepared.profile)
+    else:
+        environment = engines_for(prepared.profile, prepared.plan, engine_python, flags)
+    options = RunOptions(engine_python, chosen, tuple(mutant or ()), together, flags=flags, environment=environment)
     carry_out(
         chosen,
         _apart(choice),
@@ -218,28 +216,24 @@ def _attached(
     router: str | None,
     key_variable: str | None,
     given: Sequence[str],
-) -> Executor:
+) -> AttachedExecutor:
     """Return an executor with servers that run already.
 
     Raises UsageError for options about engines that are started, a key that is not set, servers that do not answer, and
     cells that they cannot answer.
     """
-    from harness.engines.api_key import ApiKey
-    from harness.engines.attached import AttachedExecutor, look_at
+    from harness.engines.attached import AttachedExecutor, look_at, look_at_router
     from harness.profiles.cells import Role
 
     if given:
         raise UsageError(
             f"expected no {', '.join(given)} with the address of a server, found it; the server runs as it was started"
         )
-    if key_variable is not None and not os.environ.get(key_variable):
-        raise UsageError(f"--key-variable {key_variable}: expected the key of the servers in it, found it unset")
-    key = ApiKey(os.environ[key_variable]) if key_variable is not None else None
-    executor = AttachedExecutor(
-        {role: look_at(role, url, key) for role in get_args(Role) if (url := servers.get(role))},
-        look_at("router", router, key) if router is not None else None,
-    )
-    executor.require_fit(prepared.plan)
+    key = key_in(key_variable)
+    found = {role: look_at(role, url, key) for role in get_args(Role) if (url := servers.get(role))}
+    pair = [server for role, server in found.items() if role != "single"]
+    executor = AttachedExecutor(found, look_at_router(router, key, pair) if router is not None else None)
+    executor.require_fit(prepared.plan, prepared.profile)
     return executor
 
 

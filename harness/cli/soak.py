@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from harness.cli import completion
-from harness.cli.options import OutOption, ProfileOption, PythonOption, make_console
+from harness.cli.options import (
+    EngineArgOption,
+    EngineEnvOption,
+    OutOption,
+    ProfileOption,
+    PythonOption,
+    flags_for,
+    make_console,
+)
 
 
 def soak_command(
@@ -22,6 +30,8 @@ def soak_command(
     ] = 4,
     out: OutOption = None,
     engine_python: PythonOption = None,
+    engine_arg: EngineArgOption = None,
+    engine_env: EngineEnvOption = None,
 ) -> None:
     """Keep one cell under load for a long time and check that every answer is right and nothing grows.
 
@@ -34,7 +44,8 @@ def soak_command(
     from harness.util.paths import DEFAULT_OUT
 
     prepared = prepare_soak(profile, cell)
-    ended = soak(prepared, Wanted(minutes, concurrency), out or DEFAULT_OUT, engine_python)
+    flags = flags_for(prepared, engine_arg, engine_env)
+    ended = soak(prepared, Wanted(minutes, concurrency), out or DEFAULT_OUT, engine_python, flags)
     console = make_console()
     print_soak(ended.result, console)
     words = f"no report: {ended.unwritten}" if ended.unwritten else f"report: {ended.folder / 'soak.html'}"

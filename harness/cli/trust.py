@@ -9,6 +9,8 @@ import typer
 
 from harness.cli.options import (
     CellOption,
+    EngineArgOption,
+    EngineEnvOption,
     OnlyMutantOption,
     OutOption,
     ProfileOption,
@@ -63,6 +65,8 @@ def aa_command(
     ] = None,
     out: OutOption = None,
     engine_python: PythonOption = None,
+    engine_arg: EngineArgOption = None,
+    engine_env: EngineEnvOption = None,
     recorded: Annotated[
         Path | None,
         typer.Option("--from", metavar="AA_DIR", help="Judge a recorded A/A run again instead of starting engines."),
@@ -74,6 +78,7 @@ def aa_command(
     """
     from harness.commands.aa.report import print_repeat, write_repeat
     from harness.commands.aa.run import judge_again, repeat_cells
+    from harness.engines.flags import parse_flags
     from harness.util.paths import DEFAULT_OUT
 
     if recorded is not None:
@@ -81,7 +86,14 @@ def aa_command(
         write_repeat(result, folder)
     else:
         result, folder = repeat_cells(
-            profile, cell or [], scenario or [], prompts, repeat, out or DEFAULT_OUT, engine_python
+            profile,
+            cell or [],
+            scenario or [],
+            prompts,
+            repeat,
+            out or DEFAULT_OUT,
+            engine_python,
+            parse_flags(engine_arg or [], engine_env or []),
         )
     console = make_console()
     print_repeat(result, console)

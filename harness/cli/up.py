@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import completion
-from harness.cli.options import OutOption, ProfileOption, PythonOption
+from harness.cli.options import EngineArgOption, EngineEnvOption, OutOption, ProfileOption, PythonOption, flags_for
 from harness.errors import EXIT_UNKNOWN
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def up_command(
     profile: ProfileOption = "cpu",
     out: OutOption = None,
     engine_python: PythonOption = None,
+    engine_arg: EngineArgOption = None,
+    engine_env: EngineEnvOption = None,
 ) -> None:
     """Serve a cell's engines behind one OpenAI-compatible address until Ctrl-C.
 
@@ -38,6 +40,7 @@ def up_command(
     from harness.util.progress import Reporter
 
     prepared = prepare_cell(profile, cell)
+    flags = flags_for(prepared, engine_arg, engine_env)
     proven: list[bool] = []
 
     def serve(address: Address) -> None:
@@ -54,7 +57,7 @@ def up_command(
 
     with Reporter(prepared.expected_s) as reporter:
         try:
-            bring_up(prepared, out or DEFAULT_OUT, engine_python or sys.executable, port, reporter, serve)
+            bring_up(prepared, out or DEFAULT_OUT, engine_python or sys.executable, port, reporter, serve, flags)
         except KeyboardInterrupt:
             reporter.line("engines and router have stopped")
     raise typer.Exit(0 if proven and all(proven) else EXIT_UNKNOWN)

@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.commands.run import execute
+from harness.engines.api_key import ApiKey
+from harness.engines.attached import AttachedExecutor, look_at
+from harness.engines.environment import engines_for
 from harness.engines.flags import EngineFlags
+from harness.errors import UsageError
 from harness.history.verdict import Verdict, worst
 from harness.judging.references import References
-from harness.profiles.cells import CellName
+from harness.profiles.cells import CellName, make_plan
+from harness.profiles.model import Profile
 from harness.prompts.model import Prompt
 from harness.reports.beyond import render_comparison
 from harness.reports.compare import Comparison, compare_runs
@@ -22,6 +27,7 @@ from harness.runner.options import RunOptions
 from harness.runner.run import new_folder
 from harness.util.files import write_atomic
 from harness.util.progress import Reporter
+from harness.util.text import counted
 from harness.workload.cells import CellWork, Item
 from harness.workload.prepare import Prepared, prepare
 
@@ -32,9 +38,38 @@ class Side(NamedTuple):
     """One of the two vLLMs."""
 
     name: str
-    python: str | None
-    """Its interpreter; None for the harness's own."""
-    flags: EngineFlags
+    prepared: Prepared
+    where: str
+    """What answers, in words."""
+    options: RunOptions
+
+
+def started(name: str, prepared: Prepared, python: str | None, flags: EngineFlags) -> Side:
+    """Return a side whose engines are started. Raises EnvironmentFault when they cannot be."""
+    environment = engines_for(prepared.profile, prepared.plan, python, flags)
+    words = " ".join([environment.executable, *flags.options])
+    return Side(name, prepared, words, RunOptions(environment=environment))
+
+
+def attached(prepared: Prepared, url: str, key: ApiKey | None) -> Side:
+    """Return base as a server that runs already, which is asked the single cells.
+
+    Raises UsageError unless it answers, and has the settings of the profile, and the cells are those without
+    speculation: the others are judged by the plain engine, too, and a server is one engine.
+    """
+    cells = [c for c in prepared.plan.cells if c.topology == "single" and not c.routed]
+    if others := [c.id for c in cells if c.method.kind != "none"]:
+        raise UsageError(
+            f"--base {url}: expected cells without speculation, which one server can answer for (--cell '*-none'), "
+            f"found {', '.join(others)}; record the servers with `harness run --single` and compare with `harness "
+            "check --against`"
+        )
+    works = tuple(w for w in prepared.works if w.cell in cells)
+    alone = prepared._replace(plan=make_plan(prepared.profile, cells), works=works, lacking={})
+    executor = AttachedExecutor({"single": look_at("single", url, key)})
+    executor.require_fit(alone.plan, prepared.profile)
+    environment = executor.environment(prepared.profile)
+    return Side("base", alone, url, RunOptions(executor=executor, environment=environment))
 
 
 def with_references(source: str, cells: list[str], scenarios: list[str]) -> Prepared:
@@ -66,14 +101,13 @@ def _asked_cold(work: CellWork, prompts: Sequence[Prompt]) -> CellWork:
     return work._replace(items=(*work.items, *(Item(p, "ids") for p in prompts if p.id not in asked)))
 
 
-def record_both(prepared: Prepared, sides: tuple[Side, Side], out: Path, reporter: Reporter) -> tuple[Comparison, Path]:
+def record_both(profile: Profile, sides: tuple[Side, Side], out: Path, reporter: Reporter) -> tuple[Comparison, Path]:
     """Record both sides and compare them; return the comparison and the folder with both runs and the page."""
-    folder = new_folder(out, prepared.profile, "ab")
+    folder = new_folder(out, profile, "ab")
     runs = []
     for side in sides:
-        reporter.line(f"{side.name}: {side.python or 'own environment'} {' '.join(side.flags.options)}".rstrip())
-        options = RunOptions(side.python, flags=side.flags)
-        runs.append(execute(prepared, folder / side.name, reporter, options).folder)
+        reporter.line(f"{side.name}: {side.where}")
+        runs.append(execute(side.prepared, folder / side.name, reporter, side.options).folder)
     first, second = runs
     comparison = compare_runs(first, second, References(against=first))
     write_atomic(folder / PAGE, render_comparison(comparison))
@@ -100,7 +134,7 @@ def conclusion(comparison: Comparison) -> tuple[Verdict, str]:
     if new:
         first = new[0]
         return worst([f.verdict for f in new]), (
-            f"head has {len(new)} findings that base does not have, first {first.id}: {first.message}"
+            f"head has {counted(len(new), 'finding')} that base does not have, first {first.id}: {first.message}"
         )
     if unknown:
         return Verdict.UNKNOWN, f"not judged: {', '.join(unknown[:6])}; nothing else tells head from base"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ from harness.history.folder import load_history
 from harness.history.identity import identity_of
 from harness.profiles.model import reason_for
 from harness.scheduling.gpus import gpus
-from harness.workload.prepare import prepare
+from harness.workload.prepare import Prepared, prepare
 
 
 def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Path | None) -> list[Recorded]:
@@ -27,7 +29,24 @@ def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Pa
     history = load_history(run_dir)
     again = load_history(again_dir) if again_dir is not None else None
     prepared = prepare(source or str(history.run.profile.get("source", history.run.profile["name"])), ["single-*"])
-    return record_from(history, again, prepared.sets, folder or prepared.profile.baselines, keep_unasked=True)
+    where = folder_for(prepared, folder, history.run.engine_flags)
+    return record_from(history, again, prepared.sets, where, keep_unasked=True)
+
+
+def folder_for(prepared: Prepared, given: Path | None, flags: Sequence[str]) -> Path:
+    """Return the folder to write baselines to, the profile's if none is given.
+
+    Raises UsageError when it would be the profile's and the engines had arguments or variables added: a baseline's
+    identity has none of them, so that it would stand for engines without.
+    """
+    usual = prepared.profile.baselines
+    if flags and (given is None or given.resolve() == usual.resolve()):
+        raise UsageError(
+            f"expected --baselines DIR, a folder of its own for baselines of engines with {shlex.join(flags)}, found "
+            f"{usual}, where the profile has those of engines without; runs are judged by that folder with `harness "
+            "check --baselines DIR`"
+        )
+    return given or usual
 
 
 class Change(NamedTuple):

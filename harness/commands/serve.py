@@ -15,6 +15,7 @@ from harness.engines.api_key import header_file
 from harness.engines.client import Sampling, request_body
 from harness.engines.command import MODEL_NAME
 from harness.engines.environment import engines_for
+from harness.engines.flags import NO_FLAGS, EngineFlags
 from harness.engines.http import LimitedClient
 from harness.engines.request import new_id, payload
 from harness.engines.response import token_ids
@@ -84,9 +85,10 @@ def bring_up(
     port: int | None,
     reporter: Reporter,
     serve: Callable[[Address], None],
+    flags: EngineFlags = NO_FLAGS,
 ) -> None:
     """Start the engines and the router, prove them with one request, and call ``serve`` while they are up."""
-    environment = engines_for(prepared.profile, prepared.plan, engine_python)
+    environment = engines_for(prepared.profile, prepared.plan, engine_python, flags)
     (group,) = prepared.plan.groups
     program()
     if port is not None:

@@ -22,6 +22,7 @@ Within this package:
 * ``readiness``: wait until engines can be judged;
 * ``response``: validate what engines answer;
 * ``log_facts``: facts about an engine's set-up that only its log tells;
+* ``attached``, ``server_info``: servers that run already, and the settings that they tell;
 * ``guard``: modules that make engines and routers refuse requests without the key;
 * ``ray``: engines on the nodes of a Ray cluster.
 """

@@ -1,16 +1,16 @@
 """Servers that run already: the harness asks them, starts nothing and ends nothing.
 
-Nothing is known of such a server but what it answers: its model's name, its metrics, its version. What a check needs
-and a server does not offer is missing evidence.
+Nothing is known of such a server but what it answers: its model's name, its metrics, its version, its settings. What a
+check needs and a server does not offer is missing evidence.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
@@ -22,9 +22,10 @@ from harness.engines.executor import HoldsNothing
 from harness.engines.http import get
 from harness.engines.inventory import Inventory
 from harness.engines.places import Places
+from harness.engines.server_info import ServerInfo, ask
 from harness.errors import EngineDiedError, UsageError
 from harness.history.records import ATTACHED, EngineRecord
-from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE
+from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE, SERVER_INFO
 from harness.profiles.cells import EngineGroup, Plan, Role
 from harness.profiles.model import Profile
 from harness.scheduling.model import Device, Placement
@@ -33,6 +34,7 @@ _TIMEOUT_S = 10.0
 _NODE = "attached"
 _PROBED = {PAUSE: "/pause", RESET_PREFIX_CACHE: "/reset_prefix_cache"}
 """What a server offers with VLLM_SERVER_DEV_MODE=1 alone."""
+_NO_SUCH_PATH = ("status 404", "status 405")
 _GIB = 1e6
 """Memory of the imaginary devices that attached servers are scheduled on: enough for any engine."""
 
@@ -40,7 +42,7 @@ _GIB = 1e6
 class Server(NamedTuple):
     """A server that runs already."""
 
-    role: Role | Literal["router"]
+    role: Role
     url: str
     key: ApiKey | None
     model: str
@@ -48,32 +50,81 @@ class Server(NamedTuple):
     version: str
     """Of vLLM; empty if it does not tell."""
     surfaces: dict[str, bool]
-    """Whether it has each of ``_PROBED``."""
+    """Whether it has each of ``_PROBED`` and ``/server_info``."""
+    info: ServerInfo
 
 
-def look_at(role: Role | Literal["router"], url: str, key: ApiKey | None) -> Server:
-    """Ask a server for its model and version. Raises UsageError when it does not answer as vLLM does."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/") or parts.query:
-        raise UsageError(f"--{role} {url}: expected the address of a server, such as http://10.0.0.7:8000")
-    root = url.rstrip("/")
-    headers = key.headers if key is not None else {}
-    try:
-        answer = get(f"{root}/v1/models", headers, _TIMEOUT_S)
-        found = f"status {answer.status_code}"
-        model = str(answer.json()["data"][0]["id"]) if answer.status_code == httpx.codes.OK else ""
-    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-        model, found = "", f"{type(error).__name__}: {error}"
+class Front(NamedTuple):
+    """A router that runs already, in front of such servers."""
+
+    url: str
+    key: ApiKey | None
+    model: str
+    """The name under which it is asked for the model."""
+    lists_model: bool = True
+    """Whether it told that name; a bare proxy, as vLLM's tests have one, passes on the one that P and D know."""
+
+
+def look_at(role: Role, url: str, key: ApiKey | None) -> Server:
+    """Ask a server for its model, version and settings. Raises UsageError when it does not answer as vLLM does."""
+    root, headers = _root(role, url), _headers(key)
+    model, found = _served(root, headers)
     if not model:
-        raise UsageError(
-            f"--{role} {url}: expected a server that lists its model at /v1/models, found {found}; start it, or name "
-            "the variable with its key (--key-variable)"
-        )
+        raise UsageError(_unserved(role, url, found))
     version = ""
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
         version = str(get(f"{root}/version", headers, _TIMEOUT_S).json()["version"]).partition("+")[0]
-    surfaces = {name: _has(f"{root}{path}", headers) for name, path in _PROBED.items()}
-    return Server(role, root, key, model, version, surfaces)
+    info = ask(root, headers)
+    surfaces = {name: _has(f"{root}{path}", headers) for name, path in _PROBED.items()} | {SERVER_INFO: info.offered}
+    return Server(role, root, key, model, version, surfaces, info)
+
+
+def look_at_router(url: str, key: ApiKey | None, behind: Iterable[Server]) -> Front:
+    """Ask a router for its model. Raises UsageError when it does not answer, or names none and P and D different ones.
+
+    That it hands off between these P and D is shown by their counters alone.
+    """
+    root = _root("router", url)
+    model, found = _served(root, _headers(key))
+    if model:
+        return Front(root, key, model)
+    if found not in _NO_SUCH_PATH:
+        raise UsageError(_unserved("router", url, found))
+    names = sorted({server.model for server in behind})
+    if len(names) > 1:
+        raise UsageError(
+            f"--router {url}: expected P and D to serve the model under one name behind a router that lists none at "
+            f"/v1/models, found {' and '.join(names)}; start both with the same --served-model-name"
+        )
+    return Front(root, key, names[0], lists_model=False)
+
+
+def _root(option: str, url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/") or parts.query:
+        raise UsageError(f"--{option} {url}: expected the address of a server, such as http://10.0.0.7:8000")
+    return url.rstrip("/")
+
+
+def _headers(key: ApiKey | None) -> Mapping[str, str]:
+    return key.headers if key is not None else {}
+
+
+def _served(root: str, headers: Mapping[str, str]) -> tuple[str, str]:
+    """Return the model that a server lists first, "" if it lists none, and what it answered, in words."""
+    try:
+        answer = get(f"{root}/v1/models", headers, _TIMEOUT_S)
+        found = f"status {answer.status_code}"
+        return (str(answer.json()["data"][0]["id"]) if answer.status_code == httpx.codes.OK else ""), found
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        return "", f"{type(error).__name__}: {error}"
+
+
+def _unserved(option: str, url: str, found: str) -> str:
+    return (
+        f"--{option} {url}: expected a server that lists its model at /v1/models, found {found}; start it, or name the "
+        "variable with its key (--key-variable)"
+    )
 
 
 def _has(url: str, headers: Mapping[str, str]) -> bool:
@@ -113,7 +164,7 @@ class AttachedRouter:
 class AttachedEngine:
     """The handle of a server that runs already. Ending it does nothing."""
 
-    def __init__(self, server: Server, command: EngineCommand, log_path: Path, router: Server | None = None) -> None:
+    def __init__(self, server: Server, command: EngineCommand, log_path: Path, router: Front | None = None) -> None:
         self.server = server
         self.router = router
         self.command = command
@@ -159,7 +210,7 @@ class AttachedPlace:
     devices: tuple[str, ...] = ()
     node: str | None = None
 
-    def __init__(self, server: Server, router: Server | None = None) -> None:
+    def __init__(self, server: Server, router: Front | None = None) -> None:
         self._server = server
         self._router = router
         self._parts = urlsplit(server.url)
@@ -185,7 +236,7 @@ class AttachedExecutor(HoldsNothing):
 
     at_once: int | None = 1
 
-    def __init__(self, servers: Mapping[Role, Server], router: Server | None = None) -> None:
+    def __init__(self, servers: Mapping[Role, Server], router: Front | None = None) -> None:
         """``router`` hands off between the servers of the pair."""
         self.servers = dict(servers)
         self.router = router
@@ -197,12 +248,13 @@ class AttachedExecutor(HoldsNothing):
             found = ", ".join(sorted(version or "one that does not tell" for version in versions))
             raise UsageError(f"expected servers of one vLLM, found {found}; judge them one by one")
         offered = [server.surfaces for server in self.servers.values()]
-        surfaces = {name: all(of[name] for of in offered) for name in _PROBED}
+        surfaces = {name: all(of[name] for of in offered) for name in (*_PROBED, SERVER_INFO)}
         known = {"vllm": next(iter(versions)), "surfaces": surfaces}
         return EngineEnvironment.unknown(profile.engine.device).model_copy(update=known)
 
-    def require_fit(self, plan: Plan) -> None:
-        """Raise UsageError unless the cells are one method's on the pair, and one method's on the single server."""
+    def require_fit(self, plan: Plan, profile: Profile) -> None:
+        """Raise UsageError unless the cells are one method's on the pair, and one method's on the single server, and
+        the servers have the settings of the profile, as far as they say."""
         for topology, roles in (("pd", ("prefill", "decode")), ("single", ("single",))):
             groups = [g for g in plan.groups if g.topology == topology]
             missing = [role for role in roles if role not in self.servers]
@@ -228,6 +280,14 @@ class AttachedExecutor(HoldsNothing):
             )
         if not routed and self.router is not None:
             raise UsageError("expected cells that --router can answer, found none; select *-router, too, with --cell")
+        for group in plan.groups:
+            for role in group.roles:
+                server, part = self.servers[role], profile.part(group.variant)
+                if others := "; ".join(server.info.differences(part, group.method_of(role), role)):
+                    raise UsageError(
+                        f"--{role} {server.url}: expected the settings of the profile: {others}; start the server with "
+                        "them, or give a profile that has the server's (docs/profiles.md)"
+                    )
 
     def inventory(self, profile: Profile) -> Inventory:
         devices = tuple(Device(f"{_NODE}/{role}", _NODE, _GIB, n) for n, role in enumerate(self.servers))

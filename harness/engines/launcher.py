@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness import redact
 from harness.engines.api_key import ApiKey
-from harness.engines.attached import AttachedEngine, Server
+from harness.engines.attached import AttachedEngine, Front
 from harness.engines.client import Client
 from harness.engines.command import EngineCommand, build_command
 from harness.engines.environment import EngineEnvironment
@@ -108,7 +108,7 @@ class Launcher:
         return left
 
     @property
-    def attached_router(self) -> Server | None:
+    def attached_router(self) -> Front | None:
         """The router that runs already in front of servers that do."""
         return next((p.router for p in self.processes.values() if isinstance(p, AttachedEngine)), None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 # "Model Runner V2 requires Triton; using the V1 model runner instead." names both: what is *used* counts.
 _RUNNER = re.compile(r"[Uu]sing (?:the )?(?:(V[12]) [Mm]odel [Rr]unner|[Mm]odel [Rr]unner (V[12]))")
@@ -12,6 +13,20 @@ _BACKEND = re.compile(
 _STEP_TOKENS = re.compile(
     r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)|max_num_scheduled_tokens is set to (\d+)"
 )
+
+
+class Facts(NamedTuple):
+    """What is known of an engine's set-up; None is what is not."""
+
+    model_runner: str | None
+    attention_backend: str | None
+    step_tokens: int | None
+    """Most tokens of one step."""
+
+
+def facts_in(log: str) -> Facts:
+    """Return what the log of an engine tells."""
+    return Facts(model_runner(log), attention_backend(log), step_tokens(log))
 
 
 def model_runner(log: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from harness.engines.api_key import ApiKey
-from harness.engines.attached import AttachedRouter, Server
+from harness.engines.attached import AttachedRouter, Front
 from harness.engines.client import Client
 from harness.engines.launcher import Progress
 from harness.engines.places import end_and_report
@@ -31,7 +31,7 @@ class Routers:
         self.clients: dict[bool, Client] = {}
         """The clients, by whether their router hands off."""
 
-    def start(self, engines: Mapping[Role, str], kinds: Collection[bool], attached: Server | None = None) -> None:
+    def start(self, engines: Mapping[Role, str], kinds: Collection[bool], attached: Front | None = None) -> None:
         """Start routers in front of engines at these URLs; each of ``kinds`` is whether a router hands off. Where one
         is ``attached``, which runs already and hands off, none is started.
 
@@ -43,12 +43,13 @@ class Routers:
         for hands_off in sorted(set(kinds), reverse=True):
             self._start(engines, hands_off)
 
-    def _attach(self, server: Server) -> None:
-        self.running.append(AttachedRouter(server.url))
+    def _attach(self, front: Front) -> None:
+        self.running.append(AttachedRouter(front.url))
         self.clients[True] = Client(
-            "decode", server.url, self._timeout_s, server.key, model=server.model, up_to=self._up_to
+            "decode", front.url, self._timeout_s, front.key, model=front.model, up_to=self._up_to
         )
-        self._progress(f"{self._group_id}: attached to router, {server.url}, model {server.model}")
+        told = "" if front.lists_model else " (P's and D's name for it; only their counters show what the router does)"
+        self._progress(f"{self._group_id}: attached to router, {front.url}, model {front.model}{told}")
 
     def _start(self, engines: Mapping[Role, str], hands_off: bool) -> None:
         answering = "decode" if "decode" in engines else "single"

@@ -10,11 +10,12 @@ from pathlib import Path
 from types import TracebackType
 
 from harness import redact
-from harness.engines import log_facts
 from harness.engines.api_key import ApiKey
+from harness.engines.attached import AttachedEngine
 from harness.engines.client import Client
 from harness.engines.environment import EngineEnvironment
 from harness.engines.launcher import Launcher, Progress
+from harness.engines.log_facts import facts_in
 from harness.engines.mutation import Mutation
 from harness.engines.places import EngineHandle, Places
 from harness.engines.readiness import Readiness
@@ -175,7 +176,7 @@ class EngineGroupSession:
         return [*engines, *self._routers.records()]
 
     def _record(self, role: Role, process: EngineHandle) -> EngineRecord:
-        log = process.log_text()
+        facts = process.server.info.facts if isinstance(process, AttachedEngine) else facts_in(process.log_text())
         return EngineRecord(
             role=role,
             group=self.group.id,
@@ -185,10 +186,8 @@ class EngineGroupSession:
             env=redact.environment(process.command.env),
             log=process.log_path.name,
             ready_seconds=round(self._readiness.seconds.get(role, 0.0), 2),
-            model_runner=log_facts.model_runner(log),
-            attention_backend=log_facts.attention_backend(log),
+            **facts._asdict(),
             kv_blocks=self._kv_blocks(role),
-            step_tokens=log_facts.step_tokens(log),
             kept_blocks=self._exchange.kept_by_p if role == "prefill" else 0,
             counters=tuple(sorted(self._launcher.clients[role].last_snapshot)),
             mutants=self._mutation.installed(role),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
 from harness.history.verdict import Verdict
 from harness.util.strict import Strict
+from harness.util.text import counted
 
 
 class Count(Strict):
@@ -31,6 +32,8 @@ class AgainstItself(Strict):
     started: str
     profile: str
     versions: dict[str, str | None]
+    engine_flags: tuple[str, ...] = ()
+    """Options of the command line that added arguments and variables to the engines."""
     repetitions: int
     counts: tuple[Count, ...]
     seconds: float
@@ -70,8 +73,9 @@ class AgainstItself(Strict):
         compared = sum(c.compared for c in self.counts)
         return (
             f"{self.repetitions} repetitions, {requests} requests, {self.verdicts} verdicts of cells in scenarios: "
-            f"{self.alarms} false alarms (at most {100 * self.alarm_bound:.2f} % with 95 % confidence), "
-            f"{sum(c.findings for c in self.counts)} findings; of {compared} requests compared with their first "
-            f"repetition {sum(c.tokens_differ for c in self.counts)} gave different tokens and "
+            f"{counted(self.alarms, 'false alarm')} (at most {100 * self.alarm_bound:.2f} % with 95 % confidence), "
+            f"{counted(sum(c.findings for c in self.counts), 'finding')}; of {compared} requests compared with their "
+            f"first repetition {sum(c.tokens_differ for c in self.counts)} gave different tokens and "
             f"{sum(c.steps_differ for c in self.counts)} different accepted counts."
+            + (f" Engines under test with {' '.join(self.engine_flags)}." if self.engine_flags else "")
         )

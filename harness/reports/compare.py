@@ -16,6 +16,7 @@ from harness.judging.references import PROFILE_OWN, References
 from harness.reports.judge_run import assess
 from harness.reports.summary import RunSummary, grouped_findings
 from harness.stats.paired import Difference, count_arms, differences
+from harness.util.text import counted
 
 
 class CellPair(NamedTuple):
@@ -49,10 +50,12 @@ class Comparison(NamedTuple):
         tokens = sum(c.common - c.equal for c in self.cells)
         moved = [f"{c.cell}@{d.column.rpartition('@')[2]}" for c in self.cells for d in c.positions if d.excludes_zero]
         parts = [
-            f"{len(changed)} of {len(self.cells)} cells with a different verdict" if changed else "the same verdicts",
-            f"{tokens} prompts with different tokens" if tokens else "the same tokens",
+            f"{len(changed)} of {counted(len(self.cells), 'cell')} with a different verdict"
+            if changed
+            else "the same verdicts",
+            f"{counted(tokens, 'prompt')} with different tokens" if tokens else "the same tokens",
             f"acceptance changed significantly at {', '.join(moved[:6])}" if moved else "no change of acceptance",
-            f"{len(self.new)} new groups of findings, {len(self.gone)} resolved",
+            f"{counted(len(self.new), 'new group')} of findings, {len(self.gone)} resolved",
         ]
         return "; ".join(parts)
 

@@ -290,9 +290,9 @@ def _cause(history: History, judgement: Judgement) -> str:
     """Return why a run could not be recorded in full: what its other findings follow from. Empty when it was."""
     planned = sum(c.planned + sum(c.scenarios.values()) for c in history.run.cells)
     answered = sum(o.scenario != RESCORE and o.error is None for o in history.observations)
-    counted = f"{answered:,} of {planned:,} planned requests"
+    so_far = f"{answered:,} of {counted(planned, 'planned request')}"
     if history.run.interrupted:
-        return f"Interrupted by the user (Ctrl-C) after {counted}"
+        return f"Interrupted by the user (Ctrl-C) after {so_far}"
     reasons: dict[str, set[str]] = defaultdict(set)
     for f in judgement.findings:
         if f.damage == "infrastructure":
@@ -302,8 +302,10 @@ def _cause(history: History, judgement: Judgement) -> str:
     reason, hit = max(reasons.items(), key=lambda item: len(item[1]))
     what = " ".join(reason.split())
     what = what if len(what) <= _REASON_CHARS else what[: _REASON_CHARS - 1] + "…"
-    others = f", and {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
-    return f"Not recorded in full ({counted}): {what} ({len(hit)} of {len(judgement.by_cell())} cells{others})"
+    others = f", and {counted(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
+    return (
+        f"Not recorded in full ({so_far}): {what} ({len(hit)} of {counted(len(judgement.by_cell()), 'cell')}{others})"
+    )
 
 
 def _group(f: Finding) -> tuple[str, ...]:

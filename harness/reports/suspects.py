@@ -15,6 +15,7 @@ from harness.history.verdict import Verdict
 from harness.judging.findings import Finding, Judgement
 from harness.util import json_io
 from harness.util.paths import REPOSITORY
+from harness.util.text import counted
 
 _LOOKED_AT = 60
 """Most earlier runs that are read: two months of nights."""
@@ -100,13 +101,13 @@ def go_on(history: History, judgement: Judgement) -> GoOn:
     left = [c.cell for c in run.cells if c.state != "complete"]
     if not left or any(e.attached for e in run.engines):
         return GoOn()
-    counted = f"{len(left)} of {len(run.cells)} cells are not complete"
+    words = f"{len(left)} of {counted(len(run.cells), 'cell')} {'is' if len(left) == 1 else 'are'} not complete"
     if run.interrupted or run.finished is None:
         if history.folder.resolve().name != run.run_id:
             # Copies cannot be resumed.
             return GoOn()
         command = shlex.join(["harness", "run", "--resume", shown_folder(history)])
-        return GoOn(f"{counted}; go on with them: {command}", command)
+        return GoOn(f"{words}; go on: {command}", command)
     profile = _profile(history)
     cells = [part for cell in left for part in ("--cell", cell)]
     command = shlex.join(["harness", "run", "--profile", profile, *cells, *run.engine_flags])

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from harness.history.folder import History
 from harness.history.records import RESCORE, CellRecord
 from harness.history.verdict import Verdict
+from harness.util.text import counted
 
 _IDLE_S = 30.0
 """Pauses of the whole run that are longer, as before it was resumed, are drawn with this length."""
@@ -90,7 +91,7 @@ def _asked(history: History, records: list[CellRecord], verdicts: Mapping[str, V
             continue
         begin = min(o.started_at for o in rows)
         end = max(o.started_at + sum(leg.seconds for leg in o.legs) for o in rows)
-        words = f"{record.cell}: {len(rows)} requests in {end - begin:.1f} s, {record.state}"
+        words = f"{record.cell}: {counted(len(rows), 'request')} in {end - begin:.1f} s, {record.state}"
         bars.append(Bar("cell", words, begin, end, record.cell, verdicts.get(record.cell)))
         bars += [
             Bar("mark", f"{record.cell}, {o.key}: {o.error}"[:300], o.started_at, o.started_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from harness.engines.environment import EngineEnvironment
 from harness.engines.executor import Executor
 from harness.engines.flags import NO_FLAGS, EngineFlags
 from harness.history.folder import History
@@ -31,6 +32,8 @@ class RunOptions(NamedTuple):
     """Whether ``watch`` is waited for, since it may end the run."""
     flags: EngineFlags = NO_FLAGS
     """What the user adds to engines."""
+    environment: EngineEnvironment | None = None
+    """That of the engines, if it was asked for already."""
 
 
 DEFAULTS = RunOptions()

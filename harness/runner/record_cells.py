@@ -14,6 +14,7 @@ from harness.runner.recorder import Recorder
 from harness.runner.rescore import scores
 from harness.runner.timeouts import limited, requests_limit_s
 from harness.util.progress import Reporter
+from harness.util.text import counted
 from harness.workload.cells import CellWork
 
 
@@ -56,8 +57,15 @@ def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, re
         f"expected the requests of {work.cell.id} to take at most {limit_s:.0f} s (timeouts.cell), found them "
         f"unfinished, so its engines were ended; see logs/{session.group.id}.*.stacks.txt, or raise the limit"
     )
-    with limited(limit_s, lambda: session.give_up("cell", late)):
-        _send_all(session, work, recorder, reporter)
+    begun = time.monotonic()
+    try:
+        with limited(limit_s, lambda: session.give_up("cell", late)):
+            _send_all(session, work, recorder, reporter)
+    except InfrastructureError:
+        # Most of it was spent on waiting for engines that hang: it is not the harness's own time.
+        spent = round(time.monotonic() - begun, 3)
+        recorder.set_cell(work.cell.id, request_seconds=spent, seconds=spent)
+        raise
 
 
 def _limit_s(session: EngineGroupSession, topology: TopologyName, requests: int) -> float:
@@ -95,7 +103,8 @@ def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, r
         seconds=round(spent, 3),
         emptied_s=emptied,
     )
-    reporter.line(f"{work.cell.id}: {done} requests in {spent:.1f} s" + (f", {errors} broke" if errors else ""))
+    broke = f", {errors} broke" if errors else ""
+    reporter.line(f"{work.cell.id}: {counted(done, 'request')} in {spent:.1f} s{broke}")
 
 
 def emptied_pools(session: EngineGroupSession, recorder: Recorder) -> dict[str, float | None] | None:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from harness.engines.attached import AttachedExecutor
 from harness.engines.command import build_command
 from harness.engines.environment import EngineEnvironment, engines_for
 from harness.engines.flags import NO_FLAGS, EngineFlags
@@ -33,10 +32,9 @@ def point_to(folder: Path, reporter: Reporter) -> None:
 
 def record_into(folder: Path, prepared: Prepared, reporter: Reporter, options: RunOptions) -> History:
     """Record the prepared cells into a folder; cells that cannot run are UNKNOWN, with the reason."""
-    if isinstance(options.executor, AttachedExecutor):
-        environment = options.executor.environment(prepared.profile)
-    else:
-        environment = engines_for(prepared.profile, prepared.plan, options.engine_python, options.flags)
+    environment = options.environment or engines_for(
+        prepared.profile, prepared.plan, options.engine_python, options.flags
+    )
     recorder = prepared_recorder(prepared, environment, folder, options.mutants)
     for cell, reason in prepared.lacking.items():
         reporter.line(f"{cell}: UNKNOWN: {reason}")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.engines.environment import EngineEnvironment, engines_for, versions
+from harness.engines.flags import NO_FLAGS, EngineFlags
 from harness.errors import UsageError
 from harness.history.acceptance import real_steps
 from harness.history.folder import History, load_history
@@ -19,7 +20,7 @@ from harness.profiles.cells import start_expected_s
 from harness.reports.aa_result import AgainstItself, Count
 from harness.reports.judge_run import judge_and_report
 from harness.runner.repetitions import record_repetitions
-from harness.runner.run import new_folder
+from harness.runner.run import new_folder, require_free
 from harness.util import json_io, machine
 from harness.util.progress import Reporter
 from harness.util.text import counted, lasting
@@ -38,6 +39,7 @@ def against_itself(
         started=started,
         profile=prepared.profile.name,
         versions=versions(environment),
+        engine_flags=environment.flags.options,
         repetitions=repetitions,
         counts=count(done.histories, judged),
         seconds=round(time.monotonic() - begun, 1),
@@ -117,12 +119,14 @@ def repeat_cells(
     repetitions: int,
     out: Path,
     engine_python: str | None,
+    flags: EngineFlags = NO_FLAGS,
 ) -> tuple[AgainstItself, Path]:
     """Run A/A on real engines; return the counts and the run folder."""
     from harness.commands.aa.report import write_repeat
 
     prepared = prepare(source, patterns, scenarios, prompts_per_stratum=prompts_per_stratum)
-    environment = engines_for(prepared.profile, prepared.plan, engine_python)
+    require_free(prepared, flags)
+    environment = engines_for(prepared.profile, prepared.plan, engine_python, flags)
     folder = new_folder(out, prepared.profile, "aa")
     starts = sum(start_expected_s(g) for g in prepared.plan.groups)
     seconds = starts + repetitions * (prepared.expected_s - starts)

@@ -27,6 +27,7 @@ from harness.runner.kv_scrub import Scrubber
 from harness.runner.run import new_folder
 from harness.util.files import write_json
 from harness.util.progress import Reporter
+from harness.util.text import counted
 from harness.workload.prepare import Prepared
 
 NAMES: dict[Symptom, str] = {
@@ -71,7 +72,7 @@ class Shrunk:
 
     @property
     def sentence(self) -> str:
-        spent = f"{self.engines} engine starts, {self.requests} requests, {self.seconds:.0f} s"
+        spent = f"{counted(self.engines, 'engine start')}, {counted(self.requests, 'request')}, {self.seconds:.0f} s"
         if self.symptom is None:
             why = f"UNKNOWN: {self.problem}" if self.problem else "not reproduced"
             return f"{self.target.words}: {why}; {spent}"

@@ -101,6 +101,8 @@ class Soak(Sums):
     profile: str
     cell: str
     versions: dict[str, str | None]
+    engine_flags: tuple[str, ...] = ()
+    """Options of the command line that added arguments and variables to the engines."""
     minutes: float
     """Requested duration."""
     concurrency: int

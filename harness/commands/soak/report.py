@@ -17,6 +17,7 @@ from harness.reports.charts import Chart, curve
 from harness.reports.html import environment, render_page
 from harness.reports.terminal import verdict_text
 from harness.util.files import write_atomic, write_json
+from harness.util.text import counted
 
 _POINTS = 400
 """Most points of a curve; longer ones are thinned."""
@@ -65,10 +66,12 @@ def sentence(result: Soak) -> str:
     """Summarize the soak in one sentence."""
     share = f"{100 * result.acceptance:.2f} %" if result.acceptance is not None else "none"
     return (
-        f"{result.cell}, {result.seconds / 60:.1f} minutes at concurrency {result.concurrency}: {result.rounds} "
-        f"rounds, {result.answered} answers with {result.tokens} tokens, {result.broken} broken, "
-        f"{result.found} findings; {share} of {result.drafts} drafts accepted, {result.moved_bytes / 2**20:.0f} MiB "
-        f"moved by NIXL, {result.preemptions} preemptions; {result.samples} samples."
+        f"{result.cell}, {result.seconds / 60:.1f} minutes at concurrency {result.concurrency}: "
+        f"{counted(result.rounds, 'round')}, {result.answered} answers with {result.tokens} tokens, {result.broken} "
+        f"broken, {counted(result.found, 'finding')}; {share} of {result.drafts} drafts accepted, "
+        f"{result.moved_bytes / 2**20:.0f} MiB moved by NIXL, {result.preemptions} preemptions; "
+        f"{result.samples} samples."
+        + (f" Engines under test with {' '.join(result.engine_flags)}." if result.engine_flags else "")
     )
 
 

@@ -16,6 +16,7 @@ from harness.commands.soak.report import write_soak
 from harness.commands.soak.rounds import RoundJudge
 from harness.commands.soak.sampler import Record, Sampler, Watcher
 from harness.engines.environment import EngineEnvironment, engines_for, versions
+from harness.engines.flags import NO_FLAGS, EngineFlags
 from harness.engines.session import EngineGroupSession
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, HarnessError, StorageError, UsageError
 from harness.history.folder import History
@@ -77,9 +78,11 @@ class Ended(NamedTuple):
         return EXIT_UNKNOWN if self.unwritten and code != EXIT_REGRESSION else code
 
 
-def soak(prepared: Prepared, wanted: Wanted, out: Path, engine_python: str | None) -> Ended:
+def soak(
+    prepared: Prepared, wanted: Wanted, out: Path, engine_python: str | None, flags: EngineFlags = NO_FLAGS
+) -> Ended:
     """Run the load, judge it and write the reports. Raises HarnessError only before anything was recorded."""
-    environment = engines_for(prepared.profile, prepared.plan, engine_python)
+    environment = engines_for(prepared.profile, prepared.plan, engine_python, flags)
     folder = new_folder(out, prepared.profile, "soak")
     group, work = prepared.plan.groups[0], prepared.works[0]
     with FolderLock(folder), raise_once():
@@ -210,6 +213,7 @@ class _Run:
             profile=self._prepared.profile.name,
             cell=self._cell,
             versions=versions(self._environment),
+            engine_flags=self._environment.flags.options,
             minutes=self._wanted.minutes,
             concurrency=self._wanted.concurrency,
             findings=(*together, *(judge.findings if judge else ())),

@@ -204,7 +204,10 @@ def _chunked(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     engine, leg = cell.engine(role), subject.leg(role)
     budget = engine.step_tokens if engine else None
     if budget is None or leg is None:
-        yield Gap(subject, f"expected the {role} engine to say how many tokens fit into one step, found no answer")
+        remedy = "; start the server with VLLM_SERVER_DEV_MODE=1" if engine and engine.attached else ""
+        yield Gap(
+            subject, f"expected the {role} engine to say how many tokens fit into one step, found no answer{remedy}"
+        )
         return
     computed = int(leg.counters.get("prompt_tokens_local_compute", 0))
     if computed <= budget:

@@ -35,7 +35,7 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
     # A request that broke, or that only prepared the scenario, may have a finding too.
     asked = len(judged.keys() | keys)
     law = None
-    if cell.cold and keys:
+    if cell.cold and keys and damage not in _NOTHING_FAILED:
         failed: dict[int, bool] = {}
         for key, tokens in judged.items():
             failed[tokens] = failed.get(tokens, False) or key in keys
@@ -58,6 +58,8 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
     )
 
 
+_NOTHING_FAILED = ("nothing-tested", "baseline")
+"""Classes of missing evidence: of a length that was not compared, no law says that it fails."""
 _OF_ONE_CAUSE = ("target-kv", "drafter-kv", "sampler")
 """Classes among which a single check can only guess: wrong KV of the target also gives other text and other drafts."""
 

@@ -7,15 +7,13 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-import typer
 
 from harness.cli.app import app
 from harness.cli.examples import EXAMPLES
 from harness.cli.help import epilog
 from harness.util.paths import REPOSITORY
+from tests.support.command_lines import ROOT, parsed
 from tests.support.program import inside
-
-ROOT = typer.main.get_command(app)
 
 
 def commands(group=ROOT, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -34,16 +32,6 @@ GROUPS = sorted({c[:-1] for c in COMMANDS})
 def narrow(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
-
-
-def parsed(words: list[str]):
-    """Let the program read a command line without carrying it out."""
-    context = ROOT.make_context("harness", words, resilient_parsing=False)
-    group, left = ROOT, words
-    while hasattr(group, "commands"):
-        name, group, left = group.resolve_command(context, left)
-        context = group.make_context(name, left, parent=context)
-    return context
 
 
 def test_every_command_has_examples_and_no_other_has():
@@ -66,12 +54,6 @@ def documented(page: str) -> list[str]:
     """The commands of a page: lines of its shell blocks, and what stands between backquotes."""
     text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
     return re.findall(r"(?:^|`|\| )harness ([a-z][^`\n#]*)", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize(("page", "command"), [(p, c) for p in ("not-run.md", "gpu-machine.md") for c in documented(p)])
-def test_a_command_for_gpu_machines_is_understood(page, command):
-    """Nobody runs these here: at least each option and each shipped profile is there."""
-    assert parsed(shlex.split(command)).command is not None
 
 
 def test_every_row_that_was_not_run_names_a_command_or_says_why_not():

@@ -7,11 +7,15 @@ from typer.testing import CliRunner
 
 from harness.cli.app import app
 from harness.commands.ab import conclusion, with_references
+from harness.errors import UsageError
 from harness.history.folder import write_run
 from harness.history.verdict import Verdict
 from harness.judging.references import References
 from harness.reports.compare import compare_runs
 from tests.support.builders import change_final, flawless, history, identity
+from tests.support.engines import ENVIRONMENT
+from tests.support.fake_server import SAID, fake_server
+from tests.support.program import inside
 from tests.support.run_files import write_observations
 
 
@@ -59,3 +63,31 @@ def test_single_cells_are_asked_too_and_cold_for_every_prompt():
 def test_two_equal_vllms_are_refused():
     result = CliRunner().invoke(app, ["ab"])
     assert "nothing that tells head from base" in str(result.exception)
+
+
+def test_base_may_be_a_server_that_runs_already(tmp_path, monkeypatch):
+    """A fake stands for the server; what would be recorded on each side is looked at."""
+
+    def stopped(profile, sides, out, reporter):
+        base, head = sides
+        assert [c.id for c in base.prepared.plan.cells] == ["single-none"]
+        assert {c.id for c in head.prepared.plan.cells} == {"pd-none", "single-none"}
+        assert [w.cell.id for w in base.prepared.works] == ["single-none"]
+        assert base.options.executor.servers["single"].key.value == "k" * 20
+        assert (base.where, head.options.executor) == (url, None)
+        raise UsageError("stopped")
+
+    monkeypatch.setenv("MY_KEY", "k" * 20)
+    monkeypatch.setattr("harness.commands.ab.engines_for", lambda *_: ENVIRONMENT)
+    monkeypatch.setattr("harness.commands.ab.record_both", stopped)
+    with fake_server(key="k" * 20, said={**SAID, "speculative_config": None}) as url:
+        given = ("ab", "--base", url, "--key-variable", "MY_KEY", "--out", str(tmp_path))
+        code, words = inside(*given, "-c", "pd-none")
+        assert code == 64 and words.endswith("harness: stopped"), words
+        code, words = inside(*given, "-c", "pd-eagle3")
+        assert code == 64 and "expected cells without speculation" in words and "found single-eagle3;" in words
+    with fake_server(key="k" * 20) as url:
+        code, words = inside(*given[:2], url, *given[3:], "-c", "pd-none")
+        assert code == 64 and "num_speculative_tokens 0, found 3" in words
+    code, words = inside("ab", "--base", "http://127.0.0.1:1", "--key-variable", "NO_SUCH", "-c", "pd-none")
+    assert code == 64 and "--key-variable NO_SUCH: expected the key of the servers in it" in words

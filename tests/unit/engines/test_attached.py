@@ -3,61 +3,87 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from harness.engines.api_key import ApiKey
-from harness.engines.attached import AttachedExecutor, AttachedPlace, Server, look_at
+from harness.engines.attached import AttachedExecutor, AttachedPlace, Front, Server, look_at, look_at_router
+from harness.engines.client import Sampling
 from harness.engines.command import build_command
+from harness.engines.log_facts import Facts
 from harness.engines.routers import Routers
+from harness.engines.server_info import ServerInfo
 from harness.errors import EngineDiedError, UsageError
-from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE
+from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE, SERVER_INFO
 from harness.profiles.model import load_profile
 from harness.workload.prepare import prepare
 from tests.support.engines import ENVIRONMENT
+from tests.support.fake_server import DRAFTS, SAID, fake_server, serving
 
 PROFILE = load_profile("cpu")
 
 
-@contextmanager
-def fake_server(key: str = "", dev: bool = True) -> Iterator[str]:
-    class FakeServer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            paths = {"/v1/models": {"data": [{"id": "mine"}]}, "/version": {"version": "0.32.0+cpu"}, "/health": {}}
-            allowed = not key or self.headers.get("Authorization") == f"Bearer {key}" or self.path == "/health"
-            known = 405 if dev and self.path in ("/pause", "/reset_prefix_cache") else 404
-            status = (200 if self.path in paths else known) if allowed else 401
-            body = json.dumps(paths.get(self.path, {})).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeServer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def known(role: str, version: str = "0.32.0", dev: bool = True) -> Server:
-    return Server(role, "http://10.0.0.7:8000", None, "mine", version, {PAUSE: dev, RESET_PREFIX_CACHE: dev})
+def known(role: str, version: str = "0.32.0", dev: bool = True, said: object = None) -> Server:
+    info = ServerInfo(said or {}, {}, dev)
+    surfaces = dict.fromkeys((PAUSE, RESET_PREFIX_CACHE, SERVER_INFO), dev)
+    return Server(role, "http://10.0.0.7:8000", None, "mine", version, surfaces, info)
 
 
 def test_a_server_says_its_model_its_version_and_what_it_offers():
     with fake_server() as url:
         found = look_at("single", f"{url}/", None)
-    assert found == Server("single", url, None, "mine", "0.32.0", {PAUSE: True, RESET_PREFIX_CACHE: True})
+    surfaces = dict.fromkeys((PAUSE, RESET_PREFIX_CACHE, SERVER_INFO), True)
+    assert found == Server("single", url, None, "mine", "0.32.0", surfaces, ServerInfo(SAID, {}, True))
+    assert found.info.facts == Facts(model_runner=None, attention_backend=None, step_tokens=184)
+
+
+@pytest.mark.parametrize("server", [{"dev": False}, {"said": "model='mine', …"}, {"said": None}])
+def test_a_server_that_does_not_say_its_settings_has_its_block_size_in_its_metrics(server):
+    with fake_server(**server) as url:
+        found = look_at("single", url, None)
+    assert not found.surfaces[SERVER_INFO]
+    assert found.info == ServerInfo({"cache_config": {"block_size": 16}}, {}, False)
+    assert found.info.facts == Facts(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "role", "words"),
+    [
+        ("cache_config", {"block_size": 16}, "decode", "engine.block_size 32, found 16"),
+        ("model_config", {"dtype": "torch.bfloat16"}, "decode", "engine.dtype float32, found bfloat16"),
+        ("model_config", {"enforce_eager": False}, "prefill", "engine.enforce_eager True, found False"),
+        ("parallel_config", {"tensor_parallel_size": 2}, "decode", "engine.tensor_parallel 1, found 2"),
+        ("speculative_config", None, "decode", "num_speculative_tokens 3, found 0"),
+        ("speculative_config", {"method": "dflash"} | DRAFTS, "decode", "method eagle3, found dflash"),
+        (
+            "kv_transfer_config",
+            {"kv_connector": "NixlConnector", "kv_connector_extra_config": {"kv_lease_duration": 90}},
+            "prefill",
+            "engine.kv_lease_s 30, found 90",
+        ),
+    ],
+)
+def test_a_server_with_other_settings_than_the_profile_is_refused(section, settings, role, words):
+    method = next(m for m in PROFILE.methods if m.kind == "eagle3")
+    assert list(ServerInfo(SAID, {}, True).differences(PROFILE, method, role)) == []
+    other = {**SAID, section: settings}
+    assert list(ServerInfo(other, {}, True).differences(PROFILE, method, role)) == [words]
+    pair = {r: known(r, said=other if r == role else SAID) for r in ("prefill", "decode")}
+    with pytest.raises(UsageError, match=rf"--{role} http://10\.0\.0\.7:8000: expected the settings .* {words}; start"):
+        AttachedExecutor(pair).require_fit(prepare("cpu", ["pd-eagle3"], ["cold"]).plan, PROFILE)
+
+
+def test_settings_of_an_unexpected_shape_are_not_told():
+    method = next(m for m in PROFILE.methods if m.kind == "eagle3")
+    for shape in ({}, {"cache_config": 3, "model_config": []}, {name: None for name in SAID if "spec" not in name}):
+        info = ServerInfo(shape, {"VLLM_USE_V2_MODEL_RUNNER": "?"}, True)
+        assert list(info.differences(PROFILE, method, "decode")) == []
+        assert info.facts == Facts(None, None, None)
+    assert ServerInfo({}, {"VLLM_USE_V2_MODEL_RUNNER": True}, True).facts.model_runner == "V2"
 
 
 def test_what_a_server_lacks_is_recorded_as_missing():
@@ -102,21 +128,22 @@ def test_servers_answer_the_cells_of_their_method(roles, cells, words):
     executor = AttachedExecutor({role: known(role) for role in roles})
     plan = prepare("cpu", cells, ["cold"]).plan
     if words is None:
-        executor.require_fit(plan)
+        executor.require_fit(plan, PROFILE)
         return
     with pytest.raises(UsageError, match=words):
-        executor.require_fit(plan)
+        executor.require_fit(plan, PROFILE)
 
 
 def test_cells_with_a_router_are_asked_through_the_one_that_runs(tmp_path: Path):
     pair = {"prefill": known("prefill"), "decode": known("decode")}
     with fake_server() as url:
-        router = look_at("router", url, None)
+        router = look_at_router(url, None, pair.values())
+    assert router == Front(url, None, "mine")
     executor = AttachedExecutor(pair, router)
     plan = prepare("cpu", ["pd-eagle3*"], ["cold"]).plan
-    executor.require_fit(plan)
+    executor.require_fit(plan, PROFILE)
     with pytest.raises(UsageError, match="expected cells that --router can answer"):
-        executor.require_fit(prepare("cpu", ["pd-eagle3"], ["cold"]).plan)
+        executor.require_fit(prepare("cpu", ["pd-eagle3"], ["cold"]).plan, PROFILE)
     (group,) = plan.groups
     routers = Routers(group, tmp_path, ApiKey("k" * 20), 1.0, lambda _: None)
     routers.start({}, {True}, router)
@@ -124,6 +151,69 @@ def test_cells_with_a_router_are_asked_through_the_one_that_runs(tmp_path: Path)
     (record,) = routers.records()
     assert (record.role, record.argv, record.attached) == ("router", ("attached", url), True)
     assert routers.end() == []
+
+
+@contextmanager
+def fake_toy_proxy(status: int = 404) -> Iterator[str]:
+    """Serve what the proxy of vLLM's NIXL tests does: completions alone, under whatever name D has for its model."""
+
+    class FakeToyProxy(BaseHTTPRequestHandler):
+        def answer(self, status: int, body: object) -> None:
+            content = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def do_GET(self) -> None:
+            self.answer(status, {"detail": "Not Found"})
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            choice = {"token_ids": [7], "prompt_token_ids": asked["prompt"], "finish_reason": "length"}
+            self.answer(200, {"model": asked["model"], "choices": [choice]})
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(FakeToyProxy) as url:
+        yield url
+
+
+def test_a_proxy_that_lists_no_model_is_asked_by_the_name_that_p_and_d_have(tmp_path: Path):
+    (group,) = prepare("cpu", ["pd-eagle3*"], ["cold"]).plan.groups
+    said: list[str] = []
+    with fake_toy_proxy() as url:
+        router = look_at_router(url, None, [known("prefill"), known("decode")])
+        assert router == Front(url, None, "mine", lists_model=False)
+        routers = Routers(group, tmp_path, ApiKey("k" * 20), 5.0, said.append)
+        routers.start({}, {True}, router)
+        leg = routers.clients[True].complete([1, 2], Sampling(1, 0), "id", "salt", count=False)
+        routers.end()
+    assert (leg.role, leg.echoed_ids, leg.output_ids) == ("decode", (1, 2), (7,))
+    assert "P's and D's name for it; only their counters show what the router does" in said[0]
+
+
+def test_a_proxy_that_lists_no_model_needs_one_name_for_it():
+    pair = [known("prefill"), known("decode")._replace(model="yours")]
+    with (
+        fake_toy_proxy() as url,
+        pytest.raises(UsageError, match=r"under one name .* found mine and yours"),
+    ):
+        look_at_router(url, None, pair)
+
+
+@pytest.mark.parametrize("status", [200, 401, 500])
+def test_a_router_that_refuses_to_list_its_model_is_no_proxy(status):
+    with fake_toy_proxy(status) as url, pytest.raises(UsageError, match=r"--router .*lists its model .* found "):
+        look_at_router(url, None, [known("prefill")])
+
+
+def test_a_router_that_does_not_answer_is_refused():
+    with fake_toy_proxy() as url:
+        pass
+    with pytest.raises(UsageError, match=r"--router .*found ConnectError"):
+        look_at_router(url, None, [known("prefill")])
 
 
 def test_servers_of_different_versions_are_refused():

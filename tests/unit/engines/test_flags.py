@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.commands.baseline import accept
 from harness.engines.command import build_command
 from harness.engines.flags import NO_FLAGS, parse_flags, require_same_flags
 from harness.errors import UsageError
@@ -15,6 +16,7 @@ from harness.runner.run import require_free
 from harness.workload.prepare import prepare
 from tests.support.builders import LENGTHS, change_final, flawless, history, lookups
 from tests.support.engines import ENVIRONMENT
+from tests.support.program import inside
 
 PROFILE = load_profile("cpu")
 FLAGS = parse_flags(["--my-flag", "prefill:--x=a b", "decode:--y"], ["VLLM_MINE=1", "single:OTHER=x=y"])
@@ -90,3 +92,53 @@ def test_a_run_with_flags_says_so_and_is_tried_again_with_the_same():
     require_same_flags(run.engine_flags, FLAGS, "run")
     with pytest.raises(UsageError, match="expected the options that it was recorded with, --engine-arg=--my-flag"):
         require_same_flags(run.engine_flags, NO_FLAGS, "run")
+
+
+# By command: where it asks for the environment of the engines, which the flags belong to.
+COMMANDS = {
+    ("aa", "-c", "single-none"): "harness.commands.aa.run.engines_for",
+    ("soak", "-c", "single-none"): "harness.commands.soak.run.engines_for",
+    ("fuzz", "-c", "single-none", "--minutes", "0.1"): "harness.runner.run.engines_for",
+    ("up", "single-none"): "harness.commands.serve.engines_for",
+    ("run", "-c", "single-none"): "harness.engines.environment.engines_for",
+}
+
+
+@pytest.mark.parametrize(("command", "asks"), COMMANDS.items(), ids=lambda value: value[0])
+def test_every_command_that_starts_engines_takes_flags(command, asks, tmp_path, monkeypatch):
+    def stopped(profile, plan, python, flags):
+        raise UsageError(f"stopped: {python} with {flags.options}")
+
+    monkeypatch.setattr(asks, stopped)
+    given = ("--engine-python", "mine", "--engine-arg=--my-flag", "--engine-env", "A=1", "--out", str(tmp_path))
+    code, words = inside(*command, *given)
+    assert code == 64
+    assert words.endswith("harness: stopped: mine with ('--engine-arg=--my-flag', '--engine-env=A=1')"), words
+    code, words = inside(*command, "--engine-arg=--port=1", "--out", str(tmp_path))
+    assert code == 64 and "--engine-arg --port=1: expected an argument that the single engine does not have" in words
+
+
+def test_baselines_of_engines_with_flags_have_a_folder_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "harness.commands.record_baselines.inspect_environment", lambda python: ENVIRONMENT.model_copy()
+    )
+
+    def stopped(prepared, environment, *_):
+        raise UsageError(f"stopped: {environment.flags.options}")
+
+    monkeypatch.setattr("harness.commands.record_baselines.record_repetitions", stopped)
+    record = ("baseline", "record", "-c", "single-none", "--engine-arg=--my-flag", "--out", str(tmp_path / "out"))
+    code, words = inside(*record)
+    assert code == 64 and "expected --baselines DIR, a folder of its own" in words and "--my-flag, found" in words
+    code, words = inside(*record, "--baselines", str(PROFILE.baselines))
+    assert code == 64 and "expected --baselines DIR" in words
+    assert inside(*record, "--baselines", str(tmp_path)) == (64, "harness: stopped: ('--engine-arg=--my-flag',)")
+    assert inside(*record[:-3], *record[-2:]) == (64, "harness: stopped: ()")
+
+
+def test_a_run_with_flags_becomes_no_baseline_of_the_profile(tmp_path, monkeypatch):
+    plain = history(flawless())
+    run = plain.run.model_copy(update={"engine_flags": FLAGS.options, "profile": {"name": "cpu", "source": "cpu"}})
+    monkeypatch.setattr("harness.commands.baseline.load_history", lambda _: plain.model_copy(update={"run": run}))
+    with pytest.raises(UsageError, match=r"expected --baselines DIR, .* with --engine-arg=--my-flag"):
+        accept(tmp_path, None, None, None)

@@ -61,7 +61,7 @@ def test_what_differs_between_two_runs_is_named(tmp_path):
     assert pairs["single-none"].verdicts[1] is None
     assert pairs["pd-none"].verdicts[0] is None
     assert ("vllm", "0.32.0", "0.33.0") in found.differing
-    assert "1 prompts with different tokens" in found.sentence
+    assert "1 prompt with different tokens" in found.sentence
     html = render_comparison(found)
     Page(html).require_inert()
     assert "0.33.0" in html

@@ -232,7 +232,7 @@ def test_interrupted_run_is_resumed(tmp_path):
         summary = unfinished(tmp_path / "night", **how)
         assert summary.verdict is Verdict.UNKNOWN
         assert summary.command == f"harness run --resume {tmp_path / 'night'}"
-        assert summary.next_step.startswith("1 of 2 cells are not complete; go on with them: ")
+        assert summary.next_step.startswith("1 of 2 cells is not complete; go on: ")
         html = render_html(summary)
         # The command comes before the findings, and can be copied.
         assert html.index(summary.command) < html.index('id="findings"')

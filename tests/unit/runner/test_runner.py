@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,8 @@ from harness.util.progress import Reporter
 from harness.workload.prepare import Prepared, prepare
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_session import FakeSession
+
+RUN_CELL = harness.runner.record_cells.run_cell
 
 
 def fake_cell(session, work, recorder, _reporter):
@@ -267,6 +270,24 @@ def test_engines_that_were_told_to_end_complete_no_cell(tmp_path):
     session.end_engines()
     with pytest.raises(EngineDiedError, match="ended from outside"):
         session.require_alive()
+
+
+def test_waiting_for_engines_that_hang_is_not_the_harness_own_time(tmp_path, monkeypatch):
+    prepared = prepare("cpu", ["single-none"], ["cold"])
+    (group,), (work,) = prepared.plan.groups, prepared.works
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path)
+    session = EngineGroupSession(group, prepared.profile, ENVIRONMENT, tmp_path)
+
+    def stuck(*_):
+        time.sleep(0.3)
+        raise EngineDiedError("it was ended")
+
+    monkeypatch.setattr(harness.runner.record_cells, "_send_all", stuck)
+    with pytest.raises(EngineDiedError):
+        RUN_CELL(session, work, recorder, Reporter(0.0))
+    recorder.fail_pending([work.cell.id], "failed", "it was ended")
+    seconds = recorder.finish().run.seconds
+    assert seconds["requests"] >= 0.3 and seconds["own"] <= seconds["total"] - 0.3
 
 
 def test_a_watch_sees_each_group_when_it_is_recorded_and_can_end_the_run(tmp_path):

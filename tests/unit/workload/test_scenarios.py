@@ -636,6 +636,13 @@ def test_chunked_prefill_needs_more_tokens_than_a_step_has(computed, budget, ver
     assert proof(made, CHUNKED, "single-none", engines).verdict is verdict
 
 
+def test_a_server_that_does_not_say_its_tokens_per_step_could_be_started_so_that_it_does():
+    made = [in_scenario("single-none", "chunked", "subject", counters={"prompt_tokens_local_compute": 96.0})]
+    silent = engine("single-none", "single", step_tokens=None).model_copy(update={"argv": ("attached", "http://x")})
+    (found,) = proof(made, CHUNKED, "single-none", (silent,)).findings
+    assert found.message.endswith("found no answer; start the server with VLLM_SERVER_DEV_MODE=1")
+
+
 def test_scenario_without_observations_is_unknown():
     the_history = history([observation("single-none")], scenarios=[REFILL])
     record = the_history.run.cells[0].model_copy(update={"scenarios": {"refill": 3}})
