@@ -11,15 +11,16 @@ from typing import Any
 from faults import response_faults as a
 from faults.metrics import WAITING, above_zero
 from faults.proxy import Answer, Call, Fault, FaultError, Request
-from faults.request_drill import EITHER, LEASE_S, ExchangeDrill, Make, R, U, on_answers
+from faults.request_drill import EITHER, LEASE_S, ExchangeDrill, Make, R, on_answers
 from faults.tcp_relay import REFUSED_PORT, Relay, led_to
 from faults.testbed import Scene
 from harness.engines.request import new_id
 from harness.profiles.cells import Role
 
 _BROKEN = "the exchange broke: .*decode engine"
-_REFUSED = "the exchange broke: decode engine: expected status 200 .* found 500"
-"""All that vLLM 0.32.0 answers after a failed handshake; its log says more."""
+_RECOVERED = "no failed NIXL transfer"
+"""After a failed handshake D computes the prompt by itself (``kv_load_failure_policy: recompute``) and answers rightly:
+only its counters tell that no KV moved."""
 _HANDSHAKE_S = 6.0
 """Delay that fails the handshake: vLLM waits 5 s for each message of P's side channel (zmq)."""
 _QUEUE_S = 20.0
@@ -104,7 +105,7 @@ def _ask(call: Call, request: Request, troubles: list[str]) -> None:
 
 _on_p = partial(on_answers, target="P", group="handoff", bound_s=90.0)
 _on_d = partial(on_answers, target="D", group="handoff", bound_s=120.0)
-_side_channel = partial(_on_p, reason=_REFUSED, late=True)
+_side_channel = partial(_on_p, reason=_RECOVERED, late=True)
 _no_blocks = partial(_on_p, reason=f"block ids per KV-cache group|{_BROKEN}|ended by itself", fatal=True)
 _PROOF = "proof that KV moved"
 
@@ -153,7 +154,7 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
         "a prefill engine behind D's port",
         make=_engine("prefill"),
         verdicts=EITHER,
-        reason=f"{_PROOF}|the exchange broke",
+        reason=f"{_PROOF}|the exchange broke|in its prefix cache",
         struck="all",
     ),
     _on_p(
@@ -169,7 +170,8 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
         "P's KV pool is full of hand-offs that no D completes",
         "P",
         exhaust_pool(18),
-        U,
+        # The blocks of those hand-offs, which the harness knows nothing of, may still be held when it asks for them.
+        EITHER,
         "ReadTimeout|within .* s",
         struck="last",
         group="resource",
@@ -195,7 +197,7 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
         "P hands over ids of blocks that no pool has",
         fault=_other_blocks(lambda group: [9999] * len(group)),
         verdicts=EITHER,
-        reason=f"{_BROKEN}|ended by itself|expected the tokens of",
+        reason=f"{_BROKEN}|ended by itself|expected the tokens of|to publish each block",
         fatal=True,
     ),
 )
