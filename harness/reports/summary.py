@@ -237,12 +237,7 @@ def _acceptance_row(view: RecordedCell, judgement: Judgement) -> AcceptanceRow:
 
 
 def describe(history: History, judgement: Judgement) -> str:
-    """Describe the result in one sentence, or two if the record has no seal."""
-    doubt = " The record has no seal, so nobody can tell whether it is as it was written." if history.bare else ""
-    return _described(history, judgement) + doubt
-
-
-def _described(history: History, judgement: Judgement) -> str:
+    """Describe the result in one sentence."""
     verdicts = judgement.by_cell()
     cells = len(verdicts)
     bad = [f"{cell} {v}" for cell, v in verdicts.items() if v.exit_code != 0]

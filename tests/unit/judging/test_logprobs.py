@@ -163,10 +163,10 @@ def test_first_part_of_an_output_may_lack_the_smallest_distance():
     assert logprobs_baseline(view(history([below]), "pd-eagle3", lookups([40]))).verdict is Verdict.REGRESSION
 
 
-@pytest.mark.parametrize("run", ["pass", "resumed", "M4", "schema-2", "M3"])
+@pytest.mark.parametrize("run", ["pass", "resumed", "M4", "M3"])
 def test_recorded_logprobs_of_right_targets_stay_green(run):
     """Engines agreed bit for bit, also with a drafter that is damaged."""
-    made = load_history(RUNS / run, unsealed=run == "schema-2")
+    made = load_history(RUNS / run)
     judgement = judge(made, lookups_for(made, References(baselines=BASELINES)))
     found = {r.check: r.verdict for c in judgement.cells for r in c.results if r.check.startswith("logprobs")}
     assert found

@@ -1,4 +1,4 @@
-"""Re-scoring, sampled prompts and runs of earlier versions, on hand-made records."""
+"""Re-scoring and sampled prompts, on hand-made records."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import math
 import pytest
 
 from harness.engines.client import parse_completion
-from harness.errors import DataError, HandoffError
-from harness.history.folder import load_history, write_run
-from harness.history.layout import LINES
-from harness.history.migrations import SCHEMA, migrate
+from harness.errors import HandoffError
 from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
@@ -169,50 +166,3 @@ def test_sampling_is_judged_only_where_margins_force_every_token(temperature, ga
     rows = tuple(r.model_copy(update={"min_top_gap": gap}) for r in recorded.baseline.rows)
     recorded = recorded._replace(source=recorded.baseline.model_copy(update={"rows": rows}))
     assert preconditions.state_occurred(view(h, "single-none", {"none": recorded}, "sampled")).verdict is verdict
-
-
-# --- earlier versions ------------------------------------------------------------------------------------------------
-
-
-def test_run_of_the_first_schema_is_still_judged(tmp_path):
-    h = history([observation("single-none", n) for n in LENGTHS], folder=tmp_path)
-    write_run(tmp_path, h.run)
-    raw = json.loads((tmp_path / "run.json").read_text())
-    raw["schema_version"] = 1
-    raw["profile"]["judging"] = {"near_tie_nats": 0.02, "acceptance": "exact"}
-    raw["profile"]["engine"] = {"device": "cpu"}
-    raw["identities"] = {"none": {"method": "none"}}
-    for name in ("rescore", "seal", "record_sha256", "resumed", "kind", "came_to", "plans"):
-        raw.pop(name)
-    for cell in raw["cells"]:
-        del cell["plan"], cell["emptied_s"]
-    (tmp_path / "run.json").write_text(json.dumps(raw))
-    (tmp_path / LINES).write_text("".join(o.model_dump_json() + "\n" for o in h.observations))
-    with pytest.raises(DataError, match="record with a seal"):
-        load_history(tmp_path)
-    loaded = load_history(tmp_path, unsealed=True)
-    assert loaded.run.schema_version == SCHEMA
-    assert loaded.run.profile["judging"]["tier"] == "bitwise"
-    assert loaded.run.identities["none"]["hardware"] == "cpu"
-    assert judge(loaded, lookups(LENGTHS)).verdict is Verdict.PASS
-    assert json.loads((tmp_path / "run.json").read_text())["schema_version"] == 1
-
-
-def test_unknown_schema_is_refused(tmp_path):
-    h = history([observation("single-none", 40)], folder=tmp_path)
-    write_run(tmp_path, h.run)
-    raw = json.loads((tmp_path / "run.json").read_text())
-    for version, text in ((99, "found 99"), (None, "found None"), ("1", "found '1'")):
-        (tmp_path / "run.json").write_text(json.dumps({**raw, "schema_version": version}))
-        with pytest.raises(DataError, match=text):
-            load_history(tmp_path)
-    (tmp_path / "run.json").write_text(json.dumps({**raw, "schema_version": 1, "identities": [3]}))
-    with pytest.raises(DataError, match="damaged"):
-        load_history(tmp_path, unsealed=True)
-
-
-def test_migration_does_not_touch_its_argument():
-    raw = {"schema_version": 1, "profile": {"judging": {"acceptance": "exact"}}, "cells": [{"cell": "pd-none"}]}
-    before = json.dumps(raw)
-    assert migrate(raw)["schema_version"] == SCHEMA
-    assert json.dumps(raw) == before
