@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated
@@ -87,9 +87,7 @@ class History(Strict):
 
     folder: Path
     run: RunRecord
-    observations: Annotated[
-        InstanceOf[RecordedCells[Observation]] | tuple[Observation, ...], Field(union_mode="left_to_right")
-    ]
+    observations: Annotated[InstanceOf[RecordedCells] | tuple[Observation, ...], Field(union_mode="left_to_right")]
     """Observations in memory, or those of a large run, which are parsed on demand (``harness.history.index``)."""
     sha256: str | None = None
     """``record_sha256`` of ``run.json``; None for runs still in progress."""
@@ -105,10 +103,10 @@ class History(Strict):
         return {o.key: o for o in self.of_cell(cell).by_place.get((form, scenario), ())}
 
     @cached_property
-    def _cells(self) -> RecordedCells[Observation] | HeldCells[Observation]:
+    def _cells(self) -> RecordedCells | HeldCells:
         return self.observations if isinstance(self.observations, RecordedCells) else HeldCells(self.observations)
 
-    def of_cell(self, cell: str) -> CellRows[Observation]:
+    def of_cell(self, cell: str) -> CellRows:
         """Return the observations of a cell, which are empty for a cell that was not recorded."""
         return self._cells.of_cell(cell)
 
@@ -202,9 +200,7 @@ def read_so_far(folder: Path, run: RunRecord) -> History:
     return History(folder=folder, run=run, observations=_recorded(found), own=True)
 
 
-def read_cells(
-    folder: Path, order: Iterable[str] = (), kept: list[Observation] | None = None
-) -> RecordedCells[Observation]:
+def read_cells(folder: Path, order: Iterable[str] = (), kept: list[Observation] | None = None) -> RecordedCells:
     """Read the observations of a run in this order of the cells, and append them to ``kept`` if there is one.
 
     Raises OSError, and DataError for damaged lines.
@@ -214,19 +210,5 @@ def read_cells(
     return _recorded({cell: found[cell] for cell in ordered if cell in found}, kept)
 
 
-def _recorded(files: Mapping[str, Iterable[Path]], kept: list[Observation] | None = None) -> RecordedCells[Observation]:
-    return RecordedCells(
-        {cell: [RecordedFile(path, partial(_parse, cell), kept) for path in paths] for cell, paths in files.items()}
-    )
-
-
-def _parse(cell: str, text: bytes, where: str) -> Observation:
-    try:
-        observation = Observation.model_validate_json(text, strict=True)
-    except ValidationError as error:
-        raise DataError(
-            f"{where}: expected an observation, found damaged data:\n{describe_validation_error(error)}"
-        ) from error
-    if observation.cell != cell:
-        raise DataError(f"{where}: expected an observation of {cell}, found one of {observation.cell}")
-    return observation
+def _recorded(files: Mapping[str, Iterable[Path]], kept: list[Observation] | None = None) -> RecordedCells:
+    return RecordedCells({cell: [RecordedFile(path, cell, kept) for path in of] for cell, of in files.items()})
