@@ -15,7 +15,7 @@ from harness.judging.checks.logprobs import has_reference, logprobs_baseline, lo
 from harness.judging.checks.registry import judge
 from harness.judging.references import References, lookups_for
 from tests.golden.oracle import BASELINES, RUNS
-from tests.support.builders import LENGTHS, change_final, flawless, history, lookups, observation, view
+from tests.support.builders import LENGTHS, change_final, changed_rows, flawless, history, lookups, observation, view
 
 
 def moved(o: Observation, gap: float = -4.0, chosen: float = 0.0, tokens: range | None = None) -> Observation:
@@ -133,11 +133,7 @@ def test_single_engine_alone_is_not_drift():
 
 
 def with_gaps(gaps: tuple[float, ...]) -> dict[str, Lookup]:
-    found = lookups([40])
-    for method, lookup in found.items():
-        rows = tuple(r.model_copy(update={"gaps": gaps}) for r in lookup.baseline.rows)
-        found[method] = Lookup(lookup.baseline.model_copy(update={"rows": rows}), "")
-    return found
+    return {method: changed_rows(lookup, lambda _: {"gaps": gaps}) for method, lookup in lookups([40]).items()}
 
 
 def test_baseline_that_has_every_distance_locates_the_change():

@@ -15,7 +15,17 @@ from harness.history.verdict import Verdict
 from harness.judging.checks import preconditions, rescored
 from harness.judging.checks.registry import judge
 from harness.workload.outputs import Outputs
-from tests.support.builders import change_final, history, leg, lookup, lookups, observation, view
+from tests.support.builders import (
+    change_final,
+    changed_rows,
+    history,
+    leg,
+    lookup,
+    lookups,
+    observation,
+    view,
+    with_run,
+)
 
 LENGTHS = [31, 40, 65]
 CELLS = ["pd-eagle3", "single-eagle3", "single-none"]
@@ -47,7 +57,7 @@ def made(change=lambda o: o, gaps=None, scored=LENGTHS, error=None):
         if len(o.sent_ids) in scored:
             distinct.setdefault((o.prompt_id, output_key(o.final.output_ids)), score(o, gaps and gaps(o), error))
     h = history([*observations, *distinct.values()], CELLS)
-    return h.model_copy(update={"run": h.run.model_copy(update={"rescore": True})})
+    return with_run(h, rescore=True)
 
 
 def result(h, cell="pd-eagle3"):
@@ -97,7 +107,7 @@ def test_other_output_needs_a_score_of_its_own():
 
 def test_check_applies_only_where_the_run_was_asked_to():
     h = made()
-    off = h.model_copy(update={"run": h.run.model_copy(update={"rescore": False})})
+    off = with_run(h, rescore=False)
     names = {r.check for c in judge(off, lookups(LENGTHS)).cells for r in c.results}
     assert "rescored" not in names
 
@@ -162,7 +172,5 @@ SAMPLED = {"id": "sampled", "kind": "sampled", "prompts": ["p40"], "temperature"
 def test_sampling_is_judged_only_where_margins_force_every_token(temperature, gap, verdict):
     o = observation("single-none", 40, scenario="sampled", temperature=temperature)
     h = history([o], scenarios=[SAMPLED])
-    recorded = lookup([40])
-    rows = tuple(r.model_copy(update={"min_top_gap": gap}) for r in recorded.baseline.rows)
-    recorded = recorded._replace(source=recorded.baseline.model_copy(update={"rows": rows}))
+    recorded = changed_rows(lookup([40]), lambda _: {"min_top_gap": gap})
     assert preconditions.state_occurred(view(h, "single-none", {"none": recorded}, "sampled")).verdict is verdict
