@@ -121,13 +121,11 @@ def _paddings(cell: CellView) -> Counter[bool]:
 
 def _mixed(cell: CellView, name: str, found: Counter[bool]) -> Finding:
     """Return the finding that an engine pads the first step after some hand-offs only, as no vLLM does."""
-    return cell.finding(
-        name,
-        Verdict.UNKNOWN,
-        "nothing-tested",
+    message = (
         f"expected a padded first step after every hand-off or after none, found one in {found[True]} requests and "
-        f"none in {found[False]}: an empty first step cannot be told from padding, so lost drafts may look like it",
+        f"none in {found[False]}: an empty first step cannot be told from padding, so lost drafts may look like it"
     )
+    return cell.finding(name, Verdict.UNKNOWN, "nothing-tested", message)
 
 
 def _omitted(cell: CellView, name: str, o: Observation) -> list[Finding]:
@@ -139,14 +137,11 @@ def _omitted(cell: CellView, name: str, o: Observation) -> list[Finding]:
     engine = cell.engine(cell.answering)
     if PER_REQUEST in run.lacking or engine is None or _PER_REQUEST_FLAG not in engine.argv:
         return []
-    return [
-        cell.untested(
-            name,
-            f"expected acceptance figures in the response, which {_PER_REQUEST_FLAG} asks for, found none; the "
-            "engine's counters alone do not say what each step accepted",
-            o,
-        )
-    ]
+    message = (
+        f"expected acceptance figures in the response, which {_PER_REQUEST_FLAG} asks for, found none; the engine's "
+        "counters alone do not say what each step accepted"
+    )
+    return [cell.untested(name, message, o)]
 
 
 def _figures(cell: CellView) -> DraftFigures:
@@ -314,17 +309,12 @@ def _totals(
         return []
     more = sum(counted.accepted_at) / max(counted.steps, 1) > sum(at) / max(steps, 1)
     verdict, damage = _attribute(cell, name, more, together=False)
-    return [
-        cell.finding(
-            name,
-            verdict,
-            damage,
-            f"expected {steps} steps accepting {list(at)} drafts per position as {against}, found {counted.steps} "
-            f"accepting {list(counted.accepted_at)}; from the engine's counters, so which step differs is not known",
-            o,
-            TotalsDifference(found_totals=(counted.steps, *counted.accepted_at), expected_totals=(steps, *at)),
-        )
-    ]
+    message = (
+        f"expected {steps} steps accepting {list(at)} drafts per position as {against}, found {counted.steps} "
+        f"accepting {list(counted.accepted_at)}; from the engine's counters, so which step differs is not known"
+    )
+    difference = TotalsDifference(found_totals=(counted.steps, *counted.accepted_at), expected_totals=(steps, *at))
+    return [cell.finding(name, verdict, damage, message, o, difference)]
 
 
 class Compared(NamedTuple):

@@ -11,7 +11,7 @@ from harness.history.verdict import Verdict
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import EchoDifference, IncompleteCell, OfEngine, StopToken, TextDifference
-from harness.judging.findings import CheckResult, Finding, conclude
+from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 
 
 def complete(cell: CellView) -> CheckResult:
@@ -39,30 +39,21 @@ def complete(cell: CellView) -> CheckResult:
     findings += _other_engines(cell)
     if missing > 0 or cell.record.state != "complete":
         reason = cell.record.reason or "no reason was recorded"
-        findings.append(
-            cell.finding(
-                name,
-                Verdict.UNKNOWN,
-                "infrastructure",
-                f"expected {cell.planned} observations of a complete cell, found {len(observations)} of a "
-                f"cell that is {cell.record.state}: {reason}{unanswered}",
-                evidence=IncompleteCell(reason=reason),
-            )
+        message = (
+            f"expected {cell.planned} observations of a complete cell, found {len(observations)} of a cell that is "
+            f"{cell.record.state}: {reason}{unanswered}"
         )
+        incomplete = IncompleteCell(reason=reason)
+        findings.append(cell.finding(name, Verdict.UNKNOWN, "infrastructure", message, evidence=incomplete))
     return conclude(name, cell.id, len(observations), findings)
 
 
 def _other_engines(cell: CellView) -> list[Finding]:
     """Return a finding for each answer that names other engines than those recorded for the cell."""
     mine = cell.engine_roles
+    wanted = f"expected an answer of the engines of this cell, {_roles(mine)}, found one of"
     return [
-        cell.finding(
-            "complete",
-            Verdict.UNKNOWN,
-            "infrastructure",
-            f"expected an answer of the engines of this cell, {_roles(mine)}, found one of {_roles(o.engine_roles)}",
-            o,
-        )
+        cell.finding("complete", Verdict.UNKNOWN, "infrastructure", f"{wanted} {_roles(o.engine_roles)}", o)
         for o in cell.all_observations()
         if mine and set(o.engine_roles) != mine
     ]
@@ -213,17 +204,12 @@ def finish_reason(cell: CellView) -> CheckResult:
             # Checks of tokens report other tokens, which may end otherwise.
             continue
         if ours.finish_reason != theirs.finish_reason:
-            findings.append(
-                cell.finding(
-                    name,
-                    decide(Facts(change="differ", against="this run"))[0],
-                    "sampler",
-                    f"expected the request to end as on {cell.name.reference} of this run, for the reason "
-                    f"{theirs.finish_reason}, found {ours.finish_reason} with the same tokens",
-                    o,
-                    OfEngine(role=ours.role),
-                )
+            message = (
+                f"expected the request to end as on {cell.name.reference} of this run, for the reason "
+                f"{theirs.finish_reason}, found {ours.finish_reason} with the same tokens"
             )
+            verdict, _ = decide(Facts(change="differ", against="this run"))
+            findings.append(cell.finding(name, verdict, "sampler", message, o, OfEngine(role=ours.role)))
     return conclude(name, cell.id, judged, findings)
 
 
@@ -248,16 +234,11 @@ def text_form(cell: CellView) -> CheckResult:
             at = common_prefix(ours, theirs)
             # If the engines saw equal ids, the form in which the prompt was sent is not to blame.
             same = _echoes(o) == _echoes(twin.o) and None not in _echoes(o)
-            findings.append(
-                cell.finding(
-                    name,
-                    Verdict.REGRESSION,
-                    "target-kv" if same else "input",
-                    f"expected the same output for the prompt as text and as ids, found a difference at output token "
-                    f"{at}; "
-                    + ("the engines saw the same prompt ids both times" if same else "compare the echoed ids"),
-                    o,
-                    TextDifference(position=at, as_text=ours[at : at + 6], as_ids=theirs[at : at + 6]),
-                )
+            message = (
+                f"expected the same output for the prompt as text and as ids, found a difference at output token {at}; "
+                + ("the engines saw the same prompt ids both times" if same else "compare the echoed ids")
             )
+            damage: DamageClass = "target-kv" if same else "input"
+            difference = TextDifference(position=at, as_text=ours[at : at + 6], as_ids=theirs[at : at + 6])
+            findings.append(cell.finding(name, Verdict.REGRESSION, damage, message, o, difference))
     return conclude(name, cell.id, judged, findings)

@@ -46,6 +46,7 @@ def tokens_reference(cell: CellView) -> CheckResult:
     name = "tokens-reference"
     reference = cell.history.of(cell.name.reference, scenario=cell.scenario)
     rows = cell.rows(cell.name.plain)
+    verdict, _ = decide(Facts(change="differ", against="this run"))
     findings: list[Finding] = []
     judged = 0
     ties: list[Leg | None] = []
@@ -60,16 +61,9 @@ def tokens_reference(cell: CellView) -> CheckResult:
         if at is None or at.near_tie:
             ties += [other] if at is not None else []
             continue
-        findings.append(
-            cell.finding(
-                name,
-                decide(Facts(change="differ", against="this run"))[0],
-                cell.wrong_output,
-                _describe(at, output, other.output_ids, f"{cell.name.reference} of this run"),
-                o,
-                _evidence(at, output, other.output_ids),
-            )
-        )
+        message = _describe(at, output, other.output_ids, f"{cell.name.reference} of this run")
+        evidence = _evidence(at, output, other.output_ids)
+        findings.append(cell.finding(name, verdict, cell.wrong_output, message, o, evidence))
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
 
 
@@ -98,37 +92,24 @@ def prefill_token(cell: CellView) -> CheckResult:
         if appended:
             right = o.sent_ids[-1:]
         if bitwise and not appended and (apart := _apart(o, prefill, leg)) > cell.judging.logprob_nats:
-            findings.append(
-                cell.finding(
-                    name,
-                    decide(Facts(change="differ", against="this run"))[0],
-                    "target-kv",
-                    f"expected the prefill engine to find its token as probable as D, which computes it anew from the "
-                    f"KV that it was handed, found {apart:.3g} nats between them",
-                    o,
-                    OfEngine(role="prefill"),
-                )
+            message = (
+                "expected the prefill engine to find its token as probable as D, which computes it anew from the KV "
+                f"that it was handed, found {apart:.3g} nats between them"
             )
+            verdict, _ = decide(Facts(change="differ", against="this run"))
+            findings.append(cell.finding(name, verdict, "target-kv", message, o, OfEngine(role="prefill")))
         at = compare(right, said[:1], prefill.top_gaps, bound, prefill.runner_ups if bitwise else None)
         if at is None or at.near_tie:
             continue
         gap = "an unknown distance" if at.gap is None else f"{at.gap:.2f} nats"
-        findings.append(
-            cell.finding(
-                name,
-                decide(Facts(change="differ", against="this run", few=not bitwise))[0],
-                "sampler",
-                f"expected the prefill engine's token to be {_place(appended)}, {right[0]}, found {said[0]}, "
-                f"which it prefers by {gap} (rounding is at most {bound:g})",
-                o,
-                OfEngine(role="prefill"),
-            )
+        place = "the last of D's prompt" if appended else "the first of the output"
+        message = (
+            f"expected the prefill engine's token to be {place}, {right[0]}, found {said[0]}, which it prefers by "
+            f"{gap} (rounding is at most {bound:g})"
         )
+        verdict, _ = decide(Facts(change="differ", against="this run", few=not bitwise))
+        findings.append(cell.finding(name, verdict, "sampler", message, o, OfEngine(role="prefill")))
     return conclude(name, cell.id, judged, findings)
-
-
-def _place(appended: bool) -> str:
-    return "the last of D's prompt" if appended else "the first of the output"
 
 
 def _apart(o: Observation, prefill: Leg, decode: Leg) -> float:
