@@ -45,12 +45,9 @@ __all__ = [
 Folder = str | Path
 
 
-def load_run(folder: Folder, *, unsealed: bool = False) -> Run:
-    """Load a recorded run. Raises HarnessError for a folder that is none, or whose record is damaged.
-
-    ``unsealed`` accepts runs of early versions, in which later changes go unnoticed.
-    """
-    return load_history(Path(folder), unsealed=unsealed)
+def load_run(folder: Folder) -> Run:
+    """Load a recorded run. Raises HarnessError for a folder that is none, or whose record is damaged."""
+    return load_history(Path(folder))
 
 
 def judge(

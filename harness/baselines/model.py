@@ -43,7 +43,7 @@ class Again(Strict):
     gap: float | None
     """Top-2 log-prob distance of the reference at that token, in nats."""
     token: int | None = None
-    """What the repetition said there; None if its output ended, and in baselines of earlier versions."""
+    """What the repetition said there; None if its output ended."""
     steps: int
     accepted_at: tuple[int, ...]
     """Number of steps that accepted the draft at each position."""
@@ -87,8 +87,8 @@ class Row(Strict):
     def near_tie(self, at: int, token: int | None, bound_nats: float) -> bool:
         """Return whether another output that has ``token`` at index ``at`` parts there by no more than rounding.
 
-        It must be the runner-up. Where a baseline of an earlier version does not tell which token that is, or what
-        the A/A said there, any token counts, so that a run and the A/A are judged alike.
+        It must be the runner-up. Where the engine did not tell which token that is, or the A/A's output ended there,
+        any token counts, so that a run and the A/A are judged alike.
         """
         if not any(index == at and gap <= bound_nats for index, gap in self.close):
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -30,11 +30,11 @@ COLUMNS = (
     "again_steps",
     "again_accepted_at",
     "output_ids",
+    "again_token",
+    "gaps",
 )
-"""``accepted`` holds the accepted drafts of every verify step; lists are numbers separated by spaces, and ``close``
-is a list of ``index:gap:runner-up``, the last if it is known."""
-LATER_COLUMNS = ("again_token", "gaps")
-"""Columns that files of earlier versions lack. A gap that is not known is ``-``."""
+"""``accepted`` holds the accepted drafts of every verify step; lists are numbers separated by spaces, in ``gaps`` with
+``-`` for one that is not known, and ``close`` is a list of ``index:gap:runner-up``, the last if it is known."""
 UP_TO_COLUMNS = ("drafted", "again_drafted_at")
 """Columns that only files of methods that draft up to k tokens a step have."""
 
@@ -87,9 +87,11 @@ def with_rows(path: Path, header: Header, text: str) -> Baseline:
 
 def _parse(text: str, table: Path) -> tuple[Row, ...]:
     reader = csv.DictReader(io.StringIO(text))
-    wanted = (*COLUMNS, *LATER_COLUMNS)
-    if tuple(reader.fieldnames or ()) not in (COLUMNS, wanted, (*wanted, *UP_TO_COLUMNS)):
-        raise DataError(f"baseline {table}: expected the columns {', '.join(wanted)}, found {reader.fieldnames}")
+    if tuple(reader.fieldnames or ()) not in (COLUMNS, (*COLUMNS, *UP_TO_COLUMNS)):
+        raise DataError(
+            f"baseline {table}: expected the columns {', '.join(COLUMNS)}, found {reader.fieldnames}; record it again "
+            "with `harness baseline record`"
+        )
     rows = []
     for number, raw in enumerate(reader, start=2):
         try:
@@ -103,6 +105,11 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(v) for v in text.split())
 
 
+def _words(values: Iterable[object]) -> str:
+    """Return values as a list in one column."""
+    return " ".join("-" if v is None else str(v) for v in values)
+
+
 def _row(raw: dict[str, str]) -> Row:
     again = None
     if raw["again_steps"]:
@@ -111,7 +118,7 @@ def _row(raw: dict[str, str]) -> Row:
             gap=float(raw["again_gap"]) if raw["again_gap"] else None,
             steps=int(raw["again_steps"]),
             accepted_at=_numbers(raw["again_accepted_at"]),
-            token=int(raw["again_token"]) if raw.get("again_token") else None,
+            token=int(raw["again_token"]) if raw["again_token"] else None,
             drafted_at=_numbers(raw.get("again_drafted_at", "")),
         )
     close = [pair.split(":") for pair in raw["close"].split()]
@@ -124,7 +131,7 @@ def _row(raw: dict[str, str]) -> Row:
         drafted=_numbers(raw.get("drafted", "")),
         close=tuple((int(at), float(gap)) for at, gap, *_ in close),
         runner_ups=tuple((int(at), int(token)) for at, _, *rest in close for token in rest),
-        gaps=tuple(None if v == "-" else float(v) for v in raw.get("gaps", "").split()),
+        gaps=tuple(None if v == "-" else float(v) for v in raw["gaps"].split()),
         again=again,
     )
 
@@ -133,30 +140,27 @@ def _text(rows: Sequence[Row]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     up_to = any(r.drafted for r in rows)
-    writer.writerow((*COLUMNS, *LATER_COLUMNS, *(UP_TO_COLUMNS if up_to else ())))
+    writer.writerow((*COLUMNS, *(UP_TO_COLUMNS if up_to else ())))
     for r in rows:
         again, second = r.again, dict(r.runner_ups)
+        # None is written as an empty column.
         writer.writerow(
             [
                 r.prompt_id,
                 r.prompt_sha256,
                 len(r.output_ids),
                 len(r.accepted),
-                " ".join(map(str, r.accepted)),
-                "" if r.min_top_gap is None else r.min_top_gap,
-                " ".join(f"{at}:{gap}" + (f":{second[at]}" if at in second else "") for at, gap in r.close),
-                "" if again is None or again.divergence is None else again.divergence,
-                "" if again is None or again.gap is None else again.gap,
-                "" if again is None else again.steps,
-                "" if again is None else " ".join(map(str, again.accepted_at)),
-                " ".join(map(str, r.output_ids)),
-                "" if again is None or again.token is None else again.token,
-                " ".join("-" if g is None else str(g) for g in r.gaps),
-                *(
-                    [" ".join(map(str, r.drafted)), " ".join(map(str, again.drafted_at if again else ()))]
-                    if up_to
-                    else []
-                ),
+                _words(r.accepted),
+                r.min_top_gap,
+                _words(f"{at}:{gap}" + (f":{second[at]}" if at in second else "") for at, gap in r.close),
+                again and again.divergence,
+                again and again.gap,
+                again and again.steps,
+                again and _words(again.accepted_at),
+                _words(r.output_ids),
+                again and again.token,
+                _words(r.gaps),
+                *((_words(r.drafted), _words(again.drafted_at if again else ())) if up_to else ()),
             ]
         )
     return out.getvalue()

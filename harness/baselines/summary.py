@@ -60,8 +60,3 @@ def baseline_arms(rows: Sequence[Row], k: int) -> Arms:
     first = [(c.accepted_at, c.trials) for r in rows if (c := r.counts(k))]
     second = [(r.again.accepted_at, r.again.counts.trials) if r.again else ((0,) * k, (0,) * k) for r in rows]
     return count_arms([first, second], k)
-
-
-def counts(accepted: Sequence[int], k: int) -> tuple[tuple[int, ...], int]:
-    """Return (number of steps that accepted the draft at each position, number of steps)."""
-    return tuple(sum(a > p for a in accepted) for p in range(k)), len(accepted)

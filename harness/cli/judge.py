@@ -48,10 +48,6 @@ def check_command(
         str | None,
         typer.Option("--record", metavar="SHA256", help="Judge only the record with this hash, or its beginning."),
     ] = None,
-    unsealed: Annotated[
-        bool,
-        typer.Option("--unsealed", help="Judge a run of an early version, in which later changes go unnoticed."),
-    ] = False,
     out: ReportsOption = None,
     write: Annotated[
         bool, typer.Option("--write", help="Write reports into the run's folder, in place of those it has.")
@@ -70,9 +66,7 @@ def check_command(
     from harness.reports.judge_run import check as judge_again
     from harness.reports.terminal import print_summary
 
-    references = References(
-        baselines=baselines, known=known, against=against, record=record, unsealed=unsealed, expect=expect
-    )
+    references = References(baselines=baselines, known=known, against=against, record=record, expect=expect)
     outcome = judge_again(run_dir, references, run_dir if write else out)
     if as_json:
         print_json(shapes.judged_run(outcome.summary))

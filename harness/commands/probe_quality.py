@@ -56,8 +56,8 @@ def _method(history: History, cell: str, k: int) -> dict[str, Any]:
         "draft_steps": rates.steps,
         "acceptance": [round(r, 4) for r in rates.rates],
         "acceptance_length_pooled": round(rates.length_pooled or 0.0, 4),
-        "forecast_acceptance": [round(r, 4) for r in pool([f.accepted for f in forecast.values()], k).rates],
-        "prompts_as_forecast": sum(_as_forecast(list(steps[p]), forecast[p].accepted) for p in steps),
+        "forecast_acceptance": [round(r, 4) for r in pool(forecast.values(), k).rates],
+        "prompts_as_forecast": sum(_as_forecast(list(steps[p]), forecast[p]) for p in steps),
     }
 
 

@@ -121,11 +121,6 @@ def _require_resumable(history: History) -> None:
             f"{folder}: expected the folder that `harness run` created for the run, found run {run.run_id} in {name}; "
             "repetitions, tries and copies cannot be resumed"
         )
-    if (folder / LINES).exists():
-        raise UsageError(
-            f"{folder}: expected a folder for each cell, found {LINES} of an earlier version of the harness; resume it "
-            "with the version that recorded it, or run again"
-        )
     lost = [c.cell for c in run.cells if c.state == "complete" and not history.in_order(c.cell)]
     if lost:
         raise UsageError(

@@ -76,12 +76,11 @@ def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:
     return leg.speculation.per_step_accepted == tuple(reference)
 
 
-def by_position(accepted: Sequence[int], produced: int = 1) -> dict[int, int]:
-    """Return the accepted drafts of each verify step, by the number of output tokens when the step began.
-
-    ``produced`` is that number for the first step: one token, from the prefill.
-    """
+def by_position(accepted: Sequence[int]) -> dict[int, int]:
+    """Return the accepted drafts of each verify step, by the number of output tokens when the step began: one token,
+    from the prefill, for the first step."""
     out = {}
+    produced = 1
     for count in accepted:
         out[produced] = count
         produced += count + 1

@@ -19,8 +19,6 @@ from harness.history.layout import LINES, files_by_cell
 from harness.util.files import sha256_json
 from harness.util.strict import Strict
 
-SEALED_FROM = 3
-"""First schema of histories with a seal."""
 SEAL, OWN_SHA256 = "seal", "record_sha256"
 _CHUNK = 1 << 20
 _REMEDY = "restore the folder from a copy, or run again: changed records are not judged"
@@ -80,17 +78,9 @@ def opened(raw: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Seal | N
         found = "a finished run without one" if given is None else "one in an unfinished run"
         raise DataError(f"{path}: expected a seal in finished runs alone, found {found}; {_REMEDY}")
     try:
-        return out, None if given is None else _read_seal(given)
+        return out, None if given is None else Seal.model_validate(given)
     except ValidationError as error:
         raise DataError(f"{path}: expected a seal of its observations, found {given!r}; {_REMEDY}") from error
-
-
-def _read_seal(given: Any) -> Seal:
-    """Read a seal; that of schema 3 is of one file with the observations of all cells."""
-    if isinstance(given, dict) and "sha256" in given:
-        alone = _FileSeal.model_validate({k: v for k, v in given.items() if k != "parquet_sha256"})
-        return Seal(files={LINES: alone} if alone.lines else {})
-    return Seal.model_validate(given)
 
 
 def check_observations(folder: Path, seal: Seal | None) -> None:

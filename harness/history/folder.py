@@ -7,11 +7,9 @@ run keeps everything; at its end they are copied to Parquet, which is easier to 
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Annotated
 
@@ -19,10 +17,10 @@ from pydantic import Field, InstanceOf, ValidationError
 
 from harness.errors import DataError
 from harness.history import index
-from harness.history.checksum import OWN_SHA256, SEALED_FROM, check_observations, opened, sealed
+from harness.history.checksum import OWN_SHA256, check_observations, opened, sealed
 from harness.history.index import CellRows, HeldCells, RecordedCells, RecordedFile
 from harness.history.layout import CELLS, LINES, RUN, SCORES, bytes_recorded, files_by_cell, require_run
-from harness.history.migrations import SCHEMA, migrate
+from harness.history.migrations import OLDEST, SCHEMA, migrate
 from harness.history.plan import contradictions, counts_of
 from harness.history.records import COLD, COUNTED, RESCORE, CellRecord, Form, Observation, RunRecord
 from harness.history.verdict import Verdict
@@ -34,8 +32,6 @@ from harness.util.strict import Strict, describe_validation_error
 
 _MOST_BYTES = 256 * MIB
 """Largest run.json that is read; that of a thousand cells has about 4 MiB."""
-_CELL_FOLDERS_FROM = 4
-"""First schema of histories with a folder for each cell."""
 _MOST_OPEN = 64
 """Most files that a writer keeps open; cells are asked one after the other, or as many at once as there are engines."""
 
@@ -91,14 +87,10 @@ class History(Strict):
 
     folder: Path
     run: RunRecord
-    observations: Annotated[
-        InstanceOf[RecordedCells[Observation]] | tuple[Observation, ...], Field(union_mode="left_to_right")
-    ]
+    observations: Annotated[InstanceOf[RecordedCells] | tuple[Observation, ...], Field(union_mode="left_to_right")]
     """Observations in memory, or those of a large run, which are parsed on demand (``harness.history.index``)."""
     sha256: str | None = None
-    """``record_sha256`` of ``run.json``; None for runs of early versions and those still in progress."""
-    bare: bool = False
-    """Whether the record is of an early version that has no seal."""
+    """``record_sha256`` of ``run.json``; None for runs still in progress."""
     own: bool = False
     """Whether this process recorded it from a profile that its user named, so that its paths are the user's."""
     torn_line: bool = False
@@ -111,10 +103,10 @@ class History(Strict):
         return {o.key: o for o in self.of_cell(cell).by_place.get((form, scenario), ())}
 
     @cached_property
-    def _cells(self) -> RecordedCells[Observation] | HeldCells[Observation]:
+    def _cells(self) -> RecordedCells | HeldCells:
         return self.observations if isinstance(self.observations, RecordedCells) else HeldCells(self.observations)
 
-    def of_cell(self, cell: str) -> CellRows[Observation]:
+    def of_cell(self, cell: str) -> CellRows:
         """Return the observations of a cell, which are empty for a cell that was not recorded."""
         return self._cells.of_cell(cell)
 
@@ -150,10 +142,9 @@ class History(Strict):
         return next((c for c in self.run.cells if c.cell == cell_id), None)
 
 
-def load_history(folder: Path, in_memory: int | None = None, unsealed: bool = False) -> History:
+def load_history(folder: Path, in_memory: int | None = None) -> History:
     """Load a run folder. Raises NotARunError for other folders and DataError for damaged files.
 
-    A run of an early version, whose files are not protected by a seal, is refused unless ``unsealed``.
     Less than ``in_memory`` bytes of lines are parsed at once (None: ``harness.history.index.IN_MEMORY``), more on
     demand; with 0, all are.
     """
@@ -165,25 +156,17 @@ def load_history(folder: Path, in_memory: int | None = None, unsealed: bool = Fa
     except (OSError, ValueError) as error:
         raise DataError(f"{run_file}: expected JSON, but it cannot be read ({error})") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
-    seal = None
-    sha256 = None
-    if type(version) is int and version in range(SEALED_FROM, SCHEMA + 1):
-        sha256 = raw.get(OWN_SHA256)
-        raw, seal = opened(raw, run_file)
-    elif type(version) is int and version in range(1, SEALED_FROM) and not unsealed:
+    if type(version) is not int or version not in range(OLDEST, SCHEMA + 1):
         raise DataError(
-            f"{run_file}: expected a record with a seal, found history schema {version}, from before there were "
-            "seals: what was changed since cannot be noticed; judge it with `harness check --unsealed`"
+            f"{run_file}: expected history schema {OLDEST} to {SCHEMA}, found {version!r}; use the harness version "
+            "that recorded it"
         )
+    sha256 = raw.get(OWN_SHA256)
+    raw, seal = opened(raw, run_file)
     try:
-        raw = migrate(raw) if isinstance(raw, dict) and type(version) is int else raw
-    except (TypeError, AttributeError, ValueError, KeyError, IndexError) as error:
-        raise DataError(f"{run_file} is damaged: it does not have the shape of schema {version!r} ({error})") from error
-    if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA or type(version) is not int:
-        raise DataError(
-            f"{run_file}: expected history schema 1 to {SCHEMA}, found {version!r}; use the harness version that "
-            "recorded it"
-        )
+        raw = migrate(raw)
+    except (TypeError, AttributeError, ValueError, KeyError) as error:
+        raise DataError(f"{run_file} is damaged: it does not have the shape of schema {version} ({error})") from error
     try:
         run = RunRecord.model_validate(raw)
     except ValidationError as error:
@@ -199,21 +182,12 @@ def load_history(folder: Path, in_memory: int | None = None, unsealed: bool = Fa
     most = index.IN_MEMORY if in_memory is None else in_memory
     try:
         check_observations(folder, seal)
-        lines = folder / LINES
-        in_one_file = version in range(1, _CELL_FOLDERS_FROM) and lines.is_file()
-        size = lines.stat().st_size if in_one_file else bytes_recorded(folder)
-        kept: list[Observation] | None = [] if size < most else None
-        if in_one_file:
-            recorded, torn = _read_one_file(lines, order, kept)
-        else:
-            recorded = read_cells(folder, order, kept)
-            torn = recorded.torn
+        kept: list[Observation] | None = [] if bytes_recorded(folder) < most else None
+        recorded = read_cells(folder, order, kept)
     except OSError as error:
         raise DataError(f"{folder}: expected its observations, but they cannot be read ({error})") from error
     observations = tuple(kept) if kept is not None else recorded
-    return History(
-        folder=folder, run=run, observations=observations, sha256=sha256, bare=sha256 is None, torn_line=torn
-    )
+    return History(folder=folder, run=run, observations=observations, sha256=sha256, torn_line=recorded.torn)
 
 
 def read_so_far(folder: Path, run: RunRecord) -> History:
@@ -226,9 +200,7 @@ def read_so_far(folder: Path, run: RunRecord) -> History:
     return History(folder=folder, run=run, observations=_recorded(found), own=True)
 
 
-def read_cells(
-    folder: Path, order: Iterable[str] = (), kept: list[Observation] | None = None
-) -> RecordedCells[Observation]:
+def read_cells(folder: Path, order: Iterable[str] = (), kept: list[Observation] | None = None) -> RecordedCells:
     """Read the observations of a run in this order of the cells, and append them to ``kept`` if there is one.
 
     Raises OSError, and DataError for damaged lines.
@@ -238,44 +210,5 @@ def read_cells(
     return _recorded({cell: found[cell] for cell in ordered if cell in found}, kept)
 
 
-def _recorded(files: Mapping[str, Iterable[Path]], kept: list[Observation] | None = None) -> RecordedCells[Observation]:
-    return RecordedCells(
-        {cell: [RecordedFile(path, partial(_parse_of, cell), kept) for path in paths] for cell, paths in files.items()}
-    )
-
-
-def _read_one_file(
-    lines: Path, order: Iterable[str], kept: list[Observation] | None
-) -> tuple[RecordedCells[Observation], bool]:
-    """Read the one file of a run of schema 3 or earlier, and return whether it has a torn line.
-
-    The observations are appended to ``kept``; without it, the lines are sorted into temporary files by cell.
-    """
-    whole = RecordedFile(lines, _parse, kept)
-    if kept is not None:
-        return RecordedCells({}), whole.torn
-    with contextlib.ExitStack() as stack:
-        temporary = Path(stack.enter_context(TemporaryDirectory(prefix="harness-cells-")))
-        with HistoryWriter(temporary) as writer:
-            for observation in whole:
-                writer.append(observation)
-        recorded = read_cells(temporary, order)
-        # The files are needed for as long as the observations are.
-        weakref.finalize(recorded, stack.pop_all().close)
-    return recorded, whole.torn
-
-
-def _parse(text: bytes, where: str) -> Observation:
-    try:
-        return Observation.model_validate_json(text, strict=True)
-    except ValidationError as error:
-        raise DataError(
-            f"{where}: expected an observation, found damaged data:\n{describe_validation_error(error)}"
-        ) from error
-
-
-def _parse_of(cell: str, text: bytes, where: str) -> Observation:
-    observation = _parse(text, where)
-    if observation.cell != cell:
-        raise DataError(f"{where}: expected an observation of {cell}, found one of {observation.cell}")
-    return observation
+def _recorded(files: Mapping[str, Iterable[Path]], kept: list[Observation] | None = None) -> RecordedCells:
+    return RecordedCells({cell: [RecordedFile(path, cell, kept) for path in of] for cell, of in files.items()})

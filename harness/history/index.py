@@ -7,30 +7,19 @@ recently used cells are kept parsed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import IO, NamedTuple
+
+from pydantic import ValidationError
 
 from harness.errors import DataError
+from harness.history.records import Observation
 from harness.util import json_io
 from harness.util.byte_cache import ByteCache
+from harness.util.strict import describe_validation_error
 
-
-class Row(Protocol):
-    """An observation, as far as the index needs to know it."""
-
-    @property
-    def cell(self) -> str: ...
-    @property
-    def form(self) -> str: ...
-    @property
-    def scenario(self) -> str: ...
-    @property
-    def sequence(self) -> int: ...
-
-
-R = TypeVar("R", bound=Row)
 LONGEST_LINE = 16 << 20
 """Bytes of the longest line that is read, far above what an answer needs. The hole that a full disk leaves at the end
 of a file would be one line."""
@@ -38,37 +27,35 @@ IN_MEMORY = 32 << 20
 """Bytes of lines up to which a run is parsed at once. A run of the ``cpu`` profile has 7 MB."""
 CACHED = 64 << 20
 """Bytes of lines whose cells are kept parsed, over all runs; the most recently used cell always is."""
-Parse = Callable[[bytes, str], R]
-"""Parses a line; the second argument locates it for the message of a DataError."""
 
 
-class CellRows(NamedTuple, Generic[R]):
+class CellRows(NamedTuple):
     """The observations of one cell."""
 
-    by_place: dict[tuple[str, str], list[R]]
+    by_place: dict[tuple[str, str], list[Observation]]
     """Observations by form and scenario, in the order of the record."""
-    ordered: list[R]
+    ordered: list[Observation]
     """All observations, sorted by sequence."""
 
 
-def cell_rows(observations: Sequence[R]) -> CellRows[R]:
-    by_place: dict[tuple[str, str], list[R]] = {}
+def cell_rows(observations: Sequence[Observation]) -> CellRows:
+    by_place: dict[tuple[str, str], list[Observation]] = {}
     for o in observations:
         by_place.setdefault((o.form, o.scenario), []).append(o)
     return CellRows(by_place, sorted(observations, key=lambda o: o.sequence))
 
 
-class RecordedFile(Generic[R]):
+class RecordedFile:
     """The complete lines of a file of observations, which can be read any number of times; each pass parses them again.
 
     Every read raises DataError when the file has changed since it was first read.
     """
 
-    def __init__(self, path: Path, parse: Parse[R], kept: list[R] | None = None) -> None:
-        """Validate the complete lines, and append them to ``kept`` if there is one. Raises DataError for damaged
-        ones."""
+    def __init__(self, path: Path, cell: str, kept: list[Observation] | None = None) -> None:
+        """Validate the complete lines as answers of the cell, and append them to ``kept`` if there is one. Raises
+        DataError for damaged ones."""
         self.path = path
-        self._parse = parse
+        self.cell = cell
         self.lines = self.size = 0
         self.scenarios: set[str] = set()
         self.torn = False
@@ -92,10 +79,21 @@ class RecordedFile(Generic[R]):
                 if kept is not None:
                     kept.append(o)
 
-    def __iter__(self) -> Iterator[R]:
+    def __iter__(self) -> Iterator[Observation]:
         with self._open_unchanged() as stream:
             for number, line in enumerate(islice(stream, self.lines), 1):
                 yield self._parse(line[:-1], f"{self.path}, line {number}")
+
+    def _parse(self, text: bytes, where: str) -> Observation:
+        try:
+            observation = Observation.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            raise DataError(
+                f"{where}: expected an observation, found damaged data:\n{describe_validation_error(error)}"
+            ) from error
+        if observation.cell != self.cell:
+            raise DataError(f"{where}: expected an observation of {self.cell}, found one of {observation.cell}")
+        return observation
 
     def copy_to(self, target: IO[bytes]) -> None:
         """Write the complete lines to another file."""
@@ -124,10 +122,10 @@ class RecordedFile(Generic[R]):
         return stream
 
 
-class RecordedCells(Generic[R]):
+class RecordedCells:
     """Observations that are not in memory: they are read in passes, or by cell."""
 
-    def __init__(self, files: Mapping[str, Sequence[RecordedFile[R]]]) -> None:
+    def __init__(self, files: Mapping[str, Sequence[RecordedFile]]) -> None:
         self.files = {cell: tuple(of_cell) for cell, of_cell in files.items()}
 
     @property
@@ -138,17 +136,17 @@ class RecordedCells(Generic[R]):
     def __len__(self) -> int:
         return sum(file.lines for files in self.files.values() for file in files)
 
-    def __iter__(self) -> Iterator[R]:
+    def __iter__(self) -> Iterator[Observation]:
         return (o for files in self.files.values() for file in files for o in file)
 
-    def of_scenario(self, scenario: str) -> Iterator[R]:
+    def of_scenario(self, scenario: str) -> Iterator[Observation]:
         """Iterate over the observations of a scenario, by cell; files without it are not read."""
         for files in self.files.values():
             for file in files:
                 if scenario in file.scenarios:
                     yield from (o for o in file if o.scenario == scenario)
 
-    def of_cell(self, cell: str) -> CellRows[R]:
+    def of_cell(self, cell: str) -> CellRows:
         """Return the observations of a cell, from the cache if possible; they are empty if it was not recorded."""
         files = self.files.get(cell, ())
         found = _CACHE.get(files)
@@ -165,18 +163,18 @@ class RecordedCells(Generic[R]):
     __hash__ = None  # type: ignore[assignment]
 
 
-_CACHE: ByteCache[tuple[RecordedFile[Any], ...], CellRows[Any]] = ByteCache(CACHED)
+_CACHE: ByteCache[tuple[RecordedFile, ...], CellRows] = ByteCache(CACHED)
 
 
-class HeldCells(Generic[R]):
+class HeldCells:
     """Observations in memory, by cell."""
 
-    def __init__(self, observations: Iterable[R]) -> None:
-        by_cell: dict[str, list[R]] = {}
+    def __init__(self, observations: Iterable[Observation]) -> None:
+        by_cell: dict[str, list[Observation]] = {}
         for o in observations:
             by_cell.setdefault(o.cell, []).append(o)
         self._rows = {cell: cell_rows(rows) for cell, rows in by_cell.items()}
-        self._none: CellRows[R] = CellRows({}, [])
+        self._none: CellRows = CellRows({}, [])
 
-    def of_cell(self, cell: str) -> CellRows[R]:
+    def of_cell(self, cell: str) -> CellRows:
         return self._rows.get(cell, self._none)

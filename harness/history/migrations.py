@@ -11,40 +11,9 @@ from typing import Any
 
 from harness.history.records import COUNTED
 
-SCHEMA = 6
-
-
-def _to_2(raw: dict[str, Any]) -> dict[str, Any]:
-    """Migrate to schema 2: a tier replaces ``acceptance: exact``; identities gain hardware, vLLM version, KV dtype."""
-    profile = dict(raw.get("profile") or {})
-    judging = dict(profile.get("judging") or {})
-    if judging.pop("acceptance", None) == "exact":
-        judging["tier"] = "bitwise"
-    profile["judging"] = judging
-    # Pressure used to wait for a given usage of the pool; now all its requests are queued together.
-    profile["scenarios"] = [
-        {k: v for k, v in s.items() if (s.get("kind"), k) != ("pressure", "usage")}
-        for s in profile.get("scenarios", ())
-    ]
-    engine = profile.get("engine") or {}
-    gpus = (raw.get("hardware") or {}).get("gpus") or []
-    on_gpu = engine.get("device") == "gpu"
-    hardware = str(gpus[0]).split(",")[0].strip() if on_gpu and gpus else "unknown GPU" if on_gpu else "cpu"
-    extra = {"kv_dtype": "auto", "hardware": hardware, "vllm": (raw.get("versions") or {}).get("vllm")}
-    identities = {method: {**extra, **identity} for method, identity in (raw.get("identities") or {}).items()}
-    return {**raw, "schema_version": 2, "profile": profile, "identities": identities}
-
-
-def _to_3(raw: dict[str, Any]) -> dict[str, Any]:
-    """Migrate to schema 3, which adds a seal. Raises ValueError for keys that only schema 3 has."""
-    if kept := {"seal", "record_sha256", "resumed", "kind", "came_to"} & raw.keys():
-        raise ValueError(f"{', '.join(sorted(kept))} belong to schema 3")
-    return {**raw, "schema_version": 3}
-
-
-def _to_4(raw: dict[str, Any]) -> dict[str, Any]:
-    """Migrate to schema 4, which has a folder for each cell; ``load_history`` reads the one file of earlier ones."""
-    return {**raw, "schema_version": 4}
+OLDEST, SCHEMA = 4, 6
+"""First schema that is read, and the current one. Schemas 1 to 3, with all cells in one file, were never
+published."""
 
 
 def _to_5(raw: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +31,7 @@ def _to_6(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "schema_version": 6, "cells": [{**cell, "emptied_s": {}} for cell in raw["cells"]]}
 
 
-STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6}
+STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {4: _to_5, 5: _to_6}
 
 
 def migrate(raw: dict[str, Any]) -> dict[str, Any]:

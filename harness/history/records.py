@@ -81,6 +81,11 @@ def request_key(scenario: str, prompt_id: str, instance: int, part: str) -> str:
     return prompt_id if scenario == COLD else f"{prompt_id}#{instance}.{part}"
 
 
+def in_words(cell: str, scenario: str) -> str:
+    """Return a cell's name, with its scenario unless that is the cold one."""
+    return cell if scenario == COLD else f"{cell} in {scenario}"
+
+
 class Leg(Strict):
     """One HTTP exchange with an engine: its response as recorded."""
 

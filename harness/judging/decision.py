@@ -1,6 +1,7 @@
 """The single table that turns established facts into a verdict.
 
-Checks only establish ``Facts``; the first row that matches them gives the verdict. Nothing else decides.
+Checks only establish ``Facts``; the first row that matches them gives the verdict. Nothing else decides. A test keeps
+the table in docs/verdicts.md equal to this one.
 """
 
 from __future__ import annotations
@@ -66,18 +67,3 @@ def decide(facts: Facts) -> tuple[Verdict, str]:
         if all(values[name] == wanted for name, wanted in row.when.items()):
             return row.verdict, row.why
     raise AssertionError("the last row of the table matches everything")
-
-
-def table_lines() -> list[str]:
-    """Return the table in Markdown; a test keeps docs/verdicts.md equal to it."""
-    names = Facts._fields
-    lines = ["| " + " | ".join(n.replace("_", " ") for n in names) + " | verdict | because |"]
-    lines.append("|" + "---|" * (len(names) + 2))
-    for row in TABLE:
-        cells = [_word(row.when[n]) if n in row.when else "" for n in names]
-        lines.append(f"| {' | '.join(cells)} | {row.verdict.value} | {row.why} |")
-    return lines
-
-
-def _word(value: object) -> str:
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)

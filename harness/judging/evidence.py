@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from harness.baselines.lookup import Lookup
+from harness.baselines.model import Baseline, Row
 from harness.history.folder import History
 from harness.history.records import COLD, CellRecord, Observation
 from harness.history.verdict import Verdict
@@ -23,6 +24,18 @@ class CellView(RecordedCell):
     baselines: Mapping[str, Lookup]
     """By lineup; a missing key means that no baseline was looked up."""
     judging: Judging
+
+    def baseline_or_reason(self, lineup: str) -> Baseline | str:
+        """Return the baseline of a lineup, or why there is none."""
+        lookup = self.baselines.get(lineup)
+        if lookup is None:
+            return f"the baseline of {lineup} was not looked up"
+        return lookup.baseline or lookup.reason
+
+    def rows(self, lineup: str) -> dict[str, Row]:
+        """Return the rows of a lineup's baseline by prompt; empty without one."""
+        baseline = self.baseline_or_reason(lineup)
+        return {} if isinstance(baseline, str) else baseline.by_prompt()
 
     @property
     def wrong_output(self) -> DamageClass:
@@ -58,6 +71,16 @@ class CellView(RecordedCell):
     ) -> Finding:
         """Return a finding that a request gave no evidence, so that nothing was tested (UNKNOWN)."""
         return self.finding(check, Verdict.UNKNOWN, "nothing-tested", message, observation, evidence)
+
+    def no_baseline(self, check: str, message: str, observation: Observation | None = None) -> Finding:
+        """Return a finding that there is no baseline to compare the cell, or one of its requests, with (UNKNOWN)."""
+        return self.finding(check, Verdict.UNKNOWN, "baseline", message, observation)
+
+    def wrong_kv(
+        self, check: str, message: str, observation: Observation, evidence: FindingEvidence = NO_EVIDENCE
+    ) -> Finding:
+        """Return a finding that a request read KV of the target that is not its own (REGRESSION)."""
+        return self.finding(check, Verdict.REGRESSION, "target-kv", message, observation, evidence)
 
 
 class Evidence(NamedTuple):

@@ -164,6 +164,11 @@ class Judgement(Strict):
             out.setdefault(item.cell, []).append(item.verdict)
         return {cell: worst(verdicts) for cell, verdicts in out.items()}
 
+    def result(self, cell: str, check: str) -> CheckResult | None:
+        """Return the result of a check on the cold prompts of a cell; None if it was not made."""
+        cold = (c for c in self.cells if c.cell == cell and c.scenario == "cold")
+        return next((r for c in cold for r in c.results if r.check == check), None)
+
     @property
     def findings(self) -> list[Finding]:
         """All listed findings; use ``how_many`` to count them."""

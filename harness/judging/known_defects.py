@@ -14,7 +14,7 @@ from datetime import date, datetime
 
 from harness.errors import DataError
 from harness.history.folder import History
-from harness.history.records import COLD
+from harness.history.records import in_words
 from harness.history.verdict import Verdict, worst
 from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, how_many
 from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects, matches_any
@@ -37,14 +37,12 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
             continue
         if _day(history.run.started) > entry.defect.expires:
             again = any(_fits(entry.defect, f) for f in judgement.findings)
+            what = (
+                "its findings fail the run again; renew it in" if again else "it matches nothing here; delete it from"
+            )
             notices.append(
-                f"expected failure {entry.defect.id} expired on {entry.defect.expires}: "
-                + (
-                    "its findings fail the run again; renew it in "
-                    if again
-                    else "it matches nothing here; delete it from "
-                )
-                + f"{known.path.name}, line {entry.first_line}"
+                f"expected failure {entry.defect.id} expired on {entry.defect.expires}: {what} {known.path.name}, line "
+                f"{entry.first_line}"
             )
             continue
         valid.append(entry)
@@ -105,20 +103,13 @@ def _entry_notices(entry: Entry, before: Judgement, after: Iterable[CellVerdict]
     grown = [(c, n) for c in before.cells if (n := _matching(defect, c)) > defect.at_most]
     for cell, count in grown:
         yield (
-            f"expected failure {defect.id} covers nothing in {cell.cell}"
-            + (f" in {cell.scenario}" if cell.scenario != COLD else "")
-            + f": expected at most {defect.at_most} findings, found {count}; if all of them are that defect, raise "
-            f"at_most ({lines})"
+            f"expected failure {defect.id} covers nothing in {in_words(cell.cell, cell.scenario)}: expected at most "
+            f"{defect.at_most} findings, found {count}; if all of them are that defect, raise at_most ({lines})"
         )
     if mine:
         yield f"KNOWN {defect.id}: {how_many(mine)} findings, until {defect.expires}: {defect.reason} ({defect.link})"
-        wider = sorted(
-            {
-                f"{f.cell}" + (f" in {f.scenario}" if f.scenario != "cold" else "")
-                for f in findings
-                if f.known is None and f.verdict.fails and _near(defect, f)
-            }
-        )
+        uncovered = (f for f in findings if f.known is None and f.verdict.fails and _near(defect, f))
+        wider = sorted({in_words(f.cell, f.scenario) for f in uncovered})
         if wider:
             yield f"expected failure {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
         return

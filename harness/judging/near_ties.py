@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from harness.baselines.model import NOISE_QUANTILE, Baseline, Row
+from harness.baselines.model import NOISE_QUANTILE, Again, Row, noise_floor
 from harness.history.records import Leg, Observation
 from harness.history.token_ids import Divergence, compare
 from harness.judging.evidence import CellView
@@ -15,16 +13,9 @@ _RESOLUTION_NATS = 5e-4
 """Half of the last digit of ``Row.min_top_gap``."""
 
 
-def plain_baseline(cell: CellView) -> Baseline | None:
-    """Return the baseline of plain decoding; None without one."""
-    lookup = cell.baselines.get(cell.name.plain)
-    return lookup.baseline if lookup is not None else None
-
-
-def plain_rows(cell: CellView) -> Mapping[str, Row]:
-    """Return the rows of that baseline by prompt; empty without one."""
-    baseline = plain_baseline(cell)
-    return baseline.by_prompt() if baseline is not None else {}
+def _plain_again(cell: CellView) -> list[Again]:
+    """Return what equal runs of the plain engine differed by, a prompt each; empty without a baseline or an A/A."""
+    return [r.again for r in cell.rows(cell.name.plain).values() if r.again is not None]
 
 
 def near_tie_nats(cell: CellView) -> float:
@@ -36,8 +27,7 @@ def near_tie_nats(cell: CellView) -> float:
     bound = cell.judging.near_tie_nats
     if cell.judging.tier == "bitwise":
         return bound
-    baseline = plain_baseline(cell)
-    return max(bound, (baseline.noise_floor_nats if baseline is not None else None) or 0.0)
+    return max(bound, noise_floor(_plain_again(cell)))
 
 
 def rounding_nats(cell: CellView) -> float:
@@ -46,9 +36,7 @@ def rounding_nats(cell: CellView) -> float:
     It is ``judging.rounding_nats``, or the ``NOISE_QUANTILE`` of the gaps at which equal runs of the plain engine
     parted, without the limit of near ties, if that is larger.
     """
-    baseline = plain_baseline(cell)
-    again = [r.again for r in baseline.rows if r.again is not None] if baseline is not None else []
-    gaps = [a.gap for a in again if a.divergence is not None and a.gap is not None]
+    gaps = [a.gap for a in _plain_again(cell) if a.divergence is not None and a.gap is not None]
     floor = cell.judging.rounding_nats
     return max(floor, float(np.quantile(gaps, NOISE_QUANTILE))) if gaps else floor
 
@@ -68,8 +56,3 @@ def parting(
     ours = o.final.output_ids if o.final is not None else None
     seconds = plain.runner_ups if plain is not None else None
     return compare(ours or (), wanted, gaps, cell.judging.near_tie_nats, seconds)
-
-
-def told_runner_ups(plain: Leg | None) -> bool:
-    """Return whether an answer names its second-best tokens, as records of earlier versions do not."""
-    return plain is not None and plain.runner_ups is not None

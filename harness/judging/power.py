@@ -172,9 +172,9 @@ class Sensitivity(NamedTuple):
         return max(units_needed(sd, effect_points / 100, level.each, level.power, steps), level.least)
 
 
-def sensitivity(prepared: Prepared, vllm: str | None = None) -> Sensitivity:
+def sensitivity(prepared: Prepared) -> Sensitivity:
     """Return the power of the prepared run, using the profile's baselines where they exist."""
-    found = lookups_now(prepared, vllm)
+    found = lookups_now(prepared, None)
     rows = tuple(row for work in prepared.works for row in _rows(prepared, work, found))
     together = _together(prepared)
     prompts = [p for w in together for p in _asked(w)]

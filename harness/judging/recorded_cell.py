@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Self, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import DataError
-from harness.history.acceptance import RequestCounts, request_counts, settle_padding
+from harness.history.acceptance import RequestCounts, Steps, real_steps, request_counts, settle_padding
 from harness.history.folder import History
-from harness.history.records import COLD, CellRecord, EngineRecord, Form, Observation
+from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, Form, Leg, Observation
 from harness.history.token_ids import common_prefix
 from harness.profiles import connectors
 from harness.profiles.cells import CellName
@@ -25,6 +25,14 @@ from harness.prompts.lengths import blocks, classify, published_blocks
 PRESSURE_SLACK = 0.1
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SCENARIO: TypeAdapter[Scenario] = TypeAdapter(Scenario)
+
+
+class Answer(NamedTuple):
+    """A request that was answered, as its user received it."""
+
+    o: Observation
+    leg: Leg
+    output: tuple[int, ...]
 
 
 class CellCounts(NamedTuple):
@@ -103,6 +111,16 @@ class RecordedCell:
         """Role of the engine that generates the output."""
         return "decode" if self.handed_off else "single"
 
+    @property
+    def prefilling(self) -> str:
+        """Role of the engine that computes the prompts."""
+        return "prefill" if self.handed_off else "single"
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles of the engines that the topology has, without routers."""
+        return ("prefill", "decode") if self.handed_off else ("single",)
+
     def engine(self, role: str) -> EngineRecord | None:
         """Return the engine with a role in this cell; in a P/D pair, ``single`` is the decode engine."""
         return self._engines.get(role) or (self._engines.get("decode") if role == "single" else None)
@@ -173,6 +191,12 @@ class RecordedCell:
         return self.scenario == next(iter(scenarios), COLD)
 
     @property
+    def judged_whole(self) -> bool:
+        """Whether what concerns the whole cell is judged in this view: in the first one of a complete cell, unless the
+        record is from before its requests were planned one by one, and its engines' counters and settings read."""
+        return self.first_view and self.record.state == "complete" and self.record.plan != COUNTED
+
+    @property
     def acceptance_slack(self) -> float:
         """Relative tolerance on a request's accepted drafts. It is zero except under pressure, in some traces and for
         the cold prompts of a soak: there prompts are chunked differently than alone, which
@@ -208,13 +232,21 @@ class RecordedCell:
         by_place = self.history.of_cell(self.id).by_place
         return [o for form in get_args(Form) for o in by_place.get((form, self.scenario), ())]
 
-    def answered(self, form: Form = "ids") -> dict[str, Observation]:
-        """Return the observations that were to be answered, ended without an error and have output ids."""
+    def answers(self, form: Form = "ids") -> dict[str, Answer]:
+        """Return, by key, the observations that were to be answered, ended without an error and have output ids."""
         return {
-            k: o
+            k: Answer(o, leg, leg.output_ids)
             for k, o in self.observations(form).items()
-            if not o.cut_short and o.final is not None and o.final.output_ids is not None
+            if not o.cut_short and (leg := o.final) is not None and leg.output_ids is not None
         }
+
+    def answered(self, form: Form = "ids") -> dict[str, Observation]:
+        """Return the observations of ``answers``."""
+        return {k: a.o for k, a in self.answers(form).items()}
+
+    def steps(self) -> dict[str, Steps]:
+        """Return, by key, the verify steps of each answered request that reports them, without padding."""
+        return {k: steps for k, a in self.answers().items() if (steps := real_steps(a.leg)) is not None}
 
     def prompt_of(self, o: Observation, role: str) -> tuple[int, ...]:
         """Return the prompt ids that an engine was asked: P all but the last, where that is P's own answer."""
@@ -240,13 +272,12 @@ class RecordedCell:
     @cached_property
     def counts(self) -> CellCounts:
         """Acceptance counts of each answered request with at least two output tokens, by key."""
-        counted = {}
-        for key, o in self.answered().items():
-            leg = o.final
-            if leg is not None and leg.output_ids is not None and len(leg.output_ids) > 1:
-                found = request_counts(leg, self.record.draft_tokens)
-                if found is not None:
-                    counted[key] = found
+        k = self.record.draft_tokens
+        counted = {
+            key: found
+            for key, a in self.answers().items()
+            if len(a.output) > 1 and (found := request_counts(a.leg, k)) is not None
+        }
         return CellCounts(*settle_padding(counted, self.handed_off))
 
     def expected_hit(self, donor: Observation, subject: Observation, role: str | None = None) -> int:

@@ -26,8 +26,6 @@ class References(NamedTuple):
     """Another recorded run whose single cells serve as the reference."""
     record: str | None = None
     """The beginning of the hash that the record must have."""
-    unsealed: bool = False
-    """Judge a run of an early version, which has no seal."""
     expect: str | None = None
     """Profile whose whole plan the run must have recorded; None asks for no more than the run planned itself."""
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import DataError
-from harness.prompts.lengths import classify
-from harness.prompts.model import Layout, Prompt, PromptSet, Use, make_prompt_set, prompt_digest
+from harness.prompts.model import Layout, Prompt, PromptSet, Use, make_prompt, make_prompt_set
 
 INSTRUCTION = "Repeat this list of words exactly as it is, without anything before or after it:"
 _WORD = re.compile(r"[a-z]{3,8}")
@@ -88,16 +87,8 @@ def _prompt(
         chosen = rng.sample(words, min(max(count, 1), len(words)))
         text, ids = _render(tokenizer, chosen)
         if len(ids) == length:
-            return Prompt(
-                id=f"{'echo' if use == 'cold' else 'held'}-{length:03d}-{number:02d}",
-                stratum=classify(length, layout.block_size, layout.lookahead),
-                tokens=length,
-                ids=tuple(ids),
-                text=text,
-                sha256=prompt_digest(ids, text),
-                origin=f"generated: {len(chosen)} distinct words to repeat",
-                use=use,
-            )
+            name = f"{'echo' if use == 'cold' else 'held'}-{length:03d}-{number:02d}"
+            return make_prompt(name, ids, text, layout, use, f"generated: {len(chosen)} distinct words to repeat")
         count += (length > len(ids)) - (length < len(ids)) if abs(length - len(ids)) < 3 else length - len(ids)
     raise DataError(
         f"expected an echo prompt of {length} tokens after {_TRIES} tries, found none: with this tokenizer the tokens "

@@ -132,8 +132,31 @@ class PromptSet(Strict):
                 )
 
 
-def prompt_digest(ids: list[int] | tuple[int, ...], text: str) -> str:
+def prompt_digest(ids: Sequence[int], text: str) -> str:
     return sha256_json({"ids": list(ids), "text": text})
+
+
+def make_prompt(
+    name: str,
+    ids: Sequence[int],
+    text: str,
+    layout: Layout,
+    use: Use,
+    origin: str,
+    expected: Sequence[int] | None = None,
+) -> Prompt:
+    """Return a prompt with its length, stratum and hash."""
+    return Prompt(
+        id=name,
+        stratum=classify(len(ids), layout.block_size, layout.lookahead),
+        tokens=len(ids),
+        ids=tuple(ids),
+        text=text,
+        expected=None if expected is None else tuple(expected),
+        sha256=prompt_digest(ids, text),
+        origin=origin,
+        use=use,
+    )
 
 
 def load_prompts(path: Path) -> PromptSet:
@@ -299,16 +322,7 @@ def _planned(recipe: PromptRecipe, prompts: Sequence[Prompt]) -> PromptSet:
 
 
 def _placeholder(name: str, tokens: int, use: Use, layout: Layout, row: int) -> Prompt:
-    return Prompt(
-        id=name,
-        stratum=classify(tokens, layout.block_size, layout.lookahead),
-        tokens=tokens,
-        ids=(0,) * tokens,
-        text="",
-        sha256="planned",
-        origin=f"{_PLANNED}: {use} text {row}{PADDED}0 tokens",
-        use=use,
-    )
+    return make_prompt(name, (0,) * tokens, "", layout, use, f"{_PLANNED}: {use} text {row}{PADDED}0 tokens")
 
 
 def build_probe_prompts(tokenizer_folder: Path, layout: Layout) -> PromptSet:
@@ -396,17 +410,8 @@ class _ProbeMaker:
         text = turn.text + " " + " ".join(self._vocabulary[w] for w in answer[:tokens])
         if self._tokenizer(text, add_special_tokens=False)["input_ids"] != ids or tokens >= len(answer):
             raise DataError(f"the tokenizer of {self._folder} does not render the continuation of {turn.id}")
-        return Prompt(
-            id=f"turn-{len(ids)}",
-            stratum=classify(len(ids), self._layout.block_size, self._layout.lookahead),
-            tokens=len(ids),
-            ids=tuple(ids),
-            text=text,
-            expected=tuple(answer[tokens:]),
-            sha256=prompt_digest(ids, text),
-            origin=f"{turn.id} and the first {tokens} tokens of its answer",
-            use="scenario",
-        )
+        origin = f"{turn.id} and the first {tokens} tokens of its answer"
+        return make_prompt(f"turn-{len(ids)}", ids, text, self._layout, "scenario", origin, answer[tokens:])
 
     def make(self, name: str, words: Sequence[int], use: Use, origin: str) -> Prompt:
         message = [{"role": "user", "content": " ".join(self._vocabulary[w] for w in words)}]
@@ -414,17 +419,7 @@ class _ProbeMaker:
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         if ids != probe_task.render(list(words)):
             raise DataError(f"the tokenizer of {self._folder} does not render probe prompts as specified ({name})")
-        return Prompt(
-            id=name,
-            stratum=classify(len(ids), self._layout.block_size, self._layout.lookahead),
-            tokens=len(ids),
-            ids=tuple(ids),
-            text=text,
-            expected=tuple(probe_task.expected_output(ids)),
-            sha256=prompt_digest(ids, text),
-            origin=origin,
-            use=use,
-        )
+        return make_prompt(name, ids, text, self._layout, use, origin, probe_task.expected_output(ids))
 
 
 def _words_of(prompt: Prompt, tokens: int) -> list[int]:

@@ -18,8 +18,8 @@ from harness.errors import DataError
 from harness.profiles.model import PromptRecipe
 from harness.prompts.datasets import Texts
 from harness.prompts.echo import load_chat_tokenizer, single_token_words
-from harness.prompts.lengths import Stratum, classify
-from harness.prompts.model import PADDED, Layout, Prompt, PromptSet, SizedStratum, Use, make_prompt_set, prompt_digest
+from harness.prompts.lengths import Stratum
+from harness.prompts.model import PADDED, Layout, Prompt, PromptSet, SizedStratum, Use, make_prompt, make_prompt_set
 from harness.util.files import sha256_bytes
 
 DATE = date(2024, 7, 26)
@@ -60,7 +60,8 @@ class Chat:
         self._tokenizer = load_chat_tokenizer(folder, "natural prompts")
         template = str(self._tokenizer.chat_template)
         # Llama 3.1 uses date_string if given, or else a default or today; others always call strftime_now.
-        self.dated = "date_string" in template or "strftime_now" in template
+        dated = "date_string" in template or "strftime_now" in template
+        self.date = day.isoformat() if dated else None
         self._day = day
         self._arguments = dict(arguments or {})
         if unknown := [name for name in self._arguments if name not in template]:
@@ -159,13 +160,13 @@ def build_from_recipe(tokenizer_folder: Path, texts: Texts, recipe: PromptRecipe
 
 
 def build_plain_prompts(
-    tokenizer_folder: Path, texts: Texts, layout: Layout, count: int, template: Mapping[str, bool], day: date = DATE
+    tokenizer_folder: Path, texts: Texts, layout: Layout, count: int, template: Mapping[str, bool]
 ) -> Built:
     """Build a cold prompt of each text as it is, in an order by the layout's seed, up to ``count``.
 
     Raises DataError when there are fewer texts that the tokenizer can represent.
     """
-    chat = Chat(tokenizer_folder, day, template)
+    chat = Chat(tokenizer_folder, arguments=template)
     usable = [_Text(row, text, len(chat.render(text).ids)) for row, text in texts.rows if chat.accepts(text)]
     if len(usable) < count:
         raise DataError(
@@ -177,8 +178,7 @@ def build_plain_prompts(
         _prompt(t, chat.render(t.text), n, "cold", texts.source.dataset, layout) for n, t in enumerate(usable[:count])
     ]
     origin = f"first turns of {texts.source.dataset} as they are, by `harness prompts build`"
-    header_day = day.isoformat() if chat.dated else None
-    prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, header_day, template)
+    prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, chat.date, template)
     unused = {"not needed": len(usable) - count, "contains a marker of the template": len(texts.rows) - len(usable)}
     return Built(prompt_set, {reason: n for reason, n in unused.items() if n})
 
@@ -224,8 +224,7 @@ def build_natural_prompts(
             "none; give different texts, larger blocks or more blocks"
         )
     origin = f"first turns of {texts.source.dataset}, padded by `harness prompts build --kind natural`"
-    header_day = day.isoformat() if chat.dated else None
-    prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, header_day, template)
+    prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, chat.date, template)
     return Built(prompt_set, {reason: n for reason, n in dropped.items() if n})
 
 
@@ -295,16 +294,9 @@ class _Filler:
 
 def _prompt(text: _Text, rendered: Rendered, number: int, use: Use, dataset: str, layout: Layout) -> Prompt:
     tokens = len(rendered.ids)
-    return Prompt(
-        id=f"{'natural' if use == 'cold' else 'held'}-{tokens:03d}-{number:03d}",
-        stratum=classify(tokens, layout.block_size, layout.lookahead),
-        tokens=tokens,
-        ids=rendered.ids,
-        text=rendered.text,
-        sha256=prompt_digest(rendered.ids, rendered.text),
-        origin=f"{dataset}, row {text.row}{PADDED}{tokens - text.tokens} tokens",
-        use=use,
-    )
+    name = f"{'natural' if use == 'cold' else 'held'}-{tokens:03d}-{number:03d}"
+    origin = f"{dataset}, row {text.row}{PADDED}{tokens - text.tokens} tokens"
+    return make_prompt(name, rendered.ids, rendered.text, layout, use, origin)
 
 
 class Coverage(NamedTuple):

@@ -11,7 +11,6 @@ so the prompt has ``N = n + 4`` tokens and output token ``j`` (0-based) is a cop
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
 
 from harness.util.paths import REPOSITORY
 
@@ -58,16 +57,7 @@ def expected_output(prompt_ids: list[int]) -> list[int]:
     return [*prompt_ids[FIRST_SOURCE_POSITION:-2], EOT]
 
 
-class DraftForecast(NamedTuple):
-    """Accepted drafts per step, predicted from the prompt alone."""
-
-    accepted: list[int]
-    """Accepted drafts of each step."""
-    drafted: list[int]
-    """Drafted tokens of each step (the engine always drafts ``k``, unless the length limit cuts it short)."""
-
-
-def forecast_acceptance(prompt_ids: list[int], k: int, max_tokens: int) -> DraftForecast:
+def forecast_acceptance(prompt_ids: list[int], k: int, max_tokens: int) -> list[int]:
     """Predict the per-step accepted counts of a correct engine from the prompt alone.
 
     The first token comes from the prefill; each later step verifies ``k`` drafts and accepts them up to the first
@@ -84,4 +74,4 @@ def forecast_acceptance(prompt_ids: list[int], k: int, max_tokens: int) -> Draft
             run += 1
         accepted.append(run)
         done += run + 1
-    return DraftForecast(accepted, [k] * len(accepted))
+    return accepted

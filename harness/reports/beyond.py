@@ -13,13 +13,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from harness.history.records import in_words
 from harness.history.verdict import Verdict
-from harness.judging.findings import Finding
 from harness.profiles.cells import CellName
 from harness.reports.charts import Chart, acceptance_over_runs
 from harness.reports.compare import Comparison
 from harness.reports.html import environment, render_page, repro_line
-from harness.reports.summary import RunSummary
 from harness.reports.terminal import STYLE, verdict_text
 from harness.reports.trend_model import Trend
 from harness.stats.paired import Difference
@@ -41,11 +40,7 @@ def render_comparison(comparison: Comparison) -> str:
     """Render compare.html, one self-contained file."""
     env = environment()
     env.filters["points"] = points
-
-    def repro_of(run: RunSummary, finding: Finding) -> str:
-        return repro_line(run.history, finding)
-
-    env.filters["repro_of"] = repro_of
+    env.filters["repro_of"] = lambda run, finding: repro_line(run.history, finding)
     a, b = (r.history.run for r in comparison.runs)
     return render_page("compare.html.j2", env, (), comparison=comparison, a=a, b=b)
 
@@ -71,7 +66,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
                 Text.assemble(
                     f"{word}: ",
                     (f"{f.verdict.symbol} {f.verdict} ", STYLE[f.verdict]),
-                    f"{f.cell}{'' if f.scenario == 'cold' else ' in ' + f.scenario} {f.check} ×{count}",
+                    f"{in_words(f.cell, f.scenario)} {f.check} ×{count}",
                 )
             )
     console.print(comparison.sentence, highlight=False)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from harness.history.records import COLD
+from harness.history.records import COLD, in_words
 from harness.history.verdict import Verdict, worst
 from harness.judging.diagnosis.diagnose import damage_name
 from harness.judging.figures import TokenDifference
@@ -85,7 +85,7 @@ class Cause:
     def diagnoses(self) -> list[tuple[str, str]]:
         """What was diagnosed in each cell and scenario, where that is this damage."""
         return [
-            (f"{cell}{'' if scenario == COLD else f' in {scenario}'}", view.diagnosis.text)
+            (in_words(cell, scenario), view.diagnosis.text)
             for (cell, scenario), view in self.views.items()
             if view.diagnosis is not None and view.diagnosis.damage == self.damage
         ]

@@ -17,13 +17,12 @@ from harness.baselines.lookup import Lookup
 from harness.baselines.model import Baseline
 from harness.baselines.published import load_published, published_for
 from harness.errors import DataError
-from harness.history.acceptance import by_step, real_steps
+from harness.history.acceptance import by_step
 from harness.history.folder import History
-from harness.history.records import COLD
 from harness.history.token_ids import parted_at
 from harness.judging.checks.registry import judging_of
 from harness.judging.figures import HypothesisFigures
-from harness.judging.findings import CheckResult, Judgement
+from harness.judging.findings import Judgement
 from harness.judging.recorded_cell import RecordedCell, recorded_cells
 from harness.profiles.model import Tier
 from harness.stats.paired import ratio
@@ -199,14 +198,8 @@ def _bound(value: float) -> float | None:
     return None if math.isnan(value) else round(min(1.0, max(0.0, value)), 5)
 
 
-def _comparison(judgement: Judgement, cell: str) -> CheckResult | None:
-    """Return the result of comparing a cell's acceptance with its baseline."""
-    cold = (c for c in judgement.cells if c.cell == cell and c.scenario == COLD)
-    return next((r for c in cold for r in c.results if r.check == "acceptance-baseline"), None)
-
-
 def _detectable(judgement: Judgement, cell: str) -> float | None:
-    result = _comparison(judgement, cell)
+    result = judgement.result(cell, "acceptance-baseline")
     figures = result.figures if result is not None else None
     points = figures.detectable_points if isinstance(figures, HypothesisFigures) else None
     return points / 100 if points is not None else None
@@ -215,7 +208,7 @@ def _detectable(judgement: Judgement, cell: str) -> float | None:
 def _smallest_change(
     view: RecordedCell, baselines: Mapping[str, Lookup], judgement: Judgement, tier: Tier
 ) -> SmallestChange:
-    result, change = _comparison(judgement, view.id), _detectable(judgement, view.id)
+    result, change = judgement.result(view.id, "acceptance-baseline"), _detectable(judgement, view.id)
     if view.lineup not in baselines:
         text = "unknown, because there is no baseline to compare with"
     elif result is None or not result.judged:
@@ -246,11 +239,10 @@ def _published(history: History, views: Sequence[RecordedCell]) -> Iterable[Publ
 def _steps(view: RecordedCell) -> Iterable[Step]:
     """Average accepted drafts by step, separately for prompts that end on a block boundary (aligned) and others."""
     groups: dict[str, list[tuple[int, ...]]] = {"aligned": [], "unaligned": []}
-    for o in view.answered().values():
-        steps = real_steps(o.final) if o.final is not None else None
-        if steps is not None:
-            name = "unaligned" if len(o.sent_ids) % view.record.block_size else "aligned"
-            groups[name].append(steps.accepted)
+    answered = view.answered()
+    for key, steps in view.steps().items():
+        name = "unaligned" if len(answered[key].sent_ids) % view.record.block_size else "aligned"
+        groups[name].append(steps.accepted)
     for name, accepted in groups.items():
         for order, (step, requests, mean) in enumerate(by_step(accepted)):
             if requests:
@@ -277,12 +269,12 @@ def _survival(view: RecordedCell, baselines: Mapping[str, Lookup]) -> Iterable[S
     rows = baseline.by_prompt()
     divergences: list[int | None] = []
     longest = 0
-    for o in view.answered().values():
+    for o, _, output in view.answers().values():
         row = rows.get(o.prompt_id)
-        if row is None or o.final is None or o.final.output_ids is None:
+        if row is None:
             continue
         expected = row.output_ids[: o.max_tokens]
-        divergences.append(parted_at(o.final.output_ids, expected))
+        divergences.append(parted_at(output, expected))
         longest = max(longest, len(expected))
     yield from _shares(view.id, divergences, longest)
 

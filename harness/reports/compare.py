@@ -96,10 +96,9 @@ def _pair(name: str, runs: tuple[RunSummary, RunSummary]) -> CellPair:
     verdicts = (runs[0].cells.get(name), runs[1].cells.get(name))
     if views[0] is None or views[1] is None:
         return CellPair(name, verdicts, 0, 0, ())
-    answered = [v.answered() for v in views if v is not None]
-    common = sorted(set(answered[0]) & set(answered[1]))
-    outputs = [[o.final.output_ids if o.final else None for o in (side[key] for key in common)] for side in answered]
-    equal = sum(a == b for a, b in zip(*outputs, strict=True))
+    first, second = views[0].answers(), views[1].answers()
+    common = sorted(first.keys() & second.keys())
+    equal = sum(first[key].output == second[key].output for key in common)
     k = views[0].record.draft_tokens
     if not k or k != views[1].record.draft_tokens:
         return CellPair(name, verdicts, len(common), equal, ())

@@ -107,10 +107,9 @@ def check(run_dir: Path, references: References = PROFILE_OWN, into: Path | None
     """
     if into is not None and (into / RUN).exists() and not into.samefile(run_dir):
         raise UsageError(f"--out {into}: expected a folder for reports, found that of another run; name another one")
-    history = load_history(run_dir, unsealed=references.unsealed)
-    if references.record is not None and not (history.sha256 or "").startswith(references.record):
-        found = history.sha256 or "one without a seal"
-        raise DataError(f"{run_dir}: expected the record {references.record} (--record), found {found}")
+    history = load_history(run_dir)
+    if references.record is not None and not str(history.sha256).startswith(references.record):
+        raise DataError(f"{run_dir}: expected the record {references.record} (--record), found {history.sha256}")
     if into is None:
         return Outcome(run_dir, assess(history, references))
     return Outcome(run_dir, judge_and_report(history, references, into))

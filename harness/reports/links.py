@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import quote
-
-from pydantic import BaseModel, ValidationError
 
 from harness.reports.aa_result import AgainstItself
 from harness.reports.selftest_result import SelfTest
 from harness.util import json_io
 
-_Model = TypeVar("_Model", bound=BaseModel)
+_Model = TypeVar("_Model", SelfTest, AgainstItself)
 
 
 class Beside(NamedTuple, Generic[_Model]):
@@ -25,39 +23,28 @@ class Beside(NamedTuple, Generic[_Model]):
     """Its pages: name → path relative to the run's folder, quoted for a URL."""
 
 
-def _newest(folder: Path, name: str) -> list[tuple[Path, dict[str, Any]]]:
-    """Return the folders beside the run that have a JSON file of that name, with its contents, newest first."""
+def _newest(folder: Path, name: str, kind: type[_Model], page: str) -> Beside[_Model] | None:
+    """Return the newest valid result in a JSON file of that name in a folder beside the run, with its page."""
     found = []
     for path in folder.resolve().parent.glob(f"*/{name}"):
-        if path.parent.is_symlink():
-            continue
-        try:
+        # A text that is no result, or one of another version, is none.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             raw = json_io.loads(json_io.read_text(path, 256 * json_io.MIB))
-        except (OSError, ValueError):
-            continue
-        if isinstance(raw, dict):
-            found.append((path.parent, raw))
-    return sorted(found, key=lambda item: str(item[1].get("started")), reverse=True)
-
-
-def _newest_valid(folder: Path, name: str, kind: type[_Model], pages: tuple[str, ...]) -> Beside[_Model] | None:
-    for beside, raw in _newest(folder, name):
-        with contextlib.suppress(ValidationError):
-            found = kind.model_validate({k: v for k, v in raw.items() if k in kind.model_fields})
-            return Beside(found, {page: f"../{link}" for page in pages if (link := report_link(beside, page))})
-    return None
-
-
-def report_link(folder: Path, page: str = "report.html") -> str | None:
-    """Return the path of a folder's page relative to its parent, quoted for a URL; None when it has no such page."""
-    return f"{quote(os.fsencode(folder.name), safe='')}/{page}" if (folder / page).is_file() else None
+            result = kind.model_validate({k: v for k, v in raw.items() if k in kind.model_fields})
+            if not path.parent.is_symlink():
+                found.append((result.started, path.parent, result))
+    if not found:
+        return None
+    _, beside, result = max(found, key=lambda item: item[0])
+    link = f"../{quote(os.fsencode(beside.name), safe='')}/{page}"
+    return Beside(result, {page: link} if (beside / page).is_file() else {})
 
 
 def newest_selftest(folder: Path) -> Beside[SelfTest] | None:
     """Return the newest self-test beside a run."""
-    return _newest_valid(folder, "selftest.json", SelfTest, ("report.html",))
+    return _newest(folder, "selftest.json", SelfTest, "report.html")
 
 
 def newest_aa(folder: Path) -> Beside[AgainstItself] | None:
     """Return the newest A/A run beside a run."""
-    return _newest_valid(folder, "aa.json", AgainstItself, ("aa.md",))
+    return _newest(folder, "aa.json", AgainstItself, "aa.md")

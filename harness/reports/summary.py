@@ -10,9 +10,9 @@ from typing import NamedTuple
 from harness.baselines.lookup import Lookup
 from harness.baselines.published import Band, load_published, published_for
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, DataError
-from harness.history.acceptance import Rates, pool_counts, real_steps
+from harness.history.acceptance import Rates, pool_counts
 from harness.history.folder import History
-from harness.history.records import COLD, RESCORE
+from harness.history.records import COLD, RESCORE, in_words
 from harness.history.verdict import Verdict, worst
 from harness.judging.exposure import Exposure, exposure_of
 from harness.judging.figures import AcceptanceFigures, HypothesisFigures, TransferFigures
@@ -37,8 +37,6 @@ class AcceptanceRow(NamedTuple):
     ours: Rates
     baseline_rates: tuple[float | None, ...] | None
     padded: int
-    tokens_equal: str
-    """How many prompts gave exactly the reference tokens, as "n/m"."""
 
 
 class StratumCell(NamedTuple):
@@ -202,22 +200,8 @@ def _scenario_grid(judgement: Judgement) -> dict[str, dict[str, Verdict]]:
     return dict(out)
 
 
-def _cold(judgement: Judgement, cell: str) -> CellVerdict | None:
-    return next((c for c in judgement.cells if c.cell == cell and c.scenario == COLD), None)
-
-
-def _reference_rates(judgement: Judgement, cell: str) -> tuple[float | None, ...]:
-    """Return the baseline's rates per position for the cell; empty when nothing was compared."""
-    verdict = _cold(judgement, cell)
-    results = verdict.results if verdict else ()
-    figures = next((r.figures for r in results if r.check == "acceptance-baseline"), None)
-    return figures.reference.rates if isinstance(figures, AcceptanceFigures | HypothesisFigures) else ()
-
-
 def _equal_tokens(judgement: Judgement, cell: str) -> str:
-    verdict = _cold(judgement, cell)
-    results = {r.check: r for r in verdict.results} if verdict else {}
-    result = results.get("tokens-reference") or results.get("tokens-baseline")
+    result = judgement.result(cell, "tokens-reference") or judgement.result(cell, "tokens-baseline")
     if result is None or not result.judged:
         return "not judged"
     wrong = len({f.prompt_id for f in result.findings if f.verdict is not Verdict.UNKNOWN})
@@ -226,23 +210,19 @@ def _equal_tokens(judgement: Judgement, cell: str) -> str:
 
 
 def _acceptance_row(view: RecordedCell, judgement: Judgement) -> AcceptanceRow:
-    steps = [s for o in view.answered().values() if o.final and (s := real_steps(o.final)) is not None]
+    compared = judgement.result(view.id, "acceptance-baseline")
+    figures = compared.figures if compared is not None else None
+    rates = figures.reference.rates if isinstance(figures, AcceptanceFigures | HypothesisFigures) else ()
     return AcceptanceRow(
         cell=view.id,
         ours=pool_counts(view.counts.by_key.values(), view.record.draft_tokens),
-        baseline_rates=_reference_rates(judgement, view.id) or None,
-        padded=sum(s.padded for s in steps),
-        tokens_equal=_equal_tokens(judgement, view.id),
+        baseline_rates=rates or None,
+        padded=sum(s.padded for s in view.steps().values()),
     )
 
 
 def describe(history: History, judgement: Judgement) -> str:
-    """Describe the result in one sentence, or two if the record has no seal."""
-    doubt = " The record has no seal, so nobody can tell whether it is as it was written." if history.bare else ""
-    return _described(history, judgement) + doubt
-
-
-def _described(history: History, judgement: Judgement) -> str:
+    """Describe the result in one sentence."""
     verdicts = judgement.by_cell()
     cells = len(verdicts)
     bad = [f"{cell} {v}" for cell, v in verdicts.items() if v.exit_code != 0]
@@ -338,17 +318,12 @@ def grouped_findings(judgement: Judgement) -> list[Group]:
     return sorted(out, key=place)
 
 
-def cells_of(judgement: Judgement, first: Finding) -> list[str]:
-    """Return the cells of the group that a finding stands for: several where all follow from one broken engine."""
-    return list(dict.fromkeys(f.cell for f in judgement.findings if _group(f) == _group(first)))
-
-
 def group_place(judgement: Judgement, first: Finding) -> str:
-    """Return where a group of findings is, in words."""
-    cells = cells_of(judgement, first)
+    """Return where a group of findings is, in words: in several cells where all follow from one broken engine."""
+    cells = list(dict.fromkeys(f.cell for f in judgement.findings if _group(f) == _group(first)))
     if len(cells) > 1:
         return f"{cells[0]} and {counted(len(cells) - 1, 'other cell')}"
-    return first.cell if first.scenario == COLD else f"{first.cell} in {first.scenario}"
+    return in_words(first.cell, first.scenario)
 
 
 def causes(verdict: Verdict, groups: list[Group]) -> list[Group]:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.history.records import COLD
+from harness.history.records import COLD, in_words
 from harness.history.verdict import Verdict
 from harness.judging.diagnosis.diagnose import damage_name
 from harness.reports.html import repro_line
@@ -76,7 +76,7 @@ def _findings(summary: RunSummary, console: Console) -> None:
     _groups(console, summary, first[:_GROUPS])
     for cell in diagnosed[:_DIAGNOSES]:
         assert cell.diagnosis is not None
-        _lines(console, f"{place(cell.cell, cell.scenario)}: {cell.diagnosis.text}", cell.verdict)
+        _lines(console, f"{in_words(cell.cell, cell.scenario)}: {cell.diagnosis.text}", cell.verdict)
     _groups(console, summary, [g for g in mine if g not in first][: max(0, _GROUPS - len(first))])
     _more(console, max(0, len(diagnosed) - _DIAGNOSES) + max(0, len(mine) - _GROUPS), "group", " of findings")
     known = sorted({f"{f.known} {f.link}" for f, _, _ in groups if f.known})
@@ -136,11 +136,6 @@ def _unbroken(console: Console, text: str) -> None:
 def _more(console: Console, left: int, what: str, of: str = "") -> None:
     if left > 0:
         console.print(f"… {counted(left, f'more {what}')}{of} in the report", highlight=False)
-
-
-def place(cell: str, scenario: str) -> str:
-    """Return a cell's name, with its scenario unless that is the cold one."""
-    return cell if scenario == COLD else f"{cell} in {scenario}"
 
 
 _GAP = 3

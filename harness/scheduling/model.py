@@ -63,10 +63,7 @@ class Job(NamedTuple):
 class EnginePlace(NamedTuple):
     role: str
     devices: tuple[Device, ...]
-
-    @property
-    def node(self) -> str:
-        return self.devices[0].node
+    """All of one node."""
 
 
 class Placement(NamedTuple):
@@ -79,10 +76,6 @@ class Placement(NamedTuple):
     def devices(self) -> frozenset[str]:
         """Ids of all devices that the job holds."""
         return frozenset(d.id for e in self.engines for d in e.devices)
-
-    @property
-    def nodes(self) -> frozenset[str]:
-        return frozenset(e.node for e in self.engines)
 
 
 def check_devices(devices: Sequence[Device]) -> None:

@@ -76,11 +76,6 @@ class Scheduler:
         return self._rule
 
     @property
-    def waiting(self) -> tuple[str, ...]:
-        """Ids of jobs that have not been started, the most important first."""
-        return tuple(self._waiting)
-
-    @property
     def running(self) -> tuple[str, ...]:
         """Ids of jobs that hold devices: started and not yet reported with ``done``."""
         return tuple(self._running)
@@ -89,11 +84,6 @@ class Scheduler:
     def refused(self) -> dict[str, str]:
         """Why jobs never run, by id: they fit nowhere, or no longer do."""
         return dict(self._refused)
-
-    @property
-    def gone(self) -> dict[str, str]:
-        """Why devices are never used again, by device id."""
-        return dict(self._gone)
 
     @property
     def over(self) -> bool:

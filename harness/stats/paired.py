@@ -42,10 +42,6 @@ class Arms(NamedTuple):
     def units(self) -> int:
         return int(self.hits[0].shape[0])
 
-    def swapped(self) -> Arms:
-        """Return the same counts with the arms exchanged."""
-        return Arms(self.columns, self.hits[::-1], self.trials[::-1])
-
 
 class Difference(NamedTuple):
     """Second arm minus first arm of one column."""

@@ -35,9 +35,9 @@ import json, os
 home = os.environ["HF_HOME"]
 os.environ.clear()
 os.environ["HF_HOME"] = home
-from {module_profiles} import load_profile
-from {module_command} import build_command
-from {module_environment} import EngineEnvironment
+from harness.engines.command import build_command
+from harness.engines.environment import EngineEnvironment
+from harness.profiles.model import load_profile
 environment = EngineEnvironment(
     executable="python", python="3.11", prefix="/prefix", vllm="0.32.0", vllm_build="cpu", torch="2", transformers="5",
     nixl="1",
@@ -60,14 +60,7 @@ for name in {profiles!r}:
                     out[where] = f"{{type(error).__name__}}: {{error}}"
 print(json.dumps(out, indent=1, sort_keys=True))
 """
-_BARE = ("schema-2",)
-"""Runs of early versions, which have no seal."""
 _CHECKED_BY = re.compile(r"(harness [0-9][0-9.]*\w*) at [0-9a-f]{12}( with changes)?")
-# The modules that the lines above need, in this checkout and in earlier ones.
-_LAYOUTS = (
-    ("harness.profiles.model", "harness.engines.command", "harness.engines.environment"),
-    ("harness.config", "harness.engine.command", "harness.engine.environment"),
-)
 
 
 def outputs(run: Path, checkout: Path = ROOT, home: Path = ROOT) -> dict[str, str]:
@@ -79,12 +72,7 @@ def outputs(run: Path, checkout: Path = ROOT, home: Path = ROOT) -> dict[str, st
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / run.name
         shutil.copytree(run, folder, symlinks=True, ignore=shutil.ignore_patterns(*_JUDGED))
-        unsealed = ["--unsealed"] if run.name in _BARE else []
-        asked = ["check", str(folder), "--baselines", str(BASELINES), *unsealed]
-        done = _harness([*asked, "--write"], checkout, home)
-        if "No such option: --write" in done.output:
-            # Earlier versions always wrote.
-            done = _harness(asked, checkout, home)
+        done = _harness(["check", str(folder), "--baselines", str(BASELINES), "--write"], checkout, home)
         out = {"exit": f"{done.code}\n", "terminal": done.output}
         for name in _JUDGED:
             path = folder / name
@@ -104,12 +92,7 @@ def plans(checkout: Path = ROOT) -> dict[str, str]:
 
 
 def _commands(checkout: Path) -> str:
-    for profiles, command, environment in _LAYOUTS:
-        names = {"module_profiles": profiles, "module_command": command, "module_environment": environment}
-        code = _COMMANDS.format(profiles=PROFILES, **names)
-        done = _python(["-c", code], checkout, checkout)
-        if "ModuleNotFoundError" not in done.stderr:
-            break
+    done = _python(["-c", _COMMANDS.format(profiles=PROFILES)], checkout, checkout)
     return done.stdout or done.stderr
 
 

@@ -23,8 +23,8 @@ from harness.commands.merge.night import Wanted
 from harness.commands.merge.score_index import ScoreIndex
 from harness.errors import DataError
 from harness.history import index
-from harness.history.folder import History, _parse, load_history, write_run
-from harness.history.index import RecordedCells, RecordedFile, cell_rows
+from harness.history.folder import History, load_history, read_cells, write_run
+from harness.history.index import RecordedCells, cell_rows
 from harness.history.layout import SECOND
 from harness.history.parquet import write_parquet
 from harness.history.records import Observation
@@ -117,17 +117,18 @@ def test_a_damaged_line_is_named(tmp_path: Path):
     with pytest.raises(DataError):
         load_history(folder, in_memory=0)
     with pytest.raises(DataError, match=r"pd-eagle3/observations\.jsonl, line 3"):
-        RecordedFile(path, _parse)
+        read_cells(folder)
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path):
-    path = tmp_path / "observations.jsonl"
-    text = "".join(o.model_dump_json() + "\n" for o in rows())
-    path.write_text(text + '{"cell": "pd-')
-    torn = RecordedFile(path, _parse)
-    assert torn.torn and list(torn) == rows()
-    path.write_text(text)
-    assert not RecordedFile(path, _parse).torn
+    folder = recorded(tmp_path / "run", rows())
+    whole = read_cells(folder)
+    before = list(whole)
+    with answers(folder, "pd-eagle3").open("a") as stream:
+        stream.write('{"cell": "pd-')
+    torn = read_cells(folder)
+    assert torn.torn and not whole.torn
+    assert list(torn) == before
 
 
 def test_a_file_that_changes_while_it_is_judged_is_not_judged_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

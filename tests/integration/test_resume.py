@@ -38,7 +38,7 @@ from tests.support.engines import ENVIRONMENT
 from tests.support.fake_answers import perform, score
 from tests.support.fake_session import FakeSession
 from tests.support.reseal import reseal
-from tests.support.run_files import all_lines, answers, in_one_file, scores
+from tests.support.run_files import all_lines, answers, scores
 
 CELLS = ["single-none", "single-eagle3"]
 
@@ -399,21 +399,6 @@ def test_complete_cell_without_its_answers_is_not_asked_again(tmp_path, engines)
     folder = killed(tmp_path, engines)
     answers(folder, "single-eagle3").unlink()
     with pytest.raises(UsageError, match=r"answers of single-eagle3, which is complete, found none; restore cells/"):
-        prepare_resume(folder)
-
-
-def test_run_of_an_earlier_version_is_not_resumed(tmp_path, engines):
-    folder = killed(tmp_path, engines)
-    in_one_file(folder)
-
-    def earlier(raw: dict) -> None:
-        del raw["plans"]
-        for cell in raw["cells"]:
-            del cell["plan"], cell["emptied_s"]
-        raw["schema_version"] = 3
-
-    reseal(folder, earlier)
-    with pytest.raises(UsageError, match=r"expected a folder for each cell, found observations\.jsonl of an earlier"):
         prepare_resume(folder)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.history.acceptance import align, by_position, pool, real_steps, same_steps
+from harness.history.acceptance import align, by_position, counts_of_steps, pool, real_steps, same_steps
 from harness.prompts import probe_task
 from tests.support.builders import leg, speculation
 
@@ -67,6 +67,11 @@ def test_pooled_rates_are_nested_and_sum_to_the_length(requests):
     assert 1 <= rates.length_per_prompt <= 1 + K
 
 
+def test_steps_are_counted_by_position():
+    counted = counts_of_steps((3, 0, 1), None, K)
+    assert (counted.steps, counted.accepted_at) == (3, (2, 1, 1))
+
+
 def test_nothing_pooled_has_no_length():
     assert pool([], K).length_pooled is None
     assert pool([()], K).length_per_prompt is None
@@ -76,8 +81,8 @@ def test_nothing_pooled_has_no_length():
 def test_forecast_accounts_for_every_output_token(words):
     prompt = probe_task.render(words)
     forecast = probe_task.forecast_acceptance(prompt, K, max_tokens=192)
-    assert sum(a + 1 for a in forecast.accepted) >= len(probe_task.expected_output(prompt)) - 1
-    assert all(0 <= a <= K for a in forecast.accepted)
+    assert sum(a + 1 for a in forecast) >= len(probe_task.expected_output(prompt)) - 1
+    assert all(0 <= a <= K for a in forecast)
 
 
 @given(steps)

@@ -96,7 +96,7 @@ def test_every_possible_job_runs_exactly_once_where_it_may(jobs, devices, policy
         for need, place in zip(job.engines, places, strict=True):
             assert len({d.id for d in place.devices}) == need.devices
             assert len({d.node for d in place.devices}) == 1
-        nodes = [p.node for p in places]
+        nodes = [p.devices[0].node for p in places]
         assert job.placement != "together" or len(set(nodes)) == 1
         assert job.placement != "spread" or len(set(nodes)) == len(nodes)
         sets = [{d.id for d in p.devices} for p in places]
@@ -186,9 +186,10 @@ def test_whatever_is_lost_nothing_starts_there_again_and_every_job_comes_to_an_e
     now = 0.0
     s = Scheduler(jobs, devices, Rule("as given", order), lambda: now)
     ran: list[str] = []
+    lost: set[str] = set()
     while not s.over:
         for placement in s.start_next():
-            assert placement.devices.isdisjoint(s.gone)
+            assert placement.devices.isdisjoint(lost)
             ran.append(placement.job.id)
         assert s.running, "jobs wait and nothing runs"
         act = data.draw(st.sampled_from(["done", "done", "device", "node"]))
@@ -198,6 +199,7 @@ def test_whatever_is_lost_nothing_starts_there_again_and_every_job_comes_to_an_e
             device = data.draw(st.sampled_from(devices))
             before = s.running
             s.quarantine(device.node if act == "node" else device.id, "lost")
+            lost |= {d.id for d in devices if d.id == device.id or (act == "node" and d.node == device.node)}
             assert s.running == before
         now += 10.0
     assert len(ran) == len(set(ran))

@@ -10,7 +10,7 @@ import pytest
 
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
-from harness.baselines.summary import counts
+from harness.history.acceptance import counts_of_steps
 from harness.history.token_ids import common_prefix
 from harness.judging.checks.hypothesis_tests import run_tests
 from harness.judging.checks.model import TestName
@@ -68,12 +68,12 @@ def recorded(method: str, ties: dict[int, dict[int, float]], rng: random.Random,
     for n in PROMPTS:
         one, two = (run_once(n, ties[n], rng, rounding=rounding) for _ in range(2))
         at = common_prefix(one.tokens, two.tokens)
-        at_positions, steps = counts(two.accepted, 3)
+        counted = counts_of_steps(two.accepted, None, 3)
         again = Again(
             divergence=at if at < OUTPUTS else None,
             gap=ties[n].get(at),
-            steps=steps if method != "none" else 0,
-            accepted_at=at_positions if method != "none" else (),
+            steps=counted.steps if method != "none" else 0,
+            accepted_at=counted.accepted_at if method != "none" else (),
         )
         close = tuple(ties[n].items())
         accepted = one.accepted if method != "none" else ()

@@ -133,6 +133,11 @@ def change_final(o: Observation, **changes: object) -> Observation:
     return o.model_copy(update={"legs": (*o.legs[:-1], final)})
 
 
+def with_prefill(o: Observation, **changes: object) -> Observation:
+    """The observation of a pair with fields of P's leg replaced."""
+    return o.model_copy(update={"legs": (o.legs[0].model_copy(update=changes), *o.legs[1:])})
+
+
 def counted(o: Observation) -> Observation:
     """The observation with every counter that follows from its answers, unless it says otherwise."""
     return o.model_copy(update={"legs": tuple(_counted_leg(o, leg) if leg.counters else leg for leg in o.legs)})
@@ -243,6 +248,11 @@ def history(
     return History(folder=folder, run=run, observations=tuple(observations), own=True)
 
 
+def with_run(the_history: History, **changes: object) -> History:
+    """The history with fields of its record replaced."""
+    return the_history.model_copy(update={"run": the_history.run.model_copy(update=changes)})
+
+
 def identity(method: str = "none", **changes: object) -> Identity:
     base: dict[str, object] = {
         "target_sha256": "t",
@@ -294,6 +304,12 @@ def lookup(lengths: list[int], method: str = "none") -> Lookup:
 
 def lookups(lengths: list[int]) -> dict[str, Lookup]:
     return {m: lookup(lengths, m) for m in LOOKAHEAD}
+
+
+def changed_rows(the_lookup: Lookup, change: Callable[[Row], dict[str, object]]) -> Lookup:
+    """The baseline with fields of its rows replaced."""
+    rows = tuple(r.model_copy(update=change(r)) for r in the_lookup.baseline.rows)
+    return Lookup(the_lookup.baseline.model_copy(update={"rows": rows}), "")
 
 
 COUNTERS = tuple(sorted({name for names in counters.READ.values() for name in names}))

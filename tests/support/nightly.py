@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
-from harness.baselines.summary import counts
+from harness.history.acceptance import counts_of_steps
 from harness.history.folder import History
 from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import common_prefix, output_key
@@ -23,7 +23,7 @@ from harness.profiles.cells import CellName
 from harness.prompts.model import Prompt
 from harness.workload.cells import CellWork
 from harness.workload.prepare import Prepared
-from tests.support.builders import history, identity, leg, provenance, speculation
+from tests.support.builders import history, identity, leg, provenance, speculation, with_run
 
 OUTPUTS = 256
 TIE_NATS = 0.1
@@ -127,7 +127,7 @@ class Nights:
             )
         profile = {**made.run.profile, "judging": self._judging.model_dump(mode="json")}
         update = {"cells": tuple(records), "profile": profile, "rescore": self._prepared.rescores}
-        return made.model_copy(update={"run": made.run.model_copy(update=update)})
+        return with_run(made, **update)
 
     def _tokens(self, prompt_ids: Sequence[str], parting: float, rng: np.random.Generator) -> list[Tokens]:
         other = rng.random(len(prompt_ids)) < parting
@@ -142,7 +142,7 @@ class Nights:
         repeated = _redrawn(steps, self._noise.redrawn, k, rng)
         rows = []
         for prompt_id, ours, again, first, second in zip(ids, one, two, steps, repeated, strict=True):
-            at, number = counts(second, k)
+            counted = counts_of_steps(second, None, k)
             text = self._texts[prompt_id]
             parted = common_prefix(ours, again) if ours != again else None
             rows.append(
@@ -154,7 +154,10 @@ class Nights:
                     accepted=first,
                     close=((text.tie, TIE_NATS),),
                     again=Again(
-                        divergence=parted, gap=None if parted is None else TIE_NATS, steps=number, accepted_at=at
+                        divergence=parted,
+                        gap=None if parted is None else TIE_NATS,
+                        steps=counted.steps,
+                        accepted_at=counted.accepted_at,
                     ),
                 )
             )

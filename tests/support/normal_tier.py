@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
-from harness.baselines.summary import counts
+from harness.history.acceptance import counts_of_steps
 from harness.history.folder import History
 from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import output_key
-from tests.support.builders import history, identity, leg, observation, provenance
+from tests.support.builders import changed_rows, history, identity, leg, observation, provenance, with_run
 
 LENGTHS = list(range(32, 32 + 96))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3")
@@ -47,7 +47,7 @@ def night(
             observations.append(change(observation(cell, n, accepted=chosen(n))))
     made = history(observations)
     profile = {**made.run.profile, "judging": {**JUDGING, **judging}}
-    return made.model_copy(update={"run": made.run.model_copy(update={"profile": profile})})
+    return with_run(made, profile=profile)
 
 
 def outputs(n: int) -> int:
@@ -79,7 +79,8 @@ def baselines(
         for n in lengths:
             o = observation("single-none", n)
             accepted = recorded(n) if method == "eagle3" else ()
-            at, count = counts(again(n) if quiet else worse(n), 3) if method == "eagle3" else ((), 0)
+            repeated = (again(n) if quiet else worse(n)) if method == "eagle3" else ()
+            counted = counts_of_steps(repeated, None, 3 if method == "eagle3" else 0)
             rows.append(
                 Row(
                     prompt_id=o.prompt_id,
@@ -88,7 +89,7 @@ def baselines(
                     min_top_gap=9.0,
                     accepted=accepted,
                     close=close,
-                    again=Again(divergence=None, gap=None, steps=count, accepted_at=at),
+                    again=Again(divergence=None, gap=None, steps=counted.steps, accepted_at=counted.accepted_at),
                 )
             )
         header = Header(format=FORMAT, identity=identity(method), provenance=provenance(), summary={}, rows_sha256="")
@@ -119,13 +120,12 @@ def scored(made: History, gap: Callable[[Observation], float] = lambda o: 0.0) -
     return made.model_copy(update={"run": run, "observations": (*made.observations, *scores.values())})
 
 
-def noisy(lookups: dict[str, Lookup], method: str, gaps: list[float]) -> dict[str, Lookup]:
-    """The same baselines, in which equal runs of ``method`` parted at these gaps, a prompt each."""
-    found = lookups[method].baseline
-    rows = [
-        r.model_copy(update={"again": r.again.model_copy(update={"divergence": 5, "gap": gaps[i]})})
-        if i < len(gaps)
-        else r
-        for i, r in enumerate(found.rows)
-    ]
-    return {**lookups, method: Lookup(found.model_copy(update={"rows": tuple(rows)}), "")}
+def noisy(lookups: dict[str, Lookup], method: str, gaps: Sequence[float | None]) -> dict[str, Lookup]:
+    """The same baselines, in which equal runs of ``method`` parted at these gaps, a prompt each; None: they did not."""
+    left = iter(gaps)
+
+    def parted(row: Row) -> dict[str, object]:
+        gap = next(left, None)
+        return {} if gap is None else {"again": row.again.model_copy(update={"divergence": 5, "gap": gap})}
+
+    return {**lookups, method: changed_rows(lookups[method], parted)}

@@ -5,7 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Callable
 from html.parser import HTMLParser
+from typing import Any
+
+from rich.console import Console
+
+
+def printed(show: Callable[[Any, Console], object], what: object, width: int = 160) -> str:
+    """What is printed on a terminal of this width."""
+    console = Console(record=True, width=width, force_terminal=False)
+    show(what, console)
+    return console.export_text()
 
 
 class Page(HTMLParser):

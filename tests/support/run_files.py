@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.history.folder import HistoryWriter, load_history
+from harness.history.folder import HistoryWriter
 from harness.history.layout import CELLS, LINES, SCORES, files_by_cell
 from harness.history.records import Observation
 
@@ -30,13 +30,3 @@ def all_lines(folder: Path) -> list[str]:
     files = [f for of_cell in files_by_cell(folder).values() for f in of_cell]
     aside = [p / name for p in sorted(folder.glob("*")) for name in (LINES, SCORES) if (p / name).is_file()]
     return [line for f in (*files, *aside) for line in f.read_text().splitlines()]
-
-
-def in_one_file(folder: Path) -> Path:
-    """Keep the observations of a run as schema 3 and those before it did; its record stays as it is."""
-    lines = folder / LINES
-    lines.write_text("".join(o.model_dump_json() + "\n" for o in load_history(folder).observations))
-    for of_cell in files_by_cell(folder).values():
-        for path in of_cell:
-            path.unlink()
-    return lines

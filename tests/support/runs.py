@@ -23,7 +23,18 @@ from harness.reports.summary import RunSummary, summarise_run
 from harness.reports.trend import load_trend
 from harness.reports.write import write_reports
 from harness.util.files import write_atomic, write_json
-from tests.support.builders import CELLS, LENGTHS, change_final, engine, flawless, garbled, history, lookup, speculation
+from tests.support.builders import (
+    CELLS,
+    LENGTHS,
+    change_final,
+    engine,
+    flawless,
+    garbled,
+    history,
+    lookup,
+    speculation,
+    with_run,
+)
 from tests.support.run_files import write_observations
 from tests.support.self_tests import self_test
 
@@ -167,7 +178,7 @@ def summarise(h: History, folder: Path) -> RunSummary:
     if h.run.profile["name"] == HOSTILE:
         # Half of a surrogate pair cannot be recorded, but a file name that is not UTF-8 becomes one.
         hardware = {**h.run.hardware, "gpus": [os.fsdecode(b"gpu-\xff")]}
-        placed = placed.model_copy(update={"run": placed.run.model_copy(update={"hardware": hardware})})
+        placed = with_run(placed, hardware=hardware)
     baselines = references()
     judgement = judge(placed, baselines)
     if h.run.profile["name"] == HOSTILE:
@@ -185,7 +196,7 @@ def _annotated(judgement: Judgement) -> Judgement:
 
 
 def _with_run(h: History, **changes: object) -> History:
-    return h.model_copy(update={"run": h.run.model_copy(update={"started": STARTED, **changes})})
+    return with_run(h, started=STARTED, **changes)
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------

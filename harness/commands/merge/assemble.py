@@ -16,7 +16,7 @@ from harness.history.index import RecordedCells, RecordedFile
 from harness.history.layout import CELLS, SCORES
 from harness.history.parquet import write_parquet
 from harness.history.plan import counts_of, plan_key
-from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, Observation, PlannedRequest, RunRecord
+from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, PlannedRequest, RunRecord
 from harness.profiles.cells import Cell, CellName
 from harness.util.storage import writing
 from harness.workload.rows import planned_rows
@@ -28,12 +28,12 @@ _NO_GROUP = "(no part)"
 class _Assembled(NamedTuple):
     cells: dict[str, CellRecord]
     engines: tuple[EngineRecord, ...]
-    observations: RecordedCells[Observation]
+    observations: RecordedCells
     logs: tuple[tuple[Path, str], ...]
     """Log files and their names in the merged run."""
 
 
-def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores: RecordedCells[Observation]) -> _Assembled:
+def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores: RecordedCells) -> _Assembled:
     """Return the chosen recordings as one, with the scores of all parts.
 
     Engine groups whose names clash between parts are renamed.
@@ -56,11 +56,9 @@ def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores: Re
     return _Assembled(cells, tuple(engines), _files(histories, chosen, scores), tuple(logs))
 
 
-def _files(
-    histories: Sequence[History], chosen: Mapping[str, int], scores: RecordedCells[Observation]
-) -> RecordedCells[Observation]:
+def _files(histories: Sequence[History], chosen: Mapping[str, int], scores: RecordedCells) -> RecordedCells:
     """Return the answers of the chosen recordings and the scores, as the files that they are in."""
-    files: dict[str, list[RecordedFile[Observation]]] = {}
+    files: dict[str, list[RecordedFile]] = {}
     for cell, part in chosen.items():
         recorded = histories[part].observations
         if not isinstance(recorded, RecordedCells):
@@ -175,7 +173,7 @@ def save(folder: Path, run: RunRecord, whole: _Assembled) -> list[str]:
     return notices
 
 
-def _copy(file: RecordedFile[Observation], target: Path) -> None:
+def _copy(file: RecordedFile, target: Path) -> None:
     """Copy the complete lines of a file to the disk. Raises StorageError."""
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from harness.commands.merge.selection import Holdings
 from harness.commands.merge.shards import Evidence
 from harness.history.folder import History
 from harness.history.index import RecordedCells
-from harness.history.records import COLD, RESCORE, Observation, RunRecord
+from harness.history.records import COLD, RESCORE, RunRecord
 from harness.history.verdict import Verdict, worst
 from harness.judging.checks.aggregation import listed, most_listed
 from harness.judging.checks.hypothesis_tests import registered, run_tests
@@ -88,7 +88,7 @@ def _judged_together(holdings: Holdings, recorded: Iterable[tuple[int, str]]) ->
 
 def _substituted(
     holdings: Holdings,
-    scores: RecordedCells[Observation],
+    scores: RecordedCells,
     chosen: Mapping[str, int],
     run: RunRecord,
     out: Path,

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from harness.commands.merge.shards import rescored
 from harness.history.folder import History, HistoryWriter, read_cells
 from harness.history.index import RecordedCells
-from harness.history.records import RESCORE, Observation
+from harness.history.records import RESCORE
 
 
 class ScoreIndex:
@@ -22,9 +22,9 @@ class ScoreIndex:
         temporary = TemporaryDirectory(prefix="harness-scores-")
         weakref.finalize(self, temporary.cleanup)
         self._folder = Path(temporary.name)
-        self._known: dict[int, RecordedCells[Observation]] = {}
+        self._known: dict[int, RecordedCells] = {}
 
-    def scores(self, first: int = 0) -> RecordedCells[Observation]:
+    def scores(self, first: int = 0) -> RecordedCells:
         """Return the first re-scoring of each output that was answered, with the part ``first`` before the others."""
         if first not in self._known:
             folder = self._folder / str(first)

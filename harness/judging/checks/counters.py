@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from harness.history.records import COLD, COUNTED, Leg, Observation
+from harness.history.records import COLD, Leg, Observation
 from harness.history.surfaces import BY_SOURCE, STEP_TOKENS
 from harness.history.verdict import Verdict
 from harness.judging.evidence import CellView
@@ -33,16 +33,10 @@ READ = {
 """Counters of which a check takes the absence for 0, by the role of the engine in the cell."""
 
 
-def applies(cell: CellView) -> bool:
-    """Return whether the record says what the engines count, as it does since schema 5; once for each cell."""
-    return cell.first_view and cell.record.plan != COUNTED and cell.record.state == "complete"
-
-
 def counters_offered(cell: CellView) -> CheckResult:
     """Check that every counter that another check reads was there when the engine was ready."""
-    roles = ("prefill", "decode") if cell.handed_off else ("single",)
-    findings = [finding for role in roles for finding in _lacking(cell, role)]
-    return conclude(NAME, cell.id, len(roles), findings)
+    findings = [finding for role in cell.roles for finding in _lacking(cell, role)]
+    return conclude(NAME, cell.id, len(cell.roles), findings)
 
 
 def _lacking(cell: CellView, role: str) -> Iterator[Finding]:

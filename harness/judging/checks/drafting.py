@@ -42,9 +42,8 @@ def drafts_happened(cell: CellView) -> CheckResult:
     findings: list[Finding] = []
     judged = from_counters = nothing_found = 0
     up_to = cell.traits.up_to
-    for o in cell.answered().values():
-        leg = o.final
-        if leg is None or leg.output_ids is None or len(leg.output_ids) < 2 or o.drafts_filtered:
+    for o, leg, output in cell.answers().values():
+        if len(output) < 2 or o.drafts_filtered:
             continue
         spec = leg.speculation
         if up_to and not _drafted(leg):
@@ -124,13 +123,11 @@ def _paddings(cell: CellView) -> Counter[bool]:
 
 def _mixed(cell: CellView, name: str, found: Counter[bool]) -> Finding:
     """Return the finding that an engine pads the first step after some hand-offs only, as no vLLM does."""
-    return cell.finding(
-        name,
-        Verdict.UNKNOWN,
-        "nothing-tested",
+    message = (
         f"expected a padded first step after every hand-off or after none, found one in {found[True]} requests and "
-        f"none in {found[False]}: an empty first step cannot be told from padding, so lost drafts may look like it",
+        f"none in {found[False]}: an empty first step cannot be told from padding, so lost drafts may look like it"
     )
+    return cell.finding(name, Verdict.UNKNOWN, "nothing-tested", message)
 
 
 def _omitted(cell: CellView, name: str, o: Observation) -> list[Finding]:
@@ -142,33 +139,21 @@ def _omitted(cell: CellView, name: str, o: Observation) -> list[Finding]:
     engine = cell.engine(cell.answering)
     if PER_REQUEST in run.lacking or engine is None or _PER_REQUEST_FLAG not in engine.argv:
         return []
-    return [
-        cell.untested(
-            name,
-            f"expected acceptance figures in the response, which {_PER_REQUEST_FLAG} asks for, found none; the "
-            "engine's counters alone do not say what each step accepted",
-            o,
-        )
-    ]
+    message = (
+        f"expected acceptance figures in the response, which {_PER_REQUEST_FLAG} asks for, found none; the engine's "
+        "counters alone do not say what each step accepted"
+    )
+    return [cell.untested(name, message, o)]
 
 
 def _figures(cell: CellView) -> DraftFigures:
-    steps = cell_steps(cell)
+    steps = cell.steps()
     rates = rates_figures(pool_counts(cell.counts.by_key.values(), cell.record.draft_tokens))
     return DraftFigures(
         **dict(rates),
         padded_first_steps=sum(s.padded for s in steps.values()),
         by_step=tuple(by_step(s.accepted for s in steps.values())),
     )
-
-
-def cell_steps(cell: CellView) -> dict[str, Steps]:
-    """Return the verify steps of each answered request, without padding, by observation key."""
-    out = {}
-    for key, o in cell.answered().items():
-        if o.final is not None and (steps := real_steps(o.final)) is not None:
-            out[key] = steps
-    return out
 
 
 def rates_figures(rates: Rates) -> RatesFigures:
@@ -190,7 +175,7 @@ def _rounded(rates: Rates) -> tuple[float, ...]:
 def acceptance_single(cell: CellView) -> CheckResult:
     """Check that P/D accepts, step for step, as many drafts as the single engine of the same method in this run."""
     single = cell.sibling("single")
-    references = cell_steps(single) if single else {}
+    references = single.steps() if single else {}
     totals = single.counts.by_key if single else {}
     against = f"{cell.name.single} of this run"
     return _judge(cell, "acceptance-single", references, against, reference_totals=totals)
@@ -199,18 +184,13 @@ def acceptance_single(cell: CellView) -> CheckResult:
 def acceptance_baseline(cell: CellView) -> CheckResult:
     """Check that accepted drafts equal, step for step, those recorded in the single engine's baseline."""
     name = "acceptance-baseline"
-    lookup = cell.baselines.get(cell.lineup)
-    if lookup is None or lookup.baseline is None:
-        reason = lookup.reason if lookup else f"the baseline of {cell.lineup} was not looked up"
-        return conclude(name, cell.id, 0, [cell.finding(name, Verdict.UNKNOWN, "baseline", reason)])
-    references = {r.prompt_id: Steps(r.accepted, False, True, r.drafted or None) for r in lookup.baseline.rows}
-    return _judge(cell, name, references, "the baseline", moved_together=_other_topology(cell))
-
-
-def _other_topology(cell: CellView) -> dict[str, Steps]:
-    """Return the steps of the same method in the other topology, which distinguish DRIFT from REGRESSION."""
+    baseline = cell.baseline_or_reason(cell.lineup)
+    if isinstance(baseline, str):
+        return conclude(name, cell.id, 0, [cell.no_baseline(name, baseline)])
+    references = {r.prompt_id: Steps(r.accepted, False, True, r.drafted or None) for r in baseline.rows}
+    # The other topology tells DRIFT from REGRESSION.
     other = cell.sibling("single" if cell.handed_off else "pd")
-    return cell_steps(other) if other else {}
+    return _judge(cell, name, references, "the baseline", moved_together=other.steps() if other else {})
 
 
 def _judge(
@@ -235,9 +215,8 @@ def _judge(
     slack = cell.acceptance_slack
     paddings = _paddings_of_hand_offs(cell)
     alone: bool | None = None
-    for key, o in cell.answered().items():
-        leg = o.final
-        if leg is None or leg.output_ids is None or len(leg.output_ids) < 2 or o.drafts_filtered:
+    for key, (o, leg, output) in cell.answers().items():
+        if len(output) < 2 or o.drafts_filtered:
             continue
         steps = real_steps(leg)
         reference = references.get(key, references.get(o.prompt_id))
@@ -255,7 +234,7 @@ def _judge(
             continue
         ours.append(counts_of_steps(steps.accepted, steps.drafted, k))
         theirs.append(counts_of_steps(reference.accepted, reference.drafted, k))
-        compared = _compared(leg, leg.output_ids, steps, reference)
+        compared = _compared(leg, output, steps, reference)
         if not _agrees(cell, compared, slack, paddings):
             other = moved_together.get(key)
             together = other is not None and (other.accepted, other.drafted) == (steps.accepted, steps.drafted)
@@ -282,18 +261,16 @@ def _only_in_this_state(cell: CellView, references: Mapping[str, Steps]) -> bool
     cold = replace(cell, scenario=COLD)
     paddings = _paddings_of_hand_offs(cold)
     agreed = []
-    for key, steps in cell_steps(cold).items():
-        leg, reference = cold.answered()[key].final, references.get(cold.answered()[key].prompt_id)
-        if leg is not None and leg.output_ids is not None and reference is not None:
-            compared = _compared(leg, leg.output_ids, steps, reference)
+    for o, leg, output in cold.answers().values():
+        steps, reference = real_steps(leg), references.get(o.prompt_id)
+        if steps is not None and reference is not None:
+            compared = _compared(leg, output, steps, reference)
             agreed.append(_agrees(cold, compared, cold.acceptance_slack, paddings))
     return bool(agreed) and all(agreed)
 
 
 def _no_reference(cell: CellView, name: str, o: Observation, against: str) -> Finding:
-    return cell.finding(
-        name, Verdict.UNKNOWN, "baseline", f"expected this prompt's accepted counts in {against}, found none", o
-    )
+    return cell.no_baseline(name, f"expected this prompt's accepted counts in {against}, found none", o)
 
 
 def _shortened(cell: CellView, o: Observation) -> bool:
@@ -334,17 +311,12 @@ def _totals(
         return []
     more = sum(counted.accepted_at) / max(counted.steps, 1) > sum(at) / max(steps, 1)
     verdict, damage = _attribute(cell, name, more, together=False)
-    return [
-        cell.finding(
-            name,
-            verdict,
-            damage,
-            f"expected {steps} steps accepting {list(at)} drafts per position as {against}, found {counted.steps} "
-            f"accepting {list(counted.accepted_at)}; from the engine's counters, so which step differs is not known",
-            o,
-            TotalsDifference(found_totals=(counted.steps, *counted.accepted_at), expected_totals=(steps, *at)),
-        )
-    ]
+    message = (
+        f"expected {steps} steps accepting {list(at)} drafts per position as {against}, found {counted.steps} "
+        f"accepting {list(counted.accepted_at)}; from the engine's counters, so which step differs is not known"
+    )
+    difference = TotalsDifference(found_totals=(counted.steps, *counted.accepted_at), expected_totals=(steps, *at))
+    return [cell.finding(name, verdict, damage, message, o, difference)]
 
 
 class Compared(NamedTuple):

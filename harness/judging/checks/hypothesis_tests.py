@@ -23,14 +23,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.baselines.model import Baseline, Row
-from harness.history.acceptance import RequestCounts, real_steps
-from harness.history.records import COLD, Leg
+from harness.baselines.model import Row
+from harness.history.acceptance import RequestCounts
+from harness.history.records import COLD
 from harness.history.token_ids import common_prefix, parted_at
 from harness.judging.checks.model import YES_OR_NO, Column, RegisteredTest, Tested, TestName
 from harness.judging.checks.rescored import scores
 from harness.judging.evidence import CellView
 from harness.judging.near_ties import near_tie_nats
+from harness.judging.recorded_cell import Answer
 from harness.judging.sight import Level, Sample, Seen, seen_in_answers, seen_in_rate, stage_power
 from harness.profiles.cells import CellName
 from harness.profiles.model import Judging
@@ -229,13 +230,11 @@ def units_of(view: CellView, keys: Iterable[str]) -> list[str]:
 
 
 def _acceptance_baseline(view: CellView, judging: Judging, alpha: float) -> _Raw:
-    baseline = _baseline(view, view.lineup)
+    baseline = view.baseline_or_reason(view.lineup)
     if isinstance(baseline, str):
         return _Raw(None, problem=baseline)
     k = view.record.draft_tokens
-    reference = {}
-    for row in baseline.rows:
-        reference[row.prompt_id] = row.counts(k)
+    reference = {row.prompt_id: row.counts(k) for row in baseline.rows}
     raw = _acceptance(view, reference, "the baseline", judging, alpha)
     # Equal runs of the prompts that were sent, whose texts are known.
     unit = {o.prompt_id: o.source or o.prompt_id for o in view.answered().values()}
@@ -259,9 +258,8 @@ def _acceptance(
 ) -> _Raw:
     ours, padded = view.counts
     answered = view.answered()
-    prompt_of = {key: o.prompt_id for key, o in answered.items()}
     strata = {key: view.stratum(o) for key, o in answered.items()}
-    matched = {key: reference.get(key, reference.get(prompt_of[key])) for key in ours}
+    matched = {key: reference.get(key, reference.get(answered[key].prompt_id)) for key in ours}
     theirs = {key: value for key, value in matched.items() if value is not None}
     rows = _rows(view, theirs, {key: ours[key] for key in theirs}, {key: strata[key] for key in theirs})
     notes = []
@@ -305,19 +303,7 @@ def _first_step(view: CellView, judging: Judging, alpha: float) -> _Raw:
 
 def _first_accepted(view: CellView) -> dict[str, bool]:
     """Return, by observation key, whether the first verify step accepted its first draft."""
-    out = {}
-    for key, o in view.answered().items():
-        steps = real_steps(o.final) if o.final is not None else None
-        if steps is not None and steps.accepted:
-            out[key] = steps.accepted[0] > 0
-    return out
-
-
-def _baseline(view: CellView, method: str) -> Baseline | str:
-    lookup = view.baselines.get(method)
-    if lookup is None:
-        return f"the baseline of {method} was not looked up"
-    return lookup.baseline if lookup.baseline is not None else lookup.reason
+    return {key: steps.accepted[0] > 0 for key, steps in view.steps().items() if steps.accepted}
 
 
 class Divergence(NamedTuple):
@@ -333,12 +319,11 @@ def divergences(view: CellView, rows: Mapping[str, Row]) -> dict[str, tuple[Dive
     """Return the divergences of the A/A and of this cell from the baseline, by key, for prompts with an A/A."""
     bound = near_tie_nats(view)
     out = {}
-    for key, o in view.answered().items():
+    for key, (o, _, ours) in view.answers().items():
         row = rows.get(o.prompt_id)
-        if row is None or row.again is None or o.final is None or o.final.output_ids is None:
+        if row is None or row.again is None:
             continue
         expected = row.output_ids[: o.max_tokens]
-        ours = o.final.output_ids
         again = row.again.divergence
         out[key] = (
             _divergence(again if again is not None and again < len(expected) else None, row.again.token, row, bound),
@@ -358,7 +343,7 @@ def _token(output: Sequence[int], at: int | None) -> int | None:
 
 def rows_with_repetition(view: CellView) -> dict[str, Row] | str:
     """Return the rows of the method's baseline, which must have an A/A, or the reason why there are none."""
-    baseline = _baseline(view, view.lineup)
+    baseline = view.baseline_or_reason(view.lineup)
     if isinstance(baseline, str):
         return baseline
     if baseline.noise_floor_nats is None:
@@ -404,7 +389,7 @@ def _rescored(view: CellView, judging: Judging, alpha: float) -> _Raw:
     plain = replace(view, record=view.history.cell(view.name.reference) or view.record, scenario=COLD)
     sides = [wrong_when_rescored(v) for v in (plain, view)]
     raw = _yes_or_no(view, "re-scored", sides[0], sides[1], "re-scored outputs", judging, alpha)
-    outputs = sum(bool(o.final and o.final.output_ids) for v in (plain, view) for o in v.answered().values())
+    outputs = sum(bool(a.output) for v in (plain, view) for a in v.answers().values())
     missing = outputs - len(sides[0]) - len(sides[1])
     if raw.problem or not missing:
         return raw
@@ -430,8 +415,8 @@ def _logprobs(view: CellView, judging: Judging, alpha: float) -> _Raw:
     what is left of a bias is of second order and far below the practical floor.
     """
     single = view.sibling("single")
-    theirs = single.answered() if single is not None else {}
-    both = {k: _same_tokens(theirs[k].final, o.final) for k, o in sorted(view.answered().items()) if k in theirs}
+    theirs = single.answers() if single is not None else {}
+    both = {k: _same_tokens(theirs[k], a) for k, a in sorted(view.answers().items()) if k in theirs}
     missing = sum(pair is None for pair in both.values())
     if missing:
         problem = (
@@ -447,13 +432,13 @@ def _logprobs(view: CellView, judging: Judging, alpha: float) -> _Raw:
     return raw if raw.problem else raw._replace(note=note)
 
 
-def _same_tokens(first: Leg | None, second: Leg | None) -> Matrix | None:
+def _same_tokens(first: Answer, second: Answer) -> Matrix | None:
     """Return the probabilities [2, tokens] of the output tokens before the first difference; None without log-probs."""
-    if first is None or second is None or first.chosen_logprobs is None or second.chosen_logprobs is None:
+    one, other = first.leg.chosen_logprobs, second.leg.chosen_logprobs
+    if one is None or other is None:
         return None
-    common = common_prefix(first.output_ids or (), second.output_ids or ())
-    length = min(common, len(first.chosen_logprobs), len(second.chosen_logprobs))
-    return np.exp([first.chosen_logprobs[:length], second.chosen_logprobs[:length]])
+    length = min(common_prefix(first.output, second.output), len(one), len(other))
+    return np.exp([one[:length], other[:length]])
 
 
 def _yes_or_no(

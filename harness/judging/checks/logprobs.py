@@ -57,26 +57,25 @@ def logprobs_single(cell: CellView) -> CheckResult:
     single = reference_of(cell)
     if single is None:
         raise ValueError(f"{cell.id} has no single engine in this run")
-    cold = replace(single, scenario=COLD).answered()
+    cold = replace(single, scenario=COLD).answers()
     findings: list[Finding] = []
     judged = 0
     for form in get_args(Form):
         # The same ids give the same log-probs, in whichever form they were sent.
-        same = {**single.answered("ids"), **single.answered(form)}
-        for key, o in cell.answered(form).items():
+        same = {**single.answers("ids"), **single.answers(form)}
+        for key, (o, ours, _) in cell.answers(form).items():
             other = same.get(key) if single.planned else cold.get(o.prompt_id)
             if other is None and not single.planned:
                 # The prompt belongs to a scenario that this single engine does not have.
                 continue
             judged += 1
             against = f"{single.id} of this run"
-            ours, theirs = o.final, other.final if other is not None else None
-            if ours is None or theirs is None or not (_complete(ours) and _complete(theirs)):
+            if other is None or not (_complete(ours) and _complete(other.leg)):
                 message = f"expected log-probs in the answer and in that of {against} to compare with, found none"
                 findings.append(cell.untested(name, message, o))
                 continue
-            bound = _bound(cell, o, other)
-            moved = _moved(ours, theirs.output_ids or (), theirs.chosen_logprobs, theirs.top_gaps, bound)
+            bound = _bound(cell, o, other.o)
+            moved = _moved(ours, other.output, other.leg.chosen_logprobs, other.leg.top_gaps, bound)
             if moved is not None:
                 verdict = decide(Facts(change="differ", against="this run"))[0]
                 findings.append(cell.finding(name, verdict, cell.wrong_output, _describe(moved, against), o, moved))
@@ -134,26 +133,25 @@ def _prompt_problem(found: Values, tokens: int, wanted: Values | None, bound: fl
 def logprobs_baseline(cell: CellView) -> CheckResult:
     """Check that the distances of the two best tokens are those of the method's baseline.
 
-    Baselines of earlier versions have only the smallest of each output.
+    Baselines that were recorded in the normal tier have only the smallest of each output.
     """
     name = "logprobs-baseline"
-    lookup = cell.baselines.get(cell.lineup)
-    if lookup is None or lookup.baseline is None:
-        reason = lookup.reason if lookup else f"the baseline of {cell.lineup} was not looked up"
-        return conclude(name, cell.id, 0, [cell.finding(name, Verdict.UNKNOWN, "baseline", reason)])
-    rows = lookup.baseline.by_prompt()
+    baseline = cell.baseline_or_reason(cell.lineup)
+    if isinstance(baseline, str):
+        return conclude(name, cell.id, 0, [cell.no_baseline(name, baseline)])
+    rows = baseline.by_prompt()
     plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
     bound = _OTHERWISE_ROUNDED * cell.judging.logprob_nats + _RECORDED_NATS
     findings: list[Finding] = []
     judged = smallest = 0
-    for o in cell.answered().values():
-        leg, row = o.final, rows.get(o.prompt_id)
-        if leg is None or o.drafts_filtered:
+    for o, leg, _ in cell.answers().values():
+        row = rows.get(o.prompt_id)
+        if o.drafts_filtered:
             # The grammar moves the distance to tokens that it does not admit.
             continue
         if row is None or row.min_top_gap is None:
             message = "expected the log-probs of this prompt in the baseline, found none; record it anew"
-            findings.append(cell.finding(name, Verdict.UNKNOWN, "baseline", message, o))
+            findings.append(cell.no_baseline(name, message, o))
             continue
         if leg.top_gaps is None:
             findings.append(cell.untested(name, "expected log-probs in the answer, found none", o))
@@ -162,21 +160,21 @@ def logprobs_baseline(cell: CellView) -> CheckResult:
         smallest += not row.gaps
         moved = _moved_from_row(leg, row, o.max_tokens, bound)
         if moved is not None:
-            findings.append(_changed(cell, name, o, moved, plain))
+            findings.append(_changed(cell, name, o, leg, moved, plain))
     note = f"{smallest} by the smallest distance only, which is all that their baseline has" if smallest else ""
     return conclude(name, cell.id, judged, findings, note=note)
 
 
 def _changed(
-    cell: CellView, name: str, o: Observation, moved: LogprobDifference, plain: Mapping[str, Observation]
+    cell: CellView, name: str, o: Observation, leg: Leg, moved: LogprobDifference, plain: Mapping[str, Observation]
 ) -> Finding:
     """Return the finding on an answer that is not as recorded: DRIFT if the plain engine of this run moved with it."""
     other = plain.get(o.key)
-    ours, theirs = o.final, other.final if other is not None and other.error is None else None
+    theirs = other.final if other is not None and other.error is None else None
     same = cell.id == cell.name.reference
-    if ours is not None and theirs is not None and _complete(theirs):
+    if theirs is not None and _complete(theirs):
         bound = _OTHERWISE_ROUNDED * cell.judging.logprob_nats
-        same |= _moved(ours, theirs.output_ids or (), theirs.chosen_logprobs, theirs.top_gaps, bound) is None
+        same |= _moved(leg, theirs.output_ids or (), theirs.chosen_logprobs, theirs.top_gaps, bound) is None
     # In a scenario two cells may share the same damage, so only cold prompts can show a drift.
     verdict = decide(Facts(change="differ", together=cell.cold and same))[0]
     drift = verdict is Verdict.DRIFT

@@ -68,14 +68,8 @@ def _finding(cell: CellView, gap: Gap) -> Finding:
     if gap.missed_by and cell.speculative and _plain_finds_them(cell, gap):
         message = f"{gap.message}, while {_plain(cell)} of this run finds its own: speculation loses the prefix cache"
         return cell.finding(NAME, Verdict.REGRESSION, "reuse-lost", message, gap.observation)
-    return cell.finding(
-        NAME,
-        Verdict.REGRESSION if gap.impossible else Verdict.UNKNOWN,
-        "target-kv" if gap.impossible else "nothing-tested",
-        gap.message,
-        gap.observation,
-        CacheHit(hit_blocks=gap.hit_blocks),
-    )
+    found = cell.wrong_kv if gap.impossible else cell.untested
+    return found(NAME, gap.message, gap.observation, CacheHit(hit_blocks=gap.hit_blocks))
 
 
 def _plain(cell: CellView) -> str:
@@ -99,17 +93,11 @@ def cold_stays_cold(cell: CellView) -> CheckResult:
             judged += 1
             hits = int(counters.get("prefix_hits", 0))
             if hits:
-                findings.append(
-                    cell.finding(
-                        name,
-                        Verdict.REGRESSION,
-                        "target-kv",
-                        f"expected the {role} engine to find nothing of a prompt with a salt of its own in its "
-                        f"prefix cache, found a hit of {hits} tokens: these blocks are another prompt's",
-                        o,
-                        CacheHit(hit_blocks=hits // cell.record.block_size),
-                    )
+                message = (
+                    f"expected the {role} engine to find nothing of a prompt with a salt of its own in its prefix "
+                    f"cache, found a hit of {hits} tokens: these blocks are another prompt's"
                 )
+                findings.append(cell.wrong_kv(name, message, o, CacheHit(hit_blocks=hits // cell.record.block_size)))
     return conclude(name, cell.id, judged, findings)
 
 
@@ -200,7 +188,7 @@ def _chunked(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     subject = parts.get("subject")
     if subject is None:
         return
-    role = "prefill" if cell.handed_off else "single"
+    role = cell.prefilling
     engine, leg = cell.engine(role), subject.leg(role)
     budget = engine.step_tokens if engine else None
     if budget is None or leg is None:
@@ -224,7 +212,7 @@ def _concurrent(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     short = [o for part, o in parts.items() if part.startswith("together")]
     if holder is None or not late or not short:
         return
-    role = "prefill" if cell.handed_off else "single"
+    role = cell.prefilling
     yield from _one_step(cell, holder, short, holder.shared_counters.get(_shared(cell, role), {}), role)
     yield from _batched(cell, [holder, *short, *late], holder.shared_counters.get(_shared(cell, cell.answering), {}))
     if not any(o.started_at < _end(holder) for o in late):
@@ -372,8 +360,7 @@ def _refill(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     subject = parts.get("subject")
     if subject is None:
         return
-    roles = ("prefill", "decode") if cell.handed_off else ("single",)
-    for role in roles:
+    for role in cell.roles:
         yield from _fill(cell, parts, role)
         leg = _leg(cell, subject, role)
         yield from _judge_hit(cell, subject, leg, 0, "all of its blocks were given to others since")
@@ -423,7 +410,7 @@ def _shared_block(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap
     donor, again, bridge, subject = (parts.get(p) for p in ("donor", "again", "bridge", "subject"))
     if donor is None or again is None or bridge is None or subject is None:
         return
-    for role in ("prefill", "decode") if cell.handed_off else ("single",):
+    for role in cell.roles:
         wanted = cell.expected_hit(donor, again)
         yield from _judge_hit(cell, again, _leg(cell, again, role), wanted, f"it computed {donor.prompt_id} before")
         wanted = cell.expected_hit(bridge, subject)
@@ -436,7 +423,7 @@ def _continuation(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap
     donor, subject = parts.get("donor"), parts.get("subject")
     if donor is None or subject is None:
         return
-    for role in ("prefill", "decode") if cell.handed_off else ("single",):
+    for role in cell.roles:
         wanted = cell.expected_hit(donor, subject, role)
         why = f"it computed {donor.prompt_id}" + (" and its answer before" if role == cell.answering else " before")
         yield from _judge_hit(cell, subject, _leg(cell, subject, role), wanted, why)
@@ -457,7 +444,7 @@ def _same_step(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     donor, subject = parts.get("donor"), parts.get("subject")
     if donor is None or subject is None:
         return
-    role = "prefill" if cell.handed_off else "single"
+    role = cell.prefilling
     counters = donor.shared_counters.get(_shared(cell, role), {})
     wanted, hits = cell.expected_hit(donor, subject, "prefill"), int(counters.get("prefix_hits", 0))
     if wanted == 0 or hits != wanted:
@@ -506,8 +493,7 @@ def _sampled(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     if subject.temperature <= 0:
         yield Gap(subject, "expected a temperature above zero, found greedy decoding: nothing was sampled")
         return
-    lookup = cell.baselines.get(cell.name.plain)
-    row = lookup.baseline.by_prompt().get(subject.prompt_id) if lookup is not None and lookup.baseline else None
+    row = cell.rows(cell.name.plain).get(subject.prompt_id)
     if row is None or row.min_top_gap is None:
         yield Gap(subject, "expected this prompt's margins in the no-speculation baseline, found none: record it anew")
         return

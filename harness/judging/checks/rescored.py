@@ -71,12 +71,11 @@ def disliked_tokens(cell: CellView) -> CheckResult:
 def scores(cell: CellView) -> Iterator[Scored]:
     """Yield the outputs of a cell with their scores."""
     by_key = cell.history.of(cell.name.reference, scenario=RESCORE)
-    for o in cell.answered().values():
-        leg = o.final
-        if leg is None or not leg.output_ids:
+    for o, _, output in cell.answers().values():
+        if not output:
             continue
-        score = by_key.get(f"{o.prompt_id}#0.{output_key(leg.output_ids)}")
-        problem = _problem(cell, o, leg.output_ids, score)
+        score = by_key.get(f"{o.prompt_id}#0.{output_key(output)}")
+        problem = _problem(cell, o, output, score)
         gaps = score.final.rescored if problem is None and score is not None and score.final is not None else None
         yield Scored(o, gaps, problem or "")
 

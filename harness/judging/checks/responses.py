@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from harness.history.plan import Matched, matched, rows_of
 from harness.history.records import COUNTED, Leg, Observation, PlannedRequest
@@ -11,7 +11,7 @@ from harness.history.verdict import Verdict
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import EchoDifference, IncompleteCell, OfEngine, StopToken, TextDifference
-from harness.judging.findings import CheckResult, Finding, conclude
+from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 
 
 def complete(cell: CellView) -> CheckResult:
@@ -39,30 +39,21 @@ def complete(cell: CellView) -> CheckResult:
     findings += _other_engines(cell)
     if missing > 0 or cell.record.state != "complete":
         reason = cell.record.reason or "no reason was recorded"
-        findings.append(
-            cell.finding(
-                name,
-                Verdict.UNKNOWN,
-                "infrastructure",
-                f"expected {cell.planned} observations of a complete cell, found {len(observations)} of a "
-                f"cell that is {cell.record.state}: {reason}{unanswered}",
-                evidence=IncompleteCell(reason=reason),
-            )
+        message = (
+            f"expected {cell.planned} observations of a complete cell, found {len(observations)} of a cell that is "
+            f"{cell.record.state}: {reason}{unanswered}"
         )
+        incomplete = IncompleteCell(reason=reason)
+        findings.append(cell.finding(name, Verdict.UNKNOWN, "infrastructure", message, evidence=incomplete))
     return conclude(name, cell.id, len(observations), findings)
 
 
 def _other_engines(cell: CellView) -> list[Finding]:
     """Return a finding for each answer that names other engines than those recorded for the cell."""
     mine = cell.engine_roles
+    wanted = f"expected an answer of the engines of this cell, {_roles(mine)}, found one of"
     return [
-        cell.finding(
-            "complete",
-            Verdict.UNKNOWN,
-            "infrastructure",
-            f"expected an answer of the engines of this cell, {_roles(mine)}, found one of {_roles(o.engine_roles)}",
-            o,
-        )
+        cell.finding("complete", Verdict.UNKNOWN, "infrastructure", f"{wanted} {_roles(o.engine_roles)}", o)
         for o in cell.all_observations()
         if mine and set(o.engine_roles) != mine
     ]
@@ -84,19 +75,15 @@ def _named(rows: Sequence[PlannedRequest]) -> str:
 
 def _not_as_planned(cell: CellView, found: Matched) -> list[Finding]:
     """Return a finding for each answer that is not the only one to a planned request."""
+    again = "the record was written twice or put together by hand; record the cell again"
+    strange = "expected answers to planned requests alone, found one to a request that the plan does not have"
+    repeated = () if cell.history.run.kind == "soak" else found.repeated
     wrong = [
         *(
-            (
-                o,
-                f"expected one answer to this request, found {n}, of which only the last is judged: the record was "
-                "written twice or put together by hand; record the cell again",
-            )
-            for o, n in (() if cell.history.run.kind == "soak" else found.repeated)
+            (o, f"expected one answer to this request, found {n}, of which only the last is judged: {again}")
+            for o, n in repeated
         ),
-        *(
-            (o, "expected answers to planned requests alone, found one to a request that the plan does not have")
-            for o in found.unplanned
-        ),
+        *((o, strange) for o in found.unplanned),
         *((o, f"expected the request to be sent as planned, found {words}") for o, words in found.otherwise),
     ]
     return [cell.finding("complete", Verdict.UNKNOWN, "infrastructure", words, o) for o, words in wrong]
@@ -110,36 +97,24 @@ def echoed_prompt(cell: CellView) -> CheckResult:
     for o in cell.all_observations():
         for leg in o.legs:
             judged += 1
-            problem = _echo_problem(cell, o, leg)
-            if problem is not None:
-                findings.append(problem)
+            sent = cell.prompt_of(o, leg.role)
+            if leg.echoed_ids is None:
+                message = f"expected the {leg.role} engine to echo the prompt ids (return_token_ids), found none"
+                findings.append(cell.finding(name, Verdict.UNKNOWN, "input", message, o))
+            elif leg.echoed_ids != sent:
+                message, difference = _echo_difference(leg.role, sent, leg.echoed_ids)
+                findings.append(cell.finding(name, Verdict.REGRESSION, "input", message, o, difference))
     return conclude(name, cell.id, judged, findings)
 
 
-def _echo_problem(cell: CellView, o: Observation, leg: Leg) -> Finding | None:
-    name = "echoed-prompt"
-    if leg.echoed_ids is None:
-        return cell.finding(
-            name,
-            Verdict.UNKNOWN,
-            "input",
-            f"expected the {leg.role} engine to echo the prompt ids (return_token_ids), found none",
-            o,
-        )
-    sent = cell.prompt_of(o, leg.role)
-    if leg.echoed_ids == sent:
-        return None
-    at = common_prefix(leg.echoed_ids, sent)
-    return cell.finding(
-        name,
-        Verdict.REGRESSION,
-        "input",
-        f"expected the {leg.role} engine to see the {len(sent)} prompt ids that were sent, found "
-        f"{len(leg.echoed_ids)} ids that differ from position {at} on "
-        f"(sent {list(sent[at : at + 4])}, seen {list(leg.echoed_ids[at : at + 4])})",
-        o,
-        EchoDifference(role=leg.role, position=at, sent=sent[: at + 8], seen=leg.echoed_ids[: at + 8]),
+def _echo_difference(role: str, sent: tuple[int, ...], seen: tuple[int, ...]) -> tuple[str, EchoDifference]:
+    """Return how the prompt ids that an engine saw differ from those that were sent, in words and as evidence."""
+    at = common_prefix(seen, sent)
+    message = (
+        f"expected the {role} engine to see the {len(sent)} prompt ids that were sent, found {len(seen)} ids that "
+        f"differ from position {at} on (sent {list(sent[at : at + 4])}, seen {list(seen[at : at + 4])})"
     )
+    return message, EchoDifference(role=role, position=at, sent=sent[: at + 8], seen=seen[: at + 8])
 
 
 def response_invariants(cell: CellView) -> CheckResult:
@@ -150,75 +125,65 @@ def response_invariants(cell: CellView) -> CheckResult:
     for o in cell.all_observations():
         for leg in o.legs:
             judged += 1
-            for problem, token in _leg_problems(o, leg, cell.context_tokens):
-                findings.append(
-                    cell.finding(
-                        name,
-                        Verdict.REGRESSION,
-                        "sampler",
-                        f"{leg.role} engine: {problem}",
-                        o,
-                        OfEngine(role=leg.role) if token is None else StopToken(role=leg.role, token=token),
-                    )
-                )
+            engine = OfEngine(role=leg.role)
+            problems: list[tuple[str, OfEngine]] = [(p, engine) for p in _leg_problems(o, leg, cell.context_tokens)]
+            if leg.finish_reason == "stop" and leg.output_ids and leg.output_ids[-1] in leg.output_ids[:-1]:
+                words = "expected the token that stopped the request once, at the end, found it earlier too"
+                problems.append((words, StopToken(role=leg.role, token=leg.output_ids[-1])))
+            problems += [(p, engine) for p in _step_problems(o, leg)]
+            findings += [
+                cell.finding(name, Verdict.REGRESSION, "sampler", f"{leg.role} engine: {words}", o, evidence)
+                for words, evidence in problems
+            ]
     return conclude(name, cell.id, judged, findings)
 
 
-def _leg_problems(o: Observation, leg: Leg, context: int | None) -> list[tuple[str, int | None]]:
-    """Return the contradictions in a response, each with the offending token if there is one.
-
-    ``context`` is the largest number of tokens of a request, which ends it early.
-    """
+def _leg_problems(o: Observation, leg: Leg, context: int | None) -> Iterator[str]:
+    """Yield the contradictions in a response. ``context`` is the largest number of tokens of a request, which ends it
+    early."""
     if leg.output_ids is None:
-        return [("expected output token ids (return_token_ids), found none", None)]
-    out: list[tuple[str, int | None]] = []
+        yield "expected output token ids (return_token_ids), found none"
+        return
     if leg.status != 200:
-        out.append((f"expected an answer with status 200, found tokens in one with {leg.status}", None))
+        yield f"expected an answer with status 200, found tokens in one with {leg.status}"
     produced = len(leg.output_ids)
     if produced == 0:
-        out.append(("expected at least one output token, found none", None))
+        yield "expected at least one output token, found none"
     if leg.usage_completion_tokens != produced:
-        out.append((f"expected usage to count {produced} output tokens, found {leg.usage_completion_tokens}", None))
+        yield f"expected usage to count {produced} output tokens, found {leg.usage_completion_tokens}"
     if leg.echoed_ids is not None and leg.usage_prompt_tokens != len(leg.echoed_ids):
-        out.append(
-            (
-                f"expected usage to count {len(leg.echoed_ids)} prompt tokens, found {leg.usage_prompt_tokens}",
-                None,
-            )
-        )
+        yield f"expected usage to count {len(leg.echoed_ids)} prompt tokens, found {leg.usage_prompt_tokens}"
     for label, values in (("log-probs", leg.chosen_logprobs), ("top log-probs", leg.top_gaps)):
         if values is not None and len(values) != produced:
-            out.append((f"expected one entry of {label} per output token ({produced}), found {len(values)}", None))
-    if leg.role == "prefill" and o.route == "cell" and produced != 1:
-        out.append((f"expected exactly one token from the prefill leg, found {produced}", None))
+            yield f"expected one entry of {label} per output token ({produced}), found {len(values)}"
+    own_prefill = leg.role == "prefill" and o.route == "cell"
+    if own_prefill and produced != 1:
+        yield f"expected exactly one token from the prefill leg, found {produced}"
     if leg.finish_reason not in ("stop", "length"):
-        out.append((f"expected finish reason stop or length, found {leg.finish_reason!r}", None))
-    asked = 1 if leg.role == "prefill" and o.route == "cell" else o.max_tokens
-    if leg.finish_reason == "length" and asked is not None and produced < asked:
-        full = context is not None and len(o.sent_ids) + produced >= context
-        if not full:
-            out.append((f"expected finish reason length at {asked} tokens only, found it after {produced}", None))
-    if leg.finish_reason == "stop" and leg.output_ids and leg.output_ids[-1] in leg.output_ids[:-1]:
-        out.append(
-            (
-                "expected the token that stopped the request once, at the end, found it earlier too",
-                leg.output_ids[-1],
-            )
-        )
+        yield f"expected finish reason stop or length, found {leg.finish_reason!r}"
+    asked = 1 if own_prefill else o.max_tokens
+    full = context is not None and len(o.sent_ids) + produced >= context
+    if leg.finish_reason == "length" and asked is not None and produced < asked and not full:
+        yield f"expected finish reason length at {asked} tokens only, found it after {produced}"
+
+
+def _step_problems(o: Observation, leg: Leg) -> Iterator[str]:
+    """Yield the contradictions between the verify steps of a response, its totals and its tokens."""
     spec = leg.speculation
-    if spec is not None:
-        counted = (len(spec.per_step_accepted), sum(spec.per_step_accepted), sum(spec.per_step_drafted))
-        if counted != (spec.num_steps, spec.num_accepted, spec.num_drafted):
-            out.append(("expected the per-step counts to add up to the request's totals, found another sum", None))
-        if any(a > d for a, d in zip(spec.per_step_accepted, spec.per_step_drafted, strict=False)):
-            out.append(("expected no step to accept more than it drafted, found one", None))
-        # The prefill gives the first token, and one more each time a preempted request is resumed.
-        prefilled = 1 + int(o.shared_counters.get(o.process_of(leg), {}).get("preemptions", 0))
-        # A step without drafts is not counted where a method may find none.
-        counts_all = not (o.drafts_filtered or spec.up_to)
-        if counts_all and sum(a + 1 for a in spec.per_step_accepted) < produced - prefilled:
-            out.append((f"expected the verify steps to account for {produced} output tokens, found fewer", None))
-    return out
+    if spec is None or leg.output_ids is None:
+        return
+    produced = len(leg.output_ids)
+    counted = (len(spec.per_step_accepted), sum(spec.per_step_accepted), sum(spec.per_step_drafted))
+    if counted != (spec.num_steps, spec.num_accepted, spec.num_drafted):
+        yield "expected the per-step counts to add up to the request's totals, found another sum"
+    if any(a > d for a, d in zip(spec.per_step_accepted, spec.per_step_drafted, strict=False)):
+        yield "expected no step to accept more than it drafted, found one"
+    # The prefill gives the first token, and one more each time a preempted request is resumed.
+    prefilled = 1 + int(o.shared_counters.get(o.process_of(leg), {}).get("preemptions", 0))
+    # A step without drafts is not counted where a method may find none.
+    counts_all = not (o.drafts_filtered or spec.up_to)
+    if counts_all and sum(a + 1 for a in spec.per_step_accepted) < produced - prefilled:
+        yield f"expected the verify steps to account for {produced} output tokens, found fewer"
 
 
 def finish_reason(cell: CellView) -> CheckResult:
@@ -231,27 +196,20 @@ def finish_reason(cell: CellView) -> CheckResult:
     cold = cell.history.of(cell.name.reference)
     findings: list[Finding] = []
     judged = 0
-    for key, o in cell.answered().items():
+    for key, (o, ours, output) in cell.answers().items():
         other = plain.get(key) or cold.get(o.prompt_id)
-        ours, theirs = o.final, other.final if other is not None else None
-        if ours is None:
-            continue
+        theirs = other.final if other is not None else None
         judged += 1
-        if other is None or theirs is None or (theirs.output_ids, other.max_tokens) != (ours.output_ids, o.max_tokens):
+        if other is None or theirs is None or (theirs.output_ids, other.max_tokens) != (output, o.max_tokens):
             # Checks of tokens report other tokens, which may end otherwise.
             continue
         if ours.finish_reason != theirs.finish_reason:
-            findings.append(
-                cell.finding(
-                    name,
-                    decide(Facts(change="differ", against="this run"))[0],
-                    "sampler",
-                    f"expected the request to end as on {cell.name.reference} of this run, for the reason "
-                    f"{theirs.finish_reason}, found {ours.finish_reason} with the same tokens",
-                    o,
-                    OfEngine(role=ours.role),
-                )
+            message = (
+                f"expected the request to end as on {cell.name.reference} of this run, for the reason "
+                f"{theirs.finish_reason}, found {ours.finish_reason} with the same tokens"
             )
+            verdict, _ = decide(Facts(change="differ", against="this run"))
+            findings.append(cell.finding(name, verdict, "sampler", message, o, OfEngine(role=ours.role)))
     return conclude(name, cell.id, judged, findings)
 
 
@@ -263,29 +221,24 @@ def _echoes(o: Observation) -> list[tuple[int, ...] | None]:
 def text_form(cell: CellView) -> CheckResult:
     """Check that a prompt sent as templated text gives the same output as when sent as ids."""
     name = "text-form"
-    ids = cell.answered("ids")
+    ids = cell.answers("ids")
     findings: list[Finding] = []
     judged = 0
-    for prompt_id, o in cell.answered("text").items():
+    for prompt_id, (o, _, ours) in cell.answers("text").items():
         twin = ids.get(prompt_id)
-        if twin is None or twin.final is None or o.final is None:
+        if twin is None:
             continue
         judged += 1
-        ours, theirs = o.final.output_ids or (), twin.final.output_ids or ()
+        theirs = twin.output
         if ours != theirs:
             at = common_prefix(ours, theirs)
             # If the engines saw equal ids, the form in which the prompt was sent is not to blame.
-            same = _echoes(o) == _echoes(twin) and None not in _echoes(o)
-            findings.append(
-                cell.finding(
-                    name,
-                    Verdict.REGRESSION,
-                    "target-kv" if same else "input",
-                    f"expected the same output for the prompt as text and as ids, found a difference at output token "
-                    f"{at}; "
-                    + ("the engines saw the same prompt ids both times" if same else "compare the echoed ids"),
-                    o,
-                    TextDifference(position=at, as_text=ours[at : at + 6], as_ids=theirs[at : at + 6]),
-                )
+            same = _echoes(o) == _echoes(twin.o) and None not in _echoes(o)
+            message = (
+                f"expected the same output for the prompt as text and as ids, found a difference at output token {at}; "
+                + ("the engines saw the same prompt ids both times" if same else "compare the echoed ids")
             )
+            damage: DamageClass = "target-kv" if same else "input"
+            difference = TextDifference(position=at, as_text=ours[at : at + 6], as_ids=theirs[at : at + 6])
+            findings.append(cell.finding(name, Verdict.REGRESSION, damage, message, o, difference))
     return conclude(name, cell.id, judged, findings)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.history.folder import History
-from harness.history.records import COUNTED, EngineRecord
+from harness.history.records import EngineRecord
 from harness.history.verdict import Verdict
 from harness.judging.evidence import CellView
 from harness.judging.findings import CheckResult, Finding, conclude
@@ -16,11 +16,6 @@ from harness.profiles.model import part_of
 NAME = "engine-as-asked"
 READ_BACK = ("model_runner", "attention_backend", "kv_blocks")
 """Settings of ``engine`` in a profile that an engine tells, by the name of both."""
-
-
-def applies(cell: CellView) -> bool:
-    """Return whether the record is of a version that reads these settings back; once for each cell."""
-    return cell.first_view and cell.record.plan != COUNTED and cell.record.state == "complete"
 
 
 def engine_as_asked(cell: CellView) -> CheckResult:

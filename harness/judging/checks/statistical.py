@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from harness.history.acceptance import by_step
 from harness.history.verdict import Verdict
-from harness.judging.checks.drafting import cell_steps
 from harness.judging.checks.model import (
     Column,
     Hits,
@@ -327,14 +326,13 @@ def _where(figures: HypothesisFigures) -> str:
 
 def _steps_since(cell: CellView, name: TestName) -> StepsBeside:
     """Return mean accepted drafts by step since the hand-off, of this cell and of its reference."""
-    ours = [s.accepted for s in cell_steps(cell).values()]
+    ours = [s.accepted for s in cell.steps().values()]
     if name == "acceptance-baseline":
-        lookup = cell.baselines.get(cell.lineup)
-        rows = lookup.baseline.by_prompt() if lookup is not None and lookup.baseline is not None else {}
+        rows = cell.rows(cell.lineup)
         theirs = [rows[o.prompt_id].accepted for o in cell.answered().values() if o.prompt_id in rows]
     else:
         single = cell.sibling("single")
-        theirs = [s.accepted for s in cell_steps(single).values()] if single is not None else []
+        theirs = [s.accepted for s in single.steps().values()] if single is not None else []
     return StepsBeside(found=tuple(by_step(ours)), reference=tuple(by_step(theirs)))
 
 

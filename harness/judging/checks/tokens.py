@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 from harness.history.records import Leg, Observation
 from harness.history.token_ids import Divergence, compare
-from harness.history.verdict import Verdict
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import OfEngine, TokenDifference
 from harness.judging.findings import CheckResult, Finding, conclude
-from harness.judging.near_ties import near_tie_nats, parting, plain_rows, rounding_nats, told_runner_ups
+from harness.judging.near_ties import near_tie_nats, parting, rounding_nats
 
 
 def _evidence(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...]) -> TokenDifference:
@@ -46,15 +45,13 @@ def tokens_reference(cell: CellView) -> CheckResult:
     """Check that tokens equal those of the no-speculation single engine in the same run and scenario."""
     name = "tokens-reference"
     reference = cell.history.of(cell.name.reference, scenario=cell.scenario)
-    rows = plain_rows(cell)
+    rows = cell.rows(cell.name.plain)
+    verdict, _ = decide(Facts(change="differ", against="this run"))
     findings: list[Finding] = []
     judged = 0
     ties: list[Leg | None] = []
-    for key, o in cell.answered().items():
+    for key, (o, _, output) in cell.answers().items():
         other = _final(reference.get(key))
-        leg = o.final
-        if leg is None or leg.output_ids is None:
-            continue
         if other is None or other.output_ids is None:
             message = f"expected an answer of {cell.name.reference} to compare with, found none"
             findings.append(cell.untested(name, message, o))
@@ -64,16 +61,9 @@ def tokens_reference(cell: CellView) -> CheckResult:
         if at is None or at.near_tie:
             ties += [other] if at is not None else []
             continue
-        findings.append(
-            cell.finding(
-                name,
-                decide(Facts(change="differ", against="this run"))[0],
-                cell.wrong_output,
-                _describe(at, leg.output_ids, other.output_ids, f"{cell.name.reference} of this run"),
-                o,
-                _evidence(at, leg.output_ids, other.output_ids),
-            )
-        )
+        message = _describe(at, output, other.output_ids, f"{cell.name.reference} of this run")
+        evidence = _evidence(at, output, other.output_ids)
+        findings.append(cell.finding(name, verdict, cell.wrong_output, message, o, evidence))
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
 
 
@@ -87,52 +77,39 @@ def prefill_token(cell: CellView) -> CheckResult:
     bitwise = cell.judging.tier == "bitwise"
     bound = near_tie_nats(cell) if bitwise else rounding_nats(cell)
     plain = cell.history.of(cell.name.reference, scenario=cell.scenario) if bitwise else {}
-    rows = plain_rows(cell) if bitwise else {}
+    rows = cell.rows(cell.name.plain) if bitwise else {}
     findings: list[Finding] = []
     judged = 0
-    for key, o in cell.answered().items():
-        prefill, leg, row = o.leg("prefill"), o.final, rows.get(o.prompt_id)
+    for key, (o, leg, output) in cell.answers().items():
+        prefill, row = o.leg("prefill"), rows.get(o.prompt_id)
         said, reference = (prefill.output_ids if prefill is not None else None), _final(plain.get(key))
-        if o.route != "cell" or prefill is None or not said or leg is None or not leg.output_ids:
+        if o.route != "cell" or prefill is None or not said or not output:
             continue
         judged += 1
-        references = (reference.output_ids if reference else None, row.output_ids if row else None, leg.output_ids)
+        references = (reference.output_ids if reference else None, row.output_ids if row else None, output)
         right = next(tokens[:1] for tokens in references if tokens)
         appended = len(cell.prompt_of(o, "prefill")) < len(o.sent_ids)
         if appended:
             right = o.sent_ids[-1:]
         if bitwise and not appended and (apart := _apart(o, prefill, leg)) > cell.judging.logprob_nats:
-            findings.append(
-                cell.finding(
-                    name,
-                    decide(Facts(change="differ", against="this run"))[0],
-                    "target-kv",
-                    f"expected the prefill engine to find its token as probable as D, which computes it anew from the "
-                    f"KV that it was handed, found {apart:.3g} nats between them",
-                    o,
-                    OfEngine(role="prefill"),
-                )
+            message = (
+                "expected the prefill engine to find its token as probable as D, which computes it anew from the KV "
+                f"that it was handed, found {apart:.3g} nats between them"
             )
+            verdict, _ = decide(Facts(change="differ", against="this run"))
+            findings.append(cell.finding(name, verdict, "target-kv", message, o, OfEngine(role="prefill")))
         at = compare(right, said[:1], prefill.top_gaps, bound, prefill.runner_ups if bitwise else None)
         if at is None or at.near_tie:
             continue
         gap = "an unknown distance" if at.gap is None else f"{at.gap:.2f} nats"
-        findings.append(
-            cell.finding(
-                name,
-                decide(Facts(change="differ", against="this run", few=not bitwise))[0],
-                "sampler",
-                f"expected the prefill engine's token to be {_place(appended)}, {right[0]}, found {said[0]}, "
-                f"which it prefers by {gap} (rounding is at most {bound:g})",
-                o,
-                OfEngine(role="prefill"),
-            )
+        place = "the last of D's prompt" if appended else "the first of the output"
+        message = (
+            f"expected the prefill engine's token to be {place}, {right[0]}, found {said[0]}, which it prefers by "
+            f"{gap} (rounding is at most {bound:g})"
         )
+        verdict, _ = decide(Facts(change="differ", against="this run", few=not bitwise))
+        findings.append(cell.finding(name, verdict, "sampler", message, o, OfEngine(role="prefill")))
     return conclude(name, cell.id, judged, findings)
-
-
-def _place(appended: bool) -> str:
-    return "the last of D's prompt" if appended else "the first of the output"
 
 
 def _apart(o: Observation, prefill: Leg, decode: Leg) -> float:
@@ -156,7 +133,7 @@ def _tie_note(ties: Sequence[Leg | None]) -> str:
     """Describe the near ties from the reference's answers to their prompts."""
     if not ties:
         return ""
-    untold = sum(not told_runner_ups(leg) for leg in ties)
+    untold = sum(leg is None or leg.runner_ups is None for leg in ties)
     which = f"; {untold} of them with any token, because the record does not name the runner-up" if untold else ""
     return f"{len(ties)} near ties of the reference, benign{which}"
 
@@ -164,23 +141,18 @@ def _tie_note(ties: Sequence[Leg | None]) -> str:
 def tokens_baseline(cell: CellView) -> CheckResult:
     """Check that tokens equal those recorded in the baseline of the no-speculation single engine."""
     name = "tokens-baseline"
-    lookup = cell.baselines.get(cell.name.plain)
-    if lookup is None or lookup.baseline is None:
-        reason = lookup.reason if lookup else "the no-speculation baseline was not looked up"
-        return conclude(name, cell.id, 0, [cell.finding(name, Verdict.UNKNOWN, "baseline", reason)])
-    rows = lookup.baseline.by_prompt()
+    baseline = cell.baseline_or_reason(cell.name.plain)
+    if isinstance(baseline, str):
+        return conclude(name, cell.id, 0, [cell.no_baseline(name, baseline)])
+    rows = baseline.by_prompt()
     references = cell.history.of(cell.name.reference, scenario=cell.scenario)
     findings: list[Finding] = []
     judged = 0
     ties: list[Leg | None] = []
-    for o in cell.answered().values():
-        leg, row = o.final, rows.get(o.prompt_id)
-        if leg is None or leg.output_ids is None:
-            continue
+    for o, _, output in cell.answers().values():
+        row = rows.get(o.prompt_id)
         if row is None:
-            findings.append(
-                cell.finding(name, Verdict.UNKNOWN, "baseline", "expected this prompt in the baseline, found no row", o)
-            )
+            findings.append(cell.no_baseline(name, "expected this prompt in the baseline, found no row", o))
             continue
         judged += 1
         wanted = row.output_ids[: o.max_tokens]
@@ -189,19 +161,24 @@ def tokens_baseline(cell: CellView) -> CheckResult:
         if at is None or at.near_tie:
             ties += [reference] if at is not None else []
             continue
-        findings.append(_not_as_recorded(cell, name, o, leg, reference, wanted, at))
+        findings.append(_not_as_recorded(cell, name, o, output, reference, wanted, at))
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
 
 
 def _not_as_recorded(
-    cell: CellView, name: str, o: Observation, leg: Leg, reference: Leg | None, wanted: tuple[int, ...], at: Divergence
+    cell: CellView,
+    name: str,
+    o: Observation,
+    output: tuple[int, ...],
+    reference: Leg | None,
+    wanted: tuple[int, ...],
+    at: Divergence,
 ) -> Finding:
     """Return the finding on tokens that are not those of the baseline.
 
     If the plain engine of this run gives the same tokens, the engine itself changed: DRIFT, unless the right answer is
     known to be another one.
     """
-    output = leg.output_ids or ()
     same = cell.id == cell.name.reference or (reference is not None and reference.output_ids == output)
     # In a scenario two cells may share the same damage, so only cold prompts can show a drift.
     together = cell.cold and same

@@ -152,7 +152,7 @@ def _shifted(cell: CellView, o: Observation, whole: int, cached: float, pulled: 
     )
     decode = o.leg("decode")
     counters = decode.counters if decode is not None else {}
-    return cell.finding(NAME, Verdict.REGRESSION, "target-kv", message, o, Counted(counters=counters))
+    return cell.wrong_kv(NAME, message, o, Counted(counters=counters))
 
 
 _OF_A_REQUEST = (
@@ -249,18 +249,14 @@ def _control(cell: CellView, o: Observation) -> list[Finding]:
     leg = o.leg("single")
     if leg is None:
         return []
-    moved = leg.external_tokens
-    if moved or leg.counters.get("nixl_bytes", 0):
-        return [
-            cell.untested(
-                NAME,
-                f"expected a local prefill in a single-engine control, found {moved:.0f} prompt tokens and "
-                f"{leg.counters.get('nixl_bytes', 0):.0f} bytes from outside; this cell is not a valid control",
-                o,
-                Counted(counters=leg.counters),
-            )
-        ]
-    return []
+    tokens, moved = leg.external_tokens, leg.counters.get("nixl_bytes", 0)
+    if not tokens and not moved:
+        return []
+    message = (
+        f"expected a local prefill in a single-engine control, found {tokens:.0f} prompt tokens and {moved:.0f} bytes "
+        "from outside; this cell is not a valid control"
+    )
+    return [cell.untested(NAME, message, o, Counted(counters=leg.counters))]
 
 
 def _leases(cell: CellView) -> list[Finding]:
@@ -305,14 +301,11 @@ def _late_request(cell: CellView, o: Observation) -> Finding:
 
 
 def _early_expiry(cell: CellView, o: Observation, expired: float) -> Finding:
-    return cell.finding(
-        NAME,
-        Verdict.REGRESSION,
-        "target-kv",
+    message = (
         f"expected P to keep its blocks until D has read them, found {expired:.0f} leases that expired before that: "
-        "D may have read blocks that P had given to other requests",
-        o,
+        "D may have read blocks that P had given to other requests"
     )
+    return cell.wrong_kv(NAME, message, o)
 
 
 def _never_pulled(o: Observation) -> bool:
@@ -345,21 +338,16 @@ def _stages(cell: CellView) -> list[Finding]:
             cached = min(cached, sum(cell.hit_of_any(cell.all_observations(), o) for o in members))
         wanted = sum(len(o.sent_ids) - 1 for o in members) - cached
         moved = counters.get("prompt_tokens_external_kv_transfer", counters.get("external_hits", 0.0))
-        transfers = counters.get("nixl_transfers", 0)
-        if moved < wanted or transfers < len(members) or not counters.get("nixl_bytes", 0):
-            findings.append(
-                cell.untested(
-                    NAME,
-                    f"expected {len(members)} NIXL transfers of {wanted:.0f} prompt tokens for requests sent together, "
-                    f"found {transfers:.0f} transfers, {moved:.0f} tokens and "
-                    f"{counters.get('nixl_bytes', 0):.0f} bytes",
-                    members[0],
-                    Counted(counters=counters),
-                )
+        transfers, whole = counters.get("nixl_transfers", 0), counters.get("nixl_bytes", 0)
+        if moved < wanted or transfers < len(members) or not whole:
+            message = (
+                f"expected {len(members)} NIXL transfers of {wanted:.0f} prompt tokens for requests sent together, "
+                f"found {transfers:.0f} transfers, {moved:.0f} tokens and {whole:.0f} bytes"
             )
+            findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
         findings += _failed(cell, members[0], counters)
         size = _bytes_per_block(cell)
-        if size is not None and counters.get("nixl_bytes", 0) % size:
+        if size is not None and whole % size:
             message = f"expected whole blocks of {size:.0f} bytes for requests sent together, found a part of one"
             findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
     return findings
@@ -369,26 +357,15 @@ def _failed(cell: CellView, o: Observation, counters: dict[str, float]) -> list[
     failed = counters.get("nixl_failed_transfers", 0) + counters.get("nixl_failed_notifications", 0)
     if not failed:
         return []
-    return [
-        cell.finding(
-            NAME,
-            Verdict.UNKNOWN,
-            "infrastructure",
-            f"expected no failed NIXL transfer or notification, found {failed:.0f}",
-            o,
-            Counted(counters=counters),
-        )
-    ]
+    message = f"expected no failed NIXL transfer or notification, found {failed:.0f}"
+    return [cell.finding(NAME, Verdict.UNKNOWN, "infrastructure", message, o, Counted(counters=counters))]
 
 
 def _hand_off(cell: CellView, o: Observation) -> list[Finding]:
     prefill, decode = o.leg("prefill"), o.leg("decode")
     if prefill is None or decode is None or not prefill.kv_transfer_params:
-        return [
-            cell.untested(
-                NAME, "expected both legs of a hand-off with P's parameters, found them incomplete: no KV moved", o
-            )
-        ]
+        message = "expected both legs of a hand-off with P's parameters, found them incomplete: no KV moved"
+        return [cell.untested(NAME, message, o)]
     return _parameters(cell, o, prefill) + (_movement(cell, o, decode) if o.concurrent == 1 else [])
 
 
@@ -418,83 +395,56 @@ def _local_prefill(o: Observation, decode: Leg) -> str:
 
 
 def _not_handed_off(cell: CellView, o: Observation, decode: Leg, why: str) -> Finding:
-    return cell.finding(
-        NAME,
-        Verdict.REGRESSION,
-        "routing",
+    message = (
         f"expected the router to hand {len(o.sent_ids)} prompt tokens from P to D, or to fail, found an answer with "
-        f"status {decode.status} and no hand-off: {why}; see the router's log and its command line",
-        o,
-        RouterCounted(counters=decode.counters, prefill_counters=o.shared_counters.get("prefill", {})),
+        f"status {decode.status} and no hand-off: {why}; see the router's log and its command line"
     )
+    counted = RouterCounted(counters=decode.counters, prefill_counters=o.shared_counters.get("prefill", {}))
+    return cell.finding(NAME, Verdict.REGRESSION, "routing", message, o, counted)
 
 
 def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     """Check P's parameters: the prompt's tokens, and per KV-cache group the blocks that they fill, or those of them
     that a sliding window leaves."""
     params = prefill.kv_transfer_params or {}
+    given = HandOffParameters(kv_transfer_params=params)
     held = len(cell.prompt_of(o, "prefill"))
     if params.get("do_remote_prefill") is not True or params.get("do_remote_decode") is not False:
         message = "expected P's parameters to tell D to pull (do_remote_prefill alone), found that they do not"
-        return [cell.untested(NAME, message, o, HandOffParameters(kv_transfer_params=params))]
+        return [cell.untested(NAME, message, o, given)]
     groups = params.get("remote_block_ids")
     count = params.get("remote_num_tokens", held)
     findings = []
     if not isinstance(groups, list) or not groups or not all(isinstance(g, list) and g for g in groups):
-        return [
-            cell.untested(
-                NAME, f"expected P to publish block ids per KV-cache group, found {groups!r}: nothing to pull", o
-            )
-        ]
+        message = f"expected P to publish block ids per KV-cache group, found {groups!r}: nothing to pull"
+        return [cell.untested(NAME, message, o)]
     if count != held:
-        findings.append(
-            cell.finding(
-                NAME,
-                Verdict.REGRESSION,
-                "target-kv",
-                f"expected P to publish KV of {held} tokens, found remote_num_tokens = {count}",
-                o,
-                HandOffParameters(kv_transfer_params=params),
-            )
-        )
+        message = f"expected P to publish KV of {held} tokens, found remote_num_tokens = {count}"
+        findings.append(cell.wrong_kv(NAME, message, o, given))
     if "remote_num_tokens" not in params:
         message = "expected P to say of how many tokens it publishes KV (remote_num_tokens), found nothing"
-        findings.append(cell.untested(NAME, message, o, HandOffParameters(kv_transfer_params=params)))
+        findings.append(cell.untested(NAME, message, o, given))
     size = cell.record.block_size
     allowed = sorted({published_blocks(int(count), size, window) for window in cell.record.windows})
     longest = max(range(len(groups)), key=lambda index: len(groups[index]))
     for index, group in enumerate(groups):
         if len({str(block) for block in group}) < len(group):
-            findings.append(
-                cell.finding(
-                    NAME,
-                    Verdict.REGRESSION,
-                    "target-kv",
-                    f"expected P to publish each block of KV-cache group {index} once, found one again: D reads the KV "
-                    "of other tokens there",
-                    o,
-                    HandOffParameters(kv_transfer_params=params),
-                )
+            message = (
+                f"expected P to publish each block of KV-cache group {index} once, found one again: D reads the KV of "
+                "other tokens there"
             )
+            findings.append(cell.wrong_kv(NAME, message, o, given))
         # The group with the most blocks has the layers that see most; which of the others has a window is not told.
         wanted = allowed[-1] if index == longest else min(allowed, key=lambda n: abs(n - len(group)))
         if len(group) != wanted:
-            findings.append(
-                cell.finding(
-                    NAME,
-                    Verdict.REGRESSION,
-                    "target-kv",
-                    f"expected P to publish {_wanted_words(int(count), size, wanted)} blocks in KV-cache group "
-                    f"{index}, found {len(group)}",
-                    o,
-                    PublishedBlocks(
-                        kv_transfer_params=params,
-                        group=index,
-                        expected_blocks=wanted,
-                        published_blocks=len(group),
-                    ),
-                )
+            message = (
+                f"expected P to publish {_wanted_words(int(count), size, wanted)} blocks in KV-cache group {index}, "
+                f"found {len(group)}"
             )
+            published = PublishedBlocks(
+                kv_transfer_params=params, group=index, expected_blocks=wanted, published_blocks=len(group)
+            )
+            findings.append(cell.wrong_kv(NAME, message, o, published))
     return findings
 
 
@@ -508,11 +458,8 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
     """Check that D received all prompt tokens but the last, which it recomputes, and those that it had cached."""
     counters = decode.counters
     if not counters:
-        return [
-            cell.untested(
-                NAME, "expected counters of the decode engine for this request, found none: no proof of a transfer", o
-            )
-        ]
+        message = "expected counters of the decode engine for this request, found none: no proof of a transfer"
+        return [cell.untested(NAME, message, o)]
     findings = []
     proof = {
         "bytes by NIXL": counters.get("nixl_bytes", 0),
@@ -521,14 +468,8 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
     }
     absent = [name for name, value in proof.items() if value <= 0]
     if absent:
-        findings.append(
-            cell.untested(
-                NAME,
-                f"expected proof that KV moved to D, found no {', no '.join(absent)}: D may have prefilled by itself",
-                o,
-                Counted(counters=counters),
-            )
-        )
+        message = f"expected proof that KV moved to D, found no {', no '.join(absent)}: D may have prefilled by itself"
+        findings.append(cell.untested(NAME, message, o, Counted(counters=counters)))
     elif missing := _tokens_missing(o, decode):
         findings.append(cell.untested(NAME, missing, o, Counted(counters=counters)))
     return findings + _failed(cell, o, counters)

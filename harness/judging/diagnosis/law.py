@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from harness.judging.findings import Law
 from harness.prompts.lengths import spills
 
+_MOST_LOOKAHEAD = 8
 
-def law_of_lengths(failed: Mapping[int, bool], block_size: int, most_lookahead: int = 8) -> Law | None:
+
+def law_of_lengths(failed: Mapping[int, bool], block_size: int) -> Law | None:
     """Return the simplest rule on prompt lengths that explains the failures; None if nothing failed.
 
     ``failed`` maps each tested length to whether it failed. Rules are tried in this order: all lengths; lengths above
@@ -32,9 +34,8 @@ def law_of_lengths(failed: Mapping[int, bool], block_size: int, most_lookahead: 
     exceptions = [n for n in good if n % block_size in residues]
     if exceptions:
         return _threshold_on_residues(bad, good, residues, block_size, tested)
-    named = _residue_text(residues, block_size)
     return Law(
-        text=f"fails if and only if {named}{_spill_text(residues, tested, block_size, most_lookahead)}",
+        text=f"fails if and only if {_residue_text(residues, block_size)}{_spill_text(residues, tested, block_size)}",
         residues=residues,
         modulus=block_size,
         tested=tested,
@@ -47,11 +48,11 @@ def _residue_text(residues: Sequence[int], block_size: int) -> str:
     return f"N mod {block_size} is one of {{{', '.join(map(str, residues))}}}"
 
 
-def _spill_text(residues: Sequence[int], tested: Sequence[int], block_size: int, most: int) -> str:
+def _spill_text(residues: Sequence[int], tested: Sequence[int], block_size: int) -> str:
     """Return a clause that says whether a lookahead of L slots needs an extra block exactly at these residues."""
     fits = [
         lookahead
-        for lookahead in range(1, min(most, block_size - 1) + 1)
+        for lookahead in range(1, min(_MOST_LOOKAHEAD, block_size - 1) + 1)
         if {r for r in tested if spills(r or block_size, block_size, lookahead)} == set(residues)
     ]
     untested = f"; {len(tested)} of {block_size} residues were tested"

@@ -38,15 +38,13 @@ def request_of(cell: CellView, o: Observation) -> Request | None:
     if leg is None or leg.output_ids is None:
         return None
     tokens = _reference_tokens(cell, o)
-    lookup = cell.baselines.get(cell.lineup)
-    row = lookup.baseline.by_prompt().get(o.prompt_id) if lookup and lookup.baseline else None
+    row = cell.rows(cell.lineup).get(o.prompt_id)
     return Request(o, leg, tokens, row.accepted if row else ())
 
 
 def _reference_tokens(cell: CellView, o: Observation) -> tuple[int, ...]:
     """Return the plain engine's tokens from the baseline, or else from this run; empty if neither has the prompt."""
-    lookup = cell.baselines.get(cell.name.plain)
-    row = lookup.baseline.by_prompt().get(o.prompt_id) if lookup and lookup.baseline else None
+    row = cell.rows(cell.name.plain).get(o.prompt_id)
     if row is not None:
         return row.output_ids[: o.max_tokens]
     if cell.id == cell.name.reference:
@@ -106,7 +104,7 @@ def _from_tokens(cell: CellView, r: Request) -> Location:
     wanted = sources(r.o.sent_ids, r.expected)
     if not is_copy(wanted):
         text = "the expected output does not repeat the prompt, so its tokens do not tell which block was read wrongly"
-        return Location(blocks=structure.blocks, of=count, shift=structure.shift, text=_join([structure.text, text]))
+        return _located(structure, count, [text])
     position = wanted[at] if at < len(wanted) else None
     read = repeated(sources(r.o.sent_ids, ours))
     missing = _missing_blocks([p for p in wanted if p is not None], read, size)
@@ -117,13 +115,24 @@ def _from_tokens(cell: CellView, r: Request) -> Location:
     seen.append(first)
     if position is not None:
         seen.append(_jump(sources(r.o.sent_ids, ours), at, position, size))
-    found = structure.blocks or missing or ((position // size,) if position is not None else ())
+    found = missing or ((position // size,) if position is not None else ())
+    return _located(structure, count, seen, found, position)
+
+
+def _located(
+    structure: _Structure,
+    count: int,
+    words: Sequence[str],
+    found: Sequence[int] = (),
+    position: int | None = None,
+) -> Location:
+    """Return a location: the blocks that the structural evidence names, or else those that were ``found``."""
     return Location(
-        blocks=tuple(found),
+        blocks=structure.blocks or tuple(found),
         of=count,
         shift=structure.shift,
         position=position,
-        text=_join([structure.text, *seen]),
+        text=_join([structure.text, *words]),
     )
 
 
@@ -188,22 +197,16 @@ def _from_logprobs(cell: CellView, o: Observation, moved: LogprobDifference) -> 
     structure = _structure(cell, o, count)
     if moved.logprob_position is None:
         text = "the tokens are right and only the smallest distance is known, so they do not tell which block moved"
-        return Location(blocks=structure.blocks, of=count, shift=structure.shift, text=_join([structure.text, text]))
+        return _located(structure, count, [text])
     origin = sources(o.sent_ids, (o.final.output_ids if o.final is not None else None) or ())
     seen = [f"the log-probs differ from output {moved.logprob_position} on"]
     if not is_copy(origin):
         seen.append("the output does not repeat the prompt, so they do not tell which block was read wrongly")
-        return Location(blocks=structure.blocks, of=count, shift=structure.shift, text=_join([structure.text, *seen]))
+        return _located(structure, count, seen)
     largest = max(change for _, change in moved.most)
     found = sorted({p // size for at, change in moved.most if change >= largest / 2 and (p := origin[at]) is not None})
     seen += [f"those that copy {name_blocks(found, count)} moved most, by up to {largest:.2g} nats"] if found else []
-    return Location(
-        blocks=structure.blocks or tuple(found),
-        of=count,
-        shift=structure.shift,
-        position=origin[moved.logprob_position],
-        text=_join([structure.text, *seen]),
-    )
+    return _located(structure, count, seen, found, origin[moved.logprob_position])
 
 
 class _Structure(NamedTuple):
@@ -215,15 +218,13 @@ class _Structure(NamedTuple):
 
 
 def _structure(cell: CellView, o: Observation, count: int) -> _Structure:
-    for part in (
-        _foreign_hit(cell, o),
-        _surplus(cell, o, count),
-        _nothing_moved(cell, o, count),
-        _cached_prefix(cell, o),
-    ):
-        if part is not None:
-            return part
-    return _Structure()
+    return (
+        _foreign_hit(cell, o)
+        or _surplus(cell, o, count)
+        or _nothing_moved(cell, o, count)
+        or _cached_prefix(cell, o)
+        or _Structure()
+    )
 
 
 def _surplus(cell: CellView, o: Observation, count: int) -> _Structure | None:

@@ -6,8 +6,6 @@ every interval. So they are named.
 
 from __future__ import annotations
 
-from harness.history.acceptance import real_steps
-from harness.history.records import Observation
 from harness.judging.evidence import CellView
 
 _STEPS = 8
@@ -20,16 +18,15 @@ _NAMED = 4
 def without_drafts(cell: CellView) -> str:
     """Return a sentence that names the answers none of whose drafts was accepted; empty when there are none."""
     answered = cell.answered()
-    drafted = [o.prompt_id for o in answered.values() if o.final is not None and real_steps(o.final) is not None]
-    lost = [o.prompt_id for o in answered.values() if _lost_drafts(o)]
+    drafted = cell.steps()
+    lost = [
+        answered[key].prompt_id
+        for key, steps in drafted.items()
+        if len(steps.accepted) >= _STEPS and not any(steps.accepted)
+    ]
     if not lost or len(lost) > _SHARE * len(drafted):
         return ""
     more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
     return (
         f"none of the drafts was accepted in {len(lost)} of {len(answered)} answers: {', '.join(lost[:_NAMED])}{more}"
     )
-
-
-def _lost_drafts(o: Observation) -> bool:
-    steps = real_steps(o.final) if o.final is not None else None
-    return steps is not None and len(steps.accepted) >= _STEPS and not any(steps.accepted)

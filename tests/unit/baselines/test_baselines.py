@@ -11,14 +11,14 @@ from harness.baselines.build import record_from, references_in, rows_from
 from harness.baselines.diff import diff
 from harness.baselines.lookup import Limits, differing, free_place, look_up, minor_distance, unused
 from harness.baselines.model import Again, Baseline
-from harness.baselines.store import COLUMNS, load_baseline, stored, with_rows, write_baseline
+from harness.baselines.store import load_baseline, stored, with_rows, write_baseline
 from harness.cli.app import app
 from harness.errors import DataError, UsageError
 from harness.history.folder import History
 from harness.prompts.model import PromptHeader, PromptSet
 from harness.util.byte_cache import ByteCache
 from harness.util.paths import REPOSITORY
-from tests.support.builders import change_final, history, identity, observation, provenance, rows, speculation
+from tests.support.builders import change_final, history, identity, observation, provenance, rows, speculation, with_run
 
 LIMITS = Limits(90, 2)
 STARTED = "2026-01-02T00:00:00+00:00"
@@ -59,7 +59,7 @@ def test_what_equal_runs_differ_by_survives_a_round_trip(tmp_path):
     assert loaded.header.summary["again"]["diverged"] == 1
 
 
-def test_runner_ups_and_gaps_survive_a_round_trip_and_older_files_lack_them(tmp_path):
+def test_runner_ups_and_gaps_survive_a_round_trip_and_files_without_them_are_refused(tmp_path):
     (row,) = rows([40], "none")
     told = row.model_copy(
         update={
@@ -73,9 +73,9 @@ def test_runner_ups_and_gaps_survive_a_round_trip_and_older_files_lack_them(tmp_
     write_baseline(path, identity(), provenance(), [told])
     assert load_baseline(path).rows == (told,)
     lines = path.with_suffix(".csv").read_text().splitlines()
-    older = "".join(",".join(line.split(",")[: len(COLUMNS)]) + "\n" for line in lines)
-    (loaded,) = with_rows(path, load_baseline(path).header, older).rows
-    assert loaded == told.model_copy(update={"gaps": (), "again": told.again.model_copy(update={"token": None})})
+    older = "".join(",".join(line.split(",")[:-2]) + "\n" for line in lines)
+    with pytest.raises(DataError, match=r"expected the columns .*again_token, gaps, found .*; record it again"):
+        with_rows(path, load_baseline(path).header, older)
 
 
 def test_committed_baselines_are_readable():
@@ -225,7 +225,7 @@ def run_of(lengths: list[int] = LENGTHS, methods: tuple[str, ...] = ("none", "ea
     made = history([observation(f"single-{m}", n) for m in methods for n in lengths])
     sent = changes.get("prompts_sha256", prompts().sha256)
     ids = {m: identity(m, prompts_sha256=sent).model_dump(mode="json") for m in methods}
-    return made.model_copy(update={"run": made.run.model_copy(update={"identities": ids, **changes})})
+    return with_run(made, **{"identities": ids, **changes})
 
 
 def test_record_writes_every_single_cell_and_says_what_is_new(tmp_path):

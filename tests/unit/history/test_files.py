@@ -134,18 +134,7 @@ def test_history_round_trip(tmp_path):
     assert load_history(tmp_path).model_copy(update={"sha256": None}) == h
 
 
-def test_torn_last_line_is_left_out_and_said(tmp_path):
-    h = recorded(tmp_path)
-    reseal(tmp_path, lambda r: r.update(finished=None))
-    with answers(tmp_path, "pd-eagle3").open("a") as stream:
-        stream.write('{"cell": "pd-eag')
-    loaded = load_history(tmp_path)
-    assert loaded.observations == h.observations
-    assert loaded.torn_line
-    assert answers(tmp_path, "pd-eagle3").read_text().endswith('{"cell": "pd-eag')
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"schema_version": 99}', '{"schema_version": 1}'])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"schema_version": 6}'])
 def test_damaged_run_file_is_refused(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(DataError):

@@ -14,10 +14,10 @@ from harness.history.parquet import write_parquet
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.util import json_io
-from harness.util.files import sha256_bytes, sha256_json
+from harness.util.files import sha256_json
 from tests.support.builders import history, lookups, observation
 from tests.support.reseal import reseal
-from tests.support.run_files import answers, in_one_file, write_observations
+from tests.support.run_files import answers, write_observations
 
 LENGTHS = [31, 32, 40, 64]
 
@@ -33,8 +33,8 @@ def recorded(folder: Path, parquet: bool = True) -> History:
     return made.model_copy(update={"own": False})
 
 
-def verdict(folder: Path, unsealed: bool = False) -> Verdict:
-    return judge(load_history(folder, unsealed=unsealed), lookups(LENGTHS)).verdict
+def verdict(folder: Path) -> Verdict:
+    return judge(load_history(folder), lookups(LENGTHS)).verdict
 
 
 def flip(path: Path, old: str, new: str) -> None:
@@ -67,8 +67,8 @@ def test_changed_digit_of_an_observation_is_found(tmp_path):
         ('"finished": "2026', '"finished": "2027'),
         ('"state": "complete"', '"state": "pending"'),
         ('"lines": 4', '"lines": 5'),
-        ('"schema_version": 6', '"schema_version": 2'),
         ('"schema_version": 6', '"schema_version": 3'),
+        ('"schema_version": 6', '"schema_version": 5'),
         ('"mutants": []', '"mutants": ["M1"]'),
     ],
 )
@@ -134,46 +134,48 @@ def test_end_without_a_seal_is_damage(tmp_path):
         load_history(tmp_path)
 
 
-def earlier(folder: Path, schema: int) -> Path:
-    """Make the run one of an earlier version, and return its file of observations."""
-    raw = json.loads((folder / "run.json").read_text())
-    lines = in_one_file(folder)
-    for key in ("seal", "record_sha256", *(("resumed", "kind", "came_to") if schema == 2 else ())):
-        raw.pop(key, None)
-    raw["schema_version"] = schema
-    del raw["plans"]
-    for cell in raw["cells"]:
-        del cell["plan"], cell["emptied_s"]
-    if schema == 3:
-        data = lines.read_bytes()
-        raw["seal"] = {"lines": data.count(b"\n"), "sha256": sha256_bytes(data), "parquet_sha256": None}
-        raw["record_sha256"] = sha256_json(raw)
-    (folder / "run.json").write_text(json.dumps(raw))
-    return lines
-
-
-@pytest.mark.parametrize("schema", [2, 3])
+@pytest.mark.parametrize("schema", [4, 5])
 def test_run_of_an_earlier_schema_is_judged(tmp_path, schema):
     made = recorded(tmp_path)
-    lines = earlier(tmp_path, schema)
-    bare = schema == 2
-    assert load_history(tmp_path, unsealed=bare).observations == made.observations
-    large = load_history(tmp_path, in_memory=0, unsealed=bare)
-    for cell in ("single-none", "single-eagle3", "pd-eagle3", "pd-mtp"):
-        assert large.in_order(cell) == made.in_order(cell)
-    assert verdict(tmp_path, bare) is Verdict.PASS
-    lines.unlink()
-    if schema == 3:
-        with pytest.raises(DataError, match="found no such file"):
-            load_history(tmp_path)
-    else:
-        assert verdict(tmp_path, bare) is Verdict.UNKNOWN
+
+    def earlier(raw: dict) -> None:
+        raw["schema_version"] = schema
+        for cell in raw["cells"]:
+            del cell["emptied_s"]
+            if schema == 4:
+                del cell["plan"]
+        if schema == 4:
+            del raw["plans"]
+
+    reseal(tmp_path, earlier)
+    loaded = load_history(tmp_path)
+    assert loaded.observations == made.observations
+    assert loaded.run.schema_version == SCHEMA
+    assert json.loads((tmp_path / "run.json").read_text())["schema_version"] == schema
+    assert verdict(tmp_path) is Verdict.PASS
 
 
-def test_changed_digit_of_schema_3_is_found(tmp_path):
+@pytest.mark.parametrize("schema", [1, 2, 3, 99, None, "6"])
+def test_run_of_an_unknown_schema_is_refused_with_what_to_do(tmp_path, schema):
     recorded(tmp_path)
-    flip(earlier(tmp_path, 3), '"usage_prompt_tokens":31', '"usage_prompt_tokens":30')
-    with pytest.raises(DataError, match=r"observations\.jsonl: .* changed or damaged"):
+    reseal(tmp_path, lambda r: r.update(schema_version=schema))
+    with pytest.raises(DataError, match=f"expected history schema 4 to 6, found {schema!r}; use the harness version"):
+        load_history(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("schema", "change", "found"),
+    [
+        (4, {}, "plans belong to schema 5"),
+        (5, {}, "emptied_s belongs to schema 6"),
+        (5, {"cells": [3]}, "shape of schema 5"),
+        (4, {"cells": None, "plans": {}}, "shape of schema 4"),
+    ],
+)
+def test_record_that_is_not_of_the_schema_it_names_is_damaged(tmp_path, schema, change, found):
+    recorded(tmp_path)
+    reseal(tmp_path, lambda r: r.update(schema_version=schema, **change))
+    with pytest.raises(DataError, match=f"is damaged: .*{found}"):
         load_history(tmp_path)
 
 

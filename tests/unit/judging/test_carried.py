@@ -14,6 +14,7 @@ from harness.judging.references import References, carry, known_of
 from harness.reports.judge_run import assess
 from harness.util.paths import recorded
 from tests.golden.oracle import BASELINES, RUNS
+from tests.support.builders import with_run
 
 
 @pytest.fixture
@@ -65,5 +66,5 @@ def test_known_defects_are_carried(folder: Path, tmp_path: Path):
     carry(history, References(BASELINES, listed))
     assert (folder / CARRIED_KNOWN).read_text() == listed.read_text()
     named = {**history.run.profile, "known_defects": "/elsewhere/mine.yaml"}
-    away = history.model_copy(update={"run": history.run.model_copy(update={"profile": named})})
+    away = with_run(history, profile=named)
     assert known_of(away) == folder / CARRIED_KNOWN

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from harness.history.verdict import Verdict
-from harness.judging.decision import TABLE, Facts, decide, table_lines
+from harness.judging.decision import TABLE, Facts, decide
 from harness.util.paths import REPOSITORY
 
 
@@ -66,4 +66,12 @@ def test_every_combination_has_a_verdict_and_no_change_beyond_chance_ever_passes
 
 def test_documentation_has_the_table_of_the_code():
     text = (REPOSITORY / "docs" / "verdicts.md").read_text(encoding="utf-8")
-    assert "\n".join(table_lines()) in text
+    names = Facts._fields
+    lines = [
+        f"| {' | '.join(n.replace('_', ' ') for n in names)} | verdict | because |",
+        "|" + "---|" * (len(names) + 2),
+    ]
+    for row in TABLE:
+        cells = [{True: "yes", False: "no"}.get(row.when.get(n, ""), row.when.get(n, "")) for n in names]
+        lines.append(f"| {' | '.join(cells)} | {row.verdict.value} | {row.why} |")
+    assert "\n".join(lines) in text

@@ -25,6 +25,8 @@ from tests.support.builders import (
     speculation,
     steps_for,
     view,
+    with_prefill,
+    with_run,
 )
 from tests.support.normal_tier import baselines, night
 
@@ -58,8 +60,7 @@ def test_full_context_ends_a_request_early():
     o = change_final(observation("single-none", 40, max_tokens=192), finish_reason="length")
     made = history([o])
     for context, verdict in ((40 + len(o.final.output_ids), Verdict.PASS), (512, Verdict.REGRESSION)):
-        profile = {**made.run.profile, "engine": {"max_model_len": context}}
-        full = made.model_copy(update={"run": made.run.model_copy(update={"profile": profile})})
+        full = with_run(made, profile={**made.run.profile, "engine": {"max_model_len": context}})
         assert responses.response_invariants(view(full, "single-none")).verdict is verdict
 
 
@@ -70,10 +71,6 @@ def test_other_tokens_may_end_otherwise():
 
 
 # --- P's own token ---------------------------------------------------------------------------------------------------
-
-
-def with_prefill(o: Observation, **changes: object) -> Observation:
-    return o.model_copy(update={"legs": (o.legs[0].model_copy(update=changes), o.legs[1])})
 
 
 def test_wrong_token_of_p_is_a_regression():
@@ -180,11 +177,10 @@ def test_recorded_bytes_are_whole_blocks(run):
 
 def test_wrong_answer_followed_by_a_right_one_is_unknown():
     right = observation("single-none", 40)
-    result = responses.complete(view(history([garbled(right), right]), "single-none"))
-    assert "expected one answer to this request, found 2" in result.findings[0].message
     made = history([garbled(right), right])
-    planned = made.run.cells[0].model_copy(update={"planned": 1})
-    made = made.model_copy(update={"run": made.run.model_copy(update={"cells": (planned,)})})
+    result = responses.complete(view(made, "single-none"))
+    assert "expected one answer to this request, found 2" in result.findings[0].message
+    made = with_run(made, cells=(made.run.cells[0].model_copy(update={"planned": 1}),))
     assert judge(made, lookups([40])).verdict is Verdict.UNKNOWN
 
 

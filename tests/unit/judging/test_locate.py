@@ -13,7 +13,16 @@ from harness.judging.diagnosis.location import name_blocks
 from harness.judging.diagnosis.sources import is_copy, sources
 from harness.prompts import probe_task
 from harness.prompts.lengths import spills
-from tests.support.builders import BLOCK, change_final, history, lookups, observation, prompt_ids, speculation
+from tests.support.builders import (
+    BLOCK,
+    change_final,
+    changed_rows,
+    history,
+    lookups,
+    observation,
+    prompt_ids,
+    speculation,
+)
 
 LENGTHS = [30, 31, 32, 33, 42, 62, 63, 64, 65, 96, 117]
 
@@ -215,14 +224,9 @@ def test_double_bos_is_an_input_damage_whatever_else_differs():
 
 def test_free_text_fills_what_the_evidence_gives_and_says_so():
     """The reference does not repeat its prompt: the surplus block is still named, the tokens tell nothing."""
-    baselines = lookups(LENGTHS)
-    free = tuple(range(400, 420))
-
-    def freed(lookup):
-        rows = tuple(r.model_copy(update={"output_ids": free}) for r in lookup.baseline.rows)
-        return lookup._replace(source=lookup.baseline.model_copy(update={"rows": rows}))
-
-    judgement = judge(history(cold("pd-eagle3", lookahead_defect)), {m: freed(b) for m, b in baselines.items()})
+    free = {"output_ids": tuple(range(400, 420))}
+    baselines = {method: changed_rows(lookup, lambda _: free) for method, lookup in lookups(LENGTHS).items()}
+    judgement = judge(history(cold("pd-eagle3", lookahead_defect)), baselines)
     text = " ".join(f.location.text for f in judgement.findings if f.location)
     assert "does not repeat the prompt" in text
     assert "shifted by 1 block" in text

@@ -15,7 +15,7 @@ from harness.judging.checks.logprobs import has_reference, logprobs_baseline, lo
 from harness.judging.checks.registry import judge
 from harness.judging.references import References, lookups_for
 from tests.golden.oracle import BASELINES, RUNS
-from tests.support.builders import LENGTHS, change_final, flawless, history, lookups, observation, view
+from tests.support.builders import LENGTHS, change_final, changed_rows, flawless, history, lookups, observation, view
 
 
 def moved(o: Observation, gap: float = -4.0, chosen: float = 0.0, tokens: range | None = None) -> Observation:
@@ -133,11 +133,7 @@ def test_single_engine_alone_is_not_drift():
 
 
 def with_gaps(gaps: tuple[float, ...]) -> dict[str, Lookup]:
-    found = lookups([40])
-    for method, lookup in found.items():
-        rows = tuple(r.model_copy(update={"gaps": gaps}) for r in lookup.baseline.rows)
-        found[method] = Lookup(lookup.baseline.model_copy(update={"rows": rows}), "")
-    return found
+    return {method: changed_rows(lookup, lambda _: {"gaps": gaps}) for method, lookup in lookups([40]).items()}
 
 
 def test_baseline_that_has_every_distance_locates_the_change():
@@ -163,10 +159,10 @@ def test_first_part_of_an_output_may_lack_the_smallest_distance():
     assert logprobs_baseline(view(history([below]), "pd-eagle3", lookups([40]))).verdict is Verdict.REGRESSION
 
 
-@pytest.mark.parametrize("run", ["pass", "resumed", "M4", "schema-2", "M3"])
+@pytest.mark.parametrize("run", ["pass", "resumed", "M4", "M3"])
 def test_recorded_logprobs_of_right_targets_stay_green(run):
     """Engines agreed bit for bit, also with a drafter that is damaged."""
-    made = load_history(RUNS / run, unsealed=run == "schema-2")
+    made = load_history(RUNS / run)
     judgement = judge(made, lookups_for(made, References(baselines=BASELINES)))
     found = {r.check: r.verdict for c in judgement.cells for r in c.results if r.check.startswith("logprobs")}
     assert found

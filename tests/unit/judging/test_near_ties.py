@@ -6,28 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from harness.baselines.lookup import Lookup
 from harness.baselines.model import Again, Row, noise_floor
 from harness.history.token_ids import compare
 from harness.history.verdict import Verdict
 from harness.judging.checks import tokens
 from harness.judging.checks.registry import judge
 from harness.judging.near_ties import near_tie_nats, rounding_nats
-from tests.support.builders import change_final, garbled, history, lookups, observation, view
+from tests.support.builders import change_final, changed_rows, garbled, history, lookups, observation, view
 from tests.support.normal_tier import baselines, night, noisy, scored
-
-
-def verdict(judgement, cell: str, check: str) -> Verdict:
-    (found,) = [r.verdict for c in judgement.cells if c.cell == cell for r in c.results if r.check == check]
-    return found
 
 
 def test_both_arms_of_a_test_are_held_to_the_bound_of_the_plain_engine():
     """All cells say the same tokens, one of which the plain engine dislikes by less than its own noise."""
     made = scored(night(stages=1), lambda o: 0.5)
     judgement = judge(made, noisy(baselines(), "none", [0.9] * 20))
-    assert verdict(judgement, "single-eagle3", "rescored") is Verdict.PASS
-    assert verdict(judgement, "pd-eagle3", "rescored") is Verdict.PASS
+    assert judgement.result("single-eagle3", "rescored").verdict is Verdict.PASS
+    assert judgement.result("pd-eagle3", "rescored").verdict is Verdict.PASS
 
 
 def test_noise_of_a_drafter_forgives_nothing():
@@ -35,7 +29,7 @@ def test_noise_of_a_drafter_forgives_nothing():
     made = scored(night(change=lambda o: garbled(o) if o.cell.startswith("pd") else o, stages=1), lambda o: 0.0)
     disliked = scored(made, lambda o: 0.5 if o.cell.startswith("pd") else 0.0)
     judgement = judge(disliked, noisy(baselines(), "eagle3", [0.9] * 20))
-    assert verdict(judgement, "pd-eagle3", "rescored") is Verdict.REGRESSION
+    assert judgement.result("pd-eagle3", "rescored").verdict is Verdict.REGRESSION
 
 
 def test_noise_floor_does_not_grow_with_the_number_of_prompts():
@@ -85,9 +79,8 @@ def test_gap_below_the_recorded_minimum_excuses_nothing():
     pair = history([garbled(observation("pd-none", 40)), lying])
     for check in (tokens.tokens_reference, tokens.tokens_baseline):
         assert check(view(pair, "pd-none", lookups([40]))).verdict is Verdict.REGRESSION
-    rows = [r.model_copy(update={"min_top_gap": 0.0}) for r in lookups([40])["none"].baseline.rows]
-    close = lookups([40])["none"].baseline.model_copy(update={"rows": tuple(rows)})
-    result = tokens.tokens_reference(view(pair, "pd-none", {"none": Lookup(close, "")}))
+    close = changed_rows(lookups([40])["none"], lambda _: {"min_top_gap": 0.0})
+    result = tokens.tokens_reference(view(pair, "pd-none", {"none": close}))
     assert result.verdict is Verdict.PASS
     assert "does not name the runner-up" in result.note
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.baselines.lookup import Lookup
-from harness.baselines.summary import counts
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks.hypothesis_tests import run_tests
@@ -16,22 +14,34 @@ from harness.judging.checks.registry import judge, tripped_tests
 from harness.judging.evidence import Evidence
 from harness.judging.findings import Judgement
 from harness.profiles.model import Judging
-from tests.support.builders import change_final, speculation
-from tests.support.normal_tier import FOUR, JUDGING, LENGTHS, again, baselines, better, night, outputs, recorded, worse
+from tests.support.builders import change_final, changed_rows
+from tests.support.normal_tier import (
+    FOUR,
+    JUDGING,
+    LENGTHS,
+    again,
+    baselines,
+    better,
+    night,
+    noisy,
+    outputs,
+    recorded,
+    worse,
+)
 
 
 def verdict(judgement: Judgement, cell: str, check: str) -> Verdict:
-    found = next(c for c in judgement.cells if c.cell == cell)
-    return next(r.verdict for r in found.results if r.check == check)
+    found = judgement.result(cell, check)
+    assert found is not None
+    return found.verdict
 
 
 def test_equal_night_passes_and_says_what_it_could_have_seen():
     judgement = judge(night(stages=1), baselines())
     assert judgement.verdict is Verdict.PASS
-    cell = next(c for c in judgement.cells if c.cell == "pd-eagle3")
-    by_check = {r.check: r for r in cell.results}
-    assert by_check.keys() >= {"acceptance-baseline", "acceptance-single", "first-step", "survival", "pooled"}
-    result = by_check["acceptance-baseline"]
+    for check in ("acceptance-single", "first-step", "survival", "pooled"):
+        assert verdict(judgement, "pd-eagle3", check) is Verdict.PASS
+    result = judgement.result("pd-eagle3", "acceptance-baseline")
     assert result.figures.p == 1.0
     # Equal arms leave the noise of the effect itself, and damage to a few prompts has to reach the level, too.
     assert result.figures.detectable_points > 0.5
@@ -122,14 +132,9 @@ def test_collapse_of_a_small_stratum_does_not_hide_behind_the_others():
 
 def test_near_ties_between_equal_runs_are_counted_by_the_same_rule():
     """Half of all requests part at ties, in both arms: no hard divergence anywhere."""
-    recorded_ties = baselines(close=((5, 0.01),))
-    for method in ("none", "eagle3"):
-        rows = tuple(
-            r.model_copy(update={"again": r.again.model_copy(update={"divergence": 5, "gap": 0.01})}) if i % 2 else r
-            for i, r in enumerate(recorded_ties[method].baseline.rows)
-        )
-        recorded_ties[method] = Lookup(recorded_ties[method].baseline.model_copy(update={"rows": rows}), "")
-    judgement = judge(night(change=parted(5, 0.01), stages=1), recorded_ties)
+    half = [0.01 if i % 2 else None for i in range(len(LENGTHS))]
+    ties = noisy(noisy(baselines(close=((5, 0.01),)), "none", half), "eagle3", half)
+    judgement = judge(night(change=parted(5, 0.01), stages=1), ties)
     assert verdict(judgement, "pd-eagle3", "survival") is Verdict.PASS
 
 
@@ -137,9 +142,7 @@ def test_pd_that_rounds_otherwise_and_is_right_is_no_regression():
     """Every P/D output parts at a near tie, and equal runs of the single engine never do."""
     judgement = judge(night(change=parted(5, 0.01), stages=1), baselines(close=((5, 0.01),)))
     assert judgement.verdict is Verdict.PASS
-    cell = next(c for c in judgement.cells if c.cell == "pd-eagle3")
-    note = next(r.note for r in cell.results if r.check == "survival")
-    assert "96 at a near tie, 0 between equal runs" in note
+    assert "96 at a near tie, 0 between equal runs" in judgement.result("pd-eagle3", "survival").note
 
 
 def test_holm_is_what_keeps_a_lone_small_p_from_failing(monkeypatch):
@@ -178,8 +181,7 @@ def test_change_below_the_floor_is_no_failure():
 def test_missing_baseline_and_missing_repetition_are_unknown():
     assert verdict(judge(night(stages=1), {}), "pd-eagle3", "acceptance-baseline") is Verdict.UNKNOWN
     once = baselines()
-    rows = tuple(r.model_copy(update={"again": None}) for r in once["none"].baseline.rows)
-    once["none"] = Lookup(once["none"].baseline.model_copy(update={"rows": rows}), "")
+    once["none"] = changed_rows(once["none"], lambda _: {"again": None})
     judgement = judge(night(stages=1), once)
     assert verdict(judgement, "single-none", "survival") is Verdict.UNKNOWN
     assert any("--repeat 2" in f.message for f in judgement.findings)
@@ -244,8 +246,7 @@ def test_cell_without_damage_has_no_finding_of_the_others():
     judgement = judge(made, baselines())
     assert verdict(judgement, "pd-none", "pooled") is Verdict.REGRESSION
     assert verdict(judgement, "pd-eagle3", "pooled") is Verdict.PASS
-    note = next(r.note for c in judgement.cells if c.cell == "pd-eagle3" for r in c.results if r.check == "pooled")
-    assert "other cells have more wrong answers" in note
+    assert "other cells have more wrong answers" in judgement.result("pd-eagle3", "pooled").note
 
 
 def test_too_few_pd_requests_to_show_what_they_share_are_unknown():
@@ -261,12 +262,7 @@ def test_without_pairs_nothing_is_pooled():
 
 
 def test_crash_of_the_pooled_test_is_unknown_and_hides_nothing(monkeypatch):
-    import harness.judging.checks.pooled as pooled
-
-    def crash(*_):
-        raise RuntimeError("boom")
-
-    monkeypatch.setattr(pooled, "_tested", crash)
+    monkeypatch.setattr("harness.judging.checks.pooled._tested", lambda *_: 1 / 0)
     judgement = judge(night(stages=1), baselines())
     assert verdict(judgement, "pd-eagle3", "pooled") is Verdict.UNKNOWN
     assert verdict(judgement, "pd-eagle3", "survival") is Verdict.PASS
@@ -282,8 +278,7 @@ def copied(o: Observation) -> Observation:
 
 def test_texts_are_the_unit_and_their_correlation_is_said():
     judgement = judge(night(pd=again, change=copied, stages=1), baselines())
-    cell = next(c for c in judgement.cells if c.cell == "pd-eagle3")
-    result = next(r for r in cell.results if r.check == "acceptance-baseline")
+    result = judgement.result("pd-eagle3", "acceptance-baseline")
     assert (result.figures.prompts, result.figures.texts) == (96, 17)
     assert "padded copies of a text correlate by" in result.note
 
@@ -296,16 +291,11 @@ def test_too_few_texts_are_unknown_however_many_prompts_they_make():
 
 
 def test_crashed_test_is_unknown_and_hides_nothing(monkeypatch):
-    import harness.judging.checks.hypothesis_tests as hypothesis_tests
-
-    def crash(*_):
-        raise RuntimeError("boom")
-
-    monkeypatch.setattr(hypothesis_tests, "_first_step", crash)
+    monkeypatch.setattr("harness.judging.checks.hypothesis_tests._first_step", lambda *_: 1 / 0)
     judgement = judge(night(stages=1), baselines())
     assert verdict(judgement, "pd-eagle3", "first-step") is Verdict.UNKNOWN
     assert verdict(judgement, "pd-eagle3", "acceptance-single") is Verdict.PASS
-    assert any("boom" in f.message for f in judgement.findings)
+    assert any("ZeroDivisionError" in f.message for f in judgement.findings)
 
 
 def test_judging_twice_gives_the_same_bytes():
@@ -329,9 +319,7 @@ def test_counters_stand_in_for_per_request_metrics():
     judgement = judge(night(change=without_metrics, stages=1), baselines())
     assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is Verdict.PASS
     assert verdict(judgement, "pd-eagle3", "first-step") is Verdict.UNKNOWN
-    cell = next(c for c in judgement.cells if c.cell == "pd-eagle3")
-    note = next(r.note for r in cell.results if r.check == "acceptance-baseline")
-    assert "padded first step was recognised" in note
+    assert "padded first step was recognised" in judgement.result("pd-eagle3", "acceptance-baseline").note
     dropped = judge(night(pd=worse, change=without_metrics, stages=1), baselines())
     assert verdict(dropped, "pd-eagle3", "acceptance-baseline") is Verdict.REGRESSION
 
@@ -355,8 +343,3 @@ def test_registered_number_does_not_depend_on_results():
     assert set(some) == set(none)
     single = RegisteredTest("pd-eagle3", "cold", "acceptance-single")
     assert some[single].adjusted == none[single].adjusted
-
-
-def test_speculation_helper_matches_counts():
-    assert counts((3, 0, 1), 3) == ((2, 1, 1), 3)
-    assert speculation((3, 0)).num_accepted == 3

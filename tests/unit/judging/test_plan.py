@@ -15,7 +15,7 @@ from harness.profiles.scenarios import Abandon
 from harness.workload.expected import lacking
 from harness.workload.prepare import prepare
 from harness.workload.rows import planned_rows
-from tests.support.builders import COUNTERS, change_final, engine, history, lookups, observation, view
+from tests.support.builders import COUNTERS, change_final, engine, history, lookups, observation, view, with_run
 from tests.support.run_files import write_observations
 
 LENGTHS = [31, 32, 40]
@@ -78,8 +78,7 @@ def test_missing_request_is_named_and_a_strange_one_does_not_replace_it():
 
 def test_record_that_does_not_say_what_was_planned_is_unknown():
     made = night()
-    cell = made.run.cells[0].model_copy(update={"plan": None})
-    made = made.model_copy(update={"run": made.run.model_copy(update={"cells": (cell,)})})
+    made = with_run(made, cells=(made.run.cells[0].model_copy(update={"plan": None}),))
     assert responses.complete(view(made, "pd-eagle3")).verdict is Verdict.UNKNOWN
 
 
@@ -156,9 +155,7 @@ def test_counter_that_nobody_counts_is_unknown_and_named():
         (tuple(set(COUNTERS) - {"nixl_expired"}), "nixl_expired"),
         (None, "does not say what it counts"),
     ):
-        made = night()
-        engines = tuple(engine("pd-eagle3", role, names=names) for role in roles)
-        made = made.model_copy(update={"run": made.run.model_copy(update={"engines": engines})})
+        made = with_run(night(), engines=tuple(engine("pd-eagle3", role, names=names) for role in roles))
         result = counters.counters_offered(view(made, "pd-eagle3"))
         assert result.verdict is Verdict.UNKNOWN
         assert any(words in m for m in messages(result))
@@ -166,11 +163,9 @@ def test_counter_that_nobody_counts_is_unknown_and_named():
 
 
 def test_version_that_is_known_to_lack_a_counter_is_not_blamed():
-    made = night()
     names = tuple(n for n in COUNTERS if not n.startswith("prompt_tokens_"))
     engines = tuple(engine("pd-eagle3", role, names=names) for role in ("prefill", "decode"))
-    lacking_it = {"engines": engines, "lacking": {"prompt tokens by source": "…"}}
-    made = made.model_copy(update={"run": made.run.model_copy(update=lacking_it)})
+    made = with_run(night(), engines=engines, lacking={"prompt tokens by source": "…"})
     assert counters.counters_offered(view(made, "pd-eagle3")).verdict is Verdict.PASS
 
 

@@ -8,14 +8,13 @@ from harness.history.surfaces import RESET_PREFIX_CACHE
 from harness.history.verdict import Verdict
 from harness.judging.checks import pools
 from harness.judging.checks.registry import judge
-from tests.support.builders import history, lookups, observation, view
+from tests.support.builders import history, lookups, observation, view, with_run
 
 
 def emptied(after, lacking=()):
     made = history([observation("pd-none", 40)])
     record = made.run.cells[0].model_copy(update={"emptied_s": after})
-    run = made.run.model_copy(update={"cells": (record,), "lacking": dict.fromkeys(lacking, "…")})
-    return made.model_copy(update={"run": run})
+    return with_run(made, cells=(record,), lacking=dict.fromkeys(lacking, "…"))
 
 
 @pytest.mark.parametrize(

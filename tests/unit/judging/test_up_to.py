@@ -15,6 +15,7 @@ from harness.judging.checks import drafting, responses
 from harness.judging.checks.registry import judge
 from tests.support.builders import (
     change_final,
+    changed_rows,
     history,
     identity,
     lookup,
@@ -57,12 +58,10 @@ def with_plain(observations: list[Observation]) -> list[Observation]:
 
 
 def baselines() -> dict[str, Lookup]:
-    recorded = lookup(list(LENGTHS), "ngram")
-    assert recorded.baseline is not None
-    found = tuple(r.model_copy(update={"accepted": ACCEPTED, "drafted": DRAFTED}) for r in recorded.baseline.rows)
+    steps = {"accepted": ACCEPTED, "drafted": DRAFTED}
     return {
         "none": lookup(list(LENGTHS)),
-        "ngram": Lookup(recorded.baseline.model_copy(update={"rows": found}), ""),
+        "ngram": changed_rows(lookup(list(LENGTHS), "ngram"), lambda _: steps),
     }
 
 

@@ -7,7 +7,7 @@ from harness.history.records import Leg
 from harness.history.verdict import Verdict
 from harness.judging.checks import transfer
 from harness.judging.checks.registry import judge
-from tests.support.builders import LENGTHS, change_final, history, lookups, observation, view
+from tests.support.builders import LENGTHS, change_final, history, lookups, observation, view, with_run
 
 MULTI = {
     "kv_connector": "MultiConnector",
@@ -24,11 +24,9 @@ def moved_by(connector: dict, lost: int = 0) -> History:
         kept["prompt_tokens_external_kv_transfer"] -= lost
         made += [change_final(o, counters=kept), observation("single-none", tokens)]
     found = history(made)
-    profile = {**found.run.profile, "engine": connector}
     legs = [o.model_copy(update={"legs": tuple(_without_nixl(leg) for leg in o.legs)}) for o in found.observations]
-    return found.model_copy(
-        update={"observations": tuple(legs), "run": found.run.model_copy(update={"profile": profile})}
-    )
+    found = found.model_copy(update={"observations": tuple(legs)})
+    return with_run(found, profile={**found.run.profile, "engine": connector})
 
 
 def _without_nixl(leg: Leg) -> Leg:

@@ -22,7 +22,7 @@ from harness.runner.options import RunOptions
 from harness.util.progress import Reporter
 from harness.workload.outputs import Outputs
 from harness.workload.prepare import narrowed, prepare
-from tests.support.builders import change_final, history, observation
+from tests.support.builders import change_final, history, observation, with_run
 
 AXES = {
     "runner": {"v1": {"engine": {"model_runner": "V1"}}, "v2": {"engine": {"model_runner": "V2"}}},
@@ -175,7 +175,7 @@ def test_second_stage_of_one_variant_belongs_to_the_run_of_all(tmp_path):
     """It has the identities of what failed alone."""
     identities = {"none+v1": {"target": "a"}, "none+v2": {"target": "b"}}
     made = history([observation("single-none+v1", 40)], folder=tmp_path)
-    first = made.model_copy(update={"run": made.run.model_copy(update={"identities": identities})})
+    first = with_run(made, identities=identities)
     (tmp_path / SECOND).mkdir()
     for lineup, target, belongs in (("none+v2", "b", True), ("none+v2", "c", False), ("none+v3", "b", False)):
         write_run(tmp_path / SECOND, made.run.model_copy(update={"identities": {lineup: {"target": target}}}))

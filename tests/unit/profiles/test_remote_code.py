@@ -17,7 +17,7 @@ from harness.reports.html import render_html
 from harness.reports.judge_run import assess
 from harness.reports.markdown import render_markdown
 from harness.util.files import model_hash
-from tests.support.builders import changed_profile, history, observation
+from tests.support.builders import changed_profile, history, observation, with_run
 from tests.support.engines import ENVIRONMENT
 
 
@@ -186,7 +186,7 @@ def test_recorded_permission_is_none_for_today():
 def test_reports_say_whose_code_ran(tmp_path):
     made = history([observation("single-none")], folder=tmp_path)
     profile = {**made.run.profile, "target": {"path": "/models/<b>m", "trust_remote_code": True}}
-    summary = assess(made.model_copy(update={"run": made.run.model_copy(update={"profile": profile})}))
+    summary = assess(with_run(made, profile=profile))
     assert "remote code: target /models/" in render_markdown(summary)
     page = render_html(summary)
     assert "remote code: target /models/&lt;b&gt;m" in page

@@ -10,7 +10,7 @@ from harness.judging.checks.registry import judge, judge_cell
 from harness.profiles.cells import CellName, all_cells, excluded_cells, make_plan, select_cells
 from harness.profiles.model import load_profile
 from harness.workload.prepare import prepare
-from tests.support.builders import changed_profile, history, lookups, observation, view
+from tests.support.builders import changed_profile, history, lookups, observation, view, with_run
 
 LENGTHS = (32, 40, 96)
 
@@ -85,7 +85,7 @@ def routed(tokens, asked=True, **changes):
 def run_of(*observations):
     made = history(list(observations), cells=["pd-eagle3-router"])
     cell = made.run.cells[0].model_copy(update={"route": "router"})
-    return made.model_copy(update={"run": made.run.model_copy(update={"cells": (cell,)})})
+    return with_run(made, cells=(cell,))
 
 
 def checks(*observations):
@@ -152,7 +152,7 @@ def test_direct_and_routed_cells_are_judged_side_by_side():
     single = [observation("single-eagle3", n, sequence=i) for i, n in enumerate(LENGTHS)]
     made = history([*direct, *single, *(routed(n) for n in LENGTHS)])
     cells = tuple(c.model_copy(update={"route": "router" if "router" in c.cell else "client"}) for c in made.run.cells)
-    made = made.model_copy(update={"run": made.run.model_copy(update={"cells": cells})})
+    made = with_run(made, cells=cells)
     judgement = judge(made, lookups(list(LENGTHS)))
     assert judgement.by_cell() == dict.fromkeys(("pd-eagle3", "single-eagle3", "pd-eagle3-router"), Verdict.PASS)
     compared = {c.cell for c in judgement.cells for r in c.results if r.check == "acceptance-single"}

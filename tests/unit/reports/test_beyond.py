@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from harness.errors import UsageError
 from harness.history.folder import write_run
@@ -15,7 +14,7 @@ from harness.reports.compare import compare_runs
 from harness.reports.trend import limit_for, load_trend, trend_of
 from harness.reports.trend_model import TrendRun
 from tests.support.builders import garbled, history, observation, speculation
-from tests.support.pages import Page
+from tests.support.pages import Page, printed
 from tests.support.run_files import write_observations
 
 LENGTHS = (32, 64, 96)
@@ -65,9 +64,7 @@ def test_what_differs_between_two_runs_is_named(tmp_path):
     html = render_comparison(found)
     Page(html).require_inert()
     assert "0.33.0" in html
-    console = Console(record=True, width=160)
-    print_comparison(found, console)
-    assert "2 of 3" in console.export_text()
+    assert "2 of 3" in printed(print_comparison, found)
 
 
 def test_runs_without_a_common_cell_are_refused(tmp_path):
@@ -97,9 +94,7 @@ def test_folder_of_runs_becomes_a_page(tmp_path):
     page = Page(render_trend(trend, tmp_path / "trend.html"))
     page.require_inert()
     assert [a["data-chart"] for _, a in page.elements if "data-chart" in a] == ["trend-eagle3"]
-    console = Console(record=True, width=160)
-    print_trend(trend, console)
-    assert "3 runs" in console.export_text()
+    assert "3 runs" in printed(print_trend, trend)
 
 
 def test_wrong_answers_are_added_up_over_the_runs_of_a_version(tmp_path):
@@ -128,9 +123,7 @@ def test_wrong_answers_are_added_up_over_the_runs_of_a_version(tmp_path):
     assert found["0.31.0", "P/D"].interval == pytest.approx((0, 1 - 0.025 ** (1 / 6)))
     text = Page(render_trend(trend, tmp_path / "trend.html"))
     text.require_inert()
-    console = Console(record=True, width=160)
-    print_trend(trend, console)
-    assert "vLLM 0.32.0, P/D: 2 wrong of 9 answers in 3 runs (2.8 to 60 % with 95 %)" in console.export_text()
+    assert "vLLM 0.32.0, P/D: 2 wrong of 9 answers in 3 runs (2.8 to 60 % with 95 %)" in printed(print_trend, trend)
 
 
 def test_tests_that_were_suspect_more_than_once_are_named():
@@ -140,9 +133,7 @@ def test_tests_that_were_suspect_more_than_once_are_named():
     ]
     found = trend_of(runs, 365)
     assert found.suspects == (("pd-eagle3 survival", 2),)
-    console = Console(record=True, width=160)
-    print_trend(found, console)
-    assert "pd-eagle3 survival: SUSPECT in 2 runs" in console.export_text()
+    assert "pd-eagle3 survival: SUSPECT in 2 runs" in printed(print_trend, found)
     assert "pd-eagle3 survival" in render_trend(found, Path("trend.html"))
 
 

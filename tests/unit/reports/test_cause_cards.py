@@ -15,7 +15,7 @@ from harness.reports.html import render_html
 from harness.reports.prompts import Place, place_of, prompts_of
 from harness.reports.summary import RunSummary, summarise_run
 from tests.support import runs
-from tests.support.builders import LENGTHS, flawless, garbled, history, lookups
+from tests.support.builders import LENGTHS, flawless, garbled, history, lookups, with_run
 from tests.support.pages import Page
 
 LAW = Law(
@@ -223,7 +223,7 @@ def unfinished(folder, **run) -> RunSummary:
         else c
         for c in made.run.cells
     )
-    made = made.model_copy(update={"run": made.run.model_copy(update={"cells": cells, "run_id": "night", **run})})
+    made = with_run(made, cells=cells, run_id="night", **run)
     return summarise_run(made, judge(made, lookups(LENGTHS)), lookups(LENGTHS))
 
 

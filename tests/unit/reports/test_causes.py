@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from rich.console import Console
 
 from harness.history.folder import History, load_history
 from harness.history.records import RESCORE
@@ -31,14 +30,10 @@ from tests.support.builders import (
     observation,
     steps_for,
     view,
+    with_run,
 )
 from tests.support.normal_tier import baselines, night, worse
-
-
-def printed(summary: RunSummary, width: int = 160) -> str:
-    console = Console(record=True, width=width)
-    print_summary(summary, console)
-    return console.export_text()
+from tests.support.pages import printed
 
 
 def of(h: History, **known) -> RunSummary:
@@ -61,7 +56,7 @@ def interrupted() -> History:
         else c
         for c in made.run.cells
     ]
-    return made.model_copy(update={"run": made.run.model_copy(update={"cells": tuple(records), "interrupted": True})})
+    return with_run(made, cells=tuple(records), interrupted=True)
 
 
 def test_interrupted_run_says_so_before_anything_else():
@@ -69,7 +64,7 @@ def test_interrupted_run_says_so_before_anything_else():
     assert summary.verdict is Verdict.UNKNOWN
     words = "Interrupted by the user (Ctrl-C) after 6 of 8 planned requests: 2 of 2 cells do not pass"
     assert summary.sentence.startswith(words)
-    text = printed(summary)
+    text = printed(print_summary, summary)
     assert text.index("interrupted by the user") < text.index("nothing tested")
     assert "harness repro" not in text
     html = render_html(summary)
@@ -81,13 +76,13 @@ def test_cell_that_ran_out_of_time_is_the_cause():
     made = interrupted()
     reason = "expected the requests of single-none to take at most 600 s (timeouts.cell), found them unfinished"
     cells = tuple(c.model_copy(update={"state": "failed", "reason": reason}) if c.reason else c for c in made.run.cells)
-    summary = of(made.model_copy(update={"run": made.run.model_copy(update={"cells": cells, "interrupted": False})}))
+    summary = of(with_run(made, cells=cells, interrupted=False))
     assert summary.sentence.startswith(f"Not recorded in full (6 of 8 planned requests): {reason} (1 of 2 cells): ")
 
 
 def test_recorded_interruption_shows_its_cause_and_counts_no_more_requests_than_there_were():
     summary = assess(load_history(RUNS / "interrupted"), References(baselines=BASELINES))
-    text = printed(summary)
+    text = printed(print_summary, summary)
     assert summary.sentence.startswith("Interrupted by the user (Ctrl-C) after ")
     assert "nothing tested in" not in text
     assert "harness repro" not in text
@@ -108,7 +103,7 @@ def test_broken_request_is_counted_among_those_asked():
 def test_wrong_answers_are_still_offered_a_repro():
     wrong = [change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "pd-none" else o for o in pair()]
     summary = of(history(wrong))
-    assert "reproduce the first: harness repro run pd-none/tokens-reference/p31/ids" in printed(summary)
+    assert "reproduce the first: harness repro run pd-none/tokens-reference/p31/ids" in printed(print_summary, summary)
     assert "Repro:" in render_html(summary)
 
 
@@ -129,16 +124,11 @@ def test_unknown_names_the_answers_that_are_garbage():
     """No test of three prompts can tell, but the gate per request does, and says which answer it is."""
     made = night(lengths=[40, 41, 42])
     scores = [score(o, 15.0 if o.prompt_id == "p41" else 0.0) for o in made.observations if o.cell == "pd-eagle3"]
-    made = made.model_copy(
-        update={
-            "observations": (*made.observations, *scores),
-            "run": made.run.model_copy(update={"rescore": True}),
-        }
-    )
+    made = with_run(made.model_copy(update={"observations": (*made.observations, *scores)}), rescore=True)
     summary = summarise_run(made, judge(made, baselines([40, 41, 42])))
     assert summary.judgement.by_cell()["pd-eagle3"] is Verdict.UNKNOWN
     named = "expected no output token of p41 that single-none dislikes by more than 3 nats"
-    for text in (printed(summary), render_markdown(summary), render_html(summary)):
+    for text in (printed(print_summary, summary), render_markdown(summary), render_html(summary)):
         assert named in " ".join(text.split())
 
 
@@ -197,7 +187,7 @@ def test_exposure_stands_in_every_report():
         "would have shown with 95 %"
     )
     assert summary.exposure == Exposure({"pd-none": 4, "single-none": 4})
-    for text in (printed(summary), render_markdown(summary), render_html(summary)):
+    for text in (printed(print_summary, summary), render_markdown(summary), render_html(summary)):
         assert words in " ".join(text.split())
     pd = of(history(pair(("pd-none",))))
     assert (
@@ -210,20 +200,10 @@ def test_answers_that_a_known_defect_excuses_are_not_exposed():
     wrong = [change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "pd-none" else o for o in pair()]
     judgement = judge(history(wrong), lookups(LENGTHS))
     assert exposure_of(judgement).by_cell == {"pd-none": 4, "single-none": 4}
-    cells = tuple(
-        c.model_copy(
-            update={
-                "results": tuple(
-                    r.model_copy(
-                        update={"findings": tuple(f.model_copy(update={"verdict": Verdict.KNOWN}) for f in r.findings)}
-                    )
-                    for r in c.results
-                )
-            }
-        )
-        for c in judgement.cells
-    )
-    assert exposure_of(judgement.model_copy(update={"cells": cells})).by_cell == {"pd-none": 0, "single-none": 4}
+    raw = judgement.model_dump(mode="json")
+    for found in (f for c in raw["cells"] for r in c["results"] for f in r["findings"]):
+        found["verdict"] = "KNOWN"
+    assert exposure_of(Judgement.model_validate(raw)).by_cell == {"pd-none": 0, "single-none": 4}
 
 
 # --- a suspect night --------------------------------------------------------------------------------------------------
@@ -242,7 +222,7 @@ def test_suspect_says_what_to_do_next(tmp_path):
     assert any(f.verdict is Verdict.SUSPECT for f in summary.judgement.findings)
     assert "harness run --profile test --cell pd-eagle3: failing there in another run is a finding" in summary.next_step
     assert "no earlier runs beside this one" in summary.next_step
-    for text in (printed(summary), render_markdown(summary), render_html(summary)):
+    for text in (printed(print_summary, summary), render_markdown(summary), render_html(summary)):
         assert "failing there in another run is a finding" in " ".join(text.split())
 
 

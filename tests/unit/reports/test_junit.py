@@ -14,16 +14,22 @@ from harness.judging.checks.registry import judge
 from harness.reports.junit import render_junit
 from harness.reports.summary import RunSummary, summarise_run
 from tests.support import runs
-from tests.support.builders import CELLS, LENGTHS, change_final, flawless, garbled, history, lookups, observation
+from tests.support.builders import (
+    CELLS,
+    LENGTHS,
+    change_final,
+    flawless,
+    garbled,
+    history,
+    lookups,
+    observation,
+    with_run,
+)
 from tests.support.junit import SCHEMA
 
 
 def summarise(h) -> RunSummary:
     return summarise_run(h, judge(h, lookups(LENGTHS)), lookups(LENGTHS))
-
-
-def with_run(h, **changes):
-    return h.model_copy(update={"run": h.run.model_copy(update=changes)})
 
 
 def green(_: Path) -> RunSummary:

@@ -11,14 +11,13 @@ from harness.reports import prompts
 from harness.reports.prompts import changes, page_data, prompts_of
 from harness.util.files import tokenizer_hash
 from harness.util.paths import REPOSITORY
-from tests.support.builders import LENGTHS, change_final, garbled, history, lookups, observation
+from tests.support.builders import LENGTHS, change_final, garbled, history, lookups, observation, with_run
 
 PAIR = ("pd-none", "single-none")
 
 
 def rows_of(observations: list, baselines: dict | None = None, **run):
-    h = history(observations)
-    h = h.model_copy(update={"run": h.run.model_copy(update=run)})
+    h = with_run(history(observations), **run)
     known = lookups(LENGTHS) if baselines is None else baselines
     return prompts_of(h, judge(h, known), known)
 
@@ -152,7 +151,7 @@ def test_right_tokens_do_not_pass_where_the_cell_as_a_whole_is_in_doubt():
     """A registered test without power, or a cell that was not asked to its end, says nothing of single requests."""
     made = history(pair())
     cells = tuple(c.model_copy(update={"planned": 9}) if c.cell == "pd-none" else c for c in made.run.cells)
-    made = made.model_copy(update={"run": made.run.model_copy(update={"cells": cells})})
+    made = with_run(made, cells=cells)
     found = prompts_of(made, judge(made, lookups(LENGTHS)), lookups(LENGTHS))
     assert {r.verdict for r in found.rows if r.place[0] == "pd-none"} == {Verdict.UNKNOWN}
     assert {e.symbol for e in found.by_length["pd-none"].values()} == {"="}

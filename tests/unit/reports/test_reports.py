@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote
 
 import pytest
-from rich.console import Console
 
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
@@ -31,8 +30,9 @@ from tests.support.builders import (
     history,
     lookups,
     observation,
+    with_run,
 )
-from tests.support.pages import Page
+from tests.support.pages import Page, printed
 from tests.support.self_tests import self_test
 
 HOSTILE = "</pre><script>alert(1)</script>\"'&\x00\x1b[31m‮ | `x` " + "y" * 500
@@ -79,18 +79,15 @@ def test_scenarios_and_diagnoses_are_shown_everywhere():
     suites = {s.get("name"): s for s in ET.fromstring(render_junit(summary)).findall("testsuite")}
     assert suites["pd-none"].get("failures") == "0"
     assert suites["pd-none.hit"].get("failures") == "1"
-    console = Console(record=True, width=160)
-    print_summary(summary, console)
-    text = console.export_text()
+    text = printed(print_summary, summary)
     assert "pd-none in hit" in text
     assert "block 1" in text
 
 
 def test_injected_mutant_is_stamped_on_every_report():
     summary = scenario_run(("M5b",))
-    console = Console(record=True, width=160)
-    print_summary(summary, console)
-    for text in (render_html(summary), render_markdown(summary), render_junit(summary), console.export_text()):
+    shown = printed(print_summary, summary)
+    for text in (render_html(summary), render_markdown(summary), render_junit(summary), shown):
         assert "INJECTED FAULT M5b" in text
 
 
@@ -226,13 +223,9 @@ def test_smallest_change_is_said_for_every_kind_of_comparison():
     h = history(flawless(), CELLS)
     alone = summarise_run(h, judge(h, {}), {})
     assert {s.text for s in alone.figures.smallest_changes} == {"unknown, because there is no baseline to compare with"}
-    profile = {**h.run.profile, "judging": {"tier": "normal"}}
-    normal = h.model_copy(update={"run": h.run.model_copy(update={"profile": profile})})
-    texts = {
-        s.text
-        for s in summarise_run(normal, judge(normal, lookups(LENGTHS)), lookups(LENGTHS)).figures.smallest_changes
-    }
-    assert not [t for t in texts if "one draft" in t]
+    normal = with_run(h, profile={**h.run.profile, "judging": {"tier": "normal"}})
+    found = summarise_run(normal, judge(normal, lookups(LENGTHS)), lookups(LENGTHS)).figures.smallest_changes
+    assert not [s for s in found if "one draft" in s.text]
 
 
 def test_counters_that_stood_still_are_told_from_those_never_read(bad):
@@ -258,12 +251,8 @@ def test_counters_of_requests_that_ran_together_say_so():
         else o
         for o in flawless()
     ]
-    assert (
-        dict(found_in(summarise(together), "pd-eagle3").sides[1].facts)[
-            "counted: NIXL bytes (of 6 concurrent requests)"
-        ]
-        == "500"
-    )
+    facts = dict(found_in(summarise(together), "pd-eagle3").sides[1].facts)
+    assert facts["counted: NIXL bytes (of 6 concurrent requests)"] == "500"
 
 
 def test_page_in_another_folder_links_to_what_lies_beside_the_run(tmp_path: Path):

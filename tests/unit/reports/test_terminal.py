@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from rich.console import Console
 
 from harness.history.folder import load_history
 from harness.judging.references import References
 from harness.reports.judge_run import assess
 from harness.reports.markdown import plain_cell
-from harness.reports.summary import RunSummary, cells_of, group_place, grouped_findings
+from harness.reports.summary import RunSummary, group_place, grouped_findings
 from harness.reports.terminal import print_summary
 from harness.util.text import counted, lasting
 from tests.golden.oracle import BASELINES, RUNS
+from tests.support.pages import printed
 
 RECORDED = ["M1", "M4", "M5a", "normal-tier", "interrupted", "merged", "known", "pass"]
 
@@ -24,17 +24,15 @@ def judged(name: str) -> RunSummary:
     return assess(load_history(RUNS / name), References(baselines=BASELINES))
 
 
-def printed(summary: RunSummary, width: int) -> list[str]:
-    console = Console(record=True, width=width, force_terminal=False)
-    print_summary(summary, console)
-    return console.export_text().splitlines()
+def lines_of(summary: RunSummary, width: int) -> list[str]:
+    return printed(print_summary, summary, width).splitlines()
 
 
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_cell_and_verdict_are_never_cut(name, width):
     summary = judged(name)
-    lines = printed(summary, width)
+    lines = lines_of(summary, width)
     (head,) = (n for n, line in enumerate(lines) if line.startswith("cell ") and "verdict" in line)
     rows = lines[head + 2 : head + 2 + min(8, len(summary.cells))]
     shown = {tuple(row.split()[:3:2]) for row in rows}
@@ -43,34 +41,33 @@ def test_cell_and_verdict_are_never_cut(name, width):
 
 
 def test_at_80_columns_the_table_says_where_it_fails_and_what_was_accepted():
-    row = next(line for line in printed(judged("M1"), 80) if line.startswith("pd-eagle3 "))
+    row = next(line for line in lines_of(judged("M1"), 80) if line.startswith("pd-eagle3 "))
     assert "12/21" in row and "sub-block" in row and "0.6471 0.5525 0.4958" in row and "baseline" not in row
-    assert "baseline 0.9169" in "\n".join(printed(judged("M1"), 160))
+    assert "baseline 0.9169" in "\n".join(lines_of(judged("M1"), 160))
 
 
 def test_the_summary_keeps_within_forty_lines_at_80_columns():
     for name in RECORDED:
-        assert len([line for line in printed(judged(name), 80) if len(line) <= 80]) <= 40, name
+        assert len([line for line in lines_of(judged(name), 80) if len(line) <= 80]) <= 40, name
 
 
 def test_a_group_over_several_cells_names_them():
     judgement = judged("interrupted").judgement
     first = grouped_findings(judgement)[0][0]
-    cells = cells_of(judgement, first)
-    assert len(cells) > 1 and group_place(judgement, first) == f"{cells[0]} and {len(cells) - 1} other cells"
-    assert any(
-        f"{cells[0]} and {len(cells) - 1} other cells: complete" in ln for ln in printed(judged("interrupted"), 80)
-    )
+    cells = {f.cell for f in judgement.findings if (f.check, f.reason) == (first.check, first.reason)}
+    place = f"{first.cell} and {len(cells) - 1} other cells"
+    assert len(cells) > 1 and group_place(judgement, first) == place
+    assert any(f"{place}: complete" in line for line in lines_of(judged("interrupted"), 80))
     alone = grouped_findings(judged("M1").judgement)[0][0]
     assert group_place(judged("M1").judgement, alone) == "pd-eagle3"
 
 
 def test_an_interrupted_run_says_how_to_go_on():
     long = "harness run --resume " + "x" * 100
-    assert f"go on: {long}" in printed(judged("interrupted")._replace(command=long), 80)
+    assert f"go on: {long}" in lines_of(judged("interrupted")._replace(command=long), 80)
     # A copy cannot be resumed, and a finished run need not be.
     for name in ("interrupted", "M1"):
-        assert not any("--resume" in line for line in printed(judged(name), 80))
+        assert not any("--resume" in line for line in lines_of(judged(name), 80))
 
 
 def test_a_line_is_cut_between_words():

@@ -7,7 +7,7 @@ import pytest
 from harness.history.folder import History
 from harness.history.verdict import Verdict
 from harness.reports.timeline import timeline_of
-from tests.support.builders import history, observation
+from tests.support.builders import history, observation, with_run
 
 CELLS = ("pd-none", "single-none")
 
@@ -23,7 +23,7 @@ def run(at: dict[str, list[float]], error: str = "", **cells) -> History:
         c.model_copy(update={"group": "g", "start_seconds": 5.0 if c.cell == "pd-none" else 0.0, **cells})
         for c in made.run.cells
     )
-    return made.model_copy(update={"run": made.run.model_copy(update={"cells": records})})
+    return with_run(made, cells=records)
 
 
 def test_engines_start_before_their_first_request_and_wait_between_cells():
@@ -67,5 +67,5 @@ def test_pause_of_the_whole_run_is_cut_short():
 def test_run_without_requests_has_no_lanes():
     h = run({})
     cells = tuple(c.model_copy(update={"start_seconds": 0.0}) for c in h.run.cells)
-    empty = timeline_of(h.model_copy(update={"run": h.run.model_copy(update={"cells": cells})}), {})
+    empty = timeline_of(with_run(h, cells=cells), {})
     assert (empty.lanes, empty.total_s) == ((), 0.0)

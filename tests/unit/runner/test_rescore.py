@@ -1,4 +1,4 @@
-"""Re-scoring, sampled prompts and runs of earlier versions, on hand-made records."""
+"""Re-scoring and sampled prompts, on hand-made records."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ import math
 import pytest
 
 from harness.engines.client import parse_completion
-from harness.errors import DataError, HandoffError
-from harness.history.folder import load_history, write_run
-from harness.history.layout import LINES
-from harness.history.migrations import SCHEMA, migrate
+from harness.errors import HandoffError
 from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
 from harness.judging.checks import preconditions, rescored
 from harness.judging.checks.registry import judge
 from harness.workload.outputs import Outputs
-from tests.support.builders import change_final, history, leg, lookup, lookups, observation, view
+from tests.support.builders import (
+    change_final,
+    changed_rows,
+    history,
+    leg,
+    lookup,
+    lookups,
+    observation,
+    view,
+    with_run,
+)
 
 LENGTHS = [31, 40, 65]
 CELLS = ["pd-eagle3", "single-eagle3", "single-none"]
@@ -50,7 +57,7 @@ def made(change=lambda o: o, gaps=None, scored=LENGTHS, error=None):
         if len(o.sent_ids) in scored:
             distinct.setdefault((o.prompt_id, output_key(o.final.output_ids)), score(o, gaps and gaps(o), error))
     h = history([*observations, *distinct.values()], CELLS)
-    return h.model_copy(update={"run": h.run.model_copy(update={"rescore": True})})
+    return with_run(h, rescore=True)
 
 
 def result(h, cell="pd-eagle3"):
@@ -100,7 +107,7 @@ def test_other_output_needs_a_score_of_its_own():
 
 def test_check_applies_only_where_the_run_was_asked_to():
     h = made()
-    off = h.model_copy(update={"run": h.run.model_copy(update={"rescore": False})})
+    off = with_run(h, rescore=False)
     names = {r.check for c in judge(off, lookups(LENGTHS)).cells for r in c.results}
     assert "rescored" not in names
 
@@ -165,54 +172,5 @@ SAMPLED = {"id": "sampled", "kind": "sampled", "prompts": ["p40"], "temperature"
 def test_sampling_is_judged_only_where_margins_force_every_token(temperature, gap, verdict):
     o = observation("single-none", 40, scenario="sampled", temperature=temperature)
     h = history([o], scenarios=[SAMPLED])
-    recorded = lookup([40])
-    rows = tuple(r.model_copy(update={"min_top_gap": gap}) for r in recorded.baseline.rows)
-    recorded = recorded._replace(source=recorded.baseline.model_copy(update={"rows": rows}))
+    recorded = changed_rows(lookup([40]), lambda _: {"min_top_gap": gap})
     assert preconditions.state_occurred(view(h, "single-none", {"none": recorded}, "sampled")).verdict is verdict
-
-
-# --- earlier versions ------------------------------------------------------------------------------------------------
-
-
-def test_run_of_the_first_schema_is_still_judged(tmp_path):
-    h = history([observation("single-none", n) for n in LENGTHS], folder=tmp_path)
-    write_run(tmp_path, h.run)
-    raw = json.loads((tmp_path / "run.json").read_text())
-    raw["schema_version"] = 1
-    raw["profile"]["judging"] = {"near_tie_nats": 0.02, "acceptance": "exact"}
-    raw["profile"]["engine"] = {"device": "cpu"}
-    raw["identities"] = {"none": {"method": "none"}}
-    for name in ("rescore", "seal", "record_sha256", "resumed", "kind", "came_to", "plans"):
-        raw.pop(name)
-    for cell in raw["cells"]:
-        del cell["plan"], cell["emptied_s"]
-    (tmp_path / "run.json").write_text(json.dumps(raw))
-    (tmp_path / LINES).write_text("".join(o.model_dump_json() + "\n" for o in h.observations))
-    with pytest.raises(DataError, match="record with a seal"):
-        load_history(tmp_path)
-    loaded = load_history(tmp_path, unsealed=True)
-    assert loaded.run.schema_version == SCHEMA
-    assert loaded.run.profile["judging"]["tier"] == "bitwise"
-    assert loaded.run.identities["none"]["hardware"] == "cpu"
-    assert judge(loaded, lookups(LENGTHS)).verdict is Verdict.PASS
-    assert json.loads((tmp_path / "run.json").read_text())["schema_version"] == 1
-
-
-def test_unknown_schema_is_refused(tmp_path):
-    h = history([observation("single-none", 40)], folder=tmp_path)
-    write_run(tmp_path, h.run)
-    raw = json.loads((tmp_path / "run.json").read_text())
-    for version, text in ((99, "found 99"), (None, "found None"), ("1", "found '1'")):
-        (tmp_path / "run.json").write_text(json.dumps({**raw, "schema_version": version}))
-        with pytest.raises(DataError, match=text):
-            load_history(tmp_path)
-    (tmp_path / "run.json").write_text(json.dumps({**raw, "schema_version": 1, "identities": [3]}))
-    with pytest.raises(DataError, match="damaged"):
-        load_history(tmp_path, unsealed=True)
-
-
-def test_migration_does_not_touch_its_argument():
-    raw = {"schema_version": 1, "profile": {"judging": {"acceptance": "exact"}}, "cells": [{"cell": "pd-none"}]}
-    before = json.dumps(raw)
-    assert migrate(raw)["schema_version"] == SCHEMA
-    assert json.dumps(raw) == before
