@@ -350,7 +350,7 @@ def test_self_test_and_aa_beside_the_run_are_panels(visitor: Visitor, pages: Pag
     panel.get_by_text("Kill matrix").click()
     expect(panel.get_by_role("row").nth(1)).to_be_visible()
     assert panel.get_by_role("link").first.evaluate("(a) => a.href").endswith("/selftest/report.html")
-    expect(page.locator("#aa")).to_contain_text("1 false alarms")
+    expect(page.locator("#aa")).to_contain_text("1 false alarm")
     page.locator("#aa summary").click()
     expect(page.locator("#aa")).to_contain_text("1 REGRESSION")
 

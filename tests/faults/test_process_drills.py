@@ -359,12 +359,12 @@ def test_a_pid_that_another_process_has_by_now_is_not_signalled(engine):
     assert all(lives(p) for p in live)
 
 
-def test_there_must_be_a_worker_to_kill(scene):
+def test_there_must_be_what_runs_the_model_to_kill(scene):
     call = FakeCall(lambda _: Answer(200, (), b"{}"))
     DRILLS["p-out-of-memory"].make(scene)(call)
     assert call.struck
     again = FakeCall(lambda _: Answer(200, (), b"{}"))
-    with pytest.raises(FaultError, match="called Worker"):
+    with pytest.raises(FaultError, match="that runs the model, found none"):
         DRILLS["p-out-of-memory"].make(scene)(again)
     assert not again.struck
 
