@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol, Self, cast, get_args
 from harness.engines.environment import EngineEnvironment
 from harness.engines.inventory import (
     Inventory,
+    claimed_gpus,
     describe,
-    gpu_inventory,
     jobs_of,
     local_inventory,
     sharing_note,
@@ -120,7 +120,7 @@ def lone_places(group: EngineGroup, profile: Profile, tell: Callable[[str], None
 
     Raises EngineStartError when they do not fit.
     """
-    inventory = gpu_inventory() if profile.engine.device == "gpu" else None
+    inventory = claimed_gpus() if profile.engine.device == "gpu" else None
     if inventory is None or not inventory.devices:
         return default_places(group.roles, profile.engine)
     plan = Plan(group.cells, (group,))

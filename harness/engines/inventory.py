@@ -13,12 +13,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from harness.errors import EngineStartError
 from harness.profiles.cells import Plan, start_expected_s
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import folder_of
 from harness.scheduling.gpus import VisibleDevice, visible_here, wait_given_back
 from harness.scheduling.links import Links, between, query_links
 from harness.scheduling.model import Device, EngineNeed, Job, Placement, PlacementRule
+from harness.supervision import gpus
 from harness.supervision.cores import claimed
 from harness.util import allowance
 from harness.util.text import counted
@@ -128,9 +130,28 @@ def gpu_inventory() -> Inventory:
     return Inventory(tuple(d.device for d in used), names, True, notes, gpus=used, links=links)
 
 
+def claimed_gpus() -> Inventory:
+    """Return the GPUs of ``gpu_inventory`` without those of other harnesses, and claim them until this process ends.
+
+    Raises EngineStartError when other harnesses have all of them.
+    """
+    found = gpu_inventory()
+    taken = gpus.claim(d.gpu.uuid for d in found.gpus)
+    if not taken:
+        return found
+    mine = tuple(d for d in found.gpus if d.gpu.uuid not in taken)
+    advice = "give each harness GPUs of its own with CUDA_VISIBLE_DEVICES, or wait for the end of the other one"
+    if not mine:
+        raise EngineStartError(
+            f"expected a GPU that no other harness has, found {counted(len(taken), 'GPU')} that others have; {advice}"
+        )
+    note = f"{len(taken)} of {len(found.gpus)} GPUs are left to another harness on this machine; {advice}"
+    return found._replace(devices=tuple(d.device for d in mine), gpus=mine, notes=(*found.notes, note))
+
+
 def local_inventory(profile: Profile) -> Inventory:
-    """Return the devices of this machine for the engines of a profile."""
-    return cpu_inventory(profile) if profile.engine.device == "cpu" else gpu_inventory()
+    """Return the devices of this machine for the engines of a profile; they are this process's until it ends."""
+    return cpu_inventory(profile) if profile.engine.device == "cpu" else claimed_gpus()
 
 
 def jobs_of(

@@ -299,9 +299,9 @@ def _found(path: Path, ledger: Ledger) -> Found:
 
 
 def _claim_files(folder: Path, kind: str) -> list[Path]:
-    """Return the claim files of a kind, ``port`` or ``core``."""
-    found = folder.glob(f"{kind}-*")
-    return sorted(p for p in found if p.name[len(kind) + 1 :].isdigit() and p.is_file() and not p.is_symlink())
+    """Return the claim files of a kind: ``port``, ``core`` or ``gpu``."""
+    found = (p for p in folder.glob(f"{kind}-*") if kind == "gpu" or p.name[len(kind) + 1 :].isdigit())
+    return sorted(p for p in found if p.is_file() and not p.is_symlink())
 
 
 def _lockable_claim_files(elsewhere: Sequence[Ledger], folder: Path) -> list[Path]:
@@ -311,7 +311,7 @@ def _lockable_claim_files(elsewhere: Sequence[Ledger], folder: Path) -> list[Pat
     """
     spared = {f"port-{port}" for ledger in elsewhere for port in ledger.ports}
     free = [p for p in _claim_files(folder, "port") if p.name not in spared]
-    return free + ([] if elsewhere else _claim_files(folder, "core"))
+    return free + ([] if elsewhere else [*_claim_files(folder, "core"), *_claim_files(folder, "gpu")])
 
 
 def survey() -> Survey:

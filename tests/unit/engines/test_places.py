@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +15,7 @@ import pytest
 from harness.engines import inventory as inventory_module
 from harness.engines.command import EngineCommand, build_command
 from harness.engines.executor import local_places, lone_places
-from harness.engines.inventory import cpu_inventory, jobs_of
+from harness.engines.inventory import cpu_inventory, jobs_of, local_inventory
 from harness.engines.places import LocalPlace, default_places
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineStartError
@@ -21,6 +23,7 @@ from harness.profiles.cells import make_plan, select_cells
 from harness.profiles.model import Profile, load_profile, merged
 from harness.scheduling.gpus import Gpu, visible_devices
 from harness.scheduling.model import EnginePlace, Placement
+from harness.supervision import gpus, procfs
 from harness.supervision.ports import claim, free_ports, release, trouble
 from harness.supervision.process import SupervisedEngine
 from tests.support.engines import ENVIRONMENT, option
@@ -110,6 +113,14 @@ def test_local_engines_have_a_core_each():
 GPUS = tuple(Gpu(n, f"GPU-{n}", "H100", 80.0, 0.0, "580.1") for n in range(3))
 
 
+@pytest.fixture
+def unclaimed(monkeypatch, tmp_path):
+    """GPUs that no other test has claimed."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(gpus, "_HELD", {})
+
+
+@pytest.mark.usefixtures("unclaimed")
 @pytest.mark.parametrize(
     ("cell", "count", "devices", "said"),
     [
@@ -131,6 +142,45 @@ def test_engines_that_are_no_runs_are_placed_on_gpus_as_those_of_a_run(monkeypat
     assert said in " ".join(told)
 
 
+OTHER = """
+import sys
+from harness.supervision import gpus
+print(gpus.claim(sys.argv[1:]), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.usefixtures("unclaimed")
+def test_gpus_of_another_harness_are_left_to_it(monkeypatch):
+    monkeypatch.setattr(inventory_module, "visible_here", lambda node: visible_devices(None, GPUS, node))
+    monkeypatch.setattr(inventory_module, "query_links", dict)
+
+    def other(*uuids: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", OTHER, *uuids]
+        started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert started.stdout.readline() == "[]\n"
+        return started
+
+    profile = load_profile("gpu")
+    first = other("GPU-0")
+    found = local_inventory(profile)
+    assert [d.gpu.uuid for d in found.gpus] == ["GPU-1", "GPU-2"] and len(found.devices) == 2
+    assert "1 of 3 GPUs are left to another harness" in found.notes[-1]
+    # Asked again, this process has what it has.
+    assert [d.gpu.uuid for d in local_inventory(profile).gpus] == ["GPU-1", "GPU-2"]
+    first.communicate()
+    assert not list(procfs.state_folder().glob("gpu-GPU-0"))
+    monkeypatch.setattr(gpus, "_HELD", {})
+    monkeypatch.setenv("TMPDIR", tempfile.mkdtemp(dir=os.environ["TMPDIR"]))
+    every = other("GPU-0", "GPU-1", "GPU-2")
+    with pytest.raises(EngineStartError, match="no other harness has, found 3 GPUs that others have; give each"):
+        local_inventory(profile)
+    every.kill()
+    every.communicate()
+    assert len(local_inventory(profile).gpus) == 3
+
+
+@pytest.mark.usefixtures("unclaimed")
 def test_a_pair_that_fits_on_no_gpu_is_not_started(monkeypatch):
     monkeypatch.setattr(inventory_module, "visible_here", lambda node: visible_devices(None, GPUS[:2], node))
     monkeypatch.setattr(inventory_module, "query_links", dict)
