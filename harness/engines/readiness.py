@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
@@ -39,8 +39,8 @@ class Readiness:
         self.seconds: dict[Role, float] = {}
         """Seconds from the start of each engine until it was ready."""
 
-    def wait(self, deadline: float, ready: Callable[[Role], object]) -> None:
-        """Wait until every engine is ready and refuses requests without the key.
+    def wait(self, deadline: float, ready: Callable[[Role], object], roles: Collection[Role]) -> None:
+        """Wait until these engines are ready and refuse requests without the key.
 
         ``deadline`` is in ``time.monotonic()``. ``ready`` is called with each engine that is, so that its threads that
         poll can leave the core on which another one is still loading its model.
@@ -48,7 +48,7 @@ class Readiness:
         Raises EngineStartError when one is not ready in time or another server took its port, EngineDiedError when one
         ends, MutantRefusedError when a mutant ended it.
         """
-        waiting = list(self._launcher.processes)
+        waiting = list(roles)
         while waiting:
             self._require_alive()
             for role in [r for r in waiting if self.is_ready(r)]:

@@ -92,9 +92,9 @@ class EngineGroupSession:
         begun = time.monotonic()
         deadline = begun + self.profile.timeouts.start
         self._launcher.start(self._environment, self._mutation, self._places)
-        self._readiness.wait(deadline, self._settle_threads)
+        self._readiness.wait(deadline, self._settle_threads, self.roles)
         self._readiness.send_first_requests(deadline)
-        self._settle_threads(*self._launcher.processes)
+        self._settle_threads(*self.roles)
         self._readiness.warm_up_hand_off(self._exchange)
         # Again, because the threads that poll may not have been able to do so before.
         self._settle_threads(*self._launcher.processes)
@@ -122,7 +122,8 @@ class EngineGroupSession:
         begun = time.monotonic()
         self._report_left_over(self._launcher.restart(role))
         deadline = begun + self.profile.timeouts.start
-        self._readiness.wait(deadline, self._settle_threads)
+        # The threads of the others were settled when they had used little time, by which those that poll are told.
+        self._readiness.wait(deadline, self._settle_threads, (role,))
         self._readiness.send_first_requests(deadline)
         self._settle_threads(role)
         self._exchange.kept_by_p = 0

@@ -20,6 +20,17 @@ def _name(core: int) -> str:
     return f"core-{core}"
 
 
+def claim_file(name: str, what: str, folder: Path | None = None) -> int | None:
+    """Lock the file of a claim, by default in the folder of ledgers; return its descriptor, or None if others hold it.
+
+    Raises EngineStartError, naming ``what`` is claimed, when there is no folder for claims.
+    """
+    try:
+        return file_lock.claim((folder or procfs.state_folder()) / name)
+    except OSError as error:
+        raise EngineStartError(f"expected to claim {what} for an engine, but that failed: {error}") from error
+
+
 class Cores:
     """The cores of one engine, claimed by locks on files.
 
@@ -47,10 +58,7 @@ class Cores:
         return tuple(claimed)
 
     def _lock(self, core: int) -> bool:
-        try:
-            handle = file_lock.claim((self._folder or procfs.state_folder()) / _name(core))
-        except OSError as error:
-            raise EngineStartError(f"expected to claim core {core} for an engine, but that failed: {error}") from error
+        handle = claim_file(_name(core), f"core {core}", self._folder)
         if handle is None:
             return False
         self._held.append(handle)

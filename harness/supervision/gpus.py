@@ -10,9 +10,8 @@ import atexit
 import os
 from collections.abc import Iterable
 
-from harness.errors import EngineStartError
 from harness.supervision import procfs
-from harness.util import file_lock
+from harness.supervision.cores import claim_file
 
 _HELD: dict[str, int] = {}
 """Descriptors of the claims of this process, by UUID."""
@@ -27,10 +26,7 @@ def claim(uuids: Iterable[str]) -> list[str]:
     for uuid in uuids:
         if uuid in _HELD:
             continue
-        try:
-            handle = file_lock.claim(procfs.state_folder() / f"gpu-{uuid.replace('/', '_')}")
-        except OSError as error:
-            raise EngineStartError(f"expected to claim {uuid} for engines, but that failed: {error}") from error
+        handle = claim_file(f"gpu-{uuid.replace('/', '_')}", uuid)
         if handle is None:
             taken.append(uuid)
             continue

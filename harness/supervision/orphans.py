@@ -23,7 +23,7 @@ from harness.errors import EnvironmentFault
 from harness.supervision import ports, procfs
 from harness.supervision import runtime_dir as scratch
 from harness.supervision.procfs import Process, Segment
-from harness.supervision.supervisor import FORMAT, TRACKERS_S
+from harness.supervision.supervisor import FORMAT
 from harness.util import file_lock
 
 _KILL_S = 30.0
@@ -217,17 +217,9 @@ def _ends(supervisor: Process) -> bool:
 
 
 def _kill(ledger: Ledger, done: list[str]) -> tuple[set[int], list[str]]:
-    """Kill the processes of a tree and any others of it that appear, Python's resource trackers last; return the pids
-    that were killed, and descriptions of those that survive."""
-    killed: set[Process] = set()
-    begun = time.monotonic()
-    while (living := ledger.living()) and time.monotonic() - begun < _KILL_S:
-        late = time.monotonic() - begun > TRACKERS_S
-        for one in living:
-            if late or not procfs.tracks_resources(one.pid):
-                procfs.send(one, signal.SIGKILL)
-                killed.add(one)
-        time.sleep(_POLL_S)
+    """Kill the processes of a tree and any others of it that appear; return the pids that were killed, and descriptions
+    of those that survive."""
+    killed, living = procfs.kill_all(ledger.living, _KILL_S, lambda: time.sleep(_POLL_S))
     done += [f"killed process {p.pid} of {ledger.name}" for p in sorted(killed - set(living))]
     return {p.pid for p in killed}, [f"process {p.pid} of {ledger.name}, which cannot be killed" for p in living]
 

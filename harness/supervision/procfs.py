@@ -13,8 +13,9 @@ import os
 import re
 import signal
 import stat
+import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -31,6 +32,8 @@ _OF_ENGINES = re.compile(r"(nccl-|cuda\.shm\.|ucx_shm_posix_|vllm_(mm|offload|ec
 _SLACK_S = 0.1
 """Seconds by which the clock of files may be behind."""
 _TRACKER = b"multiprocessing.resource_tracker"
+_TRACKERS_S = 2.0
+"""Time that Python's resource trackers get to remove what killed processes left."""
 _MACHINE_ID = Path("/etc/machine-id")
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """``PROC_PID_INIT_INO`` of Linux: the machine's initial pid namespace, in which every process is visible."""
@@ -178,6 +181,27 @@ def tracks_resources(pid: int) -> bool:
         return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+def kill_all(
+    find: Callable[[], Collection[Process]], limit_s: float, pause: Callable[[], object]
+) -> tuple[set[Process], Collection[Process]]:
+    """Kill the processes that ``find`` returns until it returns none, for at most ``limit_s``; ``pause`` is called
+    between. Return those that were killed and those that are left.
+
+    Python's resource trackers come last, because they remove the semaphores and shared memory of the others, and end by
+    themselves.
+    """
+    killed: set[Process] = set()
+    begun = time.monotonic()
+    while (left := find()) and time.monotonic() - begun < limit_s:
+        late = time.monotonic() - begun > _TRACKERS_S
+        for one in left:
+            if late or not tracks_resources(one.pid):
+                send(one, signal.SIGKILL)
+                killed.add(one)
+        pause()
+    return killed, left
 
 
 def boot() -> str:

@@ -30,7 +30,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,6 @@ _ORPHANS_S = 2.0
 """Time that children get to end by themselves, and to log the reason, after the first process has ended."""
 _KILL_S = 30.0
 """Time after which a process counts as one that cannot be killed, because it hangs in the kernel."""
-TRACKERS_S = 2.0
-"""Time that Python's resource trackers get to remove what killed processes left."""
 FORMAT = 4
 
 
@@ -75,6 +73,11 @@ def reap() -> dict[int, int]:
                 break
             ended[pid] = os.waitstatus_to_exitcode(status)
     return ended
+
+
+def _pause() -> None:
+    time.sleep(0.02)
+    reap()
 
 
 def reply(**fields: object) -> None:
@@ -132,6 +135,8 @@ class Tree:
         self._engine: Process | None = None
         self._scanned = 0.0
         self._trouble = ""
+        self._give_up_at = 0.0
+        """When remaining processes count as ones that cannot be killed; 0 before the first kill."""
         self._write()
 
     def _write(self) -> None:
@@ -205,25 +210,22 @@ class Tree:
         found = {Process(pid, table[pid].start) for pid in procfs.below([os.getpid()], table)}
         return found | {m for m in self._members if m.pid in table and table[m.pid].start == m.start}
 
-    def kill(self) -> None:
-        """Kill every descendant, including those that are started meanwhile; Python's resource trackers last, because
-        they remove the semaphores and shared memory of the others, and end by themselves."""
-        begun = time.monotonic()
-        while (left := self._living()) and time.monotonic() - begun < _KILL_S:
-            self._members |= left
-            self.pids |= {one.pid for one in left}
-            late = time.monotonic() - begun > TRACKERS_S
-            for one in left:
-                if late or not procfs.tracks_resources(one.pid):
-                    procfs.send(one, signal.SIGKILL)
-            time.sleep(0.02)
-            reap()
+    def kill(self) -> Collection[Process]:
+        """Kill every descendant, including those that are started meanwhile; return those that cannot be killed."""
+        self._give_up_at = self._give_up_at or time.monotonic() + _KILL_S
+        return procfs.kill_all(self._seen, self._give_up_at - time.monotonic(), _pause)[1]
+
+    def _seen(self) -> set[Process]:
+        """Return the living processes of the tree, and remember them."""
+        living = self._living()
+        self._members |= living
+        self.pids |= {one.pid for one in living}
+        return living
 
     def end(self) -> None:
         """Kill the tree, remove what it created, report what is left, and remove the ledger if nothing is."""
-        self.kill()
         name = self._request["about"].get("name")
-        left = [f"process {p.pid} of {name}, which cannot be killed" for p in self._living()]
+        left = [f"process {p.pid} of {name}, which cannot be killed" for p in sorted(self.kill())]
         removed = []
         try:
             removed = procfs.remove_abandoned(self._request["about"]["started"], self.pids)

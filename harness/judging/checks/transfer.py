@@ -173,9 +173,10 @@ def _one_p(cell: CellView) -> list[Finding]:
         return []
     names = [json.dumps(_without_request(params), sort_keys=True) for _, _, params in named]
     lives = [cell.restarts_before(o) for o, _, _ in named]
+    usual_of = {life: statistics.mode(n for n, of in zip(names, lives, strict=True) if of == life) for life in {*lives}}
     findings = []
     for (o, leg, params), name, life in zip(named, names, lives, strict=True):
-        usual = statistics.mode(n for n, of in zip(names, lives, strict=True) if of == life)
+        usual = usual_of[life]
         cached = params.get("remote_prefill_cached_tokens")
         wrong = []
         if name != usual:
