@@ -67,8 +67,7 @@ def request_body(prompt: Sequence[int] | str, sampling: Sampling, model: str = M
 
 class Client:
     """The client of one engine. It keeps the last counter snapshot, so that each request costs one scrape. Timeouts
-    are limits of whole exchanges, from the first byte out to the last byte in.
-    ``up_to`` says that the engine drafts up to k tokens a step (``Speculation.up_to``)."""
+    are limits of whole exchanges, from the first byte out to the last byte in."""
 
     def __init__(
         self,
@@ -77,10 +76,8 @@ class Client:
         timeout_s: float,
         key: ApiKey | None = None,
         model: str = MODEL_NAME,
-        up_to: bool = False,
     ) -> None:
         self.role: Role = role
-        self._up_to = up_to
         self.model = model
         """The name under which the engine serves its model."""
         self.url = url
@@ -206,8 +203,6 @@ class Client:
         leg = parse_completion(
             role, request_id, response.status_code, _text(response), seconds, rescore_from, self.model
         )
-        if self._up_to and leg.speculation is not None:
-            leg = leg.model_copy(update={"speculation": leg.speculation.model_copy(update={"up_to": True})})
         if not count:
             return leg
         return leg.model_copy(update={"counters": self.counters_after(before, dict.fromkeys(await_counters, 1))})

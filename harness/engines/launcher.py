@@ -82,12 +82,10 @@ class Launcher:
         timeout_s = self._profile.timeouts.request
         if isinstance(process, AttachedEngine):
             server = process.server
-            self.clients[role] = Client(
-                role, process.url, timeout_s, server.key, server.model, self._group.method.traits.up_to
-            )
+            self.clients[role] = Client(role, process.url, timeout_s, server.key, server.model)
             self._progress(f"{self._group.id}: attached to {role} server, {process.url}, model {server.model}")
             return
-        self.clients[role] = Client(role, process.url, timeout_s, self._key, up_to=self._group.method.traits.up_to)
+        self.clients[role] = Client(role, process.url, timeout_s, self._key)
         self._progress(f"{self._group.id}: started {role} engine, pid {process.pid}, {process.url}")
 
     def restart(self, role: Role) -> list[str]:

@@ -22,7 +22,6 @@ class Routers:
 
     def __init__(self, group: EngineGroup, logs: Path, key: ApiKey, timeout_s: float, progress: Progress) -> None:
         self._group_id = group.id
-        self._up_to = group.method.traits.up_to
         self._logs = logs
         self._key = key
         self._timeout_s = timeout_s
@@ -45,9 +44,7 @@ class Routers:
 
     def _attach(self, front: Front) -> None:
         self.running.append(AttachedRouter(front.url))
-        self.clients[True] = Client(
-            "decode", front.url, self._timeout_s, front.key, model=front.model, up_to=self._up_to
-        )
+        self.clients[True] = Client("decode", front.url, self._timeout_s, front.key, front.model)
         told = "" if front.lists_model else " (P's and D's name for it; only their counters show what the router does)"
         self._progress(f"{self._group_id}: attached to router, {front.url}, model {front.model}{told}")
 
@@ -62,7 +59,7 @@ class Routers:
         self.running.append(router)
         router.__enter__()
         role: Role = "decode" if hands_off else "single"
-        self.clients[hands_off] = Client(role, router.url, self._timeout_s, self._key, up_to=self._up_to)
+        self.clients[hands_off] = Client(role, router.url, self._timeout_s, self._key)
         self._progress(f"{self._group_id}: started router, pid {router.pid}, {router.url}")
 
     def require_alive(self) -> None:

@@ -265,7 +265,20 @@ class EngineGroupSession:
             self._launcher.dump_stacks_on_timeout(failure, "request")
             self.require_alive()
             return str(failure)
+        finally:
+            legs[:] = map(self._described, legs)
         return None
+
+    def _described(self, leg: Leg) -> Leg:
+        """Return an answer that says which of its steps may have fewer than k drafts."""
+        if leg.speculation is None:
+            return leg
+        length = (leg.usage_prompt_tokens or 0) + len(leg.output_ids or ())
+        told = {
+            "up_to": self.group.method.traits.up_to,
+            "at_limit": length >= self.profile.engine.max_model_len,
+        }
+        return leg.model_copy(update={"speculation": leg.speculation.model_copy(update=told)})
 
     def require_alive(self) -> None:
         """Raise EngineDiedError when an engine or a router of the group is gone or is being ended, even if it is still

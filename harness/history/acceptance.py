@@ -37,6 +37,8 @@ def real_steps(leg: Leg) -> Steps | None:
     past the end; a padded step adds one. So a surplus of Σ(a+1) - (T-1) ≥ 1 with nothing accepted in the first step of
     a handed-off request means padding, and it is certain when the last step accepted less than the surplus.
 
+    Where the answer fills the context, a last step without drafts may be missing, so that padding leaves no surplus.
+
     Of a method that drafts up to k tokens, steps without drafts are not among these, so the surplus says nothing. There
     a first step that has as many drafts as any, and accepted none, is read as padded, which is never certain. Without a
     block of the prompt being dropped (``Traits.drops_block``), an engine alone also pads the first step after a prefix
@@ -54,7 +56,7 @@ def real_steps(leg: Leg) -> Steps | None:
         return Steps(accepted[padded:], padded, certain=not padded, drafted=drafted[padded:])
     surplus = sum(a + 1 for a in accepted) - (len(leg.output_ids) - 1)
     last = accepted[-1] if len(accepted) > 1 else 0
-    if surplus < 1:
+    if surplus < (0 if spec.at_limit else 1):
         return Steps(accepted, padded=False, certain=True)
     return Steps(accepted[1:], padded=True, certain=last < surplus)
 
@@ -85,6 +87,11 @@ def by_position(accepted: Sequence[int]) -> dict[int, int]:
         out[produced] = count
         produced += count + 1
     return out
+
+
+def begun_before(accepted: Sequence[int], tokens: int) -> tuple[int, ...]:
+    """Return the accepted counts of the steps that began before so many output tokens."""
+    return tuple(count for produced, count in by_position(accepted).items() if produced < tokens)
 
 
 class Aligned(NamedTuple):

@@ -36,6 +36,8 @@ class Speculation(Strict):
     num_accepted: Count
     up_to: bool = False
     """Whether a step may have fewer than k drafts, and one without drafts is not counted as a step."""
+    at_limit: bool = False
+    """Whether prompt and answer fill the context, where a last step has no room for drafts and is not counted."""
 
 
 LegRole = Literal["single", "prefill", "decode"]

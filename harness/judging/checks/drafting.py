@@ -13,6 +13,7 @@ from harness.history.acceptance import (
     RequestCounts,
     Steps,
     align,
+    begun_before,
     by_step,
     counts_of_steps,
     pool,
@@ -234,7 +235,7 @@ def _judge(
             continue
         ours.append(counts_of_steps(steps.accepted, steps.drafted, k))
         theirs.append(counts_of_steps(reference.accepted, reference.drafted, k))
-        compared = _compared(leg, output, steps, reference)
+        compared = _compared(cell, o, output, steps, reference)
         if not _agrees(cell, compared, slack, paddings):
             other = moved_together.get(key)
             together = other is not None and (other.accepted, other.drafted) == (steps.accepted, steps.drafted)
@@ -264,7 +265,7 @@ def _only_in_this_state(cell: CellView, references: Mapping[str, Steps]) -> bool
     for o, leg, output in cold.answers().values():
         steps, reference = real_steps(leg), references.get(o.prompt_id)
         if steps is not None and reference is not None:
-            compared = _compared(leg, output, steps, reference)
+            compared = _compared(cold, o, output, steps, reference)
             agreed.append(_agrees(cold, compared, cold.acceptance_slack, paddings))
     return bool(agreed) and all(agreed)
 
@@ -355,7 +356,14 @@ class Compared(NamedTuple):
         return any(found == self.drafted[: len(found or ()) if self.cut else None] for found in ours)
 
 
-def _compared(leg: Leg, output_ids: Sequence[int], steps: Steps, reference: Steps) -> Compared:
+def _compared(cell: CellView, o: Observation, output_ids: Sequence[int], steps: Steps, reference: Steps) -> Compared:
+    """Return the steps to compare: those that begin where the context has room for k drafts."""
+    leg = o.final
+    assert leg is not None
+    if cell.context_tokens is not None and steps.drafted is None:
+        room = cell.context_tokens - len(o.sent_ids) - cell.record.draft_tokens
+        if room < len(output_ids):
+            steps, reference = (s._replace(accepted=begun_before(s.accepted, room)) for s in (steps, reference))
     aligned = align(steps.accepted, reference.accepted, len(output_ids))
     return Compared(leg, steps, reference.accepted, aligned, reference.drafted)
 

@@ -70,6 +70,30 @@ def test_other_tokens_may_end_otherwise():
     assert result.verdict is Verdict.PASS
 
 
+# --- the end of the context ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [
+        ((1, 0), Verdict.PASS),  # The last draft had no room, and a step without drafts follows, which is not counted.
+        ((0, 1), Verdict.REGRESSION),  # The step before had room for all drafts.
+    ],
+)
+@pytest.mark.parametrize("cell", ["single-eagle3", "pd-eagle3"])
+def test_fewer_drafts_fit_at_the_end_of_the_context(cell, last, verdict):
+    whole = observation(cell, 40)
+    steps = steps_for(len(whole.final.output_ids))
+    own = (*steps[: -len(last)], *last)
+    found = speculation((0, *own) if cell.startswith("pd") else own).model_copy(update={"at_limit": True})
+    made = history([change_final(whole, speculation=found)])
+    context = 40 + len(whole.final.output_ids)
+    made = with_run(made, profile={**made.run.profile, "engine": {"max_model_len": context}})
+    result = drafting.acceptance_baseline(view(made, cell, lookups([40])))
+    assert result.verdict is verdict, [f.message for f in result.findings]
+    assert responses.response_invariants(view(made, cell)).verdict is Verdict.PASS
+
+
 # --- P's own token ---------------------------------------------------------------------------------------------------
 
 
