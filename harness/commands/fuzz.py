@@ -23,15 +23,15 @@ COLD_PER_STRATUM = 1
 def prepare_fuzz(source: str, patterns: Sequence[str], seed: int, minutes: float, out: Path) -> Prepared:
     """Write a profile with random traces that take about so many minutes below ``out``, and prepare it.
 
-    Raises UsageError when the profile has axes or prompts without a known answer, and the errors of ``prepare``.
+    Raises UsageError when the profile has axes or no prompt with a known answer, and the errors of ``prepare``.
     """
     if axes := load_profile(source).axes:
         raise UsageError(f"profile {source}: expected a profile without axes, found {', '.join(axes)}")
     plain = prepare(source, patterns, [COLD], prompts_per_stratum=COLD_PER_STRATUM)
-    if any(p.expected is None for p in plain.prompts.prompts):
+    if all(p.expected is None for p in plain.prompts.prompts):
         raise UsageError(
             f"profile {source}: expected prompts whose right answer is known, which random traces are judged by, "
-            f"found others in {plain.profile.workload.prompts.name}; name a profile with probe models"
+            f"found none in {plain.profile.workload.prompts.name}; name a profile with probe models"
         )
     traces = _traces(plain, seed, max(0.0, minutes * 60 - plain.expected_s))
     path = out.absolute() / f"fuzz-{plain.profile.name}-{seed}.yaml"
@@ -47,10 +47,10 @@ def prepare_fuzz(source: str, patterns: Sequence[str], seed: int, minutes: float
 
 def _traces(plain: Prepared, seed: int, seconds: float) -> list[Trace]:
     """Return traces that all cells together need about so many seconds for, at least one."""
-    known = {p.id: p for p in plain.prompts.prompts}
+    known = {p.id: p for p in plain.prompts.prompts if p.expected is not None}
     cells = [(group, cell) for group in plain.plan.groups for cell in group.cells if not cell.routed]
     found: list[Trace] = []
-    for trace in random_traces(plain.profile, plain.prompts.prompts, seed):
+    for trace in random_traces(plain.profile, tuple(known.values()), seed):
         found.append(trace)
         for group, cell in cells:
             requests = sum(script.requests for script in scripts(trace, known, cell.topology))

@@ -51,6 +51,8 @@ class Ask(NamedTuple):
     """Whether the last token of the payload, which is of ids then, is P's answer: P is asked for the others alone."""
     fields: Mapping[str, Any] = MappingProxyType({})
     """More fields of the request's body (``harness.workload.features``)."""
+    read_back: Mapping[str, Any] | None = None
+    """Parameters of D's last answer, by which P may read its blocks; None: P reads nothing."""
 
     @property
     def prefilled(self) -> list[int] | str:
@@ -174,7 +176,7 @@ class Exchange:
             Sampling(1, self._workload.logprobs, ask.temperature),
             request_id,
             salt,
-            REMOTE_DECODE,
+            ask.read_back or REMOTE_DECODE,
             count=False,
             abandon=ask.given_up("prefill"),
             fields=for_prefill(ask.fields),

@@ -332,9 +332,10 @@ class EngineGroupSession:
     @property
     def _patience_s(self) -> float:
         """Seconds within which every block must be free: P holds those of a hand-off that D never finished until the
-        lease ends."""
+        lease ends, and D those that P may read back."""
         kept = self._exchange.kept_by_p or self._failed_transfers > self._failed_before
-        return _RESET_S + (self.profile.engine.kv_lease_s if kept else 0)
+        engine = self.profile.engine
+        return _RESET_S + max(engine.kv_lease_s if kept else 0, engine.read_back_s)
 
     @property
     def _failed_transfers(self) -> float:

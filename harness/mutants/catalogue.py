@@ -1,6 +1,6 @@
 """The mutants and the defects that they stand for. Plain data, which the harness reads without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N23 are related defects.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; the others are related defects.
 """
 
 from __future__ import annotations
@@ -308,6 +308,20 @@ MUTANTS: dict[str, Mutant] = {
             "tenants that share a prefix cache although they must not",
             "both",
             "generate_block_hash_extra_keys leaves out the request's cache_salt",
+        ),
+        Mutant(
+            "N25",
+            "D reads nothing from a P that took the place of another one",
+            "class of vllm #49238",
+            "decode",
+            "as N3, where P is not the first one that D has met",
+        ),
+        Mutant(
+            "N26",
+            "P reads other blocks back from D than those of the answer",
+            "class of vllm #47021",
+            "prefill",
+            "as M1d, on P: it reads D's first blocks instead of its last",
         ),
     )
 }

@@ -72,12 +72,15 @@ def _m1c(original: Any, active: Active) -> Any:
     return get_block_ids_for_computed_tokens
 
 
-@patch(
-    "M1d",
+_APPLY_PREFIX = (
     f"{_NIXL}.base_worker",
     "NixlBaseConnectorWorker._apply_prefix_caching",
     ("self", "decode_block_ids", "prefill_block_ids"),
 )
+
+
+@patch("M1d", *_APPLY_PREFIX)
+@patch("N26", *_APPLY_PREFIX)
 def _m1d(original: Any, active: Active) -> Any:
     def _apply_prefix_caching(
         self: Any, decode_block_ids: Any, prefill_block_ids: Any, *args: Any, **kwargs: Any
@@ -456,16 +459,20 @@ def _n7(original: Any, active: Active) -> Any:
     return on_arrival(original, active, lose)
 
 
+def _of_nothing(read_spec: Any) -> Any:
+    """Return what D is to read from P, without any block."""
+    nothing: dict[str, Any] = {
+        name: [[] for _ in getattr(read_spec, name)] for name in ("local_block_ids", "remote_block_ids")
+    }
+    return dataclasses.replace(read_spec, **nothing)
+
+
 @patch("N3", f"{_NIXL}.pull_worker", "NixlPullConnectorWorker._read_blocks", ("self", "read_spec", "dst_engine_id"))
 def _n3(original: Any, active: Active) -> Any:
     def _read_blocks(self: Any, read_spec: Any, dst_engine_id: str, *args: Any, **kwargs: Any) -> Any:
         if active():
             active.fired()
-            nothing: dict[str, Any] = {
-                "local_block_ids": [[] for _ in read_spec.local_block_ids],
-                "remote_block_ids": [[] for _ in read_spec.remote_block_ids],
-            }
-            read_spec = dataclasses.replace(read_spec, **nothing)
+            read_spec = _of_nothing(read_spec)
         return original(self, read_spec, dst_engine_id, *args, **kwargs)
 
     return _read_blocks
@@ -849,3 +856,22 @@ def _n24(original: Any, active: Active) -> Any:
         return original(request, *args, **kwargs)
 
     return generate_block_hash_extra_keys
+
+
+# --- N25: another P at the address of a dead one ---------------------------------------------------------------------
+
+_KNOWN_P: set[str] = set()
+"""Those that D has met while the mutant was off, else the first one."""
+
+
+@patch("N25", f"{_NIXL}.pull_worker", "NixlPullConnectorWorker._read_blocks", ("self", "read_spec", "dst_engine_id"))
+def _n25(original: Any, active: Active) -> Any:
+    def _read_blocks(self: Any, read_spec: Any, dst_engine_id: str, *args: Any, **kwargs: Any) -> Any:
+        if not active() or not _KNOWN_P:
+            _KNOWN_P.add(dst_engine_id)
+        if dst_engine_id not in _KNOWN_P:
+            active.fired()
+            read_spec = _of_nothing(read_spec)
+        return original(self, read_spec, dst_engine_id, *args, **kwargs)
+
+    return _read_blocks

@@ -141,6 +141,13 @@ class EngineConfig(Strict):
         return self.kv_transfer == "push" or connectors.pushes(self.kv_connector, self.kv_connector_extra_config)
 
     @property
+    def read_back_s(self) -> float:
+        """Seconds for which D keeps the blocks of an answer, from where P may read them for the next turn; 0: it does
+        not keep them."""
+        extra = self.kv_connector_extra_config
+        return float(extra.get("decoder_kv_blocks_ttl", 480)) if extra.get("bidirectional_kv_xfer") else 0.0
+
+    @property
     def by_nixl(self) -> bool:
         """Whether NIXL moves the KV of a pair, and counts it."""
         return connectors.by_nixl(self.kv_connector, self.kv_connector_extra_config)

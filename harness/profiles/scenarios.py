@@ -164,6 +164,13 @@ class Continuation(_Scenario):
     kind: Literal["continuation"]
     donor: str
     continued: tuple[str, ...] = Field(min_length=1)
+    read_back: bool = False
+    """Whether P is told of the blocks that D has of the first turn, and reads the answer's from there. Needs the
+    connector's ``bidirectional_kv_xfer``."""
+
+    @property
+    def topologies(self) -> tuple[Topology, ...]:
+        return ("pd",) if self.read_back else BOTH
 
 
 class SameStep(_Scenario):

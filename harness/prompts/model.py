@@ -413,6 +413,16 @@ class _ProbeMaker:
         origin = f"{turn.id} and the first {tokens} tokens of its answer"
         return make_prompt(f"turn-{len(ids)}", ids, text, self._layout, "scenario", origin, answer[tokens:])
 
+    def go_on(self, turn: Prompt, tokens: int, words: Sequence[int]) -> Prompt:
+        """Make the scenario prompt of a turn, an answer that ended after ``tokens`` tokens, and other words, of which
+        the first comes again at the end. Nobody knows the right answer but the plain engine."""
+        ids = [*turn.ids, *(turn.expected or ())[:tokens], *words, words[0]]
+        text = turn.text + " " + " ".join(self._vocabulary[w] for w in ids[turn.tokens :])
+        if self._tokenizer(text, add_special_tokens=False)["input_ids"] != ids:
+            raise DataError(f"the tokenizer of {self._folder} does not render what follows on {turn.id}")
+        origin = f"{turn.id}, the first {tokens} tokens of its answer, and other words"
+        return make_prompt(f"next-{len(ids)}", ids, text, self._layout, "scenario", origin)
+
     def make(self, name: str, words: Sequence[int], use: Use, origin: str) -> Prompt:
         message = [{"role": "user", "content": " ".join(self._vocabulary[w] for w in words)}]
         text = self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
@@ -455,7 +465,12 @@ def _scenario_prompts(maker: _ProbeMaker, cold: Mapping[int, Prompt], block_size
             f"the first 3 blocks of {long.id}, then other words",
         )
     )
-    return [*out, *_mixed(maker, block_size)]
+    out += _mixed(maker, block_size)
+    if donor is not None:
+        others = maker.words(10, donor.ids)
+        # More than a block of the answer, and ends of it at which the last step had accepted more drafts.
+        out += [maker.go_on(donor, block_size + past, others) for past in (12, 15)]
+    return out
 
 
 def _mixed(maker: _ProbeMaker, block_size: int) -> list[Prompt]:

@@ -81,6 +81,8 @@ class Player:
         self._routed = cell.routed
         self._params: dict[str, Any] | None = None
         """P's parameters of the last hand-off."""
+        self._answered: dict[str, Any] | None = None
+        """D's parameters of the last answer, if it keeps the blocks for P."""
 
     def play(self, script: Script, sequence: int) -> Iterator[Observation]:
         """Yield the observations in the order of the script; ``sequence`` is the number of the first one.
@@ -94,6 +96,7 @@ class Player:
             for observation in self._stage(script, number, stage, salts, sequence):
                 if (prefill := observation.leg("prefill")) is not None:
                     self._params = prefill.kv_transfer_params or self._params
+                self._answered = observation.final.kv_transfer_params if observation.final is not None else None
                 yield observation
                 sequence += 1
 
@@ -155,6 +158,7 @@ class Player:
             restarted=send.restart,
             appended=send.appended,
             fields=self._fields(send),
+            read_back=self._answered if send.read_back else None,
         )
 
     def _fields(self, send: Send) -> dict[str, Any]:
@@ -178,6 +182,11 @@ class Player:
             return answer, {}
         if send.route == "former-p" and ask.former is None:
             answer.error = "expected a hand-off before this request, whose parameters it repeats, found none answered"
+            return answer, {}
+        if send.read_back and ask.read_back is None:
+            answer.error = (
+                "expected D to say with the answer before this request where P finds its blocks, found nothing"
+            )
             return answer, {}
         if not send.between:
             answer.error, shared = self._session.ask_counted(ask, answer.legs)

@@ -66,6 +66,8 @@ class Send(NamedTuple):
     """A parameter that must not change the answer."""
     restart: bool = False
     """Whether P is restarted before it is sent."""
+    read_back: bool = False
+    """Whether P may read the blocks of the request before it back from D."""
 
 
 class Stage(NamedTuple):
@@ -151,7 +153,7 @@ def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stag
                 ]
             ]
         case Continuation():
-            return [_continuation(prompts[scenario.donor], prompts[p], limit) for p in scenario.continued]
+            return [_continuation(scenario, prompts, p) for p in scenario.continued]
         case SameStep():
             return [[_same_step(prompts, pair, limit)] for pair in scenario.pairs]
         case Trace():
@@ -170,11 +172,17 @@ def _prefix_hit(scenario: PrefixHit, prompts: Mapping[str, Prompt], pair: Pair) 
     return [Stage((donor,)), _one(prompts[pair.subject], "subject", "a", scenario.max_tokens)]
 
 
-def _continuation(donor: Prompt, continued: Prompt, limit: int | None) -> list[Stage]:
-    """Return a turn and the next one; the first answer is one token longer than the part of it that is sent back,
-    because the KV of a token is computed in the step after it."""
-    answered = max(continued.tokens - donor.tokens + 1, SHORT)
-    return [_one(donor, "donor", "a", answered), _one(continued, "subject", "a", limit)]
+def _continuation(scenario: Continuation, prompts: Mapping[str, Prompt], name: str) -> list[Stage]:
+    """Return a turn and the next one.
+
+    Where the next one is the beginning of the first answer alone, that is one token longer, because the KV of a token
+    is computed in the step after it.
+    """
+    donor, continued = prompts[scenario.donor], prompts[name]
+    repeated = common_prefix((*donor.ids, *(donor.expected or ())), continued.ids)
+    answered = max(repeated - donor.tokens + (repeated == continued.tokens), SHORT)
+    subject = Send(continued, "subject", "a", max_tokens=scenario.max_tokens, read_back=scenario.read_back)
+    return [_one(donor, "donor", "a", answered), Stage((subject,))]
 
 
 def _appended(scenario: AppendedToken, prompts: Mapping[str, Prompt], name: str) -> list[Stage]:
@@ -461,6 +469,11 @@ def _continues(turn: Prompt, prompt: Prompt) -> bool:
 
 def _not_continued(scenario: Continuation, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
     """Return why the cache would not hold blocks of the first answer, in words, or None."""
+    if scenario.read_back and not profile.engine.read_back_s:
+        return (
+            "expected engine.kv_connector_extra_config with bidirectional_kv_xfer: true, with which P reads from D, "
+            "found a connector that hands KV over one way; set it, or leave out read_back"
+        )
     size = profile.engine.block_size
     donor = prompts[scenario.donor]
     if donor.expected is None:
@@ -470,15 +483,15 @@ def _not_continued(scenario: Continuation, profile: Profile, prompts: Mapping[st
     # With most drafters, the last matched block is computed again.
     needed = (donor.tokens // size + 1 + drops_block) * size + 1
     for name in scenario.continued:
-        ids = prompts[name].ids
-        if common_prefix(turn, ids) < len(ids) or len(ids) - donor.tokens >= profile.workload.max_tokens:
+        repeated = common_prefix(turn, prompts[name].ids)
+        if not donor.tokens < repeated < donor.tokens + profile.workload.max_tokens:
             return (
-                f"expected {name} to be {scenario.donor} and the beginning of its answer, of less than "
+                f"expected {name} to begin with {scenario.donor} and the beginning of its answer, of less than "
                 f"workload.max_tokens = {profile.workload.max_tokens} tokens, found something else"
             )
-        if len(ids) < needed:
+        if repeated < needed:
             return (
-                f"expected {name} to have at least {needed} tokens, so that a block of the answer is found in the "
-                f"cache, found {len(ids)}; name a longer one"
+                f"expected {name} to repeat at least {needed} tokens of the turn before, so that a block of the answer "
+                f"is found in the cache, found {repeated}; name a longer one"
             )
     return None

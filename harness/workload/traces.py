@@ -28,6 +28,9 @@ _DELAYS_S = (0.0, 0.0, 0.01, 0.03, 0.1)
 _MOST_STEPS = 4
 """Most engine steps after which a streamed answer is left; any answer of ``_STREAMED`` tokens has more."""
 _STREAMED = 40
+_AWAY = 16
+"""Tokens that requests beside others stay away from the end of the context: where one of a step is there, vLLM drafts
+for none of them."""
 _CROWD = 1.5
 """Most KV blocks that the requests of a stage need together, as a multiple of the pool."""
 
@@ -55,6 +58,9 @@ def _stage(
         shared = draw.random() < _SHARED
         prompt = draw.choice(relatives if shared else prompts)
         request = _request(draw, prompt, draw.choice("ab") if shared else "", alone=wanted == 1)
+        context = profile.engine.max_model_len - _AWAY - prompt.tokens
+        if wanted > 1 and len(prompt.expected or ()) > context:
+            request = request.model_copy(update={"max_tokens": min(request.max_tokens or context, context)})
         room -= blocks(prompt.tokens + (request.max_tokens or prompt.tokens), profile.engine.block_size)
         if requests and room < 0:
             break

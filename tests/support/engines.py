@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from harness.engines.client import REMOTE_DECODE
 from harness.engines.command import EngineCommand
 from harness.engines.environment import EngineEnvironment
 from harness.errors import HandoffError
@@ -40,7 +39,7 @@ class FakeClient:
         self.asked.append((prompt, parameters))
         if self.fails:
             raise HandoffError("expected an answer, found none")
-        given = {"remote_block_ids": [[1]]} if parameters is REMOTE_DECODE else None
+        given = {"remote_block_ids": [[1]]} if (parameters or {}).get("do_remote_decode") else None
         counters = {"own": 1.0} if count else {}
         return Leg(role=self.role, request_id=request_id, kv_transfer_params=given, counters=counters)
 

@@ -162,6 +162,8 @@ TRIALS: tuple[Trial, ...] = (
     # That nothing was drafted is UNKNOWN; that the steps account for less than the answer is not.
     Trial("N23", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "sampler", ("response-invariants", "drafts-happened")),
     Trial("N24", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "target-kv", ("cold-stays-cold",), forms=("ids", "text")),
+    _in_state("N25", (View("pd", "restarted-p"),), _PD_COLD, "target-kv", (*_TOKENS, "transfer")),
+    _in_state("N26", (View("pd", "read-back"),), _PD_COLD, "target-kv", (*_TOKENS, *_LOGPROBS)),
 )
 
 
@@ -185,9 +187,9 @@ class Setup(NamedTuple):
 
     @property
     def id(self) -> str:
-        return (
-            self.group.id if self.controlled and len(self.trials) != 1 else f"{self.group.id}-{self.trials[0].mutant}"
-        )
+        first = self.trials[0].mutant
+        shared = self.controlled and len(self.trials) != 1 and first not in OWN_ENGINES
+        return self.group.id if shared else f"{self.group.id}-{first}"
 
 
 def select_trials(mutants: Sequence[str], quick: bool, method: str | None = None) -> list[Trial]:
@@ -287,29 +289,52 @@ def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -
         # A pair serves single cells too, on its decode engine.
         pairs = {t.method for t in trials if any(v.topology == "pd" for v in t.views)}
         topology = "pd" if trial.method in pairs else "single"
-        alone = trial.mutant if not trial.starts or trial.mutant in NEEDS_OWN_ENGINES else ""
-        grouped.setdefault((topology, trial.method, alone), []).append(trial)
+        own = OWN_ENGINES.get(trial.mutant, "" if trial.starts else trial.mutant)
+        grouped.setdefault((topology, trial.method, own), []).append(trial)
     return [_setup(key, members, profile, prompts) for key, members in grouped.items()]
 
 
-NEEDS_OWN_ENGINES = frozenset({"M4g", "N17", "N20"})
-"""Mutants that need engines that are built otherwise: M4g gives P staging buffers, even in its control run, N17 is of a
-P that writes, and N20 of a target with windows."""
+OWN_ENGINES = {
+    "M4g": "staging buffers on P",
+    "N17": "a P that writes",
+    "N20": "a target with windows",
+    "N25": "a P that is restarted, and reads from D",
+    "N26": "a P that is restarted, and reads from D",
+}
+"""What engines have that are built otherwise, even in their control run, by the mutants that need them."""
 
 
 def _of_mutant(profile: Profile, mutant: str) -> Profile:
     """Return the profile with what a mutant needs of its engines."""
     match mutant:
         case "N17":
-            return profile.model_copy(update={"engine": profile.engine.model_copy(update={"kv_transfer": "push"})})
+            return _with_engine(profile, kv_transfer="push")
         case "N20":
             windowed = load_profile("cpu-layouts")
+            parts = {"target": windowed.target, "baselines": windowed.baselines}
             # Its groups share the pool.
-            pool = {"kv_blocks": windowed.engine.kv_blocks} if profile.engine.kv_blocks else {}
-            engine = profile.engine.model_copy(update=pool)
-            parts = {"target": windowed.target, "baselines": windowed.baselines, "engine": engine}
-            return profile.model_copy(update=parts)
+            return _with_pool(profile, windowed).model_copy(update=parts)
+        case "N25" | "N26":
+            back = load_profile("cpu-back")
+            connected = _with_engine(profile, kv_connector_extra_config=back.engine.kv_connector_extra_config)
+            # Each prompt is a restart.
+            restarted = _with_scenario(connected, load_profile("cpu-full"), "restarted-p", prompts=("copy-117-22",))
+            return _with_scenario(_with_pool(restarted, back), back, "read-back")
     return profile
+
+
+def _with_engine(profile: Profile, **settings: object) -> Profile:
+    return profile.model_copy(update={"engine": profile.engine.model_copy(update=settings)})
+
+
+def _with_pool(profile: Profile, other: Profile) -> Profile:
+    """Return the profile with another one's number of KV blocks, if it sets any."""
+    return _with_engine(profile, kv_blocks=other.engine.kv_blocks) if profile.engine.kv_blocks else profile
+
+
+def _with_scenario(profile: Profile, other: Profile, scenario: str, **changes: object) -> Profile:
+    added = tuple(s.model_copy(update=changes) for s in other.scenarios if s.id == scenario)
+    return profile.model_copy(update={"scenarios": (*profile.scenarios, *added)})
 
 
 def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> Setup:
@@ -320,8 +345,8 @@ def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile,
     cells = tuple(Cell(name, method, route) for name in names for route in ROUTES if (name, route) in wanted)
     prefill = next((m for m in profile.methods if m.kind == "none"), None) if trials[0].mutant == "M10" else None
     group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill)
-    works = [w for t in trials for w in trial_works(t, profile, prompts, cells)]
     own = _of_mutant(profile, trials[0].mutant)
+    works = [w for t in trials for w in trial_works(t, own, prompts, cells)]
     return Setup(group, own, tuple(trials), tuple(_union(cell, works) for cell in cells))
 
 

@@ -427,6 +427,16 @@ def _continuation(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap
         wanted = cell.expected_hit(donor, subject, role)
         why = f"it computed {donor.prompt_id}" + (" and its answer before" if role == cell.answering else " before")
         yield from _judge_hit(cell, subject, _leg(cell, subject, role), wanted, why)
+    assert isinstance(cell.config, Continuation)
+    prefill = subject.leg("prefill")
+    if cell.config.read_back and prefill is not None:
+        read = prefill.external_tokens
+        if _hits(prefill) + read <= len(donor.sent_ids):
+            yield Gap(
+                subject,
+                f"expected P to read tokens of the answer to {donor.prompt_id} from D, found {read:.0f} tokens from "
+                f"outside after a hit of {_hits(prefill)}: nothing of it was handed back",
+            )
     if cell.expected_hit(donor, subject) <= len(donor.sent_ids) // cell.record.block_size * cell.record.block_size:
         yield Gap(
             subject,

@@ -186,7 +186,8 @@ def _one_p(cell: CellView) -> list[Finding]:
         decode = o.leg("decode")
         if decode is not None and decode.request_id != leg.request_id:
             wrong.append(f"the request that D answered, {decode.request_id}, found {leg.request_id}")
-        if leg.counters and cached is not None and cached != leg.counters.get("prefix_hits", 0):
+        # What P reads back from D counts as cached, too.
+        if leg.counters and cached is not None and cached != leg.counters.get("prefix_hits", 0) + leg.external_tokens:
             wrong.append(f"as many cached tokens as P counted, found {cached}")
         findings += [
             cell.untested(NAME, f"expected P to name {words}", o, HandOffParameters(kv_transfer_params=params))
@@ -261,7 +262,7 @@ def _control(cell: CellView, o: Observation) -> list[Finding]:
 
 
 def _leases(cell: CellView) -> list[Finding]:
-    """Return findings about leases that expired before D had read the blocks.
+    """Return findings about leases of P that expired before D had read the blocks.
 
     P counts an expired lease during whatever request it serves then. A lease that D never took over must expire, and
     that of a late request may: as many expiries as such requests came before, in the same cell or before its first
@@ -272,12 +273,12 @@ def _leases(cell: CellView) -> list[Finding]:
     prefill = cell.engine("prefill")
     pending = prefill.kept_blocks if prefill else 0
     for o in cell.history.in_order(cell.id):
-        expired = sum(leg.counters.get("nixl_expired", 0.0) for leg in o.legs)
+        expired = sum(leg.counters.get("nixl_expired", 0.0) for leg in o.legs if leg.role == "prefill")
         # Concurrent requests share one set of counters.
         place = (o.scenario, o.instance, o.stage) if o.concurrent > 1 else (o.scenario, o.sequence, -1)
         if o.shared_counters and place not in counted:
             counted.add(place)
-            expired += sum(c.get("nixl_expired", 0) for c in o.shared_counters.values())
+            expired += o.shared_counters.get("prefill", {}).get("nixl_expired", 0)
         late = o.came_late(cell.kv_lease_s)
         pending += late + o.attempts - 1 + _never_pulled(o)
         explained = min(expired, float(pending))

@@ -286,6 +286,13 @@ def test_d_is_told_of_an_engine_that_no_longer_is_at_ps_address():
     assert calls == ["decode asked"]
 
 
+def test_p_is_told_where_it_finds_the_answer_before():
+    exchange, clients, _ = fake_pair()
+    kept = {"do_remote_decode": True, "remote_block_ids": [[1, 2]]}
+    exchange.send(Ask(True, [1, 2, 3], read_back=kept), [])
+    assert [clients["prefill"].asked[0][1], "do_remote_decode" in clients["decode"].asked[0][1]] == [kept, False]
+
+
 # --- logs ------------------------------------------------------------------------------------------------------------
 
 

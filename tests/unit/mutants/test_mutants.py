@@ -13,7 +13,7 @@ import pytest
 
 from harness.commands.selftest.outcome import classify_kill, first_caught
 from harness.commands.selftest.report import render_markdown, write_selftest
-from harness.commands.selftest.trials import NEEDS_OWN_ENGINES, TRIALS, make_setups, select_trials
+from harness.commands.selftest.trials import OWN_ENGINES, TRIALS, make_setups, select_trials
 from harness.engines.command import EngineCommand
 from harness.engines.request import Ask
 from harness.engines.session import EngineGroupSession
@@ -219,10 +219,10 @@ def test_every_mutant_of_an_engine_has_a_patch_and_no_other_has_one():
 
 def test_no_engine_is_started_twice_for_the_same_configuration():
     setups = make_setups(select_trials([], quick=False), PROFILE, PROMPTS)
-    shared = [s for s in setups if s.controlled and not NEEDS_OWN_ENGINES.intersection(s.mutants)]
+    shared = [s for s in setups if s.controlled and OWN_ENGINES.keys().isdisjoint(s.mutants)]
     assert len({(s.group.topology, s.group.method.kind) for s in shared}) == len(shared)
     # Seven of engines that read with drafters, two of a pair that writes, two without drafters.
-    assert sum(s.group.engines for s in setups) <= 13
+    assert sum(s.group.engines for s in setups) <= 15
     for setup in setups:
         sent = {(w.cell.id, i) for w in setup.control for i in w.items}
         assert sent or any(w.scripts for w in setup.control)
@@ -246,7 +246,7 @@ def test_control_sends_everything_that_a_trial_sends(method):
     for setup in make_setups(select_trials([], quick=False, method=method), PROFILE, PROMPTS):
         control = {w.cell.id: w for w in setup.control}
         for trial in setup.trials:
-            for work in trial_works(trial, PROFILE, PROMPTS, setup.group.cells):
+            for work in trial_works(trial, setup.profile, PROMPTS, setup.group.cells):
                 assert set(work.items) <= set(control[work.cell.id].items)
                 assert set(work.scripts) <= set(control[work.cell.id].scripts)
 

@@ -20,7 +20,17 @@ from harness.workload.features import feature_fields, for_prefill
 from harness.workload.prepare import prepare
 from harness.workload.rows import planned_rows
 from harness.workload.scripts import scripts, shared_blocks
-from tests.support.builders import LAYERS, change_final, changed_profile, engine, history, lookups, observation, view
+from tests.support.builders import (
+    LAYERS,
+    change_final,
+    changed_profile,
+    engine,
+    history,
+    lookups,
+    observation,
+    view,
+    with_prefill,
+)
 
 PROFILE = load_profile("cpu")
 PROMPTS = load_prompts(PROFILE.workload.prompts)
@@ -65,6 +75,18 @@ def test_a_continuation_is_the_first_turn_and_the_beginning_of_its_answer():
         assert subject.prompt.expected == donor.prompt.expected[len(sent_back) :]
         assert donor.max_tokens == len(sent_back) + 1
         assert donor.group == subject.group
+
+
+def test_a_next_turn_that_goes_on_otherwise_repeats_the_whole_answer():
+    (config,) = (s for s in load_profile("cpu-back").scenarios if s.id == "read-back-past")
+    for run in scripts(config.model_copy(update={"continued": ("next-172", "next-175")}), KNOWN, "pd"):
+        donor, subject = (s for stage in run.stages for s in stage.sends)
+        turn = (*donor.prompt.ids, *donor.prompt.expected)
+        repeated = donor.prompt.tokens + donor.max_tokens
+        assert subject.prompt.ids[:repeated] == turn[:repeated]
+        assert subject.prompt.ids[repeated] != turn[repeated]
+        assert (donor.read_back, subject.read_back) == (False, True)
+    assert scripts(config, KNOWN, "single") == []
 
 
 def test_the_full_profile_has_every_scenario_of_the_plain_one():
@@ -212,7 +234,11 @@ def change_scenario(kind: str, /, **changes):
         ),
         (change_scenario("shared-block", second="mix-first"), "share its first block with `bridge`"),
         (change_scenario("continuation", continued=["copy-181-36"]), "copy-117-22 and the beginning of its answer"),
-        (change_scenario("continuation", donor="turn-161", continued=["turn-170"]), "to have at least 225 tokens"),
+        (change_scenario("continuation", donor="turn-161", continued=["turn-170"]), "to repeat at least 225 tokens"),
+        (
+            change_scenario("continuation", read_back=True),
+            "engine.kv_connector_extra_config with bidirectional_kv_xfer",
+        ),
         (
             change_scenario("same-step", pairs=[{"donor": "long-222", "subject": "long-223"}]),
             "scenario same-step cannot occur: expected donor",
@@ -434,6 +460,18 @@ def test_a_continuation_must_hit_a_block_of_the_answer(cell, sent_back, hits, ve
     ids = (*donor.sent_ids, *donor.final.output_ids[:sent_back])
     subject = in_scenario(cell, "next", "subject", 40, {"prefix_hits": float(hits)}, sequence=1)
     assert proof([donor, subject.model_copy(update={"sent_ids": ids})], NEXT_TURN, cell).verdict is verdict
+
+
+@pytest.mark.parametrize(("read", "verdict"), [(8.0, Verdict.UNKNOWN), (9.0, Verdict.PASS)])
+def test_p_must_read_tokens_of_the_answer_from_d(read, verdict):
+    donor = in_scenario("pd-none", "next", "donor", 40)
+    ids = (*donor.sent_ids, *donor.final.output_ids[:30])
+    subject = in_scenario("pd-none", "next", "subject", 40, {"prefix_hits": 64.0}, sequence=1)
+    subject = with_prefill(
+        subject.model_copy(update={"sent_ids": ids}), counters={"prefix_hits": 32.0, "external_hits": read}
+    )
+    result = proof([donor, subject], {**NEXT_TURN, "read_back": True}, "pd-none")
+    assert result.verdict is verdict, result.findings
 
 
 SAME_STEP = {"id": "same", "kind": "same-step", "pairs": [{"donor": "p96", "subject": "p96"}]}
