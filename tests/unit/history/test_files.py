@@ -62,7 +62,9 @@ def test_set_with_prompts_for_a_second_stage(tmp_path):
 def test_every_output_token_has_one_source_position():
     prompts = load_prompts(PROMPTS).prompts
     ending = prompts[0].ids[-2:]
-    for prompt in prompts:
+    # But of next turns that go on otherwise than the answer before, to which only the plain engine knows one.
+    asked = [p for p in prompts if not p.id.startswith("next-")]
+    for prompt in asked:
         assert prompt.expected is not None
         words = prompt.expected[:-1]
         assert len(set(words)) == len(words)
