@@ -22,6 +22,7 @@ from harness.profiles.cells import select_cells
 from harness.profiles.model import load_profile
 from harness.prompts.model import load_prompts
 from harness.util.paths import REPOSITORY
+from harness.workload.scripts import scripts
 from tests.support.engines import ENVIRONMENT
 from tests.support.exported import exported, exported_once, literal, named, rewritten, run
 
@@ -178,8 +179,8 @@ def test_more_tries_than_60_are_made_only_when_asked_for(tmp_path):
 
 @pytest.mark.parametrize(("tries", "filled", "code"), [(3, {}, 0), (1, {"broken": True}, 0), (2, {"broken": True}, 2)])
 def test_blocks_of_one_try_are_overwritten_before_the_next(exported, tries, filled, code):
-    """With prompts of 15 blocks, the longest that a request may have."""
-    decode = {**WARM, "62": right(), "480": {"tokens": [1], **filled}, "blocks": 28, "salted": True}
+    """With prompts of 12 blocks, the longest that a request may have."""
+    decode = {**WARM, "62": right(), "384": {"tokens": [1], **filled}, "blocks": 28, "salted": True}
     engines = {"prefill": {**WARM, "62": right()}, "decode": decode}
     found, output = run(rewritten(exported, engines), "--tries", str(tries))
     assert found == code, output
@@ -189,9 +190,27 @@ def test_near_tie_is_no_defect(exported):
     other = right()
     other["tokens"][5] += 1
     decode = {**WARM, "62": {**other, "gap": 0.01}}
-    code, output = run(rewritten(exported, {"prefill": WARM, "decode": decode}))
+    code, output = run(rewritten(exported, {"prefill": {**WARM, "62": right()}, "decode": decode}))
     assert code == 0, output
     assert "0.010 nats apart: no defect" in output
+
+
+@pytest.mark.parametrize(("gap", "code"), [(2.0, 1), (0.01, 0)])
+def test_token_of_p_must_be_the_first_one(exported, gap, code):
+    prefill = {**WARM, "62": {"tokens": [9], "gap": gap}}
+    found, output = run(rewritten(exported, {"prefill": prefill, "decode": {**WARM, "62": right()}}))
+    assert (found, "the prefill engine's own token is 9, not" in output) == (code, bool(code)), output
+
+
+def test_requests_that_a_file_cannot_send_are_refused():
+    profile = load_profile("cpu")
+    (cell,) = select_cells(profile, ["pd-none"])
+    known = {p.id: p for p in load_prompts(profile.workload.prompts).prompts}
+    for name in ("recovery", "abandoned", "features", "appended-token"):
+        (scenario,) = (s for s in profile.scenarios if s.id == name)
+        script = scripts(scenario, known, "pd")[0]
+        with pytest.raises(UsageError, match=f"sent whole and answered, found {name}"):
+            case_of("x", profile, cell, name, script, {"subject": Right((1,), None)})
 
 
 def test_prefill_without_parameters_tells_nothing(exported):

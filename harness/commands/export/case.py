@@ -70,8 +70,16 @@ def cold_stage(prompt: Prompt, max_tokens: int | None = None) -> Stage:
 def case_of(
     title: str, profile: Profile, cell: Cell, scenario: str, script: Script | Stage, right: Mapping[str, Right]
 ) -> Case:
-    """Return a case that judges only requests with a known right answer."""
+    """Return a case that judges only requests with a known right answer.
+
+    Raises UsageError without one, and for requests that a file cannot send.
+    """
     stages = script.stages if isinstance(script, Script) else (script,)
+    if any(s.abandon or s.appended or s.feature or s.route == "former-p" for stage in stages for s in stage.sends):
+        raise UsageError(
+            f"{title}: expected requests that are sent whole and answered, found {scenario}, which gives them up, "
+            "changes them or tells D of another P; an exported file cannot: use `harness repro` alone"
+        )
     known = {s.part for stage in stages for s in stage.sends if s.judged and s.part in right}
     if not known:
         raise UsageError(
@@ -211,6 +219,7 @@ def _send(send: Send, case: Case) -> dict[str, Any]:
         "prompt": list(send.prompt.ids),
         "right": None if right is None else {"tokens": list(right.tokens), "accepted": accepted},
         "between": [_send(s, case) for s in send.between],
+        "read_back": send.read_back,
     }
     return {name: value for name, value in whole.items() if value}
 

@@ -151,15 +151,19 @@ def answer(send: dict[str, Any], engines: dict[str, Engine]) -> dict[str, Any]:
     """Ask P and then D with what P says of its blocks, or one engine alone."""
     if send.get("route") == "prefill":
         return engines["prefill"].complete(send)
-    parameters = {}
+    last, parameters, first = answering(engines), {}, {}
     if "prefill" in engines and send.get("route") != "local":
-        first = engines["prefill"].complete(send, max_tokens=1, kv_transfer_params=CASE["keep_blocks"])
+        kept = last.kept if send.get("read_back") else CASE["keep_blocks"]
+        first = engines["prefill"].complete(send, max_tokens=1, kv_transfer_params=kept) if kept else {}
         parameters = {"kv_transfer_params": first.get("kv_transfer_params")}
         if not parameters["kv_transfer_params"]:
-            raise CannotTell("expected kv_transfer_params in the prefill engine's answer, found none")
+            words = "kv_transfer_params in the prefill engine's answer" if kept else "D to say where P finds its blocks"
+            raise CannotTell(f"expected {words}, found none")
     for other in send.get("between", ()):
         answer(other, engines)
-    return answering(engines).complete(send, **parameters)
+    found = last.complete(send, **parameters)
+    last.kept = found.get("kv_transfer_params")
+    return {**found, "prefill": first}
 
 
 def answering(engines: dict[str, Engine]) -> Engine:
@@ -220,17 +224,25 @@ def compare(send: dict[str, Any], found: dict[str, Any]) -> list[str]:
     say(f"{part}: prompt of {len(send['prompt'])} tokens, {CASE['block_size']} in a block")
     say(f"  expected {' '.join(map(str, expected))}")
     say(f"  observed {' '.join(map(str, tokens))}")
+    for own in (found.get("prefill") or {}).get("choices", ()):
+        if own["token_ids"][:1] != expected[:1] and gap(own, 0) > CASE["near_tie_nats"]:
+            problems.append(f"{part}: the prefill engine's own token is {own['token_ids'][0]}, not {expected[0]}")
     if tokens == expected:
         return problems + other_steps(part, found, send["right"].get("accepted"), len(tokens))
     same = [a == b for a, b in zip(tokens, expected, strict=False)]
     at = same.index(False) if False in same else len(same)
-    tables = (choice.get("logprobs") or {}).get("top_logprobs") or []
-    best = sorted((tables[at] or {}).values(), reverse=True)[:2] if at < len(tables) else []
-    if len(best) == 2 and best[0] - best[1] <= CASE["near_tie_nats"]:
-        apart = f"{best[0] - best[1]:.3f} nats apart"
+    if gap(choice, at) <= CASE["near_tie_nats"]:
+        apart = f"{gap(choice, at):.3f} nats apart"
         say(f"  first difference at output token {at}, where the two best are {apart}: no defect")
         return problems
     return [*problems, f"{part}: the first wrong token is output {at}"]
+
+
+def gap(choice: dict[str, Any], at: int) -> float:
+    """Nats between the two best tokens at an output position; infinite where they are not told."""
+    tables = (choice.get("logprobs") or {}).get("top_logprobs") or []
+    best = sorted((tables[at] or {}).values(), reverse=True)[:2] if at < len(tables) else []
+    return best[0] - best[1] if len(best) == 2 else float("inf")
 
 
 def other_steps(part: str, found: dict[str, Any], expected: list[int] | None, tokens: int) -> list[str]:
@@ -275,6 +287,7 @@ class Engine:
         self.role: str = spec["role"]
         self.port = free_port()
         self.asked: list[str] = []
+        self.kept: Any = None
         cores, slot = sorted(os.sched_getaffinity(0)), spec["slot"]
         self.core = cores[slot] if slot is not None and slot < len(cores) else None
         words = {
