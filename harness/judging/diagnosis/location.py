@@ -156,13 +156,13 @@ def _from_steps(cell: CellView, r: Request) -> Location | None:
     steps = real_steps(r.leg)
     if steps is None or not r.steps or r.leg.output_ids is None:
         return None
-    aligned = align(steps.accepted, r.steps, len(r.leg.output_ids))
-    if not aligned.differing and steps.accepted == r.steps:
+    first = next((i for i, (a, b) in enumerate(zip(steps.accepted, r.steps, strict=False)) if a != b), None)
+    if first is None:
         return None
+    aligned = align(steps.accepted, r.steps, len(r.leg.output_ids))
     size = cell.record.block_size
     count = blocks(len(r.o.sent_ids), size)
     ours, theirs = by_position(steps.accepted), by_position(r.steps)
-    first = next((i for i, (a, b) in enumerate(zip(steps.accepted, r.steps, strict=False)) if a != b), None)
     since = "D took over" if cell.handed_off else "the prefill"
     if steps.drafted is not None:
         # Steps without drafts are not counted, so that the others' positions are not known.
