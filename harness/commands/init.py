@@ -153,8 +153,7 @@ def new_profile(wanted: Wanted, out: Path | None, hub: Hub) -> Written:
         max_tokens=256 if wanted.device == "gpu" else 64,
         judging=_JUDGING[wanted.device],
     )
-    profile = profile_of(text, folder)
-    check_paths(profile, out or Path("(standard output)"), with_prompts=False)
+    check_paths(profile_of(text, folder), out or Path("(standard output)"), with_prompts=False)
     return Written(text, (*notes, *more))
 
 

@@ -397,8 +397,7 @@ def reproduce(
         reporter.line(f"{group.id}: UNKNOWN: {error}")
         attempts.append(Attempt(Verdict.UNKNOWN, None))
         problem = str(error)
-    seconds = time.monotonic() - begun
-    return Result(target, tuple(attempts), folder, summary, seconds, problem, interrupted)
+    return Result(target, tuple(attempts), folder, summary, time.monotonic() - begun, problem, interrupted)
 
 
 def _attempt(

@@ -298,10 +298,9 @@ def _found(history: History) -> tuple[str, ...]:
     """Return the regressions found before anything is set aside, without known defects. Cells that are not asked again
     are included, because their outputs may be re-scored."""
     # The profile is the user's own: it was loaded again and is unchanged.
-    judgement = assess(history.model_copy(update={"own": True})).judgement
     return tuple(
         f"{f.cell} {f.check} {f.verdict}: {f.message}" + (f" … and {f.others} more like it" if f.others else "")
-        for f in judgement.findings
+        for f in assess(history.model_copy(update={"own": True})).judgement.findings
         if f.known is None and f.verdict.fails
     )
 

@@ -227,8 +227,7 @@ def lookups_now(prepared: Prepared, vllm: str | None) -> dict[str, Lookup]:
     indexes: dict[Path, BaselineIndex] = {}
     out: dict[str, Lookup] = {}
     for part in prepared.parts:
-        digest = prepared.sets[part.variant].sha256
-        out |= lookups_of(part, prepared.source, digest, vllm, hardware, indexes)
+        out |= lookups_of(part, prepared.source, prepared.sets[part.variant].sha256, vllm, hardware, indexes)
     return out
 
 
@@ -303,8 +302,7 @@ def _noise(baseline: Baseline | None, prompts: Mapping[str, Prompt], k: int) -> 
         return ASSUMED
     units = [prompts[r.prompt_id].source or r.prompt_id for r in rows]
     by_prompt = baseline_arms(rows, k)
-    arms = by_unit(by_prompt, units)
-    d = differences(arms)[0]
+    d = differences(by_unit(by_prompt, units))[0]
     if d.units < 2:
         return ASSUMED
     # The error of all prompts, as if each were a text of its own.

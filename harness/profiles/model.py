@@ -629,8 +629,7 @@ def localise(profile: Profile, name: str = "", hub: Hub | None = None) -> Profil
     sources = dict(profile.sources)
     for role, reference in references.items():
         # Without its own tokenizer, the profile uses the target's.
-        also_tokenizer = role == TARGET and profile.tokenizer is None
-        found = look_up(hub, reference, role, also_tokenizer, name or profile.name)
+        found = look_up(hub, reference, role, role == TARGET and profile.tokenizer is None, name or profile.name)
         if isinstance(found, Path):
             trusted = reference.trust_remote_code
             folders[role] = ModelFolder(path=found, trust_remote_code=trusted) if trusted else found

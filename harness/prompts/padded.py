@@ -127,8 +127,7 @@ def pad(chat: Chat, text: str, tokens: int, seed: int = 0) -> Rendered | None:
         if wanted < 0 or (wanted == 0 and opening.endswith(":")):
             continue
         for _ in range(_TRIES):
-            words = rng.choices(chat.words, k=wanted)
-            found = chat.render(" ".join([text + opening, *words]))
+            found = chat.render(" ".join([text + opening, *rng.choices(chat.words, k=wanted)]))
             if len(found.ids) == tokens:
                 return found
             # Next to other words, a word may have more or fewer tokens than alone.

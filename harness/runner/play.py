@@ -109,7 +109,6 @@ class Player:
             released = None
         else:
             answers, shared, released = self._several(stage, salts)
-        rows = [*inner, *zip(stage.sends, answers, strict=True)]
         return [
             Observation(
                 cell=self._cell.id,
@@ -137,7 +136,7 @@ class Player:
                 error=answer.error,
                 started_at=answer.started,
             )
-            for i, (send, answer) in enumerate(rows)
+            for i, (send, answer) in enumerate([*inner, *zip(stage.sends, answers, strict=True)])
         ]
 
     def _ask(self, send: Send, salts: dict[str, str], counted: bool) -> Ask:

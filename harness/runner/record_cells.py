@@ -94,14 +94,13 @@ def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, r
     session.require_alive()
     restarting = session.restart_seconds - restarting
     spent = time.monotonic() - begun - restarting
-    emptied = emptied_pools(session, recorder)
     recorder.set_cell(
         work.cell.id,
         state="complete",
         start_seconds=round(recorder.cell(work.cell.id).start_seconds + restarting, 3),
         request_seconds=round(min(waited, spent), 3),
         seconds=round(spent, 3),
-        emptied_s=emptied,
+        emptied_s=emptied_pools(session, recorder),
     )
     broke = f", {errors} broke" if errors else ""
     reporter.line(f"{work.cell.id}: {counted(done, 'request')} in {spent:.1f} s{broke}")

@@ -66,8 +66,7 @@ def simulate(
     """
     clock = _Jumping()
     scheduler = policy(jobs, devices, clock)
-    slots = tuple(_play(scheduler, clock, seconds or {}))
-    return Schedule(slots, scheduler.refused, scheduler.rule.name)
+    return Schedule(tuple(_play(scheduler, clock, seconds or {})), scheduler.refused, scheduler.rule.name)
 
 
 def _play(scheduler: Scheduler, clock: _Jumping, seconds: Mapping[str, float]) -> Iterator[Slot]:

@@ -29,8 +29,7 @@ def in_view(target: Locator) -> bool:
 
 @pytest.mark.parametrize("name", ["green", "red", "known", "trend", "hostile", "hostile-trend"])
 def test_every_chart_has_marks_that_can_be_told_from_the_page(reader: Reader, pages: Pages, name):
-    page = reader.page(pages[name])
-    boxes = page.locator("[data-chart]")
+    boxes = reader.page(pages[name]).locator("[data-chart]")
     assert boxes.count() >= (3 if "trend" in name else 7)
     for box in boxes.all():
         sizes = box.evaluate(
@@ -269,8 +268,7 @@ def test_link_opens_closed_details(visitor: Visitor, pages: Pages):
 
 def test_finding_inside_closed_details_is_revealed(visitor: Visitor, pages: Pages):
     page = visitor.open(pages["known"])
-    folded = page.locator("details:not([open]) .finding").last
-    target = folded.get_attribute("id")
+    target = page.locator("details:not([open]) .finding").last.get_attribute("id")
     page = visitor.open(pages["known"], f"#{target}")
     expect(page.locator(f"[id='{target}']")).to_be_visible()
     assert in_view(page.locator(f"[id='{target}']"))
@@ -285,8 +283,7 @@ def test_odd_fragment_breaks_nothing(visitor: Visitor, pages: Pages, fragment):
 
 def test_links_inside_the_page_have_their_place(reader: Reader, pages: Pages):
     for name in ("green", "red", "known", "hostile", "trend", "hostile-trend"):
-        page = reader.page(pages[name])
-        lost = page.evaluate(
+        lost = reader.page(pages[name]).evaluate(
             "[...document.querySelectorAll('a[href^=\"#\"]')].map((a) => a.hash.slice(1))"
             ".filter((id) => !id.includes('=') && !document.getElementById(decodeURIComponent(id)))"
         )
@@ -405,8 +402,7 @@ def test_page_can_be_read_without_scripts(visitor: Visitor, pages: Pages, name):
 )
 def test_page_is_no_wider_than_the_window(reader: Reader, pages: Pages, name):
     for size in (DESKTOP, PHONE):
-        page = reader.page(pages[name], size)
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        assert reader.page(pages[name], size).evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
 def test_paper_shows_everything_but_controls(visitor: Visitor, pages: Pages):

@@ -110,10 +110,9 @@ def test_acceptance_is_equal_step_for_step_and_within_the_probes_range(eagle3: D
 
 
 def test_every_scenario_occurred(eagle3: Done):
-    judgement = assess(eagle3.history).judgement
     proven = {
         (c.cell, c.scenario): r.judged
-        for c in judgement.cells
+        for c in assess(eagle3.history).judgement.cells
         for r in c.results
         if r.check == "state-occurred" and r.verdict is Verdict.PASS
     }
@@ -163,8 +162,7 @@ def test_run_judged_against_itself_and_without_the_list(eagle3: Done, tmp_path):
     cold = {c.cell: c.verdict for c in summary.judgement.cells if c.scenario == "cold"}
     assert set(cold.values()) == {Verdict.PASS}
     (tmp_path / "none.yaml").write_text("format: 1\ndefects: []\n")
-    bare = assess(eagle3.history, References(known=tmp_path / "none.yaml"))
-    assert bare.verdict is Verdict.REGRESSION
+    assert assess(eagle3.history, References(known=tmp_path / "none.yaml")).verdict is Verdict.REGRESSION
 
 
 def test_accepting_a_run_with_too_few_prompts_is_refused(eagle3: Done, tmp_path):

@@ -48,8 +48,7 @@ def test_interrupt_keeps_what_was_recorded_and_leaves_no_process(tmp_path):
     )
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and running.poll() is None:
-        lines = [p for p in tmp_path.glob("*/cells/*/observations.jsonl") if len(p.read_text().splitlines()) >= 5]
-        if lines:
+        if [p for p in tmp_path.glob("*/cells/*/observations.jsonl") if len(p.read_text().splitlines()) >= 5]:
             break
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)

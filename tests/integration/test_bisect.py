@@ -447,8 +447,7 @@ def test_missing_evidence_is_named(red, tmp_path):
 @pytest.fixture
 def trier(tmp_path):
     prepared, target, mutants = from_names("cpu", "single-none", "copy-096-19", "cold")
-    reporter = Reporter(1.0)
-    return VersionTrier(prepared, target, mutants, 2, lambda version, log: str(log), reporter)
+    return VersionTrier(prepared, target, mutants, 2, lambda version, log: str(log), Reporter(1.0))
 
 
 def test_step_of_a_version_that_cannot_be_had_is_skipped(trier, tmp_path, monkeypatch):

@@ -378,8 +378,7 @@ def test_a_part_is_recorded_once_whatever_came_of_it(tmp_path, code):
 
 
 def test_a_part_of_baselines_records_them_beside_its_runs(tmp_path):
-    folder = stage(tmp_path, [0])
-    _, calls = call(folder, "part.sh", **part_of("single-none", HARNESS_RECORD="true"))
+    _, calls = call(stage(tmp_path, [0]), "part.sh", **part_of("single-none", HARNESS_RECORD="true"))
     assert calls == [
         "baseline record --baselines reports/part-1/baselines --out reports/part-1 --profile cpu --cell single-none"
     ]

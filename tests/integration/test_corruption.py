@@ -233,8 +233,7 @@ def test_files_of_a_baseline(base, tmp_path, name, suffix):
             return SAME_EVIDENCE
         return str(judgement.verdict)
 
-    outcomes = run_all(name, baselines / f"eagle3{suffix}", judge)
-    assert set(outcomes) <= {"UNKNOWN", SAME_EVIDENCE}
+    assert set(run_all(name, baselines / f"eagle3{suffix}", judge)) <= {"UNKNOWN", SAME_EVIDENCE}
 
 
 def test_prompt_set(tmp_path):
@@ -263,8 +262,7 @@ def test_profile(tmp_path):
 
 
 def test_list_of_known_defects(tmp_path):
-    folder = record(tmp_path / "run", wrong=True)
-    history = load_history(folder)
+    history = load_history(record(tmp_path / "run", wrong=True))
     path = tmp_path / "known.yaml"
     path.write_text(KNOWN)
     assert assess(history, References(known=path)).judgement.verdict is Verdict.KNOWN

@@ -188,8 +188,7 @@ def test_blocks_of_one_try_are_overwritten_before_the_next(exported, tries, fill
 def test_near_tie_is_no_defect(exported):
     other = right()
     other["tokens"][5] += 1
-    decode = {**WARM, "62": {**other, "gap": 0.01}}
-    code, output = run(rewritten(exported, {"prefill": WARM, "decode": decode}))
+    code, output = run(rewritten(exported, {"prefill": WARM, "decode": {**WARM, "62": {**other, "gap": 0.01}}}))
     assert code == 0, output
     assert "0.010 nats apart: no defect" in output
 
@@ -237,8 +236,7 @@ def test_bad_arguments_are_refused_in_words(exported, arguments, words):
 
 def test_damaged_model_in_the_file_is_refused(exported):
     text = exported.read_text()
-    files = literal(text, "FILES")
-    first, second = list(files)[:2]
+    first, second = list(literal(text, "FILES"))[:2]
     line = '    "{}": """\n'.format
     swapped = text.replace(line(first), line("x")).replace(line(second), line(first)).replace(line("x"), line(second))
     for damaged in (swapped, text.replace(line(first), line("gone"))):

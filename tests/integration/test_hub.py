@@ -159,8 +159,7 @@ def test_code_is_fetched_only_of_a_model_whose_code_may_run(hub):
     # What was fetched without its code is not complete for an engine that is to run it.
     assert hub.cached(plain, "target") is not None
     assert hub.cached(trusted, "target") is None
-    folder = hub.download(trusted, "target")
-    assert [f.name for f in folder.glob("*.py")] == ["modeling_fake.py"]
+    assert [f.name for f in hub.download(trusted, "target").glob("*.py")] == ["modeling_fake.py"]
     assert hub.cached(trusted, "target") is not None
 
 
@@ -347,8 +346,7 @@ def fetched(path: str, hub: Hub) -> Profile:
 
 
 def test_localised_profile_has_folders_and_says_where_they_came_from(hub, tmp_path):
-    path = hub_profile(tmp_path)
-    profile = fetched(path, hub)
+    profile = fetched(hub_profile(tmp_path), hub)
     assert references_of(profile) == {}
     assert profile.target_folder == profile.tokenizer_folder == hub.snapshot_folder(TARGET, A)
     assert profile.methods[1].drafter_path == hub.snapshot_folder(DRAFTER, A)
@@ -479,8 +477,7 @@ def test_models_command_says_what_is_wrong(served, tmp_path, target, code, sente
 
 
 def test_models_command_without_a_hub(tmp_path, served):
-    path = hub_profile(tmp_path)
-    code, output = run(served, tmp_path, "models", "-p", path, HF_ENDPOINT="http://127.0.0.1:1")
+    code, output = run(served, tmp_path, "models", "-p", hub_profile(tmp_path), HF_ENDPOINT="http://127.0.0.1:1")
     assert code == 2 and "expected an answer from http://127.0.0.1:1" in output
     assert run(served, tmp_path, "models", "-p", "cpu")[0] == 0
 

@@ -154,8 +154,7 @@ WRONG = [
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_guard_refuses_every_path_without_the_key(guarded, path, headers, method):
     guard, app = guarded
-    sent = asked(guard, path=path, headers=headers, method=method)
-    assert sent[0]["status"] == 401
+    assert asked(guard, path=path, headers=headers, method=method)[0]["status"] == 401
     assert app.seen == []
 
 

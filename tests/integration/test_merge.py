@@ -110,7 +110,6 @@ def scores(observations: Iterable[Observation]) -> list[Observation]:
         prompt, _, part = request.partition("#0.")
         read = known[prompt, part]
         new = len(read) - len(prompt_ids(int(prompt.removeprefix("p"))))
-        answer = leg("single", read, (1,), rescored=(0.0,) * new)
         out.append(
             Observation(
                 cell=cell,
@@ -121,7 +120,7 @@ def scores(observations: Iterable[Observation]) -> list[Observation]:
                 sequence=number,
                 sent_ids=read,
                 engine_roles=("single",),
-                legs=(answer,),
+                legs=(leg("single", read, (1,), rescored=(0.0,) * new),),
                 started_at=0.0,
             )
         )
@@ -202,8 +201,7 @@ def test_merged_parts_are_judged_as_one_run_of_the_same_cells(tmp_path, name, st
     if second is not None:
         write(second, tmp_path / "whole" / SECOND)
     one = judged(load_history(tmp_path / "whole"))
-    merged = merge(split(made, tmp_path, second), tmp_path / "merged")
-    several = judged(merged)
+    several = judged(merge(split(made, tmp_path, second), tmp_path / "merged"))
     assert several.verdict is one.verdict
     assert said(several) == said(one)
     assert {c.cell for c in one.cells} == set(CELLS)
@@ -233,8 +231,7 @@ def test_parts_trip_whatever_the_whole_family_trips(tmp_path):
 
 
 def test_second_stage_that_no_part_ran_is_missing(tmp_path):
-    made = night(accept={"pd-mtp": drop})
-    folders = split(made, tmp_path, night(accept={"pd-mtp": drop}))
+    folders = split(night(accept={"pd-mtp": drop}), tmp_path, night(accept={"pd-mtp": drop}))
     assert judged(merge(folders, tmp_path / "with")).verdict is Verdict.REGRESSION
     shutil.rmtree(folders[1] / SECOND)
     assert judged(merge(folders, tmp_path / "without")).verdict is Verdict.UNKNOWN
@@ -256,8 +253,7 @@ def test_cell_that_no_part_ran_is_unknown_with_that_reason(tmp_path):
 
 
 def test_reports_of_a_merged_run_name_its_parts_and_show_logs(tmp_path):
-    folders = split(night(), tmp_path)
-    merged = merge(folders, tmp_path / "merged")
+    merged = merge(split(night(), tmp_path), tmp_path / "merged")
     write_reports(summarise_run(merged, judged(merged), references()), merged.folder)
     page = (merged.folder / "report.html").read_text()
     assert "part-1" in page and "part-2" in page and "cells used: pd-mtp, single-mtp" in page
@@ -420,11 +416,10 @@ def test_retry_fills_in_what_is_missing(tmp_path):
     first, _ = split(made, tmp_path)
     tried = part_of(made, PARTS[1], "try-1", **failed(made, "pd-mtp"))
     lacking = tried.model_copy(update={"observations": tuple(o for o in tried.observations if o.cell != "pd-mtp")})
-    later = "2026-01-01T02:00:00+00:00"
     folders = [
         first,
         write(lacking, tmp_path / "try-1"),
-        write(part_of(made, PARTS[1], "try-2", started=later), tmp_path / "try-2"),
+        write(part_of(made, PARTS[1], "try-2", started="2026-01-01T02:00:00+00:00"), tmp_path / "try-2"),
     ]
     merged = merge(folders, tmp_path / "merged")
     parts = {p.run_id: p for p in merged.run.merged.parts}
@@ -446,15 +441,13 @@ def test_retry_is_no_second_chance(tmp_path):
 
 def test_recordings_that_contradict_each_other_cannot_pass(tmp_path):
     """Where equal runs are equal bit for bit, a cell that answers differently the second time is no PASS."""
-    made = night("bitwise")
-    first, second = split(made, tmp_path)
+    first, second = split(night("bitwise"), tmp_path)
 
     def change(o: Observation) -> Observation:
         return change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "single-none" else o
 
     other = part_of(night("bitwise", change=change), ("single-none",), "other", started="2026-01-01T02:00:00+00:00")
-    merged = merge([first, second, write(other, tmp_path / "other")], tmp_path / "merged")
-    judgement = judged(merged)
+    judgement = judged(merge([first, second, write(other, tmp_path / "other")], tmp_path / "merged"))
     assert judgement.verdict is Verdict.UNKNOWN
     assert any("single-none: 30 of 30 cold prompts gave different tokens" in n for n in judgement.notices)
     assert judged(merge([first, second], tmp_path / "without")).verdict is Verdict.PASS
@@ -519,8 +512,7 @@ def test_recordings_that_do_not_count_are_judged_against_baselines(tmp_path):
     """Both topologies worse is a finding against the record alone."""
     for method, found in references().items():
         write_baseline(tmp_path / "baselines" / f"{method}.json", identity(method), provenance(), found.baseline.rows)
-    bad = night(accept={"pd-mtp": drop, "single-mtp": drop}, stages=1)
-    tried = part_of(bad, PARTS[1], "try-1")
+    tried = part_of(night(accept={"pd-mtp": drop, "single-mtp": drop}, stages=1), PARTS[1], "try-1")
     for cell in ("pd-mtp", "single-mtp"):
         tried = broken(tried, cell)
     folders = retried(tmp_path, tried, night(stages=1))
@@ -683,8 +675,7 @@ def test_missing_scores_hide_no_wrong_outputs_and_are_no_pass():
 
 def test_scores_of_all_parts_are_kept_once_each(tmp_path):
     made = night("bitwise")
-    merged = merge(split(made, tmp_path), tmp_path / "merged")
-    kept = [o for o in merged.observations if o.scenario == RESCORE]
+    kept = [o for o in merge(split(made, tmp_path), tmp_path / "merged").observations if o.scenario == RESCORE]
     assert [o.sequence for o in kept] == list(range(len(kept)))
     assert {o.key for o in kept} == {o.key for o in made.observations if o.scenario == RESCORE}
 
@@ -724,8 +715,7 @@ def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path):
     folders = split(night(), tmp_path)
     (log,) = list((folders[0] / "logs").glob("*.log"))[:1]
     log.write_text("Authorization: Bearer abcdefghijklmnop\nthe rest")
-    merged = merge(folders, tmp_path / "merged")
-    copied = "".join(p.read_text() for p in (merged.folder / "logs").glob("*.log"))
+    copied = "".join(p.read_text() for p in (merge(folders, tmp_path / "merged").folder / "logs").glob("*.log"))
     assert "Authorization: Bearer <redacted>\nthe rest" in copied
     assert "abcdefghijklmnop" not in copied
 
@@ -761,8 +751,7 @@ def test_part_that_does_not_fit_is_refused_or_left_out_and_missed(tmp_path, dama
         merge(folders, tmp_path / "merged")
     assert sentence in str(refused.value)
     assert not (tmp_path / "merged").exists()
-    merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
-    judgement = judged(merged)
+    judgement = judged(merge(folders, tmp_path / "merged", Wanted(keep_going=True)))
     assert judgement.verdict is Verdict.UNKNOWN, judgement.notices
     assert any("part" in n for n in judgement.notices)
 
@@ -816,8 +805,7 @@ def test_armed_parts_merge_when_asked_and_never_pass(tmp_path):
     folders = split(night(), tmp_path)
     for folder in folders:
         edited(folder, lambda r: r.update(mutants=["M1"]))
-    merged = merge(folders, tmp_path / "merged", Wanted(armed=True))
-    assert judged(merged).verdict is Verdict.UNKNOWN
+    assert judged(merge(folders, tmp_path / "merged", Wanted(armed=True))).verdict is Verdict.UNKNOWN
 
 
 def test_other_commits_of_the_harness_are_refused(tmp_path):
@@ -919,8 +907,7 @@ def test_profile_that_was_expected_must_be_the_recorded_one(tmp_path):
 
 
 def cold_part_of_cpu(tmp_path: Path, prompts_sha256: str) -> Path:
-    observations = [observation(c, n) for c in ("single-none", "pd-none") for n in (40, 41)]
-    made = history(observations)
+    made = history([observation(c, n) for c in ("single-none", "pd-none") for n in (40, 41)])
     record = made.run.model_copy(
         update={
             "profile": {**PROFILE.model_dump(mode="json"), "source": "cpu", "baselines": "/elsewhere"},
@@ -952,8 +939,7 @@ def test_recorded_profile_that_cannot_be_read_is_said(tmp_path):
 
 
 def test_damaged_axes_of_a_recorded_profile_are_said(tmp_path):
-    made = in_variant(night(), "a")
-    folder = write(made, tmp_path / "part")
+    folder = write(in_variant(night(), "a"), tmp_path / "part")
     edited(folder, lambda r: r["profile"]["axes"]["lease"]["b"]["engine"].update(kv_lease_s="soon"))
     with pytest.raises(UsageError, match="name it with --expect PROFILE"):
         merge([folder], tmp_path / "merged")

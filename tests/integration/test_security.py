@@ -96,8 +96,7 @@ def test_what_the_search_looks_for_is_found(line):
 def test_no_source_binds_every_address():
     """As a word of its own: in the package nothing listens anywhere but where it was told to."""
     everywhere = re.compile(r"""["'](?:0\.0\.0\.0|::|\[::\])["']""")
-    found = {str(p): m.group() for p in SOURCES if (m := everywhere.search(p.read_text(encoding="utf-8")))}
-    assert found == {}
+    assert {str(p): m.group() for p in SOURCES if (m := everywhere.search(p.read_text(encoding="utf-8")))} == {}
 
 
 # --- what profiles may say -------------------------------------------------------------------------------------------
@@ -164,8 +163,7 @@ def test_arguments_that_could_run_code_or_open_addresses_are_refused(arguments, 
 def test_reasons_of_excluded_cells_are_shown_without_secrets(tmp_path):
     said = f"fails, see https://me:{'p' * 12}@host/1 with hf_{'a' * 20}"
     changed = changed_profile(tmp_path, lambda r: r.update(exclude=[{"cells": "pd-mtp", "reason": said}]))
-    reason = load_profile(changed).exclude[0].reason
-    assert reason == "fails, see https://<redacted>@host/1 with <redacted>"
+    assert load_profile(changed).exclude[0].reason == "fails, see https://<redacted>@host/1 with <redacted>"
 
 
 def test_arguments_that_only_tune_are_taken():

@@ -85,8 +85,7 @@ def test_a_short_soak_says_nothing_about_growth():
 
 
 def test_a_hole_in_the_samples_says_nothing_about_growth():
-    holed = np.concatenate([HOUR[HOUR < 1800], HOUR[HOUR > 2400]])
-    assert growths(times=holed)["RSS"] is Verdict.UNKNOWN
+    assert growths(times=np.concatenate([HOUR[HOUR < 1800], HOUR[HOUR > 2400]]))["RSS"] is Verdict.UNKNOWN
 
 
 def test_the_slope_and_its_bounds():
@@ -184,8 +183,7 @@ def sampled(tmp_path: Path, watcher: FakeWatcher, seconds: float, interval_s: fl
 
 
 def test_a_sampler_that_keeps_up_has_no_trouble(tmp_path: Path):
-    sampler = sampled(tmp_path, FakeWatcher(), 1.0, 0.1)
-    assert sampler.trouble is None
+    assert sampled(tmp_path, FakeWatcher(), 1.0, 0.1).trouble is None
     assert len((tmp_path / "soak.jsonl").read_text().splitlines()) >= 8
 
 

@@ -152,8 +152,7 @@ def test_one_wrong_round_is_a_regression_even_if_later_rounds_are_right(tmp_path
     assert (ended.result.verdict, ended.exit_code) == (Verdict.REGRESSION, 1)
     assert ended.result.verdicts == {"PASS": 3, "REGRESSION": 1}
     assert written(ended.folder)["exit_code"] == 1
-    history = load_history(ended.folder)
-    assert history.run.came_to is Verdict.REGRESSION
+    assert load_history(ended.folder).run.came_to is Verdict.REGRESSION
     again = check(ended.folder).summary
     assert again.verdict is Verdict.REGRESSION
     assert {c.verdict for c in again.judgement.cells} == {Verdict.PASS}, "the last round was right"
@@ -165,8 +164,7 @@ def test_a_leak_is_a_regression_and_its_check_is_none_the_greener(
     class Leaking(FakeWatcher):
         def sample(self):
             super().sample()
-            leaking = FLAT.model_copy(update={"descriptors": 30 + 5 * self.seen})
-            return {HARNESS: FLAT, "single": leaking}
+            return {HARNESS: FLAT, "single": FLAT.model_copy(update={"descriptors": 30 + 5 * self.seen})}
 
     monkeypatch.setattr(soak_run, "Watcher", lambda *_: Leaking())
     ended = played(tmp_path)

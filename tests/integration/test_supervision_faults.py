@@ -89,8 +89,7 @@ for _ in range(2):
 
 def test_processes_that_have_ended_are_not_kept_in_the_ledger(tmp_path):
     command = [sys.executable, "-c", SCANS, str(tmp_path / "tree-1-00.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["True", "True"]
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.05])
@@ -257,8 +256,7 @@ def test_lost_ledger_and_killed_supervisors_are_no_good_end(engine_program, tmp_
         ledger.unlink()
         kill_supervisors(known.warden.pid)
         wait_for(lambda: not engine.alive())
-        left = engine.stop(1.0)
-        assert [words for words in left if "expected its ledger" in words]
+        assert [words for words in engine.stop(1.0) if "expected its ledger" in words]
         assert gone(pids)
     finally:
         for name in made_by(pids):

@@ -351,8 +351,7 @@ def test_no_folder_and_somebody_elses_folder(own_folder):
     assert call("clean") == (0, "nothing to clean\n")
     assert list(own_folder.iterdir()) == []
     (own_folder / f"kv-harness-{os.getuid()}").mkdir(mode=0o755)
-    command = [sys.executable, "-m", "harness", "clean"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "harness", "clean"], capture_output=True, text=True, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert "this user alone" in done.stderr
 

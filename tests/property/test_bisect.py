@@ -39,8 +39,7 @@ def test_range_contains_the_first_bad_one_and_is_as_small_as_skips_allow(history
     assert found is not None
     assert first_bad in found.first_bad
     older = max(i for i in range(first_bad) if i not in silent)
-    newer = min(i for i in range(first_bad, count) if i not in silent)
-    assert found == (older, newer)
+    assert found == (older, min(i for i in range(first_bad, count) if i not in silent))
 
 
 @given(histories())

@@ -62,8 +62,7 @@ def read_candidate(option: str, text: str) -> Candidate:
             "/other/env/bin/python, found neither"
         )
     try:
-        found = inspect_environment(executable).vllm
-        return Candidate(Version(found), executable)
+        return Candidate(Version(inspect_environment(executable).vllm), executable)
     except EnvironmentFault as error:
         raise EnvironmentFault(str(error).replace("--engine-python", option, 1)) from error
     except InvalidVersion as error:
@@ -209,8 +208,7 @@ class Installer(Protocol):
 
 def cache_folder() -> Path:
     """Return the folder that keeps installed versions."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / PROJECT / "vllm"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / PROJECT / "vllm"
 
 
 class Cache:

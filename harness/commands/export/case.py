@@ -281,6 +281,5 @@ def right_answers(
         tokens = expected.get(send.prompt.id)
         if tokens is None:
             continue
-        steps = accepted.get(send.prompt.id)
-        out[send.part] = Right(tokens[: send.max_tokens or most], steps or None)
+        out[send.part] = Right(tokens[: send.max_tokens or most], accepted.get(send.prompt.id) or None)
     return out

@@ -61,10 +61,9 @@ class ExpectedRun(NamedTuple):
         """Return the planned scenarios of a cell, whether or not its prompts are on this machine."""
         if cell.id in self.works:
             return list(self.works[cell.id].planned)
-        scenarios = self.profile.part(cell.variant).scenarios
         return [
             s.id
-            for s in scenarios
+            for s in self.profile.part(cell.variant).scenarios
             if self.choice.wants(s.id) and (s.routed or not cell.routed) and cell.topology in s.topologies
         ]
 

@@ -103,8 +103,7 @@ class SelfTester:
                         self._control(setup, session)
                         controlled = True
                     while left:
-                        trial = left.pop(0)
-                        self._trial(trial, setup, session, self._folder / name)
+                        self._trial(left.pop(0), setup, session, self._folder / name)
                         if left:
                             self._heal(session, setup)
             except InfrastructureError as error:
@@ -158,8 +157,7 @@ class SelfTester:
         session.switch()
         folder = self._folder / f"control-{setup.id}"
         begun = time.monotonic()
-        recorder = self._recorder(setup.control, setup, folder, ())
-        summary, died = self._perform(session, setup.control, recorder)
+        summary, died = self._perform(session, setup.control, self._recorder(setup.control, setup, folder, ()))
         if died is not None:
             raise died
         self._controls.append(

@@ -36,8 +36,7 @@ def found(folder: Path, method: str = "eagle3", started: str = STARTED, **change
 
 
 def test_round_trip_and_identity(tmp_path):
-    path = write(tmp_path)
-    loaded = load_baseline(path)
+    loaded = load_baseline(write(tmp_path))
     assert loaded.rows == tuple(rows(LENGTHS, "eagle3"))
     assert found(tmp_path).baseline == loaded
     assert "topology" not in loaded.header.identity.model_dump()
@@ -196,8 +195,7 @@ def test_damaged_row_names_its_line(tmp_path):
     bad = table.read_text().replace("p32", "p32,7", 1)
     table.write_text(bad)
     text = path.read_text()
-    old = load_sha(text)
-    path.write_text(text.replace(old, sha256_bytes(bad.encode())))
+    path.write_text(text.replace(load_sha(text), sha256_bytes(bad.encode())))
     with pytest.raises(DataError, match="line 3"):
         load_baseline(path)
 
@@ -330,8 +328,7 @@ def test_speculation_that_changes_tokens_is_never_recorded(tmp_path):
 
 def test_another_run_is_a_reference_without_files():
     other = run_of()
-    wanted = {m: identity(m, prompts_sha256="0") for m in ("none", "eagle3", "mtp")}
-    found_there = references_in(other, wanted)
+    found_there = references_in(other, {m: identity(m, prompts_sha256="0") for m in ("none", "eagle3", "mtp")})
     assert len(found_there["eagle3"].baseline.rows) == 3
     assert found_there["mtp"].baseline is None
     assert "single-mtp" in found_there["mtp"].reason
@@ -399,8 +396,7 @@ def test_again_of_a_run_that_parts(tmp_path):
         for o in again.observations
     ]
     again = again.model_copy(update={"observations": tuple(parted)})
-    path = record_from(run_of(), again, {"": prompts()}, tmp_path)[0].path
-    row = load_baseline(path).rows[0]
+    row = load_baseline(record_from(run_of(), again, {"": prompts()}, tmp_path)[0].path).rows[0]
     assert row.again is not None
     assert (row.again.divergence, row.again.gap) == (5, 9.0)
 

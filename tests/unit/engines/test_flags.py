@@ -82,8 +82,7 @@ def test_flags_are_recorded_without_secrets_and_no_part_of_a_baseline():
 
 
 def test_a_run_with_flags_says_so_and_is_tried_again_with_the_same():
-    made = [change_final(o, output_ids=(9,)) if o.cell == "pd-none" else o for o in flawless()]
-    plain = history(made)
+    plain = history([change_final(o, output_ids=(9,)) if o.cell == "pd-none" else o for o in flawless()])
     run = plain.run.model_copy(update={"engine_flags": FLAGS.options})
     flagged = plain.model_copy(update={"run": run})
     judgement = judge(flagged, lookups(LENGTHS))

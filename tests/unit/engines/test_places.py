@@ -106,8 +106,7 @@ def test_local_engines_have_a_core_each():
     assert list(places) == ["decode", "prefill"]
     assert [p.devices for p in places.values()] == [tuple(cores[:1]), tuple(cores[1:2])]
     assert {p.host for p in places.values()} == {"127.0.0.1"}
-    gpu = load_profile("gpu").engine
-    assert {p.devices for p in default_places(["decode", "prefill"], gpu).values()} == {()}
+    assert {p.devices for p in default_places(["decode", "prefill"], load_profile("gpu").engine).values()} == {()}
 
 
 GPUS = tuple(Gpu(n, f"GPU-{n}", "H100", 80.0, 0.0, "580.1") for n in range(3))
@@ -137,8 +136,7 @@ def test_engines_that_are_no_runs_are_placed_on_gpus_as_those_of_a_run(monkeypat
     profile = load_profile("gpu")
     (group,) = make_plan(profile, select_cells(profile, [cell])).groups
     told: list[str] = []
-    places = lone_places(group, profile, told.append)
-    assert {role: place.devices for role, place in places.items()} == devices
+    assert {role: place.devices for role, place in lone_places(group, profile, told.append).items()} == devices
     assert said in " ".join(told)
 
 

@@ -46,8 +46,7 @@ def test_shipped_prompts_hit_every_stratum_for_every_method():
 
 
 def test_shipped_prompts_are_what_the_recipe_renders():
-    built = build_probe_prompts(WEIGHTS / "tokenizer", Layout())
-    assert built == load_prompts(PROMPTS)
+    assert build_probe_prompts(WEIGHTS / "tokenizer", Layout()) == load_prompts(PROMPTS)
 
 
 def test_set_with_prompts_for_a_second_stage(tmp_path):

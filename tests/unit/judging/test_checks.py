@@ -114,8 +114,7 @@ def test_missing_observation_and_failed_exchange_are_unknown():
 )
 def test_contradicting_response_is_regression(changes):
     o = change_final(observation("single-eagle3"), **changes)
-    result = responses.response_invariants(view(history([o]), "single-eagle3"))
-    assert result.verdict is Verdict.REGRESSION
+    assert responses.response_invariants(view(history([o]), "single-eagle3")).verdict is Verdict.REGRESSION
 
 
 def test_two_end_tokens_are_a_regression():
@@ -254,20 +253,17 @@ def test_wrong_tokens_on_pd_are_a_regression_against_both_references():
 
 
 def test_everyone_moved_is_drift():
-    moved = [garbled(o) if len(o.sent_ids) == 32 else o for o in flawless()]
-    found = verdicts(moved)
+    found = verdicts([garbled(o) if len(o.sent_ids) == 32 else o for o in flawless()])
     assert {v["tokens-baseline"] for v in found.values()} == {Verdict.DRIFT}
     assert {v.get("tokens-reference", Verdict.PASS) for v in found.values()} == {Verdict.PASS}
 
 
 def test_near_tie_is_benign_only_with_proof():
     reference = change_final(observation("single-none", 40), top_gaps=(9.0, 9.0, 0.001, *(9.0,) * 34))
-    pair = history([garbled(observation("pd-none", 40)), reference])
-    result = tokens.tokens_reference(view(pair, "pd-none"))
+    result = tokens.tokens_reference(view(history([garbled(observation("pd-none", 40)), reference]), "pd-none"))
     assert result.verdict is Verdict.PASS
     assert "1 near ties" in result.note
-    unknown_gap = change_final(reference, top_gaps=None)
-    hard = history([garbled(observation("pd-none", 40)), unknown_gap])
+    hard = history([garbled(observation("pd-none", 40)), change_final(reference, top_gaps=None)])
     assert tokens.tokens_reference(view(hard, "pd-none")).verdict is Verdict.REGRESSION
 
 
@@ -314,8 +310,7 @@ def test_no_drafts_is_unknown():
 
 def worse(o):
     steps = (0,) * (len(o.final.output_ids) - 1)
-    padded = (0, *steps) if o.cell.startswith("pd") else steps
-    return change_final(o, speculation=speculation(padded))
+    return change_final(o, speculation=speculation((0, *steps) if o.cell.startswith("pd") else steps))
 
 
 def test_acceptance_lost_on_pd_is_a_drafter_regression():
@@ -327,8 +322,7 @@ def test_acceptance_lost_on_pd_is_a_drafter_regression():
 
 
 def test_acceptance_lost_on_both_is_drift():
-    moved = [worse(o) if o.cell.endswith("mtp") else o for o in flawless()]
-    found = verdicts(moved)
+    found = verdicts([worse(o) if o.cell.endswith("mtp") else o for o in flawless()])
     assert found["pd-mtp"]["acceptance-baseline"] is Verdict.DRIFT
     assert found["single-mtp"]["acceptance-baseline"] is Verdict.DRIFT
     assert found["pd-mtp"]["acceptance-single"] is Verdict.PASS
@@ -360,8 +354,7 @@ def test_higher_acceptance_demands_a_new_baseline():
         steps = (3,) * ((output - 1) // 4) + ((output - 1) % 4 - 1,) * bool((output - 1) % 4)
         return change_final(o, speculation=speculation((0, *steps) if o.cell.startswith("pd") else steps))
 
-    moved = [better(o) if o.cell.endswith("mtp") else o for o in flawless()]
-    found = verdicts(moved)
+    found = verdicts([better(o) if o.cell.endswith("mtp") else o for o in flawless()])
     assert found["single-mtp"]["acceptance-baseline"] is Verdict.IMPROVED
     assert found["pd-mtp"]["acceptance-single"] is Verdict.PASS
 

@@ -33,8 +33,7 @@ from tests.support.normal_tier import baselines, night
 
 def everywhere(change, cell: str = "pd-eagle3"):
     """The verdicts of a cell in which every answer is changed, by check."""
-    made = history([change(o) if o.cell == cell else o for o in flawless()], CELLS)
-    judgement = judge(made, lookups(LENGTHS))
+    judgement = judge(history([change(o) if o.cell == cell else o for o in flawless()], CELLS), lookups(LENGTHS))
     return {r.check: r.verdict for c in judgement.cells if c.cell == cell for r in c.results}
 
 
@@ -107,8 +106,7 @@ def test_token_of_p_in_the_normal_tier_is_suspect_beyond_rounding():
 
 
 def with_bytes(o: Observation, change) -> Observation:
-    counters = {**o.final.counters, "nixl_bytes": change(o.final.counters["nixl_bytes"])}
-    return change_final(o, counters=counters)
+    return change_final(o, counters={**o.final.counters, "nixl_bytes": change(o.final.counters["nixl_bytes"])})
 
 
 def transferred(made: list[Observation], cell: str = "pd-eagle3"):
@@ -157,8 +155,7 @@ def test_bytes_of_a_request_that_broke_or_was_sent_twice_are_not_held_against_th
     first, broken, after, last = (observation("pd-eagle3", n, sequence=i) for i, n in enumerate((40, 65, 96, 120)))
     broken = broken.model_copy(update={"error": "connection closed"})
     after = with_bytes(after, lambda b: b + 131072 * 3)
-    both = transferred([first, broken, after, last])
-    assert {f.prompt_id for f in both.findings} <= {broken.prompt_id}
+    assert {f.prompt_id for f in transferred([first, broken, after, last]).findings} <= {broken.prompt_id}
     twice = transferred([first, with_bytes(last, lambda b: b * 2).model_copy(update={"attempts": 2})])
     assert not [f for f in twice.findings if "bytes" in f.message]
     (finding,) = transferred([first, after, last]).findings

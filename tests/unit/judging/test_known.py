@@ -122,8 +122,7 @@ def test_wider_than_the_entry_fails_and_says_so(tmp_path):
 
 
 def test_entry_without_a_match_is_reported_as_fixed_with_its_lines(tmp_path):
-    other = {**ENTRY, "id": "other", "cells": ["pd-mtp"]}
-    judgement = judged(made(wrong=()), known(tmp_path, other, ENTRY))
+    judgement = judged(made(wrong=()), known(tmp_path, {**ENTRY, "id": "other", "cells": ["pd-mtp"]}, ENTRY))
     assert judgement.verdict is Verdict.PASS
     (notice,) = [n for n in judgement.notices if "fixed?" in n]
     text = (tmp_path / "known-defects.yaml").read_text().splitlines()
@@ -157,8 +156,7 @@ def test_other_findings_of_the_same_cell_still_fail(tmp_path):
     h = made()
     broken = h.observations[0].model_copy(update={"error": "engine answered 500"})
     h = h.model_copy(update={"observations": (broken, *h.observations[1:])})
-    judgement = judged(h, known(tmp_path, ENTRY))
-    assert judgement.verdict is Verdict.UNKNOWN
+    assert judged(h, known(tmp_path, ENTRY)).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -230,8 +228,7 @@ def test_shipped_entry_does_not_cover_an_answer_that_ended_in_an_error():
     assert apply_known(judge(recorded, baselines_for(recorded, BASELINES)), shipped, recorded).verdict is Verdict.KNOWN
     judgement = apply_known(judge(broken, baselines_for(broken, BASELINES)), shipped, broken)
     assert judgement.verdict is Verdict.REGRESSION
-    failing = {f.check for f in judgement.findings if f.verdict is Verdict.REGRESSION}
-    assert "response-invariants" in failing
+    assert "response-invariants" in {f.check for f in judgement.findings if f.verdict is Verdict.REGRESSION}
 
 
 @pytest.mark.parametrize(
@@ -264,8 +261,7 @@ def test_list_that_does_not_exist_is_refused_before_a_run(tmp_path):
     for planned in (False, True):
         with pytest.raises(DataError, match=r"lost\.yaml: expected the list .* found no such file; restore it"):
             prepare(profile, (), planned=planned)
-    without = changed_profile(tmp_path, lambda raw: raw.pop("known_defects"))
-    assert prepare(without, ("single-none",)).works
+    assert prepare(changed_profile(tmp_path, lambda raw: raw.pop("known_defects")), ("single-none",)).works
 
 
 def test_recorded_run_is_judged_without_a_lost_list_and_says_so(tmp_path, monkeypatch):

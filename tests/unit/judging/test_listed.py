@@ -80,8 +80,7 @@ def of(findings: list[Finding]) -> CellVerdict:
 def test_no_verdict_count_or_known_defect_depends_on_how_many_are_listed(findings, defects, most):
     whole = of(findings)
     some = listed(whole, most)
-    entries = {d.id: Entry(d, 1, 2) for d in defects}
-    known = KnownDefects(Path("known-defects.yaml"), tuple(entries.values()))
+    known = KnownDefects(Path("known-defects.yaml"), tuple({d.id: Entry(d, 1, 2) for d in defects}.values()))
     before, after = (apply_known(judged(c), known, RUN) for c in (whole, some))
     assert after.verdict == before.verdict
     assert after.cells[0].verdict == before.cells[0].verdict

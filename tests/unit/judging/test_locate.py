@@ -32,8 +32,7 @@ def cold(cell: str, change=lambda o: o) -> list:
 
 
 def diagnosis(observations: list, cell: str):
-    judgement = judge(history(observations), lookups(LENGTHS))
-    return next(c for c in judgement.cells if c.cell == cell).diagnosis
+    return next(c for c in judge(history(observations), lookups(LENGTHS)).cells if c.cell == cell).diagnosis
 
 
 # --- law of lengths --------------------------------------------------------------------------------------------------
@@ -149,8 +148,7 @@ def test_shifted_hand_off():
 
 
 def test_each_finding_states_class_location_and_law():
-    observations = [*cold("pd-eagle3", lookahead_defect), *cold("single-eagle3")]
-    judgement = judge(history(observations), lookups(LENGTHS))
+    judgement = judge(history([*cold("pd-eagle3", lookahead_defect), *cold("single-eagle3")]), lookups(LENGTHS))
     wrong = [f for f in judgement.findings if f.check == "tokens-baseline"]
     assert len(wrong) == sum(spills(n, BLOCK, 3) for n in LENGTHS)
     for finding in wrong:
@@ -160,8 +158,7 @@ def test_each_finding_states_class_location_and_law():
 
 
 def no_acceptance(o):
-    outputs = len(o.final.output_ids)
-    return change_final(o, speculation=speculation((0,) * outputs))
+    return change_final(o, speculation=speculation((0,) * len(o.final.output_ids)))
 
 
 def test_drafter_kv_is_lost_in_the_hand_off_only():
@@ -207,8 +204,7 @@ def test_hit_that_cannot_be_is_named():
         counters = {"finished_requests": 1.0, "prefix_hits": 64.0}
         return change_final(o, counters=counters, output_ids=(7, *o.final.output_ids[1:]))
 
-    judgement = judge(history(cold("single-eagle3", hit)), lookups(LENGTHS))
-    cell = judgement.cells[0]
+    cell = judge(history(cold("single-eagle3", hit)), lookups(LENGTHS)).cells[0]
     assert next(r for r in cell.results if r.check == "cold-stays-cold").verdict is Verdict.REGRESSION
     assert "64 tokens from its prefix cache where at most 0 can be" in cell.diagnosis.location.text
     assert cell.diagnosis.location.blocks == (0, 1)
@@ -243,8 +239,7 @@ def test_wrong_only_at_a_temperature_is_the_sampler(cold_is_right, damage):
     made = cold("pd-none", lambda o: o if cold_is_right else wrong(o))
     made.append(wrong(observation("pd-none", 96, scenario="sampled", temperature=0.2)))
     judgement = judge(history(made, scenarios=[SAMPLED]), lookups(LENGTHS))
-    found = next(c for c in judgement.cells if c.scenario == "sampled")
-    assert found.diagnosis.damage == damage
+    assert next(c for c in judgement.cells if c.scenario == "sampled").diagnosis.damage == damage
 
 
 # --- intermittent ----------------------------------------------------------------------------------------------------

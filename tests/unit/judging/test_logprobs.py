@@ -118,8 +118,7 @@ def test_missing_answer_or_baseline_is_unknown():
 
 
 def test_smallest_distance_of_the_baseline_shows_what_every_engine_lost():
-    made = [moved(o) for o in flawless()]
-    judgement = judge(history(made), lookups(LENGTHS))
+    judgement = judge(history([moved(o) for o in flawless()]), lookups(LENGTHS))
     assert {verdicts(judgement, c)["logprobs-baseline"] for c in ("pd-none", "single-none", "pd-mtp")} == {
         Verdict.DRIFT
     }
@@ -173,8 +172,7 @@ def test_recorded_answers_whose_logprobs_are_moved_fail():
     made = load_history(RUNS / "M4")
     rng = random.Random(3)
     changed = tuple(moved(o, rng.uniform(-8, -0.1)) if o.cell == "pd-eagle3" else o for o in made.observations)
-    cell = view(made.model_copy(update={"observations": changed}), "pd-eagle3")
-    result = logprobs_single(cell)
+    result = logprobs_single(view(made.model_copy(update={"observations": changed}), "pd-eagle3"))
     assert result.verdict is Verdict.REGRESSION
     assert len(result.findings) == 5
 

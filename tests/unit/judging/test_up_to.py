@@ -43,8 +43,7 @@ def steps(accepted: tuple[int, ...], drafted: tuple[int, ...]) -> Speculation:
 def drafting_up_to(cell: str, tokens: int, accepted=ACCEPTED, drafted=DRAFTED, padded: bool = True) -> Observation:
     o = observation(cell, tokens)
     pads = padded and cell.startswith("pd")
-    found = steps((0, *accepted), (3, *drafted)) if pads else steps(accepted, drafted)
-    return change_final(o, speculation=found)
+    return change_final(o, speculation=steps((0, *accepted), (3, *drafted)) if pads else steps(accepted, drafted))
 
 
 def both(**pd) -> list[Observation]:

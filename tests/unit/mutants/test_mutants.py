@@ -224,8 +224,7 @@ def test_no_engine_is_started_twice_for_the_same_configuration():
     # Seven of engines that read with drafters, two of a pair that writes, two without drafters.
     assert sum(s.group.engines for s in setups) <= 13
     for setup in setups:
-        sent = {(w.cell.id, i) for w in setup.control for i in w.items}
-        assert sent or any(w.scripts for w in setup.control)
+        assert {(w.cell.id, i) for w in setup.control for i in w.items} or any(w.scripts for w in setup.control)
 
 
 def test_faults_are_tried_with_each_method_that_can_show_them():
@@ -332,8 +331,7 @@ def test_what_was_answered_until_the_first_finding_is_counted_in_its_cell():
     made = history([observation(c, n, sequence=i) for c in ("pd-none", "single-none") for i, n in enumerate(lengths)])
     tokens = {o.prompt_id: len(o.final.output_ids) for o in made.observations}
     named = judged("single-none").cells[0].results[0].findings[0]
-    second = made.of("single-none")
-    finding = named.model_copy(update={"prompt_id": list(second)[1], "form": "ids"})
+    finding = named.model_copy(update={"prompt_id": list(made.of("single-none"))[1], "form": "ids"})
     result = CheckResult(check="c", cell="single-none", verdict=Verdict.REGRESSION, judged=3, findings=(finding,))
     cell = CellVerdict(cell="single-none", verdict=Verdict.REGRESSION, results=(result,))
     caught = first_caught(Judgement(run_id="r", verdict=Verdict.REGRESSION, cells=(cell,)), made)

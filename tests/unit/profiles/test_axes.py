@@ -69,8 +69,7 @@ def test_a_profile_that_extends_another_keeps_the_rest(tmp_path):
 
 
 def test_ids_name_the_variant_and_are_read_back(tmp_path):
-    profile = load_profile(written(tmp_path))
-    cells = all_cells(profile)
+    cells = all_cells(load_profile(written(tmp_path)))
     assert len(cells) == len({c.id for c in cells})
     for cell in cells:
         assert CellName.of(cell.id) == cell.name
@@ -200,8 +199,7 @@ def test_second_stage_is_run_without_the_cells_that_cannot_run(tmp_path, monkeyp
 
 def test_cells_without_requests_lack_nothing(tmp_path):
     """Single cells have nothing to do in scenarios that need a prefill engine."""
-    drafter = {"repo": "a/b", "revision": "0" * 40}
-    methods = [{"kind": "none"}, {"kind": "eagle3", "drafter": drafter}]
+    methods = [{"kind": "none"}, {"kind": "eagle3", "drafter": {"repo": "a/b", "revision": "0" * 40}}]
     prepared = prepare(written(tmp_path, axes={}, methods=methods), [], ["late-pull"])
     assert set(prepared.lacking) == {"pd-eagle3"}
     assert set(prepared.lacking) <= {w.cell.id for w in prepared.works}

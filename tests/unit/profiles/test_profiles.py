@@ -34,8 +34,7 @@ def test_schema_is_current():
 
 @pytest.mark.parametrize("name", shipped_profile_names())
 def test_shipped_profiles_are_valid_by_the_schema(name):
-    raw = yaml.safe_load((SHIPPED_PROFILES / f"{name}.yaml").read_text())
-    jsonschema.validate(raw, profile_schema())
+    jsonschema.validate(yaml.safe_load((SHIPPED_PROFILES / f"{name}.yaml").read_text()), profile_schema())
 
 
 def test_schema_finds_what_is_misspelt():

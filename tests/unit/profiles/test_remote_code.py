@@ -188,8 +188,7 @@ def test_reports_say_whose_code_ran(tmp_path):
     profile = {**made.run.profile, "target": {"path": "/models/<b>m", "trust_remote_code": True}}
     summary = assess(with_run(made, profile=profile))
     assert "remote code: target /models/" in render_markdown(summary)
-    page = render_html(summary)
-    assert "remote code: target /models/&lt;b&gt;m" in page
+    assert "remote code: target /models/&lt;b&gt;m" in render_html(summary)
     assert "remote code" not in render_markdown(assess(made))
 
 

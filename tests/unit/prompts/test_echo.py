@@ -27,10 +27,9 @@ def folder(tmp_path_factory) -> Path:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    marks = ["<s>", "<|user|>", "<|assistant|>", "<|end|>"]
     trainer = trainers.BpeTrainer(
         vocab_size=2400,
-        special_tokens=marks,
+        special_tokens=["<s>", "<|user|>", "<|assistant|>", "<|end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

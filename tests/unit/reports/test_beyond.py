@@ -121,8 +121,7 @@ def test_wrong_answers_are_added_up_over_the_runs_of_a_version(tmp_path):
     assert (new.runs, new.wrong, new.checked) == (3, 2, 9)
     assert new.interval == pytest.approx((0.02814, 0.60009), abs=1e-4)
     assert found["0.31.0", "P/D"].interval == pytest.approx((0, 1 - 0.025 ** (1 / 6)))
-    text = Page(render_trend(trend, tmp_path / "trend.html"))
-    text.require_inert()
+    Page(render_trend(trend, tmp_path / "trend.html")).require_inert()
     assert "vLLM 0.32.0, P/D: 2 wrong of 9 answers in 3 runs (2.8 to 60 % with 95 %)" in printed(print_trend, trend)
 
 

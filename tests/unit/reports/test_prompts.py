@@ -67,13 +67,11 @@ def test_sampled_answers_are_compared_with_this_run_and_not_with_the_greedy_base
 
 
 def test_lengths_show_the_worst_of_their_prompts_and_what_is_equal_although_unknown():
-    wrong = pair(lambda o: garbled(o) if (o.cell, o.prompt_id) == ("pd-none", "p32") else o)
-    found = rows_of(wrong).by_length
+    found = rows_of(pair(lambda o: garbled(o) if (o.cell, o.prompt_id) == ("pd-none", "p32") else o)).by_length
     assert {n: e.symbol for n, e in found["pd-none"].items()} == {31: "·", 32: "✘", 40: "·", 65: "·"}
     assert (found["pd-none"][32].requests, found["pd-none"][32].damaged) == (1, 1)
     # Re-scoring was planned, and did not happen: the tokens are right all the same.
-    asked = rows_of(pair(), rescore=True)
-    assert {e.symbol for e in asked.by_length["pd-none"].values()} == {"="}
+    assert {e.symbol for e in rows_of(pair(), rescore=True).by_length["pd-none"].values()} == {"="}
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

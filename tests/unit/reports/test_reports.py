@@ -61,8 +61,7 @@ def scenario_run(mutants: tuple[str, ...] = ()) -> RunSummary:
     donor = observation("pd-none", 96, scenario="hit", part="donor", sequence=1)
     subject = observation("pd-none", 96, scenario="hit", part="subject", sequence=2)
     moved = {"prefix_hits": 64.0, "prompt_tokens_external_kv_transfer": 32.0, "nixl_bytes": LAYERS["none"] * 32768.0}
-    counters = {**subject.final.counters, **moved}
-    subject = garbled(change_final(subject, counters=counters), at=40)
+    subject = garbled(change_final(subject, counters={**subject.final.counters, **moved}), at=40)
     h = history([observation("pd-none", 96), donor, subject], scenarios=[raw], mutants=mutants)
     return summarise_run(h, judge(h, lookups([96])))
 
@@ -104,8 +103,7 @@ def test_hostile_text_is_inert_everywhere(bad):
     html = render_html(bad)
     Page(html).require_inert()
     assert "&lt;script&gt;" in html
-    root = ET.fromstring(render_junit(bad))
-    assert "<script>" in "".join(root.itertext())
+    assert "<script>" in "".join(ET.fromstring(render_junit(bad)).itertext())
     markdown = render_markdown(bad)
     assert "<script>" not in markdown
     assert max(map(len, markdown.splitlines())) < 700
@@ -165,8 +163,7 @@ def test_anchors_are_unique_and_every_link_has_its_place(bad):
     assert {unquote(i) for i in inside if "=" not in i} <= set(page.ids)
     # The others are states of the table: each names something that it can show.
     states = [parse_qs(i) for i in inside if "=" in i]
-    rows = {"/".join(r.place) for r in bad.prompts.rows}
-    assert {s["p"][0] for s in states if "p" in s} <= rows
+    assert {s["p"][0] for s in states if "p" in s} <= {"/".join(r.place) for r in bad.prompts.rows}
     assert {s["cell"][0] for s in states if "cell" in s} <= set(CELLS)
     assert len(states) > len(CELLS)
 
@@ -186,8 +183,7 @@ def test_logs_of_cells_that_could_not_be_judged_are_quoted(bad, tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "pd-mtp.decode.log").write_text("one\n" + HOSTILE)
-    summary = bad._replace(history=bad.history.model_copy(update={"folder": tmp_path}))
-    html = render_html(summary)
+    html = render_html(bad._replace(history=bad.history.model_copy(update={"folder": tmp_path})))
     Page(html).require_inert()
     assert "last lines of <bdi>pd-mtp.decode.log</bdi>" in html
 
@@ -206,8 +202,7 @@ def test_findings_are_grouped_gravest_first(bad):
 
 
 def test_summary_is_short_even_for_a_catastrophe():
-    everything = [change_final(o, output_ids=(9,)) for o in flawless()]
-    text = render_markdown(summarise(everything))
+    text = render_markdown(summarise([change_final(o, output_ids=(9,)) for o in flawless()]))
     assert len(text.splitlines()) <= 60
     assert text.startswith("# ✘ REGRESSION")
 
@@ -259,5 +254,4 @@ def test_page_in_another_folder_links_to_what_lies_beside_the_run(tmp_path: Path
     run, out = tmp_path / "runs" / "a b", tmp_path / "pages"
     page = '<a href="#x"><a href="../self/report.html"><a href="https://e.org/"><script>\'<a href="y">\'</script>'
     assert linked_from(run, run, page) == page
-    there = linked_from(out, run, page)
-    assert there == page.replace('"../self', '"../runs/a%20b/../self')
+    assert linked_from(out, run, page) == page.replace('"../self', '"../runs/a%20b/../self')

@@ -50,8 +50,7 @@ def test_requests_that_broke_are_marked():
 
 
 def test_engines_that_never_answered_are_shown_with_their_reason():
-    timeline = timeline_of(run({}, state="failed", reason="no hand-off"), {})
-    (lane,) = timeline.lanes
+    (lane,) = timeline_of(run({}, state="failed", reason="no hand-off"), {}).lanes
     assert [(b.kind, b.end - b.begin) for b in lane.bars] == [("start", 5.0)]
     assert "no hand-off" in lane.bars[0].words
 

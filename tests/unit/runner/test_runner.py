@@ -98,16 +98,14 @@ def states(history: History) -> Counter[str]:
 
 
 def test_two_cores_run_one_pair_at_a_time(tmp_path):
-    history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(2))
-    assert states(history) == {"complete": 12}
+    assert states(run(prepare("cpu", []), tmp_path / "run", FakeExecutor(2))) == {"complete": 12}
     assert FakeSession.most == 2
     assert FakeSession.order[-1] == "pd-none"
 
 
 def test_many_cores_run_many_pairs_and_the_plain_ones_after_the_others(tmp_path):
     FakeSession.reset(seconds=0.2)
-    history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(12))
-    assert states(history) == {"complete": 36}
+    assert states(run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(12))) == {"complete": 36}
     assert FakeSession.most > 2
     for variant in ("v0", "v1", "v2"):
         mine = [g for g in FakeSession.order if g.endswith(f"+{variant}")]
@@ -118,8 +116,7 @@ def test_many_cores_run_many_pairs_and_the_plain_ones_after_the_others(tmp_path)
 def test_single_engines_of_different_methods_run_side_by_side(tmp_path):
     # Long enough for the others to start on a busy machine.
     FakeSession.reset(seconds=0.5)
-    history = run(prepare("cpu", ["single-*"]), tmp_path / "run", FakeExecutor(2))
-    assert states(history) == {"complete": 4}
+    assert states(run(prepare("cpu", ["single-*"]), tmp_path / "run", FakeExecutor(2))) == {"complete": 4}
     assert FakeSession.most == 2
 
 
@@ -195,8 +192,7 @@ def test_what_nobody_thought_of_costs_its_own_group_and_is_no_traceback(tmp_path
     FakeSession.odd = frozenset({"pd-mtp"})
     history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(4))
     assert states(history) == {"complete": 9, "failed": 3}
-    reason = str(history.cell("pd-mtp").reason)
-    assert "ZeroDivisionError: of all things" in reason
+    assert "ZeroDivisionError: of all things" in str(history.cell("pd-mtp").reason)
     assert "Traceback" in (tmp_path / "run" / "logs" / "pd-mtp.harness.log").read_text()
 
 
@@ -312,8 +308,7 @@ def test_a_watch_that_decides_nothing_sees_a_group_while_the_next_one_is_asked(t
     prepared = prepare("cpu-quick", [])
     recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
     options = RunOptions(executor=FakeExecutor(2), watch=lambda h: seen.append(tuple(c.cell for c in h.run.cells)))
-    history = Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0), options).run()
-    assert states(history) == {"complete": 8}
+    assert states(Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0), options).run()) == {"complete": 8}
     # Of the last group, the run's verdict says as much.
     groups = [g.cell_ids for g in prepared.plan.groups]
     assert len(seen) == len(groups) - 1 and set(seen) < set(groups)

@@ -72,8 +72,7 @@ def test_engines_that_share_with_none_are_alone():
 
 def test_devices_of_different_memory_are_told_apart():
     mixed = [Device("small", "a", 40.0), Device("large", "a", 80.0, 1)]
-    found = scheduler([single("s", 60.0), single("t", 20.0)], mixed).start_next()
-    assert started(found)["s"] == [["large"]]
+    assert started(scheduler([single("s", 60.0), single("t", 20.0)], mixed).start_next())["s"] == [["large"]]
 
 
 def test_exact_fit_is_a_fit():
@@ -169,8 +168,7 @@ def test_one_by_one_and_first_fit_are_what_they_say():
 
 
 def test_times_that_turn_out_otherwise():
-    jobs = [single(n, 60, 100) for n in "xyz"]
-    found = simulate(jobs, ONE, seconds={"x": 30, "y": 400})
+    found = simulate([single(n, 60, 100) for n in "xyz"], ONE, seconds={"x": 30, "y": 400})
     assert found.makespan_s == 530
     assert sorted(s.placement.job.id for s in found.slots) == ["x", "y", "z"]
 

@@ -129,8 +129,7 @@ def test_lists_end_where_cuda_ends_them_and_that_is_said(setting, expected, said
 
 
 def test_ambiguous_prefix_is_refused():
-    twins = [FOUR[0], replace(FOUR[0], index=1, uuid="GPU-a1ffffff-0000")]
-    found = visible_devices("GPU-a1", twins)
+    found = visible_devices("GPU-a1", [FOUR[0], replace(FOUR[0], index=1, uuid="GPU-a1ffffff-0000")])
     assert found.devices == ()
     assert "2 GPUs whose UUID begins like that" in found.notes[0]
 

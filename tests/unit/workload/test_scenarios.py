@@ -55,8 +55,7 @@ def test_donor_and_subject_share_a_cache_and_nobody_else_does():
 
 
 def test_a_continuation_is_the_first_turn_and_the_beginning_of_its_answer():
-    full = load_profile("cpu-full")
-    (config,) = (s for s in full.scenarios if s.kind == "continuation")
+    (config,) = (s for s in load_profile("cpu-full").scenarios if s.kind == "continuation")
     assert {KNOWN[p].tokens % 32 for p in config.continued} == set(range(32))
     for run in scripts(config, KNOWN, "pd"):
         donor, subject = (s for stage in run.stages for s in stage.sends)
@@ -91,8 +90,7 @@ def test_recovery_repeats_the_parameters_of_a_hand_off_to_d_alone():
 
 
 def test_a_restarted_p_hands_off_once_more_with_nothing_cached():
-    config = next(s for s in load_profile("cpu-full").scenarios if s.id == "restarted-p")
-    (run, _) = scripts(config, KNOWN, "pd")
+    (run, _) = scripts(next(s for s in load_profile("cpu-full").scenarios if s.id == "restarted-p"), KNOWN, "pd")
     sends = [s for stage in run.stages for s in stage.sends]
     assert [(s.part, s.route, s.restart) for s in sends] == [
         ("before", "cell", False), ("subject", "former-p", True), ("again", "cell", False), ("after", "cell", False)
@@ -151,8 +149,7 @@ def test_a_router_is_sent_fewer_prompts_of_every_stratum():
     by_ids = {work.cell.route: {i.prompt.id for i in work.items if i.form == "ids"} for work in (client, router)}
     assert by_ids["client"] == {p.id for p in PROMPTS.cold}
     assert len(by_ids["router"]) == 10
-    strata = Counter(p.stratum for p in PROMPTS.cold if p.id in by_ids["router"])
-    assert set(strata.values()) == {2}
+    assert set(Counter(p.stratum for p in PROMPTS.cold if p.id in by_ids["router"]).values()) == {2}
     assert sum(i.form == "text" for i in router.items) == PROFILE.workload.text_prompts
 
 
