@@ -32,8 +32,7 @@ def ab_command(
         ),
     ] = None,
     head: Annotated[
-        str | None,
-        typer.Option("--head", metavar="VLLM", help="vLLM with the change. Default: that of --base."),
+        str | None, typer.Option("--head", metavar="VLLM", help="vLLM with the change. Default: that of --base.")
     ] = None,
     profile: ProfileOption = "cpu",
     cell: CellOption = None,

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 MetricsFormat = Literal["csv", "openmetrics"]
 ReportsOption = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="Write the run's reports into this folder."),
+    Path | None, typer.Option("--out", metavar="DIR", help="Write the run's reports into this folder.")
 ]
 
 

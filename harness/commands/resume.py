@@ -78,11 +78,7 @@ def prepare_resume(folder: Path) -> Resumable:
     return Resumable(folder, history, recorded, whole, rest)
 
 
-def resume(
-    left: Resumable,
-    reporter: Reporter,
-    options: RunOptions = DEFAULTS,
-) -> Outcome:
+def resume(left: Resumable, reporter: Reporter, options: RunOptions = DEFAULTS) -> Outcome:
     """Resume the run, judge it and write its reports.
 
     Raises UsageError, naming each difference, when the conditions are not those under which the run began; nothing has

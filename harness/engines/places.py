@@ -107,11 +107,7 @@ class LocalPlace:
     node = None
 
     def __init__(
-        self,
-        devices: Sequence[str] = (),
-        host: str = LOOPBACK,
-        ports: Iterator[int] | None = None,
-        claim: bool = False,
+        self, devices: Sequence[str] = (), host: str = LOOPBACK, ports: Iterator[int] | None = None, claim: bool = False
     ) -> None:
         self.host = host
         self._cores = Cores()

@@ -55,10 +55,7 @@ class _Jumping:
 
 
 def simulate(
-    jobs: Sequence[Job],
-    devices: Sequence[Device],
-    policy: Policy = planned,
-    seconds: Mapping[str, float] | None = None,
+    jobs: Sequence[Job], devices: Sequence[Device], policy: Policy = planned, seconds: Mapping[str, float] | None = None
 ) -> Schedule:
     """Run a policy against a clock that jumps from one end of a job to the next.
 

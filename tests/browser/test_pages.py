@@ -76,11 +76,7 @@ def test_detectable_effect_and_published_figures_stand_at_the_chart(reader: Read
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "attribute"),
-    [
-        ("cell", "pd-eagle3", "data-cell"),
-        ("verdict", "UNKNOWN", "data-verdict"),
-    ],
+    ("field", "value", "attribute"), [("cell", "pd-eagle3", "data-cell"), ("verdict", "UNKNOWN", "data-verdict")]
 )
 def test_filter_leaves_what_it_names(visitor: Visitor, pages: Pages, field, value, attribute):
     page = visitor.open(pages["red"])

@@ -364,10 +364,7 @@ def test_a_part_is_recorded_once_whatever_came_of_it(tmp_path, code):
     (folder / "reports" / "part-1" / "of an earlier night").mkdir(parents=True)
     summary = folder / "shown"
     found, calls = call(folder, "part.sh", **part_of("pd-none pd-mtp", GITHUB_STEP_SUMMARY=str(summary)))
-    assert (found, calls) == (
-        code,
-        ["run --part --out reports/part-1 --profile cpu --cell pd-none --cell pd-mtp"],
-    )
+    assert (found, calls) == (code, ["run --part --out reports/part-1 --profile cpu --cell pd-none --cell pd-mtp"])
     # Of a harness that was killed the engines' logs are as they wrote them.
     cleaned = folder / "cleaned"
     assert (cleaned.read_text() if code > 128 else cleaned.exists()) == (

@@ -288,10 +288,7 @@ def in_variant(made: History, variant: str) -> History:
         "run_id": f"part-{variant}",
     }
     return made.model_copy(
-        update={
-            "run": made.run.model_copy(update=update),
-            "observations": (*observations, *scores(observations)),
-        }
+        update={"run": made.run.model_copy(update=update), "observations": (*observations, *scores(observations))}
     )
 
 
@@ -304,10 +301,7 @@ def together(first: History, second: History) -> History:
         "run_id": "whole",
     }
     return first.model_copy(
-        update={
-            "run": first.run.model_copy(update=update),
-            "observations": (*first.observations, *second.observations),
-        }
+        update={"run": first.run.model_copy(update=update), "observations": (*first.observations, *second.observations)}
     )
 
 

@@ -270,8 +270,7 @@ def damage(folder: Path, *steps: str | int, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "where",
-    [("run_id",), ("cells", 0, "cell"), ("cells", 0, "group"), ("engines", 0, "log"), ("engines", 0, "group")],
+    "where", [("run_id",), ("cells", 0, "cell"), ("cells", 0, "group"), ("engines", 0, "log"), ("engines", 0, "group")]
 )
 def test_recorded_names_that_lead_elsewhere_are_a_damaged_record(where, tmp_path):
     folder = kept(tmp_path / "run")

@@ -187,12 +187,7 @@ def test_of_an_earlier_boot_of_this_machine_nothing_can_live(tmp_path, own_machi
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"machine": "fedcba9876543210"},
-        {"machine": ""},
-        {"started": time.time()},
-        {"boot": ""},
-    ],
+    [{"machine": "fedcba9876543210"}, {"machine": ""}, {"started": time.time()}, {"boot": ""}],
     ids=["other", "unknown", "younger than this boot", "no boot id"],
 )
 def test_a_tree_that_may_live_on_another_machine_keeps_its_files(tmp_path, own_machine, changes):

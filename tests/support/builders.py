@@ -270,12 +270,7 @@ def identity(method: str = "none", **changes: object) -> Identity:
 
 def provenance() -> Provenance:
     return Provenance(
-        recorded="2026-01-01",
-        run_id="r",
-        command=("harness",),
-        git_commit=None,
-        versions={},
-        hardware={},
+        recorded="2026-01-01", run_id="r", command=("harness",), git_commit=None, versions={}, hardware={}
     )
 
 

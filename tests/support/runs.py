@@ -51,11 +51,7 @@ PROFILE = {
     "scenarios": [],
     "target": "meta-llama/Llama-3.1-8B-Instruct",
     "methods": [
-        {
-            "kind": "eagle3",
-            "drafter": "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
-            "num_speculative_tokens": 3,
-        }
+        {"kind": "eagle3", "drafter": "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", "num_speculative_tokens": 3}
     ],
 }
 

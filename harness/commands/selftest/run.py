@@ -41,13 +41,7 @@ from harness.workload.prepare import Prepared, narrowed, prepare
 class SelfTester:
     """Runs setups one after another and collects the outcome of each mutant."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        environment: EngineEnvironment,
-        folder: Path,
-        reporter: Reporter,
-    ) -> None:
+    def __init__(self, prepared: Prepared, environment: EngineEnvironment, folder: Path, reporter: Reporter) -> None:
         self._prepared = prepared
         self._environment = environment
         self._folder = folder
@@ -110,12 +104,7 @@ class SelfTester:
                 left, controlled = self._broken(setup, left, controlled, session, error)
 
     def _broken(
-        self,
-        setup: Setup,
-        left: list[Trial],
-        controlled: bool,
-        session: EngineGroupSession,
-        error: InfrastructureError,
+        self, setup: Setup, left: list[Trial], controlled: bool, session: EngineGroupSession, error: InfrastructureError
     ) -> tuple[list[Trial], bool]:
         """Return, after engines died or did not start, the trials left for new engines, and whether the control has its
         verdict."""

@@ -232,12 +232,7 @@ class RayExecutor:
     """A connection to a cluster. Without an address and without ``RAY_ADDRESS``, a cluster of this machine only is
     started, and ended when the context is left."""
 
-    def __init__(
-        self,
-        address: str | None = None,
-        pair_nodes: PairNodes = "any",
-        place_s: float = _PLACE_S,
-    ) -> None:
+    def __init__(self, address: str | None = None, pair_nodes: PairNodes = "any", place_s: float = _PLACE_S) -> None:
         self._address = address or os.environ.get("RAY_ADDRESS")
         self._pair_nodes = pair_nodes
         self._place_s = place_s

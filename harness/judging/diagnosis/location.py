@@ -119,11 +119,7 @@ def _from_tokens(cell: CellView, r: Request) -> Location:
 
 
 def _located(
-    structure: _Structure,
-    count: int,
-    words: Sequence[str],
-    found: Sequence[int] = (),
-    position: int | None = None,
+    structure: _Structure, count: int, words: Sequence[str], found: Sequence[int] = (), position: int | None = None
 ) -> Location:
     """Return a location: the blocks that the structural evidence names, or else those that were ``found``."""
     return Location(

@@ -29,11 +29,7 @@ def command(role: str, flags=FLAGS):
 
 def test_each_engine_gets_what_is_for_all_and_for_its_role():
     added = {role: command(role).argv[len(command(role, NO_FLAGS).argv) :] for role in ("prefill", "decode", "single")}
-    assert added == {
-        "prefill": ["--my-flag", "--x=a b"],
-        "decode": ["--my-flag", "--y"],
-        "single": ["--my-flag"],
-    }
+    assert added == {"prefill": ["--my-flag", "--x=a b"], "decode": ["--my-flag", "--y"], "single": ["--my-flag"]}
     assert command("single").env["OTHER"] == "x=y"
     assert command("decode").env["VLLM_MINE"] == "1"
     assert "OTHER" not in command("decode").env

@@ -148,10 +148,7 @@ def test_baseline_that_has_every_distance_locates_the_change():
 def test_first_part_of_an_output_may_lack_the_smallest_distance():
     o = observation("pd-eagle3", 40)
     short = change_final(
-        o,
-        output_ids=o.final.output_ids[:4],
-        top_gaps=(12.0,) * 4,
-        chosen_logprobs=(0.0,) * 4,
+        o, output_ids=o.final.output_ids[:4], top_gaps=(12.0,) * 4, chosen_logprobs=(0.0,) * 4
     ).model_copy(update={"max_tokens": 4})
     assert logprobs_baseline(view(history([short]), "pd-eagle3", lookups([40]))).verdict is Verdict.PASS
     below = change_final(short, top_gaps=(5.0,) * 4)

@@ -58,10 +58,7 @@ def with_plain(observations: list[Observation]) -> list[Observation]:
 
 def baselines() -> dict[str, Lookup]:
     steps = {"accepted": ACCEPTED, "drafted": DRAFTED}
-    return {
-        "none": lookup(list(LENGTHS)),
-        "ngram": changed_rows(lookup(list(LENGTHS), "ngram"), lambda _: steps),
-    }
+    return {"none": lookup(list(LENGTHS)), "ngram": changed_rows(lookup(list(LENGTHS), "ngram"), lambda _: steps)}
 
 
 def test_flawless_run_passes_every_check():

@@ -39,14 +39,7 @@ def written(tmp_path: Path, **changes: object) -> str:
 
 def test_each_varies_one_thing_at_a_time(tmp_path):
     profile = load_profile(written(tmp_path))
-    assert [p.variant for p in profile.parts] == [
-        "v1",
-        "v1.few",
-        "v1.lease10",
-        "v2",
-        "v2.few",
-        "v2.lease10",
-    ]
+    assert [p.variant for p in profile.parts] == ["v1", "v1.few", "v1.lease10", "v2", "v2.few", "v2.lease10"]
     part = profile.part("v2.lease10")
     assert (part.engine.model_runner, part.engine.kv_lease_s, part.axes) == ("V2", 10, {})
     assert profile.part("v1").engine.kv_lease_s == 30

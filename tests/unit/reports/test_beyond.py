@@ -112,11 +112,7 @@ def test_wrong_answers_are_added_up_over_the_runs_of_a_version(tmp_path):
         recorded(tmp_path / f"run{i}", cells, change, started=started, versions={"vllm": version})
     trend = load_trend(tmp_path)
     found = {(a.vllm, a.what): a for a in trend.wrong_answers}
-    assert list(found) == [
-        ("0.31.0", "P/D"),
-        ("0.32.0", "P/D"),
-        ("0.32.0", "pd-none"),
-    ]
+    assert list(found) == [("0.31.0", "P/D"), ("0.32.0", "P/D"), ("0.32.0", "pd-none")]
     new = found["0.32.0", "P/D"]
     assert (new.runs, new.wrong, new.checked) == (3, 2, 9)
     assert new.interval == pytest.approx((0.02814, 0.60009), abs=1e-4)

@@ -21,17 +21,7 @@ from harness.reports.terminal import print_summary
 from harness.reports.write import write_reports
 from harness.util.files import write_json
 from tests.golden.oracle import BASELINES, RUNS
-from tests.support.builders import (
-    LENGTHS,
-    change_final,
-    history,
-    leg,
-    lookups,
-    observation,
-    steps_for,
-    view,
-    with_run,
-)
+from tests.support.builders import LENGTHS, change_final, history, leg, lookups, observation, steps_for, view, with_run
 from tests.support.normal_tier import baselines, night, worse
 from tests.support.pages import printed
 

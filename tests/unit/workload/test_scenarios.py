@@ -226,10 +226,7 @@ def change_scenario(kind: str, /, **changes):
         (change_scenario("appended-token", donor="copy-030-03"), "to have 2 whole blocks in common with turn-170"),
         (change_scenario("refill", prompts=["copy-999"]), "'copy-999', which is not in it"),
         (change_scenario("trace", stages=[[{"prompt": "copy-999"}]]), "'copy-999', which is not in it"),
-        (
-            change_scenario("trace", stages=[[{"prompt": "copy-030-03"}]]),
-            "expected a request with abandon.after_steps",
-        ),
+        (change_scenario("trace", stages=[[{"prompt": "copy-030-03"}]]), "expected a request with abandon.after_steps"),
     ],
 )
 def test_impossible_scenarios_are_refused_before_anything_starts(tmp_path, change, sentence):
@@ -553,12 +550,7 @@ def test_pool_of_unknown_size_proves_nothing():
     assert proof(made, REFILL, "single-none", engines).verdict is Verdict.UNKNOWN
 
 
-PRESSURE = {
-    "id": "pressure",
-    "kind": "pressure",
-    "load": ["p96", "p65"],
-    "waiting": {"donor": "p96", "subject": "p96"},
-}
+PRESSURE = {"id": "pressure", "kind": "pressure", "load": ["p96", "p65"], "waiting": {"donor": "p96", "subject": "p96"}}
 
 
 @pytest.mark.parametrize(
@@ -610,8 +602,7 @@ def concurrent_round(instance: int, late_at: float) -> list:
 
 
 @pytest.mark.parametrize(
-    ("late_at", "verdict"),
-    [((0.3, 0.3), Verdict.PASS), ((0.3, 1.5), Verdict.PASS), ((1.5, 1.5), Verdict.UNKNOWN)],
+    ("late_at", "verdict"), [((0.3, 0.3), Verdict.PASS), ((0.3, 1.5), Verdict.PASS), ((1.5, 1.5), Verdict.UNKNOWN)]
 )
 def test_one_proven_round_of_concurrency_is_enough(late_at, verdict):
     made = [o for i, at in enumerate(late_at) for o in concurrent_round(i, at)]
