@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
+from rich.console import Console
 from typer.testing import CliRunner
 
 from harness.cli.app import app
@@ -603,8 +604,6 @@ def test_expected_time_grows_with_the_tries_that_halving_needs(trier):
 
 
 def test_table_shows_each_version_with_its_reason(tmp_path):
-    from rich.console import Console
-
     console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
     print_bisection(bisected(tmp_path, "0.31.0", *RELEASES, silent=("0.30.0",)), console)
     text = console.export_text()

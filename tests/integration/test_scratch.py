@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
@@ -137,9 +139,6 @@ def test_a_path_that_is_too_long_for_sockets_is_said_and_costs_no_engine(short, 
 
 def test_longest_path_holds_a_socket(short):
     """Of ``LONGEST`` bytes: its sockets can be bound; one more is too long."""
-    import socket
-    import uuid
-
     base = short / ("y" * (runtime_dir.LONGEST - len(str(short)) - 1))
     base.mkdir()
     with socket.socket(socket.AF_UNIX) as held:

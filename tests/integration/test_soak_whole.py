@@ -16,6 +16,7 @@ import pytest
 import typer
 
 import harness.commands.soak.report
+from harness.baselines.build import record_from, require_reference_run
 from harness.cli.soak import soak_command
 from harness.commands.merge.load import load_parts
 from harness.commands.merge.night import Wanted as Parts
@@ -30,6 +31,7 @@ from harness.history.records import EngineRecord
 from harness.history.verdict import Verdict
 from harness.reports.judge_run import check
 from harness.reports.trend import load_trend
+from harness.runner.run import prepared_recorder
 from harness.util.signals import deferred, ignored, raise_once
 from harness.util.storage import FolderLock
 from harness.workload.prepare import prepare
@@ -356,9 +358,6 @@ def test_a_soak_holds_its_folder_and_no_other_command_takes_it_for_a_run(tmp_pat
 
 @pytest.mark.parametrize("kind", ["soak", "drill"])
 def test_only_a_plain_run_is_a_reference(tmp_path: Path, kind: str):
-    from harness.baselines.build import record_from, require_reference_run
-    from harness.runner.run import prepared_recorder
-
     prepared = prepare("cpu", ["single-none"])
     recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / kind, kind=kind)
     perform(recorder, prepared.works[0])

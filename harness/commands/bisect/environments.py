@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from packaging.requirements import Requirement
@@ -199,11 +199,9 @@ def engine_python(option: str, text: str, device: str, say: Callable[[str], None
     return Cache(root, UvInstaller(device), say).python(build, root / "install.log")
 
 
-class Installer(Protocol):
-    """Installs a build of vLLM, with what P/D cells need, into an empty folder."""
-
-    def __call__(self, build: Build, folder: Path, log: Path) -> None:
-        """Install; raise EnvironmentFault with the reason when ``folder`` cannot be used afterwards."""
+Installer = Callable[[Build, Path, Path], None]
+"""Installs a build of vLLM, with what P/D cells need, into an empty folder, with a log. Raises EnvironmentFault with
+the reason when the folder cannot be used afterwards."""
 
 
 def cache_folder() -> Path:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from harness.baselines import index
 from harness.baselines.build import record_from, references_in, rows_from
 from harness.baselines.diff import diff
 from harness.baselines.lookup import Limits, differing, free_place, look_up, minor_distance, unused
@@ -17,6 +22,7 @@ from harness.errors import DataError, UsageError
 from harness.history.folder import History
 from harness.prompts.model import PromptHeader, PromptSet
 from harness.util.byte_cache import ByteCache
+from harness.util.files import sha256_bytes
 from harness.util.paths import REPOSITORY
 from tests.support.builders import change_final, history, identity, observation, provenance, rows, speculation, with_run
 
@@ -188,30 +194,20 @@ def test_damaged_baseline_is_no_baseline(tmp_path, damage):
 
 
 def test_damaged_row_names_its_line(tmp_path):
-    from harness.util.files import sha256_bytes
-
     path = write(tmp_path)
     table = path.with_suffix(".csv")
     bad = table.read_text().replace("p32", "p32,7", 1)
     table.write_text(bad)
     text = path.read_text()
-    path.write_text(text.replace(load_sha(text), sha256_bytes(bad.encode())))
+    path.write_text(text.replace(json.loads(text)["rows_sha256"], sha256_bytes(bad.encode())))
     with pytest.raises(DataError, match="line 3"):
         load_baseline(path)
-
-
-def load_sha(text: str) -> str:
-    import json
-
-    return str(json.loads(text)["rows_sha256"])
 
 
 # --- recording -------------------------------------------------------------------------------------------------------
 
 
 def prompts(lengths: list[int] = LENGTHS, use: dict[int, str] | None = None) -> PromptSet:
-    from types import SimpleNamespace
-
     header = PromptHeader.model_construct(rows_sha256="0")
     items = [
         SimpleNamespace(id=f"p{n}", sha256=f"s{n}", expected=None, use=(use or {}).get(n, "cold")) for n in lengths
@@ -412,8 +408,6 @@ def _baselines_of_variants(folder: Path, count: int) -> list[Path]:
 
 
 def test_rows_are_read_of_the_baseline_that_fits_and_headers_once(tmp_path, monkeypatch):
-    from harness.baselines import index
-
     _baselines_of_variants(tmp_path, 6)
     headers, tables = [], []
     load_header, read_table = index.load_header, index.read_table
@@ -432,11 +426,6 @@ def test_rows_are_read_of_the_baseline_that_fits_and_headers_once(tmp_path, monk
 
 
 def test_rows_of_lineups_that_are_not_judged_are_forgotten(tmp_path, monkeypatch):
-    import gc
-    import weakref
-
-    from harness.baselines import index
-
     monkeypatch.setattr(index, "_CACHE", ByteCache(0, 2))
     _baselines_of_variants(tmp_path, 6)
     lookups = [found(tmp_path, block_size=size) for size in range(1, 7)]
@@ -452,8 +441,6 @@ def test_rows_of_lineups_that_are_not_judged_are_forgotten(tmp_path, monkeypatch
 
 
 def test_a_stored_baseline_that_changes_while_it_is_judged_is_not_judged_on(tmp_path, monkeypatch):
-    from harness.baselines import index
-
     lookup = found(write(tmp_path).parent)
     monkeypatch.setattr(index, "_CACHE", ByteCache(0, 2))
     write_baseline(tmp_path / "eagle3.json", identity("eagle3"), provenance(), rows([31, 32], "eagle3"))

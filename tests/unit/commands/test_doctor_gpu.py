@@ -20,7 +20,7 @@ from harness.commands.doctor.gpu import (
 from harness.commands.doctor.model import Item
 from harness.engines.environment import EngineEnvironment
 from harness.profiles.hub import GIB, Hub
-from harness.profiles.model import Profile, load_profile, read_profile
+from harness.profiles.model import Profile, load_profile, read_profile, references_of
 from harness.prompts.probe_task import WEIGHTS
 from tests.support.builders import changed_profile
 from tests.support.fake_hub import FakeRepository, fake_hub
@@ -310,6 +310,4 @@ def test_hub_token_models_and_disk(tmp_path, monkeypatch):
 
 
 def references(path: str) -> dict:
-    from harness.profiles.model import read_profile, references_of
-
     return references_of(read_profile(path))

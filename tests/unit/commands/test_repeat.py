@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.commands.aa.report import render_markdown
-from harness.commands.aa.run import count
+from harness.commands.aa.report import render_markdown, write_repeat
+from harness.commands.aa.run import count, judge_again
+from harness.errors import UsageError
+from harness.history.folder import write_run
 from harness.judging.checks.registry import judge
 from harness.reports.aa_result import AgainstItself
 from tests.support.builders import change_final, history, lookups, observation, speculation
@@ -73,11 +75,6 @@ def test_nothing_repeated_is_unknown():
 
 
 def test_recorded_repetitions_are_judged_again(tmp_path):
-    from harness.commands.aa.report import write_repeat
-    from harness.commands.aa.run import judge_again
-    from harness.errors import UsageError
-    from harness.history.folder import write_run
-
     with pytest.raises(UsageError, match=r"aa\.json"):
         judge_again(tmp_path)
     result = AgainstItself(

@@ -14,7 +14,7 @@ from harness.history.folder import load_history
 from harness.history.records import Merged
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
-from harness.judging.findings import Judgement
+from harness.judging.findings import Finding, Judgement
 from harness.judging.known_defects import apply_known
 from harness.judging.references import References
 from harness.profiles.known_defects import load_known
@@ -139,8 +139,6 @@ def test_missing_evidence_is_never_known(tmp_path):
 
 
 def test_entry_for_one_stratum_does_not_cover_a_change_of_all(tmp_path):
-    from harness.judging.findings import Finding
-
     defect = known(tmp_path, {**ENTRY, "strata": ["aligned"]}).entries[0].defect
     base = {"check": "tokens-x", "cell": "pd-none", "verdict": "REGRESSION", "damage": "target-kv", "message": ""}
     for changed, covered in ((["aligned@0", "aligned@1"], True), (["all@0", "aligned@0"], False), ([], False)):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+import harness.judging.checks.hypothesis_tests as hypothesis_tests
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks.hypothesis_tests import run_tests
@@ -145,8 +146,6 @@ def test_pd_that_rounds_otherwise_and_is_right_is_no_regression():
 
 def test_holm_is_what_keeps_a_lone_small_p_from_failing(monkeypatch):
     """A p-value between alpha and alpha / m fails only when the adjustment is taken out."""
-    import harness.judging.checks.hypothesis_tests as hypothesis_tests
-
     calls = []
 
     def spy(p_values, registered):

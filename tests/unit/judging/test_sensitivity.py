@@ -12,12 +12,13 @@ from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
 from harness.baselines.published import Band, load_published, matching
 from harness.cli.app import app
 from harness.commands.plan import _correlation
-from harness.errors import DataError, UsageError
+from harness.errors import DataError, ProfileError, UsageError
 from harness.judging import power
 from harness.judging.power import Noise, Sensitivity, sensitivity
 from harness.judging.sight import Sample
 from harness.profiles.model import Judging
-from harness.prompts.model import load_prompts, write_prompts
+from harness.prompts.model import load_prompts, prompt_row, write_prompts
+from harness.util.files import sha256_json
 from harness.workload.prepare import prepare
 from tests.support.builders import changed_profile, identity, provenance
 
@@ -142,9 +143,6 @@ def test_two_stages_need_prompts_that_were_held_out(tmp_path):
     with pytest.raises(UsageError, match="held out for the second stage"):
         prepare(path, [])
     prompts = load_prompts(prepare("cpu", []).profile.workload.prompts)
-    from harness.prompts.model import prompt_row
-    from harness.util.files import sha256_json
-
     kept = tuple(
         p.model_copy(update={"use": "held-out"}) if i % 2 and p.use == "cold" else p
         for i, p in enumerate(prompts.prompts)
@@ -177,8 +175,6 @@ def test_two_stages_need_prompts_that_were_held_out(tmp_path):
     ],
 )
 def test_bounds_are_validated(tmp_path, judging):
-    from harness.errors import ProfileError
-
     with pytest.raises(ProfileError, match="judging"):
         prepare(normal(tmp_path, **judging), [])
 

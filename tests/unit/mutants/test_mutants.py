@@ -13,11 +13,12 @@ import pytest
 
 from harness.commands.selftest.outcome import classify_kill, first_caught
 from harness.commands.selftest.report import render_markdown, write_selftest
-from harness.commands.selftest.trials import NEEDS_OWN_ENGINES, TRIALS, make_setups, select_trials
+from harness.commands.selftest.run import SelfTester
+from harness.commands.selftest.trials import NEEDS_OWN_ENGINES, TRIALS, make_setups, select_trials, trial_works
 from harness.engines.command import EngineCommand
 from harness.engines.request import Ask
 from harness.engines.session import EngineGroupSession
-from harness.errors import UsageError
+from harness.errors import HandoffError, UsageError
 from harness.history.verdict import Verdict
 from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement, Law
 from harness.mutants import hooks
@@ -240,8 +241,6 @@ def test_faults_are_tried_with_each_method_that_can_show_them():
 
 @pytest.mark.parametrize("method", [None, "dflash", "mtp", "none"])
 def test_control_sends_everything_that_a_trial_sends(method):
-    from harness.commands.selftest.trials import trial_works
-
     for setup in make_setups(select_trials([], quick=False, method=method), PROFILE, PROMPTS):
         control = {w.cell.id: w for w in setup.control}
         for trial in setup.trials:
@@ -370,8 +369,6 @@ def test_mutant_without_an_outcome_never_passes():
 
 def test_trial_that_breaks_has_an_outcome(tmp_path, monkeypatch):
     """A hand-off that breaks outside of a request must not lose the trial."""
-    from harness.commands.selftest.run import SelfTester
-    from harness.errors import HandoffError
 
     def breaks(*_):
         raise HandoffError("decode engine: expected metrics, found ConnectError")

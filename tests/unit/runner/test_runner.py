@@ -15,6 +15,7 @@ import yaml
 
 import harness.runner.groups
 import harness.runner.record_cells
+from harness.engines.executor import local_places
 from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, ModelUnavailableError
@@ -68,8 +69,6 @@ class FakeExecutor:
 
     @contextlib.contextmanager
     def places(self, _group, _profile, _environment, placement: Placement) -> Iterator[dict]:
-        from harness.engines.executor import local_places
-
         yield local_places(self.found, placement, None)
 
 
