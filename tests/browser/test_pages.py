@@ -13,6 +13,12 @@ Pages = dict[str, Path]
 MARKS = ".plot .dot, .plot .line"
 
 
+@pytest.fixture
+def page(visitor: Visitor, pages: Pages) -> Page:
+    """The report of a red run, opened for one test."""
+    return visitor.open(pages["red"])
+
+
 def shown(page: Page) -> list[str]:
     """Ids of the findings that can be seen."""
     return page.evaluate("[...document.querySelectorAll('.finding')].filter((f) => !f.hidden).map((f) => f.id)")
@@ -78,8 +84,7 @@ def test_detectable_effect_and_published_figures_stand_at_the_chart(reader: Read
 @pytest.mark.parametrize(
     ("field", "value", "attribute"), [("cell", "pd-eagle3", "data-cell"), ("verdict", "UNKNOWN", "data-verdict")]
 )
-def test_filter_leaves_what_it_names(visitor: Visitor, pages: Pages, field, value, attribute):
-    page = visitor.open(pages["red"])
+def test_filter_leaves_what_it_names(page: Page, field, value, attribute):
     everything = shown(page)
     page.locator(f"select[name={field}]").select_option(value)
     left = shown(page)
@@ -92,8 +97,7 @@ def test_filter_leaves_what_it_names(visitor: Visitor, pages: Pages, field, valu
     expect(page.locator("#shown")).to_have_text("")
 
 
-def test_filters_narrow_each_other(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_filters_narrow_each_other(page: Page):
     page.locator("select[name=cell]").select_option("pd-eagle3")
     page.locator("select[name=verdict]").select_option("UNKNOWN")
     assert shown(page) == []
@@ -104,8 +108,7 @@ def test_filters_narrow_each_other(visitor: Visitor, pages: Pages):
     assert len(shown(page)) > 0
 
 
-def test_filter_works_by_keyboard(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_filter_works_by_keyboard(page: Page):
     everything = shown(page)
     for _ in range(40):
         page.keyboard.press("Tab")
@@ -122,8 +125,7 @@ def test_filter_works_by_keyboard(visitor: Visitor, pages: Pages):
     assert shown(page) == everything
 
 
-def test_charts_of_other_methods_are_hidden(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_charts_of_other_methods_are_hidden(page: Page):
     page.locator("select[name=cell]").select_option("pd-mtp")
     assert page.locator("[data-chart=acceptance-eagle3]").is_visible() is False
     assert page.locator("[data-chart=acceptance-mtp]").is_visible()
@@ -133,8 +135,7 @@ def test_charts_of_other_methods_are_hidden(visitor: Visitor, pages: Pages):
     assert box["width"] > 200
 
 
-def test_search_finds_words_of_prompts_and_of_findings(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_search_finds_words_of_prompts_and_of_findings(page: Page):
     everything = shown(page)
     page.get_by_role("searchbox").fill("aligned pd-eagle3 N=32")
     rows = page.locator("#table tbody tr")
@@ -155,8 +156,7 @@ def column(page: Page, number: int) -> list[str]:
     return page.locator(f"#table tbody tr :nth-child({number})").all_inner_texts()
 
 
-def test_table_is_sorted_by_its_headers(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_table_is_sorted_by_its_headers(page: Page):
     assert "REGRESSION" in column(page, 6)[0]
     page.get_by_role("button", name="length").click()
     lengths = [int(n) for n in column(page, 4)]
@@ -169,16 +169,14 @@ def test_table_is_sorted_by_its_headers(visitor: Visitor, pages: Pages):
     assert "length" in page.evaluate("document.activeElement.textContent")
 
 
-def test_more_rows_are_shown_when_asked(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_more_rows_are_shown_when_asked(page: Page):
     few = page.locator("#table tbody tr").count()
     page.get_by_role("button", name="more of").click()
     assert page.locator("#table tbody tr").count() == 32 > few
     assert page.get_by_role("button", name="more of").count() == 0
 
 
-def test_state_of_the_page_is_its_address(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_state_of_the_page_is_its_address(page: Page, visitor: Visitor, pages: Pages):
     page.locator("select[name=cell]").select_option("pd-eagle3")
     page.get_by_role("searchbox").fill("cold")
     page.get_by_role("button", name="length").click()
@@ -193,8 +191,7 @@ def test_state_of_the_page_is_its_address(visitor: Visitor, pages: Pages):
     assert page.evaluate("location.hash") == ""
 
 
-def test_prompt_has_a_link_of_its_own(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_prompt_has_a_link_of_its_own(page: Page, visitor: Visitor, pages: Pages):
     assert page.locator("#prompt").is_visible() is False
     page.locator("#table tr", has_text="pd-eagle3").first.get_by_role("link").click()
     one = page.locator("#prompt")
@@ -222,8 +219,7 @@ def test_link_to_a_request_of_another_run_says_so(visitor: Visitor, pages: Pages
     expect(page.locator("#prompt")).to_contain_text("no such request: pd-eagle3/cold/ids/other")
 
 
-def test_length_leads_to_its_prompts(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_length_leads_to_its_prompts(page: Page):
     page.locator(".heat tr[data-cell=pd-eagle3]").get_by_role("link", name="65 tokens").click()
     rows = page.locator("#table tbody tr")
     expect(rows).to_have_count(1)
@@ -242,8 +238,7 @@ def test_every_finding_has_a_link_that_opens_at_it(visitor: Visitor, pages: Page
         assert in_view(page.locator(f"[id='{found}']"))
 
 
-def test_link_reveals_what_is_filtered_away(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_link_reveals_what_is_filtered_away(page: Page):
     hidden = page.locator(".finding[data-cell=pd-eagle3]").first.get_attribute("id")
     page.locator("select[name=cell]").select_option("pd-none")
     assert hidden not in shown(page)
@@ -295,8 +290,7 @@ def test_copy_button_copies_the_line(visitor: Visitor, pages: Pages):
     assert "harness repro" in (line.locator("code").text_content() or "")
 
 
-def test_copy_button_works_where_the_clipboard_is_refused(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_copy_button_works_where_the_clipboard_is_refused(page: Page):
     page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('refused')); }")
     copied = page.evaluate_handle(
         "() => { const seen = []; document.addEventListener('copy', () => seen.push(String(getSelection()) || "
@@ -417,8 +411,7 @@ def test_paper_shows_everything_but_controls(visitor: Visitor, pages: Pages):
     assert page.evaluate(_CONTRAST) >= 4.5
 
 
-def test_paper_says_what_was_filtered_away(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_paper_says_what_was_filtered_away(page: Page):
     page.locator("select[name=cell]").select_option("pd-eagle3")
     page.emulate_media(media="print")
     expect(page.locator("#shown")).to_be_visible()

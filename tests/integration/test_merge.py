@@ -165,6 +165,17 @@ def split(made: History, tmp_path: Path, second: History | None = None) -> list[
     return out
 
 
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """The parts of a night that passes."""
+    return split(night(), tmp_path)
+
+
+def refused(words: str, folders: list[Path], out: Path, wanted: Wanted | None = None) -> None:
+    with pytest.raises(UsageError, match=words):
+        merge(folders, out, wanted)
+
+
 def references() -> dict[str, Lookup]:
     known = baselines(LENGTHS)
     return {**known, "mtp": known["eagle3"]}
@@ -237,8 +248,7 @@ def test_second_stage_that_no_part_ran_is_missing(tmp_path):
     assert judged(merge(folders, tmp_path / "without")).verdict is Verdict.UNKNOWN
 
 
-def test_cell_that_no_part_ran_is_unknown_with_that_reason(tmp_path):
-    folders = split(night(), tmp_path)
+def test_cell_that_no_part_ran_is_unknown_with_that_reason(tmp_path, folders):
     merged = merge(folders[:1], tmp_path / "merged")
     lost = merged.cell("pd-mtp")
     assert lost.state == "failed" and lost.reason == "no part ran it"
@@ -344,12 +354,10 @@ def test_variants_that_fit_no_other_part_still_have_to_fit_where_they_overlap(tm
         for n, own in enumerate(PARTS)
     ]
     edited(folders[1], lambda r: r["identities"]["none+a"].update(target_sha256="x"))
-    with pytest.raises(UsageError, match=r"identities\.none\+a\.target_sha256"):
-        merge(folders, tmp_path / "merged")
+    refused(r"identities\.none\+a\.target_sha256", folders, tmp_path / "merged")
     edited(folders[1], lambda r: r["identities"]["none+a"].update(target_sha256="t"))
     edited(folders[1], lambda r: r.update(prompts_sha256="others"))
-    with pytest.raises(UsageError, match=r"prompts\.a: expected 'prompts of a', found 'others'"):
-        merge(folders, tmp_path / "merged")
+    refused(r"prompts\.a: expected 'prompts of a', found 'others'", folders, tmp_path / "merged")
 
 
 # --- models of the hub -----------------------------------------------------------------------------------------------
@@ -384,13 +392,12 @@ def test_parts_that_had_a_model_of_the_hub_or_lacked_it_are_of_one_night(tmp_pat
     assert judged(merge(folders, tmp_path / "merged")).verdict is Verdict.PASS
     assert judged(merge(folders, tmp_path / "expected", Wanted(expect=path))).verdict is Verdict.PASS
     Path(path).write_text(Path(path).read_text().replace("a/drafter", "another/drafter"))
-    with pytest.raises(UsageError, match=r"drafter\.repo: expected 'another/drafter', found 'a/drafter'"):
-        merge(folders, tmp_path / "other", Wanted(expect=path))
+    moved = r"drafter\.repo: expected 'another/drafter', found 'a/drafter'"
+    refused(moved, folders, tmp_path / "other", Wanted(expect=path))
     part = part_of(made, PARTS[1], "part-1", profile=localised(raw, "/cache/drafter", "d" * 40))
     shutil.rmtree(folders[1])
     write(part, folders[1])
-    with pytest.raises(UsageError, match=r"models\.mtp: expected 'cccc"):
-        merge(folders, tmp_path / "moved")
+    refused(r"models\.mtp: expected 'cccc", folders, tmp_path / "moved")
 
 
 # --- the same cell twice ---------------------------------------------------------------------------------------------
@@ -691,8 +698,7 @@ def test_engines_of_two_parts_with_the_same_name_stay_apart(tmp_path):
 
 
 @pytest.mark.parametrize("sequence", [2**63, 99999999999999999999, -(2**63) - 1])
-def test_numbers_that_no_column_takes_do_not_cost_the_night(tmp_path, sequence):
-    folders = split(night(), tmp_path)
+def test_numbers_that_no_column_takes_do_not_cost_the_night(tmp_path, folders, sequence):
     # Not of the cell that both parts have.
     lines = answers(folders[1], "pd-mtp")
     changed = re.sub(r'("cell":"pd-mtp".*?"sequence":)\d+', rf"\g<1>{sequence}", lines.read_text(), count=1)
@@ -705,8 +711,7 @@ def test_numbers_that_no_column_takes_do_not_cost_the_night(tmp_path, sequence):
     assert not list((tmp_path / "merged").glob("*.parquet"))
 
 
-def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path):
-    folders = split(night(), tmp_path)
+def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path, folders):
     (log,) = list((folders[0] / "logs").glob("*.log"))[:1]
     log.write_text("Authorization: Bearer abcdefghijklmnop\nthe rest")
     copied = "".join(p.read_text() for p in (merge(folders, tmp_path / "merged").folder / "logs").glob("*.log"))
@@ -738,8 +743,7 @@ def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path):
         (lambda r: r.update(hardware=7), "is damaged"),
     ],
 )
-def test_part_that_does_not_fit_is_refused_or_left_out_and_missed(tmp_path, damage, sentence):
-    folders = split(night(), tmp_path)
+def test_part_that_does_not_fit_is_refused_or_left_out_and_missed(tmp_path, folders, damage, sentence):
     edited(folders[1], damage)
     with pytest.raises(UsageError) as refused:
         merge(folders, tmp_path / "merged")
@@ -750,16 +754,13 @@ def test_part_that_does_not_fit_is_refused_or_left_out_and_missed(tmp_path, dama
     assert any("part" in n for n in judgement.notices)
 
 
-def test_damaged_observations_are_refused_and_a_torn_line_is_said(tmp_path):
-    folders = split(night(), tmp_path)
+def test_damaged_observations_are_refused_and_a_torn_line_is_said(tmp_path, folders):
     lines = answers(folders[1], "pd-mtp")
     whole = lines.read_text()
     lines.write_text('{"cell": 1}\n' + whole)
-    with pytest.raises(UsageError, match="changed or damaged"):
-        merge(folders, tmp_path / "merged")
+    refused("changed or damaged", folders, tmp_path / "merged")
     edited(folders[1], lambda r: r.update(finished=None))
-    with pytest.raises(UsageError, match="line 1"):
-        merge(folders, tmp_path / "merged")
+    refused("line 1", folders, tmp_path / "merged")
     lines.write_text(whole[:-20])
     merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
     assert any("part-2 did not finish" in n for n in merged.run.merged.notices)
@@ -770,13 +771,11 @@ def test_damaged_second_stage_is_refused_or_missing(tmp_path):
     made = night(accept={"pd-mtp": drop})
     folders = split(made, tmp_path, made)
     (folders[1] / SECOND / "run.json").write_text("{")
-    with pytest.raises(UsageError, match="second stage of part-2"):
-        merge(folders, tmp_path / "merged")
+    refused("second stage of part-2", folders, tmp_path / "merged")
     assert judged(merge(folders, tmp_path / "merged", Wanted(keep_going=True))).verdict is Verdict.UNKNOWN
 
 
-def test_most_parts_say_which_night_it_is(tmp_path):
-    folders = split(night(), tmp_path)
+def test_most_parts_say_which_night_it_is(tmp_path, folders):
     third = write(part_of(night(), ("single-none",), "part-3"), tmp_path / "part-3")
     edited(folders[0], lambda r: r["versions"].update(vllm="9"))
     merged = merge([*folders, third], tmp_path / "merged", Wanted(keep_going=True))
@@ -795,23 +794,19 @@ def test_interrupted_part_that_was_retried_wholly_costs_nothing(tmp_path):
     assert not mended.run.interrupted and judged(mended).verdict is Verdict.PASS
 
 
-def test_armed_parts_merge_when_asked_and_never_pass(tmp_path):
-    folders = split(night(), tmp_path)
+def test_armed_parts_merge_when_asked_and_never_pass(tmp_path, folders):
     for folder in folders:
         edited(folder, lambda r: r.update(mutants=["M1"]))
     assert judged(merge(folders, tmp_path / "merged", Wanted(armed=True))).verdict is Verdict.UNKNOWN
 
 
-def test_other_commits_of_the_harness_are_refused(tmp_path):
-    folders = split(night(), tmp_path)
+def test_other_commits_of_the_harness_are_refused(tmp_path, folders):
     for folder, commit in zip(folders, ("a" * 40, "b" * 40), strict=True):
         edited(folder, lambda r, commit=commit: r.update(git_commit=commit))
-    with pytest.raises(UsageError, match="from one checkout"):
-        merge(folders, tmp_path / "merged")
+    refused("from one checkout", folders, tmp_path / "merged")
 
 
-def test_parts_without_a_known_commit_are_said(tmp_path):
-    folders = split(night(), tmp_path)
+def test_parts_without_a_known_commit_are_said(tmp_path, folders):
     assert (
         "recorded with an unknown commit of the harness: part-1, part-2"
         in merge(folders, tmp_path / "a").run.merged.notices
@@ -832,8 +827,7 @@ def test_different_runs_of_one_name_are_no_copies(tmp_path, second):
     lines = answers(changed, "pd-mtp")
     lines.write_text("".join(lines.read_text().splitlines(keepends=True)[1:]))
     edited(changed)
-    with pytest.raises(UsageError, match=r"twin: expected one run named part-2, .* found runs that differ"):
-        merge([*folders, twin], tmp_path / "merged")
+    refused(r"twin: expected one run named part-2, .* found runs that differ", [*folders, twin], tmp_path / "merged")
     merged = merge([*folders, twin], tmp_path / "merged", Wanted(keep_going=True))
     assert merged.cell("pd-mtp").reason == "no part ran it"
     assert judged(merged).verdict is Verdict.UNKNOWN
@@ -850,18 +844,15 @@ def test_folders_of_runs_links_and_copies_count_once(tmp_path):
 
 
 def test_nothing_to_merge(tmp_path):
-    with pytest.raises(UsageError, match="no such folder"):
-        merge([tmp_path / "nowhere"], tmp_path / "merged")
+    refused("no such folder", [tmp_path / "nowhere"], tmp_path / "merged")
     with pytest.raises(InfrastructureError, match="found none that can be used"):
         merge([tmp_path / "nowhere"], tmp_path / "merged", Wanted(keep_going=True))
     folders = split(night(), tmp_path)
-    with pytest.raises(UsageError, match="expected a new or an empty folder"):
-        merge(folders, folders[0])
+    refused("expected a new or an empty folder", folders, folders[0])
 
 
-def test_log_names_lead_nowhere(tmp_path):
+def test_log_names_lead_nowhere(tmp_path, folders):
     """Groups and logs are called what a damaged record says; nothing is read or written beside the folders."""
-    folders = split(night(), tmp_path)
     (tmp_path / "outside.decode.log").write_text("secret")
 
     def damage(raw: dict) -> None:
@@ -869,22 +860,19 @@ def test_log_names_lead_nowhere(tmp_path):
             item["group"] = "../../outside"
 
     edited(folders[1], damage)
-    with pytest.raises(UsageError, match="damaged"):
-        merge(folders, tmp_path / "merged")
+    refused("damaged", folders, tmp_path / "merged")
     merged = merge(folders, tmp_path / "merged-without", Wanted(keep_going=True))
     assert not any("secret" in p.read_text() for p in merged.folder.rglob("*.log"))
     write_reports(summarise_run(merged, judged(merged), references()), merged.folder)
 
 
-def test_part_with_a_link_in_it_is_refused_or_left_out(tmp_path):
-    folders = split(night(), tmp_path)
+def test_part_with_a_link_in_it_is_refused_or_left_out(tmp_path, folders):
     (tmp_path / "outside.decode.log").write_text("secret")
     (folders[1] / "logs").mkdir(exist_ok=True)
     group = json.loads((folders[1] / "run.json").read_text())["cells"][0]["group"]
     (folders[1] / "logs" / f"{group}.decode.log").unlink(missing_ok=True)
     (folders[1] / "logs" / f"{group}.decode.log").symlink_to(tmp_path / "outside.decode.log")
-    with pytest.raises(UsageError, match="found a symbolic link; remove it"):
-        merge(folders, tmp_path / "merged")
+    refused("found a symbolic link; remove it", folders, tmp_path / "merged")
     merged = merge(folders, tmp_path / "merged-without", Wanted(keep_going=True))
     assert not any("secret" in p.read_text() for p in merged.folder.rglob("*.log"))
 
@@ -892,10 +880,8 @@ def test_part_with_a_link_in_it_is_refused_or_left_out(tmp_path):
 # --- what should be there --------------------------------------------------------------------------------------------
 
 
-def test_profile_that_was_expected_must_be_the_recorded_one(tmp_path):
-    folders = split(night(), tmp_path)
-    with pytest.raises(UsageError, match="--expect cpu: expected parts of this profile"):
-        merge(folders, tmp_path / "merged", Wanted(expect="cpu"))
+def test_profile_that_was_expected_must_be_the_recorded_one(tmp_path, folders):
+    refused("--expect cpu: expected parts of this profile", folders, tmp_path / "merged", Wanted(expect="cpu"))
     with pytest.raises(HarnessError, match="expected a shipped profile"):
         merge(folders, tmp_path / "merged", Wanted(expect="nowhere"))
 
@@ -922,21 +908,19 @@ def test_cells_are_expected_with_all_their_requests(tmp_path):
     assert merged.run.profile["baselines"] == str(PROFILE.baselines)
     only = merge([folder], tmp_path / "cold", Wanted(expect="cpu", scenarios=("cold",)))
     assert only.cell("pd-none").scenarios == {}
-    with pytest.raises(UsageError, match="expected a pattern that matches a scenario"):
-        merge([folder], tmp_path / "odd", Wanted(expect="cpu", scenarios=("warm",)))
+    odd = Wanted(expect="cpu", scenarios=("warm",))
+    refused("expected a pattern that matches a scenario", [folder], tmp_path / "odd", odd)
 
 
 def test_recorded_profile_that_cannot_be_read_is_said(tmp_path):
     folder = write(history([observation("single-none", 40)]), tmp_path / "part")
-    with pytest.raises(UsageError, match="name it with --expect PROFILE"):
-        merge([folder], tmp_path / "merged")
+    refused("name it with --expect PROFILE", [folder], tmp_path / "merged")
 
 
 def test_damaged_axes_of_a_recorded_profile_are_said(tmp_path):
     folder = write(in_variant(night(), "a"), tmp_path / "part")
     edited(folder, lambda r: r["profile"]["axes"]["lease"]["b"]["engine"].update(kv_lease_s="soon"))
-    with pytest.raises(UsageError, match="name it with --expect PROFILE"):
-        merge([folder], tmp_path / "merged")
+    refused("name it with --expect PROFILE", [folder], tmp_path / "merged")
     code, output = cli("merge", str(folder), "--out", str(tmp_path / "merged"))
     assert code == 64 and "kv_lease_s" in output and "Traceback" not in output
 
