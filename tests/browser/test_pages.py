@@ -131,8 +131,7 @@ def test_charts_of_other_methods_are_hidden(page: Page):
     assert page.locator("[data-chart=acceptance-mtp]").is_visible()
     page.get_by_role("button", name="show all").click()
     box = page.locator("[data-chart=acceptance-eagle3] svg.plot").bounding_box()
-    assert box is not None
-    assert box["width"] > 200
+    assert box is not None and box["width"] > 200
 
 
 def test_search_finds_words_of_prompts_and_of_findings(page: Page):
@@ -185,8 +184,7 @@ def test_state_of_the_page_is_its_address(page: Page, visitor: Visitor, pages: P
     again = visitor.open(pages["red"], fragment)
     assert again.locator("select[name=cell]").input_value() == "pd-eagle3"
     assert again.get_by_role("searchbox").input_value() == "cold"
-    assert column(again, 1) == column(page, 1)
-    assert shown(again) == shown(page)
+    assert column(again, 1) == column(page, 1) and shown(again) == shown(page)
     page.get_by_role("button", name="show all").click()
     assert page.evaluate("location.hash") == ""
 
@@ -404,8 +402,7 @@ def test_paper_shows_everything_but_controls(visitor: Visitor, pages: Pages):
     heights = page.evaluate(
         "[...document.querySelectorAll('details:not([open]) table')].map((t) => t.getBoundingClientRect().height)"
     )
-    assert len(heights) > 3
-    assert min(heights) > 0
+    assert len(heights) > 3 and min(heights) > 0
     # Dark schemes are for screens: on paper, ink is dark, in charts too.
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 253)"
     assert page.evaluate(_CONTRAST) >= 4.5

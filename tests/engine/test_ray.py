@@ -156,8 +156,7 @@ def check_killed_node(nodes: Nodes, tmp_path: Path) -> None:
         wait_for(lambda: not started[lost].handle.alive(), 60, "the loss is not noticed")
         wait_for(lambda: len(living(sessions)) == 1, 30, "the engine of the lost node is still there")
         (other,) = [s.handle for r, s in started.items() if r != lost]
-        assert isinstance(other, RayHandle)
-        assert other.alive()
+        assert isinstance(other, RayHandle) and other.alive()
         other.stop(5)
         assert living(sessions) == []
         assert "up" in (tmp_path / f"{lost}.log").read_text()

@@ -365,8 +365,7 @@ def test_failed_install_says_why_and_where_the_log_is(install_with, tmp_path):
     with pytest.raises(EnvironmentFault, match=r"cannot be installed: there is no torch \(see install\.log\); then: "):
         install_with('"pip compile"*')
     log = (tmp_path / "install.log").read_text()
-    assert log.startswith("$ ")
-    assert "No solution" in log
+    assert log.startswith("$ ") and "No solution" in log
 
 
 def test_an_install_that_does_not_import_is_refused(install_with, monkeypatch):
@@ -440,8 +439,7 @@ def test_one_try_that_shows_it_is_enough_and_quiet_ones_must_exclude_the_rate(re
 def test_missing_evidence_is_named(red, tmp_path):
     broken = judged_run(observation("pd-none", 96, error="no answer"))
     found = judged(tries(red, tmp_path, None)._replace(summary=broken))
-    assert found["verdict"] == "skipped"
-    assert "tokens-baseline is UNKNOWN: " in str(found["reason"])
+    assert found["verdict"] == "skipped" and "tokens-baseline is UNKNOWN: " in str(found["reason"])
     assert judged(tries(red, tmp_path, None))["reason"] == "the finding's check did not run"
 
 
@@ -557,8 +555,7 @@ def test_skipped_versions_are_named_and_leave_a_range_where_they_must(tmp_path):
 )  # fmt: skip
 def test_ends_that_do_not_hold_are_an_error_that_says_which_behaves_how(tmp_path, first_bad, silent, words):
     found = bisected(tmp_path, first_bad, *RELEASES, silent=silent)
-    assert found.sentence.startswith("UNKNOWN: ")
-    assert words in found.sentence
+    assert found.sentence.startswith("UNKNOWN: ") and words in found.sentence
     assert (found.exit_code, found.first_bad, len(found.steps)) == (EXIT_UNKNOWN, (), 2)
 
 
@@ -645,8 +642,7 @@ def test_bad_input(arguments, sentence):
 
 def test_ends_must_be_named():
     code, output = harness("bisect", *PROMPT, "--good", "0.30.0")
-    assert code == 64
-    assert "--bad" in output
+    assert code == 64 and "--bad" in output
 
 
 def test_bisect_whose_ends_cannot_start_is_unknown(tmp_path):

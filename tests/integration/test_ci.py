@@ -644,8 +644,7 @@ def test_image_is_pinned_unprivileged_and_holds_no_secret():
     values = {i["instruction"]: i["value"] for i in parsed}
     base = next(i["value"] for i in parsed if i["instruction"] == "ARG")
     assert re.fullmatch(r"BASE=python@sha256:[0-9a-f]{64}", base)
-    assert values["FROM"] == "${BASE}"
-    assert values["USER"] == "10001"
+    assert values["FROM"] == "${BASE}" and values["USER"] == "10001"
     assert values["ENTRYPOINT"] == '["harness"]'
     assert not any(word in i["value"] for i in parsed for word in ("TOKEN", "PASSWORD", "SECRET"))
     assert "ADD" not in values

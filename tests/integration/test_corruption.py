@@ -178,8 +178,7 @@ def judged(folder: Path, base: Base, number: int = 1) -> str:
     if number % REPORTED == 0:
         write_reports(summary, folder)
     if verdict is Verdict.PASS:
-        assert history.observations == base.history.observations
-        assert history.run == base.history.run
+        assert history.observations == base.history.observations and history.run == base.history.run
         return SAME_EVIDENCE
     return str(verdict)
 
@@ -243,8 +242,7 @@ def test_prompt_set(tmp_path):
 
     def judge() -> str:
         found = load_prompts(path)
-        assert found.prompts == whole.prompts
-        assert found.sha256 == whole.sha256
+        assert found.prompts == whole.prompts and found.sha256 == whole.sha256
         return "the same prompts"
 
     run_all("prompt set", path, judge)

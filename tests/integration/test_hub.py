@@ -157,8 +157,7 @@ def test_code_is_fetched_only_of_a_model_whose_code_may_run(hub):
     trusted = plain.model_copy(update={"trust_remote_code": True})
     assert not list(hub.download(plain, "target").glob("*.py"))
     # What was fetched without its code is not complete for an engine that is to run it.
-    assert hub.cached(plain, "target") is not None
-    assert hub.cached(trusted, "target") is None
+    assert hub.cached(plain, "target") is not None and hub.cached(trusted, "target") is None
     assert [f.name for f in hub.download(trusted, "target").glob("*.py")] == ["modeling_fake.py"]
     assert hub.cached(trusted, "target") is not None
 
@@ -183,8 +182,7 @@ def test_moved_branch_is_refused_with_both_commits_with_and_without_the_hub(hub,
         with pytest.raises(ProfileError, match=f"expected commit {A}, found that 'main' is now {B}"):
             action(pinned, "target")
     # The cache does not know yet, and still has what was asked for.
-    assert hub.cached(pinned, "target").name == A
-    assert hub.download(reference(), "target").name == B
+    assert hub.cached(pinned, "target").name == A and hub.download(reference(), "target").name == B
     with pytest.raises(ProfileError, match=f"expected commit {A}.*now {B}"):
         hub.cached(pinned, "target")
     assert hub.cached(reference(revision=A), "target").name == A
@@ -219,8 +217,7 @@ def test_gated_model_without_token_with_another_and_with_the_right_one(hub, serv
         hub.download(reference(GATED), "target")
     assert "hf_another" not in str(caught.value)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert hub.has_token
-    assert hub.download(reference(GATED), "target").name == A
+    assert hub.has_token and hub.download(reference(GATED), "target").name == A
     assert TOKEN in served.tokens
 
 
@@ -366,8 +363,7 @@ def test_one_missing_model_costs_its_own_method_only(hub, tmp_path):
     profile = read_profile(hub_profile(tmp_path))
     hub.download(reference(), "target")
     local = localise(profile, "nightly", hub)
-    assert set(unavailable(local)) == {"eagle3"}
-    assert local.target_folder.is_dir()
+    assert set(unavailable(local)) == {"eagle3"} and local.target_folder.is_dir()
     assert [m.kind for m in local.methods if m.kind != "eagle3" and m.drafter_path] == ["dflash", "mtp"]
     with pytest.raises(
         ModelUnavailableError, match=r"drafter of eagle3: .*harness models --profile nightly --download"

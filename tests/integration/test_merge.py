@@ -213,8 +213,7 @@ def test_merged_parts_are_judged_as_one_run_of_the_same_cells(tmp_path, name, st
         write(second, tmp_path / "whole" / SECOND)
     one = judged(load_history(tmp_path / "whole"))
     several = judged(merge(split(made, tmp_path, second), tmp_path / "merged"))
-    assert several.verdict is one.verdict
-    assert said(several) == said(one)
+    assert several.verdict is one.verdict and said(several) == said(one)
     assert {c.cell for c in one.cells} == set(CELLS)
     assert (one.verdict is Verdict.PASS) == (name in ("as recorded", "equal runs"))
 
@@ -228,8 +227,7 @@ def test_bitwise_night_with_a_wrong_token_is_judged_alike(tmp_path):
     one = judged(load_history(write(made, tmp_path / "whole")))
     several = judged(merge(split(made, tmp_path), tmp_path / "merged"))
     assert one.verdict is several.verdict is Verdict.REGRESSION
-    assert said(several) == said(one)
-    assert several.findings
+    assert said(several) == said(one) and several.findings
 
 
 def test_parts_trip_whatever_the_whole_family_trips(tmp_path):
@@ -237,8 +235,7 @@ def test_parts_trip_whatever_the_whole_family_trips(tmp_path):
     made = night(accept={"pd-mtp": lambda n: worse(n) if n % 3 else recorded(n), "single-eagle3": again})
     whole = set(tripped_tests(load_history(write(made, tmp_path / "whole")), references()))
     parts = [load_history(p) for p in split(made, tmp_path)]
-    assert whole
-    assert whole <= {t for p in parts for t in tripped_tests(p, references())}
+    assert whole and whole <= {t for p in parts for t in tripped_tests(p, references())}
 
 
 def test_second_stage_that_no_part_ran_is_missing(tmp_path):
@@ -254,8 +251,7 @@ def test_cell_that_no_part_ran_is_unknown_with_that_reason(tmp_path, folders):
     assert lost.state == "failed" and lost.reason == "no part ran it"
     assert lost.planned == len(LENGTHS)
     judgement = judged(merged)
-    assert judgement.verdict is Verdict.UNKNOWN
-    assert judgement.by_cell()["pd-mtp"] is Verdict.UNKNOWN
+    assert judgement.verdict is Verdict.UNKNOWN and judgement.by_cell()["pd-mtp"] is Verdict.UNKNOWN
     assert judgement.by_cell()["pd-eagle3"] is Verdict.PASS
     assert "no part ran pd-mtp, single-mtp" in judgement.notices
     chosen = merge(folders[:1], tmp_path / "chosen", Wanted(cells=("*-eagle3", "single-none")))
@@ -340,8 +336,7 @@ def test_variants_in_different_parts_are_judged_as_one_run_of_them(tmp_path, nam
     one = judged_by_variant(load_history(whole))
     merged = merge(folders, tmp_path / "merged")
     several = judged_by_variant(merged)
-    assert several.verdict is one.verdict
-    assert said(several) == said(one)
+    assert several.verdict is one.verdict and said(several) == said(one)
     assert (one.verdict is Verdict.PASS) == (name == "as recorded")
     assert merged.run.identities == together(*variants).run.identities
     assert merged.run.prompts_sha256 == "prompts of a"
@@ -424,8 +419,7 @@ def test_retry_fills_in_what_is_missing(tmp_path):
     ]
     merged = merge(folders, tmp_path / "merged")
     parts = {p.run_id: p for p in merged.run.merged.parts}
-    assert parts["try-2"].counted == ("pd-mtp",)
-    assert parts["try-1"].counted == ("single-mtp",)
+    assert parts["try-2"].counted == ("pd-mtp",) and parts["try-1"].counted == ("single-mtp",)
     assert judged(merged).verdict is Verdict.PASS
     assert any(n.startswith("pd-mtp: recorded by 2 parts; that of try-2 counts") for n in merged.run.merged.notices)
 
@@ -715,8 +709,7 @@ def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path, folders):
     (log,) = list((folders[0] / "logs").glob("*.log"))[:1]
     log.write_text("Authorization: Bearer abcdefghijklmnop\nthe rest")
     copied = "".join(p.read_text() for p in (merge(folders, tmp_path / "merged").folder / "logs").glob("*.log"))
-    assert "Authorization: Bearer <redacted>\nthe rest" in copied
-    assert "abcdefghijklmnop" not in copied
+    assert "Authorization: Bearer <redacted>\nthe rest" in copied and "abcdefghijklmnop" not in copied
 
 
 # --- parts that cannot be taken --------------------------------------------------------------------------------------
@@ -779,8 +772,7 @@ def test_most_parts_say_which_night_it_is(tmp_path, folders):
     third = write(part_of(night(), ("single-none",), "part-3"), tmp_path / "part-3")
     edited(folders[0], lambda r: r["versions"].update(vllm="9"))
     merged = merge([*folders, third], tmp_path / "merged", Wanted(keep_going=True))
-    assert merged.run.versions["vllm"] == "0"
-    assert merged.cell("pd-eagle3").reason == "no part ran it"
+    assert merged.run.versions["vllm"] == "0" and merged.cell("pd-eagle3").reason == "no part ran it"
 
 
 def test_interrupted_part_that_was_retried_wholly_costs_nothing(tmp_path):
@@ -902,8 +894,7 @@ def test_cells_are_expected_with_all_their_requests(tmp_path):
     prompts = load_prompts(PROFILE.workload.prompts)
     folder = cold_part_of_cpu(tmp_path, prompts.sha256)
     merged = merge([folder], tmp_path / "merged", Wanted(expect="cpu"))
-    assert len(merged.run.cells) == 12
-    assert merged.cell("pd-none").scenarios["late-pull"] > 0
+    assert len(merged.run.cells) == 12 and merged.cell("pd-none").scenarios["late-pull"] > 0
     assert merged.cell("pd-mtp").planned == len(prompts.cold) + PROFILE.workload.text_prompts
     assert merged.run.profile["baselines"] == str(PROFILE.baselines)
     only = merge([folder], tmp_path / "cold", Wanted(expect="cpu", scenarios=("cold",)))

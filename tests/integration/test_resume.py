@@ -209,8 +209,7 @@ def test_regression_in_what_is_set_aside_is_no_second_chance(tmp_path, engines):
     assert outcome.summary.verdict is Verdict.UNKNOWN
     (notice,) = (n for n in outcome.summary.judgement.notices if n.startswith("resumed"))
     assert "9 earlier answers were set aside" in notice
-    assert "single-eagle3 tokens-baseline REGRESSION" in notice
-    assert "cannot pass" in notice
+    assert "single-eagle3 tokens-baseline REGRESSION" in notice and "cannot pass" in notice
     assert check(folder).summary.verdict is Verdict.UNKNOWN
 
 
@@ -257,8 +256,7 @@ def test_link_that_moves_meanwhile_leads_nowhere_else(tmp_path, folder, engines)
     latest.unlink()
     latest.symlink_to(finished.name)
     outcome = resume(left, Reporter(0.0))
-    assert outcome.folder == folder.resolve()
-    assert outcome.summary.verdict is Verdict.PASS
+    assert outcome.folder == folder.resolve() and outcome.summary.verdict is Verdict.PASS
     assert (finished / "run.json").read_text() == before
     assert latest.resolve() == folder.resolve()
 
@@ -349,8 +347,7 @@ def test_a_link_in_the_place_of_the_lock_is_not_written_through(tmp_path, engine
 
 def test_options_that_the_run_says_are_refused(folder, engines):
     done = CliRunner().invoke(app, ["run", "--resume", str(folder), "--cell", "pd-*", "--profile", "cpu"])
-    assert isinstance(done.exception, UsageError)
-    assert "--profile, --cell" in str(done.exception)
+    assert isinstance(done.exception, UsageError) and "--profile, --cell" in str(done.exception)
     done = CliRunner().invoke(app, ["run", "--resume", str(folder)])
     assert done.exit_code == 0, done.output
     assert "PASS" in done.output
@@ -359,8 +356,7 @@ def test_options_that_the_run_says_are_refused(folder, engines):
 def test_interrupted_run_is_opened_again(folder, engines):
     """Ctrl-C seals what there is; going on breaks the seal and makes a new one."""
     reseal(folder, lambda r: r.update(finished="2026-01-01T00:00:00+00:00", interrupted=True))
-    assert load_history(folder).run.interrupted
-    assert go_on(folder).summary.verdict is Verdict.PASS
+    assert load_history(folder).run.interrupted and go_on(folder).summary.verdict is Verdict.PASS
     assert json.loads((folder / "run.json").read_text())["seal"] == seal_of(folder).model_dump()
 
 
@@ -385,8 +381,7 @@ def test_nothing_is_lost_when_it_is_killed_while_answers_are_moved_aside(folder,
         patch.setattr(Path, "rename", fail)
         with pytest.raises(Killed):
             go_on(folder)
-    assert all_lines(folder) == before
-    assert check(folder).summary.verdict is Verdict.UNKNOWN
+    assert all_lines(folder) == before and check(folder).summary.verdict is Verdict.UNKNOWN
     assert go_on(folder).summary.verdict is Verdict.PASS
     assert set(before) <= {*all_lines(folder), *all_lines(folder / "superseded-2")}
 

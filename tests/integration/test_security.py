@@ -325,10 +325,8 @@ def test_recorded_run_does_not_choose_its_references(tmp_path):
     )
     made = made.model_copy(update={"run": run, "own": False})
     lookup = baselines_for(made)["none"]
-    assert lookup.baseline is None
-    assert "--baselines" in lookup.reason
-    assert judge(made, baselines_for(made)).verdict is not Verdict.PASS
-    assert known_of(made) is None
+    assert lookup.baseline is None and "--baselines" in lookup.reason
+    assert judge(made, baselines_for(made)).verdict is not Verdict.PASS and known_of(made) is None
     assert any("--known" in n for n in assess(made).judgement.notices)
     # Where it was recorded, from a profile that the user named, it reads them.
     assert known_of(made.model_copy(update={"own": True})) == tmp_path / "known.yaml"

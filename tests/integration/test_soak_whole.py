@@ -172,8 +172,7 @@ def test_a_leak_is_a_regression_and_its_check_is_none_the_greener(
     ended = played(tmp_path)
     assert set(ended.result.verdicts) == {"PASS"}
     assert [g.name for g in ended.result.growths if g.verdict is Verdict.REGRESSION] == ["single descriptors"]
-    assert ended.exit_code == 1
-    assert check(ended.folder).summary.verdict is Verdict.REGRESSION
+    assert ended.exit_code == 1 and check(ended.folder).summary.verdict is Verdict.REGRESSION
 
 
 def test_a_soak_without_a_verdict_never_passes_a_check(tmp_path: Path, session: type[FakeAnswers]):
@@ -230,8 +229,7 @@ def test_a_full_disk_in_a_round_is_a_named_doubt(
     ended = played(tmp_path)
     assert ended.result.verdict is Verdict.UNKNOWN
     assert any("soak.jsonl" in d and "the disk is full" in d for d in ended.result.doubts)
-    assert written(ended.folder)["rounds"] == 1
-    assert len(recorded(ended.folder)) == 2 * PROMPTS
+    assert written(ended.folder)["rounds"] == 1 and len(recorded(ended.folder)) == 2 * PROMPTS
 
 
 def test_two_interrupts_leave_a_result(tmp_path: Path, session: type[FakeAnswers], monkeypatch: pytest.MonkeyPatch):

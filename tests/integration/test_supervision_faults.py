@@ -227,10 +227,8 @@ def test_process_whose_first_thread_has_ended_lives(tmp_path, shm):
     assert procfs.users([segment], [engine.pid]) == {segment: {engine.pid}}
     (ledger,) = procfs.ledgers(procfs.state_folder())
     known = orphans.read_ledger(ledger)
-    assert procfs.marked(engine.pid, known.mark)
-    assert segment not in procfs.abandoned(0.0, [])
-    assert engine.alive()
-    assert engine.stop(0.5) == []
+    assert procfs.marked(engine.pid, known.mark) and segment not in procfs.abandoned(0.0, [])
+    assert engine.alive() and engine.stop(0.5) == []
     assert not held.exists()
     assert procfs.stat_of(engine.pid) is None
 
@@ -302,8 +300,7 @@ def test_only_what_listens_is_in_use(monkeypatch):
     (port,) = ports.free_ports(1)
     ports.release([port])
     with socket.create_server(("127.0.0.1", port)):
-        assert ports.in_use(port)
-        assert ports.trouble(port) == "in use"
+        assert ports.in_use(port) and ports.trouble(port) == "in use"
     # An address of no machine.
     assert not ports.in_use(port, "192.0.2.1")
     assert ports.trouble(port, "192.0.2.1").startswith("not known to be free (")

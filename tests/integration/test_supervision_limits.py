@@ -457,5 +457,4 @@ def test_signals_outside_of_a_run_are_a_sentence(numbers):
         time.sleep(0.1)
     _, said = started.communicate(timeout=30)
     assert started.returncode == 2
-    assert said.strip().endswith("harness: interrupted; verdict UNKNOWN")
-    assert "Traceback" not in said
+    assert said.strip().endswith("harness: interrupted; verdict UNKNOWN") and "Traceback" not in said

@@ -22,8 +22,7 @@ def test_padded_first_step_is_left_out(real, overshoot):
     overshoot = min(overshoot, real[-1])
     outputs = 1 + sum(a + 1 for a in real) - overshoot
     found = real_steps(make_leg((0, *real), outputs))
-    assert found is not None
-    assert found.accepted == real
+    assert found is not None and found.accepted == real
     assert found.padded
     assert same_steps(make_leg((0, *real), outputs), found, real)
 

@@ -59,8 +59,7 @@ def test_what_equal_runs_differ_by_survives_a_round_trip(tmp_path):
     path = tmp_path / "eagle3.json"
     write_baseline(path, identity("eagle3"), provenance(), [twice, same])
     loaded = load_baseline(path)
-    assert loaded.rows == (twice, same)
-    assert loaded.noise_floor_nats == 0.25
+    assert loaded.rows == (twice, same) and loaded.noise_floor_nats == 0.25
     assert loaded.header.summary["again"]["diverged"] == 1
 
 
@@ -114,8 +113,7 @@ def test_files_are_stable_so_that_a_diff_is_short(tmp_path):
 def test_other_identity_refuses_and_names_the_field_and_the_cure(tmp_path, changes):
     write(tmp_path)
     lookup = found(tmp_path, **changes)
-    assert lookup.baseline is None
-    assert next(iter(changes)) in lookup.reason
+    assert lookup.baseline is None and next(iter(changes)) in lookup.reason
     assert "harness baseline record --profile cpu" in lookup.reason
 
 
@@ -150,8 +148,7 @@ def test_nearest_version_stands_in_with_a_notice(tmp_path):
     write(tmp_path, name="newer", vllm="0.31.0")
     lookup = found(tmp_path, vllm="0.32.0")
     assert lookup.path is not None and lookup.path.stem == "newer"
-    assert "0.31.0" in lookup.notices[0]
-    assert "expired" not in lookup.notices[0]
+    assert "0.31.0" in lookup.notices[0] and "expired" not in lookup.notices[0]
     (tmp_path / "newer.json").unlink()
     (notice,) = found(tmp_path, vllm="0.32.0").notices
     assert "expired" in notice
@@ -188,8 +185,7 @@ def test_damaged_baseline_is_no_baseline(tmp_path, damage):
     with pytest.raises(DataError):
         load_baseline(path)
     lookup = found(tmp_path)
-    assert lookup.baseline is None
-    assert "eagle3" in lookup.reason
+    assert lookup.baseline is None and "eagle3" in lookup.reason
     assert any("eagle3" in line for line in unused(tmp_path, [identity("eagle3")]))
 
 
@@ -325,8 +321,7 @@ def test_speculation_that_changes_tokens_is_never_recorded(tmp_path):
 def test_another_run_is_a_reference_without_files():
     other = run_of()
     found_there = references_in(other, {m: identity(m, prompts_sha256="0") for m in ("none", "eagle3", "mtp")})
-    assert len(found_there["eagle3"].baseline.rows) == 3
-    assert found_there["mtp"].baseline is None
+    assert len(found_there["eagle3"].baseline.rows) == 3 and found_there["mtp"].baseline is None
     assert "single-mtp" in found_there["mtp"].reason
     assert references_in(other, {"eagle3": identity("eagle3", block_size=16)})["eagle3"].baseline is None
 
@@ -345,8 +340,7 @@ def test_unused_and_orphaned_baselines_are_reported(tmp_path):
     (tmp_path / "lost.csv").write_text("")
     text = "\n".join(unused(tmp_path, [identity("eagle3")]))
     assert "eagle3-16.json is unused: it differs in block_size" in text
-    assert "mtp.json is unused" in text
-    assert "lost.csv are orphaned" in text
+    assert "mtp.json is unused" in text and "lost.csv are orphaned" in text
     assert "baseline eagle3.json" not in text
 
 
@@ -365,10 +359,8 @@ def test_diff_says_it_in_words(tmp_path):
     base = load_baseline(write(tmp_path))
     assert diff(base, base) == []
     text = "\n".join(diff(base, changed(tmp_path / "eagle3.json")))
-    assert "tokens of 1 of 3 prompts" in text
-    assert "accepted drafts of 1 of 3 prompts: p31" in text
-    assert "points, 99 % interval" in text
-    assert "acceptance length (pooled)" in text
+    assert "tokens of 1 of 3 prompts" in text and "accepted drafts of 1 of 3 prompts: p31" in text
+    assert "points, 99 % interval" in text and "acceptance length (pooled)" in text
 
 
 def test_diff_command(tmp_path):
@@ -379,8 +371,7 @@ def test_diff_command(tmp_path):
     same = run.invoke(app, ["baseline", "diff", str(old), str(old)])
     assert (same.exit_code, same.output.strip()) == (0, "no difference")
     other = run.invoke(app, ["baseline", "diff", str(tmp_path / "a"), str(tmp_path / "b")])
-    assert other.exit_code == 1
-    assert "accepted drafts of 1 of 3" in other.output
+    assert other.exit_code == 1 and "accepted drafts of 1 of 3" in other.output
 
 
 def test_again_of_a_run_that_parts(tmp_path):

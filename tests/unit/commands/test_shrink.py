@@ -102,8 +102,7 @@ def test_requests_are_left_out_one_by_one():
     assert [s.part for stage in few.stages for s in stage.sends] == ["holder", "late0"]
     assert few.stages[0].hold == "first"
     none = variant.only([])
-    assert none.requests == 1
-    assert none.stages[0].hold is None
+    assert none.requests == 1 and none.stages[0].hold is None
 
 
 def test_a_late_request_left_alone_waits_for_nobody():

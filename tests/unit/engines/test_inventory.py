@@ -68,8 +68,7 @@ def test_memory_is_weights_and_kv_where_these_are_more_than_the_share():
 )
 def test_every_kind_of_parallelism_counts(arguments, devices):
     engine = EngineConfig(device="gpu", tensor_parallel={"prefill": 2}, extra_args=arguments)
-    assert engine.devices_of("prefill") == devices
-    assert engine.devices_of("decode") == devices / 2
+    assert engine.devices_of("prefill") == devices and engine.devices_of("decode") == devices / 2
 
 
 def test_a_parallel_size_is_a_whole_number():

@@ -49,8 +49,7 @@ def wide(profile: Profile, ranks: int) -> Profile:
 
 def test_engine_binds_the_host_of_its_place_with_both_ports():
     command = on(load_profile("cpu"), host=HOST)
-    assert option(command, "--host") == HOST
-    assert command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == HOST
+    assert option(command, "--host") == HOST and command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == HOST
     assert command.host == HOST
 
 
@@ -296,5 +295,4 @@ def test_session_starts_engines_at_their_places_and_asks_the_side_channel_there(
             session._launcher.processes[role] = place.start(command, tmp_path)
             session._launcher.clients[role] = ReadyClient()
         assert session.url("prefill") == f"http://{HOST}:7002"
-        assert session._readiness.is_ready("decode")
-        assert not session._readiness.is_ready("prefill")
+        assert session._readiness.is_ready("decode") and not session._readiness.is_ready("prefill")

@@ -147,8 +147,7 @@ def test_run_of_an_earlier_schema_is_judged(tmp_path, schema):
 
     reseal(tmp_path, earlier)
     loaded = load_history(tmp_path)
-    assert loaded.observations == made.observations
-    assert loaded.run.schema_version == SCHEMA
+    assert loaded.observations == made.observations and loaded.run.schema_version == SCHEMA
     assert json.loads((tmp_path / "run.json").read_text())["schema_version"] == schema
     assert verdict(tmp_path) is Verdict.PASS
 
@@ -182,8 +181,7 @@ def test_torn_last_line_of_a_killed_run_is_left_out(tmp_path, tail):
     with answers(tmp_path, "pd-eagle3").open("ab") as stream:
         stream.write(tail)
     loaded = load_history(tmp_path)
-    assert loaded.observations == made.observations
-    assert loaded.torn_line is bool(tail.strip())
+    assert loaded.observations == made.observations and loaded.torn_line is bool(tail.strip())
     assert answers(tmp_path, "pd-eagle3").read_bytes().endswith(tail)
 
 

@@ -36,8 +36,7 @@ def verdicts(observations: list, baselines=None) -> dict[str, dict[str, Verdict]
 
 def test_flawless_run_passes_every_check():
     judgement = judge(history(flawless()), lookups(LENGTHS))
-    assert judgement.findings == []
-    assert judgement.verdict is Verdict.PASS
+    assert judgement.findings == [] and judgement.verdict is Verdict.PASS
     pd = {r.check for c in judgement.cells if c.cell == "pd-eagle3" for r in c.results}
     assert pd == {c.name for c in CHECKS} - {"text-form", "state-occurred", "rescored", "prompt-logprobs"}
 
@@ -56,8 +55,7 @@ def test_crashed_check_is_unknown_and_hides_nothing():
 
     cell = view(history(flawless()), "single-none", lookups(LENGTHS))
     verdict = judge_cell(cell, checks=(Check("broken", lambda _: True, crash), *CHECKS))
-    assert verdict.verdict is Verdict.UNKNOWN
-    assert "boom" in verdict.results[0].note
+    assert verdict.verdict is Verdict.UNKNOWN and "boom" in verdict.results[0].note
     assert [r.verdict for r in verdict.results[1:]].count(Verdict.PASS) == len(verdict.results) - 1
 
 
@@ -71,8 +69,7 @@ def test_double_bos_is_input_regression():
     result = responses.echoed_prompt(view(history(replaced("single-none", 40, double)), "single-none"))
     assert result.verdict is Verdict.REGRESSION
     (finding,) = result.findings
-    assert finding.damage == "input"
-    assert finding.evidence.position == 1
+    assert finding.damage == "input" and finding.evidence.position == 1
     assert finding.stratum == "middle"
 
 
@@ -84,8 +81,7 @@ def test_missing_echo_is_unknown():
 def test_prefill_leg_echo_is_checked_too():
     bad = with_prefill(observation("pd-none"), echoed_ids=prompt_ids(41))
     result = responses.echoed_prompt(view(history([bad]), "pd-none"))
-    assert result.verdict is Verdict.REGRESSION
-    assert result.findings[0].evidence.role == "prefill"
+    assert result.verdict is Verdict.REGRESSION and result.findings[0].evidence.role == "prefill"
 
 
 def test_missing_observation_and_failed_exchange_are_unknown():
@@ -159,8 +155,7 @@ def test_right_block_count_passes(tokens_):
 def test_lookahead_block_published_is_a_regression():
     o = with_params(observation("pd-eagle3", 32), remote_block_ids=[[1, 2]])
     result = transfer.transfer(view(history([o]), "pd-eagle3"))
-    assert result.verdict is Verdict.REGRESSION
-    assert result.findings[0].evidence.published_blocks == 2
+    assert result.verdict is Verdict.REGRESSION and result.findings[0].evidence.published_blocks == 2
     assert result.findings[0].evidence.expected_blocks == 1
     assert result.findings[0].stratum == "aligned"
 
@@ -221,8 +216,7 @@ def test_no_proof_of_movement_is_unknown(missing):
     o = observation("pd-none", 40)
     counters = {k: v for k, v in o.final.counters.items() if k != missing}
     result = transfer.transfer(view(history([change_final(o, counters=counters)]), "pd-none"))
-    assert result.verdict is Verdict.UNKNOWN
-    assert result.findings[0].damage == "nothing-tested"
+    assert result.verdict is Verdict.UNKNOWN and result.findings[0].damage == "nothing-tested"
 
 
 def test_part_of_the_prompt_from_outside_is_unknown():
@@ -261,8 +255,7 @@ def test_everyone_moved_is_drift():
 def test_near_tie_is_benign_only_with_proof():
     reference = change_final(observation("single-none", 40), top_gaps=(9.0, 9.0, 0.001, *(9.0,) * 34))
     result = tokens.tokens_reference(view(history([garbled(observation("pd-none", 40)), reference]), "pd-none"))
-    assert result.verdict is Verdict.PASS
-    assert "1 near ties" in result.note
+    assert result.verdict is Verdict.PASS and "1 near ties" in result.note
     hard = history([garbled(observation("pd-none", 40)), change_final(reference, top_gaps=None)])
     assert tokens.tokens_reference(view(hard, "pd-none")).verdict is Verdict.REGRESSION
 
@@ -270,8 +263,7 @@ def test_near_tie_is_benign_only_with_proof():
 def test_divergence_carries_both_sides():
     pair = history([garbled(observation("pd-none", 40), at=5), observation("single-none", 40)])
     (finding,) = tokens.tokens_reference(view(pair, "pd-none")).findings
-    assert finding.evidence.position == 5
-    assert finding.evidence.differing_tokens == 1
+    assert finding.evidence.position == 5 and finding.evidence.differing_tokens == 1
     assert finding.evidence.found != finding.evidence.expected
 
 
@@ -304,8 +296,7 @@ def test_no_drafts_is_unknown():
     for empty in (None, speculation(())):
         o = change_final(observation("single-mtp"), speculation=empty)
         result = drafting.drafts_happened(view(history([o]), "single-mtp"))
-        assert result.verdict is Verdict.UNKNOWN
-        assert result.findings[0].damage == "nothing-tested"
+        assert result.verdict is Verdict.UNKNOWN and result.findings[0].damage == "nothing-tested"
 
 
 def worse(o):
@@ -364,8 +355,7 @@ def test_higher_acceptance_than_single_tonight_is_a_sampler_regression():
         return change_final(o, speculation=speculation((0, 3, *([1] * 16))))
 
     result = drafting.acceptance_single(view(history(replaced("pd-mtp", 40, better)), "pd-mtp"))
-    assert result.verdict is Verdict.REGRESSION
-    assert result.findings[0].damage == "sampler"
+    assert result.verdict is Verdict.REGRESSION and result.findings[0].damage == "sampler"
 
 
 def test_worst_verdict_rules_the_exit_code():
@@ -380,8 +370,7 @@ def test_worst_verdict_rules_the_exit_code():
 
 def test_run_with_an_injected_mutant_never_passes_and_says_so():
     judgement = judge(history(flawless(), mutants=("M1",)), lookups(LENGTHS))
-    assert judgement.verdict is Verdict.UNKNOWN
-    assert judgement.mutants == ("M1",)
+    assert judgement.verdict is Verdict.UNKNOWN and judgement.mutants == ("M1",)
     assert any("INJECTED FAULT M1" in n for n in judgement.notices)
     broken = judge(history(replaced("pd-eagle3", 32, garbled), mutants=("M1",)), lookups(LENGTHS))
     assert broken.verdict is Verdict.REGRESSION

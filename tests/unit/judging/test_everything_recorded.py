@@ -119,8 +119,7 @@ def test_one_hand_off_with_other_bytes_is_unknown(change):
     result = transferred([with_bytes(made[0], change), *made[1:]])
     assert result.verdict is Verdict.UNKNOWN
     (finding,) = result.findings
-    assert finding.prompt_id == made[0].prompt_id
-    assert "131072 bytes" in finding.message
+    assert finding.prompt_id == made[0].prompt_id and "131072 bytes" in finding.message
 
 
 def test_one_byte_in_every_hand_off_is_unknown():
@@ -222,8 +221,7 @@ def test_engines_that_are_all_equally_wrong_are_wrong_by_the_known_answer():
     judgement = judge(history(made), lookups(LENGTHS))
     assert judgement.verdict is Verdict.REGRESSION
     for cell in judgement.cells:
-        assert cell.verdict is Verdict.REGRESSION
-        assert cell.diagnosis.damage == "known-answer"
+        assert cell.verdict is Verdict.REGRESSION and cell.diagnosis.damage == "known-answer"
         assert "wrong by the known answer" in cell.diagnosis.text
         assert "the engine changed" not in cell.diagnosis.text
 

@@ -74,14 +74,12 @@ def judged(h, the_list) -> Judgement:
 def test_finding_that_fits_is_known_and_does_not_fail_the_run(tmp_path):
     h = made()
     judgement = judged(h, known(tmp_path, ENTRY))
-    assert judgement.verdict is Verdict.KNOWN
-    assert judgement.verdict.exit_code == 0
+    assert judgement.verdict is Verdict.KNOWN and judgement.verdict.exit_code == 0
     assert {f.known for f in judgement.findings} == {"wrong-tokens"}
     assert judgement.by_cell() == {"pd-none": Verdict.KNOWN, "single-none": Verdict.PASS}
     assert "https://example.org/issues/1" in " ".join(judgement.notices)
     summary = summarise_run(h, judgement)
-    assert "wrong-tokens" in summary.sentence
-    assert "KNOWN" in render_markdown(summary)
+    assert "wrong-tokens" in summary.sentence and "KNOWN" in render_markdown(summary)
     xml = render_junit(summary)
     assert "<skipped" in xml and 'failures="0"' in xml
 
@@ -116,8 +114,7 @@ def test_finding_that_does_not_fit_fails_as_before(tmp_path, change, history_cha
 def test_wider_than_the_entry_fails_and_says_so(tmp_path):
     cells = ("pd-none", "single-none", "pd-mtp", "single-mtp")
     judgement = judged(made(cells, wrong=("pd-none", "pd-mtp")), known(tmp_path, ENTRY))
-    assert judgement.verdict is Verdict.REGRESSION
-    assert judgement.by_cell()["pd-none"] is Verdict.KNOWN
+    assert judgement.verdict is Verdict.REGRESSION and judgement.by_cell()["pd-none"] is Verdict.KNOWN
     assert any("wider than its entry" in n and "pd-mtp" in n for n in judgement.notices)
 
 

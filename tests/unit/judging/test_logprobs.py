@@ -43,8 +43,7 @@ def test_moved_logprobs_with_all_tokens_right_are_a_regression(change):
     assert judgement.verdict is Verdict.REGRESSION
     assert verdicts(judgement, "single-eagle3")["logprobs-baseline"] is Verdict.PASS
     (diagnosis,) = [c.diagnosis for c in judgement.cells if c.cell == "pd-eagle3"]
-    assert diagnosis.damage == "target-kv"
-    assert diagnosis.failed == len(LENGTHS)
+    assert diagnosis.damage == "target-kv" and diagnosis.failed == len(LENGTHS)
 
 
 def test_one_prompt_length_gives_a_law_and_one_block_a_location():
@@ -53,12 +52,10 @@ def test_one_prompt_length_gives_a_law_and_one_block_a_location():
     made = [moved(o, tokens=second) if (o.cell, len(o.sent_ids)) == ("pd-eagle3", 65) else o for o in flawless()]
     judgement = judge(history(made), lookups(LENGTHS))
     (diagnosis,) = [c.diagnosis for c in judgement.cells if c.cell == "pd-eagle3"]
-    assert diagnosis.location.blocks == (1,)
-    assert diagnosis.location.position == 32
+    assert diagnosis.location.blocks == (1,) and diagnosis.location.position == 32
     assert "65" in diagnosis.law.text
     (finding,) = [f for f in judgement.findings if f.check == "logprobs-single"]
-    assert finding.evidence.logprob_position == 30
-    assert "first at output token 30" in finding.message
+    assert finding.evidence.logprob_position == 30 and "first at output token 30" in finding.message
 
 
 def test_rounding_below_the_bound_passes_and_a_shared_batch_may_round_more():
@@ -87,8 +84,7 @@ def test_plain_engine_stands_in_for_a_missing_single_engine_and_cold_answers_for
     )
     late = moved(observation("pd-none", 40, scenario="late-pull"))
     cell = view(history([late, plain], scenarios=[]), "pd-none", scenario="late-pull")
-    assert has_reference(cell)
-    assert logprobs_single(cell).verdict is Verdict.REGRESSION
+    assert has_reference(cell) and logprobs_single(cell).verdict is Verdict.REGRESSION
     other = view(history([late, observation("single-none", 32)]), "pd-none", scenario="late-pull")
     assert not has_reference(other)
 
@@ -161,8 +157,7 @@ def test_recorded_logprobs_of_right_targets_stay_green(run):
     made = load_history(RUNS / run)
     judgement = judge(made, lookups_for(made, References(baselines=BASELINES)))
     found = {r.check: r.verdict for c in judgement.cells for r in c.results if r.check.startswith("logprobs")}
-    assert found
-    assert set(found.values()) == {Verdict.PASS}
+    assert found and set(found.values()) == {Verdict.PASS}
 
 
 def test_recorded_answers_whose_logprobs_are_moved_fail():
@@ -170,8 +165,7 @@ def test_recorded_answers_whose_logprobs_are_moved_fail():
     rng = random.Random(3)
     changed = tuple(moved(o, rng.uniform(-8, -0.1)) if o.cell == "pd-eagle3" else o for o in made.observations)
     result = logprobs_single(view(made.model_copy(update={"observations": changed}), "pd-eagle3"))
-    assert result.verdict is Verdict.REGRESSION
-    assert len(result.findings) == 5
+    assert result.verdict is Verdict.REGRESSION and len(result.findings) == 5
 
 
 def test_the_form_in_which_a_prompt_was_sent_does_not_matter():

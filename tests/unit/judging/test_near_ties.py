@@ -62,10 +62,8 @@ def test_runner_up_of_the_baseline_counts_in_both_arms_or_in_neither():
         runner_ups=((1, 9),),
         again=Again(divergence=1, gap=0.1, steps=0, accepted_at=(), token=9),
     )
-    assert row.near_tie(1, 9, 0.36)
-    assert not row.near_tie(1, 8, 0.36)
-    assert not row.near_tie(1, None, 0.36)
-    assert not row.near_tie(1, 9, 0.05)
+    assert row.near_tie(1, 9, 0.36) and not row.near_tie(1, 8, 0.36)
+    assert not row.near_tie(1, None, 0.36) and not row.near_tie(1, 9, 0.05)
     assert row.model_copy(update={"again": row.again.model_copy(update={"token": None})}).near_tie(1, 8, 0.36)
 
 
@@ -78,8 +76,7 @@ def test_gap_below_the_recorded_minimum_excuses_nothing():
         assert check(view(pair, "pd-none", lookups([40]))).verdict is Verdict.REGRESSION
     close = changed_rows(lookups([40])["none"], lambda _: {"min_top_gap": 0.0})
     result = tokens.tokens_reference(view(pair, "pd-none", {"none": close}))
-    assert result.verdict is Verdict.PASS
-    assert "does not name the runner-up" in result.note
+    assert result.verdict is Verdict.PASS and "does not name the runner-up" in result.note
 
 
 def test_garbage_at_a_tie_is_no_near_tie():

@@ -45,8 +45,7 @@ def test_equal_night_passes_and_says_what_it_could_have_seen():
     result = judgement.result("pd-eagle3", "acceptance-baseline")
     assert result.figures.p == 1.0
     # Equal arms leave the noise of the effect itself, and damage to a few prompts has to reach the level, too.
-    assert result.figures.detectable_points > 0.5
-    assert result.figures.detectable_prompts > 10
+    assert result.figures.detectable_points > 0.5 and result.figures.detectable_prompts > 10
     found = f"{result.figures.detectable_points:.2f} points, or the loss of {result.figures.detectable_prompts} prompts"
     assert f"could have seen {found}" in result.note
 
@@ -63,8 +62,7 @@ def test_drop_of_pd_alone_is_a_regression_of_the_drafter():
     assert verdict(judgement, "pd-eagle3", "acceptance-single") is Verdict.REGRESSION
     assert verdict(judgement, "single-eagle3", "acceptance-baseline") is Verdict.PASS
     found = [f for f in judgement.findings if f.check == "acceptance-single"]
-    assert found[0].damage == "drafter-kv"
-    assert "adjusted p" in found[0].message
+    assert found[0].damage == "drafter-kv" and "adjusted p" in found[0].message
     assert found[0].evidence.columns[0].effect_points < -10
     assert "by conditional acceptance the change is at position 0" in found[0].message
     by_step = found[0].evidence.by_step

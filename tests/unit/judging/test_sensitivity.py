@@ -33,8 +33,7 @@ def test_bitwise_leaves_nothing_to_chance():
     found = sensitivity(prepare("cpu", ["*-eagle3"]))
     assert (found.normal, found.registered, found.alpha) == (False, 0, 0.0)
     cold = next(r for r in found.rows if r.scenario == "cold")
-    assert found.needed(cold, 1.0) == 1
-    assert found.smallest(cold) == pytest.approx(100 / cold.steps)
+    assert found.needed(cold, 1.0) == 1 and found.smallest(cold) == pytest.approx(100 / cold.steps)
 
 
 def test_normal_tier_announces_its_tests(tmp_path):
@@ -129,11 +128,9 @@ def test_plan_that_can_never_pass_says_so(tmp_path):
 def test_plan_command_prints_levels_and_effects(tmp_path):
     run = CliRunner()
     bitwise = run.invoke(app, ["plan"])
-    assert bitwise.exit_code == 0
-    assert "without statistical tests" in bitwise.output
+    assert bitwise.exit_code == 0 and "without statistical tests" in bitwise.output
     printed = run.invoke(app, ["plan", "--profile", normal(tmp_path), "--effect", "2"])
-    assert printed.exit_code == 0
-    assert "52 registered tests" in printed.output
+    assert printed.exit_code == 0 and "52 registered tests" in printed.output
     assert "texts for 2" in printed.output
     assert run.invoke(app, ["plan", "--effect", "0"]).exit_code != 0
 
@@ -202,8 +199,7 @@ def test_bands_match_by_model_name_method_and_k():
             }
         ],
     }
-    assert len(matching(bands, profile, "eagle3")) == 2
-    assert matching(bands, profile, "mtp") == []
+    assert len(matching(bands, profile, "eagle3")) == 2 and matching(bands, profile, "mtp") == []
     profile["methods"][0]["num_speculative_tokens"] = 5
     assert matching(bands, profile, "eagle3") == []
     assert matching(bands, {"target": "/x", "methods": []}, "eagle3") == []

@@ -49,16 +49,13 @@ def test_each_varies_one_thing_at_a_time(tmp_path):
 
 def test_product_is_every_combination(tmp_path):
     profile = load_profile(written(tmp_path, combine="product"))
-    assert len(profile.parts) == 8
-    assert profile.part("v1.lease10.few").engine.kv_lease_s == 10
+    assert len(profile.parts) == 8 and profile.part("v1.lease10.few").engine.kv_lease_s == 10
 
 
 def test_a_profile_that_extends_another_keeps_the_rest(tmp_path):
     ours, cpu = load_profile(written(tmp_path)), load_profile("cpu")
-    assert ours.target == cpu.target
-    assert ours.engine.block_size == cpu.engine.block_size
-    assert ours.scenarios == cpu.scenarios
-    assert ours.name == "axes"
+    assert ours.target == cpu.target and ours.engine.block_size == cpu.engine.block_size
+    assert ours.scenarios == cpu.scenarios and ours.name == "axes"
 
 
 def test_ids_name_the_variant_and_are_read_back(tmp_path):
@@ -68,8 +65,7 @@ def test_ids_name_the_variant_and_are_read_back(tmp_path):
         assert CellName.of(cell.id) == cell.name
     name = CellName.of("pd-eagle3-router+v2.lease10")
     assert name == CellName("pd", "eagle3", "router", "v2.lease10")
-    assert name.single == "single-eagle3+v2.lease10"
-    assert name.reference == "single-none+v2.lease10"
+    assert name.single == "single-eagle3+v2.lease10" and name.reference == "single-none+v2.lease10"
     assert (name.lineup, name.plain) == ("eagle3+v2.lease10", "none+v2.lease10")
     assert CellName.of_lineup(name.lineup).id == name.single
 
@@ -99,8 +95,7 @@ def test_cells_are_chosen_and_left_out_by_variant(tmp_path):
 def test_one_variant_of_what_was_prepared_is_a_plain_profile(tmp_path):
     prepared = prepare(written(tmp_path), ["*-none+v1", "*-none+v2"], ["cold"])
     one = narrowed(prepared, "v2")
-    assert one.profile.axes == {}
-    assert one.profile.engine.model_runner == "V2"
+    assert one.profile.axes == {} and one.profile.engine.model_runner == "V2"
     assert [g.id for g in one.plan.groups] == ["pd-none+v2"]
     assert one.requests * 2 == prepared.requests
 

@@ -40,8 +40,7 @@ def test_equal_runs_have_nothing_to_say(tmp_path):
     a, b = recorded(tmp_path / "a"), recorded(tmp_path / "b")
     found = compare_runs(a, b)
     assert found.sentence.startswith("the same verdicts; the same tokens; no change of acceptance")
-    assert not found.new
-    assert not found.gone
+    assert not found.new and not found.gone
     assert all(c.equal == c.common == len(LENGTHS) for c in found.cells)
 
 
@@ -56,8 +55,7 @@ def test_what_differs_between_two_runs_is_named(tmp_path):
     found = compare_runs(a, b)
     pairs = {c.cell: c for c in found.cells}
     assert (pairs["pd-eagle3"].common, pairs["pd-eagle3"].equal) == (3, 2)
-    assert pairs["pd-eagle3"].positions[0].effect < 0
-    assert pairs["single-none"].verdicts[1] is None
+    assert pairs["pd-eagle3"].positions[0].effect < 0 and pairs["single-none"].verdicts[1] is None
     assert pairs["pd-none"].verdicts[0] is None
     assert ("vllm", "0.32.0", "0.33.0") in found.differing
     assert "1 prompt with different tokens" in found.sentence

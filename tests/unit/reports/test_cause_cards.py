@@ -181,8 +181,7 @@ def test_defect_of_all_pairs_is_one_card(lookahead):
     assert (card["data-cell"] or "").split("\n") == ["pd-none", "pd-eagle3", "pd-dflash", "pd-mtp"]
     # Each group of findings keeps the place that older links lead to.
     places = [i for i in page.ids if i.startswith("finding-")]
-    assert "finding-pd-none-tokens-baseline-p32-ids" in places
-    assert len(places) == len(set(places)) > 4
+    assert "finding-pd-none-tokens-baseline-p32-ids" in places and len(places) == len(set(places)) > 4
     assert lookahead.count("Lengths:") == 1
 
 
@@ -193,8 +192,7 @@ def test_cards_are_folded_beyond_the_first_ones(lookahead):
 
 def test_run_with_expected_failures_alone_says_that_it_passes(tmp_path):
     summary = runs.summarise_known(tmp_path)
-    assert summary.verdict is Verdict.KNOWN
-    assert summary.headline == "✔ PASS (1 expected failure)"
+    assert summary.verdict is Verdict.KNOWN and summary.headline == "✔ PASS (1 expected failure)"
     assert "<title>✔ PASS (1 expected failure) · " in render_html(summary)
     worse = summary._replace(judgement=summary.judgement.model_copy(update={"verdict": Verdict.REGRESSION}))
     assert worse.headline == "✘ REGRESSION"

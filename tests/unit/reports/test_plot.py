@@ -54,8 +54,7 @@ def test_marks_lie_on_the_page_and_differ_in_colour_symbol_and_dashes():
         assert 0 <= x <= WIDTH
         assert 0 <= y <= HEIGHT
     link = svg.find("a")
-    assert link is not None
-    assert link.get("href") == "./run/report.html"
+    assert link is not None and link.get("href") == "./run/report.html"
     assert [e.text for e in root.iter("bdi")] == ["a", "b", "solid", "dashed"]
 
 
@@ -64,6 +63,5 @@ def test_text_stays_text():
     plot = Plot(ordinal("x", [hostile]), shares("y"), [hostile])
     plot.point(0, 0.5, hostile, hostile)
     text = str(plot.svg)
-    assert "<script>" not in text
-    assert "\u202e" not in text
+    assert "<script>" not in text and "\u202e" not in text
     assert "&lt;script&gt;" in text

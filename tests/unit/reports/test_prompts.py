@@ -49,8 +49,7 @@ def test_wrong_answer_comes_first_with_the_place_of_its_first_wrong_token():
     first, *others = rows_of(wrong).rows
     assert first.place == ("pd-none", "cold", "ids", "p40")
     assert (first.verdict, first.parted) == (Verdict.REGRESSION, 9)
-    assert first.output[:9] == first.expected[:9]
-    assert first.damaged
+    assert first.output[:9] == first.expected[:9] and first.damaged
     assert [s.name for s in first.sides] == ["P", "D"]
     assert not any(r.findings or r.sides for r in others)
 
@@ -61,8 +60,7 @@ def test_sampled_answers_are_compared_with_this_run_and_not_with_the_greedy_base
 
     other = [change_final(sampled(cell), output_ids=(9, 8, 7)) for cell in PAIR]
     by_cell = {r.place[0]: r for r in rows_of(other).rows}
-    assert by_cell["pd-none"].compared
-    assert by_cell["pd-none"].parted is None
+    assert by_cell["pd-none"].compared and by_cell["pd-none"].parted is None
     assert not by_cell["single-none"].compared
 
 

@@ -70,17 +70,13 @@ def test_scenarios_and_diagnoses_are_shown_everywhere():
     summary = scenario_run()
     assert summary.scenario_grid["pd-none"] == {"cold": Verdict.PASS, "hit": Verdict.REGRESSION}
     html, markdown = render_html(summary), render_markdown(summary)
-    assert 'id="cell-pd-none-hit"' in html
-    assert "wrong KV of the target" in html
+    assert 'id="cell-pd-none-hit"' in html and "wrong KV of the target" in html
     assert "prompt position 42 in block 1" in html
-    assert "✘ REGRESSION (hit)" in markdown
-    assert "in hit: wrong KV of the target" in markdown
+    assert "✘ REGRESSION (hit)" in markdown and "in hit: wrong KV of the target" in markdown
     suites = {s.get("name"): s for s in ET.fromstring(render_junit(summary)).findall("testsuite")}
-    assert suites["pd-none"].get("failures") == "0"
-    assert suites["pd-none.hit"].get("failures") == "1"
+    assert suites["pd-none"].get("failures") == "0" and suites["pd-none.hit"].get("failures") == "1"
     text = printed(print_summary, summary)
-    assert "pd-none in hit" in text
-    assert "block 1" in text
+    assert "pd-none in hit" in text and "block 1" in text
 
 
 def test_injected_mutant_is_stamped_on_every_report():
@@ -132,8 +128,7 @@ def test_exposure_is_there_for_machines(bad):
 def test_divergence_is_shown_side_by_side(bad):
     html = render_html(bad)
     assert re.search(r'<p class="diff"[^>]*>.*class="del".*class="ins".*</p>', html, re.DOTALL)
-    assert "p32" in html
-    assert "harness repro" in html
+    assert "p32" in html and "harness repro" in html
 
 
 def test_charts_have_data_words_and_a_table():
@@ -152,8 +147,7 @@ def test_charts_have_data_words_and_a_table():
 
 def test_survival_falls_where_the_output_leaves_the_record(bad):
     shares = {s.token: s.share for s in bad.figures.survival if s.cell == "pd-eagle3"}
-    assert shares[0] == 1.0
-    assert min(shares.values()) == 0.75
+    assert shares[0] == 1.0 and min(shares.values()) == 0.75
 
 
 def test_anchors_are_unique_and_every_link_has_its_place(bad):
@@ -191,8 +185,7 @@ def test_logs_of_cells_that_could_not_be_judged_are_quoted(bad, tmp_path):
 def test_grid_marks_the_stratum_of_the_damage(bad):
     assert bad.grid["pd-eagle3"]["aligned"].verdict == "REGRESSION"
     assert bad.grid["pd-eagle3"]["middle"].verdict == "PASS"
-    assert bad.equal_tokens["pd-eagle3"] == "3/4"
-    assert bad.equal_tokens["pd-none"] == "4/4"
+    assert bad.equal_tokens["pd-eagle3"] == "3/4" and bad.equal_tokens["pd-none"] == "4/4"
 
 
 def test_findings_are_grouped_gravest_first(bad):
@@ -227,8 +220,7 @@ def test_counters_that_stood_still_are_told_from_those_never_read(bad):
     """D's prefix cache gave nothing, which is not the same as not knowing."""
     p, d = (dict(side.facts) for side in found_in(bad, "pd-eagle3").sides)
     assert p["handed over: remote_block_ids"] == "[[1]]"
-    assert d["counted: NIXL bytes"] == "131,072"
-    assert d["counted: prompt tokens from P"] == "32"
+    assert d["counted: NIXL bytes"] == "131,072" and d["counted: prompt tokens from P"] == "32"
     assert d["counted: prompt tokens from its own prefix cache"] == "0"
     unread = [
         change_final(garbled(o), counters={}) if o.cell == "pd-eagle3" and len(o.sent_ids) == 32 else o

@@ -66,8 +66,7 @@ def result(h, cell="pd-eagle3"):
 def test_output_that_the_plain_engine_prefers_passes():
     h = made()
     assert sum(o.scenario == RESCORE for o in h.observations) == len(LENGTHS)
-    assert result(h).verdict is Verdict.PASS
-    assert judge(h, lookups(LENGTHS)).verdict is Verdict.PASS
+    assert result(h).verdict is Verdict.PASS and judge(h, lookups(LENGTHS)).verdict is Verdict.PASS
 
 
 def test_wrong_output_is_found_where_it_begins():
@@ -83,15 +82,13 @@ def test_wrong_output_is_found_where_it_begins():
 
 def test_near_tie_is_benign():
     found = result(made(gaps=lambda o: (0.01,) * len(o.final.output_ids)))
-    assert found.verdict is Verdict.PASS
-    assert "near ties" in found.note
+    assert found.verdict is Verdict.PASS and "near ties" in found.note
 
 
 def test_output_that_was_not_scored_is_unknown():
     assert result(made(scored=[31])).verdict is Verdict.UNKNOWN
     broken = result(made(error="engine answered 500"))
-    assert broken.verdict is Verdict.UNKNOWN
-    assert "engine answered 500" in broken.findings[0].message
+    assert broken.verdict is Verdict.UNKNOWN and "engine answered 500" in broken.findings[0].message
 
 
 def test_other_output_needs_a_score_of_its_own():

@@ -36,8 +36,7 @@ def test_enumeration_is_the_sign_flip_test():
     observed = abs(deltas.sum())
     brute = [abs((np.array(s) * deltas).sum()) >= observed for s in itertools.product((1, -1), repeat=6)]
     swap = label_swap(arms_of(first, second), 1000, 1)
-    assert swap.exact
-    assert swap.p == pytest.approx(np.mean(brute))
+    assert swap.exact and swap.p == pytest.approx(np.mean(brute))
 
 
 def test_random_swaps_agree_with_enumeration():
@@ -99,8 +98,7 @@ def test_one_yes_or_no_per_prompt_is_mcnemars_test():
     first = [1] * 9 + [0] * 3
     second = [0] * 8 + [1] + [1] * 2 + [0]
     swap = label_swap(arms_of(first, second, [1] * 12), 20_000, 1)
-    assert swap.exact
-    assert swap.p == pytest.approx(sp.binomtest(8, 10).pvalue)
+    assert swap.exact and swap.p == pytest.approx(sp.binomtest(8, 10).pvalue)
 
 
 def test_where_it_is_close_the_outcome_does_not_depend_on_the_seed():
@@ -138,8 +136,7 @@ def test_ratio_of_independent_steps_has_no_design_effect():
     rng = np.random.default_rng(1)
     hits = rng.binomial(50, 0.7, 4000).astype(float)
     found = ratio(hits, np.full(4000, 50.0))
-    assert found.design_effect == pytest.approx(1.0, abs=0.1)
-    assert found.low < 0.7 < found.high
+    assert found.design_effect == pytest.approx(1.0, abs=0.1) and found.low < 0.7 < found.high
     assert np.isnan(ratio(np.array([3.0]), np.array([5.0])).low)
     assert np.isnan(ratio(np.zeros(0), np.zeros(0)).rate)
 

@@ -62,8 +62,7 @@ def test_a_continuation_is_the_first_turn_and_the_beginning_of_its_answer():
         sent_back = subject.prompt.ids[donor.prompt.tokens :]
         assert subject.prompt.ids == (*donor.prompt.ids, *donor.prompt.expected[: len(sent_back)])
         assert subject.prompt.expected == donor.prompt.expected[len(sent_back) :]
-        assert donor.max_tokens == len(sent_back) + 1
-        assert donor.group == subject.group
+        assert donor.max_tokens == len(sent_back) + 1 and donor.group == subject.group
 
 
 def test_the_full_profile_has_every_scenario_of_the_plain_one():
@@ -124,8 +123,7 @@ def test_p_is_not_asked_for_more_tokens_than_it_gives():
     (run,) = scripts(scenario("features", id="min-tokens"), KNOWN, "pd")
     (send,) = run.stages[0].sends
     fields = feature_fields(send.feature, send.prompt.expected, str)
-    assert fields == {"min_tokens": len(send.prompt.expected) - 1}
-    assert for_prefill(fields) == {}
+    assert fields == {"min_tokens": len(send.prompt.expected) - 1} and for_prefill(fields) == {}
 
 
 def test_late_pull_fills_p_between_the_legs():
@@ -147,8 +145,7 @@ def test_a_router_is_sent_fewer_prompts_of_every_stratum():
     method = PROFILE.methods[0]
     client, router = (cell_work(PROFILE, PROMPTS, Cell("pd", method, route)) for route in ("client", "router"))
     by_ids = {work.cell.route: {i.prompt.id for i in work.items if i.form == "ids"} for work in (client, router)}
-    assert by_ids["client"] == {p.id for p in PROMPTS.cold}
-    assert len(by_ids["router"]) == 10
+    assert by_ids["client"] == {p.id for p in PROMPTS.cold} and len(by_ids["router"]) == 10
     assert set(Counter(p.stratum for p in PROMPTS.cold if p.id in by_ids["router"]).values()) == {2}
     assert sum(i.form == "text" for i in router.items) == PROFILE.workload.text_prompts
 
@@ -156,8 +153,7 @@ def test_a_router_is_sent_fewer_prompts_of_every_stratum():
 def test_the_quick_form_has_every_method_and_stratum():
     whole, quick = prepare("cpu", []), prepare("cpu-quick", [])
     assert {c.id for c in quick.plan.cells} == {c.id for c in whole.plan.cells if not c.routed}
-    assert quick.prompts.sha256 == whole.prompts.sha256
-    assert quick.requests < whole.requests / 2
+    assert quick.prompts.sha256 == whole.prompts.sha256 and quick.requests < whole.requests / 2
     for work in quick.works:
         assert {i.prompt.stratum for i in work.items} == {p.stratum for p in PROMPTS.cold}
         assert set(work.planned) == {"prefix-hit", "concurrent"}
@@ -690,8 +686,7 @@ def test_lease_of_a_hand_off_that_d_never_took_over_has_to_end():
         return [f for f in result.findings if "leases that expired" in f.message]
 
     assert not ended(broken, after)
-    assert not ended(after, kept=1)
-    assert ended(after)
+    assert not ended(after, kept=1) and ended(after)
 
 
 def test_ended_lease_is_a_regression_whoever_was_served_then():
