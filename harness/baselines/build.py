@@ -198,11 +198,8 @@ def rows_from(
     expected: Mapping[str, tuple[int, ...] | None],
     again: History | None = None,
 ) -> list[Row]:
-    """Return baseline rows from a recorded single cell.
-
-    Raises UsageError if the recording is incomplete or an output is not the known answer: a reference must not come
-    from an engine that is already wrong.
-    """
+    """Return baseline rows from a recorded single cell. Raises UsageError if the recording is incomplete or an output
+    is not the known answer: a reference must not come from an engine that is already wrong."""
     observed = history.of(cell_id)
     repeated = again.of(cell_id) if again is not None else {}
     record = history.cell(cell_id)

@@ -61,10 +61,8 @@ class Resumable(NamedTuple):
 
 
 def prepare_resume(folder: Path) -> Resumable:
-    """Load an interrupted run and prepare the work that is left, without changing anything.
-
-    Raises UsageError for runs that cannot be resumed, and the errors of ``load_history`` and ``prepare``.
-    """
+    """Load an interrupted run and prepare the work that is left, without changing anything. Raises UsageError for runs
+    that cannot be resumed, and the errors of ``load_history`` and ``prepare``."""
     folder = folder.resolve()
     recorded = bytes_recorded(folder)
     history = load_history(folder)
@@ -79,11 +77,8 @@ def prepare_resume(folder: Path) -> Resumable:
 
 
 def resume(left: Resumable, reporter: Reporter, options: RunOptions = DEFAULTS) -> Outcome:
-    """Resume the run, judge it and write its reports.
-
-    Raises UsageError, naming each difference, when the conditions are not those under which the run began; nothing has
-    been changed in that case.
-    """
+    """Resume the run, judge it and write its reports. Raises UsageError, naming each difference, when the conditions
+    are not those under which the run began; nothing has been changed in that case."""
     with FolderLock(left.folder):
         # The run may still have been active a moment ago; its latest answers must not be set aside unread.
         if bytes_recorded(left.folder) != left.recorded or load_history(left.folder).run != left.history.run:

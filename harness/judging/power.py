@@ -210,8 +210,7 @@ def _smaller(*samples: Sample) -> Sample:
 
 def per_stratum(prepared: Prepared, effect_points: float) -> int:
     """Return the number of cold prompts per stratum needed to detect a change of ``effect_points`` percentage points
-    over all strata, and within each stratum the change that must be detected there. Held-out prompts: as many again.
-    """
+    over all strata, and within each stratum the change that must be detected there. Held-out prompts: as many again."""
     found = sensitivity(prepared)
     cold = [r for r in found.rows if r.scenario == COLD]
     strata = len({p.stratum for p in prepared.prompts.cold})

@@ -559,9 +559,7 @@ def _is_path(key: str, value: Any, above: str) -> bool:
 
 def _resolve(value: Any, base: Path, key: str = "") -> Any:
     """Make the paths of a raw profile absolute, relative to ``base``, and plain names of models on the hub references.
-
-    Raises ValueError as ``joined`` does.
-    """
+    Raises ValueError as ``joined`` does."""
     if isinstance(value, dict):
         return {k: _located(v, base, k) if _is_path(k, v, key) else _resolve(v, base, k) for k, v in value.items()}
     if isinstance(value, list):
@@ -778,10 +776,8 @@ MORE, WITHOUT = "more_scenarios", "without_scenarios"
 def _changed_scenarios(
     path: Path, inherited: list[Any], more_scenarios: Any = (), without_scenarios: Any = ()
 ) -> list[Any]:
-    """Return the inherited scenarios with others added, or in place of those with their ids, and without some.
-
-    Raises ProfileError for what is no list of scenarios, or of ids that are inherited.
-    """
+    """Return the inherited scenarios with others added, or in place of those with their ids, and without some. Raises
+    ProfileError for what is no list of scenarios, or of ids that are inherited."""
     ids = [s.get("id") for s in inherited]
     for key, values, kind, what in (
         (MORE, more_scenarios, dict, "scenarios"),

@@ -161,10 +161,8 @@ def build_from_recipe(tokenizer_folder: Path, texts: Texts, recipe: PromptRecipe
 def build_plain_prompts(
     tokenizer_folder: Path, texts: Texts, layout: Layout, count: int, template: Mapping[str, bool]
 ) -> Built:
-    """Build a cold prompt of each text as it is, in an order by the layout's seed, up to ``count``.
-
-    Raises DataError when there are fewer texts that the tokenizer can represent.
-    """
+    """Build a cold prompt of each text as it is, in an order by the layout's seed, up to ``count``. Raises DataError
+    when there are fewer texts that the tokenizer can represent."""
     chat = Chat(tokenizer_folder, arguments=template)
     usable = [_Text(row, text, len(chat.render(text).ids)) for row, text in texts.rows if chat.accepts(text)]
     if len(usable) < count:

@@ -83,10 +83,8 @@ class Player:
         """P's parameters of the last hand-off."""
 
     def play(self, script: Script, sequence: int) -> Iterator[Observation]:
-        """Yield the observations in the order of the script; ``sequence`` is the number of the first one.
-
-        Raises EngineDiedError when an engine of the group died.
-        """
+        """Yield the observations in the order of the script; ``sequence`` is the number of the first one. Raises
+        EngineDiedError when an engine of the group died."""
         salts: dict[str, str] = {}
         for number, stage in enumerate(script.stages):
             for send in _flat(stage):

@@ -17,9 +17,7 @@ _SETTINGS = ("engine", "judging", "scenarios", "axes")
 
 def lacking(run: RunRecord, source: str) -> list[str]:
     """Return a sentence for each setting and cell in which the plan of a run is not that of the profile ``source``.
-
-    Raises the errors of ``prepare``.
-    """
+    Raises the errors of ``prepare``."""
     return list(_lacking(run, prepare(source, ()), source))
 
 

@@ -160,9 +160,7 @@ def release(distribution: str, version: Version) -> Build:
 
 def unreleased(option: str, text: str, device: str) -> Build | None:
     """Return the build of a wheel (a path or an address) or of a commit of vLLM's main branch; None for other texts.
-
-    Raises UsageError naming ``option`` for a wheel that is not there, or is none of vLLM's.
-    """
+    Raises UsageError naming ``option`` for a wheel that is not there, or is none of vLLM's."""
     if re.fullmatch(r"[0-9a-f]{40}", text):
         return Build(f"vllm-{device}-{text}", "vllm", None, f"{WHEELS}/{text}" + ("/cpu" if device == "cpu" else ""))
     if not text.endswith(".whl"):

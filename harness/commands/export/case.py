@@ -138,10 +138,8 @@ _WITH_TEXT = ("config.json", "*_config.json", "chat_template*")
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of a model that engines read; nothing else is exported, least of all code.
-
-    Raises UsageError for a file that seems to contain a secret.
-    """
+    """Return the files of a model that engines read; nothing else is exported, least of all code. Raises UsageError for
+    a file that seems to contain a secret."""
     named = {f for pattern in _MODEL_FILES for f in folder.glob(pattern)}
     found = sorted(f for f in named if f.is_file() and not f.name.startswith("."))
     for file in found:

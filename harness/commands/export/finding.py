@@ -55,10 +55,8 @@ def sends_of(script: Script | Stage) -> list[Send]:
 
 
 def case_from(prepared: Prepared, target: Target, environment: EngineEnvironment) -> Case:
-    """Return the case of a prompt or a scenario, with the recorded answers as the right ones.
-
-    Raises UsageError when no right answer is known.
-    """
+    """Return the case of a prompt or a scenario, with the recorded answers as the right ones. Raises UsageError when no
+    right answer is known."""
     (work,) = prepared.works
     script = script_of(prepared)
     lookups = lookups_now(prepared, environment.vllm)

@@ -82,10 +82,8 @@ class ExpectedRun(NamedTuple):
 
 
 def expected_run(run: RunRecord, signature: Signature, wanted: Wanted) -> ExpectedRun:
-    """Return the matrix to expect.
-
-    Raises UsageError when the profile given differs from the recorded one, or a pattern matches nothing.
-    """
+    """Return the matrix to expect. Raises UsageError when the profile given differs from the recorded one, or a pattern
+    matches nothing."""
     if wanted.expect is None:
         profile, source = _recorded_profile(run), str(run.profile.get("source", run.profile["name"]))
     else:

@@ -233,10 +233,8 @@ class SelfTester:
         self._add(trial, kill, reason, judgement, trial.mutant, 0.0, None)
 
     def _heal(self, session: EngineGroupSession, setup: Setup) -> None:
-        """Clear what a mutant left in the caches, and check that the engines answer correctly without it.
-
-        Raises HandoffError when they do not, upon which they are restarted.
-        """
+        """Clear what a mutant left in the caches, and check that the engines answer correctly without it. Raises
+        HandoffError when they do not, upon which they are restarted."""
         session.reset_caches()
         item = next((i for w in setup.control for i in w.items), None)
         prompt = item.prompt if item else next(p for p in self._prepared.prompts.cold)

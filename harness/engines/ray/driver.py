@@ -89,11 +89,8 @@ class Actor:
         return getattr(self._actor, method).remote(*args)
 
     def end(self, reference: Any, limit_s: float = _CALL_S) -> Any:
-        """Wait for the result of a call.
-
-        Raises EngineStartError when the call failed on the node, EngineDiedError when there is no answer because the
-        node, the actor or the connection is gone.
-        """
+        """Wait for the result of a call. Raises EngineStartError when the call failed on the node, EngineDiedError when
+        there is no answer because the node, the actor or the connection is gone."""
         try:
             return self._ray.get(reference, timeout=limit_s)
         except self._ray.exceptions.RayTaskError as error:
