@@ -51,11 +51,7 @@ def load_run(folder: Folder) -> Run:
 
 
 def judge(
-    run: Run | Folder,
-    *,
-    baselines: Folder | None = None,
-    known: Folder | None = None,
-    against: Folder | None = None,
+    run: Run | Folder, *, baselines: Folder | None = None, known: Folder | None = None, against: Folder | None = None
 ) -> Judgement:
     """Judge a run as ``harness check`` does; nothing is written, and equal inputs give equal judgements.
 

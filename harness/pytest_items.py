@@ -70,8 +70,7 @@ class CellCollector(pytest.Collector):
 
     def collect(self) -> Iterator[pytest.Item]:
         cell, _, scenario = self.name.partition(_SEPARATOR)
-        prepared = self.config.stash[_PREPARED]
-        profile = prepared.profile
+        profile = self.config.stash[_PREPARED].profile
         for name in check_names(profile.judging.tier):
             if name in _possible(cell, scenario or COLD, profile.part(CellName.of(cell).variant)):
                 yield CheckItem.from_parent(self, name=name)

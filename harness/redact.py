@@ -55,11 +55,7 @@ _RULES: tuple[_Rule, ...] = tuple(
         (("npm_", "pypi-"), rf"{_ALONE}(?:npm_[A-Za-z0-9]{{36}}|pypi-{_WORD}{{50,}})", MARK),
         (("aiza", "ya29."), rf"{_ALONE}(?:AIza{_WORD}{{35}}|ya29\.{_WORD}{{20,}})", MARK),
         # Match whole words only, each once: starting anew at every "eyJ" within a word takes quadratic time.
-        (
-            ("eyj",),
-            rf"(?<!{_WORD})(?={_WORD}*?{_ALONE}eyJ{_WORD}{{8}}){_WORD}++\.{_WORD}{{8,}}+\.{_WORD}{{8,}}",
-            MARK,
-        ),
+        (("eyj",), rf"(?<!{_WORD})(?={_WORD}*?{_ALONE}eyJ{_WORD}{{8}}){_WORD}++\.{_WORD}{{8,}}+\.{_WORD}{{8,}}", MARK),
         (("bearer", "basic"), r"(?i)\b(bearer|basic)(\s+)[A-Za-z0-9._~+/=-]{8,}", rf"\1\2{MARK}"),
         (("cookie",), r"(?i)(\bcookie[\"']?\s*:)[^\r\n]+", rf"\1 {MARK}"),
         (("auth",), r"(?i)(\"auth\"\s*:\s*\")[A-Za-z0-9+/=]{12,}", rf"\1{MARK}"),

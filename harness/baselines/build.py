@@ -117,8 +117,7 @@ def _require_one_baseline_per_identity(history: History, collected: Mapping[str,
     """Raise UsageError if variants that share an identity, and hence a baseline, gave different rows."""
     seen: dict[str, str] = {}
     for lineup, rows in collected.items():
-        key = identity_in(history, lineup).model_dump_json()
-        first = seen.setdefault(key, lineup)
+        first = seen.setdefault(identity_in(history, lineup).model_dump_json(), lineup)
         said = [[(r.prompt_id, r.answer) for r in some] for some in (collected[first], rows)]
         if said[0] != said[1] and (history.run.profile.get("judging") or {}).get("tier") == "bitwise":
             raise UsageError(
@@ -199,11 +198,8 @@ def rows_from(
     expected: Mapping[str, tuple[int, ...] | None],
     again: History | None = None,
 ) -> list[Row]:
-    """Return baseline rows from a recorded single cell.
-
-    Raises UsageError if the recording is incomplete or an output is not the known answer: a reference must not come
-    from an engine that is already wrong.
-    """
+    """Return baseline rows from a recorded single cell. Raises UsageError if the recording is incomplete or an output
+    is not the known answer: a reference must not come from an engine that is already wrong."""
     observed = history.of(cell_id)
     repeated = again.of(cell_id) if again is not None else {}
     record = history.cell(cell_id)

@@ -53,9 +53,7 @@ class Lookup(NamedTuple):
     @property
     def baseline(self) -> Baseline | None:
         """The baseline with its rows. Do not keep a reference: the rows of a large run do not all fit into memory.
-
-        Raises DataError if the stored baseline has changed since it was found.
-        """
+        Raises DataError if the stored baseline has changed since it was found."""
         return self.source.load() if isinstance(self.source, StoredBaseline) else self.source
 
 

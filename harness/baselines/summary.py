@@ -40,10 +40,9 @@ def _again(rows: Sequence[Row]) -> dict[str, Any] | None:
     again = [r.again for r in rows if r.again is not None]
     if not again:
         return None
-    parted = [a for a in again if a.divergence is not None]
     return {
         "prompts": len(again),
-        "diverged": len(parted),
+        "diverged": len([a for a in again if a.divergence is not None]),
         "noise_floor_nats": noise_floor(again),
         "steps_differ": sum(
             r.again is not None and (r.again.steps, sum(r.again.accepted_at)) != (len(r.accepted), sum(r.accepted))

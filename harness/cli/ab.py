@@ -32,8 +32,7 @@ def ab_command(
         ),
     ] = None,
     head: Annotated[
-        str | None,
-        typer.Option("--head", metavar="VLLM", help="vLLM with the change. Default: that of --base."),
+        str | None, typer.Option("--head", metavar="VLLM", help="vLLM with the change. Default: that of --base.")
     ] = None,
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
@@ -66,8 +65,7 @@ def ab_command(
 
     prepared = with_references(profile, cell or [], scenario or [])
     require_free(prepared, flags)
-    seconds = 2 * prepared.expected_s
-    with Reporter(seconds) as reporter:
+    with Reporter(2 * prepared.expected_s) as reporter:
         reporter.line(f"2 × {counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.requests, 'request')} each")
         device = prepared.profile.engine.device
         if base is not None and url:

@@ -56,8 +56,7 @@ def record(
         ),
     ] = 2,
     from_run: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="RUN_DIR", help="Use a recorded run instead of starting engines."),
+        Path | None, typer.Option("--from", metavar="RUN_DIR", help="Use a recorded run instead of starting engines.")
     ] = None,
     again: Annotated[
         Path | None, typer.Option("--again", metavar="RUN_DIR", help="With --from: a repetition of that run, for A/A.")

@@ -47,8 +47,7 @@ def init_command(
     if device not in ("cpu", "gpu"):
         raise UsageError(f"--device {device}: expected cpu or gpu")
     on: Device = "cpu" if device == "cpu" else "gpu"
-    wanted = Wanted(target, drafter, method, drafts, on, block_size, name, tokenizer)
-    written = new_profile(wanted, out, Hub())
+    written = new_profile(Wanted(target, drafter, method, drafts, on, block_size, name, tokenizer), out, Hub())
     if out is None:
         typer.echo(written.text, nl=False)
     else:

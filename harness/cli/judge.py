@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -14,11 +14,11 @@ from harness.history.layout import require_run
 
 if TYPE_CHECKING:
     from harness.judging.references import References
+    from harness.reports.summary import RunSummary
 
 MetricsFormat = Literal["csv", "openmetrics"]
 ReportsOption = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="Write the run's reports into this folder."),
+    Path | None, typer.Option("--out", metavar="DIR", help="Write the run's reports into this folder.")
 ]
 
 
@@ -64,15 +64,9 @@ def check_command(
         raise UsageError("expected --out or --write, found both")
     from harness.judging.references import References
     from harness.reports.judge_run import check as judge_again
-    from harness.reports.terminal import print_summary
 
     references = References(baselines=baselines, known=known, against=against, record=record, expect=expect)
-    outcome = judge_again(run_dir, references, run_dir if write else out)
-    if as_json:
-        print_json(shapes.judged_run(outcome.summary))
-    else:
-        print_summary(outcome.summary, make_console())
-    raise typer.Exit(outcome.summary.exit_code)
+    _end(judge_again(run_dir, references, run_dir if write else out).summary, as_json)
 
 
 def report_command(
@@ -228,12 +222,17 @@ def merge_command(
     from harness.commands.merge import Wanted, merge
     from harness.judging.references import References
     from harness.reports.judge_run import judge_and_report
-    from harness.reports.terminal import print_summary
 
     history = merge(
         folders, out, Wanted(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going, baselines, known)
     )
-    summary = judge_and_report(history, References(baselines, known), carrying=True)
+    _end(judge_and_report(history, References(baselines, known), carrying=True), as_json)
+
+
+def _end(summary: RunSummary, as_json: bool) -> NoReturn:
+    """Print a judged run, and exit with the code of its verdict."""
+    from harness.reports.terminal import print_summary
+
     if as_json:
         print_json(shapes.judged_run(summary))
     else:

@@ -78,8 +78,7 @@ def _run_argument(show_default: str | bool = True) -> Any:
 
 _PROFILE_HELP = "A shipped profile (`harness list profiles`) or the path of a YAML file."
 ProfileOption = Annotated[
-    str,
-    typer.Option("--profile", "-p", callback=_profile, autocompletion=completion.profiles, help=_PROFILE_HELP),
+    str, typer.Option("--profile", "-p", callback=_profile, autocompletion=completion.profiles, help=_PROFILE_HELP)
 ]
 QuickProfileOption = Annotated[
     str, typer.Option("--profile", "-p", autocompletion=completion.profiles, help=_PROFILE_HELP)

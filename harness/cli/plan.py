@@ -41,8 +41,7 @@ def plan_command(
         ),
     ] = 1.0,
     full: Annotated[
-        bool,
-        typer.Option("--full", help="Print the profile instead, with everything it inherits and all defaults."),
+        bool, typer.Option("--full", help="Print the profile instead, with everything it inherits and all defaults.")
     ] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of profiles instead, for editors.")

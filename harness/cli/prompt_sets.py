@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from harness.profiles.model import Profile
     from harness.prompts.datasets import Texts
     from harness.prompts.model import Layout, PromptSet, SizedStratum
-    from harness.prompts.padded import Built
 
 _BLOCK_SIZE, _LOOKAHEAD = 32, 4
 
@@ -89,35 +88,6 @@ def layout_of(block_sizes: list[int] | None, lookaheads: list[int] | None, profi
     # Below 2, the lookahead stratum has no length of its own.
     more = tuple(n for n in smaller if n > 1)
     return Layout(block_size=sizes[0], lookahead=largest, more_sizes=sizes[1:], more_lookaheads=more)
-
-
-def default_out() -> Path:
-    """Return the path of the shipped prompt set."""
-    from harness.util.paths import REPOSITORY
-
-    return REPOSITORY / "prompts" / "probe.jsonl"
-
-
-def copies(folder: Path | None, layout: Layout) -> PromptSet:
-    """Build prompts of kind 'copy', by default with the probe models' tokenizer."""
-    from harness.prompts.model import build_probe_prompts
-    from harness.prompts.probe_task import WEIGHTS
-
-    return build_probe_prompts(folder or WEIGHTS / "tokenizer", layout)
-
-
-def echoes(folder: Path, layout: Layout) -> PromptSet:
-    """Build prompts of kind 'echo' with the tokenizer in ``folder``."""
-    from harness.prompts.echo import build_echo_prompts
-
-    return build_echo_prompts(folder, layout)
-
-
-def natural(folder: Path, texts: Texts, layout: Layout, count: int, day: date) -> Built:
-    """Build ``count`` prompts of kind 'natural' per stratum, and count the texts that were left out by reason."""
-    from harness.prompts.padded import build_natural_prompts
-
-    return build_natural_prompts(folder, texts, layout, count, day)
 
 
 def texts_of(

@@ -151,7 +151,9 @@ def build(
 ) -> None:
     """Build a prompt set on and around block boundaries, and show how many prompts each stratum has."""
     from harness.cli import prompt_sets
-    from harness.prompts.model import write_prompts
+    from harness.prompts.model import build_probe_prompts, write_prompts
+    from harness.prompts.probe_task import WEIGHTS
+    from harness.util.paths import REPOSITORY
 
     if kind not in _KINDS:
         raise UsageError(f"--kind {kind!r}: expected {', '.join(_KINDS)}")
@@ -167,7 +169,8 @@ def build(
     folder = tokenizer or (profile.tokenizer_folder if profile is not None else None)
     dropped: dict[str, int] = {}
     if kind == "copy":
-        prompts, path = prompt_sets.copies(folder, layout), out or prompt_sets.default_out()
+        path = out or REPOSITORY / "prompts" / "probe.jsonl"
+        prompts = build_probe_prompts(folder or WEIGHTS / "tokenizer", layout)
     else:
         if folder is None or out is None:
             raise UsageError(
@@ -177,12 +180,16 @@ def build(
             raise UsageError(f"--tokenizer {folder}: expected a folder with tokenizer_config.json, found none")
         path = out
         if kind == "echo":
-            prompts = prompt_sets.echoes(folder, layout)
+            from harness.prompts.echo import build_echo_prompts
+
+            prompts = build_echo_prompts(folder, layout)
         else:
+            from harness.prompts.padded import build_natural_prompts
+
             count = prompt_sets.count_per_stratum(per_stratum, for_profile, effect)
             read_day = prompt_sets.parse_day(day)
             texts = prompt_sets.texts_of(file, dataset, config, split, column, revision)
-            prompts, dropped = prompt_sets.natural(folder, texts, layout, count, read_day)
+            prompts, dropped = build_natural_prompts(folder, texts, layout, count, read_day)
             prompt_sets.print_shortages(prompts, count)
     write_prompts(prompts, path)
     prompt_sets.print_coverage(prompts)

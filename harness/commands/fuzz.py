@@ -21,10 +21,8 @@ COLD_PER_STRATUM = 1
 
 
 def prepare_fuzz(source: str, patterns: Sequence[str], seed: int, minutes: float, out: Path) -> Prepared:
-    """Write a profile with random traces that take about so many minutes below ``out``, and prepare it.
-
-    Raises UsageError when the profile has axes or no prompt with a known answer, and the errors of ``prepare``.
-    """
+    """Write a profile with random traces that take about so many minutes below ``out``, and prepare it. Raises
+    UsageError when the profile has axes or no prompt with a known answer, and the errors of ``prepare``."""
     if axes := load_profile(source).axes:
         raise UsageError(f"profile {source}: expected a profile without axes, found {', '.join(axes)}")
     plain = prepare(source, patterns, [COLD], prompts_per_stratum=COLD_PER_STRATUM)

@@ -118,10 +118,8 @@ class Written(NamedTuple):
 
 
 def new_profile(wanted: Wanted, out: Path | None, hub: Hub) -> Written:
-    """Return the text of a profile, and notes; the hub is asked for commits, and may be out of reach.
-
-    Raises UsageError for what does not fit together, and ProfileError for models that do not exist.
-    """
+    """Return the text of a profile, and notes; the hub is asked for commits, and may be out of reach. Raises UsageError
+    for what does not fit together, and ProfileError for models that do not exist."""
     for problem in _problems(wanted, out):
         raise UsageError(problem)
     folder = out.absolute().parent if out is not None else Path.cwd()
@@ -153,8 +151,7 @@ def new_profile(wanted: Wanted, out: Path | None, hub: Hub) -> Written:
         max_tokens=256 if wanted.device == "gpu" else 64,
         judging=_JUDGING[wanted.device],
     )
-    profile = profile_of(text, folder)
-    check_paths(profile, out or Path("(standard output)"), with_prompts=False)
+    check_paths(profile_of(text, folder), out or Path("(standard output)"), with_prompts=False)
     return Written(text, (*notes, *more))
 
 
@@ -235,10 +232,8 @@ def _method(wanted: Wanted, drafter: str | None, drafts: int) -> str:
 
 
 def _model(given: str, role: str, option: str, hub: Hub, file: str) -> list[str]:
-    """Return how the profile names a model, and a note if it is not pinned.
-
-    Raises UsageError when it is neither a folder nor a name on the hub, and ProfileError when the hub does not have it.
-    """
+    """Return how the profile names a model, and a note if it is not pinned. Raises UsageError when it is neither a
+    folder nor a name on the hub, and ProfileError when the hub does not have it."""
     folder = Path(given)
     if folder.is_dir():
         return [str(folder.resolve())]

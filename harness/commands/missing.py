@@ -24,9 +24,7 @@ class Step(NamedTuple):
 
 def next_step(profile: str, engine_python: str | None = None) -> Step | None:
     """Return the first thing that a run of a profile lacks; None when nothing is missing that a command can make.
-
-    Raises ProfileError and DataError for what no command can put right.
-    """
+    Raises ProfileError and DataError for what no command can put right."""
     written = read_profile(profile, with_prompts=False)
     hub = Hub()
     if any(
@@ -44,10 +42,8 @@ def next_step(profile: str, engine_python: str | None = None) -> Step | None:
 
 
 def make_missing(profile: str, tell: Callable[[str], None], engine_python: str | None = None) -> None:
-    """Carry out the steps, each as the command that it is.
-
-    Raises EnvironmentFault when a command fails, or when what it was to make is missing all the same.
-    """
+    """Carry out the steps, each as the command that it is. Raises EnvironmentFault when a command fails, or when what
+    it was to make is missing all the same."""
     done: set[Step] = set()
     while (step := next_step(profile, engine_python)) is not None:
         command = shlex.join(("harness", *step.argv))

@@ -25,8 +25,7 @@ def measure(history: History) -> dict[str, Any]:
         "methods": {},
     }
     for record in cells:
-        method = record.cell.removeprefix("single-")
-        out["methods"][method] = _method(history, record.cell, record.draft_tokens)
+        out["methods"][record.cell.removeprefix("single-")] = _method(history, record.cell, record.draft_tokens)
     return out
 
 

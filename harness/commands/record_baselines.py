@@ -32,5 +32,4 @@ def record_references(
     runs = new_folder(out, prepared.profile, "baseline")
     done = record_repetitions(prepared, environment, runs, repeat, reporter)
     point_latest(runs / "repetition-01", "latest")
-    again = done.histories[1] if repeat > 1 else None
-    return record_from(done.histories[0], again, prepared.sets, folder)
+    return record_from(done.histories[0], done.histories[1] if repeat > 1 else None, prepared.sets, folder)

@@ -397,8 +397,7 @@ def reproduce(
         reporter.line(f"{group.id}: UNKNOWN: {error}")
         attempts.append(Attempt(Verdict.UNKNOWN, None))
         problem = str(error)
-    seconds = time.monotonic() - begun
-    return Result(target, tuple(attempts), folder, summary, seconds, problem, interrupted)
+    return Result(target, tuple(attempts), folder, summary, time.monotonic() - begun, problem, interrupted)
 
 
 def _attempt(
@@ -495,16 +494,14 @@ def _requests(
     workload = prepared.profile.workload
     full = request_body(payload(prompt, "ids"), Sampling(workload.max_tokens, workload.logprobs, temperature))
     header = f"{key.curl} -H 'Content-Type: application/json'"
-    if work.cell.routed:
+    if work.cell.routed or work.cell.topology == "single":
         write_json(folder / "request.json", full)
+        url = session.url(session.roles[0] if group.topology == "single" else "decode")
+        if work.cell.routed:
+            url = session.router_url(work.cell)
+            lines.append(f"router: {url}")
         body = shlex.quote(str(folder / "request.json"))
-        url = session.router_url(work.cell)
-        return [*lines, f"router: {url}", f"curl -s {url}/v1/completions {header} -d @{body}"]
-    if work.cell.topology == "single":
-        role = session.roles[0] if group.topology == "single" else "decode"
-        write_json(folder / "request.json", full)
-        body = shlex.quote(str(folder / "request.json"))
-        return [*lines, f"curl -s {session.url(role)}/v1/completions {header} -d @{body}"]
+        return [*lines, f"curl -s {url}/v1/completions {header} -d @{body}"]
     first = request_body(payload(prompt, "ids"), Sampling(1, workload.logprobs, temperature))
     write_json(folder / "prefill.json", {**first, "kv_transfer_params": REMOTE_DECODE})
     write_json(folder / "decode.json", full)

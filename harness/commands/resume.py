@@ -61,10 +61,8 @@ class Resumable(NamedTuple):
 
 
 def prepare_resume(folder: Path) -> Resumable:
-    """Load an interrupted run and prepare the work that is left, without changing anything.
-
-    Raises UsageError for runs that cannot be resumed, and the errors of ``load_history`` and ``prepare``.
-    """
+    """Load an interrupted run and prepare the work that is left, without changing anything. Raises UsageError for runs
+    that cannot be resumed, and the errors of ``load_history`` and ``prepare``."""
     folder = folder.resolve()
     recorded = bytes_recorded(folder)
     history = load_history(folder)
@@ -78,16 +76,9 @@ def prepare_resume(folder: Path) -> Resumable:
     return Resumable(folder, history, recorded, whole, rest)
 
 
-def resume(
-    left: Resumable,
-    reporter: Reporter,
-    options: RunOptions = DEFAULTS,
-) -> Outcome:
-    """Resume the run, judge it and write its reports.
-
-    Raises UsageError, naming each difference, when the conditions are not those under which the run began; nothing has
-    been changed in that case.
-    """
+def resume(left: Resumable, reporter: Reporter, options: RunOptions = DEFAULTS) -> Outcome:
+    """Resume the run, judge it and write its reports. Raises UsageError, naming each difference, when the conditions
+    are not those under which the run began; nothing has been changed in that case."""
     with FolderLock(left.folder):
         # The run may still have been active a moment ago; its latest answers must not be set aside unread.
         if bytes_recorded(left.folder) != left.recorded or load_history(left.folder).run != left.history.run:
@@ -298,10 +289,9 @@ def _found(history: History) -> tuple[str, ...]:
     """Return the regressions found before anything is set aside, without known defects. Cells that are not asked again
     are included, because their outputs may be re-scored."""
     # The profile is the user's own: it was loaded again and is unchanged.
-    judgement = assess(history.model_copy(update={"own": True})).judgement
     return tuple(
         f"{f.cell} {f.check} {f.verdict}: {f.message}" + (f" … and {f.others} more like it" if f.others else "")
-        for f in judgement.findings
+        for f in assess(history.model_copy(update={"own": True})).judgement.findings
         if f.known is None and f.verdict.fails
     )
 

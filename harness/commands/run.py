@@ -21,11 +21,7 @@ from harness.workload.prepare import Prepared
 
 
 def execute(
-    prepared: Prepared,
-    out: Path,
-    reporter: Reporter,
-    options: RunOptions = DEFAULTS,
-    fail_fast: bool = False,
+    prepared: Prepared, out: Path, reporter: Reporter, options: RunOptions = DEFAULTS, fail_fast: bool = False
 ) -> Outcome:
     """Run, judge and report. The run folder is complete even when cells are UNKNOWN.
 
@@ -71,12 +67,7 @@ def first_verdicts(reporter: Reporter, fail_fast: bool) -> Watch:
     return watch
 
 
-def second_stage(
-    prepared: Prepared,
-    history: History,
-    reporter: Reporter,
-    options: RunOptions,
-) -> None:
+def second_stage(prepared: Prepared, history: History, reporter: Reporter, options: RunOptions) -> None:
     """Repeat the cells that failed a registered test, on fresh engines, with held-out prompts, in a separate folder."""
     if history.run.interrupted or prepared.profile.judging.tier != "normal":
         return

@@ -102,8 +102,7 @@ def bring_up(
         log = folder / "logs" / f"{group.id}.router.log"
         with Router(urls, port, metrics, log, session.key) as router, header_file(session.key) as key:
             reporter.line(f"{group.id}: router ready, pid {router.pid}, {router.url}")
-            prompt = next(i.prompt for i in prepared.works[0].items)
-            proof = _prove(session, router.url, prompt, prepared)
+            proof = _prove(session, router.url, next(i.prompt for i in prepared.works[0].items), prepared)
             body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "…"}], "max_tokens": 32}
             said = shlex.quote(json.dumps(body, ensure_ascii=False))
             json_type = "-H 'Content-Type: application/json'"
@@ -118,8 +117,7 @@ def _prove(session: EngineGroupSession, url: str, prompt: Prompt, prepared: Prep
     workload = prepared.profile.workload
     body = request_body(payload(prompt, "ids"), Sampling(workload.max_tokens, workload.logprobs))
     pair = "decode" in session.roles
-    client = session.client("single")
-    before = client.snapshot()
+    before = session.client("single").snapshot()
     try:
         with LimitedClient(headers=session.key.headers, timeout=prepared.profile.timeouts.request) as asking:
             answer = asking.post(f"{url}/v1/completions", json={**body, "cache_salt": new_id()})

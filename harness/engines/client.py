@@ -227,10 +227,8 @@ class Client:
             ) from error
 
     def _begin(self, body: Mapping[str, Any], request_id: str, role: Role, abandon: Abandon) -> httpx.Response:
-        """Send a request and give it up; return the answer if it came before that.
-
-        Raises AbandonedError when it was given up, HandoffError when a streamed answer ended before that.
-        """
+        """Send a request and give it up; return the answer if it came before that. Raises AbandonedError when it was
+        given up, HandoffError when a streamed answer ended before that."""
         if abandon.after_steps is None:
             try:
                 return self._completion(body, request_id, role, abandon.after_s)

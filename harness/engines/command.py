@@ -20,13 +20,7 @@ from harness.supervision.server import LOOPBACK
 MODEL_NAME = "target"
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 PROGRAM = "vllm.entrypoints.openai.api_server"
-PRELOADED = (
-    PROGRAM,
-    "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
-    "compressed_tensors",
-    "ray",
-)
+PRELOADED = (PROGRAM, "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "compressed_tensors", "ray")
 """What CPU engines import, but for what starts threads (NIXL)."""
 
 
@@ -180,10 +174,7 @@ def _variables(
     if engine.model_runner is not None:
         env["VLLM_USE_V2_MODEL_RUNNER"] = "1" if engine.model_runner == "V2" else "0"
     if side_channel_port is not None:
-        env |= {
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
-        }
+        env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port)}
         if engine.device == "cpu":
             env["UCX_TLS"] = "tcp,sm,self"
             if host == LOOPBACK:

@@ -71,10 +71,8 @@ def _without_unused(text: str) -> str:
 
 
 def parse_counters(text: str) -> dict[str, float]:
-    """Return totals by our names, summed over engine labels. Absent metrics are absent keys, never zero.
-
-    Raises ValueError when the text is not in Prometheus format, or a total is not finite.
-    """
+    """Return totals by our names, summed over engine labels. Absent metrics are absent keys, never zero. Raises
+    ValueError when the text is not in Prometheus format, or a total is not finite."""
     totals: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(_without_unused(text)):
         for sample in family.samples:

@@ -89,10 +89,8 @@ class EngineEnvironment(Strict):
 
 
 def inspect_environment(executable: str) -> EngineEnvironment:
-    """Ask ``executable`` for its versions.
-
-    Raises EnvironmentFault when it is not a Python interpreter, does not answer, or has no vllm.
-    """
+    """Ask ``executable`` for its versions. Raises EnvironmentFault when it is not a Python interpreter, does not
+    answer, or has no vllm."""
     try:
         done = subprocess.run(
             [executable, "-c", _QUESTION],

@@ -91,8 +91,7 @@ class LocalExecutor(HoldsNothing):
     def places(
         self, group: EngineGroup, profile: Profile, environment: EngineEnvironment, placement: Placement
     ) -> Iterator[Places]:
-        cores = profile.engine.device == "cpu"
-        found = local_places(self._inventory, placement, self._base_port, cores)
+        found = local_places(self._inventory, placement, self._base_port, profile.engine.device == "cpu")
         try:
             yield found
         finally:

@@ -132,9 +132,7 @@ def gpu_inventory() -> Inventory:
 
 def claimed_gpus() -> Inventory:
     """Return the GPUs of ``gpu_inventory`` without those of other harnesses, and claim them until this process ends.
-
-    Raises EngineStartError when other harnesses have all of them.
-    """
+    Raises EngineStartError when other harnesses have all of them."""
     found = gpu_inventory()
     taken = gpus.claim(d.gpu.uuid for d in found.gpus)
     if not taken:

@@ -46,10 +46,8 @@ class Launcher:
         """Whether the engines were ended from another thread: their answers are no longer evidence."""
 
     def start(self, environment: EngineEnvironment, mutation: Mutation, places: Places | None) -> None:
-        """Start the engines without waiting until they are ready; without ``places``, on this machine.
-
-        Raises EngineStartError when one cannot be started, EngineDiedError when they are being ended meanwhile.
-        """
+        """Start the engines without waiting until they are ready; without ``places``, on this machine. Raises
+        EngineStartError when one cannot be started, EngineDiedError when they are being ended meanwhile."""
         self.places = places or lone_places(self._group, self._profile, self._progress)
         commands = [self._command(role, place, environment, mutation) for role, place in self.places.items()]
         for command in commands:

@@ -69,10 +69,8 @@ class Place(Protocol):
         """Name of the node for the record; None for this machine."""
 
     def ports(self, count: int) -> list[int]:
-        """Claim consecutive free ports of ``host`` until the engine that is started next is gone.
-
-        Raises EngineStartError when there are none.
-        """
+        """Claim consecutive free ports of ``host`` until the engine that is started next is gone. Raises
+        EngineStartError when there are none."""
 
     def give_back(self) -> None:
         """Release claimed ports that no engine was started on."""
@@ -87,10 +85,8 @@ PairNodes = Literal["same", "different", "any"]
 
 
 def end_and_report(name: str, end: Callable[[], Sequence[str]]) -> Sequence[str]:
-    """End an engine or a router; return descriptions of what is left.
-
-    Raises nothing, because one that cannot be ended must not keep the others running.
-    """
+    """End an engine or a router; return descriptions of what is left. Raises nothing, because one that cannot be ended
+    must not keep the others running."""
     try:
         return end() or ()
     except Exception as error:
@@ -107,11 +103,7 @@ class LocalPlace:
     node = None
 
     def __init__(
-        self,
-        devices: Sequence[str] = (),
-        host: str = LOOPBACK,
-        ports: Iterator[int] | None = None,
-        claim: bool = False,
+        self, devices: Sequence[str] = (), host: str = LOOPBACK, ports: Iterator[int] | None = None, claim: bool = False
     ) -> None:
         self.host = host
         self._cores = Cores()

@@ -84,10 +84,8 @@ class Readiness:
         )
 
     def is_ready(self, role: Role) -> bool:
-        """Return whether an engine is healthy and its NIXL side channel can be reached.
-
-        Raises EngineStartError when another model answers behind its port.
-        """
+        """Return whether an engine is healthy and its NIXL side channel can be reached. Raises EngineStartError when
+        another model answers behind its port."""
         return self._serves_target(role) and self._side_channel_answers(role)
 
     def _serves_target(self, role: Role) -> bool:
@@ -149,10 +147,7 @@ class Readiness:
 
     def warm_up_hand_off(self, exchange: Exchange) -> None:
         """Do one full hand-off of a pair before anything is judged, with retries, because the NIXL handshake times out
-        on busy machines.
-
-        Raises EngineStartError when all attempts fail, EngineDiedError when an engine is gone.
-        """
+        on busy machines. Raises EngineStartError when all attempts fail, EngineDiedError when an engine is gone."""
         if self._group.topology == "single":
             return
         ids, sampling = self._warm_up_request()

@@ -95,10 +95,8 @@ class Exchange:
         """Number of hand-offs that P answered and D did not finish: P keeps their blocks until the lease ends."""
 
     def send(self, ask: Ask, legs: list[Leg]) -> None:
-        """Send a request, appending each leg as soon as it is answered; return early if it is to be given up.
-
-        Raises HandoffError when a leg fails.
-        """
+        """Send a request, appending each leg as soon as it is answered; return early if it is to be given up. Raises
+        HandoffError when a leg fails."""
         with contextlib.suppress(AbandonedError):
             if ask.routed:
                 legs.append(self._ask_router(ask))
@@ -205,10 +203,8 @@ class Exchange:
         return {"nixl_bytes": 1} if self._by_nixl else {}
 
     def _decode(self, ask: Ask, prefill: Leg, answered: float, salt: str) -> Leg:
-        """Send D's part of a hand-off; ``answered`` is when P answered, in ``time.monotonic()``.
-
-        Raises HandoffError when P returned no parameters or most of its lease is over.
-        """
+        """Send D's part of a hand-off; ``answered`` is when P answered, in ``time.monotonic()``. Raises HandoffError
+        when P returned no parameters or most of its lease is over."""
         if not prefill.kv_transfer_params:
             raise HandoffError(
                 f"prefill engine: expected kv_transfer_params in the answer to request {prefill.request_id}, found "

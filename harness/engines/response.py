@@ -37,20 +37,16 @@ def finite(value: Any) -> float:
 
 
 def finish_reason(value: Any) -> str | None:
-    """Return a finish reason, which is one word ("stop", "length", "abort", "error", "repetition"), or None.
-
-    Raises ValueError for anything else.
-    """
+    """Return a finish reason, which is one word ("stop", "length", "abort", "error", "repetition"), or None. Raises
+    ValueError for anything else."""
     if value is not None and not (isinstance(value, str) and _REASON.fullmatch(value)):
         raise ValueError(f"a finish_reason that is not a word: {str(value)[:60]!r}")
     return value
 
 
 def transfer_params(value: Any) -> dict[str, Any] | None:
-    """Return P's parameters for D. Their content is free, but their size is limited, because each is recorded.
-
-    Raises ValueError when they are not an object or too large.
-    """
+    """Return P's parameters for D. Their content is free, but their size is limited, because each is recorded. Raises
+    ValueError when they are not an object or too large."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -71,10 +67,8 @@ def require_model(body: dict[str, Any], wanted: str = MODEL_NAME) -> None:
 
 
 def recordable(leg: Leg) -> Leg:
-    """Return the leg if its record can be read back unchanged.
-
-    Raises ValueError otherwise: JSON would lose or change NaN and lone surrogates.
-    """
+    """Return the leg if its record can be read back unchanged. Raises ValueError otherwise: JSON would lose or change
+    NaN and lone surrogates."""
     if Leg.model_validate_json(leg.model_dump_json()) != leg:
         raise ValueError("values that JSON cannot carry")
     return leg

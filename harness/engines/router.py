@@ -131,8 +131,7 @@ class Router:
         while True:
             self._process.require_alive()
             try:
-                models = f"{self.url}/v1/models"
-                if get(models, self._key.headers, 5.0).status_code == 200:
+                if get(f"{self.url}/v1/models", self._key.headers, 5.0).status_code == 200:
                     require_guarded(self.url, f"the {self._command.name}")
                     self.ready_seconds = time.monotonic() - self._process.started
                     return

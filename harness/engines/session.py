@@ -115,10 +115,8 @@ class EngineGroupSession:
         self._routers.start(urls, self._mutation.routers(routed), self._launcher.attached_router if routed else None)
 
     def restart(self, role: Role) -> None:
-        """End an engine and start it again with the same command, while the others go on.
-
-        Raises HandoffError when it cannot be restarted from here, EngineStartError when it does not get ready.
-        """
+        """End an engine and start it again with the same command, while the others go on. Raises HandoffError when it
+        cannot be restarted from here, EngineStartError when it does not get ready."""
         begun = time.monotonic()
         self._report_left_over(self._launcher.restart(role))
         deadline = begun + self.profile.timeouts.start
@@ -255,10 +253,8 @@ class EngineGroupSession:
             return error or str(failure), {}
 
     def ask(self, ask: Ask, legs: list[Leg]) -> str | None:
-        """Send a request, appending each leg as soon as it is answered; return the failure, or None.
-
-        Raises EngineDiedError when an engine of the group is gone.
-        """
+        """Send a request, appending each leg as soon as it is answered; return the failure, or None. Raises
+        EngineDiedError when an engine of the group is gone."""
         try:
             self._exchange.send(ask, legs)
         except HandoffError as failure:
@@ -303,10 +299,8 @@ class EngineGroupSession:
         return self._exchange.client(role)
 
     def refresh_counters(self) -> None:
-        """Read the counters, so that requests sent uncounted before are not charged to the next one.
-
-        Raises HandoffError.
-        """
+        """Read the counters, so that requests sent uncounted before are not charged to the next one. Raises
+        HandoffError."""
         for client in self._launcher.clients.values():
             client.snapshot()
 

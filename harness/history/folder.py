@@ -191,20 +191,16 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
 
 
 def read_so_far(folder: Path, run: RunRecord) -> History:
-    """Load the cells that ``run`` names from the folder of a run that is still being recorded.
-
-    Raises OSError, and DataError for damaged lines.
-    """
+    """Load the cells that ``run`` names from the folder of a run that is still being recorded. Raises OSError, and
+    DataError for damaged lines."""
     wanted = {c.cell for c in run.cells}
     found = {cell: files for cell, files in files_by_cell(folder).items() if cell in wanted}
     return History(folder=folder, run=run, observations=_recorded(found), own=True)
 
 
 def read_cells(folder: Path, order: Iterable[str] = (), kept: list[Observation] | None = None) -> RecordedCells:
-    """Read the observations of a run in this order of the cells, and append them to ``kept`` if there is one.
-
-    Raises OSError, and DataError for damaged lines.
-    """
+    """Read the observations of a run in this order of the cells, and append them to ``kept`` if there is one. Raises
+    OSError, and DataError for damaged lines."""
     found = files_by_cell(folder)
     ordered = dict.fromkeys((*order, *found))
     return _recorded({cell: found[cell] for cell in ordered if cell in found}, kept)

@@ -91,10 +91,8 @@ def identity_of(
 
 
 def identity_in(history: History, lineup: str) -> Identity:
-    """Return a lineup's identity in a recorded run, with what its answering engine reported.
-
-    Raises KeyError when the run has none, and ValidationError when it is damaged.
-    """
+    """Return a lineup's identity in a recorded run, with what its answering engine reported. Raises KeyError when the
+    run has none, and ValidationError when it is damaged."""
     identity = Identity.model_validate(history.run.identities[lineup])
     answering = [e for e in history.run.engines if e.role in ("single", "decode")]
     engine = next((e for e in answering if CellName.of(e.group).lineup == lineup), None)

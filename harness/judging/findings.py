@@ -176,12 +176,7 @@ class Judgement(Strict):
 
 
 def conclude(
-    check: str,
-    cell: str,
-    judged: int,
-    findings: list[Finding],
-    note: str = "",
-    figures: CheckFigures = NO_EVIDENCE,
+    check: str, cell: str, judged: int, findings: list[Finding], note: str = "", figures: CheckFigures = NO_EVIDENCE
 ) -> CheckResult:
     """Build a check result; with nothing examined and no findings it is UNKNOWN."""
     if findings:
@@ -192,11 +187,5 @@ def conclude(
         verdict = Verdict.UNKNOWN
         note = note or "nothing to examine"
     return CheckResult(
-        check=check,
-        cell=cell,
-        verdict=verdict,
-        judged=judged,
-        findings=tuple(findings),
-        note=note,
-        figures=figures,
+        check=check, cell=cell, verdict=verdict, judged=judged, findings=tuple(findings), note=note, figures=figures
     )

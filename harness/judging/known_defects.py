@@ -22,10 +22,7 @@ from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects, mat
 
 def apply_known(judgement: Judgement, known: KnownDefects | None, history: History) -> Judgement:
     """Return the judgement with matching findings marked KNOWN, and notices about entries that have expired, may be too
-    narrow or match nothing.
-
-    Raises DataError if the run's start time is damaged.
-    """
+    narrow or match nothing. Raises DataError if the run's start time is damaged."""
     if known is None or not known.entries or judgement.mutants:
         # What a mutant breaks must not be excused as a known defect.
         return judgement

@@ -210,8 +210,7 @@ def _smaller(*samples: Sample) -> Sample:
 
 def per_stratum(prepared: Prepared, effect_points: float) -> int:
     """Return the number of cold prompts per stratum needed to detect a change of ``effect_points`` percentage points
-    over all strata, and within each stratum the change that must be detected there. Held-out prompts: as many again.
-    """
+    over all strata, and within each stratum the change that must be detected there. Held-out prompts: as many again."""
     found = sensitivity(prepared)
     cold = [r for r in found.rows if r.scenario == COLD]
     strata = len({p.stratum for p in prepared.prompts.cold})
@@ -227,8 +226,7 @@ def lookups_now(prepared: Prepared, vllm: str | None) -> dict[str, Lookup]:
     indexes: dict[Path, BaselineIndex] = {}
     out: dict[str, Lookup] = {}
     for part in prepared.parts:
-        digest = prepared.sets[part.variant].sha256
-        out |= lookups_of(part, prepared.source, digest, vllm, hardware, indexes)
+        out |= lookups_of(part, prepared.source, prepared.sets[part.variant].sha256, vllm, hardware, indexes)
     return out
 
 
@@ -303,8 +301,7 @@ def _noise(baseline: Baseline | None, prompts: Mapping[str, Prompt], k: int) -> 
         return ASSUMED
     units = [prompts[r.prompt_id].source or r.prompt_id for r in rows]
     by_prompt = baseline_arms(rows, k)
-    arms = by_unit(by_prompt, units)
-    d = differences(arms)[0]
+    d = differences(by_unit(by_prompt, units))[0]
     if d.units < 2:
         return ASSUMED
     # The error of all prompts, as if each were a text of its own.

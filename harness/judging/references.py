@@ -94,9 +94,7 @@ def lookups_for(history: History, references: References) -> dict[str, Lookup]:
 
 def carry(history: History, references: References) -> None:
     """Copy the baselines and known defects that a run is judged by into its folder, to be judged alike elsewhere.
-
-    Raises StorageError.
-    """
+    Raises StorageError."""
     lookups = lookups_for(history, references).values() if references.against is None else ()
     baselines = [file for k in lookups if k.path is not None for file in (k.path, k.path.with_suffix(".csv"))]
     known = references.known or known_of(history)

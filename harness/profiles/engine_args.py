@@ -194,10 +194,8 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def parallel_size(arguments: Sequence[str]) -> int:
-    """Return over how many times the devices of tensor parallelism these arguments spread an engine.
-
-    Raises ValueError for a size that is not a whole number above 0.
-    """
+    """Return over how many times the devices of tensor parallelism these arguments spread an engine. Raises ValueError
+    for a size that is not a whole number above 0."""
     size = 1
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")

@@ -135,11 +135,8 @@ class Hub:
         return HfApi(endpoint=self.endpoint)
 
     def look(self, reference: ModelReference, role: str) -> Remote:
-        """Ask the hub about a model.
-
-        Raises ProfileError when repository or revision do not exist or the revision has moved, and EnvironmentFault
-        when the hub does not answer.
-        """
+        """Ask the hub about a model. Raises ProfileError when repository or revision do not exist or the revision has
+        moved, and EnvironmentFault when the hub does not answer."""
         api = self._api()
         info = self._info(
             reference,
@@ -161,10 +158,8 @@ class Hub:
         self._ask(reference, lambda: self._api().auth_check(reference.repo))
 
     def download(self, reference: ModelReference, role: str) -> Path:
-        """Download what the cache lacks and return the snapshot.
-
-        Raises what ``look`` and ``check_access`` raise, and EnvironmentFault when the disk is too small.
-        """
+        """Download what the cache lacks and return the snapshot. Raises what ``look`` and ``check_access`` raise, and
+        EnvironmentFault when the disk is too small."""
         from huggingface_hub import snapshot_download
 
         remote = self.look(reference, role)

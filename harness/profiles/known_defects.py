@@ -152,11 +152,8 @@ class KnownDefects(NamedTuple):
 
 
 def load_known(path: Path | None) -> KnownDefects | None:
-    """Load the list, or return None without a path.
-
-    Raises DataError naming the damage: a list that is broken or missing must neither excuse findings nor fail them
-    silently.
-    """
+    """Load the list, or return None without a path. Raises DataError naming the damage: a list that is broken or
+    missing must neither excuse findings nor fail them silently."""
     if path is None:
         return None
     try:

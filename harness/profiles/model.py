@@ -566,9 +566,7 @@ def _is_path(key: str, value: Any, above: str) -> bool:
 
 def _resolve(value: Any, base: Path, key: str = "") -> Any:
     """Make the paths of a raw profile absolute, relative to ``base``, and plain names of models on the hub references.
-
-    Raises ValueError as ``joined`` does.
-    """
+    Raises ValueError as ``joined`` does."""
     if isinstance(value, dict):
         return {k: _located(v, base, k) if _is_path(k, v, key) else _resolve(v, base, k) for k, v in value.items()}
     if isinstance(value, list):
@@ -636,8 +634,7 @@ def localise(profile: Profile, name: str = "", hub: Hub | None = None) -> Profil
     sources = dict(profile.sources)
     for role, reference in references.items():
         # Without its own tokenizer, the profile uses the target's.
-        also_tokenizer = role == TARGET and profile.tokenizer is None
-        found = look_up(hub, reference, role, also_tokenizer, name or profile.name)
+        found = look_up(hub, reference, role, role == TARGET and profile.tokenizer is None, name or profile.name)
         if isinstance(found, Path):
             trusted = reference.trust_remote_code
             folders[role] = ModelFolder(path=found, trust_remote_code=trusted) if trusted else found
@@ -786,10 +783,8 @@ MORE, WITHOUT = "more_scenarios", "without_scenarios"
 def _changed_scenarios(
     path: Path, inherited: list[Any], more_scenarios: Any = (), without_scenarios: Any = ()
 ) -> list[Any]:
-    """Return the inherited scenarios with others added, or in place of those with their ids, and without some.
-
-    Raises ProfileError for what is no list of scenarios, or of ids that are inherited.
-    """
+    """Return the inherited scenarios with others added, or in place of those with their ids, and without some. Raises
+    ProfileError for what is no list of scenarios, or of ids that are inherited."""
     ids = [s.get("id") for s in inherited]
     for key, values, kind, what in (
         (MORE, more_scenarios, dict, "scenarios"),

@@ -20,11 +20,6 @@ _MODEL_KEYS = ("target", "tokenizer", "drafter")
 Given = Path | ModelFolder | ModelReference | None
 
 
-def brings_code(folder: Path) -> bool:
-    """Return whether a model comes with its own code."""
-    return bool(code_of(folder))
-
-
 def only_pickled(folder: Path) -> str | None:
     """Return the name of a pickled weight file of a folder without safetensors, or None."""
     if any(folder.glob("*.safetensors")):
@@ -65,7 +60,7 @@ def problems(models: Mapping[str, Given]) -> Iterator[str]:
             )
         if _trusted(given):
             yield from _unfit_code(role, folder)
-        if trusts_code(models) and not _trusted(given) and brings_code(folder):
+        if trusts_code(models) and not _trusted(given) and code_of(folder):
             yield (
                 f"{role}: expected trust_remote_code: true for {folder} too, which comes with its own code "
                 "(auto_map), since another model of the same engine has it and vLLM has one switch for all of "

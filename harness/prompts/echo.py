@@ -29,8 +29,7 @@ def build_echo_prompts(tokenizer_folder: Path, layout: Layout) -> PromptSet:
     """
     tokenizer = load_chat_tokenizer(tokenizer_folder, "echo prompts")
     words = single_token_words(tokenizer)
-    minimum = len(_render(tokenizer, words[:1])[1]) + 2
-    lengths = layout.lengths(minimum)
+    lengths = layout.lengths(len(_render(tokenizer, words[:1])[1]) + 2)
     if len(words) < max(lengths):
         raise DataError(
             f"tokenizer {tokenizer_folder}: expected at least {max(lengths)} single-token words, found {len(words)}; "
@@ -68,8 +67,7 @@ def single_token_words(tokenizer: Any) -> list[str]:
     """
     pieces = {tokenizer.convert_tokens_to_string([piece]).strip() for piece in tokenizer.get_vocab()}
     plain = sorted(p for p in pieces if _WORD.fullmatch(p))
-    alone = [w for w in plain if len(tokenizer(f"a {w}", add_special_tokens=False)["input_ids"]) == 2]
-    return alone or plain
+    return [w for w in plain if len(tokenizer(f"a {w}", add_special_tokens=False)["input_ids"]) == 2] or plain
 
 
 def _render(tokenizer: Any, words: list[str]) -> tuple[str, list[int]]:

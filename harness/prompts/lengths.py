@@ -44,10 +44,8 @@ def spills(tokens: int, block_size: int, lookahead: int) -> bool:
 
 
 def classify(tokens: int, block_size: int, lookahead: int) -> Stratum:
-    """Return the stratum of a prompt of ``tokens`` tokens; ``lookahead`` is P's reservation in tokens.
-
-    Raises ValueError when an argument is out of range.
-    """
+    """Return the stratum of a prompt of ``tokens`` tokens; ``lookahead`` is P's reservation in tokens. Raises
+    ValueError when an argument is out of range."""
     if tokens < 1 or block_size < 2 or not 0 <= lookahead < block_size:
         raise ValueError(
             f"expected tokens >= 1, block_size >= 2 and 0 <= lookahead < block_size; "

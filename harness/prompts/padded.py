@@ -127,8 +127,7 @@ def pad(chat: Chat, text: str, tokens: int, seed: int = 0) -> Rendered | None:
         if wanted < 0 or (wanted == 0 and opening.endswith(":")):
             continue
         for _ in range(_TRIES):
-            words = rng.choices(chat.words, k=wanted)
-            found = chat.render(" ".join([text + opening, *words]))
+            found = chat.render(" ".join([text + opening, *rng.choices(chat.words, k=wanted)]))
             if len(found.ids) == tokens:
                 return found
             # Next to other words, a word may have more or fewer tokens than alone.
@@ -162,10 +161,8 @@ def build_from_recipe(tokenizer_folder: Path, texts: Texts, recipe: PromptRecipe
 def build_plain_prompts(
     tokenizer_folder: Path, texts: Texts, layout: Layout, count: int, template: Mapping[str, bool]
 ) -> Built:
-    """Build a cold prompt of each text as it is, in an order by the layout's seed, up to ``count``.
-
-    Raises DataError when there are fewer texts that the tokenizer can represent.
-    """
+    """Build a cold prompt of each text as it is, in an order by the layout's seed, up to ``count``. Raises DataError
+    when there are fewer texts that the tokenizer can represent."""
     chat = Chat(tokenizer_folder, arguments=template)
     usable = [_Text(row, text, len(chat.render(text).ids)) for row, text in texts.rows if chat.accepts(text)]
     if len(usable) < count:

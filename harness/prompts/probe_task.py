@@ -43,8 +43,7 @@ def vocabulary() -> list[str]:
 
 def handicapped_words() -> frozenset[int]:
     """Return the token ids that the drafters are trained to draft wrongly: every tenth word."""
-    step = round(1 / HANDICAP_FRACTION)
-    return frozenset(range(FIRST_WORD + 3, VOCAB_SIZE, step))
+    return frozenset(range(FIRST_WORD + 3, VOCAB_SIZE, round(1 / HANDICAP_FRACTION)))
 
 
 def render(words: list[int]) -> list[int]:

@@ -31,14 +31,11 @@ class Chart(NamedTuple):
 
 def charts_of(figures: Figures) -> list[Chart]:
     """Return the charts of acceptance per position, acceptance by step, and survival, one of each per method."""
-    out: list[Chart] = []
-    for method in dict.fromkeys(p.method for p in figures.positions):
-        out.append(_acceptance(method, figures))
-    for method in dict.fromkeys(_method(s.cell) for s in figures.steps):
-        out.append(_by_step(method, figures))
-    for method in dict.fromkeys(_method(s.cell) for s in figures.survival):
-        out.append(_survival(method, figures))
-    return out
+    return [
+        *(_acceptance(method, figures) for method in dict.fromkeys(p.method for p in figures.positions)),
+        *(_by_step(method, figures) for method in dict.fromkeys(_method(s.cell) for s in figures.steps)),
+        *(_survival(method, figures) for method in dict.fromkeys(_method(s.cell) for s in figures.survival)),
+    ]
 
 
 def _method(cell: str) -> str:

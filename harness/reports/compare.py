@@ -61,10 +61,8 @@ class Comparison(NamedTuple):
 
 
 def compare_runs(first: Path, second: Path, references: References = PROFILE_OWN) -> Comparison:
-    """Compare two recorded runs, each judged by its own profile or both by the same references.
-
-    Raises UsageError when they share no cell.
-    """
+    """Compare two recorded runs, each judged by its own profile or both by the same references. Raises UsageError when
+    they share no cell."""
     runs = (assess(load_history(first), references), assess(load_history(second), references))
     mine = [list(r.cells) for r in runs]
     names = list(dict.fromkeys([*mine[0], *mine[1]]))

@@ -156,11 +156,7 @@ def render_page(template: str, env: Environment, charts: Sequence[Chart], data: 
     """Render a page with its charts, its data and our script embedded."""
     script = (files("harness.reports") / "assets" / "report.js").read_text(encoding="utf-8")
     return env.get_template(template).render(
-        charts=charts,
-        data=script_json(data or {}),
-        script=Markup(script),
-        policy=Markup(_hash(script)),
-        **values,
+        charts=charts, data=script_json(data or {}), script=Markup(script), policy=Markup(_hash(script)), **values
     )
 
 

@@ -92,7 +92,6 @@ class Plot:
         Hollow points of later series are smaller, so that points on top of each other can be told apart.
         """
         rank = self._series.index(series)
-        radius = max(2.5, 6.5 - 1.5 * rank) if hollow else 4.5
         mark = Markup(
             '<path class="dot k{}{}" transform="translate({} {}) scale({:.1f})" d="{}"><title>{}</title></path>'
         ).format(
@@ -100,7 +99,7 @@ class Plot:
             " hollow" if hollow else "",
             self._at_x(x),
             self._at_y(y),
-            radius,
+            max(2.5, 6.5 - 1.5 * rank) if hollow else 4.5,
             _SYMBOLS[rank % len(_SYMBOLS)],
             harmless(words),
         )

@@ -48,8 +48,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def _inputs() -> dict[str, Any]:
-    either = {"anyOf": [_TEXT, {"type": "null"}]}
-    types: dict[str, dict[str, Any]] = dict.fromkeys(Inputs._fields, either)
+    types: dict[str, dict[str, Any]] = {key: {"anyOf": [_TEXT, {"type": "null"}]} for key in Inputs._fields}
     types |= {
         "baselines": {"type": "object", "additionalProperties": _HASH},
         "dirty": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},

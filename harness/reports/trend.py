@@ -44,10 +44,8 @@ ALLOWANCE = 0.5
 
 
 def load_trend(folder: Path, between: int = 365, references: References = PROFILE_OWN) -> Trend:
-    """Load and judge all runs below a folder, in order of time, each by its own references or all by the same.
-
-    Raises UsageError when there are fewer than two.
-    """
+    """Load and judge all runs below a folder, in order of time, each by its own references or all by the same. Raises
+    UsageError when there are fewer than two."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: expected a folder of recorded runs, found none")
     runs: list[TrendRun] = []

@@ -41,10 +41,8 @@ class Scrubber:
         self.requests = 0
 
     def scrub(self) -> None:
-        """Overwrite the free KV blocks of all engines.
-
-        Raises HandoffError when an engine does not answer, EngineDiedError when it died.
-        """
+        """Overwrite the free KV blocks of all engines. Raises HandoffError when an engine does not answer,
+        EngineDiedError when it died."""
         with ThreadPoolExecutor(len(self._session.roles)) as pool:
             for asked in list(pool.map(self._scrub, self._session.roles)):
                 self.requests += asked

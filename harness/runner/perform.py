@@ -11,10 +11,8 @@ from harness.workload.cells import CellWork
 
 
 def perform(session: EngineGroupSession, work: CellWork) -> Iterator[Observation]:
-    """Send all requests of a cell, one request or stage at a time, and yield the observations.
-
-    Raises EngineDiedError when an engine of the group died.
-    """
+    """Send all requests of a cell, one request or stage at a time, and yield the observations. Raises EngineDiedError
+    when an engine of the group died."""
     sequence = 0
     for item in work.items:
         yield session.observe(work.cell, item.prompt, item.form, sequence)

@@ -85,10 +85,8 @@ class Player:
         """D's parameters of the last answer, if it keeps the blocks for P."""
 
     def play(self, script: Script, sequence: int) -> Iterator[Observation]:
-        """Yield the observations in the order of the script; ``sequence`` is the number of the first one.
-
-        Raises EngineDiedError when an engine of the group died.
-        """
+        """Yield the observations in the order of the script; ``sequence`` is the number of the first one. Raises
+        EngineDiedError when an engine of the group died."""
         salts: dict[str, str] = {}
         for number, stage in enumerate(script.stages):
             for send in _flat(stage):
@@ -112,7 +110,6 @@ class Player:
             released = None
         else:
             answers, shared, released = self._several(stage, salts)
-        rows = [*inner, *zip(stage.sends, answers, strict=True)]
         return [
             Observation(
                 cell=self._cell.id,
@@ -140,7 +137,7 @@ class Player:
                 error=answer.error,
                 started_at=answer.started,
             )
-            for i, (send, answer) in enumerate(rows)
+            for i, (send, answer) in enumerate([*inner, *zip(stage.sends, answers, strict=True)])
         ]
 
     def _ask(self, send: Send, salts: dict[str, str], counted: bool) -> Ask:

@@ -21,10 +21,8 @@ from harness.workload.cells import CellWork
 def record_cells(
     session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder, reporter: Reporter
 ) -> None:
-    """Ask cells and record the answers; when the engines fail, mark the incomplete cells with the reason.
-
-    Raises InfrastructureError when an engine died, or was ended because a cell took too long.
-    """
+    """Ask cells and record the answers; when the engines fail, mark the incomplete cells with the reason. Raises
+    InfrastructureError when an engine died, or was ended because a cell took too long."""
     try:
         ask_cells(session, works, recorder, reporter)
     except InfrastructureError as error:
@@ -33,10 +31,8 @@ def record_cells(
 
 
 def ask_cells(session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder, reporter: Reporter) -> None:
-    """Record the engines, ask each cell, and re-score the outputs where the run asks for it.
-
-    Raises InfrastructureError as ``record_cells`` does, and leaves it to the caller to mark the cells.
-    """
+    """Record the engines, ask each cell, and re-score the outputs where the run asks for it. Raises InfrastructureError
+    as ``record_cells`` does, and leaves it to the caller to mark the cells."""
     recorder.engines(session.records())
     for work in works:
         run_cell(session, work, recorder, reporter)
@@ -45,10 +41,8 @@ def ask_cells(session: EngineGroupSession, works: Sequence[CellWork], recorder: 
 
 
 def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, reporter: Reporter) -> None:
-    """Send a cell's requests and record the answers.
-
-    Raises EngineDiedError when an engine died; the engines of a cell that takes too long are ended.
-    """
+    """Send a cell's requests and record the answers. Raises EngineDiedError when an engine died; the engines of a cell
+    that takes too long are ended."""
     if not work.requests:
         # In a resumed run the cell may be complete already; its engine only re-scores the outputs of the others.
         return
@@ -94,14 +88,13 @@ def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, r
     session.require_alive()
     restarting = session.restart_seconds - restarting
     spent = time.monotonic() - begun - restarting
-    emptied = emptied_pools(session, recorder)
     recorder.set_cell(
         work.cell.id,
         state="complete",
         start_seconds=round(recorder.cell(work.cell.id).start_seconds + restarting, 3),
         request_seconds=round(min(waited, spent), 3),
         seconds=round(spent, 3),
-        emptied_s=emptied,
+        emptied_s=emptied_pools(session, recorder),
     )
     broke = f", {errors} broke" if errors else ""
     reporter.line(f"{work.cell.id}: {counted(done, 'request')} in {spent:.1f} s{broke}")
@@ -120,11 +113,8 @@ def emptied_pools(session: EngineGroupSession, recorder: Recorder) -> dict[str, 
 
 
 def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter) -> None:
-    """Re-score the recorded outputs with the plain engine.
-
-    Raises EngineDiedError when the engine died, or was ended because it exceeded the time limit. Scores recorded before
-    that are kept.
-    """
+    """Re-score the recorded outputs with the plain engine. Raises EngineDiedError when the engine died, or was ended
+    because it exceeded the time limit. Scores recorded before that are kept."""
     begun = time.monotonic()
     count = recorder.outputs.count(session.group.variant)
     limit_s = _limit_s(session, "single", count)

@@ -186,10 +186,8 @@ class Recorder:
                     self.set_cell(cell_id, state=state, reason=reason)
 
     def so_far(self, cells: Collection[str]) -> History:
-        """Return these cells as a run of their own, while others are still being recorded.
-
-        Raises OSError or DataError when they cannot be read.
-        """
+        """Return these cells as a run of their own, while others are still being recorded. Raises OSError or DataError
+        when they cannot be read."""
         with self._lock:
             run = self.record.model_copy(update={"cells": tuple(c for c in self.record.cells if c.cell in cells)})
         return read_so_far(self.folder, run)

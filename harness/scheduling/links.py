@@ -47,6 +47,5 @@ def between(links: Links, first: Sequence[int], second: Sequence[int]) -> str:
 
 def summary(links: Links) -> str:
     """Return the kinds of links between any two GPUs with their number, in words."""
-    kinds = sorted(set(links.values()))
-    counted = [f"{kind} between {sum(k == kind for k in links.values())}" for kind in kinds]
+    counted = [f"{kind} between {sum(k == kind for k in links.values())}" for kind in sorted(set(links.values()))]
     return f"{', '.join(counted)} of {len(links)} pairs of GPUs" if counted else UNKNOWN

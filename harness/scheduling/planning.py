@@ -55,10 +55,7 @@ class _Jumping:
 
 
 def simulate(
-    jobs: Sequence[Job],
-    devices: Sequence[Device],
-    policy: Policy = planned,
-    seconds: Mapping[str, float] | None = None,
+    jobs: Sequence[Job], devices: Sequence[Device], policy: Policy = planned, seconds: Mapping[str, float] | None = None
 ) -> Schedule:
     """Run a policy against a clock that jumps from one end of a job to the next.
 
@@ -66,8 +63,7 @@ def simulate(
     """
     clock = _Jumping()
     scheduler = policy(jobs, devices, clock)
-    slots = tuple(_play(scheduler, clock, seconds or {}))
-    return Schedule(slots, scheduler.refused, scheduler.rule.name)
+    return Schedule(tuple(_play(scheduler, clock, seconds or {})), scheduler.refused, scheduler.rule.name)
 
 
 def _play(scheduler: Scheduler, clock: _Jumping, seconds: Mapping[str, float]) -> Iterator[Slot]:

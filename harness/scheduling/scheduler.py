@@ -46,11 +46,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        jobs: Sequence[Job],
-        devices: Sequence[Device],
-        rule: Rule,
-        clock: Clock = time.monotonic,
+        self, jobs: Sequence[Job], devices: Sequence[Device], rule: Rule, clock: Clock = time.monotonic
     ) -> None:
         check_devices(devices)
         check_jobs(jobs)

@@ -22,9 +22,7 @@ def _name(core: int) -> str:
 
 def claim_file(name: str, what: str, folder: Path | None = None) -> int | None:
     """Lock the file of a claim, by default in the folder of ledgers; return its descriptor, or None if others hold it.
-
-    Raises EngineStartError, naming ``what`` is claimed, when there is no folder for claims.
-    """
+    Raises EngineStartError, naming ``what`` is claimed, when there is no folder for claims."""
     try:
         return file_lock.claim((folder or procfs.state_folder()) / name)
     except OSError as error:

@@ -18,10 +18,8 @@ _HELD: dict[str, int] = {}
 
 
 def claim(uuids: Iterable[str]) -> list[str]:
-    """Claim these GPUs until this process ends; return those that another harness has.
-
-    Raises EngineStartError when there is no folder for claims.
-    """
+    """Claim these GPUs until this process ends; return those that another harness has. Raises EngineStartError when
+    there is no folder for claims."""
     taken = []
     for uuid in uuids:
         if uuid in _HELD:

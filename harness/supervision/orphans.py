@@ -334,10 +334,8 @@ def left_over() -> str | None:
 
 
 def clean() -> Ended:
-    """End and remove what earlier runs left; what belongs to a living harness or cannot be read stays as it is.
-
-    Raises EnvironmentFault when the folder is somebody else's.
-    """
+    """End and remove what earlier runs left; what belongs to a living harness or cannot be read stays as it is. Raises
+    EnvironmentFault when the folder is somebody else's."""
     folder = _folder()
     done: list[str] = []
     left: list[str] = []

@@ -114,10 +114,8 @@ def _claim_range(folder: Path, ports: Sequence[int], host: str) -> None:
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Claim consecutive free ports until ``release``, none of which this process has given out before.
-
-    Raises EngineStartError when too few are found.
-    """
+    """Claim consecutive free ports until ``release``, none of which this process has given out before. Raises
+    EngineStartError when too few are found."""
     with locked() as folder:
         if len(_GIVEN) > (_HIGHEST - _LOWEST) // 2:
             # The earliest of them were given out thousands of engines ago.
@@ -136,10 +134,8 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
 
 
 def claim(ports: Sequence[int], host: str = LOOPBACK) -> None:
-    """Claim these ports until ``release``, all or none.
-
-    Raises EngineStartError naming the first that is in use or claimed by another harness.
-    """
+    """Claim these ports until ``release``, all or none. Raises EngineStartError naming the first that is in use or
+    claimed by another harness."""
     with locked() as folder:
         try:
             _claim_range(folder, ports, host)

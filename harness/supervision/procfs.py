@@ -377,10 +377,8 @@ def folder_path() -> Path:
 
 
 def state_folder() -> Path:
-    """Return the folder of this user's ledgers and claims, creating it if necessary.
-
-    Raises FolderError when somebody else could write to it.
-    """
+    """Return the folder of this user's ledgers and claims, creating it if necessary. Raises FolderError when somebody
+    else could write to it."""
     path = folder_path()
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)

@@ -6,15 +6,7 @@ from importlib.util import find_spec
 
 from harness.util.paths import IN_CHECKOUT
 
-RUN = (
-    "httpcore",
-    "httpx",
-    "huggingface_hub",
-    "pyarrow",
-    "safetensors",
-    "tokenizers",
-    "transformers",
-)
+RUN = ("httpcore", "httpx", "huggingface_hub", "pyarrow", "safetensors", "tokenizers", "transformers")
 """The packages of the extra ``run`` that are imported; py-spy, which it has, too, is a program."""
 INSTALL_RUN = "pip install 'kv-acceptance-harness[run]'"
 INSTALL_ENGINES = "run ./run_matrix.sh" if IN_CHECKOUT else "pip install 'kv-acceptance-harness[cpu]' (or [gpu])"

@@ -104,10 +104,8 @@ def _open_regular(path: Path) -> int:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace ``path`` atomically, so that a reader sees the old or the new content and never a part of it.
-
-    Raises StorageError when the file system refuses it; the old content is kept then.
-    """
+    """Replace ``path`` atomically, so that a reader sees the old or the new content and never a part of it. Raises
+    StorageError when the file system refuses it; the old content is kept then."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

@@ -23,11 +23,7 @@ def loads(text: str) -> Any:
     """Parse strict JSON. Raises ValueError, in words, for anything else."""
     try:
         value = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_constant=_constant,
-            parse_float=_float,
-            parse_int=_int,
+            text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_int
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

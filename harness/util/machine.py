@@ -21,11 +21,7 @@ def git_state() -> tuple[str | None, bool | None]:
     def ask(*words: str) -> str | None:
         try:
             done = subprocess.run(
-                ["git", "-C", str(REPOSITORY), *words],
-                capture_output=True,
-                text=True,
-                timeout=20,
-                check=False,
+                ["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True, timeout=20, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
             return None

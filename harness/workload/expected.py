@@ -17,11 +17,8 @@ _SETTINGS = ("engine", "judging", "scenarios", "axes")
 
 def lacking(run: RunRecord, source: str) -> list[str]:
     """Return a sentence for each setting and cell in which the plan of a run is not that of the profile ``source``.
-
-    Raises the errors of ``prepare``.
-    """
-    prepared = prepare(source, ())
-    return list(_lacking(run, prepared, source))
+    Raises the errors of ``prepare``."""
+    return list(_lacking(run, prepare(source, ()), source))
 
 
 def _lacking(run: RunRecord, prepared: Prepared, source: str) -> Iterator[str]:
@@ -33,8 +30,7 @@ def _lacking(run: RunRecord, prepared: Prepared, source: str) -> Iterator[str]:
         yield f"expected outputs to be re-scored, as profile {source} has it, found that this run does not"
     for work in prepared.works:
         cell = recorded.get(work.cell.id)
-        part = prepared.profile.part(CellName.of(work.cell.id).variant)
-        rows = planned_rows(work, part.workload.max_tokens)
+        rows = planned_rows(work, prepared.profile.part(CellName.of(work.cell.id).variant).workload.max_tokens)
         if cell is None:
             yield f"{work.cell.id}: expected {len(rows)} requests by profile {source}, found no such cell in the run"
         elif cell.draft_tokens != work.cell.method.draft_tokens:

@@ -95,8 +95,7 @@ def scripts(scenario: Scenario, prompts: Mapping[str, Prompt], topology: Topolog
     """Return the scripts of a scenario for a topology; the list is empty when it cannot run there."""
     if topology not in scenario.topologies:
         return []
-    runs = _stages(scenario, prompts)
-    return [Script(scenario.id, i, tuple(stages)) for i, stages in enumerate(runs)]
+    return [Script(scenario.id, i, tuple(stages)) for i, stages in enumerate(_stages(scenario, prompts))]
 
 
 def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stage]]:

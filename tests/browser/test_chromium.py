@@ -54,8 +54,7 @@ def test_named_browser_comes_first_and_a_wrong_name_is_a_mistake(bare, monkeypat
     with pytest.raises(NoBrowser, match="expected CHROMIUM to name a Chromium"):
         find_chromium()
     refused = ensure(bare)
-    assert refused.returncode == 2
-    assert "expected CHROMIUM to name a Chromium" in refused.stderr
+    assert refused.returncode == 2 and "expected CHROMIUM to name a Chromium" in refused.stderr
 
 
 def test_without_a_browser_it_is_said_what_to_do(bare):
@@ -77,8 +76,7 @@ def test_root_with_apt_gets_one(bare):
 def test_failed_installation_shows_its_log(bare):
     program(bare, "apt-get", "echo no network; exit 100")
     refused = ensure(bare)
-    assert refused.returncode == 2
-    assert "no network" in refused.stderr
+    assert refused.returncode == 2 and "no network" in refused.stderr
     assert "apt-get could not install chromium" in refused.stderr
 
 
@@ -86,5 +84,4 @@ def test_nobody_but_root_installs(bare):
     program(bare, "id", "echo 1000")
     program(bare, "apt-get", "echo should not run; exit 1")
     refused = ensure(bare)
-    assert refused.returncode == 2
-    assert "should not run" not in refused.stderr
+    assert refused.returncode == 2 and "should not run" not in refused.stderr

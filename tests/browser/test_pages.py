@@ -13,6 +13,12 @@ Pages = dict[str, Path]
 MARKS = ".plot .dot, .plot .line"
 
 
+@pytest.fixture
+def page(visitor: Visitor, pages: Pages) -> Page:
+    """The report of a red run, opened for one test."""
+    return visitor.open(pages["red"])
+
+
 def shown(page: Page) -> list[str]:
     """Ids of the findings that can be seen."""
     return page.evaluate("[...document.querySelectorAll('.finding')].filter((f) => !f.hidden).map((f) => f.id)")
@@ -29,8 +35,7 @@ def in_view(target: Locator) -> bool:
 
 @pytest.mark.parametrize("name", ["green", "red", "known", "trend", "hostile", "hostile-trend"])
 def test_every_chart_has_marks_that_can_be_told_from_the_page(reader: Reader, pages: Pages, name):
-    page = reader.page(pages[name])
-    boxes = page.locator("[data-chart]")
+    boxes = reader.page(pages[name]).locator("[data-chart]")
     assert boxes.count() >= (3 if "trend" in name else 7)
     for box in boxes.all():
         sizes = box.evaluate(
@@ -77,14 +82,9 @@ def test_detectable_effect_and_published_figures_stand_at_the_chart(reader: Read
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "attribute"),
-    [
-        ("cell", "pd-eagle3", "data-cell"),
-        ("verdict", "UNKNOWN", "data-verdict"),
-    ],
+    ("field", "value", "attribute"), [("cell", "pd-eagle3", "data-cell"), ("verdict", "UNKNOWN", "data-verdict")]
 )
-def test_filter_leaves_what_it_names(visitor: Visitor, pages: Pages, field, value, attribute):
-    page = visitor.open(pages["red"])
+def test_filter_leaves_what_it_names(page: Page, field, value, attribute):
     everything = shown(page)
     page.locator(f"select[name={field}]").select_option(value)
     left = shown(page)
@@ -97,8 +97,7 @@ def test_filter_leaves_what_it_names(visitor: Visitor, pages: Pages, field, valu
     expect(page.locator("#shown")).to_have_text("")
 
 
-def test_filters_narrow_each_other(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_filters_narrow_each_other(page: Page):
     page.locator("select[name=cell]").select_option("pd-eagle3")
     page.locator("select[name=verdict]").select_option("UNKNOWN")
     assert shown(page) == []
@@ -109,8 +108,7 @@ def test_filters_narrow_each_other(visitor: Visitor, pages: Pages):
     assert len(shown(page)) > 0
 
 
-def test_filter_works_by_keyboard(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_filter_works_by_keyboard(page: Page):
     everything = shown(page)
     for _ in range(40):
         page.keyboard.press("Tab")
@@ -127,19 +125,16 @@ def test_filter_works_by_keyboard(visitor: Visitor, pages: Pages):
     assert shown(page) == everything
 
 
-def test_charts_of_other_methods_are_hidden(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_charts_of_other_methods_are_hidden(page: Page):
     page.locator("select[name=cell]").select_option("pd-mtp")
     assert page.locator("[data-chart=acceptance-eagle3]").is_visible() is False
     assert page.locator("[data-chart=acceptance-mtp]").is_visible()
     page.get_by_role("button", name="show all").click()
     box = page.locator("[data-chart=acceptance-eagle3] svg.plot").bounding_box()
-    assert box is not None
-    assert box["width"] > 200
+    assert box is not None and box["width"] > 200
 
 
-def test_search_finds_words_of_prompts_and_of_findings(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_search_finds_words_of_prompts_and_of_findings(page: Page):
     everything = shown(page)
     page.get_by_role("searchbox").fill("aligned pd-eagle3 N=32")
     rows = page.locator("#table tbody tr")
@@ -160,8 +155,7 @@ def column(page: Page, number: int) -> list[str]:
     return page.locator(f"#table tbody tr :nth-child({number})").all_inner_texts()
 
 
-def test_table_is_sorted_by_its_headers(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_table_is_sorted_by_its_headers(page: Page):
     assert "REGRESSION" in column(page, 6)[0]
     page.get_by_role("button", name="length").click()
     lengths = [int(n) for n in column(page, 4)]
@@ -174,16 +168,14 @@ def test_table_is_sorted_by_its_headers(visitor: Visitor, pages: Pages):
     assert "length" in page.evaluate("document.activeElement.textContent")
 
 
-def test_more_rows_are_shown_when_asked(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_more_rows_are_shown_when_asked(page: Page):
     few = page.locator("#table tbody tr").count()
     page.get_by_role("button", name="more of").click()
     assert page.locator("#table tbody tr").count() == 32 > few
     assert page.get_by_role("button", name="more of").count() == 0
 
 
-def test_state_of_the_page_is_its_address(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_state_of_the_page_is_its_address(page: Page, visitor: Visitor, pages: Pages):
     page.locator("select[name=cell]").select_option("pd-eagle3")
     page.get_by_role("searchbox").fill("cold")
     page.get_by_role("button", name="length").click()
@@ -192,14 +184,12 @@ def test_state_of_the_page_is_its_address(visitor: Visitor, pages: Pages):
     again = visitor.open(pages["red"], fragment)
     assert again.locator("select[name=cell]").input_value() == "pd-eagle3"
     assert again.get_by_role("searchbox").input_value() == "cold"
-    assert column(again, 1) == column(page, 1)
-    assert shown(again) == shown(page)
+    assert column(again, 1) == column(page, 1) and shown(again) == shown(page)
     page.get_by_role("button", name="show all").click()
     assert page.evaluate("location.hash") == ""
 
 
-def test_prompt_has_a_link_of_its_own(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_prompt_has_a_link_of_its_own(page: Page, visitor: Visitor, pages: Pages):
     assert page.locator("#prompt").is_visible() is False
     page.locator("#table tr", has_text="pd-eagle3").first.get_by_role("link").click()
     one = page.locator("#prompt")
@@ -227,8 +217,7 @@ def test_link_to_a_request_of_another_run_says_so(visitor: Visitor, pages: Pages
     expect(page.locator("#prompt")).to_contain_text("no such request: pd-eagle3/cold/ids/other")
 
 
-def test_length_leads_to_its_prompts(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_length_leads_to_its_prompts(page: Page):
     page.locator(".heat tr[data-cell=pd-eagle3]").get_by_role("link", name="65 tokens").click()
     rows = page.locator("#table tbody tr")
     expect(rows).to_have_count(1)
@@ -247,8 +236,7 @@ def test_every_finding_has_a_link_that_opens_at_it(visitor: Visitor, pages: Page
         assert in_view(page.locator(f"[id='{found}']"))
 
 
-def test_link_reveals_what_is_filtered_away(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_link_reveals_what_is_filtered_away(page: Page):
     hidden = page.locator(".finding[data-cell=pd-eagle3]").first.get_attribute("id")
     page.locator("select[name=cell]").select_option("pd-none")
     assert hidden not in shown(page)
@@ -269,8 +257,7 @@ def test_link_opens_closed_details(visitor: Visitor, pages: Pages):
 
 def test_finding_inside_closed_details_is_revealed(visitor: Visitor, pages: Pages):
     page = visitor.open(pages["known"])
-    folded = page.locator("details:not([open]) .finding").last
-    target = folded.get_attribute("id")
+    target = page.locator("details:not([open]) .finding").last.get_attribute("id")
     page = visitor.open(pages["known"], f"#{target}")
     expect(page.locator(f"[id='{target}']")).to_be_visible()
     assert in_view(page.locator(f"[id='{target}']"))
@@ -285,8 +272,7 @@ def test_odd_fragment_breaks_nothing(visitor: Visitor, pages: Pages, fragment):
 
 def test_links_inside_the_page_have_their_place(reader: Reader, pages: Pages):
     for name in ("green", "red", "known", "hostile", "trend", "hostile-trend"):
-        page = reader.page(pages[name])
-        lost = page.evaluate(
+        lost = reader.page(pages[name]).evaluate(
             "[...document.querySelectorAll('a[href^=\"#\"]')].map((a) => a.hash.slice(1))"
             ".filter((id) => !id.includes('=') && !document.getElementById(decodeURIComponent(id)))"
         )
@@ -302,8 +288,7 @@ def test_copy_button_copies_the_line(visitor: Visitor, pages: Pages):
     assert "harness repro" in (line.locator("code").text_content() or "")
 
 
-def test_copy_button_works_where_the_clipboard_is_refused(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_copy_button_works_where_the_clipboard_is_refused(page: Page):
     page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('refused')); }")
     copied = page.evaluate_handle(
         "() => { const seen = []; document.addEventListener('copy', () => seen.push(String(getSelection()) || "
@@ -405,8 +390,7 @@ def test_page_can_be_read_without_scripts(visitor: Visitor, pages: Pages, name):
 )
 def test_page_is_no_wider_than_the_window(reader: Reader, pages: Pages, name):
     for size in (DESKTOP, PHONE):
-        page = reader.page(pages[name], size)
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        assert reader.page(pages[name], size).evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
 def test_paper_shows_everything_but_controls(visitor: Visitor, pages: Pages):
@@ -418,15 +402,13 @@ def test_paper_shows_everything_but_controls(visitor: Visitor, pages: Pages):
     heights = page.evaluate(
         "[...document.querySelectorAll('details:not([open]) table')].map((t) => t.getBoundingClientRect().height)"
     )
-    assert len(heights) > 3
-    assert min(heights) > 0
+    assert len(heights) > 3 and min(heights) > 0
     # Dark schemes are for screens: on paper, ink is dark, in charts too.
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 253)"
     assert page.evaluate(_CONTRAST) >= 4.5
 
 
-def test_paper_says_what_was_filtered_away(visitor: Visitor, pages: Pages):
-    page = visitor.open(pages["red"])
+def test_paper_says_what_was_filtered_away(page: Page):
     page.locator("select[name=cell]").select_option("pd-eagle3")
     page.emulate_media(media="print")
     expect(page.locator("#shown")).to_be_visible()

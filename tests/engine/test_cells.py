@@ -110,10 +110,9 @@ def test_acceptance_is_equal_step_for_step_and_within_the_probes_range(eagle3: D
 
 
 def test_every_scenario_occurred(eagle3: Done):
-    judgement = assess(eagle3.history).judgement
     proven = {
         (c.cell, c.scenario): r.judged
-        for c in judgement.cells
+        for c in assess(eagle3.history).judgement.cells
         for r in c.results
         if r.check == "state-occurred" and r.verdict is Verdict.PASS
     }
@@ -138,11 +137,9 @@ def test_reports_are_written(eagle3: Done):
     assert "pd-eagle3" in html
     Page(html).require_inert()
     root = ET.parse(folder / "junit.xml").getroot()
-    assert root.get("failures") == "0"
-    assert int(root.get("tests")) >= 15
+    assert root.get("failures") == "0" and int(root.get("tests")) >= 15
     summary = (folder / "summary.md").read_text().splitlines()
-    assert "KNOWN" in summary[0]
-    assert len(summary) <= 60
+    assert "KNOWN" in summary[0] and len(summary) <= 60
     run = json.loads((folder / "run.json").read_text())
     assert {e["role"] for e in run["engines"]} == {"prefill", "decode", "single", "router"}
     assert all(e["model_runner"] == "V1" for e in run["engines"] if e["role"] != "router")
@@ -163,8 +160,7 @@ def test_run_judged_against_itself_and_without_the_list(eagle3: Done, tmp_path):
     cold = {c.cell: c.verdict for c in summary.judgement.cells if c.scenario == "cold"}
     assert set(cold.values()) == {Verdict.PASS}
     (tmp_path / "none.yaml").write_text("format: 1\ndefects: []\n")
-    bare = assess(eagle3.history, References(known=tmp_path / "none.yaml"))
-    assert bare.verdict is Verdict.REGRESSION
+    assert assess(eagle3.history, References(known=tmp_path / "none.yaml")).verdict is Verdict.REGRESSION
 
 
 def test_accepting_a_run_with_too_few_prompts_is_refused(eagle3: Done, tmp_path):
@@ -192,8 +188,7 @@ def test_recorded_damage_is_found_offline(eagle3: Done, tmp_path):
     reseal(copy)
     done = harness("check", str(copy))
     assert done.code == 1, done.output
-    assert victim["prompt_id"] in done.output
-    assert "output token 7" in done.output
+    assert victim["prompt_id"] in done.output and "output token 7" in done.output
     assert "prompt position 9 in block 0" in done.output
 
 

@@ -52,11 +52,9 @@ def test_one_prompt_is_tried_again_and_again(tmp_path):
 def test_the_smallest_case_and_its_law(small: Small):
     assert small.done.code == 1, small.done.output
     record = small.record
-    assert record["problem"] == ""
-    assert record["symptom"] == "tokens"
+    assert record["problem"] == "" and record["symptom"] == "tokens"
     # One block of 32 tokens less two: the shortest prompt whose lookahead of three slots takes a second block.
-    assert len(record["prompt"]) == 30
-    assert record["max_tokens"] == 1
+    assert len(record["prompt"]) == 30 and record["max_tokens"] == 1
     assert record["expected"] != record["observed"]
     failing = {int(n) for n, failed in record["lengths"].items() if failed}
     assert len(record["lengths"]) >= 56
@@ -97,8 +95,7 @@ def test_the_exported_file_shows_the_defect_alone(small: Small, tmp_path):
     arm = [f"prefill:{MUTANTS_VARIABLE}=M1", f"prefill:{SWITCH_VARIABLE}={switch}"]
     code, output = alone(small.file, tmp_path, "--env", arm[0], "--env", arm[1])
     assert code == 1, output
-    assert "the first wrong token is output 0" in output
-    assert "THE DEFECT IS THERE" in output
+    assert "the first wrong token is output 0" in output and "THE DEFECT IS THERE" in output
     assert engines() == []
 
 
@@ -106,15 +103,12 @@ def test_the_exported_file_shows_the_defect_alone(small: Small, tmp_path):
 def test_the_exported_file_passes_without_the_defect(small: Small, tmp_path):
     code, output = alone(small.file, tmp_path)
     assert code == 0, output
-    assert "as expected: the defect is not there" in output
-    assert "KV moved from P to D:" in output
+    assert "as expected: the defect is not there" in output and "KV moved from P to D:" in output
     assert engines() == []
 
 
 def test_the_issue_says_what_a_maintainer_needs(small: Small):
     text = small.file.with_suffix(".md").read_text()
-    assert small.record["law"] in text
-    assert "vLLM 0.32.0" in text
-    assert "NixlConnector" in text
-    assert "Injected faults: M1" in text
+    assert small.record["law"] in text and "vLLM 0.32.0" in text
+    assert "NixlConnector" in text and "Injected faults: M1" in text
     assert str(small.file.parent) not in text

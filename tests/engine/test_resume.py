@@ -68,8 +68,7 @@ def test_killed_run_goes_on_to_its_end(small_profile, tmp_path):
     assert went_on.code == 0, went_on.output
     whole = load_history(folder)
     (entry,) = whole.run.resumed
-    assert entry.cells == ("single-none",)
-    assert entry.set_aside == len(killed.in_order("single-none"))
+    assert entry.cells == ("single-none",) and entry.set_aside == len(killed.in_order("single-none"))
     assert whole.in_order("single-eagle3") == killed.in_order("single-eagle3")
     assert len(all_lines(folder / entry.files[0])) == entry.set_aside
     assert harness("check", str(folder)).code == 0

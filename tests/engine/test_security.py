@@ -74,8 +74,7 @@ def test_engine_and_router_answer_to_the_key_alone(tmp_path):
             pids += tree(router.pid)
 
             assert [words for words in command_lines() if key.value in words] == []
-            inherited = {name for p in pids for name in p.environ()}
-            assert "HF_TOKEN" not in inherited
+            assert "HF_TOKEN" not in {name for p in pids for name in p.environ()}
             listening = {
                 c.laddr.ip for p in pids for c in p.net_connections(kind="inet") if c.status == psutil.CONN_LISTEN
             }

@@ -41,8 +41,7 @@ def test_controls_pass(quick):
 
 
 def test_the_law_of_the_lookahead_defect_is_found(quick):
-    judgement = json.loads((quick[2] / "M1" / "judgement.json").read_text())
-    (cell,) = judgement["cells"]
+    (cell,) = json.loads((quick[2] / "M1" / "judgement.json").read_text())["cells"]
     assert cell["diagnosis"]["law"]["residues"] == [0, 30, 31]
     assert cell["diagnosis"]["location"]["shift"] == 1
     assert "block 0 is missing" in cell["diagnosis"]["text"]
@@ -60,5 +59,4 @@ def test_nothing_is_left(quick):
     sessions = set()
     for run in quick[2].glob("*/run.json"):
         sessions |= {e["pid"] for e in json.loads(run.read_text())["engines"]}
-    assert sessions
-    assert living(sessions) == []
+    assert sessions and living(sessions) == []

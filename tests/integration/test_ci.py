@@ -364,10 +364,7 @@ def test_a_part_is_recorded_once_whatever_came_of_it(tmp_path, code):
     (folder / "reports" / "part-1" / "of an earlier night").mkdir(parents=True)
     summary = folder / "shown"
     found, calls = call(folder, "part.sh", **part_of("pd-none pd-mtp", GITHUB_STEP_SUMMARY=str(summary)))
-    assert (found, calls) == (
-        code,
-        ["run --part --out reports/part-1 --profile cpu --cell pd-none --cell pd-mtp"],
-    )
+    assert (found, calls) == (code, ["run --part --out reports/part-1 --profile cpu --cell pd-none --cell pd-mtp"])
     # Of a harness that was killed the engines' logs are as they wrote them.
     cleaned = folder / "cleaned"
     assert (cleaned.read_text() if code > 128 else cleaned.exists()) == (
@@ -378,8 +375,7 @@ def test_a_part_is_recorded_once_whatever_came_of_it(tmp_path, code):
 
 
 def test_a_part_of_baselines_records_them_beside_its_runs(tmp_path):
-    folder = stage(tmp_path, [0])
-    _, calls = call(folder, "part.sh", **part_of("single-none", HARNESS_RECORD="true"))
+    _, calls = call(stage(tmp_path, [0]), "part.sh", **part_of("single-none", HARNESS_RECORD="true"))
     assert calls == [
         "baseline record --baselines reports/part-1/baselines --out reports/part-1 --profile cpu --cell single-none"
     ]
@@ -648,8 +644,7 @@ def test_image_is_pinned_unprivileged_and_holds_no_secret():
     values = {i["instruction"]: i["value"] for i in parsed}
     base = next(i["value"] for i in parsed if i["instruction"] == "ARG")
     assert re.fullmatch(r"BASE=python@sha256:[0-9a-f]{64}", base)
-    assert values["FROM"] == "${BASE}"
-    assert values["USER"] == "10001"
+    assert values["FROM"] == "${BASE}" and values["USER"] == "10001"
     assert values["ENTRYPOINT"] == '["harness"]'
     assert not any(word in i["value"] for i in parsed for word in ("TOKEN", "PASSWORD", "SECRET"))
     assert "ADD" not in values

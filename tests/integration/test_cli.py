@@ -41,14 +41,12 @@ def test_module_is_the_program():
 )  # fmt: skip
 def test_help(command):
     code, output = run(*command, "--help")
-    assert code == 0
-    assert "Usage" in output
+    assert code == 0 and "Usage" in output
 
 
 def test_probe_models_are_trained_by_a_program_beside_the_package():
     shown = CliRunner().invoke(probe_models, ["build", "--help"])
-    assert shown.exit_code == 0
-    assert "Train the probe models" in shown.output
+    assert shown.exit_code == 0 and "Train the probe models" in shown.output
 
 
 def test_help_states_the_exit_codes():
@@ -112,15 +110,13 @@ def test_the_quick_form_is_planned_like_a_profile(tmp_path: Path):
 def test_check_without_baselines_is_unknown(tmp_path: Path):
     recorded(tmp_path)
     code, output = run("check", str(tmp_path), "--baselines", str(tmp_path))
-    assert code == 2
-    assert "UNKNOWN" in output
+    assert code == 2 and "UNKNOWN" in output
 
 
 def test_report_of_a_recorded_run_exits_with_zero(tmp_path: Path):
     recorded(tmp_path)
     code, output = run("report", str(tmp_path))
-    assert code == 0
-    assert "report.html" in output
+    assert code == 0 and "report.html" in output
     assert run("report", str(tmp_path), "--out", str(tmp_path / "else"))[0] == 0
     assert sorted(p.name for p in (tmp_path / "else").iterdir()) == sorted(REPORTS)
 
@@ -133,15 +129,13 @@ def test_check_leaves_the_reports_of_a_run_alone_unless_told_otherwise(tmp_path:
     (here / "report.html").write_text("as the run wrote it")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     code, output = run("check", str(here))
-    assert code == 2
-    assert output.rstrip().endswith("report: none written (--out DIR, --write)")
+    assert code == 2 and output.rstrip().endswith("report: none written (--out DIR, --write)")
     code, output = run("check", str(here), "--out", str(other))
     assert code == 64 and "found that of another run" in output
     assert run("check", str(here), "--out", str(tmp_path / "x"), "--write")[0] == 64
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     code, output = run("check", str(here), "--out", str(tmp_path / "elsewhere"))
-    assert code == 2
-    assert f"report: {tmp_path / 'elsewhere'}/report.html" in output
+    assert code == 2 and f"report: {tmp_path / 'elsewhere'}/report.html" in output
     assert {p: p.read_bytes() for p in before} == before
     run("check", str(here), "--write")
     for name in ("judgement.json", "junit.xml", "summary.md"):
@@ -169,8 +163,7 @@ def test_damaged_run_is_refused(tmp_path: Path):
     recorded(tmp_path)
     answers(tmp_path, "pd-eagle3").write_text('{"cell": 1}\n')
     code, output = run("check", str(tmp_path))
-    assert code == 64
-    assert "changed or damaged" in output
+    assert code == 64 and "changed or damaged" in output
 
 
 def test_baselines_are_not_recorded_from_pairs(tmp_path: Path):

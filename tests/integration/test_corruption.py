@@ -178,8 +178,7 @@ def judged(folder: Path, base: Base, number: int = 1) -> str:
     if number % REPORTED == 0:
         write_reports(summary, folder)
     if verdict is Verdict.PASS:
-        assert history.observations == base.history.observations
-        assert history.run == base.history.run
+        assert history.observations == base.history.observations and history.run == base.history.run
         return SAME_EVIDENCE
     return str(verdict)
 
@@ -233,8 +232,7 @@ def test_files_of_a_baseline(base, tmp_path, name, suffix):
             return SAME_EVIDENCE
         return str(judgement.verdict)
 
-    outcomes = run_all(name, baselines / f"eagle3{suffix}", judge)
-    assert set(outcomes) <= {"UNKNOWN", SAME_EVIDENCE}
+    assert set(run_all(name, baselines / f"eagle3{suffix}", judge)) <= {"UNKNOWN", SAME_EVIDENCE}
 
 
 def test_prompt_set(tmp_path):
@@ -244,8 +242,7 @@ def test_prompt_set(tmp_path):
 
     def judge() -> str:
         found = load_prompts(path)
-        assert found.prompts == whole.prompts
-        assert found.sha256 == whole.sha256
+        assert found.prompts == whole.prompts and found.sha256 == whole.sha256
         return "the same prompts"
 
     run_all("prompt set", path, judge)
@@ -263,8 +260,7 @@ def test_profile(tmp_path):
 
 
 def test_list_of_known_defects(tmp_path):
-    folder = record(tmp_path / "run", wrong=True)
-    history = load_history(folder)
+    history = load_history(record(tmp_path / "run", wrong=True))
     path = tmp_path / "known.yaml"
     path.write_text(KNOWN)
     assert assess(history, References(known=path)).judgement.verdict is Verdict.KNOWN

@@ -107,8 +107,7 @@ time.sleep(600)
         (process,) = [p for p in started.family() if p.name() == "VLLM::EngineCor"]
         priorities = {t.id: os.getpriority(os.PRIO_PROCESS, t.id) for t in process.threads()}
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert priorities.pop(process.pid) == own
-        assert priorities.pop(waiting) == own
+        assert priorities.pop(process.pid) == own and priorities.pop(waiting) == own
         assert list(priorities.values()) == [10]
         assert all(os.sched_getaffinity(t.id) == {core} for t in process.threads())
     finally:

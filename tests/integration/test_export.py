@@ -41,8 +41,7 @@ WARM = {"33": {"tokens": [1, 1]}}
 
 def test_file_is_plain_python_without_this_machine_or_this_project(exported):
     text = exported.read_text()
-    assert str(REPOSITORY) not in text
-    assert "/somewhere" not in text
+    assert str(REPOSITORY) not in text and "/somewhere" not in text
     imported = {n.module or "" for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
     imported |= {a.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import) for a in n.names}
     assert {m.split(".")[0] for m in imported} <= set(sys.stdlib_module_names) | {"__future__"}
@@ -221,8 +220,7 @@ def test_prefill_without_parameters_tells_nothing(exported):
 
 def test_engine_that_does_not_start_tells_nothing_and_says_why(exported):
     code, output = run(rewritten(exported, {"prefill": {"die": True}, "decode": WARM}))
-    assert code == 2
-    assert "expected the prefill engine to start" in output
+    assert code == 2 and "expected the prefill engine to start" in output
     assert "RuntimeError: no such device" in output
 
 
@@ -256,8 +254,7 @@ def test_bad_arguments_are_refused_in_words(exported, arguments, words):
 
 def test_damaged_model_in_the_file_is_refused(exported):
     text = exported.read_text()
-    files = literal(text, "FILES")
-    first, second = list(files)[:2]
+    first, second = list(literal(text, "FILES"))[:2]
     line = '    "{}": """\n'.format
     swapped = text.replace(line(first), line("x")).replace(line(second), line(first)).replace(line("x"), line(second))
     for damaged in (swapped, text.replace(line(first), line("gone"))):
@@ -272,8 +269,7 @@ def test_large_models_are_named_and_not_carried(tmp_path, monkeypatch):
     write_case(named("pd-eagle3"), ENVIRONMENT, file)
     assert literal(file.read_text(), "FILES") == {}
     code, output = run(file)
-    assert code == 2
-    assert "expected --model target=PATH: target is not part of this file" in output
+    assert code == 2 and "expected --model target=PATH: target is not part of this file" in output
 
 
 def test_cells_behind_a_router_are_refused(tmp_path):
@@ -312,10 +308,8 @@ def test_commands_are_those_of_the_cell():
 def test_issue_names_environment_command_and_tokens():
     smallest = Smallest("fails if and only if N mod 32 = 0", (7, 8, 9))
     text = issue_text(named("pd-eagle3"), ENVIRONMENT, "repro.py", None, None, smallest)
-    assert "and gave:\n\n```\n7 8 9\n```" in text
-    assert "python repro.py" in text
-    assert "vLLM 0.32.0" in text
-    assert "fails if and only if N mod 32 = 0" in text
+    assert "and gave:\n\n```\n7 8 9\n```" in text and "python repro.py" in text
+    assert "vLLM 0.32.0" in text and "fails if and only if N mod 32 = 0" in text
     assert "Armed" not in text
     armed = issue_text(named("pd-eagle3")._replace(mutants=("M1",)), ENVIRONMENT, "repro.py", None, None)
     assert "**Injected faults: M1. The defect is deliberate; not for upstream.**" in armed

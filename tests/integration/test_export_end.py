@@ -124,10 +124,7 @@ BETWEEN = {
         "    if worker != 0:\n        os.kill(os.getpid(), signal.SIGKILL)\n    if worker == 0:\n",
     ),
     "killed-before-an-engine-is-noted": (NOTED, f"os.kill(os.getppid(), signal.SIGKILL); {NOTED}"),
-    "terminated-before-an-engine-is-noted": (
-        NOTED,
-        f"os.kill(os.getppid(), signal.SIGTERM); time.sleep(2); {NOTED}",
-    ),
+    "terminated-before-an-engine-is-noted": (NOTED, f"os.kill(os.getppid(), signal.SIGTERM); time.sleep(2); {NOTED}"),
     "worker-killed": (NOTED, f"os.kill(os.getpid(), signal.SIGKILL); {NOTED}"),
 }
 

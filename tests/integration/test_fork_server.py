@@ -101,16 +101,12 @@ def test_forked_program_runs_as_if_started_by_its_command(folder):
         patch.setenv("VLLM_API_KEY", "of the harness")
         process = start(folder, "stay", VLLM_API_KEY="of the engine")
     found = printed(folder)
-    assert found["pid"] == process.pid == found["session"]
-    assert found["imported_by"] != process.pid
-    assert found["argv"] == ["stay", "--flag", "two words"]
-    assert found["name"] == "__main__"
-    assert found["cores"] == len(os.sched_getaffinity(0))
-    assert found["given"] == "of the engine"
+    assert found["pid"] == process.pid == found["session"] and found["imported_by"] != process.pid
+    assert found["argv"] == ["stay", "--flag", "two words"] and found["name"] == "__main__"
+    assert found["cores"] == len(os.sched_getaffinity(0)) and found["given"] == "of the engine"
     assert found["signals"][0] == str(signal.SIG_DFL)
     assert found["signals"][1] == str(signal.default_int_handler)
-    assert found["signals"][2:] == [str(signal.SIG_DFL)] * 2
-    assert found["files"]["0"] == "/dev/null"
+    assert found["signals"][2:] == [str(signal.SIG_DFL)] * 2 and found["files"]["0"] == "/dev/null"
     assert found["files"]["1"] == found["files"]["2"] == str(folder / "log")
     # Neither the lifeline, nor a claim, nor the socket of the fork server: each would outlive whoever should close it.
     assert set(found["files"]) == {"0", "1", "2"}, found["files"]
@@ -126,8 +122,7 @@ def test_forked_program_runs_as_if_started_by_its_command(folder):
 @pytest.mark.parametrize(("what", "code"), [("end", 0), ("exit", 7), ("fail", 1)])
 def test_exit_code_and_traceback_are_those_of_the_program(folder, what, code):
     process = start(folder, what)
-    assert process.wait(20) == code
-    assert process.close() == []
+    assert process.wait(20) == code and process.close() == []
     assert ("ValueError: on purpose" in (folder / "log").read_text()) == (what == "fail")
 
 

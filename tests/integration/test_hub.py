@@ -157,10 +157,8 @@ def test_code_is_fetched_only_of_a_model_whose_code_may_run(hub):
     trusted = plain.model_copy(update={"trust_remote_code": True})
     assert not list(hub.download(plain, "target").glob("*.py"))
     # What was fetched without its code is not complete for an engine that is to run it.
-    assert hub.cached(plain, "target") is not None
-    assert hub.cached(trusted, "target") is None
-    folder = hub.download(trusted, "target")
-    assert [f.name for f in folder.glob("*.py")] == ["modeling_fake.py"]
+    assert hub.cached(plain, "target") is not None and hub.cached(trusted, "target") is None
+    assert [f.name for f in hub.download(trusted, "target").glob("*.py")] == ["modeling_fake.py"]
     assert hub.cached(trusted, "target") is not None
 
 
@@ -184,8 +182,7 @@ def test_moved_branch_is_refused_with_both_commits_with_and_without_the_hub(hub,
         with pytest.raises(ProfileError, match=f"expected commit {A}, found that 'main' is now {B}"):
             action(pinned, "target")
     # The cache does not know yet, and still has what was asked for.
-    assert hub.cached(pinned, "target").name == A
-    assert hub.download(reference(), "target").name == B
+    assert hub.cached(pinned, "target").name == A and hub.download(reference(), "target").name == B
     with pytest.raises(ProfileError, match=f"expected commit {A}.*now {B}"):
         hub.cached(pinned, "target")
     assert hub.cached(reference(revision=A), "target").name == A
@@ -220,8 +217,7 @@ def test_gated_model_without_token_with_another_and_with_the_right_one(hub, serv
         hub.download(reference(GATED), "target")
     assert "hf_another" not in str(caught.value)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert hub.has_token
-    assert hub.download(reference(GATED), "target").name == A
+    assert hub.has_token and hub.download(reference(GATED), "target").name == A
     assert TOKEN in served.tokens
 
 
@@ -347,8 +343,7 @@ def fetched(path: str, hub: Hub) -> Profile:
 
 
 def test_localised_profile_has_folders_and_says_where_they_came_from(hub, tmp_path):
-    path = hub_profile(tmp_path)
-    profile = fetched(path, hub)
+    profile = fetched(hub_profile(tmp_path), hub)
     assert references_of(profile) == {}
     assert profile.target_folder == profile.tokenizer_folder == hub.snapshot_folder(TARGET, A)
     assert profile.methods[1].drafter_path == hub.snapshot_folder(DRAFTER, A)
@@ -368,8 +363,7 @@ def test_one_missing_model_costs_its_own_method_only(hub, tmp_path):
     profile = read_profile(hub_profile(tmp_path))
     hub.download(reference(), "target")
     local = localise(profile, "nightly", hub)
-    assert set(unavailable(local)) == {"eagle3"}
-    assert local.target_folder.is_dir()
+    assert set(unavailable(local)) == {"eagle3"} and local.target_folder.is_dir()
     assert [m.kind for m in local.methods if m.kind != "eagle3" and m.drafter_path] == ["dflash", "mtp"]
     with pytest.raises(
         ModelUnavailableError, match=r"drafter of eagle3: .*harness models --profile nightly --download"
@@ -479,8 +473,7 @@ def test_models_command_says_what_is_wrong(served, tmp_path, target, code, sente
 
 
 def test_models_command_without_a_hub(tmp_path, served):
-    path = hub_profile(tmp_path)
-    code, output = run(served, tmp_path, "models", "-p", path, HF_ENDPOINT="http://127.0.0.1:1")
+    code, output = run(served, tmp_path, "models", "-p", hub_profile(tmp_path), HF_ENDPOINT="http://127.0.0.1:1")
     assert code == 2 and "expected an answer from http://127.0.0.1:1" in output
     assert run(served, tmp_path, "models", "-p", "cpu")[0] == 0
 

@@ -88,8 +88,7 @@ def test_router_gets_the_key_in_its_environment():
     key = ApiKey()
     made = router_command({"prefill": "http://127.0.0.1:1", "decode": "http://127.0.0.1:2"}, 3, 4, key)
     assert key.value not in " ".join(made.argv)
-    assert key.value in made.env.values()
-    assert "http://127.0.0.1:2/v1/models" in made.env.values()
+    assert key.value in made.env.values() and "http://127.0.0.1:2/v1/models" in made.env.values()
 
 
 def test_key_for_a_person_is_in_a_file_of_this_user_and_gone_afterwards():
@@ -154,8 +153,7 @@ WRONG = [
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_guard_refuses_every_path_without_the_key(guarded, path, headers, method):
     guard, app = guarded
-    sent = asked(guard, path=path, headers=headers, method=method)
-    assert sent[0]["status"] == 401
+    assert asked(guard, path=path, headers=headers, method=method)[0]["status"] == 401
     assert app.seen == []
 
 
@@ -257,5 +255,4 @@ def test_python_of_engines_does_not_import_from_the_current_folder(tmp_path):
 
 def test_commands_for_a_person_hold_in_folders_with_spaces():
     file = HeaderFile(Path("/a folder/x"))
-    assert file.curl == "-H @'/a folder/x'"
-    assert "'/a folder/x')" in file.use
+    assert file.curl == "-H @'/a folder/x'" and "'/a folder/x')" in file.use

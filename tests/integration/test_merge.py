@@ -110,7 +110,6 @@ def scores(observations: Iterable[Observation]) -> list[Observation]:
         prompt, _, part = request.partition("#0.")
         read = known[prompt, part]
         new = len(read) - len(prompt_ids(int(prompt.removeprefix("p"))))
-        answer = leg("single", read, (1,), rescored=(0.0,) * new)
         out.append(
             Observation(
                 cell=cell,
@@ -121,7 +120,7 @@ def scores(observations: Iterable[Observation]) -> list[Observation]:
                 sequence=number,
                 sent_ids=read,
                 engine_roles=("single",),
-                legs=(answer,),
+                legs=(leg("single", read, (1,), rescored=(0.0,) * new),),
                 started_at=0.0,
             )
         )
@@ -166,6 +165,17 @@ def split(made: History, tmp_path: Path, second: History | None = None) -> list[
     return out
 
 
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """The parts of a night that passes."""
+    return split(night(), tmp_path)
+
+
+def refused(words: str, folders: list[Path], out: Path, wanted: Wanted | None = None) -> None:
+    with pytest.raises(UsageError, match=words):
+        merge(folders, out, wanted)
+
+
 def references() -> dict[str, Lookup]:
     known = baselines(LENGTHS)
     return {**known, "mtp": known["eagle3"]}
@@ -202,10 +212,8 @@ def test_merged_parts_are_judged_as_one_run_of_the_same_cells(tmp_path, name, st
     if second is not None:
         write(second, tmp_path / "whole" / SECOND)
     one = judged(load_history(tmp_path / "whole"))
-    merged = merge(split(made, tmp_path, second), tmp_path / "merged")
-    several = judged(merged)
-    assert several.verdict is one.verdict
-    assert said(several) == said(one)
+    several = judged(merge(split(made, tmp_path, second), tmp_path / "merged"))
+    assert several.verdict is one.verdict and said(several) == said(one)
     assert {c.cell for c in one.cells} == set(CELLS)
     assert (one.verdict is Verdict.PASS) == (name in ("as recorded", "equal runs"))
 
@@ -219,8 +227,7 @@ def test_bitwise_night_with_a_wrong_token_is_judged_alike(tmp_path):
     one = judged(load_history(write(made, tmp_path / "whole")))
     several = judged(merge(split(made, tmp_path), tmp_path / "merged"))
     assert one.verdict is several.verdict is Verdict.REGRESSION
-    assert said(several) == said(one)
-    assert several.findings
+    assert said(several) == said(one) and several.findings
 
 
 def test_parts_trip_whatever_the_whole_family_trips(tmp_path):
@@ -228,27 +235,23 @@ def test_parts_trip_whatever_the_whole_family_trips(tmp_path):
     made = night(accept={"pd-mtp": lambda n: worse(n) if n % 3 else recorded(n), "single-eagle3": again})
     whole = set(tripped_tests(load_history(write(made, tmp_path / "whole")), references()))
     parts = [load_history(p) for p in split(made, tmp_path)]
-    assert whole
-    assert whole <= {t for p in parts for t in tripped_tests(p, references())}
+    assert whole and whole <= {t for p in parts for t in tripped_tests(p, references())}
 
 
 def test_second_stage_that_no_part_ran_is_missing(tmp_path):
-    made = night(accept={"pd-mtp": drop})
-    folders = split(made, tmp_path, night(accept={"pd-mtp": drop}))
+    folders = split(night(accept={"pd-mtp": drop}), tmp_path, night(accept={"pd-mtp": drop}))
     assert judged(merge(folders, tmp_path / "with")).verdict is Verdict.REGRESSION
     shutil.rmtree(folders[1] / SECOND)
     assert judged(merge(folders, tmp_path / "without")).verdict is Verdict.UNKNOWN
 
 
-def test_cell_that_no_part_ran_is_unknown_with_that_reason(tmp_path):
-    folders = split(night(), tmp_path)
+def test_cell_that_no_part_ran_is_unknown_with_that_reason(tmp_path, folders):
     merged = merge(folders[:1], tmp_path / "merged")
     lost = merged.cell("pd-mtp")
     assert lost.state == "failed" and lost.reason == "no part ran it"
     assert lost.planned == len(LENGTHS)
     judgement = judged(merged)
-    assert judgement.verdict is Verdict.UNKNOWN
-    assert judgement.by_cell()["pd-mtp"] is Verdict.UNKNOWN
+    assert judgement.verdict is Verdict.UNKNOWN and judgement.by_cell()["pd-mtp"] is Verdict.UNKNOWN
     assert judgement.by_cell()["pd-eagle3"] is Verdict.PASS
     assert "no part ran pd-mtp, single-mtp" in judgement.notices
     chosen = merge(folders[:1], tmp_path / "chosen", Wanted(cells=("*-eagle3", "single-none")))
@@ -256,8 +259,7 @@ def test_cell_that_no_part_ran_is_unknown_with_that_reason(tmp_path):
 
 
 def test_reports_of_a_merged_run_name_its_parts_and_show_logs(tmp_path):
-    folders = split(night(), tmp_path)
-    merged = merge(folders, tmp_path / "merged")
+    merged = merge(split(night(), tmp_path), tmp_path / "merged")
     write_reports(summarise_run(merged, judged(merged), references()), merged.folder)
     page = (merged.folder / "report.html").read_text()
     assert "part-1" in page and "part-2" in page and "cells used: pd-mtp, single-mtp" in page
@@ -292,10 +294,7 @@ def in_variant(made: History, variant: str) -> History:
         "run_id": f"part-{variant}",
     }
     return made.model_copy(
-        update={
-            "run": made.run.model_copy(update=update),
-            "observations": (*observations, *scores(observations)),
-        }
+        update={"run": made.run.model_copy(update=update), "observations": (*observations, *scores(observations))}
     )
 
 
@@ -308,10 +307,7 @@ def together(first: History, second: History) -> History:
         "run_id": "whole",
     }
     return first.model_copy(
-        update={
-            "run": first.run.model_copy(update=update),
-            "observations": (*first.observations, *second.observations),
-        }
+        update={"run": first.run.model_copy(update=update), "observations": (*first.observations, *second.observations)}
     )
 
 
@@ -340,8 +336,7 @@ def test_variants_in_different_parts_are_judged_as_one_run_of_them(tmp_path, nam
     one = judged_by_variant(load_history(whole))
     merged = merge(folders, tmp_path / "merged")
     several = judged_by_variant(merged)
-    assert several.verdict is one.verdict
-    assert said(several) == said(one)
+    assert several.verdict is one.verdict and said(several) == said(one)
     assert (one.verdict is Verdict.PASS) == (name == "as recorded")
     assert merged.run.identities == together(*variants).run.identities
     assert merged.run.prompts_sha256 == "prompts of a"
@@ -354,12 +349,10 @@ def test_variants_that_fit_no_other_part_still_have_to_fit_where_they_overlap(tm
         for n, own in enumerate(PARTS)
     ]
     edited(folders[1], lambda r: r["identities"]["none+a"].update(target_sha256="x"))
-    with pytest.raises(UsageError, match=r"identities\.none\+a\.target_sha256"):
-        merge(folders, tmp_path / "merged")
+    refused(r"identities\.none\+a\.target_sha256", folders, tmp_path / "merged")
     edited(folders[1], lambda r: r["identities"]["none+a"].update(target_sha256="t"))
     edited(folders[1], lambda r: r.update(prompts_sha256="others"))
-    with pytest.raises(UsageError, match=r"prompts\.a: expected 'prompts of a', found 'others'"):
-        merge(folders, tmp_path / "merged")
+    refused(r"prompts\.a: expected 'prompts of a', found 'others'", folders, tmp_path / "merged")
 
 
 # --- models of the hub -----------------------------------------------------------------------------------------------
@@ -394,13 +387,12 @@ def test_parts_that_had_a_model_of_the_hub_or_lacked_it_are_of_one_night(tmp_pat
     assert judged(merge(folders, tmp_path / "merged")).verdict is Verdict.PASS
     assert judged(merge(folders, tmp_path / "expected", Wanted(expect=path))).verdict is Verdict.PASS
     Path(path).write_text(Path(path).read_text().replace("a/drafter", "another/drafter"))
-    with pytest.raises(UsageError, match=r"drafter\.repo: expected 'another/drafter', found 'a/drafter'"):
-        merge(folders, tmp_path / "other", Wanted(expect=path))
+    moved = r"drafter\.repo: expected 'another/drafter', found 'a/drafter'"
+    refused(moved, folders, tmp_path / "other", Wanted(expect=path))
     part = part_of(made, PARTS[1], "part-1", profile=localised(raw, "/cache/drafter", "d" * 40))
     shutil.rmtree(folders[1])
     write(part, folders[1])
-    with pytest.raises(UsageError, match=r"models\.mtp: expected 'cccc"):
-        merge(folders, tmp_path / "moved")
+    refused(r"models\.mtp: expected 'cccc", folders, tmp_path / "moved")
 
 
 # --- the same cell twice ---------------------------------------------------------------------------------------------
@@ -420,16 +412,14 @@ def test_retry_fills_in_what_is_missing(tmp_path):
     first, _ = split(made, tmp_path)
     tried = part_of(made, PARTS[1], "try-1", **failed(made, "pd-mtp"))
     lacking = tried.model_copy(update={"observations": tuple(o for o in tried.observations if o.cell != "pd-mtp")})
-    later = "2026-01-01T02:00:00+00:00"
     folders = [
         first,
         write(lacking, tmp_path / "try-1"),
-        write(part_of(made, PARTS[1], "try-2", started=later), tmp_path / "try-2"),
+        write(part_of(made, PARTS[1], "try-2", started="2026-01-01T02:00:00+00:00"), tmp_path / "try-2"),
     ]
     merged = merge(folders, tmp_path / "merged")
     parts = {p.run_id: p for p in merged.run.merged.parts}
-    assert parts["try-2"].counted == ("pd-mtp",)
-    assert parts["try-1"].counted == ("single-mtp",)
+    assert parts["try-2"].counted == ("pd-mtp",) and parts["try-1"].counted == ("single-mtp",)
     assert judged(merged).verdict is Verdict.PASS
     assert any(n.startswith("pd-mtp: recorded by 2 parts; that of try-2 counts") for n in merged.run.merged.notices)
 
@@ -446,15 +436,13 @@ def test_retry_is_no_second_chance(tmp_path):
 
 def test_recordings_that_contradict_each_other_cannot_pass(tmp_path):
     """Where equal runs are equal bit for bit, a cell that answers differently the second time is no PASS."""
-    made = night("bitwise")
-    first, second = split(made, tmp_path)
+    first, second = split(night("bitwise"), tmp_path)
 
     def change(o: Observation) -> Observation:
         return change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "single-none" else o
 
     other = part_of(night("bitwise", change=change), ("single-none",), "other", started="2026-01-01T02:00:00+00:00")
-    merged = merge([first, second, write(other, tmp_path / "other")], tmp_path / "merged")
-    judgement = judged(merged)
+    judgement = judged(merge([first, second, write(other, tmp_path / "other")], tmp_path / "merged"))
     assert judgement.verdict is Verdict.UNKNOWN
     assert any("single-none: 30 of 30 cold prompts gave different tokens" in n for n in judgement.notices)
     assert judged(merge([first, second], tmp_path / "without")).verdict is Verdict.PASS
@@ -519,8 +507,7 @@ def test_recordings_that_do_not_count_are_judged_against_baselines(tmp_path):
     """Both topologies worse is a finding against the record alone."""
     for method, found in references().items():
         write_baseline(tmp_path / "baselines" / f"{method}.json", identity(method), provenance(), found.baseline.rows)
-    bad = night(accept={"pd-mtp": drop, "single-mtp": drop}, stages=1)
-    tried = part_of(bad, PARTS[1], "try-1")
+    tried = part_of(night(accept={"pd-mtp": drop, "single-mtp": drop}, stages=1), PARTS[1], "try-1")
     for cell in ("pd-mtp", "single-mtp"):
         tried = broken(tried, cell)
     folders = retried(tmp_path, tried, night(stages=1))
@@ -683,8 +670,7 @@ def test_missing_scores_hide_no_wrong_outputs_and_are_no_pass():
 
 def test_scores_of_all_parts_are_kept_once_each(tmp_path):
     made = night("bitwise")
-    merged = merge(split(made, tmp_path), tmp_path / "merged")
-    kept = [o for o in merged.observations if o.scenario == RESCORE]
+    kept = [o for o in merge(split(made, tmp_path), tmp_path / "merged").observations if o.scenario == RESCORE]
     assert [o.sequence for o in kept] == list(range(len(kept)))
     assert {o.key for o in kept} == {o.key for o in made.observations if o.scenario == RESCORE}
 
@@ -706,8 +692,7 @@ def test_engines_of_two_parts_with_the_same_name_stay_apart(tmp_path):
 
 
 @pytest.mark.parametrize("sequence", [2**63, 99999999999999999999, -(2**63) - 1])
-def test_numbers_that_no_column_takes_do_not_cost_the_night(tmp_path, sequence):
-    folders = split(night(), tmp_path)
+def test_numbers_that_no_column_takes_do_not_cost_the_night(tmp_path, folders, sequence):
     # Not of the cell that both parts have.
     lines = answers(folders[1], "pd-mtp")
     changed = re.sub(r'("cell":"pd-mtp".*?"sequence":)\d+', rf"\g<1>{sequence}", lines.read_text(), count=1)
@@ -720,14 +705,11 @@ def test_numbers_that_no_column_takes_do_not_cost_the_night(tmp_path, sequence):
     assert not list((tmp_path / "merged").glob("*.parquet"))
 
 
-def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path):
-    folders = split(night(), tmp_path)
+def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path, folders):
     (log,) = list((folders[0] / "logs").glob("*.log"))[:1]
     log.write_text("Authorization: Bearer abcdefghijklmnop\nthe rest")
-    merged = merge(folders, tmp_path / "merged")
-    copied = "".join(p.read_text() for p in (merged.folder / "logs").glob("*.log"))
-    assert "Authorization: Bearer <redacted>\nthe rest" in copied
-    assert "abcdefghijklmnop" not in copied
+    copied = "".join(p.read_text() for p in (merge(folders, tmp_path / "merged").folder / "logs").glob("*.log"))
+    assert "Authorization: Bearer <redacted>\nthe rest" in copied and "abcdefghijklmnop" not in copied
 
 
 # --- parts that cannot be taken --------------------------------------------------------------------------------------
@@ -754,29 +736,24 @@ def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path):
         (lambda r: r.update(hardware=7), "is damaged"),
     ],
 )
-def test_part_that_does_not_fit_is_refused_or_left_out_and_missed(tmp_path, damage, sentence):
-    folders = split(night(), tmp_path)
+def test_part_that_does_not_fit_is_refused_or_left_out_and_missed(tmp_path, folders, damage, sentence):
     edited(folders[1], damage)
     with pytest.raises(UsageError) as refused:
         merge(folders, tmp_path / "merged")
     assert sentence in str(refused.value)
     assert not (tmp_path / "merged").exists()
-    merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
-    judgement = judged(merged)
+    judgement = judged(merge(folders, tmp_path / "merged", Wanted(keep_going=True)))
     assert judgement.verdict is Verdict.UNKNOWN, judgement.notices
     assert any("part" in n for n in judgement.notices)
 
 
-def test_damaged_observations_are_refused_and_a_torn_line_is_said(tmp_path):
-    folders = split(night(), tmp_path)
+def test_damaged_observations_are_refused_and_a_torn_line_is_said(tmp_path, folders):
     lines = answers(folders[1], "pd-mtp")
     whole = lines.read_text()
     lines.write_text('{"cell": 1}\n' + whole)
-    with pytest.raises(UsageError, match="changed or damaged"):
-        merge(folders, tmp_path / "merged")
+    refused("changed or damaged", folders, tmp_path / "merged")
     edited(folders[1], lambda r: r.update(finished=None))
-    with pytest.raises(UsageError, match="line 1"):
-        merge(folders, tmp_path / "merged")
+    refused("line 1", folders, tmp_path / "merged")
     lines.write_text(whole[:-20])
     merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
     assert any("part-2 did not finish" in n for n in merged.run.merged.notices)
@@ -787,18 +764,15 @@ def test_damaged_second_stage_is_refused_or_missing(tmp_path):
     made = night(accept={"pd-mtp": drop})
     folders = split(made, tmp_path, made)
     (folders[1] / SECOND / "run.json").write_text("{")
-    with pytest.raises(UsageError, match="second stage of part-2"):
-        merge(folders, tmp_path / "merged")
+    refused("second stage of part-2", folders, tmp_path / "merged")
     assert judged(merge(folders, tmp_path / "merged", Wanted(keep_going=True))).verdict is Verdict.UNKNOWN
 
 
-def test_most_parts_say_which_night_it_is(tmp_path):
-    folders = split(night(), tmp_path)
+def test_most_parts_say_which_night_it_is(tmp_path, folders):
     third = write(part_of(night(), ("single-none",), "part-3"), tmp_path / "part-3")
     edited(folders[0], lambda r: r["versions"].update(vllm="9"))
     merged = merge([*folders, third], tmp_path / "merged", Wanted(keep_going=True))
-    assert merged.run.versions["vllm"] == "0"
-    assert merged.cell("pd-eagle3").reason == "no part ran it"
+    assert merged.run.versions["vllm"] == "0" and merged.cell("pd-eagle3").reason == "no part ran it"
 
 
 def test_interrupted_part_that_was_retried_wholly_costs_nothing(tmp_path):
@@ -812,24 +786,19 @@ def test_interrupted_part_that_was_retried_wholly_costs_nothing(tmp_path):
     assert not mended.run.interrupted and judged(mended).verdict is Verdict.PASS
 
 
-def test_armed_parts_merge_when_asked_and_never_pass(tmp_path):
-    folders = split(night(), tmp_path)
+def test_armed_parts_merge_when_asked_and_never_pass(tmp_path, folders):
     for folder in folders:
         edited(folder, lambda r: r.update(mutants=["M1"]))
-    merged = merge(folders, tmp_path / "merged", Wanted(armed=True))
-    assert judged(merged).verdict is Verdict.UNKNOWN
+    assert judged(merge(folders, tmp_path / "merged", Wanted(armed=True))).verdict is Verdict.UNKNOWN
 
 
-def test_other_commits_of_the_harness_are_refused(tmp_path):
-    folders = split(night(), tmp_path)
+def test_other_commits_of_the_harness_are_refused(tmp_path, folders):
     for folder, commit in zip(folders, ("a" * 40, "b" * 40), strict=True):
         edited(folder, lambda r, commit=commit: r.update(git_commit=commit))
-    with pytest.raises(UsageError, match="from one checkout"):
-        merge(folders, tmp_path / "merged")
+    refused("from one checkout", folders, tmp_path / "merged")
 
 
-def test_parts_without_a_known_commit_are_said(tmp_path):
-    folders = split(night(), tmp_path)
+def test_parts_without_a_known_commit_are_said(tmp_path, folders):
     assert (
         "recorded with an unknown commit of the harness: part-1, part-2"
         in merge(folders, tmp_path / "a").run.merged.notices
@@ -850,8 +819,7 @@ def test_different_runs_of_one_name_are_no_copies(tmp_path, second):
     lines = answers(changed, "pd-mtp")
     lines.write_text("".join(lines.read_text().splitlines(keepends=True)[1:]))
     edited(changed)
-    with pytest.raises(UsageError, match=r"twin: expected one run named part-2, .* found runs that differ"):
-        merge([*folders, twin], tmp_path / "merged")
+    refused(r"twin: expected one run named part-2, .* found runs that differ", [*folders, twin], tmp_path / "merged")
     merged = merge([*folders, twin], tmp_path / "merged", Wanted(keep_going=True))
     assert merged.cell("pd-mtp").reason == "no part ran it"
     assert judged(merged).verdict is Verdict.UNKNOWN
@@ -868,18 +836,15 @@ def test_folders_of_runs_links_and_copies_count_once(tmp_path):
 
 
 def test_nothing_to_merge(tmp_path):
-    with pytest.raises(UsageError, match="no such folder"):
-        merge([tmp_path / "nowhere"], tmp_path / "merged")
+    refused("no such folder", [tmp_path / "nowhere"], tmp_path / "merged")
     with pytest.raises(InfrastructureError, match="found none that can be used"):
         merge([tmp_path / "nowhere"], tmp_path / "merged", Wanted(keep_going=True))
     folders = split(night(), tmp_path)
-    with pytest.raises(UsageError, match="expected a new or an empty folder"):
-        merge(folders, folders[0])
+    refused("expected a new or an empty folder", folders, folders[0])
 
 
-def test_log_names_lead_nowhere(tmp_path):
+def test_log_names_lead_nowhere(tmp_path, folders):
     """Groups and logs are called what a damaged record says; nothing is read or written beside the folders."""
-    folders = split(night(), tmp_path)
     (tmp_path / "outside.decode.log").write_text("secret")
 
     def damage(raw: dict) -> None:
@@ -887,22 +852,19 @@ def test_log_names_lead_nowhere(tmp_path):
             item["group"] = "../../outside"
 
     edited(folders[1], damage)
-    with pytest.raises(UsageError, match="damaged"):
-        merge(folders, tmp_path / "merged")
+    refused("damaged", folders, tmp_path / "merged")
     merged = merge(folders, tmp_path / "merged-without", Wanted(keep_going=True))
     assert not any("secret" in p.read_text() for p in merged.folder.rglob("*.log"))
     write_reports(summarise_run(merged, judged(merged), references()), merged.folder)
 
 
-def test_part_with_a_link_in_it_is_refused_or_left_out(tmp_path):
-    folders = split(night(), tmp_path)
+def test_part_with_a_link_in_it_is_refused_or_left_out(tmp_path, folders):
     (tmp_path / "outside.decode.log").write_text("secret")
     (folders[1] / "logs").mkdir(exist_ok=True)
     group = json.loads((folders[1] / "run.json").read_text())["cells"][0]["group"]
     (folders[1] / "logs" / f"{group}.decode.log").unlink(missing_ok=True)
     (folders[1] / "logs" / f"{group}.decode.log").symlink_to(tmp_path / "outside.decode.log")
-    with pytest.raises(UsageError, match="found a symbolic link; remove it"):
-        merge(folders, tmp_path / "merged")
+    refused("found a symbolic link; remove it", folders, tmp_path / "merged")
     merged = merge(folders, tmp_path / "merged-without", Wanted(keep_going=True))
     assert not any("secret" in p.read_text() for p in merged.folder.rglob("*.log"))
 
@@ -910,17 +872,14 @@ def test_part_with_a_link_in_it_is_refused_or_left_out(tmp_path):
 # --- what should be there --------------------------------------------------------------------------------------------
 
 
-def test_profile_that_was_expected_must_be_the_recorded_one(tmp_path):
-    folders = split(night(), tmp_path)
-    with pytest.raises(UsageError, match="--expect cpu: expected parts of this profile"):
-        merge(folders, tmp_path / "merged", Wanted(expect="cpu"))
+def test_profile_that_was_expected_must_be_the_recorded_one(tmp_path, folders):
+    refused("--expect cpu: expected parts of this profile", folders, tmp_path / "merged", Wanted(expect="cpu"))
     with pytest.raises(HarnessError, match="expected a shipped profile"):
         merge(folders, tmp_path / "merged", Wanted(expect="nowhere"))
 
 
 def cold_part_of_cpu(tmp_path: Path, prompts_sha256: str) -> Path:
-    observations = [observation(c, n) for c in ("single-none", "pd-none") for n in (40, 41)]
-    made = history(observations)
+    made = history([observation(c, n) for c in ("single-none", "pd-none") for n in (40, 41)])
     record = made.run.model_copy(
         update={
             "profile": {**PROFILE.model_dump(mode="json"), "source": "cpu", "baselines": "/elsewhere"},
@@ -935,28 +894,24 @@ def test_cells_are_expected_with_all_their_requests(tmp_path):
     prompts = load_prompts(PROFILE.workload.prompts)
     folder = cold_part_of_cpu(tmp_path, prompts.sha256)
     merged = merge([folder], tmp_path / "merged", Wanted(expect="cpu"))
-    assert len(merged.run.cells) == 12
-    assert merged.cell("pd-none").scenarios["late-pull"] > 0
+    assert len(merged.run.cells) == 12 and merged.cell("pd-none").scenarios["late-pull"] > 0
     assert merged.cell("pd-mtp").planned == len(prompts.cold) + PROFILE.workload.text_prompts
     assert merged.run.profile["baselines"] == str(PROFILE.baselines)
     only = merge([folder], tmp_path / "cold", Wanted(expect="cpu", scenarios=("cold",)))
     assert only.cell("pd-none").scenarios == {}
-    with pytest.raises(UsageError, match="expected a pattern that matches a scenario"):
-        merge([folder], tmp_path / "odd", Wanted(expect="cpu", scenarios=("warm",)))
+    odd = Wanted(expect="cpu", scenarios=("warm",))
+    refused("expected a pattern that matches a scenario", [folder], tmp_path / "odd", odd)
 
 
 def test_recorded_profile_that_cannot_be_read_is_said(tmp_path):
     folder = write(history([observation("single-none", 40)]), tmp_path / "part")
-    with pytest.raises(UsageError, match="name it with --expect PROFILE"):
-        merge([folder], tmp_path / "merged")
+    refused("name it with --expect PROFILE", [folder], tmp_path / "merged")
 
 
 def test_damaged_axes_of_a_recorded_profile_are_said(tmp_path):
-    made = in_variant(night(), "a")
-    folder = write(made, tmp_path / "part")
+    folder = write(in_variant(night(), "a"), tmp_path / "part")
     edited(folder, lambda r: r["profile"]["axes"]["lease"]["b"]["engine"].update(kv_lease_s="soon"))
-    with pytest.raises(UsageError, match="name it with --expect PROFILE"):
-        merge([folder], tmp_path / "merged")
+    refused("name it with --expect PROFILE", [folder], tmp_path / "merged")
     code, output = cli("merge", str(folder), "--out", str(tmp_path / "merged"))
     assert code == 64 and "kv_lease_s" in output and "Traceback" not in output
 

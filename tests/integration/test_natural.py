@@ -178,8 +178,7 @@ def test_every_text_is_used_once_before_one_is_used_twice(folder, texts):
     used = [p.origin.partition(", padded")[0] for p in few.prompts.prompts]
     assert len(used) == len(set(used))
     assert few.dropped == {"not needed": len(QUESTIONS) - len(used)}
-    three = texts._replace(rows=texts.rows[:3])
-    many = build_natural_prompts(folder, three, Layout(block_size=32), 4)
+    many = build_natural_prompts(folder, texts._replace(rows=texts.rows[:3]), Layout(block_size=32), 4)
     assert len({p.origin.partition(", padded")[0] for p in many.prompts.prompts}) == 3
     assert len({p.tokens for p in many.prompts.prompts}) >= 5
 
@@ -445,8 +444,7 @@ def test_profile_gives_tokenizer_sizes_and_the_number_of_prompts(folder, tmp_pat
     counts = [per_stratum(prepared, effect) for effect in (20.0, 5.0, 1.0)]
     assert counts == sorted(counts) and counts[0] < counts[2]
     found = sensitivity(prepared)
-    needed = max(found.needed(r, 20.0) or 0 for r in found.rows)
-    assert counts[0] == needed > 2
+    assert counts[0] == max(found.needed(r, 20.0) or 0 for r in found.rows) > 2
     assert yaml.safe_load(Path(path).read_text())["judging"]["tier"] == "normal"
 
 
@@ -502,8 +500,7 @@ def test_a_set_that_is_there_is_kept_and_options_beside_a_recipe_are_refused(tmp
     """Baselines belong to the set that is there: a nightly job must not replace it."""
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS))
-    first = recipe_profile(tmp_path, folder)
-    inside("prompts", "build", "--for-profile", first, "--file", str(file))
+    inside("prompts", "build", "--for-profile", recipe_profile(tmp_path, folder), "--file", str(file))
     made = (tmp_path / "here.jsonl").read_bytes()
     more = recipe_profile(tmp_path, folder, per_stratum=3)
     code, output = inside("prompts", "build", "--for-profile", more, "--file", str(file))

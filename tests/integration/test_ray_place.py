@@ -79,8 +79,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(choice, mutants, port,
 def test_command_line_refuses_too():
     arguments = ["run", "--executor", "ray", "--mutant", "M1", "--cell", "single-none"]
     code, output = cli(*arguments)
-    assert code == 64
-    assert "they are switched by files" in output
+    assert code == 64 and "they are switched by files" in output
 
 
 def test_missing_ray_is_said_with_what_to_install(monkeypatch):
@@ -139,8 +138,7 @@ def test_a_node_without_devices_may_come_and_go():
 
 def test_node_without_the_interpreter_is_refused():
     (said,) = problems(wanted())
-    assert ENVIRONMENT.executable in said
-    assert "same environment at the same path" in said
+    assert ENVIRONMENT.executable in said and "same environment at the same path" in said
 
 
 def test_engine_gets_nothing_of_the_worker(monkeypatch):
@@ -251,8 +249,7 @@ def test_log_is_fetched_in_pieces(tmp_path, monkeypatch):
 
 def test_lost_node_leaves_the_log_and_a_reason_with_its_end(tmp_path, monkeypatch):
     engine = handle(tmp_path, monkeypatch, EngineState(None, b"loading\n", False), exceptions.ActorDiedError())
-    assert engine.alive()
-    assert not engine.alive()
+    assert engine.alive() and not engine.alive()
     with pytest.raises(EngineDiedError, match=r"(?s)on node 10.0.0.3/ab is lost.*\| loading"):
         engine.require_alive()
     assert "whose end was not confirmed" in engine.stop(1)[0]

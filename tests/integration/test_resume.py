@@ -113,6 +113,12 @@ def killed(out: Path, engines: Engines, cell: str = "single-none", after: int = 
     return next(p for p in out.iterdir() if p.is_dir() and not p.is_symlink())
 
 
+@pytest.fixture
+def folder(tmp_path: Path, engines: Engines) -> Path:
+    """A run that was killed."""
+    return killed(tmp_path, engines)
+
+
 def go_on(folder: Path) -> Outcome:
     with Reporter(0) as reporter:
         return resume(prepare_resume(folder), reporter)
@@ -126,8 +132,7 @@ def test_run_of_the_fake_engines_passes(tmp_path, engines):
     assert {"none.json", "none.csv", "eagle3.json", "eagle3.csv", "known-defects.yaml"} <= carried
 
 
-def test_killed_run_goes_on_and_passes(tmp_path, engines):
-    folder = killed(tmp_path, engines)
+def test_killed_run_goes_on_and_passes(folder, engines):
     assert check(folder).summary.verdict is Verdict.UNKNOWN
     before = all_lines(folder)
     outcome = go_on(folder)
@@ -204,8 +209,7 @@ def test_regression_in_what_is_set_aside_is_no_second_chance(tmp_path, engines):
     assert outcome.summary.verdict is Verdict.UNKNOWN
     (notice,) = (n for n in outcome.summary.judgement.notices if n.startswith("resumed"))
     assert "9 earlier answers were set aside" in notice
-    assert "single-eagle3 tokens-baseline REGRESSION" in notice
-    assert "cannot pass" in notice
+    assert "single-eagle3 tokens-baseline REGRESSION" in notice and "cannot pass" in notice
     assert check(folder).summary.verdict is Verdict.UNKNOWN
 
 
@@ -242,8 +246,7 @@ def killed_while_rescoring(out: Path, engines: Engines) -> Path:
     return folder
 
 
-def test_link_that_moves_meanwhile_leads_nowhere_else(tmp_path, engines):
-    folder = killed(tmp_path, engines)
+def test_link_that_moves_meanwhile_leads_nowhere_else(tmp_path, folder, engines):
     finished = start(tmp_path).folder
     before = (finished / "run.json").read_text()
     latest = tmp_path / "latest"
@@ -253,14 +256,12 @@ def test_link_that_moves_meanwhile_leads_nowhere_else(tmp_path, engines):
     latest.unlink()
     latest.symlink_to(finished.name)
     outcome = resume(left, Reporter(0.0))
-    assert outcome.folder == folder.resolve()
-    assert outcome.summary.verdict is Verdict.PASS
+    assert outcome.folder == folder.resolve() and outcome.summary.verdict is Verdict.PASS
     assert (finished / "run.json").read_text() == before
     assert latest.resolve() == folder.resolve()
 
 
-def test_answers_that_came_after_the_run_was_read_are_not_set_aside(tmp_path, engines):
-    folder = killed(tmp_path, engines)
+def test_answers_that_came_after_the_run_was_read_are_not_set_aside(folder, engines):
     left = prepare_resume(folder)
     with answers(folder, "single-none").open("a") as stream:
         stream.write(all_lines(folder)[-1] + "\n")
@@ -302,8 +303,7 @@ def test_run_that_cannot_pass_is_no_reference(tmp_path, engines, make):
         (lambda r: r.update(rescore=False), ["rescore: expected False, found True"]),
     ],
 )
-def test_other_conditions_are_refused_and_named(tmp_path, engines, change, places):
-    folder = killed(tmp_path, engines)
+def test_other_conditions_are_refused_and_named(folder, engines, change, places):
     reseal(folder, change)
     before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
     with pytest.raises(UsageError, match="cannot be resumed, because something has changed") as caught:
@@ -312,8 +312,7 @@ def test_other_conditions_are_refused_and_named(tmp_path, engines, change, place
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
 
 
-def test_memory_may_vary(tmp_path, engines):
-    folder = killed(tmp_path, engines)
+def test_memory_may_vary(folder, engines):
     reseal(folder, lambda r: r["hardware"].update(memory_gib=1.0))
     assert go_on(folder).summary.verdict is Verdict.PASS
 
@@ -330,8 +329,7 @@ def test_finished_merged_and_other_folders_are_refused(tmp_path, engines):
         prepare_resume(folder.with_name("other"))
 
 
-def test_run_in_use_is_refused(tmp_path, engines):
-    folder = killed(tmp_path, engines)
+def test_run_in_use_is_refused(folder, engines):
     with FolderLock(folder), pytest.raises(UsageError, match="in use by process"):
         go_on(folder)
 
@@ -347,27 +345,22 @@ def test_a_link_in_the_place_of_the_lock_is_not_written_through(tmp_path, engine
     assert precious.read_text() == "a file of the user"
 
 
-def test_options_that_the_run_says_are_refused(tmp_path, engines):
-    folder = killed(tmp_path, engines)
+def test_options_that_the_run_says_are_refused(folder, engines):
     done = CliRunner().invoke(app, ["run", "--resume", str(folder), "--cell", "pd-*", "--profile", "cpu"])
-    assert isinstance(done.exception, UsageError)
-    assert "--profile, --cell" in str(done.exception)
+    assert isinstance(done.exception, UsageError) and "--profile, --cell" in str(done.exception)
     done = CliRunner().invoke(app, ["run", "--resume", str(folder)])
     assert done.exit_code == 0, done.output
     assert "PASS" in done.output
 
 
-def test_interrupted_run_is_opened_again(tmp_path, engines):
+def test_interrupted_run_is_opened_again(folder, engines):
     """Ctrl-C seals what there is; going on breaks the seal and makes a new one."""
-    folder = killed(tmp_path, engines)
     reseal(folder, lambda r: r.update(finished="2026-01-01T00:00:00+00:00", interrupted=True))
-    assert load_history(folder).run.interrupted
-    assert go_on(folder).summary.verdict is Verdict.PASS
+    assert load_history(folder).run.interrupted and go_on(folder).summary.verdict is Verdict.PASS
     assert json.loads((folder / "run.json").read_text())["seal"] == seal_of(folder).model_dump()
 
 
-def test_logs_of_engines_that_are_started_again_are_kept(tmp_path, engines):
-    folder = killed(tmp_path, engines)
+def test_logs_of_engines_that_are_started_again_are_kept(folder, engines):
     (folder / "logs").mkdir()
     (folder / "logs" / "single-none.single.log").write_text("first Bearer abcdefghijklmnop")
     (folder / "logs" / "single-eagle3.single.log").write_text("complete")
@@ -378,8 +371,7 @@ def test_logs_of_engines_that_are_started_again_are_kept(tmp_path, engines):
     }
 
 
-def test_nothing_is_lost_when_it_is_killed_while_answers_are_moved_aside(tmp_path, engines, monkeypatch):
-    folder = killed(tmp_path, engines)
+def test_nothing_is_lost_when_it_is_killed_while_answers_are_moved_aside(folder, engines, monkeypatch):
     before = all_lines(folder)
 
     def fail(*_: object) -> None:
@@ -389,14 +381,12 @@ def test_nothing_is_lost_when_it_is_killed_while_answers_are_moved_aside(tmp_pat
         patch.setattr(Path, "rename", fail)
         with pytest.raises(Killed):
             go_on(folder)
-    assert all_lines(folder) == before
-    assert check(folder).summary.verdict is Verdict.UNKNOWN
+    assert all_lines(folder) == before and check(folder).summary.verdict is Verdict.UNKNOWN
     assert go_on(folder).summary.verdict is Verdict.PASS
     assert set(before) <= {*all_lines(folder), *all_lines(folder / "superseded-2")}
 
 
-def test_complete_cell_without_its_answers_is_not_asked_again(tmp_path, engines):
-    folder = killed(tmp_path, engines)
+def test_complete_cell_without_its_answers_is_not_asked_again(folder, engines):
     answers(folder, "single-eagle3").unlink()
     with pytest.raises(UsageError, match=r"answers of single-eagle3, which is complete, found none; restore cells/"):
         prepare_resume(folder)
@@ -413,9 +403,8 @@ def test_killed_between_the_last_answer_and_the_end(tmp_path, engines):
     assert load_history(folder).run.resumed[0].set_aside == 0
 
 
-def test_answers_that_the_disk_lost_are_asked_for_again(tmp_path, engines):
+def test_answers_that_the_disk_lost_are_asked_for_again(folder, engines):
     """After a power cut ``run.json`` may say more than the lines have."""
-    folder = killed(tmp_path, engines)
     path = answers(folder, "single-eagle3")
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:10]))
     go_on(folder)

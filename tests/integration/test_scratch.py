@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
@@ -99,8 +101,7 @@ def test_temporary_files_of_an_engine_go_with_it(short, tmp_path, outside, lives
 
 def test_temporary_files_go_with_a_harness_that_is_killed(short, tmp_path, outside):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, *argv(tmp_path, outside)])
-    folder = Path(said(tmp_path)["sockets"])
-    assert folder.is_dir()
+    assert Path(said(tmp_path)["sockets"]).is_dir()
     holder.kill()
     holder.wait()
     wait_for(lambda: nothing(short))
@@ -111,8 +112,7 @@ def test_temporary_files_that_killed_supervisors_left_are_cleaned(short, tmp_pat
     found = said(tmp_path)
     (tree,) = ps()["trees"]
     assert call("clean") == (0, "nothing to clean\n")
-    ledger = json.loads(Path(tree["ledger"]).read_text())
-    kill_supervisors(ledger["warden"][0])
+    kill_supervisors(json.loads(Path(tree["ledger"]).read_text())["warden"][0])
     holder.kill()
     holder.wait()
     assert ps()["trees"][0]["temporary_files"] == found["sockets"]
@@ -139,9 +139,6 @@ def test_a_path_that_is_too_long_for_sockets_is_said_and_costs_no_engine(short, 
 
 def test_longest_path_holds_a_socket(short):
     """Of ``LONGEST`` bytes: its sockets can be bound; one more is too long."""
-    import socket
-    import uuid
-
     base = short / ("y" * (runtime_dir.LONGEST - len(str(short)) - 1))
     base.mkdir()
     with socket.socket(socket.AF_UNIX) as held:

@@ -96,8 +96,7 @@ def test_what_the_search_looks_for_is_found(line):
 def test_no_source_binds_every_address():
     """As a word of its own: in the package nothing listens anywhere but where it was told to."""
     everywhere = re.compile(r"""["'](?:0\.0\.0\.0|::|\[::\])["']""")
-    found = {str(p): m.group() for p in SOURCES if (m := everywhere.search(p.read_text(encoding="utf-8")))}
-    assert found == {}
+    assert {str(p): m.group() for p in SOURCES if (m := everywhere.search(p.read_text(encoding="utf-8")))} == {}
 
 
 # --- what profiles may say -------------------------------------------------------------------------------------------
@@ -164,8 +163,7 @@ def test_arguments_that_could_run_code_or_open_addresses_are_refused(arguments, 
 def test_reasons_of_excluded_cells_are_shown_without_secrets(tmp_path):
     said = f"fails, see https://me:{'p' * 12}@host/1 with hf_{'a' * 20}"
     changed = changed_profile(tmp_path, lambda r: r.update(exclude=[{"cells": "pd-mtp", "reason": said}]))
-    reason = load_profile(changed).exclude[0].reason
-    assert reason == "fails, see https://<redacted>@host/1 with <redacted>"
+    assert load_profile(changed).exclude[0].reason == "fails, see https://<redacted>@host/1 with <redacted>"
 
 
 def test_arguments_that_only_tune_are_taken():
@@ -272,8 +270,7 @@ def damage(folder: Path, *steps: str | int, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "where",
-    [("run_id",), ("cells", 0, "cell"), ("cells", 0, "group"), ("engines", 0, "log"), ("engines", 0, "group")],
+    "where", [("run_id",), ("cells", 0, "cell"), ("cells", 0, "group"), ("engines", 0, "log"), ("engines", 0, "group")]
 )
 def test_recorded_names_that_lead_elsewhere_are_a_damaged_record(where, tmp_path):
     folder = kept(tmp_path / "run")
@@ -328,10 +325,8 @@ def test_recorded_run_does_not_choose_its_references(tmp_path):
     )
     made = made.model_copy(update={"run": run, "own": False})
     lookup = baselines_for(made)["none"]
-    assert lookup.baseline is None
-    assert "--baselines" in lookup.reason
-    assert judge(made, baselines_for(made)).verdict is not Verdict.PASS
-    assert known_of(made) is None
+    assert lookup.baseline is None and "--baselines" in lookup.reason
+    assert judge(made, baselines_for(made)).verdict is not Verdict.PASS and known_of(made) is None
     assert any("--known" in n for n in assess(made).judgement.notices)
     # Where it was recorded, from a profile that the user named, it reads them.
     assert known_of(made.model_copy(update={"own": True})) == tmp_path / "known.yaml"

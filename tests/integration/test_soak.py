@@ -64,8 +64,7 @@ def test_a_leak_is_found_and_named(field: str, quantity: str, per_hour: float):
     noise = np.random.default_rng(1).normal(0, 0.3, len(HOUR)) if field.endswith("mib") else 0
     grown = getattr(FLAT, field) + np.floor(HOUR / 3600 * per_hour * 4) / 4 + noise
     found = growths(**{field: grown})
-    assert found.pop(quantity) is Verdict.REGRESSION
-    assert set(found.values()) == {Verdict.PASS}
+    assert found.pop(quantity) is Verdict.REGRESSION and set(found.values()) == {Verdict.PASS}
 
 
 def test_growth_within_the_warm_up_alone_is_none():
@@ -85,16 +84,14 @@ def test_a_short_soak_says_nothing_about_growth():
 
 
 def test_a_hole_in_the_samples_says_nothing_about_growth():
-    holed = np.concatenate([HOUR[HOUR < 1800], HOUR[HOUR > 2400]])
-    assert growths(times=holed)["RSS"] is Verdict.UNKNOWN
+    assert growths(times=np.concatenate([HOUR[HOUR < 1800], HOUR[HOUR > 2400]]))["RSS"] is Verdict.UNKNOWN
 
 
 def test_the_slope_and_its_bounds():
     assert len(split(HOUR)) == PARTS
     grown = dict.fromkeys(Tree.model_fields, 100 + 30 * HOUR / 3600)
     found = next(g for g in judge_growth({HARNESS: grown}, HOUR) if g.quantity == "RSS")
-    assert found.per_hour == pytest.approx(30, abs=0.2)
-    assert found.low <= found.per_hour <= found.high
+    assert found.per_hour == pytest.approx(30, abs=0.2) and found.low <= found.per_hour <= found.high
 
 
 def test_memory_without_any_change_has_no_slope():
@@ -116,11 +113,9 @@ def sawtooth(rng: np.random.Generator) -> np.ndarray:
 def test_noise_alone_is_never_a_leak_and_a_leak_is_always_one():
     rng = np.random.default_rng(3)
     flat = [growths(rss_mib=sawtooth(rng))["RSS"] for _ in range(200)]
-    assert Verdict.REGRESSION not in flat
-    assert flat.count(Verdict.PASS) >= 198
+    assert Verdict.REGRESSION not in flat and flat.count(Verdict.PASS) >= 198
     leaking = [growths(rss_mib=sawtooth(rng) + 40 * HOUR / 3600)["RSS"] for _ in range(100)]
-    assert Verdict.PASS not in leaking
-    assert leaking.count(Verdict.REGRESSION) >= 98
+    assert Verdict.PASS not in leaking and leaking.count(Verdict.REGRESSION) >= 98
 
 
 # --- samples ---------------------------------------------------------------------------------------------------------
@@ -145,8 +140,7 @@ def holder():
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert process.stdout is not None
-    assert process.stdout.readline().strip()
+    assert process.stdout is not None and process.stdout.readline().strip()
     yield process
     process.communicate("\n")
 
@@ -155,10 +149,8 @@ def test_a_tree_is_measured_whole(holder: subprocess.Popen[str]):
     tree = Watcher({"decode": holder.pid}).sample()["decode"]
     # multiprocessing has a tracker of its own beside the child.
     assert tree.processes == len(procfs.family(holder.pid, procfs.processes())) >= 2
-    assert tree.threads >= tree.processes + 3
-    assert tree.descriptors >= 7 + 3
-    assert tree.shm_files == 1
-    assert tree.shm_mib == pytest.approx(2, abs=0.1)
+    assert tree.threads >= tree.processes + 3 and tree.descriptors >= 7 + 3
+    assert tree.shm_files == 1 and tree.shm_mib == pytest.approx(2, abs=0.1)
     assert 0 < tree.pss_mib <= tree.rss_mib
 
 
@@ -184,8 +176,7 @@ def sampled(tmp_path: Path, watcher: FakeWatcher, seconds: float, interval_s: fl
 
 
 def test_a_sampler_that_keeps_up_has_no_trouble(tmp_path: Path):
-    sampler = sampled(tmp_path, FakeWatcher(), 1.0, 0.1)
-    assert sampler.trouble is None
+    assert sampled(tmp_path, FakeWatcher(), 1.0, 0.1).trouble is None
     assert len((tmp_path / "soak.jsonl").read_text().splitlines()) >= 8
 
 
@@ -273,8 +264,7 @@ def test_findings_are_kept_up_to_a_limit_and_counted_beyond(tmp_path: Path):
     judge = RoundJudge(tmp_path, {}, None)
     for _ in range(80):
         judged(tmp_path, judge)
-    assert len(judge.findings) == 50
-    assert judge.found >= 80
+    assert len(judge.findings) == 50 and judge.found >= 80
 
 
 def rates(accepted: float) -> RatesFigures:
@@ -309,8 +299,7 @@ def test_a_loss_that_no_round_shows_is_found_in_all_of_them(tmp_path: Path, monk
     verdicts, judge = rounds_of(tmp_path, monkeypatch, [2.446 * 0.99] * 10)
     assert set(verdicts) == {Verdict.PASS}
     (found,) = judge.together("pd-eagle3")
-    assert found.verdict is Verdict.REGRESSION
-    assert found.check == "soak-acceptance-all"
+    assert found.verdict is Verdict.REGRESSION and found.check == "soak-acceptance-all"
     assert found.evidence.rounds == 10
 
 
@@ -351,10 +340,8 @@ def test_a_soak_sends_rounds_at_the_concurrency_and_records_them(tmp_path: Path,
     prepared = prepare_soak("cpu", "single-none")
     found, folder, _ = soak(prepared, Wanted(0.01, 4, 0.05), tmp_path, None)
     prompts = len(prepared.works[0].items)
-    assert found.rounds >= 1
-    assert found.answered == found.rounds * prompts
-    assert fake.newest.most == 4
-    assert fake.newest.ended
+    assert found.rounds >= 1 and found.answered == found.rounds * prompts
+    assert fake.newest.most == 4 and fake.newest.ended
     assert found.verdict is Verdict.UNKNOWN, "too short, and no baseline"
     assert {g.verdict for g in found.growths} == {Verdict.UNKNOWN}
     recorded = load_history(folder)
@@ -383,8 +370,7 @@ def test_an_interrupt_keeps_what_was_seen(tmp_path: Path, fake: type[FakeSession
 
     monkeypatch.setattr("harness.commands.soak.load.wait", interrupted)
     found, folder, _ = soak(prepare_soak("cpu", "single-none"), Wanted(5, 4), tmp_path, None)
-    assert found.verdict is Verdict.UNKNOWN
-    assert "interrupted by the user" in found.doubts
+    assert found.verdict is Verdict.UNKNOWN and "interrupted by the user" in found.doubts
     assert 42 <= len(load_history(folder).observations) < 84
     assert load_history(folder).run.interrupted
 

@@ -16,6 +16,7 @@ import pytest
 import typer
 
 import harness.commands.soak.report
+from harness.baselines.build import record_from, require_reference_run
 from harness.cli.soak import soak_command
 from harness.commands.merge.load import load_parts
 from harness.commands.merge.night import Wanted as Parts
@@ -30,6 +31,7 @@ from harness.history.records import EngineRecord
 from harness.history.verdict import Verdict
 from harness.reports.judge_run import check
 from harness.reports.trend import load_trend
+from harness.runner.run import prepared_recorder
 from harness.util.signals import deferred, ignored, raise_once
 from harness.util.storage import FolderLock
 from harness.workload.prepare import prepare
@@ -152,8 +154,7 @@ def test_one_wrong_round_is_a_regression_even_if_later_rounds_are_right(tmp_path
     assert (ended.result.verdict, ended.exit_code) == (Verdict.REGRESSION, 1)
     assert ended.result.verdicts == {"PASS": 3, "REGRESSION": 1}
     assert written(ended.folder)["exit_code"] == 1
-    history = load_history(ended.folder)
-    assert history.run.came_to is Verdict.REGRESSION
+    assert load_history(ended.folder).run.came_to is Verdict.REGRESSION
     again = check(ended.folder).summary
     assert again.verdict is Verdict.REGRESSION
     assert {c.verdict for c in again.judgement.cells} == {Verdict.PASS}, "the last round was right"
@@ -165,15 +166,13 @@ def test_a_leak_is_a_regression_and_its_check_is_none_the_greener(
     class Leaking(FakeWatcher):
         def sample(self):
             super().sample()
-            leaking = FLAT.model_copy(update={"descriptors": 30 + 5 * self.seen})
-            return {HARNESS: FLAT, "single": leaking}
+            return {HARNESS: FLAT, "single": FLAT.model_copy(update={"descriptors": 30 + 5 * self.seen})}
 
     monkeypatch.setattr(soak_run, "Watcher", lambda *_: Leaking())
     ended = played(tmp_path)
     assert set(ended.result.verdicts) == {"PASS"}
     assert [g.name for g in ended.result.growths if g.verdict is Verdict.REGRESSION] == ["single descriptors"]
-    assert ended.exit_code == 1
-    assert check(ended.folder).summary.verdict is Verdict.REGRESSION
+    assert ended.exit_code == 1 and check(ended.folder).summary.verdict is Verdict.REGRESSION
 
 
 def test_a_soak_without_a_verdict_never_passes_a_check(tmp_path: Path, session: type[FakeAnswers]):
@@ -230,8 +229,7 @@ def test_a_full_disk_in_a_round_is_a_named_doubt(
     ended = played(tmp_path)
     assert ended.result.verdict is Verdict.UNKNOWN
     assert any("soak.jsonl" in d and "the disk is full" in d for d in ended.result.doubts)
-    assert written(ended.folder)["rounds"] == 1
-    assert len(recorded(ended.folder)) == 2 * PROMPTS
+    assert written(ended.folder)["rounds"] == 1 and len(recorded(ended.folder)) == 2 * PROMPTS
 
 
 def test_two_interrupts_leave_a_result(tmp_path: Path, session: type[FakeAnswers], monkeypatch: pytest.MonkeyPatch):
@@ -358,9 +356,6 @@ def test_a_soak_holds_its_folder_and_no_other_command_takes_it_for_a_run(tmp_pat
 
 @pytest.mark.parametrize("kind", ["soak", "drill"])
 def test_only_a_plain_run_is_a_reference(tmp_path: Path, kind: str):
-    from harness.baselines.build import record_from, require_reference_run
-    from harness.runner.run import prepared_recorder
-
     prepared = prepare("cpu", ["single-none"])
     recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / kind, kind=kind)
     perform(recorder, prepared.works[0])

@@ -82,8 +82,7 @@ def test_full_disk_keeps_every_whole_line(tiny: Path):
         lines.append("y")
     lines.close()
     kept = (tiny / "lines").read_text()
-    assert len(kept) > 100_000
-    assert set(kept.split("\n")) == {line, ""}
+    assert len(kept) > 100_000 and set(kept.split("\n")) == {line, ""}
     assert kept.endswith("\n")
 
 
@@ -129,18 +128,15 @@ def test_each_refusal_has_its_sentence(tmp_path, monkeypatch, code):
     with pytest.raises(StorageError, match=os.strerror(code)) as caught:
         lines.append("lost")
     assert str(tmp_path / "lines") in str(caught.value)
-    assert isinstance(caught.value, InfrastructureError)
-    assert caught.value.exit_code == EXIT_UNKNOWN
+    assert isinstance(caught.value, InfrastructureError) and caught.value.exit_code == EXIT_UNKNOWN
     assert (tmp_path / "lines").read_text() == "kept\n"
 
 
 def test_judging_a_read_only_run_gives_its_verdict_without_reports(read_only: Path):
     outcome = check(read_only, into=read_only)
-    assert outcome.summary.verdict is Verdict.UNKNOWN
-    assert "read-only" in outcome.summary.unwritten
+    assert outcome.summary.verdict is Verdict.UNKNOWN and "read-only" in outcome.summary.unwritten
     done = CliRunner().invoke(app, ["check", str(read_only), "--write"])
-    assert done.exit_code == EXIT_UNKNOWN
-    assert "UNKNOWN" in done.output
+    assert done.exit_code == EXIT_UNKNOWN and "UNKNOWN" in done.output
     assert "no report" in done.output
     assert isinstance(CliRunner().invoke(app, ["report", str(read_only)]).exception, StorageError)
 
@@ -181,12 +177,10 @@ def test_full_disk_ends_a_run_and_keeps_what_it_recorded(tiny: Path, faked, monk
     assert not +FakeSession.up
     (folder,) = (p for p in tiny.iterdir() if p.is_dir())
     kept = load_history(folder)
-    assert len(kept.observations) > 20
-    assert not kept.torn_line
+    assert len(kept.observations) > 20 and not kept.torn_line
     assert {c.state for c in kept.run.cells} == {"pending"}
     summary = check(folder).summary
-    assert summary.verdict is Verdict.UNKNOWN
-    assert summary.exit_code == EXIT_UNKNOWN
+    assert summary.verdict is Verdict.UNKNOWN and summary.exit_code == EXIT_UNKNOWN
 
 
 def test_folder_in_use_is_refused(tmp_path, faked):
@@ -199,8 +193,7 @@ def test_lock_dies_with_its_process(tmp_path):
     script = "import sys, time; from pathlib import Path; from harness.util.storage import FolderLock; "
     script += "lock = FolderLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
+    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
     with pytest.raises(UsageError, match=f"in use by process {holder.pid}"):
         FolderLock(tmp_path)
     holder.kill()

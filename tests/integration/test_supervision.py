@@ -50,8 +50,7 @@ def test_sigkill_of_the_harness_at_any_moment_leaves_nothing(engine_program, tmp
     wait_for(lambda: not marks(folder / "logs" / "x"), 30)
     wait_for(lambda: not state(), 30)
     pids = list(map(int, (folder / "pids").read_text().split())) if (folder / "pids").exists() else []
-    assert gone(pids)
-    assert not made_by(pids)
+    assert gone(pids) and not made_by(pids)
     # Segments of other engines come and go, those of tests that run beside this one too; a segment left over stays.
     new = {s for s in procfs.segments() - before if "ucx_shm_posix_test_" in s.name or made_by_program(s.name)}
     wait_for(lambda: not new & procfs.segments(), 60)
@@ -68,13 +67,10 @@ def test_stop_ends_everything_and_says_that_nothing_is_left(engine_program, tmp_
     assert (found.name, found.ports[0], found.run) == ("cell.single", port, str(tmp_path))
     assert found.holder_lives
     assert {p.pid for p in found.living()} == set(pids)
-    assert engine.stop(2.0) == []
-    assert engine.stop(2.0) == []
-    assert gone(pids)
-    assert made_by(pids) == []
+    assert engine.stop(2.0) == [] and engine.stop(2.0) == []
+    assert gone(pids) and made_by(pids) == []
     assert state() == []
-    assert not ports.in_use(port)
-    assert ports.held([port]) == ()
+    assert not ports.in_use(port) and ports.held([port]) == ()
 
 
 def test_shared_memory_that_others_use_stays(engine_program, tmp_path):
@@ -132,8 +128,7 @@ def test_killed_supervisors_are_stood_in_for(engine_program, tmp_path, which):
         os.kill(owner if which == "owner" else psutil.Process(owner).ppid(), signal.SIGKILL)
     wait_for(lambda: not engine.alive())
     assert engine.stop(1.0) == []
-    assert gone(pids)
-    assert made_by(pids) == []
+    assert gone(pids) and made_by(pids) == []
     assert state() == []
 
 

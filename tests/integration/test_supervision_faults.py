@@ -89,8 +89,7 @@ for _ in range(2):
 
 def test_processes_that_have_ended_are_not_kept_in_the_ledger(tmp_path):
     command = [sys.executable, "-c", SCANS, str(tmp_path / "tree-1-00.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["True", "True"]
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.05])
@@ -228,10 +227,8 @@ def test_process_whose_first_thread_has_ended_lives(tmp_path, shm):
     assert procfs.users([segment], [engine.pid]) == {segment: {engine.pid}}
     (ledger,) = procfs.ledgers(procfs.state_folder())
     known = orphans.read_ledger(ledger)
-    assert procfs.marked(engine.pid, known.mark)
-    assert segment not in procfs.abandoned(0.0, [])
-    assert engine.alive()
-    assert engine.stop(0.5) == []
+    assert procfs.marked(engine.pid, known.mark) and segment not in procfs.abandoned(0.0, [])
+    assert engine.alive() and engine.stop(0.5) == []
     assert not held.exists()
     assert procfs.stat_of(engine.pid) is None
 
@@ -257,8 +254,7 @@ def test_lost_ledger_and_killed_supervisors_are_no_good_end(engine_program, tmp_
         ledger.unlink()
         kill_supervisors(known.warden.pid)
         wait_for(lambda: not engine.alive())
-        left = engine.stop(1.0)
-        assert [words for words in left if "expected its ledger" in words]
+        assert [words for words in engine.stop(1.0) if "expected its ledger" in words]
         assert gone(pids)
     finally:
         for name in made_by(pids):
@@ -304,8 +300,7 @@ def test_only_what_listens_is_in_use(monkeypatch):
     (port,) = ports.free_ports(1)
     ports.release([port])
     with socket.create_server(("127.0.0.1", port)):
-        assert ports.in_use(port)
-        assert ports.trouble(port) == "in use"
+        assert ports.in_use(port) and ports.trouble(port) == "in use"
     # An address of no machine.
     assert not ports.in_use(port, "192.0.2.1")
     assert ports.trouble(port, "192.0.2.1").startswith("not known to be free (")

@@ -299,8 +299,7 @@ def test_requests_that_hang_are_broken_and_the_stacks_are_taken_once(tmp_path):
 
 
 def test_default_limits_follow_what_is_expected():
-    prepared = prepare("cpu", ["pd-none"])
-    (group,) = prepared.plan.groups
+    (group,) = prepare("cpu", ["pd-none"]).plan.groups
     usual = group.expected.pair_start_s
     assert requests_limit_s(Timeouts(), group, "pd", 10, usual / 3) == 600
     assert requests_limit_s(Timeouts(), group, "pd", 1000, usual) == 10 * 0.25 * 1000
@@ -422,8 +421,7 @@ def test_re_scoring_past_its_limit_is_ended_and_says_why(tmp_path, monkeypatch):
     scores = list(history.of_scenario(RESCORE))
     assert scores and all("re-scored within 3 s (timeouts.cell)" in o.error for o in scores)
     assert stacks_of(tmp_path, "single-none").count(": re-scoring") == 1
-    judged = judge(history, baselines_for(history)).cells[0]
-    (found,) = [r for r in judged.results if r.check == "rescored"]
+    (found,) = [r for r in judge(history, baselines_for(history)).cells[0].results if r.check == "rescored"]
     assert found.verdict is Verdict.UNKNOWN and "re-scored within 3 s" in found.findings[0].message
     nothing_left()
 
@@ -459,5 +457,4 @@ def test_signals_outside_of_a_run_are_a_sentence(numbers):
         time.sleep(0.1)
     _, said = started.communicate(timeout=30)
     assert started.returncode == 2
-    assert said.strip().endswith("harness: interrupted; verdict UNKNOWN")
-    assert "Traceback" not in said
+    assert said.strip().endswith("harness: interrupted; verdict UNKNOWN") and "Traceback" not in said

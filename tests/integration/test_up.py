@@ -23,11 +23,9 @@ def installed(tmp_path, monkeypatch):
 
 def test_router_of_a_pair_speaks_nixl_and_never_retries(installed):
     argv = router.router_command(URLS, 3, 4, KEY).argv
-    assert "--vllm-pd-disaggregation" in argv
-    assert argv[argv.index("--kv-connector") + 1] == "nixl"
+    assert "--vllm-pd-disaggregation" in argv and argv[argv.index("--kv-connector") + 1] == "nixl"
     assert argv[argv.index("--prefill") + 1] == URLS["prefill"]
-    assert argv[argv.index("--decode") + 1] == URLS["decode"]
-    assert "--disable-retries" in argv
+    assert argv[argv.index("--decode") + 1] == URLS["decode"] and "--disable-retries" in argv
     assert argv[argv.index("--host") + 1] == "127.0.0.1"
 
 

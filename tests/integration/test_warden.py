@@ -115,8 +115,7 @@ def test_killed_warden_is_noticed_and_stood_in_for(tree, tmp_path):
 def test_exit_status_and_output_are_those_of_the_command(tmp_path):
     code = "import sys; print('out'); print('err', file=sys.stderr); print(sys.stdin.read()); raise SystemExit(7)"
     log = tmp_path / "engine.log"
-    command = EngineCommand("single", 1, None, [sys.executable, "-c", code], {})
-    engine = SupervisedEngine(command, log, os.environ)
+    engine = SupervisedEngine(EngineCommand("single", 1, None, [sys.executable, "-c", code], {}), log, os.environ)
     wait_for(lambda: not engine.alive())
     with pytest.raises(EngineDiedError, match="exit status 7"):
         engine.require_alive()

@@ -57,8 +57,7 @@ class Installed(NamedTuple):
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("wheel")
     source = root / "source"
-    names = ("harness", "prompts", "baselines", "models", "requirements")
-    for name in names:
+    for name in ("harness", "prompts", "baselines", "models", "requirements"):
         shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "known-defects.yaml"):
         shutil.copy2(REPOSITORY / file, source / file)

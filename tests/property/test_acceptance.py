@@ -22,8 +22,7 @@ def test_padded_first_step_is_left_out(real, overshoot):
     overshoot = min(overshoot, real[-1])
     outputs = 1 + sum(a + 1 for a in real) - overshoot
     found = real_steps(make_leg((0, *real), outputs))
-    assert found is not None
-    assert found.accepted == real
+    assert found is not None and found.accepted == real
     assert found.padded
     assert same_steps(make_leg((0, *real), outputs), found, real)
 
@@ -31,8 +30,7 @@ def test_padded_first_step_is_left_out(real, overshoot):
 @given(steps, st.integers(0, K))
 def test_unpadded_steps_are_kept_when_nothing_was_handed_off(real, overshoot):
     overshoot = min(overshoot, real[-1])
-    outputs = 1 + sum(a + 1 for a in real) - overshoot
-    found = real_steps(make_leg(real, outputs, "single"))
+    found = real_steps(make_leg(real, 1 + sum(a + 1 for a in real) - overshoot, "single"))
     assert found is not None
     assert (found.accepted, found.padded, found.certain) == (real, False, True)
 
@@ -41,8 +39,7 @@ def test_unpadded_steps_are_kept_when_nothing_was_handed_off(real, overshoot):
 def test_unpadded_hand_off_is_never_a_false_alarm(real, overshoot):
     """A version that does not pad: either the steps are kept, or the reading is marked as uncertain and both match."""
     overshoot = min(overshoot, real[-1])
-    outputs = 1 + sum(a + 1 for a in real) - overshoot
-    one = make_leg(real, outputs)
+    one = make_leg(real, 1 + sum(a + 1 for a in real) - overshoot)
     found = real_steps(one)
     assert found is not None
     assert same_steps(one, found, real)
@@ -97,8 +94,6 @@ def test_a_request_that_is_cut_short_agrees_with_its_reference(real):
 @given(steps, st.data())
 def test_a_changed_step_is_seen_where_it_is(real, data):
     at = data.draw(st.integers(0, len(real) - 1))
-    other = data.draw(st.integers(0, K).filter(lambda a: a != real[at]))
-    changed = (*real[:at], other, *real[at + 1 :])
+    changed = (*real[:at], data.draw(st.integers(0, K).filter(lambda a: a != real[at])), *real[at + 1 :])
     position = 1 + sum(a + 1 for a in real[:at])
-    found = align(changed, real, 1 + sum(a + 1 for a in real))
-    assert found.differing[0] == position
+    assert align(changed, real, 1 + sum(a + 1 for a in real)).differing[0] == position

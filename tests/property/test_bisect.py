@@ -36,11 +36,9 @@ def ask(history):
 def test_range_contains_the_first_bad_one_and_is_as_small_as_skips_allow(history):
     count, first_bad, silent = history
     found = bracket(count, ask(history))
-    assert found is not None
-    assert first_bad in found.first_bad
+    assert found is not None and first_bad in found.first_bad
     older = max(i for i in range(first_bad) if i not in silent)
-    newer = min(i for i in range(first_bad, count) if i not in silent)
-    assert found == (older, newer)
+    assert found == (older, min(i for i in range(first_bad, count) if i not in silent))
 
 
 @given(histories())
@@ -48,8 +46,7 @@ def test_without_skips_it_is_exact_and_halves(history):
     count, first_bad, _ = history
     answers = ask((count, first_bad, set()))
     found = bracket(count, answers)
-    assert found is not None
-    assert list(found.first_bad) == [first_bad]
+    assert found is not None and list(found.first_bad) == [first_bad]
     assert len(answers) <= ceil(log2(count)) + 2
 
 
@@ -83,6 +80,5 @@ def test_whatever_the_answers_it_ends_beside_a_good_and_a_bad_one(count, data):
     )
     found = bracket(count, answers)
     assert found is not None
-    assert answers[found.good] is False
-    assert answers[found.bad] is True
+    assert answers[found.good] is False and answers[found.bad] is True
     assert all(answers[i] is None for i in range(found.good + 1, found.bad))

@@ -88,8 +88,7 @@ def test_terminal_has_at_most_40_lines_with_the_verdict_first_and_the_report_las
     print_summary(summary, Console(file=stream, width=width, color_system=None))
     text = stream.getvalue()
     lines = text.strip("\n").split("\n")
-    assert len(lines) <= 40
-    assert lines[0].startswith(f"{summary.verdict.symbol} {summary.verdict}")
+    assert len(lines) <= 40 and lines[0].startswith(f"{summary.verdict.symbol} {summary.verdict}")
     assert lines[-1] == "report: run/report.html"
     assert lines[-2].startswith("reproduce the first: harness repro run ")
     # Nothing reaches the terminal that it would obey.

@@ -30,8 +30,7 @@ def test_blocks_hold_the_tokens_with_none_to_spare(n, size):
 @given(block_sizes, lookaheads, st.integers(1, 6), st.integers(1, 7))
 def test_target_lengths_hit_every_stratum_for_every_block_count(size, lookahead, most, minimum):
     lengths = [t.tokens for t in target_lengths(size, lookahead, most, minimum)]
-    assert lengths == sorted(set(lengths))
-    assert min(lengths) == minimum
+    assert lengths == sorted(set(lengths)) and min(lengths) == minimum
     found = {(classify(n, size, lookahead), n // size) for n in lengths}
     for count in range(1, most + 1):
         assert (Stratum.ALIGNED, count) in found

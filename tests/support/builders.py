@@ -129,8 +129,7 @@ def observation(cell: str, tokens: int = 40, accepted: tuple[int, ...] | None = 
 def change_final(o: Observation, **changes: object) -> Observation:
     """The observation with fields of its final leg replaced."""
     assert o.final is not None
-    final = o.final.model_copy(update=changes)
-    return o.model_copy(update={"legs": (*o.legs[:-1], final)})
+    return o.model_copy(update={"legs": (*o.legs[:-1], o.final.model_copy(update=changes))})
 
 
 def with_prefill(o: Observation, **changes: object) -> Observation:
@@ -194,8 +193,7 @@ def planned_request(o: Observation) -> PlannedRequest:
 
 def plan_of(observations: list[Observation]) -> tuple[PlannedRequest, ...]:
     """A plan of which these observations are the answers."""
-    rows = {(row := planned_request(o)).place: row for o in observations if o.scenario != RESCORE}
-    return tuple(rows.values())
+    return tuple({(row := planned_request(o)).place: row for o in observations if o.scenario != RESCORE}.values())
 
 
 def history(
@@ -272,12 +270,7 @@ def identity(method: str = "none", **changes: object) -> Identity:
 
 def provenance() -> Provenance:
     return Provenance(
-        recorded="2026-01-01",
-        run_id="r",
-        command=("harness",),
-        git_commit=None,
-        versions={},
-        hardware={},
+        recorded="2026-01-01", run_id="r", command=("harness",), git_commit=None, versions={}, hardware={}
     )
 
 

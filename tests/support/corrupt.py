@@ -53,8 +53,7 @@ def damages(data: bytes, form: Form, seed: int, flips: int = 40) -> list[Damage]
         found += _lines(data, rng)
     if form == "yaml":
         found += _yaml(data, rng)
-    distinct = {d.data: d for d in reversed(found) if d.data != data}
-    return list(reversed(distinct.values()))
+    return list(reversed({d.data: d for d in reversed(found) if d.data != data}.values()))
 
 
 def _bytes(data: bytes, rng: random.Random, flips: int) -> Iterator[Damage]:
@@ -119,8 +118,7 @@ def _json(data: bytes, form: Form, rng: random.Random) -> Iterator[Damage]:
         at = rng.randrange(len(texts))
         value = json.loads(texts[at])
         change(value)
-        indent = None if form == "lines" else 2
-        text = json.dumps(value, indent=indent).replace(_MARK, raw)
+        text = json.dumps(value, indent=None if form == "lines" else 2).replace(_MARK, raw)
         return ("\n".join([*texts[:at], text, *texts[at + 1 :]]) + "\n").encode()
 
     for kind, snippets in _RAW.items():

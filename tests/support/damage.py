@@ -57,10 +57,9 @@ class Run(NamedTuple):
 
 
 def read(folder: Path) -> Run:
-    files = [path for of in files_by_cell(folder).values() for path in of]
     rows = {
         path.relative_to(folder).as_posix(): [json.loads(line) for line in path.read_text().splitlines()]
-        for path in files
+        for path in [path for of in files_by_cell(folder).values() for path in of]
     }
     return Run(json.loads((folder / RUN).read_text()), rows)
 
@@ -243,8 +242,7 @@ def _all_prompts_sevens(rows: list[dict[str, Any]], rng: random.Random) -> None:
 
 
 def _without_a_leg(rows: list[dict[str, Any]], rng: random.Random) -> None:
-    row = rng.choice([r for r in rows if len(r["legs"]) > 1] or rows)
-    row["legs"].pop(0)
+    rng.choice([r for r in rows if len(r["legs"]) > 1] or rows)["legs"].pop(0)
 
 
 def _leg_twice(rows: list[dict[str, Any]], rng: random.Random) -> None:

@@ -61,8 +61,7 @@ def perform(recorder: Recorder, work: CellWork, change: Callable[[Observation], 
 
 def score(recorder: Recorder) -> None:
     """Record that the plain engine would have said every output."""
-    known = recorder.outputs._known.get("", {})
-    for number, ((prompt, key), (sent, output)) in enumerate(known.items()):
+    for number, ((prompt, key), (sent, output)) in enumerate(recorder.outputs._known.get("", {}).items()):
         plain = leg("single", (*sent, *output), (1,))
         assert output_key(output) == key
         recorder.append(

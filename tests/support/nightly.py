@@ -104,8 +104,7 @@ class Nights:
         observations: list[Observation] = []
         wrong: set[Tokens] = set()
         for work in self._works:
-            steps = recorded.get(work.cell.name.lineup, {})
-            observations += self._answers(work, rng, defect, steps, wrong)
+            observations += self._answers(work, rng, defect, recorded.get(work.cell.name.lineup, {}), wrong)
         observations += _scores(observations, wrong)
         made = history(observations, cells=[w.cell.id for w in self._works])
         return Simulated(self._as_planned(made), baselines)
@@ -181,8 +180,7 @@ class Nights:
         likely = _logprobs(self._noise.nats * (1 + pd), defect.nats if defective else 0.0)
         # From a stream of its own: everything else stays as it was drawn before log-probs were judged.
         rounded = [likely[i] for i in rng.spawn(1)[0].integers(0, len(likely), len(ids))]
-        known = [recorded.get(p, ()) for p in ids]
-        steps = _redrawn(known, self._noise.redrawn, k, rng)
+        steps = _redrawn([recorded.get(p, ()) for p in ids], self._noise.redrawn, k, rng)
         damaged = rng.random(len(ids)) < (defect.share if defective else 0.0)
         out = []
         for number, template in enumerate(self._templates[work.cell.id]):
@@ -219,8 +217,7 @@ def _steps(requests: int, k: int, rng: np.random.Generator) -> list[Tokens]:
     """Draw the accepted drafts of each step until every request has its tokens."""
     if not k:
         return [()] * requests
-    reach = np.cumprod(_CONDITIONAL[:k])
-    drawn = (rng.random((requests, OUTPUTS, 1)) < reach).sum(axis=2)
+    drawn = (rng.random((requests, OUTPUTS, 1)) < np.cumprod(_CONDITIONAL[:k])).sum(axis=2)
     return [_ended(tuple(row.tolist())) for row in drawn]
 
 

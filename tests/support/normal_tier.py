@@ -46,8 +46,7 @@ def night(
         for n in lengths:
             observations.append(change(observation(cell, n, accepted=chosen(n))))
     made = history(observations)
-    profile = {**made.run.profile, "judging": {**JUDGING, **judging}}
-    return with_run(made, profile=profile)
+    return with_run(made, profile={**made.run.profile, "judging": {**JUDGING, **judging}})
 
 
 def outputs(n: int) -> int:

@@ -55,10 +55,8 @@ class Page(HTMLParser):
     def require_inert(self) -> None:
         """Nothing runs but the script whose hash the policy names, and nothing is fetched."""
         policy = next(a["content"] or "" for t, a in self.elements if t == "meta" and "http-equiv" in a)
-        assert "default-src 'none'" in policy
-        assert "unsafe-eval" not in policy
-        kinds = [a.get("type") for t, a in self.elements if t == "script"]
-        assert kinds == ["application/json", None]
+        assert "default-src 'none'" in policy and "unsafe-eval" not in policy
+        assert [a.get("type") for t, a in self.elements if t == "script"] == ["application/json", None]
         for script in self.scripts[1:]:
             digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
             assert f"'sha256-{digest}'" in policy

@@ -74,8 +74,7 @@ def keeping_signals() -> Iterator[None]:
 def pytest(*arguments: str) -> Ended:
     """As ``python -m pytest`` with these arguments."""
     # This process is a run of pytest itself.
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    return _forked(_pytest, arguments, env)
+    return _forked(_pytest, arguments, {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")})
 
 
 def start_server() -> None:

@@ -90,8 +90,7 @@ def harness(*arguments: str, out: Path | None = None) -> Done:
 def left_over(run_folder: Path) -> list[str]:
     """Command lines of live processes in the sessions of the engines that a run started."""
     record = json.loads((run_folder / "run.json").read_text())
-    sessions = {e["pid"] for e in record["engines"]}
-    return living(sessions)
+    return living({e["pid"] for e in record["engines"]})
 
 
 def living(sessions: set[int]) -> list[str]:

@@ -51,11 +51,7 @@ PROFILE = {
     "scenarios": [],
     "target": "meta-llama/Llama-3.1-8B-Instruct",
     "methods": [
-        {
-            "kind": "eagle3",
-            "drafter": "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
-            "num_speculative_tokens": 3,
-        }
+        {"kind": "eagle3", "drafter": "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", "num_speculative_tokens": 3}
     ],
 }
 
@@ -177,8 +173,7 @@ def summarise(h: History, folder: Path) -> RunSummary:
     placed = h.model_copy(update={"folder": folder})
     if h.run.profile["name"] == HOSTILE:
         # Half of a surrogate pair cannot be recorded, but a file name that is not UTF-8 becomes one.
-        hardware = {**h.run.hardware, "gpus": [os.fsdecode(b"gpu-\xff")]}
-        placed = with_run(placed, hardware=hardware)
+        placed = with_run(placed, hardware={**h.run.hardware, "gpus": [os.fsdecode(b"gpu-\xff")]})
     baselines = references()
     judgement = judge(placed, baselines)
     if h.run.profile["name"] == HOSTILE:

@@ -90,8 +90,7 @@ def _decoded(tokens: Counts, probabilities: npt.NDArray[np.float64], generator: 
     left = tokens.copy()
     active = np.flatnonzero(left > 0)
     while len(active):
-        steps = np.maximum(1, left[active] // width)
-        drawn = generator.multinomial(steps, probabilities[active])
+        drawn = generator.multinomial(np.maximum(1, left[active] // width), probabilities[active])
         out[active] += drawn
         left[active] -= _tokens(drawn)
         active = active[left[active] > 0]

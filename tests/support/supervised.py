@@ -175,8 +175,7 @@ def ps() -> dict:
 
 def ledger_of(tmp_path: Path, **changes) -> Path:
     """A ledger of a tree of which nothing is left."""
-    me = procfs.process(os.getpid())
-    dead = [2**22 + 1, me.start]
+    dead = [2**22 + 1, procfs.process(os.getpid()).start]
     known = {
         "format": 4,
         "boot": procfs.boot(),

@@ -68,8 +68,7 @@ def test_observations_are_those_of_the_record():
     )
     plain = frame[frame.method == "none"]
     assert plain.steps.isna().all() and len(plain)
-    both = harness.observations(run, RED)
-    assert set(both.run) == {run.run.run_id, "M1"}
+    assert set(harness.observations(run, RED).run) == {run.run.run_id, "M1"}
 
 
 def test_acceptance_is_that_of_the_report_and_strata_add_up_to_it():

@@ -154,8 +154,7 @@ def test_command_lines_lose_secrets_and_keep_the_rest():
 
 
 def test_environments_keep_names():
-    env = {"VLLM_API_KEY": "geheimnis", "OMP_NUM_THREADS": "1", "URL": "http://a:b@c"}
-    assert redact.environment(env) == {
+    assert redact.environment({"VLLM_API_KEY": "geheimnis", "OMP_NUM_THREADS": "1", "URL": "http://a:b@c"}) == {
         "VLLM_API_KEY": redact.MARK,
         "OMP_NUM_THREADS": "1",
         "URL": f"http://{redact.MARK}@c",

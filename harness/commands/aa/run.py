@@ -33,7 +33,6 @@ def against_itself(
     """Repeat the cells, judge every repetition and count the differences."""
     begun, started = time.monotonic(), machine.now()
     done = record_repetitions(prepared, environment, folder, repetitions, reporter)
-    judged = [judge_and_report(history).judgement for history in done.histories]
     return AgainstItself(
         run_id=folder.name,
         started=started,
@@ -41,7 +40,7 @@ def against_itself(
         versions=versions(environment),
         engine_flags=environment.flags.options,
         repetitions=repetitions,
-        counts=count(done.histories, judged),
+        counts=count(done.histories, [judge_and_report(history).judgement for history in done.histories]),
         seconds=round(time.monotonic() - begun, 1),
         interrupted=done.interrupted,
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from packaging.requirements import Requirement
@@ -62,8 +62,7 @@ def read_candidate(option: str, text: str) -> Candidate:
             "/other/env/bin/python, found neither"
         )
     try:
-        found = inspect_environment(executable).vllm
-        return Candidate(Version(found), executable)
+        return Candidate(Version(inspect_environment(executable).vllm), executable)
     except EnvironmentFault as error:
         raise EnvironmentFault(str(error).replace("--engine-python", option, 1)) from error
     except InvalidVersion as error:
@@ -161,9 +160,7 @@ def release(distribution: str, version: Version) -> Build:
 
 def unreleased(option: str, text: str, device: str) -> Build | None:
     """Return the build of a wheel (a path or an address) or of a commit of vLLM's main branch; None for other texts.
-
-    Raises UsageError naming ``option`` for a wheel that is not there, or is none of vLLM's.
-    """
+    Raises UsageError naming ``option`` for a wheel that is not there, or is none of vLLM's."""
     if re.fullmatch(r"[0-9a-f]{40}", text):
         return Build(f"vllm-{device}-{text}", "vllm", None, f"{WHEELS}/{text}" + ("/cpu" if device == "cpu" else ""))
     if not text.endswith(".whl"):
@@ -200,17 +197,14 @@ def engine_python(option: str, text: str, device: str, say: Callable[[str], None
     return Cache(root, UvInstaller(device), say).python(build, root / "install.log")
 
 
-class Installer(Protocol):
-    """Installs a build of vLLM, with what P/D cells need, into an empty folder."""
-
-    def __call__(self, build: Build, folder: Path, log: Path) -> None:
-        """Install; raise EnvironmentFault with the reason when ``folder`` cannot be used afterwards."""
+Installer = Callable[[Build, Path, Path], None]
+"""Installs a build of vLLM, with what P/D cells need, into an empty folder, with a log. Raises EnvironmentFault with
+the reason when the folder cannot be used afterwards."""
 
 
 def cache_folder() -> Path:
     """Return the folder that keeps installed versions."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / PROJECT / "vllm"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / PROJECT / "vllm"
 
 
 class Cache:

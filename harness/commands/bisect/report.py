@@ -32,5 +32,4 @@ def print_bisection(found: Bisection, console: Console) -> None:
     console.print(table)
     if found.mutants:
         console.print(f"engines ran with injected faults: {', '.join(found.mutants)}", highlight=False)
-    style = "yellow" if found.exit_code else "bold"
-    console.print(Text(found.sentence, style=style), soft_wrap=True)
+    console.print(Text(found.sentence, style="yellow" if found.exit_code else "bold"), soft_wrap=True)

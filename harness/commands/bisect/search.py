@@ -34,10 +34,8 @@ def bracket(count: int, answers: Answers) -> Bracket | None:
 
 
 def next_index(count: int, answers: Answers) -> int | None:
-    """Return the version to try next: the ends, then the untried one nearest to the middle; None when done.
-
-    Raises ValueError for fewer than two versions.
-    """
+    """Return the version to try next: the ends, then the untried one nearest to the middle; None when done. Raises
+    ValueError for fewer than two versions."""
     if count < 2:
         raise ValueError(f"expected two versions or more, found {count}")
     for end in (0, count - 1):

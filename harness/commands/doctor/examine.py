@@ -149,13 +149,7 @@ def _machine_items(profile: Profile | None) -> list[Item]:
     found_gpus = gpus()
     items = [
         Item("cores", str(cores), cores >= 2, False, "two engines on one core work, but slowly"),
-        Item(
-            "free memory",
-            f"{memory:.1f} GiB, {wanted:.1f} needed",
-            memory >= wanted,
-            True,
-            "end other programs",
-        ),
+        Item("free memory", f"{memory:.1f} GiB, {wanted:.1f} needed", memory >= wanted, True, "end other programs"),
         Item("free disk", f"{disk:.0f} GiB", disk >= 1, True, "free some disk space"),
         Item(
             "GPUs",

@@ -33,10 +33,8 @@ _DRIVERS = {12: 525.6, 13: 580.0}
 
 
 def hub_items(source: str, hub: Hub | None = None) -> list[Item]:
-    """Return items for hub, token, models and disk; none unless the profile names models on the hub.
-
-    Raises ProfileError when the profile cannot be read.
-    """
+    """Return items for hub, token, models and disk; none unless the profile names models on the hub. Raises
+    ProfileError when the profile cannot be read."""
     profile = read_profile(source, with_prompts=False)
     if not any(references_of(part) for part in profile.written_parts):
         return []

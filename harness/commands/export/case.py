@@ -146,10 +146,8 @@ _WITH_TEXT = ("config.json", "*_config.json", "chat_template*")
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of a model that engines read; nothing else is exported, least of all code.
-
-    Raises UsageError for a file that seems to contain a secret.
-    """
+    """Return the files of a model that engines read; nothing else is exported, least of all code. Raises UsageError for
+    a file that seems to contain a secret."""
     named = {f for pattern in _MODEL_FILES for f in folder.glob(pattern)}
     found = sorted(f for f in named if f.is_file() and not f.name.startswith("."))
     for file in found:
@@ -290,6 +288,5 @@ def right_answers(
         tokens = expected.get(send.prompt.id)
         if tokens is None:
             continue
-        steps = accepted.get(send.prompt.id)
-        out[send.part] = Right(tokens[: send.max_tokens or most], steps or None)
+        out[send.part] = Right(tokens[: send.max_tokens or most], accepted.get(send.prompt.id) or None)
     return out

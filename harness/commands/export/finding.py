@@ -16,7 +16,6 @@ from harness.judging.findings import Diagnosis, Finding
 from harness.judging.power import lookups_now
 from harness.judging.recorded_cell import PRESSURE_SLACK
 from harness.profiles.scenarios import Pressure
-from harness.prompts.model import Prompt
 from harness.reports.judge_run import assess
 from harness.reports.markdown import plain_cell
 from harness.scheduling.hardware import hardware
@@ -56,17 +55,15 @@ def sends_of(script: Script | Stage) -> list[Send]:
 
 
 def case_from(prepared: Prepared, target: Target, environment: EngineEnvironment) -> Case:
-    """Return the case of a prompt or a scenario, with the recorded answers as the right ones.
-
-    Raises UsageError when no right answer is known.
-    """
+    """Return the case of a prompt or a scenario, with the recorded answers as the right ones. Raises UsageError when no
+    right answer is known."""
     (work,) = prepared.works
     script = script_of(prepared)
     lookups = lookups_now(prepared, environment.vllm)
     plain, own = (lookups.get(m) for m in (work.cell.name.plain, work.cell.name.lineup))
     known = plain.baseline.by_prompt() if plain is not None and plain.baseline is not None else {}
     steps = own.baseline.by_prompt() if own is not None and own.baseline is not None else {}
-    tokens = {p.id: _right(p, known[p.id].output_ids if p.id in known else None) for p in prepared.prompts.prompts}
+    tokens = {p.id: known[p.id].output_ids if p.id in known else p.expected for p in prepared.prompts.prompts}
     right = right_answers(
         sends_of(script),
         {k: v for k, v in tokens.items() if v},
@@ -94,10 +91,6 @@ def export_target(
     history = load_history(run_dir) if run_dir is not None else None
     case = case_from(prepared, target, environment)._replace(mutants=mutants)
     return export(case, environment, file, history, finding, issue)
-
-
-def _right(prompt: Prompt, recorded: tuple[int, ...] | None) -> tuple[int, ...]:
-    return recorded if recorded is not None else prompt.expected or ()
 
 
 def export(

@@ -8,15 +8,6 @@ any run.
 
 A complete recording is never replaced by a later one, and recordings that do not count are judged too, as if they did:
 a retry fills in what is missing, but gives nothing a second chance.
-
-* ``night``: what the merged run should consist of;
-* ``load``: find, read and compare the parts;
-* ``shards``: completeness and compatibility of parts;
-* ``selection``: which recording of a cell counts;
-* ``duplicates``: judge the recordings that do not count;
-* ``score_index``: the parts' re-scored outputs, each once;
-* ``assemble``: the counting recordings as one;
-* ``write``: write the merged run.
 """
 
 from __future__ import annotations

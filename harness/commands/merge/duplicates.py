@@ -118,8 +118,7 @@ def _judge_cells(
     results = Results()
     if judging.tier == "normal":
         announced = registered(everything)
-        own = [t for t in announced if t.cell in cells]
-        first = run_tests(mine, judging, own, len(announced))
+        first = run_tests(mine, judging, [t for t in announced if t.cell in cells], len(announced))
         again = list(Judged(second, baselines, judging).views()) if second is not None else None
         results = Results(first, run_tests(again, judging, tripped(mine, first)) if again is not None else None)
     most = most_listed(len(everything))

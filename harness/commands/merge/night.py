@@ -61,10 +61,9 @@ class ExpectedRun(NamedTuple):
         """Return the planned scenarios of a cell, whether or not its prompts are on this machine."""
         if cell.id in self.works:
             return list(self.works[cell.id].planned)
-        scenarios = self.profile.part(cell.variant).scenarios
         return [
             s.id
-            for s in scenarios
+            for s in self.profile.part(cell.variant).scenarios
             if self.choice.wants(s.id) and (s.routed or not cell.routed) and cell.topology in s.topologies
         ]
 
@@ -83,10 +82,8 @@ class ExpectedRun(NamedTuple):
 
 
 def expected_run(run: RunRecord, signature: Signature, wanted: Wanted) -> ExpectedRun:
-    """Return the matrix to expect.
-
-    Raises UsageError when the profile given differs from the recorded one, or a pattern matches nothing.
-    """
+    """Return the matrix to expect. Raises UsageError when the profile given differs from the recorded one, or a pattern
+    matches nothing."""
     if wanted.expect is None:
         profile, source = _recorded_profile(run), str(run.profile.get("source", run.profile["name"]))
     else:

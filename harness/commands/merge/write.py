@@ -79,12 +79,11 @@ def _write_second(folder: Path, parts: Sequence[Loaded], expected: ExpectedRun, 
     histories = [second for _, second in having]
     place = {number: at for at, (number, _) in enumerate(having)}
     picked = choose(Holdings(histories), {cell: place[i] for cell, i in chosen.items() if i in place})
-    scores = ScoreIndex(histories)
+    scores = ScoreIndex(histories)  # its files are gone when it is
     whole = assemble(histories, picked, scores.scores())
     order = {c.id: n for n, c in enumerate(all_cells(expected.profile))}
     cells = sorted(whole.cells.values(), key=lambda c: order.get(c.cell, len(order)))
-    sources = [Loaded(h, None) for h in histories]
-    run = _run_record(sources, expected, SECOND, cells, whole.engines)
+    run = _run_record([Loaded(h, None) for h in histories], expected, SECOND, cells, whole.engines)
     plans = _used({key: rows for h in histories for key, rows in h.run.plans.items()}, cells)
     return save(
         folder, run.model_copy(update={"plans": plans, "rescore": any(h.run.rescore for h in histories)}), whole

@@ -41,13 +41,7 @@ from harness.workload.prepare import Prepared, narrowed, prepare
 class SelfTester:
     """Runs setups one after another and collects the outcome of each mutant."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        environment: EngineEnvironment,
-        folder: Path,
-        reporter: Reporter,
-    ) -> None:
+    def __init__(self, prepared: Prepared, environment: EngineEnvironment, folder: Path, reporter: Reporter) -> None:
         self._prepared = prepared
         self._environment = environment
         self._folder = folder
@@ -103,20 +97,14 @@ class SelfTester:
                         self._control(setup, session)
                         controlled = True
                     while left:
-                        trial = left.pop(0)
-                        self._trial(trial, setup, session, self._folder / name)
+                        self._trial(left.pop(0), setup, session, self._folder / name)
                         if left:
                             self._heal(session, setup)
             except InfrastructureError as error:
                 left, controlled = self._broken(setup, left, controlled, session, error)
 
     def _broken(
-        self,
-        setup: Setup,
-        left: list[Trial],
-        controlled: bool,
-        session: EngineGroupSession,
-        error: InfrastructureError,
+        self, setup: Setup, left: list[Trial], controlled: bool, session: EngineGroupSession, error: InfrastructureError
     ) -> tuple[list[Trial], bool]:
         """Return, after engines died or did not start, the trials left for new engines, and whether the control has its
         verdict."""
@@ -158,8 +146,7 @@ class SelfTester:
         session.switch()
         folder = self._folder / f"control-{setup.id}"
         begun = time.monotonic()
-        recorder = self._recorder(setup.control, setup, folder, ())
-        summary, died = self._perform(session, setup.control, recorder)
+        summary, died = self._perform(session, setup.control, self._recorder(setup.control, setup, folder, ()))
         if died is not None:
             raise died
         self._controls.append(
@@ -246,10 +233,8 @@ class SelfTester:
         self._add(trial, kill, reason, judgement, trial.mutant, 0.0, None)
 
     def _heal(self, session: EngineGroupSession, setup: Setup) -> None:
-        """Clear what a mutant left in the caches, and check that the engines answer correctly without it.
-
-        Raises HandoffError when they do not, upon which they are restarted.
-        """
+        """Clear what a mutant left in the caches, and check that the engines answer correctly without it. Raises
+        HandoffError when they do not, upon which they are restarted."""
         session.reset_caches()
         item = next((i for w in setup.control for i in w.items), None)
         prompt = item.prompt if item else next(p for p in self._prepared.prompts.cold)

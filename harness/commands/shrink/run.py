@@ -95,11 +95,9 @@ class Shrunk:
             raise UsageError(
                 "--export: expected a case that reproduces the finding, found no such case; nothing was written"
             )
-        profile = prepared.profile
-        title = f"{self.target.words}, shrunk: {NAMES[self.symptom]}"
         return Case(
-            title,
-            profile,
+            f"{self.target.words}, shrunk: {NAMES[self.symptom]}",
+            prepared.profile,
             self.cell,
             self.variant.scenario,
             self.variant.stages,
@@ -381,8 +379,7 @@ class _Shrinker:
     def _other_prompt(self, tokens: int) -> tuple[tuple[int, ...], bool]:
         """Return a prompt of ``tokens`` tokens, and whether none of the preceding prompts shares its prefix."""
         long_enough = [p.ids for p in self._prepared.prompts.prompts if p.tokens >= tokens]
-        starts = {ids[self._frame.head : self._frame.least + 1]: ids for ids in long_enough}
-        chosen = list(starts.values())
+        chosen = list({ids[self._frame.head : self._frame.least + 1]: ids for ids in long_enough}.values())
         return self._frame.cut(chosen[tokens % len(chosen)], tokens), len(chosen) >= _FRESH
 
     def _fewer_drafts(self, group: EngineGroup) -> None:

@@ -89,11 +89,8 @@ class Actor:
         return getattr(self._actor, method).remote(*args)
 
     def end(self, reference: Any, limit_s: float = _CALL_S) -> Any:
-        """Wait for the result of a call.
-
-        Raises EngineStartError when the call failed on the node, EngineDiedError when there is no answer because the
-        node, the actor or the connection is gone.
-        """
+        """Wait for the result of a call. Raises EngineStartError when the call failed on the node, EngineDiedError when
+        there is no answer because the node, the actor or the connection is gone."""
         try:
             return self._ray.get(reference, timeout=limit_s)
         except self._ray.exceptions.RayTaskError as error:
@@ -232,12 +229,7 @@ class RayExecutor:
     """A connection to a cluster. Without an address and without ``RAY_ADDRESS``, a cluster of this machine only is
     started, and ended when the context is left."""
 
-    def __init__(
-        self,
-        address: str | None = None,
-        pair_nodes: PairNodes = "any",
-        place_s: float = _PLACE_S,
-    ) -> None:
+    def __init__(self, address: str | None = None, pair_nodes: PairNodes = "any", place_s: float = _PLACE_S) -> None:
         self._address = address or os.environ.get("RAY_ADDRESS")
         self._pair_nodes = pair_nodes
         self._place_s = place_s

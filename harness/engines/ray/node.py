@@ -150,8 +150,7 @@ class NodeEngine:
         code = engine.exit_code()
         with engine.log_path.open("rb") as file:
             file.seek(offset)
-            log = file.read(_CHUNK)
-            return EngineState(code, log, bool(file.peek(1)))
+            return EngineState(code, file.read(_CHUNK), bool(file.peek(1)))
 
     def settle_threads(self) -> int:
         """See ``EngineProcess.settle_threads``."""

@@ -170,8 +170,7 @@ def _answered(members: Iterable[Observation], role: str, routed: bool) -> Iterat
 
 
 def _uncounted(o: Observation) -> list[str]:
-    roles = {o.process_of(leg) for leg in o.legs if not leg.counters}
-    return sorted(roles - o.shared_counters.keys())
+    return sorted({o.process_of(leg) for leg in o.legs if not leg.counters} - o.shared_counters.keys())
 
 
 def _disagreements(cell: CellView, counted: _Counted) -> Iterator[str]:

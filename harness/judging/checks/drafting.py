@@ -149,9 +149,8 @@ def _omitted(cell: CellView, name: str, o: Observation) -> list[Finding]:
 
 def _figures(cell: CellView) -> DraftFigures:
     steps = cell.steps()
-    rates = rates_figures(pool_counts(cell.counts.by_key.values(), cell.record.draft_tokens))
     return DraftFigures(
-        **dict(rates),
+        **dict(rates_figures(pool_counts(cell.counts.by_key.values(), cell.record.draft_tokens))),
         padded_first_steps=sum(s.padded for s in steps.values()),
         by_step=tuple(by_step(s.accepted for s in steps.values())),
     )

@@ -193,12 +193,7 @@ def damage_name(damage: str) -> str:
 
 
 def _words(
-    cell: CellView,
-    damage: DamageClass,
-    chosen: Finding,
-    failed: int,
-    judged: int,
-    law: Law | None,
+    cell: CellView, damage: DamageClass, chosen: Finding, failed: int, judged: int, law: Law | None
 ) -> list[str]:
     parts = [f"{damage_name(damage)} in {failed} of {judged} requests" if failed else damage_name(damage)]
     if damage in ("target-kv", "drafter-kv", "sampler", "input") and law is not None:

@@ -106,8 +106,7 @@ def _from_tokens(cell: CellView, r: Request) -> Location:
         text = "the expected output does not repeat the prompt, so its tokens do not tell which block was read wrongly"
         return _located(structure, count, [text])
     position = wanted[at] if at < len(wanted) else None
-    read = repeated(sources(r.o.sent_ids, ours))
-    missing = _missing_blocks([p for p in wanted if p is not None], read, size)
+    missing = _missing_blocks([p for p in wanted if p is not None], repeated(sources(r.o.sent_ids, ours)), size)
     seen = [f"nothing of {name_blocks(missing, count)} is in the output"] if missing else []
     first = f"the first wrong token is output {at}"
     if position is not None:
@@ -120,11 +119,7 @@ def _from_tokens(cell: CellView, r: Request) -> Location:
 
 
 def _located(
-    structure: _Structure,
-    count: int,
-    words: Sequence[str],
-    found: Sequence[int] = (),
-    position: int | None = None,
+    structure: _Structure, count: int, words: Sequence[str], found: Sequence[int] = (), position: int | None = None
 ) -> Location:
     """Return a location: the blocks that the structural evidence names, or else those that were ``found``."""
     return Location(
@@ -147,8 +142,7 @@ def _jump(origin: Sequence[int | None], at: int, position: int, size: int) -> st
 def _missing_blocks(wanted: Sequence[int], read: set[int], size: int) -> tuple[int, ...]:
     """Return the blocks that the output should have repeated in part but did not."""
     should = {p // size for p in wanted}
-    has = {p // size for p in read}
-    return tuple(sorted(should - has))
+    return tuple(sorted(should - {p // size for p in read}))
 
 
 def _from_steps(cell: CellView, r: Request) -> Location | None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from harness.baselines import index
 from harness.baselines.build import record_from, references_in, rows_from
 from harness.baselines.diff import diff
 from harness.baselines.lookup import Limits, differing, free_place, look_up, minor_distance, unused
@@ -17,6 +22,7 @@ from harness.errors import DataError, UsageError
 from harness.history.folder import History
 from harness.prompts.model import PromptHeader, PromptSet
 from harness.util.byte_cache import ByteCache
+from harness.util.files import sha256_bytes
 from harness.util.paths import REPOSITORY
 from tests.support.builders import change_final, history, identity, observation, provenance, rows, speculation, with_run
 
@@ -36,8 +42,7 @@ def found(folder: Path, method: str = "eagle3", started: str = STARTED, **change
 
 
 def test_round_trip_and_identity(tmp_path):
-    path = write(tmp_path)
-    loaded = load_baseline(path)
+    loaded = load_baseline(write(tmp_path))
     assert loaded.rows == tuple(rows(LENGTHS, "eagle3"))
     assert found(tmp_path).baseline == loaded
     assert "topology" not in loaded.header.identity.model_dump()
@@ -54,8 +59,7 @@ def test_what_equal_runs_differ_by_survives_a_round_trip(tmp_path):
     path = tmp_path / "eagle3.json"
     write_baseline(path, identity("eagle3"), provenance(), [twice, same])
     loaded = load_baseline(path)
-    assert loaded.rows == (twice, same)
-    assert loaded.noise_floor_nats == 0.25
+    assert loaded.rows == (twice, same) and loaded.noise_floor_nats == 0.25
     assert loaded.header.summary["again"]["diverged"] == 1
 
 
@@ -109,8 +113,7 @@ def test_files_are_stable_so_that_a_diff_is_short(tmp_path):
 def test_other_identity_refuses_and_names_the_field_and_the_cure(tmp_path, changes):
     write(tmp_path)
     lookup = found(tmp_path, **changes)
-    assert lookup.baseline is None
-    assert next(iter(changes)) in lookup.reason
+    assert lookup.baseline is None and next(iter(changes)) in lookup.reason
     assert "harness baseline record --profile cpu" in lookup.reason
 
 
@@ -145,8 +148,7 @@ def test_nearest_version_stands_in_with_a_notice(tmp_path):
     write(tmp_path, name="newer", vllm="0.31.0")
     lookup = found(tmp_path, vllm="0.32.0")
     assert lookup.path is not None and lookup.path.stem == "newer"
-    assert "0.31.0" in lookup.notices[0]
-    assert "expired" not in lookup.notices[0]
+    assert "0.31.0" in lookup.notices[0] and "expired" not in lookup.notices[0]
     (tmp_path / "newer.json").unlink()
     (notice,) = found(tmp_path, vllm="0.32.0").notices
     assert "expired" in notice
@@ -183,37 +185,25 @@ def test_damaged_baseline_is_no_baseline(tmp_path, damage):
     with pytest.raises(DataError):
         load_baseline(path)
     lookup = found(tmp_path)
-    assert lookup.baseline is None
-    assert "eagle3" in lookup.reason
+    assert lookup.baseline is None and "eagle3" in lookup.reason
     assert any("eagle3" in line for line in unused(tmp_path, [identity("eagle3")]))
 
 
 def test_damaged_row_names_its_line(tmp_path):
-    from harness.util.files import sha256_bytes
-
     path = write(tmp_path)
     table = path.with_suffix(".csv")
     bad = table.read_text().replace("p32", "p32,7", 1)
     table.write_text(bad)
     text = path.read_text()
-    old = load_sha(text)
-    path.write_text(text.replace(old, sha256_bytes(bad.encode())))
+    path.write_text(text.replace(json.loads(text)["rows_sha256"], sha256_bytes(bad.encode())))
     with pytest.raises(DataError, match="line 3"):
         load_baseline(path)
-
-
-def load_sha(text: str) -> str:
-    import json
-
-    return str(json.loads(text)["rows_sha256"])
 
 
 # --- recording -------------------------------------------------------------------------------------------------------
 
 
 def prompts(lengths: list[int] = LENGTHS, use: dict[int, str] | None = None) -> PromptSet:
-    from types import SimpleNamespace
-
     header = PromptHeader.model_construct(rows_sha256="0")
     items = [
         SimpleNamespace(id=f"p{n}", sha256=f"s{n}", expected=None, use=(use or {}).get(n, "cold")) for n in lengths
@@ -330,10 +320,8 @@ def test_speculation_that_changes_tokens_is_never_recorded(tmp_path):
 
 def test_another_run_is_a_reference_without_files():
     other = run_of()
-    wanted = {m: identity(m, prompts_sha256="0") for m in ("none", "eagle3", "mtp")}
-    found_there = references_in(other, wanted)
-    assert len(found_there["eagle3"].baseline.rows) == 3
-    assert found_there["mtp"].baseline is None
+    found_there = references_in(other, {m: identity(m, prompts_sha256="0") for m in ("none", "eagle3", "mtp")})
+    assert len(found_there["eagle3"].baseline.rows) == 3 and found_there["mtp"].baseline is None
     assert "single-mtp" in found_there["mtp"].reason
     assert references_in(other, {"eagle3": identity("eagle3", block_size=16)})["eagle3"].baseline is None
 
@@ -352,8 +340,7 @@ def test_unused_and_orphaned_baselines_are_reported(tmp_path):
     (tmp_path / "lost.csv").write_text("")
     text = "\n".join(unused(tmp_path, [identity("eagle3")]))
     assert "eagle3-16.json is unused: it differs in block_size" in text
-    assert "mtp.json is unused" in text
-    assert "lost.csv are orphaned" in text
+    assert "mtp.json is unused" in text and "lost.csv are orphaned" in text
     assert "baseline eagle3.json" not in text
 
 
@@ -372,10 +359,8 @@ def test_diff_says_it_in_words(tmp_path):
     base = load_baseline(write(tmp_path))
     assert diff(base, base) == []
     text = "\n".join(diff(base, changed(tmp_path / "eagle3.json")))
-    assert "tokens of 1 of 3 prompts" in text
-    assert "accepted drafts of 1 of 3 prompts: p31" in text
-    assert "points, 99 % interval" in text
-    assert "acceptance length (pooled)" in text
+    assert "tokens of 1 of 3 prompts" in text and "accepted drafts of 1 of 3 prompts: p31" in text
+    assert "points, 99 % interval" in text and "acceptance length (pooled)" in text
 
 
 def test_diff_command(tmp_path):
@@ -386,8 +371,7 @@ def test_diff_command(tmp_path):
     same = run.invoke(app, ["baseline", "diff", str(old), str(old)])
     assert (same.exit_code, same.output.strip()) == (0, "no difference")
     other = run.invoke(app, ["baseline", "diff", str(tmp_path / "a"), str(tmp_path / "b")])
-    assert other.exit_code == 1
-    assert "accepted drafts of 1 of 3" in other.output
+    assert other.exit_code == 1 and "accepted drafts of 1 of 3" in other.output
 
 
 def test_again_of_a_run_that_parts(tmp_path):
@@ -399,8 +383,7 @@ def test_again_of_a_run_that_parts(tmp_path):
         for o in again.observations
     ]
     again = again.model_copy(update={"observations": tuple(parted)})
-    path = record_from(run_of(), again, {"": prompts()}, tmp_path)[0].path
-    row = load_baseline(path).rows[0]
+    row = load_baseline(record_from(run_of(), again, {"": prompts()}, tmp_path)[0].path).rows[0]
     assert row.again is not None
     assert (row.again.divergence, row.again.gap) == (5, 9.0)
 
@@ -416,8 +399,6 @@ def _baselines_of_variants(folder: Path, count: int) -> list[Path]:
 
 
 def test_rows_are_read_of_the_baseline_that_fits_and_headers_once(tmp_path, monkeypatch):
-    from harness.baselines import index
-
     _baselines_of_variants(tmp_path, 6)
     headers, tables = [], []
     load_header, read_table = index.load_header, index.read_table
@@ -436,11 +417,6 @@ def test_rows_are_read_of_the_baseline_that_fits_and_headers_once(tmp_path, monk
 
 
 def test_rows_of_lineups_that_are_not_judged_are_forgotten(tmp_path, monkeypatch):
-    import gc
-    import weakref
-
-    from harness.baselines import index
-
     monkeypatch.setattr(index, "_CACHE", ByteCache(0, 2))
     _baselines_of_variants(tmp_path, 6)
     lookups = [found(tmp_path, block_size=size) for size in range(1, 7)]
@@ -456,8 +432,6 @@ def test_rows_of_lineups_that_are_not_judged_are_forgotten(tmp_path, monkeypatch
 
 
 def test_a_stored_baseline_that_changes_while_it_is_judged_is_not_judged_on(tmp_path, monkeypatch):
-    from harness.baselines import index
-
     lookup = found(write(tmp_path).parent)
     monkeypatch.setattr(index, "_CACHE", ByteCache(0, 2))
     write_baseline(tmp_path / "eagle3.json", identity("eagle3"), provenance(), rows([31, 32], "eagle3"))

@@ -62,8 +62,7 @@ def test_runs_are_offered_newest_first(reports: Path):
 def test_findings_are_those_of_the_run(reports: Path):
     raw = json.loads((reports / "latest" / "judgement.json").read_text())
     judged = Judgement.model_validate({name: raw[name] for name in Judgement.model_fields})
-    ids = list(dict.fromkeys(f.id for f in judged.findings))
-    assert completion.findings(given(run_dir="latest"), "") == ids
+    assert completion.findings(given(run_dir="latest"), "") == list(dict.fromkeys(f.id for f in judged.findings))
     assert completion.findings(given(), "pd-eagle3/transfer/copy-030") == ["pd-eagle3/transfer/copy-030-03/ids"]
     assert completion.runs_or_findings("pd-eagle3/transfer/copy-030") == ["pd-eagle3/transfer/copy-030-03/ids"]
     assert completion.findings(given(run_dir="20260101-cpu"), "") == []

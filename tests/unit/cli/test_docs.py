@@ -45,8 +45,7 @@ def lines_of(page: str, text: str) -> Iterator[Line]:
         # A line that goes on in the next one counts as one of two.
         lines = re.split(r"(?<!\\)\n", block[2])
         for n, line in enumerate(lines if block[1] == "bash" else ()):
-            number = first + n + "".join(lines[:n]).count("\\\n")
-            yield Line(page, number, line.replace("\\\n", " "))
+            yield Line(page, first + n + "".join(lines[:n]).count("\\\n"), line.replace("\\\n", " "))
     for code in INLINE.finditer(prose):
         yield Line(page, prose.count("\n", 0, code.start()) + 1, " ".join(code[1].split()), named=True)
 
@@ -108,8 +107,7 @@ def is_name(words: list[str]) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_has_only_command_lines_that_are_understood(page: Path, monkeypatch):
-    name = str(page.relative_to(REPOSITORY))
-    for line in lines_of(name, page.read_text(encoding="utf-8")):
+    for line in lines_of(str(page.relative_to(REPOSITORY)), page.read_text(encoding="utf-8")):
         understand(line, monkeypatch)
 
 

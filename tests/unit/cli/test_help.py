@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
+from typer.testing import CliRunner
 
 from harness.cli.app import app
 from harness.cli.examples import EXAMPLES
@@ -78,8 +79,6 @@ def test_what_is_no_command_is_not_understood():
 def test_help_fits_and_names_no_python_type(command):
     code, _ = inside(*command, "--help")
     assert code == 0
-    from typer.testing import CliRunner
-
     text = CliRunner().invoke(app, [*command, "--help"]).output
     assert max(map(len, text.splitlines())) <= 80
     for word in ("<bool>", "<str>", "<list", "<path>", "<int", "<float", "mutant", "Mutant"):
@@ -89,8 +88,6 @@ def test_help_fits_and_names_no_python_type(command):
 
 
 def test_panels_come_in_the_order_of_work():
-    from typer.testing import CliRunner
-
     text = CliRunner().invoke(app, ["--help"]).output
     panels = ["Run ─", "Judge ─", "Investigate ─", "Trust ─", "Data ─", "Operate ─"]
     assert [text.index(p) for p in panels] == sorted(text.index(p) for p in panels)
@@ -98,8 +95,6 @@ def test_panels_come_in_the_order_of_work():
 
 
 def test_a_paragraph_is_not_broken_where_its_source_is():
-    from typer.testing import CliRunner
-
     for command in COMMANDS:
         found = ROOT
         for name in command:

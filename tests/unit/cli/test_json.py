@@ -83,12 +83,10 @@ def test_two_runs_and_many(run, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "command",
-    [["plan"], ["plan", "-p", "gpu"], ["models"], ["baseline", "list"], ["ps"], ["doctor"]],
+    "command", [["plan"], ["plan", "-p", "gpu"], ["models"], ["baseline", "list"], ["ps"], ["doctor"]]
 )
 def test_what_a_profile_and_a_machine_have(command):
-    found = value(*command)[1]
-    assert list(found) == documented(f"`{' '.join(w for w in command[:2] if w != '-p')}`")
+    assert list(value(*command)[1]) == documented(f"`{' '.join(w for w in command[:2] if w != '-p')}`")
 
 
 @pytest.mark.parametrize("what", ["profiles", "cells", "scenarios", "faults"])

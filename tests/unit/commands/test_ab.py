@@ -61,8 +61,7 @@ def test_single_cells_are_asked_too_and_cold_for_every_prompt():
 
 
 def test_two_equal_vllms_are_refused():
-    result = CliRunner().invoke(app, ["ab"])
-    assert "nothing that tells head from base" in str(result.exception)
+    assert "nothing that tells head from base" in str(CliRunner().invoke(app, ["ab"]).exception)
 
 
 def test_base_may_be_a_server_that_runs_already(tmp_path, monkeypatch):

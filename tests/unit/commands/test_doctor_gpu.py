@@ -20,7 +20,7 @@ from harness.commands.doctor.gpu import (
 from harness.commands.doctor.model import Item
 from harness.engines.environment import EngineEnvironment
 from harness.profiles.hub import GIB, Hub
-from harness.profiles.model import Profile, load_profile, read_profile
+from harness.profiles.model import Profile, load_profile, read_profile, references_of
 from harness.prompts.probe_task import WEIGHTS
 from tests.support.builders import changed_profile
 from tests.support.fake_hub import FakeRepository, fake_hub
@@ -96,8 +96,7 @@ def test_memory_of_a_pair_on_one_gpu(tmp_path, share, target, free, fits):
     [("580.65.06", "13.0", True), ("570.1", "13.0", False), ("525.60.13", "12.8", True), ("470.1", "12.8", False)],
 )
 def test_driver_is_compared_with_the_cuda_of_torch(tmp_path, driver, cuda, ok):
-    profile = gpu_profile(tmp_path)
-    items = gpu_items(profile, fake_python(tmp_path, cuda), [Gpu("L4", driver, 22.5, 22.0)], {})
+    items = gpu_items(gpu_profile(tmp_path), fake_python(tmp_path, cuda), [Gpu("L4", driver, 22.5, 22.0)], {})
     [item] = [i for i in items if i.what == "GPU driver"]
     assert item.ok is ok and f"CUDA {cuda}" in item.found
     assert ok or "update it" in item.advice
@@ -119,8 +118,7 @@ def test_weights_of_folders():
 def test_memory_is_judged_by_the_variant_that_fits_worst():
     """A small model of an axis must not hide a large one, and the KV pool counts."""
     profile = read_profile("nightly")
-    targets = {str(p.target) for p in profile.written_parts}
-    weights = {t: (2 if "0.8B" in t else 15) * GIB for t in targets}
+    weights = {t: (2 if "0.8B" in t else 15) * GIB for t in {str(p.target) for p in profile.written_parts}}
 
     def fits(total: float) -> bool:
         [item] = gpu_items(profile, None, [Gpu("A100", "580.1", total, total)], weights)
@@ -312,6 +310,4 @@ def test_hub_token_models_and_disk(tmp_path, monkeypatch):
 
 
 def references(path: str) -> dict:
-    from harness.profiles.model import read_profile, references_of
-
     return references_of(read_profile(path))

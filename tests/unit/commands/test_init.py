@@ -109,8 +109,7 @@ def test_a_folder_without_a_tokenizer_is_refused_and_one_can_be_named(tmp_path):
 def test_command_prints_or_writes_and_never_overwrites(tmp_path):
     given = ["init", "--target", f"Qwen/Qwen3-4B@{COMMIT}", "--method", "ngram"]
     code, output = inside(*given)
-    assert code == 0
-    assert "kind: ngram" in output
+    assert code == 0 and "kind: ngram" in output
     out = tmp_path / "mine.yaml"
     code, output = inside(*given, "--out", str(out))
     assert (code, out.is_file()) == (0, True)

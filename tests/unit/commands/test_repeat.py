@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.commands.aa.report import render_markdown
-from harness.commands.aa.run import count
+from harness.commands.aa.report import render_markdown, write_repeat
+from harness.commands.aa.run import count, judge_again
+from harness.errors import UsageError
+from harness.history.folder import write_run
 from harness.judging.checks.registry import judge
 from harness.reports.aa_result import AgainstItself
 from tests.support.builders import change_final, history, lookups, observation, speculation
@@ -35,8 +37,7 @@ def test_equal_repetitions_have_no_alarm():
     assert found.exit_code == 0
     (row,) = found.counts
     assert (row.requests, row.compared, row.tokens_differ, row.steps_differ, row.findings) == (40, 38, 0, 0, 0)
-    assert found.verdicts == 20
-    assert found.alarm_bound == pytest.approx(1 - 0.05 ** (1 / 20))
+    assert found.verdicts == 20 and found.alarm_bound == pytest.approx(1 - 0.05 ** (1 / 20))
     assert "0 false alarms" in render_markdown(found)
 
 
@@ -57,8 +58,7 @@ def test_other_accepted_counts_are_seen():
     found = result(
         [repetition(), repetition(lambda o: change_final(o, speculation=speculation((0,) * len(o.final.output_ids))))]
     )
-    assert found.counts[0].steps_differ == 2
-    assert found.exit_code == 1
+    assert found.counts[0].steps_differ == 2 and found.exit_code == 1
 
 
 def test_broken_repetition_is_unknown():
@@ -68,16 +68,10 @@ def test_broken_repetition_is_unknown():
 
 def test_nothing_repeated_is_unknown():
     empty = AgainstItself(run_id="r", started="", profile="cpu", versions={}, repetitions=2, counts=(), seconds=0.0)
-    assert empty.exit_code == 2
-    assert empty.alarm_bound == 1.0
+    assert empty.exit_code == 2 and empty.alarm_bound == 1.0
 
 
 def test_recorded_repetitions_are_judged_again(tmp_path):
-    from harness.commands.aa.report import write_repeat
-    from harness.commands.aa.run import judge_again
-    from harness.errors import UsageError
-    from harness.history.folder import write_run
-
     with pytest.raises(UsageError, match=r"aa\.json"):
         judge_again(tmp_path)
     result = AgainstItself(

@@ -74,35 +74,20 @@ def test_shown_again_means_the_same_check_in_the_same_request(red):
     assert repro._again(judged(observation("pd-none", 96)), target) is False
     # Another request that is wrong is another finding.
     assert repro._again(judged(garbled(observation("pd-none", 64)), observation("pd-none", 96)), target) is False
-    broken = judged(observation("pd-none", 96, error="no answer"))
-    assert repro._again(broken, target) is None
+    assert repro._again(judged(observation("pd-none", 96, error="no answer")), target) is None
     # The reference of another cell is not there when one cell is tried alone.
     assert repro._again(red, target._replace(check="tokens-reference")) is True
 
 
 @pytest.mark.parametrize(
-    ("tries", "code"),
-    [
-        ((True,), EXIT_REGRESSION),
-        (59 * (False,), EXIT_PASS),
-        (58 * (False,), EXIT_UNKNOWN),
-        ((False,), EXIT_UNKNOWN),
-        ((None,), EXIT_UNKNOWN),
-        ((), EXIT_UNKNOWN),
-    ],
-)
-def test_exit_code_and_sentence(tmp_path, red, tries, code):
-    """No run says how often it shows, so that a rate of 1 in 20 must be excluded: 59 quiet tries."""
-    target = target_of(find(red.judgement, "pd-none/tokens-baseline"))
-    attempts = tuple(Attempt(Verdict.PASS, again) for again in tries)
-    result = Result(target, attempts, tmp_path, None, 1.0)
-    assert result.exit_code == code
-    assert target.words in result.sentence
-
-
-@pytest.mark.parametrize(
     ("tries", "given", "code"),
     [
+        ((True,), {}, EXIT_REGRESSION),
+        (59 * (False,), {}, EXIT_PASS),
+        (58 * (False,), {}, EXIT_UNKNOWN),
+        ((False,), {}, EXIT_UNKNOWN),
+        ((None,), {}, EXIT_UNKNOWN),
+        ((), {}, EXIT_UNKNOWN),
         ((False, None), {"problem": "the decode engine ended by itself"}, EXIT_UNKNOWN),
         (59 * (False,), {"problem": "the decode engine ended by itself"}, EXIT_UNKNOWN),
         ((False,), {"interrupted": True}, EXIT_UNKNOWN),
@@ -113,11 +98,11 @@ def test_exit_code_and_sentence(tmp_path, red, tries, code):
         ((True,), {"interrupted": True}, EXIT_REGRESSION),
     ],
 )
-def test_tries_that_were_cut_short_do_not_say_that_it_is_gone(tmp_path, red, tries, given, code):
+def test_too_few_tries_and_those_that_were_cut_short_do_not_say_that_it_is_gone(tmp_path, red, tries, given, code):
+    """No run says how often it shows, so that a rate of 1 in 20 must be excluded: 59 quiet tries."""
     target = target_of(find(red.judgement, "pd-none/tokens-baseline"))
-    attempts = tuple(Attempt(Verdict.PASS, again) for again in tries)
-    result = Result(target, attempts, tmp_path, None, 1.0, **given)
-    assert result.exit_code == code
+    result = Result(target, tuple(Attempt(Verdict.PASS, again) for again in tries), tmp_path, None, 1.0, **given)
+    assert result.exit_code == code and target.words in result.sentence
     assert result.sentence.startswith({0: "not reproduced", 1: "reproduced", 2: "UNKNOWN"}[code])
     if code == EXIT_UNKNOWN:
         assert given.get("problem", "") in result.sentence

@@ -60,8 +60,7 @@ def test_smallest_length_is_exact_for_residues_and_a_threshold(residues, thresho
     failing = [n for n in range(max(least, threshold), threshold + further + 40) if fails(n)]
     known = data.draw(st.sampled_from(failing))
     tried = []
-    found = smallest_length(known, least, 16, lambda n: tried.append(n) or fails(n))
-    assert found == min(n for n in failing)
+    assert smallest_length(known, least, 16, lambda n: tried.append(n) or fails(n)) == min(n for n in failing)
     assert all(least <= n < known for n in tried)
     assert len(tried) <= known // 16 + 17
 
@@ -103,13 +102,11 @@ def test_requests_are_left_out_one_by_one():
     assert [s.part for stage in few.stages for s in stage.sends] == ["holder", "late0"]
     assert few.stages[0].hold == "first"
     none = variant.only([])
-    assert none.requests == 1
-    assert none.stages[0].hold is None
+    assert none.requests == 1 and none.stages[0].hold is None
 
 
 def test_a_late_request_left_alone_waits_for_nobody():
-    variant = script_of("concurrent")._replace(part="late1")
-    (stage,) = variant.only([]).stages
+    (stage,) = script_of("concurrent")._replace(part="late1").only([]).stages
     assert (stage.sends[0].after, stage.sends[0].after_s, stage.hold) == ((), 0.0, None)
 
 
@@ -120,8 +117,7 @@ def test_cold_variant_drops_everything_else():
 
 
 def test_other_ids_go_wherever_the_prompt_is_sent():
-    variant = script_of("prefix-hit")
-    changed = variant.with_ids((1, 2, 3))
+    changed = script_of("prefix-hit").with_ids((1, 2, 3))
     assert [s.prompt.ids for stage in changed.stages for s in stage.sends] == [(1, 2, 3)] * 2
     assert changed.subject.prompt.expected is None
 
@@ -165,8 +161,7 @@ def test_symptoms_in_the_order_in_which_one_explains_the_next():
     wrong[5] += 1
     assert seen(change_final(o, output_ids=tuple(wrong)), right) == ("tokens", 5)
     assert seen(change_final(o, output_ids=tuple(wrong), echoed_ids=(1,)), right)[0] == "input"
-    fewer = speculation((0, 0, 0, *([1] * 17)))
-    symptom, position = seen(change_final(o, speculation=fewer), right)
+    symptom, position = seen(change_final(o, speculation=speculation((0, 0, 0, *([1] * 17)))), right)
     assert (symptom, position) == ("acceptance", 1)
 
 
@@ -205,11 +200,9 @@ def test_scrubbing_takes_every_block_of_each_pool():
     scrubber = Scrubber(session, PROMPTS.prompts)
     scrubber.scrub()
     for alone in ("prefill", "single"):
-        taken = sum(-(-len(a.payload) // 32) for a in session.asked if a.alone == alone)
-        assert taken >= 27
+        assert sum(-(-len(a.payload) // 32) for a in session.asked if a.alone == alone) >= 27
     assert scrubber.requests == len(session.asked)
-    judged = {tuple(p.ids) for p in PROMPTS.prompts}
-    assert not judged & {tuple(a.payload) for a in session.asked}
+    assert not {tuple(p.ids) for p in PROMPTS.prompts} & {tuple(a.payload) for a in session.asked}
     assert not any(a.hand_off or a.counted for a in session.asked)
 
 

@@ -90,8 +90,7 @@ def test_what_a_server_lacks_is_recorded_as_missing():
     with fake_server(dev=False) as url:
         executor = AttachedExecutor({"single": look_at("single", url, None)})
     environment = executor.environment(PROFILE)
-    assert not environment.has(PAUSE)
-    assert environment.vllm == "0.32.0"
+    assert not environment.has(PAUSE) and environment.vllm == "0.32.0"
     assert (
         not AttachedExecutor({"prefill": known("prefill"), "decode": known("decode", dev=False)})
         .environment(PROFILE)
@@ -196,10 +195,7 @@ def test_a_proxy_that_lists_no_model_is_asked_by_the_name_that_p_and_d_have(tmp_
 
 def test_a_proxy_that_lists_no_model_needs_one_name_for_it():
     pair = [known("prefill"), known("decode")._replace(model="yours")]
-    with (
-        fake_toy_proxy() as url,
-        pytest.raises(UsageError, match=r"under one name .* found mine and yours"),
-    ):
+    with fake_toy_proxy() as url, pytest.raises(UsageError, match=r"under one name .* found mine and yours"):
         look_at_router(url, None, pair)
 
 
@@ -225,8 +221,7 @@ def test_a_server_is_not_ended_and_noticed_when_it_is_gone(tmp_path: Path):
     command = build_command(PROFILE, PROFILE.methods[0], "single", ENVIRONMENT, 1, None)
     with fake_server() as url:
         engine = AttachedPlace(look_at("single", url, None)).start(command, tmp_path / "logs" / "single.log")
-        assert engine.command.argv == ["attached", url]
-        assert engine.stop(1.0) == []
+        assert engine.command.argv == ["attached", url] and engine.stop(1.0) == []
         engine.require_alive()
     with pytest.raises(EngineDiedError, match=r"expected .* to answer /health"):
         engine.require_alive()

@@ -92,10 +92,8 @@ def answer(**changes) -> str:
 
 def test_answer_is_parsed():
     leg = parse_completion("decode", "r", 200, answer(), 0.5)
-    assert leg.output_ids == (5, 1)
-    assert leg.top_gaps == (3.0, None)
-    assert leg.runner_ups == (7, None)
-    assert leg.speculation is not None
+    assert leg.output_ids == (5, 1) and leg.top_gaps == (3.0, None)
+    assert leg.runner_ups == (7, None) and leg.speculation is not None
     assert leg.speculation.per_step_accepted == (0, 1)
 
 
@@ -309,5 +307,4 @@ def test_runner_and_backend_are_the_used_ones_and_unknown_ones_are_named_as_such
 
 def test_token_budget_is_the_smallest_that_the_engine_logs():
     log = "Chunked prefill is enabled with max_num_batched_tokens=2048\nmax_num_scheduled_tokens is set to 2040\n"
-    assert log_facts.step_tokens(log) == 2040
-    assert log_facts.step_tokens("") is None
+    assert log_facts.step_tokens(log) == 2040 and log_facts.step_tokens("") is None

@@ -29,11 +29,7 @@ def command(role: str, flags=FLAGS):
 
 def test_each_engine_gets_what_is_for_all_and_for_its_role():
     added = {role: command(role).argv[len(command(role, NO_FLAGS).argv) :] for role in ("prefill", "decode", "single")}
-    assert added == {
-        "prefill": ["--my-flag", "--x=a b"],
-        "decode": ["--my-flag", "--y"],
-        "single": ["--my-flag"],
-    }
+    assert added == {"prefill": ["--my-flag", "--x=a b"], "decode": ["--my-flag", "--y"], "single": ["--my-flag"]}
     assert command("single").env["OTHER"] == "x=y"
     assert command("decode").env["VLLM_MINE"] == "1"
     assert "OTHER" not in command("decode").env
@@ -76,14 +72,12 @@ def test_what_the_harness_sets_itself_is_refused_before_anything_starts(argument
 
 def test_flags_are_recorded_without_secrets_and_no_part_of_a_baseline():
     given = parse_flags(["decode:--y"], ["HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyzabcdefgh"])
-    assert given.options[0] == "--engine-arg=decode:--y"
-    assert "hf_abc" not in given.options[1]
+    assert given.options[0] == "--engine-arg=decode:--y" and "hf_abc" not in given.options[1]
     assert "flags" not in str(identity_of(PROFILE, PROFILE.methods[0], "0")).lower()
 
 
 def test_a_run_with_flags_says_so_and_is_tried_again_with_the_same():
-    made = [change_final(o, output_ids=(9,)) if o.cell == "pd-none" else o for o in flawless()]
-    plain = history(made)
+    plain = history([change_final(o, output_ids=(9,)) if o.cell == "pd-none" else o for o in flawless()])
     run = plain.run.model_copy(update={"engine_flags": FLAGS.options})
     flagged = plain.model_copy(update={"run": run})
     judgement = judge(flagged, lookups(LENGTHS))

@@ -68,8 +68,7 @@ def test_memory_is_weights_and_kv_where_these_are_more_than_the_share():
 )
 def test_every_kind_of_parallelism_counts(arguments, devices):
     engine = EngineConfig(device="gpu", tensor_parallel={"prefill": 2}, extra_args=arguments)
-    assert engine.devices_of("prefill") == devices
-    assert engine.devices_of("decode") == devices / 2
+    assert engine.devices_of("prefill") == devices and engine.devices_of("decode") == devices / 2
 
 
 def test_a_parallel_size_is_a_whole_number():
@@ -82,7 +81,6 @@ def test_the_log_names_the_link_of_a_pair():
     found = tuple(Gpu(n, f"GPU-{n}", "H100", 80.0, 0.0, "580.65") for n in range(2))
     seen = Visible(tuple(VisibleDevice(d, str(d.index), found[d.index]) for d in gpus(2).devices), ())
     names = {d.device.id: d.visible_as for d in seen.devices}
-    links = {frozenset((0, 1)): "NVLink (NV18)"}
-    inventory = gpus(2)._replace(gpus=seen.devices, names=names, links=links)
+    inventory = gpus(2)._replace(gpus=seen.devices, names=names, links={frozenset((0, 1)): "NVLink (NV18)"})
     (slot,) = simulate(jobs(prepared, inventory), inventory.devices).slots
     assert describe(slot.placement, inventory).endswith("; link: NVLink (NV18)")

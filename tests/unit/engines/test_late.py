@@ -81,6 +81,5 @@ def test_late_hand_offs_are_asked_once_more(answers, kept, asked, tmp_path, monk
     monkeypatch.setattr(session, "_observe_once", lambda *_: left.pop(0))
     found = session.observe(group.cells[0], SimpleNamespace(id="p40"), "ids", 0)
     assert len(answers) - len(left) == asked
-    assert found.final == answers[kept].final
-    assert found.attempts == kept + 1
+    assert found.final == answers[kept].final and found.attempts == kept + 1
     assert bool(judged(found)) is (found.final.seconds > 25)

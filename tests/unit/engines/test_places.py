@@ -49,8 +49,7 @@ def wide(profile: Profile, ranks: int) -> Profile:
 
 def test_engine_binds_the_host_of_its_place_with_both_ports():
     command = on(load_profile("cpu"), host=HOST)
-    assert option(command, "--host") == HOST
-    assert command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == HOST
+    assert option(command, "--host") == HOST and command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == HOST
     assert command.host == HOST
 
 
@@ -106,8 +105,7 @@ def test_local_engines_have_a_core_each():
     assert list(places) == ["decode", "prefill"]
     assert [p.devices for p in places.values()] == [tuple(cores[:1]), tuple(cores[1:2])]
     assert {p.host for p in places.values()} == {"127.0.0.1"}
-    gpu = load_profile("gpu").engine
-    assert {p.devices for p in default_places(["decode", "prefill"], gpu).values()} == {()}
+    assert {p.devices for p in default_places(["decode", "prefill"], load_profile("gpu").engine).values()} == {()}
 
 
 GPUS = tuple(Gpu(n, f"GPU-{n}", "H100", 80.0, 0.0, "580.1") for n in range(3))
@@ -137,8 +135,7 @@ def test_engines_that_are_no_runs_are_placed_on_gpus_as_those_of_a_run(monkeypat
     profile = load_profile("gpu")
     (group,) = make_plan(profile, select_cells(profile, [cell])).groups
     told: list[str] = []
-    places = lone_places(group, profile, told.append)
-    assert {role: place.devices for role, place in places.items()} == devices
+    assert {role: place.devices for role, place in lone_places(group, profile, told.append).items()} == devices
     assert said in " ".join(told)
 
 
@@ -200,12 +197,8 @@ def test_every_engine_gets_the_tensor_parallel_size_of_its_role_or_none_is_start
         argv = build_command(profile, profile.methods[0], role, ENVIRONMENT, 1, None, devices).argv
         return argv[argv.index("--tensor-parallel-size") + 1] if "--tensor-parallel-size" in argv else None
 
-    assert [sizes("prefill", ()), sizes("prefill", ("0", "1")), sizes("decode", ()), sizes("decode", ("3",))] == [
-        "2",
-        "2",
-        None,
-        None,
-    ]
+    assert (sizes("prefill", ()), sizes("prefill", ("0", "1"))) == ("2", "2")
+    assert (sizes("decode", ()), sizes("decode", ("3",))) == (None, None)
     with pytest.raises(EngineStartError, match=r"expected 2 devices for the prefill engine .* found 1: 0"):
         sizes("prefill", ("0",))
 
@@ -298,5 +291,4 @@ def test_session_starts_engines_at_their_places_and_asks_the_side_channel_there(
             session._launcher.processes[role] = place.start(command, tmp_path)
             session._launcher.clients[role] = ReadyClient()
         assert session.url("prefill") == f"http://{HOST}:7002"
-        assert session._readiness.is_ready("decode")
-        assert not session._readiness.is_ready("prefill")
+        assert session._readiness.is_ready("decode") and not session._readiness.is_ready("prefill")

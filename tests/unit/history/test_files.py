@@ -46,8 +46,7 @@ def test_shipped_prompts_hit_every_stratum_for_every_method():
 
 
 def test_shipped_prompts_are_what_the_recipe_renders():
-    built = build_probe_prompts(WEIGHTS / "tokenizer", Layout())
-    assert built == load_prompts(PROMPTS)
+    assert build_probe_prompts(WEIGHTS / "tokenizer", Layout()) == load_prompts(PROMPTS)
 
 
 def test_set_with_prompts_for_a_second_stage(tmp_path):
@@ -204,8 +203,7 @@ def test_unknown_profile_names_the_shipped_ones():
 
 def test_plan_shares_engines_and_starts_none_twice():
     prepared = prepare("cpu", [])
-    assert len(prepared.plan.cells) == 12
-    assert prepared.plan.engines == 8
+    assert len(prepared.plan.cells) == 12 and prepared.plan.engines == 8
     assert [g.id for g in prepared.plan.groups] == ["pd-eagle3", "pd-dflash", "pd-mtp", "pd-none"]
     alone = make_plan(prepared.profile.model_copy(update={"share_engines": False}), prepared.plan.cells)
     assert alone.engines == 12
@@ -247,8 +245,7 @@ def test_logs_that_cannot_be_read_cost_no_verdict(tmp_path, monkeypatch):
     assert (tmp_path / "report.html").read_text().count("it is not a regular file") == 2
     monkeypatch.setattr("harness.reports.judge_run.write_reports", lambda *_: 1 / 0)
     broken = judge_and_report(h)
-    assert broken.verdict is summary.verdict
-    assert "ZeroDivisionError" in broken.unwritten
+    assert broken.verdict is summary.verdict and "ZeroDivisionError" in broken.unwritten
     assert broken.exit_code == 2
     assert "Traceback" in (tmp_path / "report-error.txt").read_text()
 
@@ -282,8 +279,7 @@ def test_hole_at_the_end_of_a_file_is_no_line_that_fills_the_memory(tmp_path):
     loaded = load_history(tmp_path)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert loaded.observations == made.observations
-    assert loaded.torn_line
+    assert loaded.observations == made.observations and loaded.torn_line
     assert most < 2.5 * LONGEST_LINE
 
 

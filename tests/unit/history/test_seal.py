@@ -43,6 +43,11 @@ def flip(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
+def refused(words: str, folder: Path) -> None:
+    with pytest.raises(DataError, match=words):
+        load_history(folder)
+
+
 def test_sealed_run_is_judged(tmp_path):
     made = recorded(tmp_path)
     loaded = load_history(tmp_path)
@@ -56,8 +61,7 @@ def test_sealed_run_is_judged(tmp_path):
 def test_changed_digit_of_an_observation_is_found(tmp_path):
     recorded(tmp_path)
     flip(answers(tmp_path, "pd-eagle3"), '"usage_prompt_tokens":31', '"usage_prompt_tokens":30')
-    with pytest.raises(DataError, match=r"cells/pd-eagle3/observations\.jsonl: .* changed or damaged"):
-        load_history(tmp_path)
+    refused(r"cells/pd-eagle3/observations\.jsonl: .* changed or damaged", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +79,7 @@ def test_changed_digit_of_an_observation_is_found(tmp_path):
 def test_changed_record_is_found(tmp_path, old, new):
     recorded(tmp_path)
     flip(tmp_path / "run.json", old, new)
-    with pytest.raises(DataError, match=r"run\.json"):
-        load_history(tmp_path)
+    refused(r"run\.json", tmp_path)
 
 
 def test_lines_swapped_lost_or_added_are_found(tmp_path):
@@ -85,11 +88,9 @@ def test_lines_swapped_lost_or_added_are_found(tmp_path):
     lines = path.read_text().splitlines(keepends=True)
     for damaged in (lines[1:], lines[:-1], [lines[1], lines[0], *lines[2:]], [*lines, lines[-1]]):
         path.write_text("".join(damaged))
-        with pytest.raises(DataError, match="changed or damaged"):
-            load_history(tmp_path)
+        refused("changed or damaged", tmp_path)
     path.unlink()
-    with pytest.raises(DataError, match=r"pd-eagle3/observations\.jsonl: expected the 4 .* found no such file"):
-        load_history(tmp_path)
+    refused(r"pd-eagle3/observations\.jsonl: expected the 4 .* found no such file", tmp_path)
 
 
 @pytest.mark.parametrize("extra", ["cells/pd-mtp/observations.jsonl", "observations.jsonl"])
@@ -97,16 +98,14 @@ def test_file_that_the_run_did_not_end_with_is_found(tmp_path, extra):
     recorded(tmp_path)
     (tmp_path / extra).parent.mkdir(exist_ok=True)
     (tmp_path / extra).write_text(answers(tmp_path, "pd-eagle3").read_text())
-    with pytest.raises(DataError, match="found this file beside them"):
-        load_history(tmp_path)
+    refused("found this file beside them", tmp_path)
 
 
 def test_answers_in_the_folder_of_another_cell_are_damage(tmp_path):
     recorded(tmp_path)
     answers(tmp_path, "single-none").write_text(answers(tmp_path, "single-eagle3").read_text())
     reseal(tmp_path)
-    with pytest.raises(DataError, match="line 1: expected an observation of single-none, found one of single-eagle3"):
-        load_history(tmp_path)
+    refused("line 1: expected an observation of single-none, found one of single-eagle3", tmp_path)
 
 
 def test_copy_to_query_is_never_judged(tmp_path):
@@ -130,8 +129,7 @@ def test_end_without_a_seal_is_damage(tmp_path):
     raw.pop("record_sha256")
     raw["seal"] = None
     (tmp_path / "run.json").write_text(json.dumps({**raw, "record_sha256": sha256_json(raw)}))
-    with pytest.raises(DataError, match="expected a seal"):
-        load_history(tmp_path)
+    refused("expected a seal", tmp_path)
 
 
 @pytest.mark.parametrize("schema", [4, 5])
@@ -149,8 +147,7 @@ def test_run_of_an_earlier_schema_is_judged(tmp_path, schema):
 
     reseal(tmp_path, earlier)
     loaded = load_history(tmp_path)
-    assert loaded.observations == made.observations
-    assert loaded.run.schema_version == SCHEMA
+    assert loaded.observations == made.observations and loaded.run.schema_version == SCHEMA
     assert json.loads((tmp_path / "run.json").read_text())["schema_version"] == schema
     assert verdict(tmp_path) is Verdict.PASS
 
@@ -159,8 +156,7 @@ def test_run_of_an_earlier_schema_is_judged(tmp_path, schema):
 def test_run_of_an_unknown_schema_is_refused_with_what_to_do(tmp_path, schema):
     recorded(tmp_path)
     reseal(tmp_path, lambda r: r.update(schema_version=schema))
-    with pytest.raises(DataError, match=f"expected history schema 4 to 6, found {schema!r}; use the harness version"):
-        load_history(tmp_path)
+    refused(f"expected history schema 4 to 6, found {schema!r}; use the harness version", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +171,7 @@ def test_run_of_an_unknown_schema_is_refused_with_what_to_do(tmp_path, schema):
 def test_record_that_is_not_of_the_schema_it_names_is_damaged(tmp_path, schema, change, found):
     recorded(tmp_path)
     reseal(tmp_path, lambda r: r.update(schema_version=schema, **change))
-    with pytest.raises(DataError, match=f"is damaged: .*{found}"):
-        load_history(tmp_path)
+    refused(f"is damaged: .*{found}", tmp_path)
 
 
 @pytest.mark.parametrize("tail", [b'{"cell": "pd-eag', b"\0\0\0\0", '{"cell": "é'.encode()[:-1], b"  "])
@@ -186,8 +181,7 @@ def test_torn_last_line_of_a_killed_run_is_left_out(tmp_path, tail):
     with answers(tmp_path, "pd-eagle3").open("ab") as stream:
         stream.write(tail)
     loaded = load_history(tmp_path)
-    assert loaded.observations == made.observations
-    assert loaded.torn_line is bool(tail.strip())
+    assert loaded.observations == made.observations and loaded.torn_line is bool(tail.strip())
     assert answers(tmp_path, "pd-eagle3").read_bytes().endswith(tail)
 
 
@@ -198,8 +192,7 @@ def test_torn_line_in_the_middle_is_damage(tmp_path, garbage):
     path = answers(tmp_path, "pd-eagle3")
     lines = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([*lines[:3], garbage, *lines[3:]]) + b"\n")
-    with pytest.raises(DataError, match="line 4"):
-        load_history(tmp_path)
+    refused("line 4", tmp_path)
 
 
 @pytest.mark.parametrize(

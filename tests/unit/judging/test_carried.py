@@ -65,6 +65,5 @@ def test_known_defects_are_carried(folder: Path, tmp_path: Path):
     listed.write_text("format: 1\ndefects: []\n")
     carry(history, References(BASELINES, listed))
     assert (folder / CARRIED_KNOWN).read_text() == listed.read_text()
-    named = {**history.run.profile, "known_defects": "/elsewhere/mine.yaml"}
-    away = with_run(history, profile=named)
+    away = with_run(history, profile={**history.run.profile, "known_defects": "/elsewhere/mine.yaml"})
     assert known_of(away) == folder / CARRIED_KNOWN

@@ -36,8 +36,7 @@ def verdicts(observations: list, baselines=None) -> dict[str, dict[str, Verdict]
 
 def test_flawless_run_passes_every_check():
     judgement = judge(history(flawless()), lookups(LENGTHS))
-    assert judgement.findings == []
-    assert judgement.verdict is Verdict.PASS
+    assert judgement.findings == [] and judgement.verdict is Verdict.PASS
     pd = {r.check for c in judgement.cells if c.cell == "pd-eagle3" for r in c.results}
     assert pd == {c.name for c in CHECKS} - {"text-form", "state-occurred", "rescored", "prompt-logprobs"}
 
@@ -56,8 +55,7 @@ def test_crashed_check_is_unknown_and_hides_nothing():
 
     cell = view(history(flawless()), "single-none", lookups(LENGTHS))
     verdict = judge_cell(cell, checks=(Check("broken", lambda _: True, crash), *CHECKS))
-    assert verdict.verdict is Verdict.UNKNOWN
-    assert "boom" in verdict.results[0].note
+    assert verdict.verdict is Verdict.UNKNOWN and "boom" in verdict.results[0].note
     assert [r.verdict for r in verdict.results[1:]].count(Verdict.PASS) == len(verdict.results) - 1
 
 
@@ -71,8 +69,7 @@ def test_double_bos_is_input_regression():
     result = responses.echoed_prompt(view(history(replaced("single-none", 40, double)), "single-none"))
     assert result.verdict is Verdict.REGRESSION
     (finding,) = result.findings
-    assert finding.damage == "input"
-    assert finding.evidence.position == 1
+    assert finding.damage == "input" and finding.evidence.position == 1
     assert finding.stratum == "middle"
 
 
@@ -84,8 +81,7 @@ def test_missing_echo_is_unknown():
 def test_prefill_leg_echo_is_checked_too():
     bad = with_prefill(observation("pd-none"), echoed_ids=prompt_ids(41))
     result = responses.echoed_prompt(view(history([bad]), "pd-none"))
-    assert result.verdict is Verdict.REGRESSION
-    assert result.findings[0].evidence.role == "prefill"
+    assert result.verdict is Verdict.REGRESSION and result.findings[0].evidence.role == "prefill"
 
 
 def test_missing_observation_and_failed_exchange_are_unknown():
@@ -114,8 +110,7 @@ def test_missing_observation_and_failed_exchange_are_unknown():
 )
 def test_contradicting_response_is_regression(changes):
     o = change_final(observation("single-eagle3"), **changes)
-    result = responses.response_invariants(view(history([o]), "single-eagle3"))
-    assert result.verdict is Verdict.REGRESSION
+    assert responses.response_invariants(view(history([o]), "single-eagle3")).verdict is Verdict.REGRESSION
 
 
 def test_two_end_tokens_are_a_regression():
@@ -160,8 +155,7 @@ def test_right_block_count_passes(tokens_):
 def test_lookahead_block_published_is_a_regression():
     o = with_params(observation("pd-eagle3", 32), remote_block_ids=[[1, 2]])
     result = transfer.transfer(view(history([o]), "pd-eagle3"))
-    assert result.verdict is Verdict.REGRESSION
-    assert result.findings[0].evidence.published_blocks == 2
+    assert result.verdict is Verdict.REGRESSION and result.findings[0].evidence.published_blocks == 2
     assert result.findings[0].evidence.expected_blocks == 1
     assert result.findings[0].stratum == "aligned"
 
@@ -222,8 +216,7 @@ def test_no_proof_of_movement_is_unknown(missing):
     o = observation("pd-none", 40)
     counters = {k: v for k, v in o.final.counters.items() if k != missing}
     result = transfer.transfer(view(history([change_final(o, counters=counters)]), "pd-none"))
-    assert result.verdict is Verdict.UNKNOWN
-    assert result.findings[0].damage == "nothing-tested"
+    assert result.verdict is Verdict.UNKNOWN and result.findings[0].damage == "nothing-tested"
 
 
 def test_part_of_the_prompt_from_outside_is_unknown():
@@ -254,28 +247,23 @@ def test_wrong_tokens_on_pd_are_a_regression_against_both_references():
 
 
 def test_everyone_moved_is_drift():
-    moved = [garbled(o) if len(o.sent_ids) == 32 else o for o in flawless()]
-    found = verdicts(moved)
+    found = verdicts([garbled(o) if len(o.sent_ids) == 32 else o for o in flawless()])
     assert {v["tokens-baseline"] for v in found.values()} == {Verdict.DRIFT}
     assert {v.get("tokens-reference", Verdict.PASS) for v in found.values()} == {Verdict.PASS}
 
 
 def test_near_tie_is_benign_only_with_proof():
     reference = change_final(observation("single-none", 40), top_gaps=(9.0, 9.0, 0.001, *(9.0,) * 34))
-    pair = history([garbled(observation("pd-none", 40)), reference])
-    result = tokens.tokens_reference(view(pair, "pd-none"))
-    assert result.verdict is Verdict.PASS
-    assert "1 near ties" in result.note
-    unknown_gap = change_final(reference, top_gaps=None)
-    hard = history([garbled(observation("pd-none", 40)), unknown_gap])
+    result = tokens.tokens_reference(view(history([garbled(observation("pd-none", 40)), reference]), "pd-none"))
+    assert result.verdict is Verdict.PASS and "1 near ties" in result.note
+    hard = history([garbled(observation("pd-none", 40)), change_final(reference, top_gaps=None)])
     assert tokens.tokens_reference(view(hard, "pd-none")).verdict is Verdict.REGRESSION
 
 
 def test_divergence_carries_both_sides():
     pair = history([garbled(observation("pd-none", 40), at=5), observation("single-none", 40)])
     (finding,) = tokens.tokens_reference(view(pair, "pd-none")).findings
-    assert finding.evidence.position == 5
-    assert finding.evidence.differing_tokens == 1
+    assert finding.evidence.position == 5 and finding.evidence.differing_tokens == 1
     assert finding.evidence.found != finding.evidence.expected
 
 
@@ -308,14 +296,12 @@ def test_no_drafts_is_unknown():
     for empty in (None, speculation(())):
         o = change_final(observation("single-mtp"), speculation=empty)
         result = drafting.drafts_happened(view(history([o]), "single-mtp"))
-        assert result.verdict is Verdict.UNKNOWN
-        assert result.findings[0].damage == "nothing-tested"
+        assert result.verdict is Verdict.UNKNOWN and result.findings[0].damage == "nothing-tested"
 
 
 def worse(o):
     steps = (0,) * (len(o.final.output_ids) - 1)
-    padded = (0, *steps) if o.cell.startswith("pd") else steps
-    return change_final(o, speculation=speculation(padded))
+    return change_final(o, speculation=speculation((0, *steps) if o.cell.startswith("pd") else steps))
 
 
 def test_acceptance_lost_on_pd_is_a_drafter_regression():
@@ -327,8 +313,7 @@ def test_acceptance_lost_on_pd_is_a_drafter_regression():
 
 
 def test_acceptance_lost_on_both_is_drift():
-    moved = [worse(o) if o.cell.endswith("mtp") else o for o in flawless()]
-    found = verdicts(moved)
+    found = verdicts([worse(o) if o.cell.endswith("mtp") else o for o in flawless()])
     assert found["pd-mtp"]["acceptance-baseline"] is Verdict.DRIFT
     assert found["single-mtp"]["acceptance-baseline"] is Verdict.DRIFT
     assert found["pd-mtp"]["acceptance-single"] is Verdict.PASS
@@ -360,8 +345,7 @@ def test_higher_acceptance_demands_a_new_baseline():
         steps = (3,) * ((output - 1) // 4) + ((output - 1) % 4 - 1,) * bool((output - 1) % 4)
         return change_final(o, speculation=speculation((0, *steps) if o.cell.startswith("pd") else steps))
 
-    moved = [better(o) if o.cell.endswith("mtp") else o for o in flawless()]
-    found = verdicts(moved)
+    found = verdicts([better(o) if o.cell.endswith("mtp") else o for o in flawless()])
     assert found["single-mtp"]["acceptance-baseline"] is Verdict.IMPROVED
     assert found["pd-mtp"]["acceptance-single"] is Verdict.PASS
 
@@ -371,8 +355,7 @@ def test_higher_acceptance_than_single_tonight_is_a_sampler_regression():
         return change_final(o, speculation=speculation((0, 3, *([1] * 16))))
 
     result = drafting.acceptance_single(view(history(replaced("pd-mtp", 40, better)), "pd-mtp"))
-    assert result.verdict is Verdict.REGRESSION
-    assert result.findings[0].damage == "sampler"
+    assert result.verdict is Verdict.REGRESSION and result.findings[0].damage == "sampler"
 
 
 def test_worst_verdict_rules_the_exit_code():
@@ -387,8 +370,7 @@ def test_worst_verdict_rules_the_exit_code():
 
 def test_run_with_an_injected_mutant_never_passes_and_says_so():
     judgement = judge(history(flawless(), mutants=("M1",)), lookups(LENGTHS))
-    assert judgement.verdict is Verdict.UNKNOWN
-    assert judgement.mutants == ("M1",)
+    assert judgement.verdict is Verdict.UNKNOWN and judgement.mutants == ("M1",)
     assert any("INJECTED FAULT M1" in n for n in judgement.notices)
     broken = judge(history(replaced("pd-eagle3", 32, garbled), mutants=("M1",)), lookups(LENGTHS))
     assert broken.verdict is Verdict.REGRESSION

@@ -33,8 +33,7 @@ from tests.support.normal_tier import baselines, night
 
 def everywhere(change, cell: str = "pd-eagle3"):
     """The verdicts of a cell in which every answer is changed, by check."""
-    made = history([change(o) if o.cell == cell else o for o in flawless()], CELLS)
-    judgement = judge(made, lookups(LENGTHS))
+    judgement = judge(history([change(o) if o.cell == cell else o for o in flawless()], CELLS), lookups(LENGTHS))
     return {r.check: r.verdict for c in judgement.cells if c.cell == cell for r in c.results}
 
 
@@ -131,8 +130,7 @@ def test_token_of_p_in_the_normal_tier_is_suspect_beyond_rounding():
 
 
 def with_bytes(o: Observation, change) -> Observation:
-    counters = {**o.final.counters, "nixl_bytes": change(o.final.counters["nixl_bytes"])}
-    return change_final(o, counters=counters)
+    return change_final(o, counters={**o.final.counters, "nixl_bytes": change(o.final.counters["nixl_bytes"])})
 
 
 def transferred(made: list[Observation], cell: str = "pd-eagle3"):
@@ -145,8 +143,7 @@ def test_one_hand_off_with_other_bytes_is_unknown(change):
     result = transferred([with_bytes(made[0], change), *made[1:]])
     assert result.verdict is Verdict.UNKNOWN
     (finding,) = result.findings
-    assert finding.prompt_id == made[0].prompt_id
-    assert "131072 bytes" in finding.message
+    assert finding.prompt_id == made[0].prompt_id and "131072 bytes" in finding.message
 
 
 def test_one_byte_in_every_hand_off_is_unknown():
@@ -181,8 +178,7 @@ def test_bytes_of_a_request_that_broke_or_was_sent_twice_are_not_held_against_th
     first, broken, after, last = (observation("pd-eagle3", n, sequence=i) for i, n in enumerate((40, 65, 96, 120)))
     broken = broken.model_copy(update={"error": "connection closed"})
     after = with_bytes(after, lambda b: b + 131072 * 3)
-    both = transferred([first, broken, after, last])
-    assert {f.prompt_id for f in both.findings} <= {broken.prompt_id}
+    assert {f.prompt_id for f in transferred([first, broken, after, last]).findings} <= {broken.prompt_id}
     twice = transferred([first, with_bytes(last, lambda b: b * 2).model_copy(update={"attempts": 2})])
     assert not [f for f in twice.findings if "bytes" in f.message]
     (finding,) = transferred([first, after, last]).findings
@@ -249,8 +245,7 @@ def test_engines_that_are_all_equally_wrong_are_wrong_by_the_known_answer():
     judgement = judge(history(made), lookups(LENGTHS))
     assert judgement.verdict is Verdict.REGRESSION
     for cell in judgement.cells:
-        assert cell.verdict is Verdict.REGRESSION
-        assert cell.diagnosis.damage == "known-answer"
+        assert cell.verdict is Verdict.REGRESSION and cell.diagnosis.damage == "known-answer"
         assert "wrong by the known answer" in cell.diagnosis.text
         assert "the engine changed" not in cell.diagnosis.text
 

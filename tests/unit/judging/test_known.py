@@ -14,7 +14,7 @@ from harness.history.folder import load_history
 from harness.history.records import Merged
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
-from harness.judging.findings import Judgement
+from harness.judging.findings import Finding, Judgement
 from harness.judging.known_defects import apply_known
 from harness.judging.references import References
 from harness.profiles.known_defects import load_known
@@ -74,14 +74,12 @@ def judged(h, the_list) -> Judgement:
 def test_finding_that_fits_is_known_and_does_not_fail_the_run(tmp_path):
     h = made()
     judgement = judged(h, known(tmp_path, ENTRY))
-    assert judgement.verdict is Verdict.KNOWN
-    assert judgement.verdict.exit_code == 0
+    assert judgement.verdict is Verdict.KNOWN and judgement.verdict.exit_code == 0
     assert {f.known for f in judgement.findings} == {"wrong-tokens"}
     assert judgement.by_cell() == {"pd-none": Verdict.KNOWN, "single-none": Verdict.PASS}
     assert "https://example.org/issues/1" in " ".join(judgement.notices)
     summary = summarise_run(h, judgement)
-    assert "wrong-tokens" in summary.sentence
-    assert "KNOWN" in render_markdown(summary)
+    assert "wrong-tokens" in summary.sentence and "KNOWN" in render_markdown(summary)
     xml = render_junit(summary)
     assert "<skipped" in xml and 'failures="0"' in xml
 
@@ -116,14 +114,12 @@ def test_finding_that_does_not_fit_fails_as_before(tmp_path, change, history_cha
 def test_wider_than_the_entry_fails_and_says_so(tmp_path):
     cells = ("pd-none", "single-none", "pd-mtp", "single-mtp")
     judgement = judged(made(cells, wrong=("pd-none", "pd-mtp")), known(tmp_path, ENTRY))
-    assert judgement.verdict is Verdict.REGRESSION
-    assert judgement.by_cell()["pd-none"] is Verdict.KNOWN
+    assert judgement.verdict is Verdict.REGRESSION and judgement.by_cell()["pd-none"] is Verdict.KNOWN
     assert any("wider than its entry" in n and "pd-mtp" in n for n in judgement.notices)
 
 
 def test_entry_without_a_match_is_reported_as_fixed_with_its_lines(tmp_path):
-    other = {**ENTRY, "id": "other", "cells": ["pd-mtp"]}
-    judgement = judged(made(wrong=()), known(tmp_path, other, ENTRY))
+    judgement = judged(made(wrong=()), known(tmp_path, {**ENTRY, "id": "other", "cells": ["pd-mtp"]}, ENTRY))
     assert judgement.verdict is Verdict.PASS
     (notice,) = [n for n in judgement.notices if "fixed?" in n]
     text = (tmp_path / "known-defects.yaml").read_text().splitlines()
@@ -140,8 +136,6 @@ def test_missing_evidence_is_never_known(tmp_path):
 
 
 def test_entry_for_one_stratum_does_not_cover_a_change_of_all(tmp_path):
-    from harness.judging.findings import Finding
-
     defect = known(tmp_path, {**ENTRY, "strata": ["aligned"]}).entries[0].defect
     base = {"check": "tokens-x", "cell": "pd-none", "verdict": "REGRESSION", "damage": "target-kv", "message": ""}
     for changed, covered in ((["aligned@0", "aligned@1"], True), (["all@0", "aligned@0"], False), ([], False)):
@@ -157,8 +151,7 @@ def test_other_findings_of_the_same_cell_still_fail(tmp_path):
     h = made()
     broken = h.observations[0].model_copy(update={"error": "engine answered 500"})
     h = h.model_copy(update={"observations": (broken, *h.observations[1:])})
-    judgement = judged(h, known(tmp_path, ENTRY))
-    assert judgement.verdict is Verdict.UNKNOWN
+    assert judged(h, known(tmp_path, ENTRY)).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -230,8 +223,7 @@ def test_shipped_entry_does_not_cover_an_answer_that_ended_in_an_error():
     assert apply_known(judge(recorded, baselines_for(recorded, BASELINES)), shipped, recorded).verdict is Verdict.KNOWN
     judgement = apply_known(judge(broken, baselines_for(broken, BASELINES)), shipped, broken)
     assert judgement.verdict is Verdict.REGRESSION
-    failing = {f.check for f in judgement.findings if f.verdict is Verdict.REGRESSION}
-    assert "response-invariants" in failing
+    assert "response-invariants" in {f.check for f in judgement.findings if f.verdict is Verdict.REGRESSION}
 
 
 @pytest.mark.parametrize(
@@ -264,8 +256,7 @@ def test_list_that_does_not_exist_is_refused_before_a_run(tmp_path):
     for planned in (False, True):
         with pytest.raises(DataError, match=r"lost\.yaml: expected the list .* found no such file; restore it"):
             prepare(profile, (), planned=planned)
-    without = changed_profile(tmp_path, lambda raw: raw.pop("known_defects"))
-    assert prepare(without, ("single-none",)).works
+    assert prepare(changed_profile(tmp_path, lambda raw: raw.pop("known_defects")), ("single-none",)).works
 
 
 def test_recorded_run_is_judged_without_a_lost_list_and_says_so(tmp_path, monkeypatch):

@@ -80,11 +80,9 @@ def of(findings: list[Finding]) -> CellVerdict:
 def test_no_verdict_count_or_known_defect_depends_on_how_many_are_listed(findings, defects, most):
     whole = of(findings)
     some = listed(whole, most)
-    entries = {d.id: Entry(d, 1, 2) for d in defects}
-    known = KnownDefects(Path("known-defects.yaml"), tuple(entries.values()))
+    known = KnownDefects(Path("known-defects.yaml"), tuple({d.id: Entry(d, 1, 2) for d in defects}.values()))
     before, after = (apply_known(judged(c), known, RUN) for c in (whole, some))
-    assert after.verdict == before.verdict
-    assert after.cells[0].verdict == before.cells[0].verdict
+    assert after.verdict == before.verdict and after.cells[0].verdict == before.cells[0].verdict
     assert after.notices == before.notices
     assert describe(RUN, after) == describe(RUN, before)
     assert grouped_findings(after) == [
@@ -186,8 +184,7 @@ def test_second_fault_with_the_same_verdict_is_listed_too():
     many = [finding(n, f"expected usage to count {n} tokens, found {n + 1}") for n in range(200)]
     whole = of([*many, finding(200, "expected no step to accept more than it drafted, found 4 of 3")])
     (result,) = listed(whole, 5).results
-    assert len(result.findings) == 5
-    assert result.found == 201
+    assert len(result.findings) == 5 and result.found == 201
     assert any("no step to accept more" in f.message for f in result.findings)
 
 
@@ -205,5 +202,4 @@ def test_sentences_that_quote_the_request_are_one_kind():
         for n in range(300)
     ]
     (result,) = listed(of(many), 5).results
-    assert len(result.findings) == 5
-    assert result.found == 300
+    assert len(result.findings) == 5 and result.found == 300

@@ -32,8 +32,7 @@ def cold(cell: str, change=lambda o: o) -> list:
 
 
 def diagnosis(observations: list, cell: str):
-    judgement = judge(history(observations), lookups(LENGTHS))
-    return next(c for c in judgement.cells if c.cell == cell).diagnosis
+    return next(c for c in judge(history(observations), lookups(LENGTHS)).cells if c.cell == cell).diagnosis
 
 
 # --- law of lengths --------------------------------------------------------------------------------------------------
@@ -41,10 +40,8 @@ def diagnosis(observations: list, cell: str):
 
 def test_lookahead_law_is_found_from_the_observations_alone():
     law = law_of_lengths({n: spills(n, 32, 3) for n in range(7, 130)}, 32)
-    assert law.residues == (0, 30, 31)
-    assert law.exact
-    assert "N mod 32 is one of {0, 30, 31}" in law.text
-    assert "lookahead of 3 slots" in law.text
+    assert law.residues == (0, 30, 31) and law.exact
+    assert "N mod 32 is one of {0, 30, 31}" in law.text and "lookahead of 3 slots" in law.text
     assert "32 of 32 residues" in law.text
 
 
@@ -67,14 +64,12 @@ def test_threshold_all_none_and_no_rule():
     above = law_of_lengths({64: False, 96: True, 128: True, 70: False, 100: False, 132: False}, 32)
     assert "N is more than 64" in above.text
     none = law_of_lengths({40: True, 72: False, 104: True, 50: False, 60: True, 92: False}, 32)
-    assert not none.exact
-    assert "no rule" in none.text
+    assert not none.exact and "no rule" in none.text
 
 
 def test_one_failing_length_is_no_law():
     law = law_of_lengths({8: False, 40: True, 72: False}, 32)
-    assert not law.exact
-    assert "no law can be told from one" in law.text
+    assert not law.exact and "no law can be told from one" in law.text
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -83,8 +78,7 @@ def test_one_failing_length_is_no_law():
 def test_copies_have_one_source_each():
     prompt = prompt_ids(40)
     origin = sources(prompt, probe_task.expected_output(list(prompt)))
-    assert origin[:-1] == list(range(2, 38))
-    assert is_copy(origin)
+    assert origin[:-1] == list(range(2, 38)) and is_copy(origin)
 
 
 def test_repeated_words_follow_the_copy():
@@ -139,37 +133,30 @@ def lookahead_defect(o):
 
 def test_shifted_hand_off():
     found = diagnosis([*cold("pd-eagle3", lookahead_defect), *cold("single-eagle3")], "pd-eagle3")
-    assert found.damage == "target-kv"
-    assert found.law.residues == (0, 30, 31)
-    assert found.location.shift == 1
-    assert found.location.blocks == (0, 1, 2)
+    assert found.damage == "target-kv" and found.law.residues == (0, 30, 31)
+    assert found.location.shift == 1 and found.location.blocks == (0, 1, 2)
     assert "P published 4 blocks for a prompt of 3, D pulled 3" in found.location.text
     assert "shifted by 1 block, block 0 is missing" in found.location.text
     assert "prompt position 2 in block 0" in found.location.text
 
 
 def test_each_finding_states_class_location_and_law():
-    observations = [*cold("pd-eagle3", lookahead_defect), *cold("single-eagle3")]
-    judgement = judge(history(observations), lookups(LENGTHS))
+    judgement = judge(history([*cold("pd-eagle3", lookahead_defect), *cold("single-eagle3")]), lookups(LENGTHS))
     wrong = [f for f in judgement.findings if f.check == "tokens-baseline"]
     assert len(wrong) == sum(spills(n, BLOCK, 3) for n in LENGTHS)
     for finding in wrong:
-        assert finding.damage == "target-kv"
-        assert finding.location.shift == 1
+        assert finding.damage == "target-kv" and finding.location.shift == 1
         assert "N mod 32 is one of {0, 30, 31}" in finding.law
 
 
 def no_acceptance(o):
-    outputs = len(o.final.output_ids)
-    return change_final(o, speculation=speculation((0,) * outputs))
+    return change_final(o, speculation=speculation((0,) * len(o.final.output_ids)))
 
 
 def test_drafter_kv_is_lost_in_the_hand_off_only():
     found = diagnosis([*cold("pd-eagle3", no_acceptance), *cold("single-eagle3")], "pd-eagle3")
-    assert found.damage == "drafter-kv"
-    assert "every tested length fails" in found.law.text
-    assert found.location.step == 0
-    assert found.location.blocks == (0, 1, 2, 3)
+    assert found.damage == "drafter-kv" and "every tested length fails" in found.law.text
+    assert found.location.step == 0 and found.location.blocks == (0, 1, 2, 3)
     assert "since D took over" in found.location.text
 
 
@@ -196,10 +183,8 @@ def test_block_in_the_middle_is_named():
         )
 
     found = diagnosis(cold("pd-none", skip), "pd-none")
-    assert found.damage == "target-kv"
-    assert found.location.blocks == (1,)
-    assert found.location.position == BLOCK
-    assert "more than 65 tokens" in found.law.text
+    assert found.damage == "target-kv" and found.location.blocks == (1,)
+    assert found.location.position == BLOCK and "more than 65 tokens" in found.law.text
 
 
 def test_hit_that_cannot_be_is_named():
@@ -207,8 +192,7 @@ def test_hit_that_cannot_be_is_named():
         counters = {"finished_requests": 1.0, "prefix_hits": 64.0}
         return change_final(o, counters=counters, output_ids=(7, *o.final.output_ids[1:]))
 
-    judgement = judge(history(cold("single-eagle3", hit)), lookups(LENGTHS))
-    cell = judgement.cells[0]
+    cell = judge(history(cold("single-eagle3", hit)), lookups(LENGTHS)).cells[0]
     assert next(r for r in cell.results if r.check == "cold-stays-cold").verdict is Verdict.REGRESSION
     assert "64 tokens from its prefix cache where at most 0 can be" in cell.diagnosis.location.text
     assert cell.diagnosis.location.blocks == (0, 1)
@@ -228,8 +212,7 @@ def test_free_text_fills_what_the_evidence_gives_and_says_so():
     baselines = {method: changed_rows(lookup, lambda _: free) for method, lookup in lookups(LENGTHS).items()}
     judgement = judge(history(cold("pd-eagle3", lookahead_defect)), baselines)
     text = " ".join(f.location.text for f in judgement.findings if f.location)
-    assert "does not repeat the prompt" in text
-    assert "shifted by 1 block" in text
+    assert "does not repeat the prompt" in text and "shifted by 1 block" in text
 
 
 SAMPLED = {"id": "sampled", "kind": "sampled", "prompts": ["p96"], "temperature": 0.2}
@@ -243,8 +226,7 @@ def test_wrong_only_at_a_temperature_is_the_sampler(cold_is_right, damage):
     made = cold("pd-none", lambda o: o if cold_is_right else wrong(o))
     made.append(wrong(observation("pd-none", 96, scenario="sampled", temperature=0.2)))
     judgement = judge(history(made, scenarios=[SAMPLED]), lookups(LENGTHS))
-    found = next(c for c in judgement.cells if c.scenario == "sampled")
-    assert found.diagnosis.damage == damage
+    assert next(c for c in judgement.cells if c.scenario == "sampled").diagnosis.damage == damage
 
 
 # --- intermittent ----------------------------------------------------------------------------------------------------

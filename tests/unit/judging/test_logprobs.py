@@ -43,8 +43,7 @@ def test_moved_logprobs_with_all_tokens_right_are_a_regression(change):
     assert judgement.verdict is Verdict.REGRESSION
     assert verdicts(judgement, "single-eagle3")["logprobs-baseline"] is Verdict.PASS
     (diagnosis,) = [c.diagnosis for c in judgement.cells if c.cell == "pd-eagle3"]
-    assert diagnosis.damage == "target-kv"
-    assert diagnosis.failed == len(LENGTHS)
+    assert diagnosis.damage == "target-kv" and diagnosis.failed == len(LENGTHS)
 
 
 def test_one_prompt_length_gives_a_law_and_one_block_a_location():
@@ -53,12 +52,10 @@ def test_one_prompt_length_gives_a_law_and_one_block_a_location():
     made = [moved(o, tokens=second) if (o.cell, len(o.sent_ids)) == ("pd-eagle3", 65) else o for o in flawless()]
     judgement = judge(history(made), lookups(LENGTHS))
     (diagnosis,) = [c.diagnosis for c in judgement.cells if c.cell == "pd-eagle3"]
-    assert diagnosis.location.blocks == (1,)
-    assert diagnosis.location.position == 32
+    assert diagnosis.location.blocks == (1,) and diagnosis.location.position == 32
     assert "65" in diagnosis.law.text
     (finding,) = [f for f in judgement.findings if f.check == "logprobs-single"]
-    assert finding.evidence.logprob_position == 30
-    assert "first at output token 30" in finding.message
+    assert finding.evidence.logprob_position == 30 and "first at output token 30" in finding.message
 
 
 def test_rounding_below_the_bound_passes_and_a_shared_batch_may_round_more():
@@ -87,8 +84,7 @@ def test_plain_engine_stands_in_for_a_missing_single_engine_and_cold_answers_for
     )
     late = moved(observation("pd-none", 40, scenario="late-pull"))
     cell = view(history([late, plain], scenarios=[]), "pd-none", scenario="late-pull")
-    assert has_reference(cell)
-    assert logprobs_single(cell).verdict is Verdict.REGRESSION
+    assert has_reference(cell) and logprobs_single(cell).verdict is Verdict.REGRESSION
     other = view(history([late, observation("single-none", 32)]), "pd-none", scenario="late-pull")
     assert not has_reference(other)
 
@@ -118,8 +114,7 @@ def test_missing_answer_or_baseline_is_unknown():
 
 
 def test_smallest_distance_of_the_baseline_shows_what_every_engine_lost():
-    made = [moved(o) for o in flawless()]
-    judgement = judge(history(made), lookups(LENGTHS))
+    judgement = judge(history([moved(o) for o in flawless()]), lookups(LENGTHS))
     assert {verdicts(judgement, c)["logprobs-baseline"] for c in ("pd-none", "single-none", "pd-mtp")} == {
         Verdict.DRIFT
     }
@@ -149,10 +144,7 @@ def test_baseline_that_has_every_distance_locates_the_change():
 def test_first_part_of_an_output_may_lack_the_smallest_distance():
     o = observation("pd-eagle3", 40)
     short = change_final(
-        o,
-        output_ids=o.final.output_ids[:4],
-        top_gaps=(12.0,) * 4,
-        chosen_logprobs=(0.0,) * 4,
+        o, output_ids=o.final.output_ids[:4], top_gaps=(12.0,) * 4, chosen_logprobs=(0.0,) * 4
     ).model_copy(update={"max_tokens": 4})
     assert logprobs_baseline(view(history([short]), "pd-eagle3", lookups([40]))).verdict is Verdict.PASS
     below = change_final(short, top_gaps=(5.0,) * 4)
@@ -165,18 +157,15 @@ def test_recorded_logprobs_of_right_targets_stay_green(run):
     made = load_history(RUNS / run)
     judgement = judge(made, lookups_for(made, References(baselines=BASELINES)))
     found = {r.check: r.verdict for c in judgement.cells for r in c.results if r.check.startswith("logprobs")}
-    assert found
-    assert set(found.values()) == {Verdict.PASS}
+    assert found and set(found.values()) == {Verdict.PASS}
 
 
 def test_recorded_answers_whose_logprobs_are_moved_fail():
     made = load_history(RUNS / "M4")
     rng = random.Random(3)
     changed = tuple(moved(o, rng.uniform(-8, -0.1)) if o.cell == "pd-eagle3" else o for o in made.observations)
-    cell = view(made.model_copy(update={"observations": changed}), "pd-eagle3")
-    result = logprobs_single(cell)
-    assert result.verdict is Verdict.REGRESSION
-    assert len(result.findings) == 5
+    result = logprobs_single(view(made.model_copy(update={"observations": changed}), "pd-eagle3"))
+    assert result.verdict is Verdict.REGRESSION and len(result.findings) == 5
 
 
 def test_the_form_in_which_a_prompt_was_sent_does_not_matter():

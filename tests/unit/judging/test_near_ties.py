@@ -18,8 +18,7 @@ from tests.support.normal_tier import baselines, night, noisy, scored
 
 def test_both_arms_of_a_test_are_held_to_the_bound_of_the_plain_engine():
     """All cells say the same tokens, one of which the plain engine dislikes by less than its own noise."""
-    made = scored(night(stages=1), lambda o: 0.5)
-    judgement = judge(made, noisy(baselines(), "none", [0.9] * 20))
+    judgement = judge(scored(night(stages=1), lambda o: 0.5), noisy(baselines(), "none", [0.9] * 20))
     assert judgement.result("single-eagle3", "rescored").verdict is Verdict.PASS
     assert judgement.result("pd-eagle3", "rescored").verdict is Verdict.PASS
 
@@ -44,8 +43,7 @@ def test_bounds_are_the_plain_engines_and_at_least_the_settings():
     normal = cell.judging.model_copy(update={"tier": "normal"})
     assert near_tie_nats(replace(cell, judging=normal)) == pytest.approx(0.5)
     assert rounding_nats(cell) == 3.0
-    wild = view(made, "pd-eagle3", noisy(baselines(), "none", [4.5] * 40))
-    assert rounding_nats(wild) == pytest.approx(4.5)
+    assert rounding_nats(view(made, "pd-eagle3", noisy(baselines(), "none", [4.5] * 40))) == pytest.approx(4.5)
 
 
 @pytest.mark.parametrize(("second", "tie"), [((7, 999), True), ((7, 8), False), ((7, None), True), (None, True)])
@@ -64,12 +62,9 @@ def test_runner_up_of_the_baseline_counts_in_both_arms_or_in_neither():
         runner_ups=((1, 9),),
         again=Again(divergence=1, gap=0.1, steps=0, accepted_at=(), token=9),
     )
-    assert row.near_tie(1, 9, 0.36)
-    assert not row.near_tie(1, 8, 0.36)
-    assert not row.near_tie(1, None, 0.36)
-    assert not row.near_tie(1, 9, 0.05)
-    untold = row.model_copy(update={"again": row.again.model_copy(update={"token": None})})
-    assert untold.near_tie(1, 8, 0.36)
+    assert row.near_tie(1, 9, 0.36) and not row.near_tie(1, 8, 0.36)
+    assert not row.near_tie(1, None, 0.36) and not row.near_tie(1, 9, 0.05)
+    assert row.model_copy(update={"again": row.again.model_copy(update={"token": None})}).near_tie(1, 8, 0.36)
 
 
 def test_gap_below_the_recorded_minimum_excuses_nothing():
@@ -81,8 +76,7 @@ def test_gap_below_the_recorded_minimum_excuses_nothing():
         assert check(view(pair, "pd-none", lookups([40]))).verdict is Verdict.REGRESSION
     close = changed_rows(lookups([40])["none"], lambda _: {"min_top_gap": 0.0})
     result = tokens.tokens_reference(view(pair, "pd-none", {"none": close}))
-    assert result.verdict is Verdict.PASS
-    assert "does not name the runner-up" in result.note
+    assert result.verdict is Verdict.PASS and "does not name the runner-up" in result.note
 
 
 def test_garbage_at_a_tie_is_no_near_tie():

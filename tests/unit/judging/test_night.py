@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+import harness.judging.checks.hypothesis_tests as hypothesis_tests
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks.hypothesis_tests import run_tests
@@ -44,8 +45,7 @@ def test_equal_night_passes_and_says_what_it_could_have_seen():
     result = judgement.result("pd-eagle3", "acceptance-baseline")
     assert result.figures.p == 1.0
     # Equal arms leave the noise of the effect itself, and damage to a few prompts has to reach the level, too.
-    assert result.figures.detectable_points > 0.5
-    assert result.figures.detectable_prompts > 10
+    assert result.figures.detectable_points > 0.5 and result.figures.detectable_prompts > 10
     found = f"{result.figures.detectable_points:.2f} points, or the loss of {result.figures.detectable_prompts} prompts"
     assert f"could have seen {found}" in result.note
 
@@ -62,8 +62,7 @@ def test_drop_of_pd_alone_is_a_regression_of_the_drafter():
     assert verdict(judgement, "pd-eagle3", "acceptance-single") is Verdict.REGRESSION
     assert verdict(judgement, "single-eagle3", "acceptance-baseline") is Verdict.PASS
     found = [f for f in judgement.findings if f.check == "acceptance-single"]
-    assert found[0].damage == "drafter-kv"
-    assert "adjusted p" in found[0].message
+    assert found[0].damage == "drafter-kv" and "adjusted p" in found[0].message
     assert found[0].evidence.columns[0].effect_points < -10
     assert "by conditional acceptance the change is at position 0" in found[0].message
     by_step = found[0].evidence.by_step
@@ -88,8 +87,7 @@ def test_better_than_recorded_is_improved_and_better_than_single_is_wrong():
 
 def test_second_stage_decides_between_regression_and_suspect():
     first = night(pd=worse)
-    tests = tripped_tests(first, baselines())
-    assert RegisteredTest("pd-eagle3", "cold", "acceptance-single") in tests
+    assert RegisteredTest("pd-eagle3", "cold", "acceptance-single") in tripped_tests(first, baselines())
     assert verdict(judge(first, baselines()), "pd-eagle3", "acceptance-single") is Verdict.UNKNOWN
     confirmed = judge(first, baselines(), night(pd=worse))
     assert verdict(confirmed, "pd-eagle3", "acceptance-single") is Verdict.REGRESSION
@@ -134,8 +132,7 @@ def test_near_ties_between_equal_runs_are_counted_by_the_same_rule():
     """Half of all requests part at ties, in both arms: no hard divergence anywhere."""
     half = [0.01 if i % 2 else None for i in range(len(LENGTHS))]
     ties = noisy(noisy(baselines(close=((5, 0.01),)), "none", half), "eagle3", half)
-    judgement = judge(night(change=parted(5, 0.01), stages=1), ties)
-    assert verdict(judgement, "pd-eagle3", "survival") is Verdict.PASS
+    assert verdict(judge(night(change=parted(5, 0.01), stages=1), ties), "pd-eagle3", "survival") is Verdict.PASS
 
 
 def test_pd_that_rounds_otherwise_and_is_right_is_no_regression():
@@ -147,8 +144,6 @@ def test_pd_that_rounds_otherwise_and_is_right_is_no_regression():
 
 def test_holm_is_what_keeps_a_lone_small_p_from_failing(monkeypatch):
     """A p-value between alpha and alpha / m fails only when the adjustment is taken out."""
-    import harness.judging.checks.hypothesis_tests as hypothesis_tests
-
     calls = []
 
     def spy(p_values, registered):
@@ -193,8 +188,7 @@ def parted(at: int, gap: float) -> Callable[[Observation], Observation]:
     def change(o: Observation) -> Observation:
         final = o.final
         if o.cell == "single-none":
-            gaps = tuple(gap if i == at else g for i, g in enumerate(final.top_gaps))
-            return change_final(o, top_gaps=gaps)
+            return change_final(o, top_gaps=tuple(gap if i == at else g for i, g in enumerate(final.top_gaps)))
         if o.cell != "pd-eagle3" or len(final.output_ids) <= at:
             return o
         return change_final(o, output_ids=(*final.output_ids[:at], 9, *final.output_ids[at + 1 :]))
@@ -210,8 +204,7 @@ def test_tokens_that_part_at_once_are_a_cliff_and_hard():
 
 def test_near_ties_are_not_hard():
     made = night(change=parted(20, 0.01), stages=1)
-    judgement = judge(made, baselines(close=((20, 0.01),)))
-    assert verdict(judgement, "pd-eagle3", "survival") is Verdict.PASS
+    assert verdict(judge(made, baselines(close=((20, 0.01),))), "pd-eagle3", "survival") is Verdict.PASS
     assert verdict(judge(made, baselines()), "pd-eagle3", "survival") is Verdict.REGRESSION
     assert verdict(judge(made, baselines(close=((20, 0.5),))), "pd-eagle3", "survival") is Verdict.REGRESSION
 
@@ -231,8 +224,7 @@ def damaged(cells: tuple[str, ...], every: int) -> Callable[[Observation], Obser
 
 
 def test_damage_that_no_cell_shows_alone_shows_in_all_of_them():
-    made = night(change=damaged(("pd-none", "pd-eagle3"), 12), stages=1, cells=FOUR)
-    judgement = judge(made, baselines())
+    judgement = judge(night(change=damaged(("pd-none", "pd-eagle3"), 12), stages=1, cells=FOUR), baselines())
     for cell in ("pd-none", "pd-eagle3"):
         assert verdict(judgement, cell, "survival") is Verdict.PASS
         assert verdict(judgement, cell, "pooled") is Verdict.REGRESSION
@@ -242,8 +234,7 @@ def test_damage_that_no_cell_shows_alone_shows_in_all_of_them():
 
 
 def test_cell_without_damage_has_no_finding_of_the_others():
-    made = night(change=damaged(("pd-none",), 4), stages=1, cells=FOUR)
-    judgement = judge(made, baselines())
+    judgement = judge(night(change=damaged(("pd-none",), 4), stages=1, cells=FOUR), baselines())
     assert verdict(judgement, "pd-none", "pooled") is Verdict.REGRESSION
     assert verdict(judgement, "pd-eagle3", "pooled") is Verdict.PASS
     assert "other cells have more wrong answers" in judgement.result("pd-eagle3", "pooled").note
@@ -311,8 +302,7 @@ def without_metrics(o: Observation) -> Observation:
         return o
     accepted = final.speculation.per_step_accepted
     grown = {f"accepted_at_{p}": float(sum(a > p for a in accepted)) for p in range(3)}
-    counters = {**final.counters, "drafts": float(len(accepted)), **grown}
-    return change_final(o, speculation=None, counters=counters)
+    return change_final(o, speculation=None, counters={**final.counters, "drafts": float(len(accepted)), **grown})
 
 
 def test_counters_stand_in_for_per_request_metrics():
@@ -330,14 +320,12 @@ def test_counters_in_the_bitwise_tier(wrong):
         return worse(n) if wrong else recorded(n)
 
     made = night(pd=chosen, change=without_metrics, tier="bitwise", lengths=LENGTHS[:8])
-    judgement = judge(made, baselines(LENGTHS[:8]))
-    found = verdict(judgement, "pd-eagle3", "acceptance-baseline")
+    found = verdict(judge(made, baselines(LENGTHS[:8])), "pd-eagle3", "acceptance-baseline")
     assert found is (Verdict.REGRESSION if wrong else Verdict.PASS)
 
 
 def test_registered_number_does_not_depend_on_results():
-    made = night(stages=1)
-    evidence = Evidence(made, baselines(), Judging.model_validate(JUDGING))
+    evidence = Evidence(night(stages=1), baselines(), Judging.model_validate(JUDGING))
     some = run_tests(list(evidence.views()), evidence.judging)
     none = run_tests(list(evidence._replace(baselines={}).views()), evidence.judging)
     assert set(some) == set(none)

@@ -102,9 +102,8 @@ def edited(folder, **changes):
 def test_record_that_contradicts_itself_is_refused(tmp_path):
     made = night("single-none")
     (rows,) = made.run.plans.values()
-    short = {made.run.cells[0].plan: rows[:1]}
     for name, changes, words in (
-        ("rows", {"plans": short}, "to have this hash"),
+        ("rows", {"plans": {made.run.cells[0].plan: rows[:1]}}, "to have this hash"),
         ("gone", {"plans": {}}, "expected its plan"),
         ("twice", {"plans": {plan_key((*rows, rows[0])): (*rows, rows[0])}}, "expected each request"),
         ("count", {"cell": {"planned": 1}}, "as many requests of cold as its plan has, 3, found 1"),

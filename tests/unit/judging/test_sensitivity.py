@@ -12,12 +12,13 @@ from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
 from harness.baselines.published import Band, load_published, matching
 from harness.cli.app import app
 from harness.commands.plan import _correlation
-from harness.errors import DataError, UsageError
+from harness.errors import DataError, ProfileError, UsageError
 from harness.judging import power
 from harness.judging.power import Noise, Sensitivity, sensitivity
 from harness.judging.sight import Sample
 from harness.profiles.model import Judging
-from harness.prompts.model import load_prompts, write_prompts
+from harness.prompts.model import load_prompts, prompt_row, write_prompts
+from harness.util.files import sha256_json
 from harness.workload.prepare import prepare
 from tests.support.builders import changed_profile, identity, provenance
 
@@ -32,8 +33,7 @@ def test_bitwise_leaves_nothing_to_chance():
     found = sensitivity(prepare("cpu", ["*-eagle3"]))
     assert (found.normal, found.registered, found.alpha) == (False, 0, 0.0)
     cold = next(r for r in found.rows if r.scenario == "cold")
-    assert found.needed(cold, 1.0) == 1
-    assert found.smallest(cold) == pytest.approx(100 / cold.steps)
+    assert found.needed(cold, 1.0) == 1 and found.smallest(cold) == pytest.approx(100 / cold.steps)
 
 
 def test_normal_tier_announces_its_tests(tmp_path):
@@ -128,11 +128,9 @@ def test_plan_that_can_never_pass_says_so(tmp_path):
 def test_plan_command_prints_levels_and_effects(tmp_path):
     run = CliRunner()
     bitwise = run.invoke(app, ["plan"])
-    assert bitwise.exit_code == 0
-    assert "without statistical tests" in bitwise.output
+    assert bitwise.exit_code == 0 and "without statistical tests" in bitwise.output
     printed = run.invoke(app, ["plan", "--profile", normal(tmp_path), "--effect", "2"])
-    assert printed.exit_code == 0
-    assert "52 registered tests" in printed.output
+    assert printed.exit_code == 0 and "52 registered tests" in printed.output
     assert "texts for 2" in printed.output
     assert run.invoke(app, ["plan", "--effect", "0"]).exit_code != 0
 
@@ -142,9 +140,6 @@ def test_two_stages_need_prompts_that_were_held_out(tmp_path):
     with pytest.raises(UsageError, match="held out for the second stage"):
         prepare(path, [])
     prompts = load_prompts(prepare("cpu", []).profile.workload.prompts)
-    from harness.prompts.model import prompt_row
-    from harness.util.files import sha256_json
-
     kept = tuple(
         p.model_copy(update={"use": "held-out"}) if i % 2 and p.use == "cold" else p
         for i, p in enumerate(prompts.prompts)
@@ -177,8 +172,6 @@ def test_two_stages_need_prompts_that_were_held_out(tmp_path):
     ],
 )
 def test_bounds_are_validated(tmp_path, judging):
-    from harness.errors import ProfileError
-
     with pytest.raises(ProfileError, match="judging"):
         prepare(normal(tmp_path, **judging), [])
 
@@ -206,8 +199,7 @@ def test_bands_match_by_model_name_method_and_k():
             }
         ],
     }
-    assert len(matching(bands, profile, "eagle3")) == 2
-    assert matching(bands, profile, "mtp") == []
+    assert len(matching(bands, profile, "eagle3")) == 2 and matching(bands, profile, "mtp") == []
     profile["methods"][0]["num_speculative_tokens"] = 5
     assert matching(bands, profile, "eagle3") == []
     assert matching(bands, {"target": "/x", "methods": []}, "eagle3") == []

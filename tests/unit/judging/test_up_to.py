@@ -43,8 +43,7 @@ def steps(accepted: tuple[int, ...], drafted: tuple[int, ...]) -> Speculation:
 def drafting_up_to(cell: str, tokens: int, accepted=ACCEPTED, drafted=DRAFTED, padded: bool = True) -> Observation:
     o = observation(cell, tokens)
     pads = padded and cell.startswith("pd")
-    found = steps((0, *accepted), (3, *drafted)) if pads else steps(accepted, drafted)
-    return change_final(o, speculation=found)
+    return change_final(o, speculation=steps((0, *accepted), (3, *drafted)) if pads else steps(accepted, drafted))
 
 
 def both(**pd) -> list[Observation]:
@@ -59,23 +58,18 @@ def with_plain(observations: list[Observation]) -> list[Observation]:
 
 def baselines() -> dict[str, Lookup]:
     steps = {"accepted": ACCEPTED, "drafted": DRAFTED}
-    return {
-        "none": lookup(list(LENGTHS)),
-        "ngram": changed_rows(lookup(list(LENGTHS), "ngram"), lambda _: steps),
-    }
+    return {"none": lookup(list(LENGTHS)), "ngram": changed_rows(lookup(list(LENGTHS), "ngram"), lambda _: steps)}
 
 
 def test_flawless_run_passes_every_check():
     judgement = judge(history(with_plain(both())), baselines())
-    assert judgement.findings == []
-    assert judgement.verdict is Verdict.PASS
+    assert judgement.findings == [] and judgement.verdict is Verdict.PASS
 
 
 def test_rates_are_shares_of_what_was_drafted_at_a_position():
     rates = pool([ACCEPTED], 3, [DRAFTED])
     assert (rates.accepted_at, rates.drafted_at) == ((2, 1, 1), (3, 2, 1))
-    assert rates.rates == (2 / 3, 1 / 2, 1)
-    assert rates.length_pooled == 1 + 4 / 3
+    assert rates.rates == (2 / 3, 1 / 2, 1) and rates.length_pooled == 1 + 4 / 3
     assert pool([ACCEPTED], 3).rates == (2 / 3, 1 / 3, 1 / 3)
     counted = request_counts(drafting_up_to("pd-ngram", 65).final, 3)
     assert counted is not None
@@ -148,8 +142,7 @@ def test_baselines_keep_what_was_drafted(tmp_path):
         assert read == tuple(recorded)
     assert "drafted" not in (tmp_path / "none.csv").read_text()
     summary = load_baseline(tmp_path / "ngram.json").header.summary
-    assert summary["rates"] == [0.6667, 0.5, 1.0]
-    assert summary["acceptance_length_pooled"] == 2.3333
+    assert summary["rates"] == [0.6667, 0.5, 1.0] and summary["acceptance_length_pooled"] == 2.3333
     assert summary["again"]["steps_differ"] == 0
 
 

@@ -45,8 +45,7 @@ def test_a_pair_without_nixl_cannot_pass_and_says_why_once():
 
 
 def test_prompt_tokens_that_d_did_not_get_are_named():
-    cell = view(moved_by({"kv_connector": "MooncakeConnector"}, lost=5), "pd-none")
-    result = transfer.transfer(cell)
+    result = transfer.transfer(view(moved_by({"kv_connector": "MooncakeConnector"}, lost=5), "pd-none"))
     assert result.verdict is Verdict.UNKNOWN
     assert sum("part of the prompt was not transferred" in f.message for f in result.findings) == len(LENGTHS)
 

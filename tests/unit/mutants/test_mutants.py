@@ -13,11 +13,12 @@ import pytest
 
 from harness.commands.selftest.outcome import classify_kill, first_caught
 from harness.commands.selftest.report import render_markdown, write_selftest
-from harness.commands.selftest.trials import OWN_ENGINES, TRIALS, make_setups, select_trials
+from harness.commands.selftest.run import SelfTester
+from harness.commands.selftest.trials import OWN_ENGINES, TRIALS, make_setups, select_trials, trial_works
 from harness.engines.command import EngineCommand
 from harness.engines.request import Ask
 from harness.engines.session import EngineGroupSession
-from harness.errors import UsageError
+from harness.errors import HandoffError, UsageError
 from harness.history.verdict import Verdict
 from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement, Law
 from harness.mutants import hooks
@@ -224,8 +225,7 @@ def test_no_engine_is_started_twice_for_the_same_configuration():
     # Seven of engines that read with drafters, two of a pair that writes, two without drafters.
     assert sum(s.group.engines for s in setups) <= 15
     for setup in setups:
-        sent = {(w.cell.id, i) for w in setup.control for i in w.items}
-        assert sent or any(w.scripts for w in setup.control)
+        assert {(w.cell.id, i) for w in setup.control for i in w.items} or any(w.scripts for w in setup.control)
 
 
 def test_faults_are_tried_with_each_method_that_can_show_them():
@@ -241,8 +241,6 @@ def test_faults_are_tried_with_each_method_that_can_show_them():
 
 @pytest.mark.parametrize("method", [None, "dflash", "mtp", "none"])
 def test_control_sends_everything_that_a_trial_sends(method):
-    from harness.commands.selftest.trials import trial_works
-
     for setup in make_setups(select_trials([], quick=False, method=method), PROFILE, PROMPTS):
         control = {w.cell.id: w for w in setup.control}
         for trial in setup.trials:
@@ -332,8 +330,7 @@ def test_what_was_answered_until_the_first_finding_is_counted_in_its_cell():
     made = history([observation(c, n, sequence=i) for c in ("pd-none", "single-none") for i, n in enumerate(lengths)])
     tokens = {o.prompt_id: len(o.final.output_ids) for o in made.observations}
     named = judged("single-none").cells[0].results[0].findings[0]
-    second = made.of("single-none")
-    finding = named.model_copy(update={"prompt_id": list(second)[1], "form": "ids"})
+    finding = named.model_copy(update={"prompt_id": list(made.of("single-none"))[1], "form": "ids"})
     result = CheckResult(check="c", cell="single-none", verdict=Verdict.REGRESSION, judged=3, findings=(finding,))
     cell = CellVerdict(cell="single-none", verdict=Verdict.REGRESSION, results=(result,))
     caught = first_caught(Judgement(run_id="r", verdict=Verdict.REGRESSION, cells=(cell,)), made)
@@ -366,14 +363,11 @@ def test_exit_code_of_a_self_test(kills, controls, code):
 
 def test_mutant_without_an_outcome_never_passes():
     lost = self_test([Kill.KILLED], [Verdict.PASS], asked=("M1", "M3"))
-    assert lost.exit_code == 2
-    assert "no outcome for M3" in lost.sentence
+    assert lost.exit_code == 2 and "no outcome for M3" in lost.sentence
 
 
 def test_trial_that_breaks_has_an_outcome(tmp_path, monkeypatch):
     """A hand-off that breaks outside of a request must not lose the trial."""
-    from harness.commands.selftest.run import SelfTester
-    from harness.errors import HandoffError
 
     def breaks(*_):
         raise HandoffError("decode engine: expected metrics, found ConnectError")
@@ -396,7 +390,6 @@ def test_reports_of_a_self_test(tmp_path: Path):
     test = self_test([Kill.KILLED, Kill.SURVIVED], [Verdict.PASS])
     write_selftest(test, tmp_path)
     html = (tmp_path / "report.html").read_text()
-    assert "<script" not in html
-    assert "survived" in html
+    assert "<script" not in html and "survived" in html
     assert json.loads((tmp_path / "selftest.json").read_text())["exit_code"] == 1
     assert "| M1 P publishes its lookahead blocks | ✘ survived | – | · | ✘ |" in render_markdown(test)

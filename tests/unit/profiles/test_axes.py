@@ -39,14 +39,7 @@ def written(tmp_path: Path, **changes: object) -> str:
 
 def test_each_varies_one_thing_at_a_time(tmp_path):
     profile = load_profile(written(tmp_path))
-    assert [p.variant for p in profile.parts] == [
-        "v1",
-        "v1.few",
-        "v1.lease10",
-        "v2",
-        "v2.few",
-        "v2.lease10",
-    ]
+    assert [p.variant for p in profile.parts] == ["v1", "v1.few", "v1.lease10", "v2", "v2.few", "v2.lease10"]
     part = profile.part("v2.lease10")
     assert (part.engine.model_runner, part.engine.kv_lease_s, part.axes) == ("V2", 10, {})
     assert profile.part("v1").engine.kv_lease_s == 30
@@ -56,28 +49,23 @@ def test_each_varies_one_thing_at_a_time(tmp_path):
 
 def test_product_is_every_combination(tmp_path):
     profile = load_profile(written(tmp_path, combine="product"))
-    assert len(profile.parts) == 8
-    assert profile.part("v1.lease10.few").engine.kv_lease_s == 10
+    assert len(profile.parts) == 8 and profile.part("v1.lease10.few").engine.kv_lease_s == 10
 
 
 def test_a_profile_that_extends_another_keeps_the_rest(tmp_path):
     ours, cpu = load_profile(written(tmp_path)), load_profile("cpu")
-    assert ours.target == cpu.target
-    assert ours.engine.block_size == cpu.engine.block_size
-    assert ours.scenarios == cpu.scenarios
-    assert ours.name == "axes"
+    assert ours.target == cpu.target and ours.engine.block_size == cpu.engine.block_size
+    assert ours.scenarios == cpu.scenarios and ours.name == "axes"
 
 
 def test_ids_name_the_variant_and_are_read_back(tmp_path):
-    profile = load_profile(written(tmp_path))
-    cells = all_cells(profile)
+    cells = all_cells(load_profile(written(tmp_path)))
     assert len(cells) == len({c.id for c in cells})
     for cell in cells:
         assert CellName.of(cell.id) == cell.name
     name = CellName.of("pd-eagle3-router+v2.lease10")
     assert name == CellName("pd", "eagle3", "router", "v2.lease10")
-    assert name.single == "single-eagle3+v2.lease10"
-    assert name.reference == "single-none+v2.lease10"
+    assert name.single == "single-eagle3+v2.lease10" and name.reference == "single-none+v2.lease10"
     assert (name.lineup, name.plain) == ("eagle3+v2.lease10", "none+v2.lease10")
     assert CellName.of_lineup(name.lineup).id == name.single
 
@@ -107,8 +95,7 @@ def test_cells_are_chosen_and_left_out_by_variant(tmp_path):
 def test_one_variant_of_what_was_prepared_is_a_plain_profile(tmp_path):
     prepared = prepare(written(tmp_path), ["*-none+v1", "*-none+v2"], ["cold"])
     one = narrowed(prepared, "v2")
-    assert one.profile.axes == {}
-    assert one.profile.engine.model_runner == "V2"
+    assert one.profile.axes == {} and one.profile.engine.model_runner == "V2"
     assert [g.id for g in one.plan.groups] == ["pd-none+v2"]
     assert one.requests * 2 == prepared.requests
 
@@ -200,8 +187,7 @@ def test_second_stage_is_run_without_the_cells_that_cannot_run(tmp_path, monkeyp
 
 def test_cells_without_requests_lack_nothing(tmp_path):
     """Single cells have nothing to do in scenarios that need a prefill engine."""
-    drafter = {"repo": "a/b", "revision": "0" * 40}
-    methods = [{"kind": "none"}, {"kind": "eagle3", "drafter": drafter}]
+    methods = [{"kind": "none"}, {"kind": "eagle3", "drafter": {"repo": "a/b", "revision": "0" * 40}}]
     prepared = prepare(written(tmp_path, axes={}, methods=methods), [], ["late-pull"])
     assert set(prepared.lacking) == {"pd-eagle3"}
     assert set(prepared.lacking) <= {w.cell.id for w in prepared.works}

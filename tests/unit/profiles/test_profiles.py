@@ -34,8 +34,7 @@ def test_schema_is_current():
 
 @pytest.mark.parametrize("name", shipped_profile_names())
 def test_shipped_profiles_are_valid_by_the_schema(name):
-    raw = yaml.safe_load((SHIPPED_PROFILES / f"{name}.yaml").read_text())
-    jsonschema.validate(raw, profile_schema())
+    jsonschema.validate(yaml.safe_load((SHIPPED_PROFILES / f"{name}.yaml").read_text()), profile_schema())
 
 
 def test_schema_finds_what_is_misspelt():
@@ -109,11 +108,9 @@ def test_nightly_is_planned_without_models_and_fits_two_gpus():
     inventory = Inventory(devices, {}, shared=True)
     jobs = jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, prepared.rescores)
     schedule = simulate(jobs, devices)
-    assert schedule.refused == {}
-    assert len(schedule.slots) == len(prepared.plan.groups) > 50
+    assert schedule.refused == {} and len(schedule.slots) == len(prepared.plan.groups) > 50
     apart = {s.placement.job.id: len(s.placement.devices) for s in schedule.slots}
-    assert apart["pd-eagle3+llama31-8b"] == 2
-    assert apart["pd-eagle3+llama31-8b.together"] == 1
+    assert apart["pd-eagle3+llama31-8b"] == 2 and apart["pd-eagle3+llama31-8b.together"] == 1
     inventory = Inventory(devices[:1], {}, shared=True)
     one = simulate(jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, prepared.rescores), devices[:1])
     # Engines of two ranks need two GPUs; everything else runs on one.

@@ -52,16 +52,14 @@ def test_pickled_weights_are_refused(weights, tmp_path):
 def test_code_of_a_model_runs_where_the_profile_says_so(tmp_path):
     target = {"path": model(tmp_path / "m", code=True), "trust_remote_code": True}
     profile = load_profile(changed_profile(tmp_path, lambda r: r.update(target=target)))
-    assert profile.target_folder == tmp_path / "m"
-    assert "--trust-remote-code" in argv(profile)
+    assert profile.target_folder == tmp_path / "m" and "--trust-remote-code" in argv(profile)
     assert said(profile.model_dump(mode="json")) == f"remote code: target {tmp_path / 'm'}"
 
 
 def test_code_of_a_model_does_not_run_where_nothing_is_said(tmp_path):
     target = model(tmp_path / "m", code=True)
     profile = load_profile(changed_profile(tmp_path, lambda r: r.update(target={"path": target})))
-    assert "--trust-remote-code" not in argv(profile)
-    assert said(profile.model_dump(mode="json")) == ""
+    assert "--trust-remote-code" not in argv(profile) and said(profile.model_dump(mode="json")) == ""
 
 
 def test_code_that_may_run_but_is_not_there_is_named(tmp_path):
@@ -150,8 +148,7 @@ def test_pickled_weights_of_a_recorded_profile_are_refused(tmp_path):
 def test_permission_for_a_drafter_is_for_its_engines_alone(tmp_path):
     drafter = {"path": model(tmp_path / "d", code=True), "trust_remote_code": True}
     profile = load_profile(changed_profile(tmp_path, lambda r: r["methods"][1].update(drafter=drafter)))
-    assert "--trust-remote-code" in argv(profile, 1)
-    assert "--trust-remote-code" not in argv(profile, 0)
+    assert "--trust-remote-code" in argv(profile, 1) and "--trust-remote-code" not in argv(profile, 0)
 
 
 def test_relative_paths_of_models_stay_in_the_profile_s_folder(tmp_path):
@@ -165,8 +162,7 @@ def test_references_carry_their_permission(tmp_path):
     name = {"repo": "org/name", "revision": "0" * 40, "trust_remote_code": True}
     profile = load_profile(changed_profile(tmp_path, lambda r: r.update(target=name)))
     reference = references_of(profile)["target"]
-    assert isinstance(reference, ModelReference)
-    assert reference.trust_remote_code
+    assert isinstance(reference, ModelReference) and reference.trust_remote_code
     assert trusted_models(profile.model_dump(mode="json")) == [f"target org/name@{'0' * 40}"]
 
 
@@ -188,8 +184,7 @@ def test_reports_say_whose_code_ran(tmp_path):
     profile = {**made.run.profile, "target": {"path": "/models/<b>m", "trust_remote_code": True}}
     summary = assess(with_run(made, profile=profile))
     assert "remote code: target /models/" in render_markdown(summary)
-    page = render_html(summary)
-    assert "remote code: target /models/&lt;b&gt;m" in page
+    assert "remote code: target /models/&lt;b&gt;m" in render_html(summary)
     assert "remote code" not in render_markdown(assess(made))
 
 

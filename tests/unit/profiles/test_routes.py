@@ -26,8 +26,7 @@ def test_routed_cell_is_compared_with_the_single_engine_asked_directly():
 
 def test_shipped_profile_asks_pairs_both_ways_on_the_same_engines():
     profile = load_profile("cpu")
-    plan = make_plan(profile, select_cells(profile, ["*-dflash*"]))
-    (group,) = plan.groups
+    (group,) = make_plan(profile, select_cells(profile, ["*-dflash*"])).groups
     assert [c.id for c in group.cells] == ["pd-dflash", "pd-dflash-router", "single-dflash"]
     assert set(excluded_cells(profile)) == {f"single-{m.kind}-router" for m in profile.methods}
 
@@ -84,8 +83,7 @@ def routed(tokens, asked=True, **changes):
 
 def run_of(*observations):
     made = history(list(observations), cells=["pd-eagle3-router"])
-    cell = made.run.cells[0].model_copy(update={"route": "router"})
-    return with_run(made, cells=(cell,))
+    return with_run(made, cells=(made.run.cells[0].model_copy(update={"route": "router"}),))
 
 
 def checks(*observations):
@@ -101,14 +99,12 @@ def by_itself(tokens):
 def test_hand_off_by_the_router_is_proven_by_both_engines():
     found, judged = checks(*(routed(n) for n in LENGTHS))
     assert judged.verdict is Verdict.PASS
-    assert found["transfer"].judged == len(LENGTHS)
-    assert found["transfer"].figures.bytes > 0
+    assert found["transfer"].judged == len(LENGTHS) and found["transfer"].figures.bytes > 0
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_router_that_hides_a_failed_hand_off_is_found(asked):
-    hidden = routed(96, asked, counters=by_itself(96))
-    found, judged = checks(routed(32), routed(40), hidden)
+    found, judged = checks(routed(32), routed(40), routed(96, asked, counters=by_itself(96)))
     assert judged.verdict is Verdict.REGRESSION
     (finding,) = found["transfer"].findings
     assert (finding.prompt_id, finding.damage) == ("p96", "routing")

@@ -27,10 +27,9 @@ def folder(tmp_path_factory) -> Path:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    marks = ["<s>", "<|user|>", "<|assistant|>", "<|end|>"]
     trainer = trainers.BpeTrainer(
         vocab_size=2400,
-        special_tokens=marks,
+        special_tokens=["<s>", "<|user|>", "<|assistant|>", "<|end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -49,8 +48,7 @@ def test_every_stratum_is_hit_exactly_and_words_have_one_source(folder, tmp_path
     strata = {p.stratum for p in prompts.prompts}
     assert strata >= {Stratum.ALIGNED, Stratum.LOOKAHEAD, Stratum.FIRST, Stratum.MIDDLE}
     for prompt in prompts.prompts:
-        assert len(prompt.ids) == prompt.tokens
-        assert prompt.expected is None
+        assert len(prompt.ids) == prompt.tokens and prompt.expected is None
     longest = max(prompts.prompts, key=lambda p: p.tokens)
     listed = longest.text.partition(INSTRUCTION)[2].split()
     words = [w for w in listed if w in set(listed[:-2])][: longest.tokens - 40]

@@ -6,13 +6,7 @@ from harness.profiles.model import PromptRecipe
 from harness.prompts.model import load_prompts, planned_prompts
 from harness.util.paths import REPOSITORY
 
-RECIPE = {
-    "dataset": "fake/bench",
-    "revision": "d" * 40,
-    "block_sizes": [16, 32],
-    "lookaheads": [4],
-    "per_stratum": 8,
-}
+RECIPE = {"dataset": "fake/bench", "revision": "d" * 40, "block_sizes": [16, 32], "lookaheads": [4], "per_stratum": 8}
 
 
 def test_padded_copies_have_the_text_that_they_were_made_of():

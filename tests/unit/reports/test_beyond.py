@@ -40,8 +40,7 @@ def test_equal_runs_have_nothing_to_say(tmp_path):
     a, b = recorded(tmp_path / "a"), recorded(tmp_path / "b")
     found = compare_runs(a, b)
     assert found.sentence.startswith("the same verdicts; the same tokens; no change of acceptance")
-    assert not found.new
-    assert not found.gone
+    assert not found.new and not found.gone
     assert all(c.equal == c.common == len(LENGTHS) for c in found.cells)
 
 
@@ -56,8 +55,7 @@ def test_what_differs_between_two_runs_is_named(tmp_path):
     found = compare_runs(a, b)
     pairs = {c.cell: c for c in found.cells}
     assert (pairs["pd-eagle3"].common, pairs["pd-eagle3"].equal) == (3, 2)
-    assert pairs["pd-eagle3"].positions[0].effect < 0
-    assert pairs["single-none"].verdicts[1] is None
+    assert pairs["pd-eagle3"].positions[0].effect < 0 and pairs["single-none"].verdicts[1] is None
     assert pairs["pd-none"].verdicts[0] is None
     assert ("vllm", "0.32.0", "0.33.0") in found.differing
     assert "1 prompt with different tokens" in found.sentence
@@ -112,17 +110,12 @@ def test_wrong_answers_are_added_up_over_the_runs_of_a_version(tmp_path):
         recorded(tmp_path / f"run{i}", cells, change, started=started, versions={"vllm": version})
     trend = load_trend(tmp_path)
     found = {(a.vllm, a.what): a for a in trend.wrong_answers}
-    assert list(found) == [
-        ("0.31.0", "P/D"),
-        ("0.32.0", "P/D"),
-        ("0.32.0", "pd-none"),
-    ]
+    assert list(found) == [("0.31.0", "P/D"), ("0.32.0", "P/D"), ("0.32.0", "pd-none")]
     new = found["0.32.0", "P/D"]
     assert (new.runs, new.wrong, new.checked) == (3, 2, 9)
     assert new.interval == pytest.approx((0.02814, 0.60009), abs=1e-4)
     assert found["0.31.0", "P/D"].interval == pytest.approx((0, 1 - 0.025 ** (1 / 6)))
-    text = Page(render_trend(trend, tmp_path / "trend.html"))
-    text.require_inert()
+    Page(render_trend(trend, tmp_path / "trend.html")).require_inert()
     assert "vLLM 0.32.0, P/D: 2 wrong of 9 answers in 3 runs (2.8 to 60 % with 95 %)" in printed(print_trend, trend)
 
 

@@ -88,8 +88,7 @@ def test_scenarios_join_the_law_that_their_lengths_fit():
 
 def test_drafts_that_changed_with_the_answer_need_no_cause_of_their_own():
     changed = {"check": "acceptance-baseline", "verdict": Verdict.IMPROVED, "damage": "engine-changed"}
-    both = view(finding("pd-mtp", law=LAW), finding("pd-mtp", **changed), law=LAW)
-    (one,) = causes(both)
+    (one,) = causes(view(finding("pd-mtp", law=LAW), finding("pd-mtp", **changed), law=LAW))
     assert one.checks == {"tokens-baseline": 1, "acceptance-baseline": 1}
     assert one.verdict is Verdict.REGRESSION
     apart = causes(view(finding("pd-mtp", law=LAW), law=LAW), view(finding("single-mtp", **changed)))
@@ -159,8 +158,7 @@ def test_every_finding_is_in_exactly_one_cause():
     made = runs.red()
     known = runs.references()
     judgement = judge(made, known)
-    prompts = prompts_of(made, judgement, known)
-    found = causes_of(judgement, {r.place: r.length for r in prompts.rows})
+    found = causes_of(judgement, {r.place: r.length for r in prompts_of(made, judgement, known).rows})
     listed = [f.id for c in found for f in c.findings]
     assert sorted(listed) == sorted(f.id for f in judgement.findings)
     for cause in found:
@@ -173,8 +171,7 @@ def test_every_finding_is_in_exactly_one_cause():
 @pytest.fixture
 def lookahead() -> str:
     """All pairs give wrong tokens at the length that fills its block: one defect of the hand-off."""
-    changed = [garbled(o) if o.cell.startswith("pd-") and len(o.sent_ids) == 32 else o for o in flawless()]
-    h = history(changed)
+    h = history([garbled(o) if o.cell.startswith("pd-") and len(o.sent_ids) == 32 else o for o in flawless()])
     return render_html(summarise_run(h, judge(h, lookups(LENGTHS)), lookups(LENGTHS)))
 
 
@@ -184,21 +181,18 @@ def test_defect_of_all_pairs_is_one_card(lookahead):
     assert (card["data-cell"] or "").split("\n") == ["pd-none", "pd-eagle3", "pd-dflash", "pd-mtp"]
     # Each group of findings keeps the place that older links lead to.
     places = [i for i in page.ids if i.startswith("finding-")]
-    assert "finding-pd-none-tokens-baseline-p32-ids" in places
-    assert len(places) == len(set(places)) > 4
+    assert "finding-pd-none-tokens-baseline-p32-ids" in places and len(places) == len(set(places)) > 4
     assert lookahead.count("Lengths:") == 1
 
 
 def test_cards_are_folded_beyond_the_first_ones(lookahead):
     """However many findings there are, the page that opens is short: everything but causes and tables is folded."""
-    page = Page(lookahead)
-    assert not [a for t, a in page.elements if t == "details" and "open" in a]
+    assert not [a for t, a in Page(lookahead).elements if t == "details" and "open" in a]
 
 
 def test_run_with_expected_failures_alone_says_that_it_passes(tmp_path):
     summary = runs.summarise_known(tmp_path)
-    assert summary.verdict is Verdict.KNOWN
-    assert summary.headline == "✔ PASS (1 expected failure)"
+    assert summary.verdict is Verdict.KNOWN and summary.headline == "✔ PASS (1 expected failure)"
     assert "<title>✔ PASS (1 expected failure) · " in render_html(summary)
     worse = summary._replace(judgement=summary.judgement.model_copy(update={"verdict": Verdict.REGRESSION}))
     assert worse.headline == "✘ REGRESSION"

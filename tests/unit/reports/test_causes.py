@@ -21,17 +21,7 @@ from harness.reports.terminal import print_summary
 from harness.reports.write import write_reports
 from harness.util.files import write_json
 from tests.golden.oracle import BASELINES, RUNS
-from tests.support.builders import (
-    LENGTHS,
-    change_final,
-    history,
-    leg,
-    lookups,
-    observation,
-    steps_for,
-    view,
-    with_run,
-)
+from tests.support.builders import LENGTHS, change_final, history, leg, lookups, observation, steps_for, view, with_run
 from tests.support.normal_tier import baselines, night, worse
 from tests.support.pages import printed
 
@@ -84,8 +74,7 @@ def test_recorded_interruption_shows_its_cause_and_counts_no_more_requests_than_
     summary = assess(load_history(RUNS / "interrupted"), References(baselines=BASELINES))
     text = printed(print_summary, summary)
     assert summary.sentence.startswith("Interrupted by the user (Ctrl-C) after ")
-    assert "nothing tested in" not in text
-    assert "harness repro" not in text
+    assert "nothing tested in" not in text and "harness repro" not in text
     for cell in summary.judgement.cells:
         if cell.diagnosis is not None:
             assert cell.diagnosis.failed <= cell.diagnosis.judged
@@ -93,8 +82,7 @@ def test_recorded_interruption_shows_its_cause_and_counts_no_more_requests_than_
 
 def test_broken_request_is_counted_among_those_asked():
     """A request that broke has a finding, and so has one that only prepared the scenario."""
-    broken = [o.model_copy(update={"error": "500"}) if o.cell == "pd-none" else o for o in pair()]
-    summary = of(history(broken))
+    summary = of(history([o.model_copy(update={"error": "500"}) if o.cell == "pd-none" else o for o in pair()]))
     (found,) = [c.diagnosis for c in summary.judgement.cells if c.cell == "pd-none"]
     assert found.damage == "infrastructure"
     assert (found.failed, found.judged) == (4, 4)
@@ -149,13 +137,11 @@ def test_answers_that_lost_all_their_drafts_are_named_unless_most_did():
 
 
 def test_pass_claims_what_was_judged():
-    both = of(history(pair(("pd-eagle3", "single-eagle3", "single-none"))))
-    assert both.sentence == (
+    assert of(history(pair(("pd-eagle3", "single-eagle3", "single-none")))).sentence == (
         "All 3 cells pass: 12 answers have the right tokens, acceptance is as expected, and every P/D request moved "
         "its KV."
     )
-    alone = of(history(pair(("single-none",))))
-    assert alone.sentence == "The cell passes: 4 answers have the right tokens."
+    assert of(history(pair(("single-none",)))).sentence == "The cell passes: 4 answers have the right tokens."
 
 
 def test_pass_of_the_normal_tier_does_not_claim_right_tokens():
@@ -189,10 +175,9 @@ def test_exposure_stands_in_every_report():
     assert summary.exposure == Exposure({"pd-none": 4, "single-none": 4})
     for text in (printed(print_summary, summary), render_markdown(summary), render_html(summary)):
         assert words in " ".join(text.split())
-    pd = of(history(pair(("pd-none",))))
     assert (
         "4 answers checked token by token, all after a hand-off; a defect of every P/D request would"
-        in pd.exposure.sentence
+        in of(history(pair(("pd-none",)))).exposure.sentence
     )
 
 
@@ -249,8 +234,7 @@ def test_suspect_remembers_earlier_runs(tmp_path):
 
 
 def test_run_without_doubt_needs_no_next_step(tmp_path):
-    h = history(pair(), folder=tmp_path / "run")
-    summary = of(h)
+    summary = of(history(pair(), folder=tmp_path / "run"))
     assert summary.next_step == ""
     (tmp_path / "run").mkdir()
     write_reports(summary, tmp_path / "run")

@@ -49,8 +49,7 @@ def test_wrong_answer_comes_first_with_the_place_of_its_first_wrong_token():
     first, *others = rows_of(wrong).rows
     assert first.place == ("pd-none", "cold", "ids", "p40")
     assert (first.verdict, first.parted) == (Verdict.REGRESSION, 9)
-    assert first.output[:9] == first.expected[:9]
-    assert first.damaged
+    assert first.output[:9] == first.expected[:9] and first.damaged
     assert [s.name for s in first.sides] == ["P", "D"]
     assert not any(r.findings or r.sides for r in others)
 
@@ -61,19 +60,16 @@ def test_sampled_answers_are_compared_with_this_run_and_not_with_the_greedy_base
 
     other = [change_final(sampled(cell), output_ids=(9, 8, 7)) for cell in PAIR]
     by_cell = {r.place[0]: r for r in rows_of(other).rows}
-    assert by_cell["pd-none"].compared
-    assert by_cell["pd-none"].parted is None
+    assert by_cell["pd-none"].compared and by_cell["pd-none"].parted is None
     assert not by_cell["single-none"].compared
 
 
 def test_lengths_show_the_worst_of_their_prompts_and_what_is_equal_although_unknown():
-    wrong = pair(lambda o: garbled(o) if (o.cell, o.prompt_id) == ("pd-none", "p32") else o)
-    found = rows_of(wrong).by_length
+    found = rows_of(pair(lambda o: garbled(o) if (o.cell, o.prompt_id) == ("pd-none", "p32") else o)).by_length
     assert {n: e.symbol for n, e in found["pd-none"].items()} == {31: "·", 32: "✘", 40: "·", 65: "·"}
     assert (found["pd-none"][32].requests, found["pd-none"][32].damaged) == (1, 1)
     # Re-scoring was planned, and did not happen: the tokens are right all the same.
-    asked = rows_of(pair(), rescore=True)
-    assert {e.symbol for e in asked.by_length["pd-none"].values()} == {"="}
+    assert {e.symbol for e in rows_of(pair(), rescore=True).by_length["pd-none"].values()} == {"="}
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

@@ -61,8 +61,7 @@ def scenario_run(mutants: tuple[str, ...] = ()) -> RunSummary:
     donor = observation("pd-none", 96, scenario="hit", part="donor", sequence=1)
     subject = observation("pd-none", 96, scenario="hit", part="subject", sequence=2)
     moved = {"prefix_hits": 64.0, "prompt_tokens_external_kv_transfer": 32.0, "nixl_bytes": LAYERS["none"] * 32768.0}
-    counters = {**subject.final.counters, **moved}
-    subject = garbled(change_final(subject, counters=counters), at=40)
+    subject = garbled(change_final(subject, counters={**subject.final.counters, **moved}), at=40)
     h = history([observation("pd-none", 96), donor, subject], scenarios=[raw], mutants=mutants)
     return summarise_run(h, judge(h, lookups([96])))
 
@@ -71,17 +70,13 @@ def test_scenarios_and_diagnoses_are_shown_everywhere():
     summary = scenario_run()
     assert summary.scenario_grid["pd-none"] == {"cold": Verdict.PASS, "hit": Verdict.REGRESSION}
     html, markdown = render_html(summary), render_markdown(summary)
-    assert 'id="cell-pd-none-hit"' in html
-    assert "wrong KV of the target" in html
+    assert 'id="cell-pd-none-hit"' in html and "wrong KV of the target" in html
     assert "prompt position 42 in block 1" in html
-    assert "✘ REGRESSION (hit)" in markdown
-    assert "in hit: wrong KV of the target" in markdown
+    assert "✘ REGRESSION (hit)" in markdown and "in hit: wrong KV of the target" in markdown
     suites = {s.get("name"): s for s in ET.fromstring(render_junit(summary)).findall("testsuite")}
-    assert suites["pd-none"].get("failures") == "0"
-    assert suites["pd-none.hit"].get("failures") == "1"
+    assert suites["pd-none"].get("failures") == "0" and suites["pd-none.hit"].get("failures") == "1"
     text = printed(print_summary, summary)
-    assert "pd-none in hit" in text
-    assert "block 1" in text
+    assert "pd-none in hit" in text and "block 1" in text
 
 
 def test_injected_mutant_is_stamped_on_every_report():
@@ -104,8 +99,7 @@ def test_hostile_text_is_inert_everywhere(bad):
     html = render_html(bad)
     Page(html).require_inert()
     assert "&lt;script&gt;" in html
-    root = ET.fromstring(render_junit(bad))
-    assert "<script>" in "".join(root.itertext())
+    assert "<script>" in "".join(ET.fromstring(render_junit(bad)).itertext())
     markdown = render_markdown(bad)
     assert "<script>" not in markdown
     assert max(map(len, markdown.splitlines())) < 700
@@ -134,8 +128,7 @@ def test_exposure_is_there_for_machines(bad):
 def test_divergence_is_shown_side_by_side(bad):
     html = render_html(bad)
     assert re.search(r'<p class="diff"[^>]*>.*class="del".*class="ins".*</p>', html, re.DOTALL)
-    assert "p32" in html
-    assert "harness repro" in html
+    assert "p32" in html and "harness repro" in html
 
 
 def test_charts_have_data_words_and_a_table():
@@ -154,8 +147,7 @@ def test_charts_have_data_words_and_a_table():
 
 def test_survival_falls_where_the_output_leaves_the_record(bad):
     shares = {s.token: s.share for s in bad.figures.survival if s.cell == "pd-eagle3"}
-    assert shares[0] == 1.0
-    assert min(shares.values()) == 0.75
+    assert shares[0] == 1.0 and min(shares.values()) == 0.75
 
 
 def test_anchors_are_unique_and_every_link_has_its_place(bad):
@@ -165,8 +157,7 @@ def test_anchors_are_unique_and_every_link_has_its_place(bad):
     assert {unquote(i) for i in inside if "=" not in i} <= set(page.ids)
     # The others are states of the table: each names something that it can show.
     states = [parse_qs(i) for i in inside if "=" in i]
-    rows = {"/".join(r.place) for r in bad.prompts.rows}
-    assert {s["p"][0] for s in states if "p" in s} <= rows
+    assert {s["p"][0] for s in states if "p" in s} <= {"/".join(r.place) for r in bad.prompts.rows}
     assert {s["cell"][0] for s in states if "cell" in s} <= set(CELLS)
     assert len(states) > len(CELLS)
 
@@ -186,8 +177,7 @@ def test_logs_of_cells_that_could_not_be_judged_are_quoted(bad, tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "pd-mtp.decode.log").write_text("one\n" + HOSTILE)
-    summary = bad._replace(history=bad.history.model_copy(update={"folder": tmp_path}))
-    html = render_html(summary)
+    html = render_html(bad._replace(history=bad.history.model_copy(update={"folder": tmp_path})))
     Page(html).require_inert()
     assert "last lines of <bdi>pd-mtp.decode.log</bdi>" in html
 
@@ -195,8 +185,7 @@ def test_logs_of_cells_that_could_not_be_judged_are_quoted(bad, tmp_path):
 def test_grid_marks_the_stratum_of_the_damage(bad):
     assert bad.grid["pd-eagle3"]["aligned"].verdict == "REGRESSION"
     assert bad.grid["pd-eagle3"]["middle"].verdict == "PASS"
-    assert bad.equal_tokens["pd-eagle3"] == "3/4"
-    assert bad.equal_tokens["pd-none"] == "4/4"
+    assert bad.equal_tokens["pd-eagle3"] == "3/4" and bad.equal_tokens["pd-none"] == "4/4"
 
 
 def test_findings_are_grouped_gravest_first(bad):
@@ -206,8 +195,7 @@ def test_findings_are_grouped_gravest_first(bad):
 
 
 def test_summary_is_short_even_for_a_catastrophe():
-    everything = [change_final(o, output_ids=(9,)) for o in flawless()]
-    text = render_markdown(summarise(everything))
+    text = render_markdown(summarise([change_final(o, output_ids=(9,)) for o in flawless()]))
     assert len(text.splitlines()) <= 60
     assert text.startswith("# ✘ REGRESSION")
 
@@ -232,8 +220,7 @@ def test_counters_that_stood_still_are_told_from_those_never_read(bad):
     """D's prefix cache gave nothing, which is not the same as not knowing."""
     p, d = (dict(side.facts) for side in found_in(bad, "pd-eagle3").sides)
     assert p["handed over: remote_block_ids"] == "[[1]]"
-    assert d["counted: NIXL bytes"] == "131,072"
-    assert d["counted: prompt tokens from P"] == "32"
+    assert d["counted: NIXL bytes"] == "131,072" and d["counted: prompt tokens from P"] == "32"
     assert d["counted: prompt tokens from its own prefix cache"] == "0"
     unread = [
         change_final(garbled(o), counters={}) if o.cell == "pd-eagle3" and len(o.sent_ids) == 32 else o
@@ -259,5 +246,4 @@ def test_page_in_another_folder_links_to_what_lies_beside_the_run(tmp_path: Path
     run, out = tmp_path / "runs" / "a b", tmp_path / "pages"
     page = '<a href="#x"><a href="../self/report.html"><a href="https://e.org/"><script>\'<a href="y">\'</script>'
     assert linked_from(run, run, page) == page
-    there = linked_from(out, run, page)
-    assert there == page.replace('"../self', '"../runs/a%20b/../self')
+    assert linked_from(out, run, page) == page.replace('"../self', '"../runs/a%20b/../self')

@@ -58,8 +58,7 @@ def test_a_group_over_several_cells_names_them():
     place = f"{first.cell} and {len(cells) - 1} other cells"
     assert len(cells) > 1 and group_place(judgement, first) == place
     assert any(f"{place}: complete" in line for line in lines_of(judged("interrupted"), 80))
-    alone = grouped_findings(judged("M1").judgement)[0][0]
-    assert group_place(judged("M1").judgement, alone) == "pd-eagle3"
+    assert group_place(judged("M1").judgement, grouped_findings(judged("M1").judgement)[0][0]) == "pd-eagle3"
 
 
 def test_an_interrupted_run_says_how_to_go_on():
@@ -72,8 +71,7 @@ def test_an_interrupted_run_says_how_to_go_on():
 
 def test_a_line_is_cut_between_words():
     text = "covered by https://example.org/a/very/long/address and more"
-    assert plain_cell(text, 30) == "covered by …"
-    assert plain_cell(text, len(text)) == text
+    assert plain_cell(text, 30) == "covered by …" and plain_cell(text, len(text)) == text
     assert plain_cell("x" * 40, 30) == "x" * 28 + " …"
 
 

@@ -37,21 +37,18 @@ def test_engines_start_before_their_first_request_and_wait_between_cells():
         ("cell", "single-none", 104.0),
     ]
     assert lane.bars[3].verdict is Verdict.REGRESSION
-    assert timeline.total_s == pytest.approx(15.1)
-    assert timeline.left(lane.bars[0]) == 0
+    assert timeline.total_s == pytest.approx(15.1) and timeline.left(lane.bars[0]) == 0
     assert timeline.left(lane.bars[3]) + timeline.width(lane.bars[3]) == pytest.approx(100, abs=0.02)
 
 
 def test_requests_that_broke_are_marked():
     timeline = timeline_of(run({"pd-none": [100.0], "single-none": [103.0]}, error="answered 500"), {})
     marks = [b for lane in timeline.lanes for b in lane.bars if b.kind == "mark"]
-    assert len(marks) == 2
-    assert "answered 500" in marks[0].words
+    assert len(marks) == 2 and "answered 500" in marks[0].words
 
 
 def test_engines_that_never_answered_are_shown_with_their_reason():
-    timeline = timeline_of(run({}, state="failed", reason="no hand-off"), {})
-    (lane,) = timeline.lanes
+    (lane,) = timeline_of(run({}, state="failed", reason="no hand-off"), {}).lanes
     assert [(b.kind, b.end - b.begin) for b in lane.bars] == [("start", 5.0)]
     assert "no hand-off" in lane.bars[0].words
 

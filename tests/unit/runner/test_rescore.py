@@ -56,8 +56,7 @@ def made(change=lambda o: o, gaps=None, scored=LENGTHS, error=None):
     for o in observations:
         if len(o.sent_ids) in scored:
             distinct.setdefault((o.prompt_id, output_key(o.final.output_ids)), score(o, gaps and gaps(o), error))
-    h = history([*observations, *distinct.values()], CELLS)
-    return with_run(h, rescore=True)
+    return with_run(history([*observations, *distinct.values()], CELLS), rescore=True)
 
 
 def result(h, cell="pd-eagle3"):
@@ -67,34 +66,29 @@ def result(h, cell="pd-eagle3"):
 def test_output_that_the_plain_engine_prefers_passes():
     h = made()
     assert sum(o.scenario == RESCORE for o in h.observations) == len(LENGTHS)
-    assert result(h).verdict is Verdict.PASS
-    assert judge(h, lookups(LENGTHS)).verdict is Verdict.PASS
+    assert result(h).verdict is Verdict.PASS and judge(h, lookups(LENGTHS)).verdict is Verdict.PASS
 
 
 def test_wrong_output_is_found_where_it_begins():
     def gaps(o):
-        count = len(o.final.output_ids)
-        return tuple(5.0 if i == 7 and o.prompt_id == "p40" else 0.0 for i in range(count))
+        return tuple(5.0 if i == 7 and o.prompt_id == "p40" else 0.0 for i in range(len(o.final.output_ids)))
 
     found = result(made(gaps=gaps))
     assert found.verdict is Verdict.REGRESSION
     (finding,) = found.findings
     assert (finding.prompt_id, finding.damage, finding.evidence.position) == ("p40", "target-kv", 7)
-    single = result(made(gaps=gaps), "single-none")
-    assert single.findings[0].damage == "sampler"
+    assert result(made(gaps=gaps), "single-none").findings[0].damage == "sampler"
 
 
 def test_near_tie_is_benign():
     found = result(made(gaps=lambda o: (0.01,) * len(o.final.output_ids)))
-    assert found.verdict is Verdict.PASS
-    assert "near ties" in found.note
+    assert found.verdict is Verdict.PASS and "near ties" in found.note
 
 
 def test_output_that_was_not_scored_is_unknown():
     assert result(made(scored=[31])).verdict is Verdict.UNKNOWN
     broken = result(made(error="engine answered 500"))
-    assert broken.verdict is Verdict.UNKNOWN
-    assert "engine answered 500" in broken.findings[0].message
+    assert broken.verdict is Verdict.UNKNOWN and "engine answered 500" in broken.findings[0].message
 
 
 def test_other_output_needs_a_score_of_its_own():
@@ -106,9 +100,7 @@ def test_other_output_needs_a_score_of_its_own():
 
 
 def test_check_applies_only_where_the_run_was_asked_to():
-    h = made()
-    off = with_run(h, rescore=False)
-    names = {r.check for c in judge(off, lookups(LENGTHS)).cells for r in c.results}
+    names = {r.check for c in judge(with_run(made(), rescore=False), lookups(LENGTHS)).cells for r in c.results}
     assert "rescored" not in names
 
 
@@ -135,8 +127,7 @@ def test_gap_of_each_prompt_token_is_read_from_the_answer():
         {"3": {"logprob": -0.1}},
         {"4": {"logprob": -3.0}, "9": {"logprob": -0.25}},
     ]
-    found = parse_completion("single", "r", 200, body(tables), 0.1, rescore_from=2)
-    assert found.rescored == (0.0, 2.75)
+    assert parse_completion("single", "r", 200, body(tables), 0.1, rescore_from=2).rescored == (0.0, 2.75)
     asked = parse_completion("single", "r", 200, body(tables), 0.1)
     assert (asked.rescored, asked.prompt_logprobs) == (None, (-0.5, -0.1, -3.0))
 

@@ -15,6 +15,7 @@ import yaml
 
 import harness.runner.groups
 import harness.runner.record_cells
+from harness.engines.executor import local_places
 from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, ModelUnavailableError
@@ -68,8 +69,6 @@ class FakeExecutor:
 
     @contextlib.contextmanager
     def places(self, _group, _profile, _environment, placement: Placement) -> Iterator[dict]:
-        from harness.engines.executor import local_places
-
         yield local_places(self.found, placement, None)
 
 
@@ -98,28 +97,23 @@ def states(history: History) -> Counter[str]:
 
 
 def test_two_cores_run_one_pair_at_a_time(tmp_path):
-    history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(2))
-    assert states(history) == {"complete": 12}
-    assert FakeSession.most == 2
-    assert FakeSession.order[-1] == "pd-none"
+    assert states(run(prepare("cpu", []), tmp_path / "run", FakeExecutor(2))) == {"complete": 12}
+    assert FakeSession.most == 2 and FakeSession.order[-1] == "pd-none"
 
 
 def test_many_cores_run_many_pairs_and_the_plain_ones_after_the_others(tmp_path):
     FakeSession.reset(seconds=0.2)
-    history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(12))
-    assert states(history) == {"complete": 36}
+    assert states(run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(12))) == {"complete": 36}
     assert FakeSession.most > 2
     for variant in ("v0", "v1", "v2"):
         mine = [g for g in FakeSession.order if g.endswith(f"+{variant}")]
-        assert mine[-1] == f"pd-none+{variant}"
-        assert len(mine) == 4
+        assert mine[-1] == f"pd-none+{variant}" and len(mine) == 4
 
 
 def test_single_engines_of_different_methods_run_side_by_side(tmp_path):
     # Long enough for the others to start on a busy machine.
     FakeSession.reset(seconds=0.5)
-    history = run(prepare("cpu", ["single-*"]), tmp_path / "run", FakeExecutor(2))
-    assert states(history) == {"complete": 4}
+    assert states(run(prepare("cpu", ["single-*"]), tmp_path / "run", FakeExecutor(2))) == {"complete": 4}
     assert FakeSession.most == 2
 
 
@@ -128,8 +122,7 @@ def test_a_group_that_fails_costs_its_own_cells_only(tmp_path):
     history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(4))
     assert states(history) == {"complete": 9, "failed": 3}
     record = history.cell("pd-mtp")
-    assert record is not None
-    assert record.reason == "pd-mtp broke on purpose"
+    assert record is not None and record.reason == "pd-mtp broke on purpose"
 
 
 def test_what_fits_nowhere_is_said_before_anything_starts_and_the_rest_runs(tmp_path):
@@ -141,8 +134,7 @@ def test_what_fits_nowhere_is_said_before_anything_starts_and_the_rest_runs(tmp_
     history = run(prepared, tmp_path / "run", FakeExecutor(2))
     assert set(FakeSession.order) == {"pd-none+few", "pd-eagle3+few"}
     record = history.cell("pd-eagle3+wide")
-    assert record is not None
-    assert record.state == "failed"
+    assert record is not None and record.state == "failed"
     assert "expected" in str(record.reason)
     assert states(history)["complete"] == 4
 
@@ -167,8 +159,7 @@ def test_interrupt_ends_engines_of_all_threads_and_keeps_what_is_complete(tmp_pa
     FakeSession.reset(seconds=20.0)
     monkeypatch.setattr(FakeSession, "third", staticmethod(interrupt_main_thread))
     history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(6))
-    assert history.run.interrupted
-    assert states(history) == {"interrupted": 36}
+    assert history.run.interrupted and states(history) == {"interrupted": 36}
     assert not +FakeSession.up
 
 
@@ -185,8 +176,7 @@ def test_one_that_cannot_be_ended_and_a_second_signal_keep_no_other_alive(tmp_pa
 
     monkeypatch.setattr(FakeSession, "third", staticmethod(twice))
     history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(6))
-    assert history.run.interrupted
-    assert states(history) == {"interrupted": 36}
+    assert history.run.interrupted and states(history) == {"interrupted": 36}
     assert not +FakeSession.up
 
 
@@ -195,8 +185,7 @@ def test_what_nobody_thought_of_costs_its_own_group_and_is_no_traceback(tmp_path
     FakeSession.odd = frozenset({"pd-mtp"})
     history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(4))
     assert states(history) == {"complete": 9, "failed": 3}
-    reason = str(history.cell("pd-mtp").reason)
-    assert "ZeroDivisionError: of all things" in reason
+    assert "ZeroDivisionError: of all things" in str(history.cell("pd-mtp").reason)
     assert "Traceback" in (tmp_path / "run" / "logs" / "pd-mtp.harness.log").read_text()
 
 
@@ -215,8 +204,7 @@ def test_jobs_say_what_engines_need():
     jobs = {j.id: j for j in jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, rescore=True)}
     assert [e.role for e in jobs["pd-eagle3"].engines] == ["decode", "prefill"]
     assert set(jobs["pd-none"].after) == {"pd-eagle3", "pd-dflash", "pd-mtp"}
-    assert jobs["pd-eagle3"].after == ()
-    assert not jobs["pd-eagle3"].share
+    assert jobs["pd-eagle3"].after == () and not jobs["pd-eagle3"].share
     alone = jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, rescore=False)
     assert all(j.after == () for j in alone)
 
@@ -312,8 +300,7 @@ def test_a_watch_that_decides_nothing_sees_a_group_while_the_next_one_is_asked(t
     prepared = prepare("cpu-quick", [])
     recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
     options = RunOptions(executor=FakeExecutor(2), watch=lambda h: seen.append(tuple(c.cell for c in h.run.cells)))
-    history = Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0), options).run()
-    assert states(history) == {"complete": 8}
+    assert states(Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0), options).run()) == {"complete": 8}
     # Of the last group, the run's verdict says as much.
     groups = [g.cell_ids for g in prepared.plan.groups]
     assert len(seen) == len(groups) - 1 and set(seen) < set(groups)

@@ -72,8 +72,7 @@ def test_engines_that_share_with_none_are_alone():
 
 def test_devices_of_different_memory_are_told_apart():
     mixed = [Device("small", "a", 40.0), Device("large", "a", 80.0, 1)]
-    found = scheduler([single("s", 60.0), single("t", 20.0)], mixed).start_next()
-    assert started(found)["s"] == [["large"]]
+    assert started(scheduler([single("s", 60.0), single("t", 20.0)], mixed).start_next())["s"] == [["large"]]
 
 
 def test_exact_fit_is_a_fit():
@@ -100,16 +99,13 @@ def test_exact_fit_is_a_fit():
 )
 def test_impossible_jobs_have_a_reason(job, said):
     reasons = impossible([job, single("fine")], TWO_NODES)
-    assert list(reasons) == ["j"]
-    assert "expected" in reasons["j"]
-    assert "found 2 nodes with 2 × 80 GiB" in reasons["j"]
-    assert said in reasons["j"]
+    assert list(reasons) == ["j"] and "expected" in reasons["j"]
+    assert "found 2 nodes with 2 × 80 GiB" in reasons["j"] and said in reasons["j"]
 
 
 def test_without_devices_nothing_is_possible():
     s = planned([single("s")], [])
-    assert "found none that may be used" in s.refused["s"]
-    assert s.over
+    assert "found none that may be used" in s.refused["s"] and s.over
     assert s.start_next() == []
 
 
@@ -123,8 +119,7 @@ def test_a_job_does_not_wait_for_a_refused_one():
 
 def test_a_job_waits_for_the_end_of_what_comes_before_it():
     s = scheduler([single("x"), single("plain", after=("x",))], ONE)
-    assert list(started(s.start_next())) == ["x"]
-    assert s.start_next() == []
+    assert list(started(s.start_next())) == ["x"] and s.start_next() == []
     s.done("x")
     assert list(started(s.start_next())) == ["plain"]
     s.done("plain")
@@ -139,8 +134,7 @@ def test_wide_job_is_not_starved_by_narrow_ones():
     kept = simulate(jobs, TWO_NODES[:2], lambda j, d, c: Scheduler(j, d, rule, c))
     greedy = simulate(jobs, TWO_NODES[:2], lambda j, d, c: Scheduler(j, d, rule._replace(reserve=False), c))
     begins = [{s.placement.job.id: s.start_s for s in found.slots}["wide"] for found in (kept, greedy)]
-    assert begins[0] == 110
-    assert begins[1] > 300
+    assert begins[0] == 110 and begins[1] > 300
 
 
 def test_short_job_fills_the_time_before_a_reservation():
@@ -169,8 +163,7 @@ def test_one_by_one_and_first_fit_are_what_they_say():
 
 
 def test_times_that_turn_out_otherwise():
-    jobs = [single(n, 60, 100) for n in "xyz"]
-    found = simulate(jobs, ONE, seconds={"x": 30, "y": 400})
+    found = simulate([single(n, 60, 100) for n in "xyz"], ONE, seconds={"x": 30, "y": 400})
     assert found.makespan_s == 530
     assert sorted(s.placement.job.id for s in found.slots) == ["x", "y", "z"]
 
@@ -181,8 +174,7 @@ def test_times_that_turn_out_otherwise():
 def test_devices_are_taken_until_the_end_is_reported():
     s = scheduler([single("x", 60), single("y", 60)], ONE)
     s.start_next()
-    assert s.running == ("x",)
-    assert s.start_next() == []
+    assert s.running == ("x",) and s.start_next() == []
 
 
 def test_lost_node_is_not_used_again():
@@ -200,8 +192,7 @@ def test_lost_node_is_not_used_again():
 def test_a_job_that_lost_one_device_holds_the_others_until_its_end_is_reported():
     s = scheduler([single("wide", 60, devices=2), single("next", 60)], TWO_NODES[:2])
     s.start_next()
-    assert s.quarantine("a0", "lost") == {}
-    assert s.start_next() == []
+    assert s.quarantine("a0", "lost") == {} and s.start_next() == []
     s.done("wide")
     assert started(s.start_next()) == {"next": [["a1"]]}
 
@@ -209,8 +200,7 @@ def test_a_job_that_lost_one_device_holds_the_others_until_its_end_is_reported()
 def test_quarantined_device_keeps_its_jobs_and_gets_no_more():
     s = scheduler([single("x", 30), single("y", 30), single("z", 60), single("w", 60)], TWO_NODES[:2])
     s.start_next()
-    assert s.quarantine("a0", "20.0 GiB were not given back") == {}
-    assert s.running == ("x", "y", "z")
+    assert s.quarantine("a0", "20.0 GiB were not given back") == {} and s.running == ("x", "y", "z")
     for name in s.running:
         s.done(name)
     assert started(s.start_next()) == {"w": [["a1"]]}
@@ -221,8 +211,7 @@ def test_losing_everything_leaves_reasons_and_no_waiting():
     s.start_next()
     assert list(s.quarantine("a0", "lost")) == ["y"]
     s.done("x")
-    assert s.over
-    assert s.start_next() == []
+    assert s.over and s.start_next() == []
 
 
 @pytest.mark.parametrize(
@@ -278,8 +267,7 @@ def test_rules_that_make_no_sense(rule):
 
 def test_chains():
     jobs = [single("a", seconds=10), single("b", seconds=20, after=("a",)), single("c", seconds=5, after=("b", "a"))]
-    assert tails(jobs) == {"a": 25, "b": 5, "c": 0}
-    assert heads(jobs) == {"a": 0, "b": 10, "c": 30}
+    assert tails(jobs) == {"a": 25, "b": 5, "c": 0} and heads(jobs) == {"a": 0, "b": 10, "c": 30}
 
 
 @pytest.mark.parametrize(
@@ -342,8 +330,7 @@ def test_planning_is_the_same_each_time():
 
 def test_mixes_have_the_cells_that_were_asked_for():
     jobs = mix(80, inventory(16), 0)
-    assert jobs == mix(80, inventory(16), 0)
-    assert jobs != mix(80, inventory(16), 1)
+    assert jobs == mix(80, inventory(16), 0) and jobs != mix(80, inventory(16), 1)
     plain = [j for j in jobs if j.after]
     assert len(plain) == 3
     assert {a for j in plain for a in j.after} == {j.id for j in jobs} - {j.id for j in plain}

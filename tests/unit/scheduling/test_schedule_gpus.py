@@ -123,23 +123,19 @@ def test_settings_that_say_what_they_mean(setting, expected):
 def test_lists_end_where_cuda_ends_them_and_that_is_said(setting, expected, said):
     found = visible_devices(setting, FOUR)
     assert [d.visible_as for d in found.devices] == expected
-    assert len(found.notes) == 1
-    assert said in found.notes[0]
+    assert len(found.notes) == 1 and said in found.notes[0]
     assert setting in found.notes[0]
 
 
 def test_ambiguous_prefix_is_refused():
-    twins = [FOUR[0], replace(FOUR[0], index=1, uuid="GPU-a1ffffff-0000")]
-    found = visible_devices("GPU-a1", twins)
-    assert found.devices == ()
-    assert "2 GPUs whose UUID begins like that" in found.notes[0]
+    found = visible_devices("GPU-a1", [FOUR[0], replace(FOUR[0], index=1, uuid="GPU-a1ffffff-0000")])
+    assert found.devices == () and "2 GPUs whose UUID begins like that" in found.notes[0]
 
 
 def test_instances_by_name():
     found = visible_devices("MIG-y0,MIG-x0", [*FOUR, *MIG])
     assert [d.visible_as for d in found.devices] == ["MIG-y0", "MIG-x0"]
-    assert found.devices[0].device.memory_gib == 37.25
-    assert "only one instance" in found.notes[0]
+    assert found.devices[0].device.memory_gib == 37.25 and "only one instance" in found.notes[0]
 
 
 def test_indices_on_a_mixed_machine_are_questioned():
@@ -184,5 +180,4 @@ def test_memory_that_stays_is_said(figure, said):
     slow = Slow(figure)
     reason = slow.wait(timeout_s=3.0)
     assert slow.now == 3.0
-    assert said in reason
-    assert "at most 1.0 GiB" in reason
+    assert said in reason and "at most 1.0 GiB" in reason

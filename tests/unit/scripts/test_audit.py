@@ -13,8 +13,7 @@ import pytest
 from harness.util.paths import REPOSITORY
 
 _SPEC = importlib.util.spec_from_file_location("kv_audit", REPOSITORY / "scripts" / "audit.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
+assert _SPEC is not None and _SPEC.loader is not None
 audit = importlib.util.module_from_spec(_SPEC)
 sys.modules["kv_audit"] = audit
 _SPEC.loader.exec_module(audit)
@@ -51,8 +50,7 @@ def test_clean_is_clean():
 
 def test_vulnerability_without_an_exception_fails():
     found = judged(answer(vllm=hole("PYSEC-1", "CVE-1")))
-    assert found.exit_code == 1
-    assert "vllm 0.32.0: PYSEC-1, CVE-1; fixed in 0.33.0" in found.failing[0]
+    assert found.exit_code == 1 and "vllm 0.32.0: PYSEC-1, CVE-1; fixed in 0.33.0" in found.failing[0]
 
 
 @pytest.mark.parametrize("changes", [{}, {"lock": "both"}, {"id": "PYSEC-1"}, {"package": "VLLM"}])
@@ -80,8 +78,7 @@ def test_exception_for_something_else_or_of_yesterday_accepts_nothing(changes):
 )
 def test_package_that_was_not_looked_up_is_unknown_and_never_clean(entry):
     found = judged(answer(vllm=entry))
-    assert found.exit_code == 2
-    assert found.unknown[0].startswith("vllm: ")
+    assert found.exit_code == 2 and found.unknown[0].startswith("vllm: ")
     # Known holes are not hidden by what is not known.
     torch = {"name": "torch", "version": "2.13.0", "vulns": [{"id": "X", "fix_versions": [], "aliases": []}]}
     assert judged(answer(vllm=entry, torch=torch)).exit_code == 1
@@ -101,8 +98,7 @@ def test_service_that_is_not_there_is_unknown(monkeypatch, capsys):
     monkeypatch.setattr(audit, "ask", ask)
     assert audit.main(["--lock", "cpu"]) == 2
     said = capsys.readouterr().out
-    assert "no route to host" in said
-    assert "cpu: UNKNOWN; 0 of" in said
+    assert "no route to host" in said and "cpu: UNKNOWN; 0 of" in said
 
 
 def test_exception_that_matches_nothing_is_reported(tmp_path, monkeypatch, capsys):

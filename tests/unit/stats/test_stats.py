@@ -36,8 +36,7 @@ def test_enumeration_is_the_sign_flip_test():
     observed = abs(deltas.sum())
     brute = [abs((np.array(s) * deltas).sum()) >= observed for s in itertools.product((1, -1), repeat=6)]
     swap = label_swap(arms_of(first, second), 1000, 1)
-    assert swap.exact
-    assert swap.p == pytest.approx(np.mean(brute))
+    assert swap.exact and swap.p == pytest.approx(np.mean(brute))
 
 
 def test_random_swaps_agree_with_enumeration():
@@ -99,18 +98,15 @@ def test_one_yes_or_no_per_prompt_is_mcnemars_test():
     first = [1] * 9 + [0] * 3
     second = [0] * 8 + [1] + [1] * 2 + [0]
     swap = label_swap(arms_of(first, second, [1] * 12), 20_000, 1)
-    assert swap.exact
-    assert swap.p == pytest.approx(sp.binomtest(8, 10).pvalue)
+    assert swap.exact and swap.p == pytest.approx(sp.binomtest(8, 10).pvalue)
 
 
 def test_where_it_is_close_the_outcome_does_not_depend_on_the_seed():
     rng = np.random.default_rng(5)
     first = rng.integers(2, 8, 20)
     arms = arms_of(first, first - rng.choice([-1, 1, 1, 2], 20))
-    exact = label_swap(arms, 2**20, 1).p
-    level = 1.5 * exact
-    few = {label_swap(arms, 300, seed).p <= level for seed in range(30)}
-    assert few == {True, False}
+    level = 1.5 * label_swap(arms, 2**20, 1).p
+    assert {label_swap(arms, 300, seed).p <= level for seed in range(30)} == {True, False}
     more = [label_swap(arms, 300, seed, level) for seed in range(30)]
     assert {s.p <= level for s in more} == {True}
     assert {s.permutations for s in more} == {int(np.ceil(20 / level))}
@@ -140,8 +136,7 @@ def test_ratio_of_independent_steps_has_no_design_effect():
     rng = np.random.default_rng(1)
     hits = rng.binomial(50, 0.7, 4000).astype(float)
     found = ratio(hits, np.full(4000, 50.0))
-    assert found.design_effect == pytest.approx(1.0, abs=0.1)
-    assert found.low < 0.7 < found.high
+    assert found.design_effect == pytest.approx(1.0, abs=0.1) and found.low < 0.7 < found.high
     assert np.isnan(ratio(np.array([3.0]), np.array([5.0])).low)
     assert np.isnan(ratio(np.zeros(0), np.zeros(0)).rate)
 
@@ -150,8 +145,7 @@ def test_ratio_of_independent_steps_has_no_design_effect():
 def test_holm_is_monotone_and_never_below_the_p_value(p_values, more):
     adjusted = holm(p_values, len(p_values) + more)
     assert all(adjusted[k] >= p - 1e-12 and adjusted[k] <= 1 for k, p in p_values.items())
-    ordered = sorted(p_values, key=lambda k: (p_values[k], k))
-    assert [adjusted[k] for k in ordered] == sorted(adjusted.values())
+    assert [adjusted[k] for k in sorted(p_values, key=lambda k: (p_values[k], k))] == sorted(adjusted.values())
 
 
 def test_holm_counts_tests_without_a_result():

@@ -32,8 +32,7 @@ def big(monkeypatch):
 def test_without_limits_it_is_the_machine(big, tmp_path):
     for text in ("0::/\n", "", "nonsense\n"):
         where = groups(tmp_path, text, cpu_DOT_max="max 100000", memory_DOT_max="max", memory_DOT_current="5")
-        assert len(allowance.cores(*where)) == 64
-        assert allowance.memory_gib(*where) == 256
+        assert len(allowance.cores(*where)) == 64 and allowance.memory_gib(*where) == 256
     assert len(allowance.cores(tmp_path / "no", tmp_path / "such")) == 64
 
 
@@ -47,8 +46,7 @@ def test_container_of_two_cpus_and_8_gib_on_a_large_host(big, tmp_path):
         memory_DOT_current=str(3 * GIB),
         memory_DOT_stat=f"anon {GIB}\ninactive_file {GIB}",
     )
-    assert allowance.cores(*where) == [0, 1]
-    assert allowance.memory_gib(*where) == 6
+    assert allowance.cores(*where) == [0, 1] and allowance.memory_gib(*where) == 6
 
 
 def test_the_tightest_of_nested_groups_counts(big, tmp_path):
@@ -60,8 +58,7 @@ def test_the_tightest_of_nested_groups_counts(big, tmp_path):
         a__memory_DOT_max=str(4 * GIB),
         a__memory_DOT_current="0",
     )
-    assert len(allowance.cores(*where)) == 4
-    assert allowance.memory_gib(*where) == 4
+    assert len(allowance.cores(*where)) == 4 and allowance.memory_gib(*where) == 4
 
 
 def test_version_1_and_less_than_a_core(big, tmp_path):
@@ -73,8 +70,7 @@ def test_version_1_and_less_than_a_core(big, tmp_path):
         memory__x__memory_DOT_limit_in_bytes=str(2 * GIB),
         memory__x__memory_DOT_usage_in_bytes=str(GIB),
     )
-    assert allowance.cores(*where) == [0]
-    assert allowance.memory_gib(*where) == 1
+    assert allowance.cores(*where) == [0] and allowance.memory_gib(*where) == 1
     unlimited = groups(
         tmp_path / "b", "1:cpu:/x\n", cpu__x__cpu_DOT_cfs_quota_us="-1", cpu__x__cpu_DOT_cfs_period_us="100000"
     )

@@ -65,16 +65,14 @@ def test_donor_and_subject_share_a_cache_and_nobody_else_does():
 
 
 def test_a_continuation_is_the_first_turn_and_the_beginning_of_its_answer():
-    full = load_profile("cpu-full")
-    (config,) = (s for s in full.scenarios if s.kind == "continuation")
+    (config,) = (s for s in load_profile("cpu-full").scenarios if s.kind == "continuation")
     assert {KNOWN[p].tokens % 32 for p in config.continued} == set(range(32))
     for run in scripts(config, KNOWN, "pd"):
         donor, subject = (s for stage in run.stages for s in stage.sends)
         sent_back = subject.prompt.ids[donor.prompt.tokens :]
         assert subject.prompt.ids == (*donor.prompt.ids, *donor.prompt.expected[: len(sent_back)])
         assert subject.prompt.expected == donor.prompt.expected[len(sent_back) :]
-        assert donor.max_tokens == len(sent_back) + 1
-        assert donor.group == subject.group
+        assert donor.max_tokens == len(sent_back) + 1 and donor.group == subject.group
 
 
 def test_a_next_turn_that_goes_on_otherwise_repeats_the_whole_answer():
@@ -113,8 +111,7 @@ def test_recovery_repeats_the_parameters_of_a_hand_off_to_d_alone():
 
 
 def test_a_restarted_p_hands_off_once_more_with_nothing_cached():
-    config = next(s for s in load_profile("cpu-full").scenarios if s.id == "restarted-p")
-    (run, _) = scripts(config, KNOWN, "pd")
+    (run, _) = scripts(next(s for s in load_profile("cpu-full").scenarios if s.id == "restarted-p"), KNOWN, "pd")
     sends = [s for stage in run.stages for s in stage.sends]
     assert [(s.part, s.route, s.restart) for s in sends] == [
         ("before", "cell", False), ("subject", "former-p", True), ("again", "cell", False), ("after", "cell", False)
@@ -148,8 +145,7 @@ def test_p_is_not_asked_for_more_tokens_than_it_gives():
     (run,) = scripts(scenario("features", id="min-tokens"), KNOWN, "pd")
     (send,) = run.stages[0].sends
     fields = feature_fields(send.feature, send.prompt.expected, str)
-    assert fields == {"min_tokens": len(send.prompt.expected) - 1}
-    assert for_prefill(fields) == {}
+    assert fields == {"min_tokens": len(send.prompt.expected) - 1} and for_prefill(fields) == {}
 
 
 def test_late_pull_fills_p_between_the_legs():
@@ -171,18 +167,15 @@ def test_a_router_is_sent_fewer_prompts_of_every_stratum():
     method = PROFILE.methods[0]
     client, router = (cell_work(PROFILE, PROMPTS, Cell("pd", method, route)) for route in ("client", "router"))
     by_ids = {work.cell.route: {i.prompt.id for i in work.items if i.form == "ids"} for work in (client, router)}
-    assert by_ids["client"] == {p.id for p in PROMPTS.cold}
-    assert len(by_ids["router"]) == 10
-    strata = Counter(p.stratum for p in PROMPTS.cold if p.id in by_ids["router"])
-    assert set(strata.values()) == {2}
+    assert by_ids["client"] == {p.id for p in PROMPTS.cold} and len(by_ids["router"]) == 10
+    assert set(Counter(p.stratum for p in PROMPTS.cold if p.id in by_ids["router"]).values()) == {2}
     assert sum(i.form == "text" for i in router.items) == PROFILE.workload.text_prompts
 
 
 def test_the_quick_form_has_every_method_and_stratum():
     whole, quick = prepare("cpu", []), prepare("cpu-quick", [])
     assert {c.id for c in quick.plan.cells} == {c.id for c in whole.plan.cells if not c.routed}
-    assert quick.prompts.sha256 == whole.prompts.sha256
-    assert quick.requests < whole.requests / 2
+    assert quick.prompts.sha256 == whole.prompts.sha256 and quick.requests < whole.requests / 2
     for work in quick.works:
         assert {i.prompt.stratum for i in work.items} == {p.stratum for p in PROMPTS.cold}
         assert set(work.planned) == {"prefix-hit", "concurrent"}
@@ -255,10 +248,7 @@ def change_scenario(kind: str, /, **changes):
         (change_scenario("appended-token", donor="copy-030-03"), "to have 2 whole blocks in common with turn-170"),
         (change_scenario("refill", prompts=["copy-999"]), "'copy-999', which is not in it"),
         (change_scenario("trace", stages=[[{"prompt": "copy-999"}]]), "'copy-999', which is not in it"),
-        (
-            change_scenario("trace", stages=[[{"prompt": "copy-030-03"}]]),
-            "expected a request with abandon.after_steps",
-        ),
+        (change_scenario("trace", stages=[[{"prompt": "copy-030-03"}]]), "expected a request with abandon.after_steps"),
     ],
 )
 def test_impossible_scenarios_are_refused_before_anything_starts(tmp_path, change, sentence):
@@ -594,12 +584,7 @@ def test_pool_of_unknown_size_proves_nothing():
     assert proof(made, REFILL, "single-none", engines).verdict is Verdict.UNKNOWN
 
 
-PRESSURE = {
-    "id": "pressure",
-    "kind": "pressure",
-    "load": ["p96", "p65"],
-    "waiting": {"donor": "p96", "subject": "p96"},
-}
+PRESSURE = {"id": "pressure", "kind": "pressure", "load": ["p96", "p65"], "waiting": {"donor": "p96", "subject": "p96"}}
 
 
 @pytest.mark.parametrize(
@@ -651,8 +636,7 @@ def concurrent_round(instance: int, late_at: float) -> list:
 
 
 @pytest.mark.parametrize(
-    ("late_at", "verdict"),
-    [((0.3, 0.3), Verdict.PASS), ((0.3, 1.5), Verdict.PASS), ((1.5, 1.5), Verdict.UNKNOWN)],
+    ("late_at", "verdict"), [((0.3, 0.3), Verdict.PASS), ((0.3, 1.5), Verdict.PASS), ((1.5, 1.5), Verdict.UNKNOWN)]
 )
 def test_one_proven_round_of_concurrency_is_enough(late_at, verdict):
     made = [o for i, at in enumerate(late_at) for o in concurrent_round(i, at)]
@@ -740,8 +724,7 @@ def test_lease_of_a_hand_off_that_d_never_took_over_has_to_end():
         return [f for f in result.findings if "leases that expired" in f.message]
 
     assert not ended(broken, after)
-    assert not ended(after, kept=1)
-    assert ended(after)
+    assert not ended(after, kept=1) and ended(after)
 
 
 def test_ended_lease_is_a_regression_whoever_was_served_then():

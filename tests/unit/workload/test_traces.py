@@ -57,10 +57,8 @@ def test_every_trace_ends_with_an_answer_and_runs_in_both_topologies():
 def test_traces_are_written_as_a_profile_that_can_be_run_again(tmp_path):
     prepared = prepare_fuzz("cpu", ["*-eagle3"], seed=5, minutes=2, out=tmp_path)
     (path,) = tmp_path.glob("*.yaml")
-    again = prepare(str(path), ["*-eagle3"], prompts_per_stratum=1)
-    assert again.works == prepared.works
-    assert len(prepared.profile.scenarios) > 5
-    assert prepared.profile.baselines == PROFILE.baselines
+    assert prepare(str(path), ["*-eagle3"], prompts_per_stratum=1).works == prepared.works
+    assert len(prepared.profile.scenarios) > 5 and prepared.profile.baselines == PROFILE.baselines
     assert yaml.safe_load(path.read_text())["description"] == "random traces of seed 5"
     shorter = prepare_fuzz("cpu", ["*-eagle3"], seed=5, minutes=0.1, out=tmp_path)
     assert len(shorter.profile.scenarios) == 1
