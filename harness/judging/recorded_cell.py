@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self, get_args
 
+from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import DataError
@@ -33,6 +34,13 @@ class Answer(NamedTuple):
     o: Observation
     leg: Leg
     output: tuple[int, ...]
+
+
+class Hit(NamedTuple):
+    """Tokens of a prompt that an engine takes from its prefix cache, by what it was asked before."""
+
+    least: int
+    most: int
 
 
 class CellCounts(NamedTuple):
@@ -280,14 +288,19 @@ class RecordedCell:
         }
         return CellCounts(*settle_padding(counted, self.handed_off))
 
-    def expected_hit(self, donor: Observation, subject: Observation, role: str | None = None) -> int:
+    def expected_hit(self, donor: Observation, subject: Observation, role: str | None = None) -> Hit:
         """Return how many tokens of the subject an engine must have cached after the donor: the whole common blocks,
-        never the whole prompt, and one block less with drafters that make vLLM recompute the last matched block
-        (``use_eagle_block_drop``). ``role`` defaults to the answering engine, which also holds the donor's answer."""
+        never the whole prompt. ``role`` defaults to the answering engine, which also holds the donor's answer.
+
+        With drafters that make vLLM recompute the last matched block (``use_eagle_block_drop``) it is one block less.
+        Versions after 0.32.0 may reuse that one: vllm-project/vllm#50438 hashes blocks with their lookahead.
+        """
         size = self.record.block_size
         held = (*donor.sent_ids, *(_computed_output(donor) if role in (None, self.answering) else ()))
-        whole = min(common_prefix(held, subject.sent_ids), len(subject.sent_ids) - 1) // size
-        return max(whole - int(self.speculative and self.traits.drops_block), 0) * size
+        whole = min(common_prefix(held, subject.sent_ids), len(subject.sent_ids) - 1) // size * size
+        drops = self.speculative and self.traits.drops_block
+        least = max(whole - size, 0) if drops else whole
+        return Hit(least, whole if drops and _after(self.history.run.versions.get("vllm"), "0.32.0") else least)
 
     def allowed_hit(self, o: Observation) -> int | None:
         """Return the most prompt tokens of a request that may be in a prefix cache: its longest common prefix with an
@@ -301,8 +314,15 @@ class RecordedCell:
 
     def hit_of_any(self, donors: Iterable[Observation], subject: Observation) -> int:
         """Return the most tokens of the subject that an engine may have cached after the donors of its instance."""
-        hits = (self.expected_hit(x, subject) for x in donors if x.instance == subject.instance and x is not subject)
-        return max(hits, default=0)
+        others = (x for x in donors if x.instance == subject.instance and x is not subject)
+        return max((self.expected_hit(x, subject).most for x in others), default=0)
+
+
+def _after(version: str | None, other: str) -> bool:
+    try:
+        return Version(version or "") > Version(other)
+    except InvalidVersion:
+        return False
 
 
 def _computed_output(o: Observation) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from harness.judging.checks.counters import steps_up_to
 from harness.judging.evidence import CellView
 from harness.judging.figures import CacheHit
 from harness.judging.findings import CheckResult, Finding, conclude
+from harness.judging.recorded_cell import Hit
 from harness.profiles.scenarios import (
     AppendedToken,
     ChunkedPrefill,
@@ -145,24 +146,24 @@ def _proof(cell: CellView) -> _Proof:
             assert_never(scenario)
 
 
-def _judge_hit(cell: CellView, o: Observation, leg: Leg | None, wanted: int, why: str) -> Iterator[Gap]:
+def _judge_hit(cell: CellView, o: Observation, leg: Leg | None, wanted: Hit, why: str) -> Iterator[Gap]:
     """Judge a cache hit: a smaller one than ``wanted`` tested nothing, a larger one cannot be right."""
     if leg is None or not leg.counters:
         yield Gap(o, f"expected counters of the engine that {why}, found none")
         return
     hits = _hits(leg)
-    if hits < wanted:
+    if hits < wanted.least:
         yield Gap(
             o,
-            f"expected the {leg.role} engine to take {wanted} tokens from its prefix cache ({why}), found {hits}: the "
-            "state did not occur",
+            f"expected the {leg.role} engine to take {wanted.least} tokens from its prefix cache ({why}), found "
+            f"{hits}: the state did not occur",
             missed_by="" if hits else leg.role,
         )
-    elif hits > wanted:
+    elif hits > wanted.most:
         yield Gap(
             o,
-            f"expected the {leg.role} engine to find at most {wanted} tokens in its prefix cache ({why}), found "
-            f"{hits}: {(hits - wanted) // cell.record.block_size} blocks of this hit cannot be this prompt's",
+            f"expected the {leg.role} engine to find at most {wanted.most} tokens in its prefix cache ({why}), found "
+            f"{hits}: {(hits - wanted.most) // cell.record.block_size} blocks of this hit cannot be this prompt's",
             impossible=True,
             hit_blocks=hits // cell.record.block_size,
         )
@@ -176,7 +177,7 @@ def _prefix_hit(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     assert isinstance(config, PrefixHit)
     leg = subject.leg("prefill") if config.where == "prefill" else subject.final
     wanted = cell.expected_hit(donor, subject)
-    if wanted == 0:
+    if wanted.least == 0:
         yield Gap(
             subject, "expected a pair of prompts that gives a prefix hit with this method, found none; share more"
         )
@@ -363,7 +364,7 @@ def _refill(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     for role in cell.roles:
         yield from _fill(cell, parts, role)
         leg = _leg(cell, subject, role)
-        yield from _judge_hit(cell, subject, leg, 0, "all of its blocks were given to others since")
+        yield from _judge_hit(cell, subject, leg, Hit(0, 0), "all of its blocks were given to others since")
 
 
 def _late_pull(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
@@ -437,7 +438,8 @@ def _continuation(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap
                 f"expected P to read tokens of the answer to {donor.prompt_id} from D, found {read:.0f} tokens from "
                 f"outside after a hit of {_hits(prefill)}: nothing of it was handed back",
             )
-    if cell.expected_hit(donor, subject) <= len(donor.sent_ids) // cell.record.block_size * cell.record.block_size:
+    size = cell.record.block_size
+    if cell.expected_hit(donor, subject).least <= len(donor.sent_ids) // size * size:
         yield Gap(
             subject,
             f"expected an answer to {donor.prompt_id} of which {subject.prompt_id} repeats a whole block, found a "
@@ -457,12 +459,12 @@ def _same_step(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     role = cell.prefilling
     counters = donor.shared_counters.get(_shared(cell, role), {})
     wanted, hits = cell.expected_hit(donor, subject, "prefill"), int(counters.get("prefix_hits", 0))
-    if wanted == 0 or hits != wanted:
+    if wanted.least == 0 or not wanted.least <= hits <= wanted.most:
         yield Gap(
             subject,
-            f"expected the {role} engine to take {wanted} tokens from its prefix cache (computed for {donor.prompt_id} "
-            f"in the same step), found {hits}",
-            impossible=hits > wanted,
+            f"expected the {role} engine to take {wanted.least} tokens from its prefix cache (computed for "
+            f"{donor.prompt_id} in the same step), found {hits}",
+            impossible=hits > wanted.most,
             hit_blocks=hits // cell.record.block_size,
         )
     floor = max(len(donor.sent_ids), len(subject.sent_ids))

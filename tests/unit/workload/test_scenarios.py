@@ -30,6 +30,7 @@ from tests.support.builders import (
     observation,
     view,
     with_prefill,
+    with_run,
 )
 
 PROFILE = load_profile("cpu")
@@ -450,6 +451,23 @@ def test_a_continuation_must_hit_a_block_of_the_answer(cell, sent_back, hits, ve
     ids = (*donor.sent_ids, *donor.final.output_ids[:sent_back])
     subject = in_scenario(cell, "next", "subject", 40, {"prefix_hits": float(hits)}, sequence=1)
     assert proof([donor, subject.model_copy(update={"sent_ids": ids})], NEXT_TURN, cell).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("version", "hits", "verdict"),
+    [
+        ("0.32.0", 64, Verdict.REGRESSION),
+        ("0.32.1.dev7+g1a2b3c4", 64, Verdict.PASS),
+        ("0.33.0", 32, Verdict.PASS),
+        ("0.33.0", 96, Verdict.REGRESSION),
+    ],
+)
+def test_later_versions_may_reuse_the_block_that_drafters_recompute(version, hits, verdict):
+    donor = in_scenario("single-eagle3", "hit", "donor", 96)
+    subject = in_scenario("single-eagle3", "hit", "subject", 96, {"prefix_hits": float(hits)}, sequence=1)
+    made = history([donor, subject], scenarios=[HIT])
+    made = with_run(made, versions={**made.run.versions, "vllm": version})
+    assert preconditions.state_occurred(view(made, "single-eagle3", scenario="hit")).verdict is verdict
 
 
 @pytest.mark.parametrize(("read", "verdict"), [(8.0, Verdict.UNKNOWN), (9.0, Verdict.PASS)])
