@@ -58,9 +58,9 @@ def states() -> None:
     lines = [
         _STATES,
         "",
-        f"A scenario of `nightly`: {sample.prompts} requests of {len(cells)} cells, made of {sample.units} texts, against",
-        "the same prompts cold, from the counts of wrong answers. On both sides rounding makes a share of answers count as",
-        "wrong, in some texts more often than in others. Whole nights of these cells are in",
+        f"A scenario of `nightly`: {sample.prompts} requests of {len(cells)} cells, made of {sample.units} texts,",
+        "against the same prompts cold, from the counts of wrong answers. On both sides rounding makes a share of answers",
+        "count as wrong, in some texts more often than in others. Whole nights of these cells are in",
         "`tests/statistics/test_states.py`. Written by `python -m benchmarks.error_rates states`.",
         "",
         "| all cells together: wrong on either side | damaged in the state | nights | failed |",
