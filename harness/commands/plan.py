@@ -46,7 +46,8 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
         + (" on two cores" if profile.engine.device == "cpu" else ", one after the other"),
         highlight=False,
     )
-    for line in _scenarios(prepared):
+    # The bitwise tier has many, of few requests each.
+    for line in _scenarios(prepared) if profile.judging.tier == "normal" else ():
         console.print(line, highlight=False, soft_wrap=True)
     if profile.engine.device == "gpu":
         console.print(_slots(prepared))

@@ -17,7 +17,7 @@ from harness.judging.checks.hypothesis_tests import tests_of
 from harness.judging.checks.model import TestName, required
 from harness.judging.checks.pooled import COLUMNS
 from harness.judging.recorded_cell import CHUNKS_SLACK
-from harness.judging.sight import Level, Sample, Seen, seen_in_answers, seen_in_rate, stage_power
+from harness.judging.sight import Floor, Level, Sample, Seen, seen_in_answers, seen_in_rate, stage_power
 from harness.profiles.cells import Cell, CellName
 from harness.profiles.model import Judging, Profile, reason_for
 from harness.profiles.scenarios import Crowd
@@ -150,7 +150,7 @@ class Sensitivity(NamedTuple):
 
     def _in_rate(self, row: Row, noise: Noise, sample: Sample) -> Seen:
         sd, steps = noise.of_text(sample.copies)
-        floor = max(self.judging.floor_points / 100, row.slack * noise.rate)
+        floor = Floor(self.judging.floor_points / 100, row.slack, self.judging.confidence)
         return seen_in_rate(sd, noise.rate, steps, sample, self._level(row.columns), floor)
 
     def _level(self, columns: int) -> Level:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import TEST_NAMES, judge
 from harness.judging.findings import Judgement
+from harness.profiles.model import Judging
 from harness.workload.prepare import prepare
 from tests.support.nightly import Defect, Nights, Noise
 
@@ -44,8 +45,9 @@ def test_what_a_state_damages_fails_in_that_state_alone():
         *(Defect(drafts=0.1, cells=f"{t}-eagle3+llama31-8b", scenario="prefix-hit") for t in ("pd", "single")),
         Defect(drafts=0.025, cells="single-eagle3+qwen3-8b", scenario="concurrent"),
     )
-    # In one stage, so that what fails has failed.
-    simulated = Nights(prepare("nightly", STATES, planned=True), permutations=1000, stages=1).night(1, *defects)
+    # What fails in one stage, at the level that the first of two has, has failed.
+    judging = {"permutations": 1000, "stages": 1, "family_alpha": 2 * Judging(tier="normal").stage_alpha}
+    simulated = Nights(prepare("nightly", STATES, planned=True), **judging).night(1, *defects)
     found = failed(judge(simulated.night, simulated.baselines))
     assert {scenario for _, scenario, _ in found} == {"pressure", "prefix-hit-on-p", "prefix-hit"}
     assert ("single-none+qwen3-8b.tight", "pressure", "pooled") in found

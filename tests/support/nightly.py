@@ -216,17 +216,13 @@ class Nights:
             if k:
                 taken = steps[number]
                 if lost[number].any():
-                    taken = _ended((*(0 if gone else a for a, gone in zip(taken, lost[number], strict=False)), *_MORE))
+                    taken = _ended((*(0 if gone else a for a, gone in zip(taken, lost[number], strict=False)), *taken))
                 padded = (0, *taken) if pd else taken
                 final = final.model_copy(update={"speculation": speculation(padded, k)})
             # P's own token comes from its own KV, so that it is right whatever became of D's.
             before = [leg.model_copy(update={"output_ids": said[number][:1]}) for leg in template.legs[:-1]]
             out.append(template.model_copy(update={"legs": (*before, final)}))
         return out
-
-
-_MORE = (2,) * OUTPUTS
-"""Steps that follow where drafts were lost and the recorded ones do not make the whole output."""
 
 
 def _short(template: Observation, tokens: Tokens, k: int) -> Observation:

@@ -34,7 +34,7 @@ from harness.judging.checks.rescored import scores
 from harness.judging.evidence import CellView
 from harness.judging.near_ties import near_tie_nats
 from harness.judging.recorded_cell import Answer
-from harness.judging.sight import Level, Sample, Seen, seen_in_answers, seen_in_rate, stage_power
+from harness.judging.sight import Floor, Level, Sample, Seen, seen_in_answers, seen_in_rate, stage_power
 from harness.profiles.cells import CellName
 from harness.profiles.model import Judging
 from harness.stats.multiplicity import holm
@@ -174,7 +174,8 @@ def _seen(name: TestName, d: Difference, prompts: int, level: Level, judging: Ju
     if name not in YES_OR_NO:
         # Drafts are lost or not, which adds noise; a probability falls without.
         own = 0.0 if name == "logprobs-single" else d.trials
-        return seen_in_rate(sd, d.rates[0], own, sample, level, max(judging.floor_points / 100, slack * d.rates[0]))
+        floor = Floor(judging.floor_points / 100, slack, judging.confidence)
+        return seen_in_rate(sd, d.rates[0], own, sample, level, floor)
     # Damage shows in a first draft only where it would have been accepted.
     return seen_in_answers(sd, sample, level, d.rates[0] if name == "first-step" else 1.0)
 

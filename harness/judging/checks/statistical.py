@@ -98,8 +98,7 @@ def change_of(cell: CellView, tested: Tested) -> tuple[Change, list[Column]]:
     moved = [
         c
         for c in beyond
-        if abs(c.difference.effect) >= max(floor, slack * c.difference.rates[0])
-        and (exact or c.difference.excludes_zero)
+        if abs(c.difference.effect) >= floor and (exact or c.difference.excludes(slack * c.difference.rates[0]))
     ]
     fell = [c for c in moved if c.difference.effect < 0]
     if fell:
