@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 
+from harness.history.records import COLD
 from harness.judging.power import sensitivity
 from harness.profiles.model import Judging
 from harness.util.paths import REPOSITORY
@@ -27,7 +28,7 @@ def main(nights: int, right: int, patterns: list[str]) -> None:
     prepared = prepare("nightly", patterns, planned=True)
     simulated = Nights(prepared, permutations=1000)
     together = sensitivity(prepared)
-    requests = together.pooled.prompts if together.pooled is not None else 0
+    requests = together.pooled[COLD].sample.prompts if COLD in together.pooled else 0
     lines = [
         "# What a night notices",
         "",

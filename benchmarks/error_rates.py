@@ -1,4 +1,5 @@
-"""Write docs/error-rates.md: python -m benchmarks.error_rates [RUNS]
+"""Write docs/error-rates.md: python -m benchmarks.error_rates [RUNS], or its last section alone, on states of real
+models: python -m benchmarks.error_rates states
 
 Simulates runs of 36 cells without any change, and with one cell that is a point worse, and judges them with our gate,
 with our gate with a fault injected into it, and with the common ±5 % gate.
@@ -11,8 +12,11 @@ import time
 
 import numpy as np
 
+from harness.judging.power import sensitivity
 from harness.stats.multiplicity import stage_alpha
 from harness.util.paths import REPOSITORY
+from harness.workload.prepare import prepare
+from tests.statistics.attack import pooled_alarms
 from tests.statistics.nights import (
     CELLS,
     FAMILY_ALPHA,
@@ -39,6 +43,53 @@ HALF = REGIMES["greedy, 50 %"]
 def common_gate(scene: Scene, times: int, seed: int) -> Share:
     generator = np.random.default_rng(seed)
     return Share(sum(five_percent(scene, generator) for _ in range(times)), times)
+
+
+_STATES = "## States of real models"
+_RIGHT, _DAMAGED = 10_000, 300
+
+
+def states() -> None:
+    """Write the section on scenarios in the normal tier: the tests of wrong answers, from counts alone."""
+    promised = sensitivity(prepare("nightly", (), planned=True))
+    cells, sample = promised.pooled["pressure"]
+    copies, level = round(sample.copies), promised.pooled_alpha
+    row = next(r for r in promised.rows if r.scenario == "pressure")
+    lines = [
+        _STATES,
+        "",
+        f"A scenario of `nightly`: {sample.prompts} requests of {len(cells)} cells, made of {sample.units} texts,",
+        "against the same prompts cold, from the counts of wrong answers. On both sides rounding makes a share of",
+        "answers count as wrong, in some texts more often than in others. Whole nights of these cells are in",
+        "`tests/statistics/test_states.py`. Written by `python -m benchmarks.error_rates states`.",
+        "",
+        "| all cells together: wrong on either side | damaged in the state | nights | failed |",
+        "|---|---|---|---|",
+    ]
+    nights = [(share, 0, _RIGHT) for share in (0.0, 0.005, 0.05)]
+    nights += [(share, one_in, _DAMAGED) for one_in in (20, 30, 41, 80) for share in (0.0, 0.005)]
+    for share, one_in, count in nights:
+        damage = 1 / one_in if one_in else 0.0
+        found = pooled_alarms(count, share, sample.units, copies, 1, damage, level)
+        lines.append(f"| {100 * share:g} % | {f'1 in {one_in}' if one_in else 'none'} | {count} | {found} |")
+        print(lines[-1], flush=True)
+    lines += [
+        "",
+        f"At most {100 * level:g} % of nights without damage may fail. One cell alone, {row.sample.prompts} requests,",
+        f"first stage at {promised.alpha:.2g}:",
+        "",
+        "| damaged in the state | nights | failed |",
+        "|---|---|---|",
+    ]
+    for share in (0.0, 0.1, promised.in_answers(row).share, 0.5):
+        count = _DAMAGED if share else _RIGHT
+        each = round(row.sample.copies)
+        found = pooled_alarms(count, 0.005, row.sample.units, each, 2, share, promised.alpha)
+        lines.append(f"| {100 * share:.0f} % | {count} | {found} |")
+        print(lines[-1], flush=True)
+    path = REPOSITORY / "docs" / "error-rates.md"
+    kept = path.read_text(encoding="utf-8").partition(_STATES)[0]
+    path.write_text(kept.rstrip() + "\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main(runs: int) -> None:
@@ -105,8 +156,12 @@ def main(runs: int) -> None:
         lines.append(f"| {name} | {first} | {seen} |")
         print(lines[-1], flush=True)
     (REPOSITORY / "docs" / "error-rates.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    states()
     print(f"{time.time() - begun:.0f} s")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 400)
+    if sys.argv[1:] == ["states"]:
+        states()
+    else:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 400)

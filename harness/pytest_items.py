@@ -88,8 +88,8 @@ def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
         rescores = profile.workload.rescore and "single" in profile.topologies
         has_single = "single" in profile.topologies
         registered = {
-            *tests_of(name, has_single, rescores),
-            *(("pooled",) if name.topology == "pd" and has_single else ()),
+            *tests_of(name, has_single, rescores, scenario == COLD),
+            *(("pooled",) if scenario != COLD or (name.topology == "pd" and has_single) else ()),
         }
         return names - (set(TEST_NAMES) - registered) - ({"drafts-happened"} if name.method == "none" else set())
     if scenario != COLD:

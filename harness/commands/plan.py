@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -45,6 +46,9 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
         + (" on two cores" if profile.engine.device == "cpu" else ", one after the other"),
         highlight=False,
     )
+    # The bitwise tier has many, of few requests each.
+    for line in _scenarios(prepared) if profile.judging.tier == "normal" else ():
+        console.print(line, highlight=False, soft_wrap=True)
     if profile.engine.device == "gpu":
         console.print(_slots(prepared))
         for line in _placing(prepared):
@@ -276,19 +280,39 @@ def _words(found: Sensitivity, prepared: Prepared) -> list[str]:
 
 
 def _together(found: Sensitivity) -> list[str]:
-    seen = found.in_all()
-    if seen is None or found.pooled is None:
-        return ["No P/D cell has its single engine in this run, so nothing is tested over all cells together."]
-    what = (
-        f"one wrong answer in {1 / seen.share:.0f}, or {seen.prompts:.0f} of different texts"
-        if math.isfinite(seen.share)
-        else "nothing, with so few texts"
-    )
-    asked = f"{found.pooled.prompts} requests of {found.pooled.units} texts"
-    return [
-        f"{len(found.pooled_cells)} P/D cells together, {asked}: one test against their single engines at "
-        f"{found.judging.pooled_alpha:.2g}, which sees {what}."
-    ]
+    lines = []
+    for scenario, (cells, sample) in found.pooled.items():
+        seen = found.in_all(scenario)
+        whose, against = f"{len(cells)} P/D cells together", "their single engines"
+        if scenario != COLD:
+            whose, against = f"{scenario}: {counted(len(cells), 'cell')} together", "their cold answers"
+        what = (
+            f"one wrong answer in {1 / seen.share:.0f}, or {seen.prompts:.0f} of different texts"
+            if seen is not None and math.isfinite(seen.share)
+            else "nothing, with so few texts"
+        )
+        lines.append(
+            f"{whose}, {sample.prompts} requests of {sample.units} texts: one test against {against} at "
+            f"{found.pooled_alpha:.2g}, which sees {what}."
+        )
+    if COLD in found.pooled:
+        return lines
+    return ["No P/D cell has its single engine in this run, so nothing is tested over all P/D cells together.", *lines]
+
+
+def _scenarios(prepared: Prepared) -> list[str]:
+    """Say which cells are put into which states, with how many requests and how much of the time."""
+    lines = []
+    sent = Counter(scenario for work in prepared.works for scenario in work.planned)
+    for scenario, cells in sent.items():
+        works = [w for w in prepared.works if scenario in w.planned]
+        took = sum(
+            prepared.profile.part(w.cell.variant).expected.request_s(w.cell.topology) * w.planned[scenario]
+            for w in works
+        )
+        requests = sum(w.planned[scenario] for w in works)
+        lines.append(f"scenario {scenario}: {counted(cells, 'cell')}, {requests} requests, about {lasting(took)}")
+    return lines
 
 
 def _correlation(found: Sensitivity) -> list[str]:

@@ -131,9 +131,7 @@ def _second_is_missing(history: History) -> bool:
     if (folder / "run.json").is_file():
         second = load_second(history)
         return second is None or bool(unfinished(second.run))
-    return history.run.profile.get("judging", {}).get("tier") == "normal" and bool(
-        tripped_tests(history, baselines_for(history))
-    )
+    return history.run.normal and bool(tripped_tests(history, baselines_for(history)))
 
 
 def _rest(whole: Prepared, history: History) -> Prepared:
@@ -168,7 +166,7 @@ def _to_rescore(history: History, done: set[str]) -> set[str]:
     outputs are not all scored."""
     from harness.workload.outputs import Outputs
 
-    outputs = Outputs()
+    outputs = Outputs(history.run.normal)
     for o in history.observations:
         if o.scenario != RESCORE:
             outputs.add(o)

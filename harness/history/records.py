@@ -412,6 +412,11 @@ class RunRecord(Strict):
         return (*doubt, self.came_to) if self.came_to is not None else doubt
 
     @property
+    def normal(self) -> bool:
+        """Whether the run is judged in the normal tier, by registered tests."""
+        return bool(self.profile.get("judging", {}).get("tier") == "normal")
+
+    @property
     def cannot_pass(self) -> bool:
         """Whether the run cannot pass, whatever its cells say.
 

@@ -16,9 +16,11 @@ from harness.history.records import COLD
 from harness.judging.checks.hypothesis_tests import tests_of
 from harness.judging.checks.model import TestName, required
 from harness.judging.checks.pooled import COLUMNS
-from harness.judging.sight import Level, Sample, Seen, seen_in_answers, seen_in_rate, stage_power
+from harness.judging.recorded_cell import CHUNKS_SLACK
+from harness.judging.sight import Floor, Level, Sample, Seen, seen_in_answers, seen_in_rate, stage_power
 from harness.profiles.cells import Cell, CellName
 from harness.profiles.model import Judging, Profile, reason_for
+from harness.profiles.scenarios import Crowd
 from harness.prompts.lengths import Stratum
 from harness.prompts.model import Prompt
 from harness.scheduling.gpus import gpus
@@ -27,6 +29,7 @@ from harness.stats.power import units_needed
 from harness.util.machine import now
 from harness.workload.cells import CellWork
 from harness.workload.prepare import Prepared
+from harness.workload.scripts import drawn
 
 ASSUMED_SD = 0.044
 """Standard deviation of one prompt's difference at position 0, used where no A/A was measured. From the default scene
@@ -76,6 +79,15 @@ class Row(NamedTuple):
     """Columns of its tests of acceptance: positions, over all and in each stratum."""
     weakest: tuple[Stratum, Sample] | None = None
     """The stratum with the fewest texts in either stage; None if there is only one stratum."""
+    slack: float = 0.0
+    """By how much of itself acceptance may move without a defect."""
+
+
+class Together(NamedTuple):
+    """The cells that one test of many cells compares, cold or in a scenario."""
+
+    cells: tuple[str, ...]
+    sample: Sample
 
 
 class Sensitivity(NamedTuple):
@@ -83,9 +95,9 @@ class Sensitivity(NamedTuple):
 
     judging: Judging
     rows: tuple[Row, ...]
-    pooled: Sample | None = None
-    """The prompts of all P/D cells together that have their single engine in the run; None if there are none."""
-    pooled_cells: tuple[str, ...] = ()
+    pooled: Mapping[str, Together] = {}
+    """By scenario: all P/D cells cold that have their single engine in the run, if there are any, and all cells that
+    are sent a scenario."""
     pooled_columns: int = len(COLUMNS)
 
     @property
@@ -109,30 +121,37 @@ class Sensitivity(NamedTuple):
             return None
         if not self.normal:
             return 100 / row.steps if row.steps else None
-        return 100 * self._in_rate(row.noise, row.sample, row.columns).share
+        return 100 * self._in_rate(row, row.noise, row.sample).share
 
     def in_stratum(self, row: Row) -> Seen | None:
         """Return what the row sees of acceptance in its weakest stratum alone; None if there is only one, or in the
         bitwise tier."""
         if row.noise is None or row.weakest is None or not self.normal:
             return None
-        return self._in_rate(row.noise, row.weakest[1], row.columns)
+        return self._in_rate(row, row.noise, row.weakest[1])
 
     def in_answers(self, row: Row) -> Seen:
         """Return what the row sees of answers that are right or wrong, if equal runs agree."""
         shows = row.noise.rate if row.noise is not None and "first-step" in row.tests else 1.0
         return seen_in_answers(0.0, row.sample, self._level(1), shows)
 
-    def in_all(self) -> Seen | None:
-        """Return what all P/D cells together see of wrong answers, if equal runs agree; None without them."""
-        if self.pooled is None or not self.normal:
-            return None
-        level = Level(self.judging.pooled_alpha, self.pooled_columns, self.judging.power)
-        return seen_in_answers(0.0, self.pooled, level)
+    @property
+    def pooled_alpha(self) -> float:
+        """Level of each test of many cells together."""
+        return self.judging.pooled_alpha / max(1, len(self.pooled))
 
-    def _in_rate(self, noise: Noise, sample: Sample, columns: int) -> Seen:
+    def in_all(self, scenario: str = COLD) -> Seen | None:
+        """Return what all cells together see of wrong answers in a scenario, if equal runs agree; None without such a
+        test."""
+        if scenario not in self.pooled or not self.normal:
+            return None
+        level = Level(self.pooled_alpha, self.pooled_columns, self.judging.power)
+        return seen_in_answers(0.0, self.pooled[scenario].sample, level)
+
+    def _in_rate(self, row: Row, noise: Noise, sample: Sample) -> Seen:
         sd, steps = noise.of_text(sample.copies)
-        return seen_in_rate(sd, noise.rate, steps, sample, self._level(columns), self.judging.floor_points / 100)
+        floor = Floor(self.judging.floor_points / 100, row.slack, self.judging.confidence)
+        return seen_in_rate(sd, noise.rate, steps, sample, self._level(row.columns), floor)
 
     def _level(self, columns: int) -> Level:
         return Level(self.alpha, columns, stage_power(self.judging))
@@ -146,7 +165,7 @@ class Sensitivity(NamedTuple):
         everywhere, in_stratum = required("acceptance-baseline", self.judging)
         alone, _ = required("survival", self.judging)
         for row in self.rows:
-            rate = self._in_rate(row.noise, row.sample, row.columns) if row.noise is not None else None
+            rate = self._in_rate(row, row.noise, row.sample) if row.noise is not None else None
             stratum = self.in_stratum(row)
             if rate is not None and not rate.enough(everywhere):
                 out.setdefault(f"a change of acceptance by {everywhere:g} points", []).append(row.cell)
@@ -154,11 +173,13 @@ class Sensitivity(NamedTuple):
                 out.setdefault(f"a change by {in_stratum:g} points in their weakest stratum", []).append(row.cell)
             if not self.in_answers(row).enough(alone):
                 out.setdefault(f"damage to {alone:g} % of their answers", []).append(row.cell)
-        together = self.in_all()
-        if together is not None and not together.enough(self.judging.must_detect_points):
-            reason = f"damage to {self.judging.must_detect_points:g} % of the answers of all P/D cells together"
-            out[reason] = list(self.pooled_cells)
-        return out
+        for scenario, together in self.pooled.items():
+            seen = self.in_all(scenario)
+            if seen is not None and not seen.enough(self.judging.must_detect_points):
+                whose = "P/D cells together" if scenario == COLD else f"cells together in {scenario}"
+                reason = f"damage to {self.judging.must_detect_points:g} % of the answers of all {whose}"
+                out[reason] = list(together.cells)
+        return {reason: list(dict.fromkeys(cells)) for reason, cells in out.items()}
 
     def needed(self, row: Row, effect_points: float) -> int | None:
         """Return how many texts, each sent as often as now, detect an effect of ``effect_points`` percentage points;
@@ -176,16 +197,28 @@ def sensitivity(prepared: Prepared) -> Sensitivity:
     """Return the power of the prepared run, using the profile's baselines where they exist."""
     found = lookups_now(prepared, None)
     rows = tuple(row for work in prepared.works for row in _rows(prepared, work, found))
-    together = _together(prepared)
-    prompts = [p for w in together for p in _asked(w)]
-    sample = _sample(prompts) if together else None
-    cells = tuple(w.cell.id for w in together)
     # Without re-scoring, answers can only part from the baseline.
-    return Sensitivity(prepared.profile.judging, rows, sample, cells, len(COLUMNS) if prepared.rescores else 1)
+    return Sensitivity(prepared.profile.judging, rows, _together(prepared), len(COLUMNS) if prepared.rescores else 1)
 
 
-def _together(prepared: Prepared) -> list[CellWork]:
-    """Return the P/D cells that are tested together: one for each single engine."""
+def _together(prepared: Prepared) -> dict[str, Together]:
+    """Return the cells that are tested together, by scenario."""
+    sent: dict[str, dict[str, list[Prompt]]] = {COLD: {w.cell.id: _asked(w) for w in _pairs(prepared)}}
+    for work in prepared.works:
+        for scenario in work.planned:
+            sent.setdefault(scenario, {})[work.cell.id] = _sent_in(work, scenario)
+    return {s: Together(tuple(by), _sample([p for ps in by.values() for p in ps])) for s, by in sent.items() if by}
+
+
+def _sent_in(work: CellWork, scenario: str) -> list[Prompt]:
+    """Return the prompts whose answers are judged in a scenario of a cell."""
+    scripts = [s for s in work.scripts if s.scenario == scenario]
+    sent = {s.prompt.id: s.prompt for script in scripts for stage in script.stages for s in stage.sends if s.judged}
+    return list(sent.values())
+
+
+def _pairs(prepared: Prepared) -> list[CellWork]:
+    """Return the P/D cells that are tested together cold: one for each single engine."""
     asked = {w.cell.id for w in prepared.works if w.items}
     chosen: dict[str, CellWork] = {}
     for work in sorted(prepared.works, key=lambda w: (w.cell.routed, w.cell.id)):
@@ -255,21 +288,23 @@ def lookups_of(
 
 def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> list[Row]:
     cell = work.cell
-    has_single = any(w.cell.id == cell.name.single for w in prepared.works)
+    singles = [w for w in prepared.works if w.cell.id == cell.name.single]
     has_plain = any(w.cell.id == cell.name.reference and w.items for w in prepared.works)
-    names = tests_of(cell.name, has_single, prepared.rescores and has_plain)
     lookup = found.get(cell.name.lineup)
     baseline = lookup.baseline if lookup is not None else None
     out = []
     asked = {COLD: {p.id: p for p in _asked(work)}} if work.items else {}
-    for script in work.scripts:
-        sent = {s.prompt.id: s.prompt for stage in script.stages for s in stage.sends if s.judged}
-        asked.setdefault(script.scenario, {}).update(sent)
+    asked |= {scenario: {p.id: p for p in _sent_in(work, scenario)} for scenario in work.planned}
     k = cell.method.draft_tokens
-    judging, sets = prepared.profile.judging, prepared.sets[cell.variant]
-    # The second stage uses the held-out prompts, and needs the same power.
-    again = [sets.held_out] if judging.tier == "normal" and judging.stages == 2 else []
+    judging, held_out = prepared.profile.judging, prepared.sets[cell.variant].held_out
+    part = prepared.profile.part(cell.variant)
+    configured = {s.id: s for s in part.scenarios}
     for scenario, prompts in asked.items():
+        has_single = any(scenario == COLD or scenario in w.planned for w in singles)
+        names = tests_of(cell.name, has_single, prepared.rescores and has_plain, scenario == COLD)
+        # The second stage uses the held-out prompts, and needs the same power.
+        fresh = held_out if scenario == COLD else drawn(configured[scenario], part, held_out)
+        again = [fresh] if judging.tier == "normal" and judging.stages == 2 else []
         steps = sum(len(r.accepted) for r in baseline.rows if r.prompt_id in prompts) if baseline else 0
         stages = [list(prompts.values()), *again]
         strata = _strata(prepared, cell, stages) if scenario == COLD and k else {}
@@ -277,7 +312,8 @@ def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> li
         columns = k * (1 + len(strata)) if len(strata) > 1 else k
         sample = _smaller(*map(_sample, stages))
         noise = _noise(baseline, prompts, k) if k else None
-        out.append(Row(cell.id, scenario, names, sample, steps, noise, max(1, columns), weakest))
+        slack = CHUNKS_SLACK if isinstance(configured.get(scenario), Crowd) else 0.0
+        out.append(Row(cell.id, scenario, names, sample, steps, noise, max(1, columns), weakest, slack))
     return out
 
 

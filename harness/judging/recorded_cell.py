@@ -20,10 +20,12 @@ from harness.profiles import connectors
 from harness.profiles.cells import CellName
 from harness.profiles.methods import Traits, recorded_traits
 from harness.profiles.model import part_of
-from harness.profiles.scenarios import AppendedToken, Pressure, Recovery, Refill, Scenario, Trace
+from harness.profiles.scenarios import AppendedToken, Crowd, Pressure, Recovery, Refill, Scenario, Trace
 from harness.prompts.lengths import blocks, classify, published_blocks
 
 PRESSURE_SLACK = 0.1
+CHUNKS_SLACK = 0.03
+"""The most that other chunks moved the mean of a single request (EAGLE3 and MTP; docs/scenarios.md)."""
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SCENARIO: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 
@@ -146,6 +148,11 @@ class RecordedCell:
         """Return whether the run was asked to observe another cell."""
         return self.history.cell(cell_id) is not None
 
+    def asked(self, cell_id: str) -> bool:
+        """Return whether the run was asked to observe another cell in this cell's scenario."""
+        record = self.history.cell(cell_id)
+        return record is not None and (record.planned > 0 if self.cold else self.scenario in record.scenarios)
+
     def sibling(self, topology: str, scenario: str | None = None) -> Self | None:
         """Return the same method in another topology or scenario of this run, without a router; None if absent."""
         record = self.history.cell(self.name.beside(topology).id)
@@ -213,6 +220,12 @@ class RecordedCell:
         config = self.config
         other_chunks = isinstance(config, Pressure) or (isinstance(config, Trace) and self._other_chunks(config))
         return PRESSURE_SLACK if loaded or other_chunks else 0.0
+
+    @property
+    def mean_slack(self) -> float:
+        """By how much of itself mean acceptance may be moved by a state alone: prompts of a crowd are prefilled in
+        other chunks than alone, and a request that was preempted is prefilled again."""
+        return CHUNKS_SLACK if isinstance(self.config, Crowd) else 0.0
 
     def _other_chunks(self, trace: Trace) -> bool:
         """Return whether prompts of a trace may be prefilled in other chunks than alone: beside others, or because they

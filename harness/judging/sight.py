@@ -76,15 +76,29 @@ def stage_power(judging: Judging) -> float:
     return float(judging.power ** (1 / judging.stages))
 
 
-def seen_in_rate(sd: float, rate: float, steps: float, sample: Sample, level: Level, floor: float) -> Seen:
+class Floor(NamedTuple):
+    """What a change must exceed to count."""
+
+    least: float
+    """The smallest change that counts, however certain."""
+    slack: float = 0.0
+    """What may change without a defect, as a fraction of the rate: the interval has to lie beyond it."""
+    confidence: float = 0.99
+    """Level of that interval."""
+
+
+def seen_in_rate(sd: float, rate: float, steps: float, sample: Sample, level: Level, floor: Floor) -> Seen:
     """Return what a test of a rate sees, such as the acceptance at a position.
 
     ``sd`` is the standard deviation of one unit's linearised difference between equal runs, ``steps`` the mean number
-    of trials of a unit (0 leaves the noise of the effect itself out), ``floor`` the smallest change that counts.
+    of trials of a unit (0 leaves the noise of the effect itself out).
     """
     if sample.units < level.least:
         return BLIND
-    share = max(floor, detectable(sd, sample.units, level.each, level.power, steps))
+    share = max(floor.least, detectable(sd, sample.units, level.each, level.power, steps))
+    if floor.slack:
+        beyond = detectable(sd, sample.units, 1 - floor.confidence, level.power, steps)
+        share = max(share, floor.slack * rate + beyond)
     # Prompts whose rate falls to zero lower the mean by their share of it.
     lost = math.ceil(share * sample.prompts / rate) if rate > 0 else sample.prompts
     return Seen(share, min(max(level.least, lost), sample.prompts))

@@ -224,6 +224,10 @@ class PromptRecipe(Strict):
     """False: every text once as it is, cold, in an order by ``seed``, whatever strata the lengths fill."""
     per_stratum: int | None = Field(default=None, ge=1, le=5000)
     """Cold prompts for each stratum of each block size, and as many held-out ones, of padded texts."""
+    plain: int = Field(default=0, ge=0, le=5000)
+    """Texts to send as they are too, beside padded ones: so many cold, and as many held out."""
+    echo: int = Field(default=0, ge=0, le=200)
+    """Prompts for each stratum that ask to repeat words, whose right answer is known, and as many held out."""
     template: dict[str, bool] = Field(default_factory=dict)
     """Arguments for the chat template, such as ``enable_thinking: false`` for Qwen3."""
     texts: int | None = Field(default=None, ge=2)
@@ -245,6 +249,10 @@ class PromptRecipe(Strict):
             raise ValueError("expected per_stratum, the number of prompts of each stratum, found none")
         if not self.padded and (self.texts is None or self.per_stratum is not None):
             raise ValueError("expected texts, the number of prompts, and no per_stratum beside padded: false")
+        if not self.padded and (self.plain or self.echo):
+            raise ValueError("expected plain and echo beside padded texts only, found padded: false")
+        if self.texts is not None and self.plain > self.texts // 2:
+            raise ValueError(f"expected plain of at most half of texts, {self.texts // 2}, found {self.plain}")
         return self
 
 

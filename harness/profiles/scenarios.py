@@ -25,6 +25,11 @@ class _Scenario(Strict):
     """Output tokens of each request; None uses the workload's."""
 
     @property
+    def drawn(self) -> int:
+        """How many of the prompts that are sent cold it sends, each once; 0 if it names its prompts."""
+        return 0
+
+    @property
     def topologies(self) -> tuple[Topology, ...]:
         return BOTH
 
@@ -38,12 +43,17 @@ class _Scenario(Strict):
 class PrefixHit(_Scenario):
     """A request finds the first blocks of its prompt in the prefix cache, full (donor = subject) or partial.
 
-    ``where`` is the engine that holds them: ``decode`` stands for the single engine too; ``prefill`` needs a pair.
+    ``pairs`` may be a number: that many of the prompts that are sent cold, each of which is its own donor. ``where`` is
+    the engine that holds them: ``decode`` stands for the single engine too; ``prefill`` needs a pair.
     """
 
     kind: Literal["prefix-hit"]
     where: Literal["decode", "prefill"]
-    pairs: tuple[Pair, ...] = Field(min_length=1)
+    pairs: Annotated[tuple[Pair, ...], Field(min_length=1)] | Annotated[int, Field(ge=1)]
+
+    @property
+    def drawn(self) -> int:
+        return self.pairs if isinstance(self.pairs, int) else 0
 
     @property
     def topologies(self) -> tuple[Topology, ...]:
@@ -73,6 +83,23 @@ class Concurrent(_Scenario):
     @property
     def routed(self) -> bool:
         return True
+
+
+class Crowd(_Scenario):
+    """Prompts that are sent cold, too, in crowds: queued while the engine that is asked first is paused, and released
+    together. Who wants many requests in a state, as statistical tests do, need not name them."""
+
+    kind: Literal["crowd"]
+    prompts: int = Field(ge=2)
+    together: int = Field(ge=2)
+    """Most requests of a crowd; crowds are as equal as they can be."""
+    proves: tuple[Literal["batched", "chunked", "preempted"], ...] = Field(min_length=1)
+    """What must show of every crowd: its requests took fewer engine steps than they would one by one; the first step
+    could not hold the prompts of all, so that one was computed in chunks; the answering engine preempted a request."""
+
+    @property
+    def drawn(self) -> int:
+        return self.prompts
 
 
 class Pressure(_Scenario):
@@ -274,6 +301,7 @@ Scenario = Annotated[
     PrefixHit
     | ChunkedPrefill
     | Concurrent
+    | Crowd
     | Pressure
     | Refill
     | LatePull

@@ -26,6 +26,8 @@ from harness.util.strict import Strict, describe_validation_error
 FORMAT = "kv-acceptance-harness/prompts/1"
 _SHORTEST = 24
 """Assumed length in tokens of the shortest chat prompt: a template and a few words."""
+_SHORTEST_ECHO = 60
+"""The same of a prompt that asks to repeat words."""
 PADDED = ", padded by "
 """Separates, in the origin of a natural prompt, the text from what was added to it."""
 _PLANNED = "planned, not built"
@@ -280,24 +282,36 @@ def planned_prompts(recipe: PromptRecipe) -> PromptSet:
     layout = Layout.of_recipe(recipe)
     if not recipe.padded:
         return _planned(recipe, _planned_texts(layout, recipe.texts or 0))
-    by_stratum: dict[SizedStratum, list[int]] = {}
-    for size in layout.block_sizes:
-        for target in target_lengths(size, layout.lookahead, layout.max_blocks, _SHORTEST):
-            for key in layout.strata_of(target.tokens):
-                by_stratum.setdefault(key, []).append(target.tokens)
+    padded = filling(layout, recipe.per_stratum or 0, _SHORTEST)
+    plain = [layout.lengths(_SHORTEST)[n % len(layout.lengths(_SHORTEST))] for n in range(recipe.plain)]
     prompts: list[Prompt] = []
     uses: tuple[Use, ...] = ("cold", "held-out")
     for use in uses:
-        count: Counter[SizedStratum] = Counter()
-        # Strata with the fewest lengths first, as when prompts are built: the others fill up on the way.
-        for key, lengths in sorted(by_stratum.items(), key=lambda entry: len(entry[1])):
-            for n in range((recipe.per_stratum or 0) - count[key]):
-                tokens = lengths[n % len(lengths)]
-                count.update(layout.strata_of(tokens))
-                # As when prompts are built: every text of a half is used once before any is used again.
-                row = sum(p.use == use for p in prompts) % (recipe.texts // 2) if recipe.texts else len(prompts)
-                prompts.append(_placeholder(f"planned-{use}-{len(prompts)}", tokens, use, layout, row))
+        for n, tokens in enumerate((*padded, *plain)):
+            # As when prompts are built: every text of a half is used once before any is used again.
+            row = n % (recipe.texts // 2) if recipe.texts else n
+            prompts.append(_placeholder(f"planned-{use}-{len(prompts)}", tokens, use, layout, row))
+        for n, tokens in enumerate(filling(layout, recipe.echo, _SHORTEST_ECHO)):
+            name, origin = f"planned-echo-{use}-{n}", f"{_PLANNED}: words to repeat"
+            prompts.append(make_prompt(name, (0,) * tokens, "", layout, use, origin))
     return _planned(recipe, prompts)
+
+
+def filling(layout: Layout, per_stratum: int, minimum: int) -> list[int]:
+    """Return lengths in tokens, of at least ``minimum``, that give every stratum ``per_stratum`` prompts: strata with
+    the fewest lengths first, since the others fill up on the way."""
+    by_stratum: dict[SizedStratum, list[int]] = {}
+    for size in layout.block_sizes:
+        for target in target_lengths(size, layout.lookahead, layout.max_blocks, minimum):
+            for key in layout.strata_of(target.tokens):
+                by_stratum.setdefault(key, []).append(target.tokens)
+    count: Counter[SizedStratum] = Counter()
+    out: list[int] = []
+    for key, lengths in sorted(by_stratum.items(), key=lambda entry: len(entry[1])):
+        for n in range(per_stratum - count[key]):
+            out.append(lengths[n % len(lengths)])
+            count.update(layout.strata_of(out[-1]))
+    return out
 
 
 def _planned_texts(layout: Layout, count: int) -> list[Prompt]:

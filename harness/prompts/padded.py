@@ -17,9 +17,19 @@ from typing import NamedTuple
 from harness.errors import DataError
 from harness.profiles.model import PromptRecipe
 from harness.prompts.datasets import Texts
-from harness.prompts.echo import load_chat_tokenizer, single_token_words
+from harness.prompts.echo import echo_prompts, load_chat_tokenizer, single_token_words
 from harness.prompts.lengths import Stratum
-from harness.prompts.model import PADDED, Layout, Prompt, PromptSet, SizedStratum, Use, make_prompt, make_prompt_set
+from harness.prompts.model import (
+    PADDED,
+    Layout,
+    Prompt,
+    PromptSet,
+    SizedStratum,
+    Use,
+    filling,
+    make_prompt,
+    make_prompt_set,
+)
 from harness.util.files import sha256_bytes
 
 DATE = date(2024, 7, 26)
@@ -79,6 +89,10 @@ class Chat:
             raise DataError(
                 f"tokenizer {folder}: expected single-token words to pad with, found none; use a different tokenizer"
             )
+
+    def all_words(self) -> list[str]:
+        """Return every word that is a single token."""
+        return single_token_words(self._tokenizer)
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -154,7 +168,9 @@ def build_from_recipe(tokenizer_folder: Path, texts: Texts, recipe: PromptRecipe
     """Build the prompts that a profile's recipe asks for. Raises DataError when they cannot be made."""
     layout = Layout.of_recipe(recipe)
     if recipe.per_stratum is not None:
-        return build_natural_prompts(tokenizer_folder, texts, layout, recipe.per_stratum, template=recipe.template)
+        return build_natural_prompts(
+            tokenizer_folder, texts, layout, recipe.per_stratum, DATE, recipe.template, recipe.plain, recipe.echo
+        )
     return build_plain_prompts(tokenizer_folder, texts, layout, recipe.texts or len(texts.rows), recipe.template)
 
 
@@ -187,8 +203,11 @@ def build_natural_prompts(
     per_stratum: int,
     day: date = DATE,
     template: Mapping[str, bool] | None = None,
+    plain: int = 0,
+    echo: int = 0,
 ) -> Built:
-    """Build ``per_stratum`` prompts for every stratum of every block size of the layout, as far as the texts suffice.
+    """Build ``per_stratum`` prompts for every stratum of every block size of the layout, as far as the texts suffice,
+    ``plain`` ones of texts as they are, and ``echo`` ones for every stratum that ask to repeat words.
 
     With ``held_out`` the texts are split into two disjoint halves of similar lengths. Within a half, each text is used
     once before any is used again, at a different length. Padding is less than the largest block. Raises DataError when
@@ -211,10 +230,15 @@ def build_natural_prompts(
     for use, half in _halves(usable, layout).items():
         filler = _Filler(chat, half, layout, longest)
         made = filler.fill(per_stratum)
+        bare = {t for t, r in made if len(r.ids) == t.tokens}
+        as_is = [t for t in half if t not in bare]
+        made += [(t, chat.render(t.text)) for t in as_is[:: max(1, len(as_is) // max(1, plain))][:plain]]
         prompts += [_prompt(t, r, n, use, texts.source.dataset, layout) for n, (t, r) in enumerate(made)]
         used = {t for t, _ in made}
         dropped["cannot be padded to a wanted length"] += sum(t not in used and t in filler.failed for t in half)
         dropped["not needed"] += sum(t not in used and t not in filler.failed for t in half)
+    if echo:
+        prompts += echo_prompts(chat.render, chat.all_words(), lambda least: filling(layout, echo, least), layout)
     if not any(p.use == "cold" for p in prompts):
         raise DataError(
             f"{texts.source.dataset}: expected texts that fit into {longest} tokens with the chat template, found "

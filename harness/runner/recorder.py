@@ -99,7 +99,7 @@ class Recorder:
         kind: Kind = "run",
     ) -> None:
         """Create the record; ``adopt`` may replace it by the record of an interrupted run that is being resumed."""
-        self.outputs = Outputs()
+        self.outputs = Outputs(profile.judging.tier == "normal")
         self._lock = threading.RLock()
         self.folder = folder
         self._begun = time.monotonic()

@@ -61,7 +61,11 @@ class Difference(NamedTuple):
 
     @property
     def excludes_zero(self) -> bool:
-        return self.effect != 0.0 and not (self.low <= 0.0 <= self.high)
+        return self.effect != 0.0 and self.excludes(0.0)
+
+    def excludes(self, margin: float) -> bool:
+        """Return whether the interval lies outside of ``margin`` on either side of zero."""
+        return self.low > margin or self.high < -margin
 
 
 class Swap(NamedTuple):

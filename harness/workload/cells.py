@@ -12,7 +12,7 @@ from harness.history.records import COLD, Form
 from harness.profiles.cells import Cell, EngineGroup, Plan, start_expected_s
 from harness.profiles.model import Profile, Workload
 from harness.prompts.model import Prompt, PromptSet
-from harness.workload.scripts import Script, scripts
+from harness.workload.scripts import Script, drawn, scripts
 
 
 class Item(NamedTuple):
@@ -68,20 +68,24 @@ class CellWork(NamedTuple):
 def cell_work(profile: Profile, prompts: PromptSet, cell: Cell, choice: Choice = EVERYTHING) -> CellWork:
     """Return the requests of a cell, or the chosen part of them."""
     known = {p.id: p for p in prompts.prompts}
-    items = _cold(prompts, profile.workload, cell, choice) if choice.wants(COLD) else []
+    sent = _sent(prompts, profile.workload, cell, choice)
+    items = _cold(sent, profile.workload, choice) if choice.wants(COLD) else []
     played = [
         script
         for scenario in profile.scenarios
         if choice.wants(scenario.id) and (scenario.routed or not cell.routed)
-        for script in scripts(scenario, known, cell.topology)
+        for script in scripts(scenario, known, cell.topology, drawn(scenario, profile, sent))
     ]
     return CellWork(cell, tuple(items), tuple(played))
 
 
-def _cold(prompts: PromptSet, workload: Workload, cell: Cell, choice: Choice) -> list[Item]:
+def _sent(prompts: PromptSet, workload: Workload, cell: Cell, choice: Choice) -> list[Prompt]:
+    """Return the prompts that a cell is sent cold."""
     chosen = [p for p in prompts.prompts if p.use in choice.uses and (choice.prompts is None or p.id in choice.prompts)]
-    if choice.uses == EVERYTHING.uses:
-        chosen = cold_prompts(chosen, workload, cell.routed)
+    return cold_prompts(chosen, workload, cell.routed) if choice.uses == EVERYTHING.uses else chosen
+
+
+def _cold(chosen: Sequence[Prompt], workload: Workload, choice: Choice) -> list[Item]:
     items: list[Item] = [Item(p, "ids") for p in chosen] if "ids" in choice.forms else []
     if "text" in choice.forms:
         count = workload.text_prompts if choice.texts is None else min(choice.texts, workload.text_prompts)
@@ -118,7 +122,7 @@ def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 def choose_scenarios(profile: Profile, patterns: Sequence[str]) -> Choice:
     """Choose the scenarios that match any shell pattern. Raises UsageError when a pattern matches nothing."""
-    known = [COLD, *(s.id for s in profile.scenarios)]
+    known = list(dict.fromkeys([COLD, *(s.id for part in profile.written_parts for s in part.scenarios)]))
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):
             raise UsageError(

@@ -8,17 +8,21 @@ from harness.profiles.cells import CellName
 
 
 class Outputs:
-    """Distinct (prompt, output) pairs of a run, by variant, in order of arrival."""
+    """Distinct (prompt, output) pairs of a run, by variant, in order of arrival.
 
-    def __init__(self) -> None:
+    They are those of cold and sampled requests, and in the normal tier of all scenarios.
+    """
+
+    def __init__(self, normal: bool = False) -> None:
+        self._normal = normal
         self._known: dict[str, dict[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...]]]] = {}
 
     def add(self, o: Observation) -> None:
-        """Add the output of a cold or sampled request; ignore all other observations."""
+        """Add an output that is to be re-scored; ignore all other observations."""
         leg = o.final
         if o.error or leg is None or not leg.output_ids or o.form != "ids":
             return
-        if o.scenario == COLD or o.temperature > 0:
+        if o.scenario == COLD or o.temperature > 0 or self._normal:
             mine = self._known.setdefault(CellName.of(o.cell).variant, {})
             mine.setdefault((o.prompt_id, output_key(leg.output_ids)), (o.sent_ids, leg.output_ids))
 

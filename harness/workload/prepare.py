@@ -17,6 +17,7 @@ from harness.workload.cells import (
     Choice,
     cell_work,
     choose_scenarios,
+    cold_prompts,
     expected_s,
     thinned,
     total_requests,
@@ -152,12 +153,8 @@ def _fitting_prompts(part: Profile, source: str, record: bool) -> PromptSet:
             f"{part.workload.prompts.name}, found none; build a set with "
             "`harness prompts build --held-out`, or set judging.stages to 1"
         )
-    if part.judging.tier == "normal" and part.scenarios:
-        raise UsageError(
-            f"{where}: expected no scenarios in the normal tier, found {part.scenarios[0].id}: so few requests "
-            "cannot reach significance; judge scenarios with a profile of the bitwise tier"
-        )
-    require_possible(part, {p.id: p for p in prompts.prompts})
+    again = (prompts.held_out,) if part.judging.stages == 2 and part.judging.tier == "normal" and not record else ()
+    require_possible(part, {p.id: p for p in prompts.prompts}, cold_prompts(prompts.cold, part.workload), *again)
     return prompts
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, assert_never
 
@@ -15,6 +17,7 @@ from harness.profiles.scenarios import (
     ChunkedPrefill,
     Concurrent,
     Continuation,
+    Crowd,
     Feature,
     Features,
     LatePull,
@@ -91,19 +94,43 @@ class Script(NamedTuple):
         return sum(1 + len(send.between) for stage in self.stages for send in stage.sends)
 
 
-def scripts(scenario: Scenario, prompts: Mapping[str, Prompt], topology: TopologyName) -> list[Script]:
-    """Return the scripts of a scenario for a topology; the list is empty when it cannot run there."""
+def scripts(
+    scenario: Scenario, prompts: Mapping[str, Prompt], topology: TopologyName, chosen: Sequence[Prompt] = ()
+) -> list[Script]:
+    """Return the scripts of a scenario for a topology; the list is empty when it cannot run there.
+
+    ``chosen`` are the prompts of a scenario that does not name any (``drawn``).
+    """
     if topology not in scenario.topologies:
         return []
-    return [Script(scenario.id, i, tuple(stages)) for i, stages in enumerate(_stages(scenario, prompts))]
+    runs = enumerate(_stages(scenario, prompts, chosen))
+    return [Script(scenario.id, i, tuple(stages)) for i, stages in runs]
 
 
-def _stages(scenario: Scenario, prompts: Mapping[str, Prompt]) -> list[list[Stage]]:
+def drawn(scenario: Scenario, profile: Profile, cold: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts, of those that are sent cold, that a scenario is sent which names none: of as many texts as
+    there are before a second one of any, and with a whole block that a prefix hit can find."""
+    least = (1 + any(m.traits.drops_block for m in profile.methods)) * profile.engine.block_size
+    copies: Counter[str] = Counter()
+    turns: list[tuple[int, Prompt]] = []
+    for prompt in cold:
+        if isinstance(scenario, Crowd) or prompt.tokens > least:
+            text = prompt.source or prompt.id
+            turns.append((copies[text], prompt))
+            copies[text] += 1
+    return [p for _, p in sorted(turns, key=lambda turn: turn[0])][: scenario.drawn]
+
+
+def _stages(scenario: Scenario, prompts: Mapping[str, Prompt], chosen: Sequence[Prompt] = ()) -> list[list[Stage]]:
     """Return the stages of each run through a scenario. Raises KeyError for a prompt that ``prompts`` lacks."""
     limit = scenario.max_tokens
     match scenario:
         case PrefixHit():
-            return [_prefix_hit(scenario, prompts, pair) for pair in scenario.pairs]
+            if isinstance(scenario.pairs, int):
+                return [_prefix_hit(scenario, p, p) for p in chosen]
+            return [_prefix_hit(scenario, prompts[pair.donor], prompts[pair.subject]) for pair in scenario.pairs]
+        case Crowd():
+            return [[_crowd(scenario, crowd)] for crowd in crowds(scenario, chosen)]
         case ChunkedPrefill():
             return [[_one(prompts[p], "subject", "a", limit)] for p in scenario.prompts]
         case Concurrent():
@@ -165,10 +192,23 @@ def _one(prompt: Prompt, part: str, group: str, max_tokens: int | None) -> Stage
     return Stage((Send(prompt, part, group, max_tokens=max_tokens),))
 
 
-def _prefix_hit(scenario: PrefixHit, prompts: Mapping[str, Prompt], pair: Pair) -> list[Stage]:
+def _prefix_hit(scenario: PrefixHit, donor: Prompt, subject: Prompt) -> list[Stage]:
     route: SentTo = "local" if scenario.where == "decode" else "prefill"
-    donor = Send(prompts[pair.donor], "donor", "a", route, max_tokens=SHORT)
-    return [Stage((donor,)), _one(prompts[pair.subject], "subject", "a", scenario.max_tokens)]
+    first = Stage((Send(donor, "donor", "a", route, max_tokens=SHORT),))
+    return [first, _one(subject, "subject", "a", scenario.max_tokens)]
+
+
+def crowds(scenario: Crowd, chosen: Sequence[Prompt]) -> list[list[Prompt]]:
+    """Divide prompts into crowds of at most ``together``, whose sizes differ by one at most."""
+    count = math.ceil(len(chosen) / scenario.together)
+    return [list(chosen[n::count]) for n in range(count)]
+
+
+def _crowd(scenario: Crowd, crowd: Sequence[Prompt]) -> Stage:
+    sends = [
+        Send(p, f"r{n}", f"c{n}", max_tokens=scenario.max_tokens, after_s=n * ORDER_S) for n, p in enumerate(crowd)
+    ]
+    return Stage(tuple(sends), hold="first")
 
 
 def _continuation(scenario: Continuation, prompts: Mapping[str, Prompt], name: str) -> list[Stage]:
@@ -283,9 +323,20 @@ _LONG_ENOUGH = 4
 """Known tokens of a prompt that is asked with features: it is stopped after the first and before the last."""
 
 
-def require_possible(profile: Profile, prompts: Mapping[str, Prompt]) -> None:
-    """Raise UsageError when a scenario names an unknown prompt or cannot occur with the profile's engine settings."""
+def require_possible(profile: Profile, prompts: Mapping[str, Prompt], *sent: Sequence[Prompt]) -> None:
+    """Raise UsageError when a scenario names an unknown prompt, cannot occur with the profile's engine settings, or
+    cannot be judged in its tier. ``sent`` are the prompts that are sent cold, in each stage."""
     for scenario in profile.scenarios:
+        if profile.judging.tier == "normal" and not (scenario.drawn and scenario.max_tokens is None):
+            raise UsageError(
+                f"scenario {scenario.id}: expected prompts by number, answered in full, which registered tests compare "
+                "with the same prompts cold (normal tier), found prompts by name or max_tokens; use the kinds "
+                "prefix-hit and crowd, or a profile of the bitwise tier"
+            )
+        for cold in sent if scenario.drawn else ():
+            problem = _not_drawn(scenario, profile, drawn(scenario, profile, cold))
+            if problem:
+                raise UsageError(f"scenario {scenario.id} cannot occur: {problem}")
         try:
             _stages(scenario, prompts)
         except KeyError as missing:
@@ -321,7 +372,9 @@ def _impossible(scenario: Scenario, profile: Profile, prompts: Mapping[str, Prom
     budget = profile.engine.max_num_batched_tokens
     match scenario:
         case PrefixHit():
-            return _no_sharing(scenario.pairs, prompts, size)
+            return _no_sharing(() if isinstance(scenario.pairs, int) else scenario.pairs, prompts, size)
+        case Crowd():
+            return _too_many(scenario.together, profile)
         case ChunkedPrefill():
             short = [p for p in scenario.prompts if budget is not None and prompts[p].tokens <= budget]
             if short:
@@ -369,6 +422,30 @@ def _impossible(scenario: Scenario, profile: Profile, prompts: Mapping[str, Prom
             return _no_sharing(scenario.pairs, prompts, size) or _too_many(2, profile)
         case Trace():
             return _no_trace(scenario, profile, prompts)
+    return None
+
+
+def _not_drawn(scenario: Scenario, profile: Profile, chosen: Sequence[Prompt]) -> str | None:
+    """Return why the prompts that a scenario is sent cannot bring about its state, in words, or None."""
+    if len(chosen) < scenario.drawn:
+        return (
+            f"expected {scenario.drawn} suitable prompts that are sent cold, found {len(chosen)}; ask for fewer, or "
+            "build more"
+        )
+    if not isinstance(scenario, Crowd):
+        return None
+    size, pool, budget = profile.engine.block_size, profile.engine.kv_blocks, profile.engine.max_num_batched_tokens
+    for crowd in crowds(scenario, chosen):
+        tokens, most = sum(p.tokens for p in crowd), profile.workload.max_tokens
+        if "chunked" in scenario.proves and budget is not None and tokens <= budget:
+            return (
+                f"expected crowds of more tokens than engine.max_num_batched_tokens = {budget}, found one of {tokens}; "
+                "lower the budget or send more together"
+            )
+        if "preempted" in scenario.proves and pool is not None:
+            wanted = sum(blocks(p.tokens + most, size) for p in crowd)
+            if wanted <= pool - 1:
+                return _pool(f"fewer than the {wanted + 1} blocks that a crowd and its answers need", pool)
     return None
 
 

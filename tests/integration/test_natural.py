@@ -25,8 +25,9 @@ from harness.judging.power import per_stratum, sensitivity
 from harness.profiles.hub import Hub
 from harness.profiles.model import PromptRecipe, load_profile
 from harness.prompts.datasets import Texts, fetch_texts, first_turn, read_texts
+from harness.prompts.echo import INSTRUCTION
 from harness.prompts.lengths import Stratum, classify, target_lengths
-from harness.prompts.model import Layout, PromptSet, TextSource, load_prompts, planned_prompts, write_prompts
+from harness.prompts.model import Layout, PromptSet, TextSource, filling, load_prompts, planned_prompts, write_prompts
 from harness.prompts.padded import DATE, Chat, build_from_recipe, build_natural_prompts, coverage, pad
 from harness.prompts.probe_task import WEIGHTS
 from harness.workload.prepare import prepare
@@ -132,6 +133,29 @@ def test_one_set_covers_the_strata_of_all_block_sizes(built, folder, tmp_path):
     assert built.prompts.header.block_sizes == (64, 16, 32)
     write_prompts(built.prompts, tmp_path / "n.jsonl")
     assert load_prompts(tmp_path / "n.jsonl") == built.prompts
+
+
+def test_recipe_adds_bare_texts_and_words_to_repeat(folder, texts):
+    recipe = PromptRecipe(
+        dataset="a/b", revision="0" * 40, block_sizes=(16, 32), lookaheads=(3,), per_stratum=2, plain=4, echo=1
+    )
+    prompts = build_from_recipe(folder, texts, recipe).prompts
+    without = build_from_recipe(folder, texts, recipe.model_copy(update={"plain": 0, "echo": 0})).prompts
+    known = {p.id for p in without.prompts}
+    assert known < {p.id for p in prompts.prompts} and len({p.id for p in prompts.prompts}) == len(prompts.prompts)
+    for use in ("cold", "held-out"):
+        more = [p for p in prompts.prompts if p.use == use and p.id not in known]
+        echo = [p for p in more if INSTRUCTION in p.text]
+        bare = [p for p in more if p not in echo]
+        # A text of its own is its own unit; one that is padded elsewhere, too, is not.
+        assert len(bare) == 4 and all(p.source and p.origin.endswith("padded by 0 tokens") for p in bare)
+        assert echo and not any(p.source for p in echo)
+        for size in (16, 32):
+            assert {p.stratum_for(size, 3) for p in echo} >= {Stratum.ALIGNED, Stratum.LOOKAHEAD, Stratum.FIRST}
+    planned = planned_prompts(recipe.model_copy(update={"texts": 40}))
+    assert len(planned.cold) == len(planned.held_out)
+    assert sum(p.source is None for p in planned.cold) == len(filling(Layout.of_recipe(recipe), 1, 60))
+    assert {p.source for p in prompts.cold} & {p.source for p in prompts.held_out} == {None}
 
 
 def test_texts_may_be_asked_as_they_are(folder, texts):

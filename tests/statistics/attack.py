@@ -61,21 +61,32 @@ def unchanged(nights: Nights, seeds: Iterable[int]) -> Outcome:
     return attack(nights, RIGHT, seeds)
 
 
-def pooled_alarms(nights: int, share: float, texts: int = 40, answers: int = 229, seed: int = 1) -> Share:
-    """Share of nights in which the pooled test fails without a reason, from the counts of wrong answers alone.
+def pooled_alarms(
+    nights: int,
+    share: float,
+    texts: int = 40,
+    answers: int = 229,
+    seed: int = 1,
+    damage: float = 0.0,
+    level: float = Judging().pooled_alpha,
+) -> Share:
+    """Share of nights in which the pooled test fails, from the counts of wrong answers alone: without a reason, unless
+    ``damage`` is the share of the answers on the second side that a defect makes wrong.
 
     On both sides rounding makes ``share`` of the ``answers`` to each text count as wrong, in some texts much more often
     than in others. The defaults are those of a whole night of the nightly profile.
     """
-    judging, rng = Judging(tier="normal"), np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     failed = 0
     for night in range(nights):
         rates = share * rng.gamma(0.5, 2.0, texts)
         rescored = rng.poisson(answers * rates, (2, texts))
+        hit = rng.binomial(answers, damage, texts)
         wrong = np.stack([rescored, rng.binomial(rescored, 0.6)], axis=2).astype(float)
+        wrong[1] += hit[:, None]
         total = np.full((texts, 2), float(answers))
         arms = make_arms(COLUMNS, (wrong[0], total), (wrong[1], total))
-        failed += label_swap(arms, 511, night, judging.pooled_alpha).p <= judging.pooled_alpha
+        failed += label_swap(arms, 511, night, level).p <= level
     return Share(failed, nights)
 
 

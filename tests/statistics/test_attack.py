@@ -15,7 +15,7 @@ CELLS = ("*-none+llama31-8b*",)
 
 @pytest.fixture(scope="module")
 def nights() -> Nights:
-    return Nights(prepare("nightly", CELLS, planned=True), permutations=1000)
+    return Nights(prepare("nightly", CELLS, ("cold",), planned=True), permutations=1000)
 
 
 def test_one_damaged_request_in_twenty_fails_the_night(nights: Nights):
@@ -26,7 +26,9 @@ def test_one_damaged_request_in_twenty_fails_the_night(nights: Nights):
 
 def test_right_night_passes_also_if_pd_rounds_otherwise(nights: Nights):
     assert unchanged(nights, range(2)).green.count == 2
-    otherwise = Nights(prepare("nightly", CELLS, planned=True), Noise(parting=0.0, pd_parting=0.5), permutations=1000)
+    otherwise = Nights(
+        prepare("nightly", CELLS, ("cold",), planned=True), Noise(parting=0.0, pd_parting=0.5), permutations=1000
+    )
     assert unchanged(otherwise, range(2)).green.count == 2
 
 

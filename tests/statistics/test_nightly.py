@@ -22,20 +22,22 @@ def test_shipped_nightly_passes_when_nothing_is_wrong(shipped: Prepared):
     judgement = judge(simulated.night, simulated.baselines)
     wrong = [f"{f.id}: {f.message}" for f in judgement.findings][:3]
     assert judgement.verdict is Verdict.PASS, wrong
-    assert len(judgement.cells) == 130
-    promised, cells = sensitivity(shipped), {c.cell: {r.check: r for r in c.results} for c in judgement.cells}
-    rows = {r.cell: r for r in promised.rows}
+    assert len(judgement.by_cell()) == 136
+    promised = sensitivity(shipped)
+    cells = {(c.cell, c.scenario): {r.check: r for r in c.results} for c in judgement.cells}
+    rows = {(r.cell, r.scenario): r for r in promised.rows}
     for cell, results in cells.items():
         figures, answers = results["survival"].figures, promised.in_answers(rows[cell])
         assert (figures.prompts, figures.texts) == rows[cell].sample
         assert figures.detectable_prompts == answers.prompts
-    together = promised.in_all()
-    pooled = cells["pd-eagle3+llama31-8b"]["pooled"].figures
-    assert together is not None
-    assert (pooled.prompts, pooled.texts) == promised.pooled
-    # With nothing wrong on either side, the run sees what the plan promised.
-    assert pooled.detectable_points == pytest.approx(100 * together.share, abs=1e-6)
-    assert pooled.detectable_prompts == together.prompts
+    assert list(promised.pooled) == ["cold", "prefix-hit", "prefix-hit-on-p", "concurrent", "pressure"]
+    for scenario, (names, sample) in promised.pooled.items():
+        together, pooled = promised.in_all(scenario), cells[names[0], scenario]["pooled"].figures
+        assert together is not None
+        assert (pooled.prompts, pooled.texts) == sample
+        # With nothing wrong on either side, the run sees what the plan promised.
+        assert pooled.detectable_points == pytest.approx(100 * together.share, abs=1e-6)
+        assert pooled.detectable_prompts == together.prompts
 
 
 def test_plan_and_judge_say_alike_that_a_cell_is_blind(shipped: Prepared):

@@ -6,7 +6,7 @@ only where rounding may part them, acceptance that follows the output, hand-offs
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,13 +17,14 @@ from harness.baselines.lookup import Lookup
 from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
 from harness.history.acceptance import counts_of_steps
 from harness.history.folder import History
-from harness.history.records import RESCORE, Observation
+from harness.history.records import COLD, RESCORE, Observation
 from harness.history.token_ids import common_prefix, output_key
 from harness.profiles.cells import CellName
 from harness.prompts.model import Prompt
 from harness.workload.cells import CellWork
 from harness.workload.prepare import Prepared
-from tests.support.builders import history, identity, leg, provenance, speculation, with_run
+from harness.workload.scripts import SHORT, Send
+from tests.support.builders import counted, engines_of, history, identity, leg, provenance, speculation, with_run
 
 OUTPUTS = 256
 TIE_NATS = 0.1
@@ -48,7 +49,7 @@ class Noise(NamedTuple):
 
 
 class Defect(NamedTuple):
-    """What is wrong with the answers of P/D."""
+    """What is wrong with the answers of P/D, or of any cells in one scenario."""
 
     share: float = 0.0
     """Chance of each request to be damaged."""
@@ -56,6 +57,10 @@ class Defect(NamedTuple):
     """By how much the tokens of every answer are less likely, although they are right."""
     cells: str = "pd-"
     """Cells that have the defect: those whose id starts with this."""
+    scenario: str = COLD
+    """The state in which they have it."""
+    drafts: float = 0.0
+    """Share of the verify steps of such answers that lose all their drafts."""
 
 
 NOISE = Noise()
@@ -91,9 +96,12 @@ class Nights:
         for prompts in prepared.sets.values():
             for p in prompts.prompts:
                 self._texts.setdefault(p.id, _text(rng))
-        self._templates = {w.cell.id: [_template(w, i.prompt, i.form, prepared) for i in w.items] for w in self._works}
+        self._templates = {
+            w.cell.id: [*(_template(w, i.prompt, i.form, prepared) for i in w.items), *_played(w, prepared)]
+            for w in self._works
+        }
 
-    def night(self, seed: int, defect: Defect = RIGHT) -> Simulated:
+    def night(self, seed: int, *defects: Defect) -> Simulated:
         """Return one night with its baselines, which are recorded anew: their luck belongs to the error rates."""
         rng = np.random.default_rng(seed)
         baselines, recorded = {}, {}
@@ -104,9 +112,14 @@ class Nights:
         observations: list[Observation] = []
         wrong: set[Tokens] = set()
         for work in self._works:
-            observations += self._answers(work, rng, defect, recorded.get(work.cell.name.lineup, {}), wrong)
+            steps = recorded.get(work.cell.name.lineup, {})
+            observations += _with_shared(self._answers(work, rng, defects or (RIGHT,), steps, wrong))
         observations += _scores(observations, wrong)
-        made = history(observations, cells=[w.cell.id for w in self._works])
+        cells = [w.cell.id for w in self._works]
+        engines = tuple(
+            e.model_copy(update={"step_tokens": _step(self._prepared)}) for c in cells for e in engines_of(c)
+        )
+        made = history(observations, cells, engines=engines)
         return Simulated(self._as_planned(made), baselines)
 
     def _as_planned(self, made: History) -> History:
@@ -120,11 +133,13 @@ class Nights:
                         "lookahead": method.lookahead,
                         "draft_tokens": method.draft_tokens,
                         "planned": len(work.items),
-                        "scenarios": {},
+                        "scenarios": work.planned,
                     }
                 )
             )
+        scenarios = {s.id: s.model_dump(mode="json") for part in self._prepared.parts for s in part.scenarios}
         profile = {**made.run.profile, "judging": self._judging.model_dump(mode="json")}
+        profile["scenarios"] = list(scenarios.values())
         update = {"cells": tuple(records), "profile": profile, "rescore": self._prepared.rescores}
         return with_run(made, **update)
 
@@ -169,33 +184,125 @@ class Nights:
         self,
         work: CellWork,
         rng: np.random.Generator,
-        defect: Defect,
+        defects: Sequence[Defect],
         recorded: Mapping[str, Tokens],
         wrong: set[Tokens],
     ) -> list[Observation]:
         k, pd = work.cell.method.draft_tokens, work.cell.topology == "pd"
-        ids = [i.prompt.id for i in work.items]
+        templates = self._templates[work.cell.id]
+        ids = [t.prompt_id for t in templates]
         said = self._tokens(ids, self._noise.pd_parting if pd else self._noise.parting, rng)
-        defective = work.cell.id.startswith(defect.cells)
-        likely = _logprobs(self._noise.nats * (1 + pd), defect.nats if defective else 0.0)
+        mine = [d for d in defects if work.cell.id.startswith(d.cells)]
+        likely = _logprobs(self._noise.nats * (1 + pd), sum(d.nats for d in mine))
         # From a stream of its own: everything else stays as it was drawn before log-probs were judged.
         rounded = [likely[i] for i in rng.spawn(1)[0].integers(0, len(likely), len(ids))]
-        steps = _redrawn([recorded.get(p, ()) for p in ids], self._noise.redrawn, k, rng)
-        damaged = rng.random(len(ids)) < (defect.share if defective else 0.0)
+        known = [recorded.get(p, ()) for p in ids]
+        steps = _redrawn(known, self._noise.redrawn, k, rng)
+        struck = {d: np.array([t.scenario == d.scenario for t in templates]) for d in mine}
+        chances = rng.random(len(ids))
+        damaged = np.any([chances < d.share * hit for d, hit in struck.items()] or [chances < 0], axis=0)
+        fate = rng.spawn(1)[0].random((len(ids), OUTPUTS))
+        lost = np.any([fate < d.drafts * hit[:, None] for d, hit in struck.items()] or [fate < 0], axis=0)
         out = []
-        for number, template in enumerate(self._templates[work.cell.id]):
+        for number, template in enumerate(templates):
             tokens = said[number]
+            if template.max_tokens == SHORT:
+                out.append(_short(template, tokens, k))
+                continue
             if damaged[number]:
                 tokens = tuple(int(t) for t in rng.integers(50_000, 90_000, OUTPUTS))
                 wrong.add(tokens)
             final = template.legs[-1].model_copy(update={"output_ids": tokens, "chosen_logprobs": rounded[number]})
             if k:
-                padded = (0, *steps[number]) if pd else steps[number]
+                taken = steps[number]
+                if lost[number].any():
+                    taken = _ended((*(0 if gone else a for a, gone in zip(taken, lost[number], strict=False)), *taken))
+                padded = (0, *taken) if pd else taken
                 final = final.model_copy(update={"speculation": speculation(padded, k)})
             # P's own token comes from its own KV, so that it is right whatever became of D's.
             before = [leg.model_copy(update={"output_ids": said[number][:1]}) for leg in template.legs[:-1]]
             out.append(template.model_copy(update={"legs": (*before, final)}))
         return out
+
+
+def _short(template: Observation, tokens: Tokens, k: int) -> Observation:
+    """Return the answer to a request that only fills a cache."""
+    final = template.legs[-1].model_copy(update={"output_ids": tokens[:SHORT]})
+    if k and final.role != "prefill":
+        final = final.model_copy(update={"speculation": speculation((0,), k)})
+    return template.model_copy(update={"legs": (*template.legs[:-1], final)})
+
+
+def _step(prepared: Prepared) -> int | None:
+    """Return the tokens of a step of the engines that are put into states."""
+    budgets = [p.engine.max_num_batched_tokens for p in prepared.parts if p.scenarios]
+    return budgets[0] if budgets else None
+
+
+def _played(work: CellWork, prepared: Prepared) -> list[Observation]:
+    """Return the answers in scenarios but for their tokens and steps, with the counters that prove each state."""
+    out: list[Observation] = []
+    for script in work.scripts:
+        for number, stage in enumerate(script.stages):
+            members = [_sent(work, send, prepared) for send in stage.sends]
+            places = {"scenario": script.scenario, "instance": script.instance, "stage": number}
+            for n, (send, o) in enumerate(zip(stage.sends, members, strict=True)):
+                if send.part == "subject":
+                    o = _from_cache(work, o, prepared, script.scenario.endswith("on-p"))
+                timing = {"asked_at": 1.0 + n, "held_until": 100.0} if len(members) > 1 else {}
+                rest = {"part": send.part, "route": send.route, "concurrent": len(members)}
+                out.append(o.model_copy(update={**places, **rest, **timing, "sequence": len(work.items) + len(out)}))
+    return out
+
+
+def _sent(work: CellWork, send: Send, prepared: Prepared) -> Observation:
+    o = _template(work, send.prompt, "ids", prepared)
+    if send.max_tokens != SHORT:
+        return o
+    nothing = (0,) * SHORT
+    role = "prefill" if send.route == "prefill" else "single"
+    alone = leg(role, o.sent_ids, nothing, finish_reason="length")
+    return o.model_copy(update={"legs": (alone,), "max_tokens": SHORT})
+
+
+def _from_cache(work: CellWork, o: Observation, prepared: Prepared, on_p: bool) -> Observation:
+    """Return the answer to a request whose prompt the engine, P if ``on_p``, has computed before."""
+    size = prepared.profile.part(work.cell.variant).engine.block_size
+    drops = work.cell.method.draft_tokens > 0 and work.cell.method.traits.drops_block
+    hit = ((len(o.sent_ids) - 1) // size - drops) * size
+    at = 0 if on_p else -1
+    counters = {**o.legs[at].counters, "prefix_hits": float(hit)}
+    if "nixl_bytes" in counters:
+        whole = -(-len(o.sent_ids) // size)
+        counters["nixl_bytes"] *= (whole - hit / size) / whole
+        counters["prompt_tokens_external_kv_transfer"] = float(len(o.sent_ids) - hit)
+    legs = list(o.legs)
+    legs[at] = legs[at].model_copy(update={"counters": counters})
+    return o.model_copy(update={"legs": tuple(legs)})
+
+
+def _with_shared(observations: Sequence[Observation]) -> list[Observation]:
+    """Return them with what the engines count of requests that are under way together, which take few steps and preempt
+    one of them."""
+    stages: defaultdict[tuple[str, int, int], list[Observation]] = defaultdict(list)
+    for o in observations:
+        if o.concurrent > 1:
+            stages[o.scenario, o.instance, o.stage].append(counted(o))
+    shared: dict[tuple[str, int, int], dict[str, dict[str, float]]] = {}
+    for place, members in stages.items():
+        shared[place] = {}
+        for role in members[0].engine_roles:
+            added = Counter[str]()
+            for o in members:
+                added.update(own.counters if (own := o.leg(role)) is not None else {})
+            shared[place][role] = {**added, "engine_steps": 20.0, "preemptions": float(role != "prefill")}
+    out = []
+    for o in observations:
+        if o.concurrent > 1:
+            legs = tuple(one.model_copy(update={"counters": {}}) for one in o.legs)
+            o = o.model_copy(update={"legs": legs, "shared_counters": shared[o.scenario, o.instance, o.stage]})
+        out.append(o)
+    return out
 
 
 def _text(rng: np.random.Generator) -> _Text:
@@ -290,18 +397,20 @@ def _scores(observations: Sequence[Observation], wrong: set[Tokens]) -> list[Obs
     """Return how the plain engine of each variant scores every distinct output."""
     seen: defaultdict[str, dict[tuple[str, Tokens], Observation]] = defaultdict(dict)
     for o in observations:
-        assert o.final is not None and o.final.output_ids is not None
+        if o.final is None:
+            continue
+        assert o.final.output_ids is not None
         seen[CellName.of(o.cell).reference].setdefault((o.prompt_id, o.final.output_ids), o)
     out = []
-    right = leg("single", (0,), (0,), rescored=(0.0,) * OUTPUTS)
-    disliked = right.model_copy(update={"rescored": (GARBAGE_NATS,) * OUTPUTS})
+    answered = leg("single", (0,), (0,))
     for cell, outputs in seen.items():
         for (prompt_id, tokens), o in outputs.items():
             if tokens not in _KEYS and tokens not in wrong:
                 _KEYS[tokens] = output_key(tokens)
             read = (*o.sent_ids, *tokens)
-            answer = disliked if tokens in wrong else right
-            answer = answer.model_copy(update={"echoed_ids": read, "usage_prompt_tokens": len(read)})
+            gaps = (GARBAGE_NATS if tokens in wrong else 0.0,) * len(tokens)
+            update = {"rescored": gaps, "echoed_ids": read, "usage_prompt_tokens": len(read)}
+            answer = answered.model_copy(update=update)
             scored = o.model_copy(
                 update={
                     "sent_ids": read,
@@ -309,6 +418,7 @@ def _scores(observations: Sequence[Observation], wrong: set[Tokens]) -> list[Obs
                     "prompt_id": prompt_id,
                     "form": "ids",
                     "scenario": RESCORE,
+                    "instance": 0,
                     "part": _KEYS.get(tokens) or output_key(tokens),
                     "legs": (answer,),
                     "engine_roles": ("single",),

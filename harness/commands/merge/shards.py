@@ -75,7 +75,7 @@ def missing_evidence(history: History) -> list[str]:
 
 
 def _not_rescored(history: History) -> int:
-    outputs = Outputs()
+    outputs = Outputs(history.run.normal)
     for o in history.observations:
         if o.scenario != RESCORE:
             outputs.add(o)

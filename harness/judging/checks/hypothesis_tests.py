@@ -6,10 +6,12 @@ together is in ``harness.judging.checks.pooled``.
 
 * ``acceptance-baseline``: acceptance of the cell against the baseline, all positions and strata in one test;
 * ``acceptance-single``: the same for P/D against the single engine of the same run;
+* ``acceptance-cold``: the same for a scenario against the same cell's cold answers to the same prompts;
 * ``first-step``: whether the first draft after the hand-off is accepted, P/D against single;
 * ``survival``: share of prompts whose output has parted from the method's baseline by token t, other than at a near
-  tie, against A/A;
-* ``rescored``: outputs with a token that the plain engine would not have produced, against its own;
+  tie, against A/A; in a scenario against the same cell's cold answers;
+* ``rescored``: outputs with a token that the plain engine would not have produced, against its own; in a scenario
+  against the same cell's cold ones;
 * ``logprobs-single``: how probable P/D finds the tokens that it says, against the single engine of the same run.
 
 The unit is the text that a prompt was made of: padded copies of one text may have the same luck.
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,7 +34,7 @@ from harness.judging.checks.rescored import scores
 from harness.judging.evidence import CellView
 from harness.judging.near_ties import near_tie_nats
 from harness.judging.recorded_cell import Answer
-from harness.judging.sight import Level, Sample, Seen, seen_in_answers, seen_in_rate, stage_power
+from harness.judging.sight import Floor, Level, Sample, Seen, seen_in_answers, seen_in_rate, stage_power
 from harness.profiles.cells import CellName
 from harness.profiles.model import Judging
 from harness.stats.multiplicity import holm
@@ -50,6 +52,7 @@ from harness.stats.paired import (
 )
 from harness.stats.power import least_units
 
+T = TypeVar("T")
 SURVIVAL_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Output positions at which ``survival`` compares tokens."""
 
@@ -65,6 +68,8 @@ class _Raw(NamedTuple):
     problem: str = ""
     aa_p: float | None = None
     note: str = ""
+    slack: float = 0.0
+    """By how much of itself acceptance may move without a defect."""
     incomplete: str = ""
     """Missing evidence without which the test can show a change, but not the absence of one."""
 
@@ -73,30 +78,28 @@ class _Raw(NamedTuple):
         return Sample(max(self.prompts, default=0), max((d.units for d in self.differences), default=0))
 
 
-def tests_of(cell: CellName, has_single: bool, rescores: bool) -> tuple[TestName, ...]:
-    """Return the tests that a cell registers, both for ``harness plan`` and for judging."""
+def tests_of(cell: CellName, has_single: bool, rescores: bool, cold: bool = True) -> tuple[TestName, ...]:
+    """Return the tests that a cell registers cold or in a scenario, both for ``harness plan`` and for judging."""
     out: list[TestName] = ["survival"]
-    if rescores and cell.id != cell.reference:
+    if rescores and (cell.id != cell.reference or not cold):
         out.append("rescored")
     if cell.topology == "pd" and has_single:
         out.append("logprobs-single")
     if cell.method != "none":
-        out.append("acceptance-baseline")
+        out.append("acceptance-baseline" if cold else "acceptance-cold")
         if cell.topology == "pd" and has_single:
             out += ["acceptance-single", "first-step"]
     return tuple(out)
 
 
 def registered(views: Iterable[CellView]) -> list[RegisteredTest]:
-    """Return all tests of the cold views, in order. Scenarios send too few prompts to test, and this tier has none."""
+    """Return all tests of the views, in order."""
     out = []
     for view in views:
-        if not view.cold:
-            continue
-        single = view.selected(view.name.single)
+        single = view.selected(view.name.single) if view.cold else view.asked(view.name.single)
         rescores = view.history.run.rescore and view.selected(view.name.reference)
-        for name in tests_of(view.name, single, rescores):
-            out.append(RegisteredTest(view.id, view.scenario, name))
+        names = tests_of(view.name, single, rescores, view.cold)
+        out += [RegisteredTest(view.id, view.scenario, name) for name in names]
     return out
 
 
@@ -135,7 +138,7 @@ def _finish(test: RegisteredTest, raw: _Raw, adjusted: float | None, alpha: floa
         return Tested(test, None, sample=raw.sample, problem=raw.incomplete, note=raw.note)
     level = _level(test.name, raw, alpha, judging)
     seen = {
-        column.difference.column: _seen(test.name, column.difference, prompts, level, judging)
+        column.difference.column: _seen(test.name, column.difference, prompts, level, judging, raw.slack)
         for column, prompts in zip(columns, raw.prompts, strict=True)
     }
     by_stratum = [s for name, s in seen.items() if not name.startswith("all@")]
@@ -164,14 +167,15 @@ def _level(name: TestName, raw: _Raw, alpha: float, judging: Judging) -> Level:
     return Level(alpha, columns, stage_power(judging))
 
 
-def _seen(name: TestName, d: Difference, prompts: int, level: Level, judging: Judging) -> Seen:
+def _seen(name: TestName, d: Difference, prompts: int, level: Level, judging: Judging, slack: float) -> Seen:
     """Return what a column would have seen."""
     sample = Sample(prompts, d.units)
     sd = d.error * d.units**0.5
     if name not in YES_OR_NO:
         # Drafts are lost or not, which adds noise; a probability falls without.
         own = 0.0 if name == "logprobs-single" else d.trials
-        return seen_in_rate(sd, d.rates[0], own, sample, level, judging.floor_points / 100)
+        floor = Floor(judging.floor_points / 100, slack, judging.confidence)
+        return seen_in_rate(sd, d.rates[0], own, sample, level, floor)
     # Damage shows in a first draft only where it would have been accepted.
     return seen_in_answers(sd, sample, level, d.rates[0] if name == "first-step" else 1.0)
 
@@ -190,6 +194,9 @@ def _compute(view: CellView, test: RegisteredTest, judging: Judging, alpha: floa
     match test.name:
         case "acceptance-baseline":
             return _acceptance_baseline(view, judging, alpha)
+        case "acceptance-cold":
+            cold = of_cold(view, replace(view, scenario=COLD).counts.by_key)
+            return _acceptance(view, cold, "the cold answers of this run", judging, alpha)
         case "acceptance-single":
             single = view.sibling("single")
             reference = single.counts.by_key if single else {}
@@ -221,6 +228,20 @@ def _test(rows: Arms, units: Sequence[str], what: str, judging: Judging, alpha: 
         )
     both = ((rows.trials[0] > 0) & (rows.trials[1] > 0)).sum(axis=0)
     return _Raw(swap.p, swap, differences(arms, judging.confidence), tuple(int(n) for n in both))
+
+
+def full_answers(view: CellView, keys: Iterable[str]) -> list[str]:
+    """Return the keys of answers that are compared: in a scenario those of full length, not those that fill caches."""
+    answered = view.answered()
+    most = max((o.max_tokens or 0 for o in answered.values()), default=0)
+    return [k for k in keys if view.cold or (answered[k].max_tokens or 0) == most]
+
+
+def of_cold(view: CellView, found: Mapping[str, T]) -> dict[str, T]:
+    """Return what was found of a cell's cold answers, by the key of the same prompt's answer in the scenario."""
+    answered = view.answered()
+    prompt_of = {key: answered[key].prompt_id for key in full_answers(view, answered)}
+    return {key: found[prompt] for key, prompt in prompt_of.items() if prompt in found}
 
 
 def units_of(view: CellView, keys: Iterable[str]) -> list[str]:
@@ -258,8 +279,9 @@ def _acceptance(
 ) -> _Raw:
     ours, padded = view.counts
     answered = view.answered()
-    strata = {key: view.stratum(o) for key, o in answered.items()}
-    matched = {key: reference.get(key, reference.get(answered[key].prompt_id)) for key in ours}
+    # A scenario has too few texts to tell strata apart.
+    strata = {key: view.stratum(o) if view.cold else "all" for key, o in answered.items()}
+    matched = {key: reference.get(key, reference.get(answered[key].prompt_id)) for key in full_answers(view, ours)}
     theirs = {key: value for key, value in matched.items() if value is not None}
     rows = _rows(view, theirs, {key: ours[key] for key in theirs}, {key: strata[key] for key in theirs})
     notes = []
@@ -270,7 +292,7 @@ def _acceptance(
             + (", and the padded first step was recognised from the totals" if padded else "")
         )
     raw = _test(rows, units_of(view, sorted(theirs)), f"acceptance counts of {against}", judging, alpha)
-    return raw._replace(note="; ".join(notes))
+    return raw._replace(note="; ".join(notes), slack=view.mean_slack)
 
 
 def _rows(
@@ -356,6 +378,9 @@ def _survival(view: CellView, judging: Judging, alpha: float) -> _Raw:
     if isinstance(rows, str):
         return _Raw(None, problem=rows)
     parted = divergences(view, rows)
+    if not view.cold:
+        cold = of_cold(view, divergences(replace(view, scenario=COLD), rows))
+        parted = {key: (cold[key][1], parted[key][1]) for key in parted.keys() & cold.keys()}
     keys = sorted(parted)
     prompt_of = {key: o.prompt_id for key, o in view.answered().items()}
     longest = max((len(rows[prompt_of[key]].output_ids) for key in keys), default=0)
@@ -368,28 +393,32 @@ def _survival(view: CellView, judging: Judging, alpha: float) -> _Raw:
     ones = np.ones((len(keys), len(at)))
     arms = make_arms([f"all@token {t}" for t in at], (sides[0], ones), (sides[1], ones))
     raw = _test(arms, units_of(view, keys), "tokens with A/A", judging, alpha)
-    return raw if raw.problem else raw._replace(note=_partings(parted.values()))
+    beside = "between equal runs" if view.cold else "cold"
+    return raw if raw.problem else raw._replace(note=_partings(parted.values(), beside))
 
 
-def _partings(pairs: Iterable[tuple[Divergence, Divergence]]) -> str:
-    """Say how many outputs parted, of this run and between equal runs."""
+def _partings(pairs: Iterable[tuple[Divergence, Divergence]], beside: str) -> str:
+    """Say how many outputs parted, of this run and of what it is compared with."""
     again, ours = zip(*pairs, strict=True)
     hard, ties = (
         [sum(d.at is not None and d.hard is wanted for d in side) for side in (ours, again)] for wanted in (True, False)
     )
     return (
-        f"{hard[0]} of {len(ours)} outputs part other than at a near tie, {hard[1]} between equal runs; {ties[0]} at a "
-        f"near tie, {ties[1]} between equal runs"
+        f"{hard[0]} of {len(ours)} outputs part other than at a near tie, {hard[1]} {beside}; {ties[0]} at a near tie, "
+        f"{ties[1]} {beside}"
     )
 
 
 def _rescored(view: CellView, judging: Judging, alpha: float) -> _Raw:
     """Test whether more outputs have a token that the plain engine would not have produced, beyond a near tie, than its
-    own outputs of the same prompts, which differ from its prefill only by rounding."""
-    plain = replace(view, record=view.history.cell(view.name.reference) or view.record, scenario=COLD)
-    sides = [wrong_when_rescored(v) for v in (plain, view)]
-    raw = _yes_or_no(view, "re-scored", sides[0], sides[1], "re-scored outputs", judging, alpha)
-    outputs = sum(bool(a.output) for v in (plain, view) for a in v.answers().values())
+    own outputs of the same prompts, which differ from its prefill only by rounding; in a scenario, than the same
+    cell's cold outputs."""
+    plain = view.history.cell(view.name.reference) if view.cold else view.record
+    other = replace(view, record=plain or view.record, scenario=COLD)
+    sides = [wrong_when_rescored(v) for v in (other, view)]
+    theirs = sides[0] if view.cold else of_cold(view, sides[0])
+    raw = _yes_or_no(view, "re-scored", theirs, sides[1], "re-scored outputs", judging, alpha)
+    outputs = sum(bool(a.output) for v in (other, view) for a in v.answers().values())
     missing = outputs - len(sides[0]) - len(sides[1])
     if raw.problem or not missing:
         return raw
@@ -416,7 +445,8 @@ def _logprobs(view: CellView, judging: Judging, alpha: float) -> _Raw:
     """
     single = view.sibling("single")
     theirs = single.answers() if single is not None else {}
-    both = {k: _same_tokens(theirs[k], a) for k, a in sorted(view.answers().items()) if k in theirs}
+    ours = view.answers()
+    both = {k: _same_tokens(theirs[k], ours[k]) for k in sorted(full_answers(view, ours)) if k in theirs}
     missing = sum(pair is None for pair in both.values())
     if missing:
         problem = (
@@ -451,7 +481,7 @@ def _yes_or_no(
     alpha: float,
 ) -> _Raw:
     """Compare one answer per prompt in each arm, for the prompts that both have."""
-    keys = sorted(reference.keys() & ours.keys())
+    keys = sorted(full_answers(view, reference.keys() & ours.keys()))
     first, second = (np.array([[float(side[key])] for key in keys]).reshape(len(keys), 1) for side in (reference, ours))
     ones = np.ones((len(keys), 1))
     arms = make_arms([f"all@{column}"], (first, ones), (second, ones))

@@ -10,7 +10,14 @@ from harness.profiles.model import Judging
 from harness.stats.paired import Difference
 
 TestName = Literal[
-    "survival", "rescored", "logprobs-single", "acceptance-baseline", "acceptance-single", "first-step", "pooled"
+    "survival",
+    "rescored",
+    "logprobs-single",
+    "acceptance-baseline",
+    "acceptance-cold",
+    "acceptance-single",
+    "first-step",
+    "pooled",
 ]
 """In the order of the reports."""
 YES_OR_NO: tuple[TestName, ...] = ("survival", "rescored", "first-step", "pooled")
@@ -70,19 +77,22 @@ class Hits(NamedTuple):
     """What one cell contributes to a column of the pooled test."""
 
     ours: int
-    """Wrong answers of the P/D cell."""
+    """Wrong answers of the cell."""
     theirs: int
-    """Wrong answers of its single engine."""
+    """Wrong answers of what it is compared with: its single engine, or in a scenario its own cold answers."""
     prompts: tuple[str, ...]
-    """The first prompts to which only the P/D cell gave a wrong answer."""
+    """The first requests to which only the cell gave a wrong answer."""
 
 
 class Pooled(NamedTuple):
-    """The result of the test of all P/D cells together, against their single engines."""
+    """The result of a test of many cells together: all P/D cells against their single engines, or all cells in one
+    scenario against their own cold answers."""
 
     tested: Tested
     cells: Mapping[str, Mapping[str, Hits]]
-    """By P/D cell and column."""
+    """By cell and column."""
+    alpha: float
+    """Its level."""
 
 
 class Results(NamedTuple):
@@ -91,5 +101,5 @@ class Results(NamedTuple):
     first: Mapping[RegisteredTest, Tested] = {}
     second: Mapping[RegisteredTest, Tested] | None = None
     """Results of the second stage, for the tests that failed the first; None without a second stage."""
-    pooled: Pooled | None = None
-    """None if no P/D cell has its single engine in the run."""
+    pooled: Mapping[str, Pooled] = {}
+    """By scenario; cold, there is none if no P/D cell has its single engine in the run."""

@@ -61,14 +61,8 @@ def _has_text(cell: CellView) -> bool:
     return bool(cell.observations("text"))
 
 
-def _asked(cell: CellView, other: str) -> bool:
-    """Return whether the run was asked to observe another cell in this cell's scenario."""
-    record = cell.history.cell(other)
-    return record is not None and (record.planned > 0 if cell.cold else cell.scenario in record.scenarios)
-
-
 def _has_reference(cell: CellView) -> bool:
-    return cell.id != cell.name.reference and _asked(cell, cell.name.reference)
+    return cell.id != cell.name.reference and cell.asked(cell.name.reference)
 
 
 def _has_plain(cell: CellView) -> bool:
@@ -76,7 +70,7 @@ def _has_plain(cell: CellView) -> bool:
 
 
 def _has_single(cell: CellView) -> bool:
-    return cell.handed_off and cell.speculative and cell.cold and _asked(cell, cell.name.single)
+    return cell.handed_off and cell.speculative and cell.cold and cell.asked(cell.name.single)
 
 
 _COMMON: tuple[Check, ...] = (
@@ -142,9 +136,10 @@ def judge_cell(cell: CellView, tests: Results = _NO_TESTS, checks: Sequence[Chec
         if tested is not None:
             with _crash_is_unknown(cell, name, "the check itself failed", results):
                 results.append(judge_test(cell, tested, tests))
-    if cell.cold and tests.pooled is not None and cell.id in tests.pooled.cells:
+    together = tests.pooled.get(cell.scenario)
+    if together is not None and cell.id in together.cells:
         with _crash_is_unknown(cell, "pooled", "the check itself failed", results):
-            results.append(judge_pooled(cell, tests.pooled))
+            results.append(judge_pooled(cell, together))
     diagnosis = None
     with _crash_is_unknown(cell, "location", "the damage could not be located", results):
         results[:] = locate(cell, results)

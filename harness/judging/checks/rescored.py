@@ -125,6 +125,7 @@ def _beyond(
 
 
 def applies(cell: CellView) -> bool:
-    """Return whether the checks apply: to cold and sampled cells, if the run re-scores and has the plain engine."""
+    """Return whether the checks apply: to cold and sampled cells, and in the normal tier to all scenarios, if the run
+    re-scores and has the plain engine."""
     asked = cell.history.run.rescore and cell.selected(cell.name.reference)
-    return asked and (cell.cold or isinstance(cell.config, Sampled))
+    return asked and (cell.cold or cell.judging.tier == "normal" or isinstance(cell.config, Sampled))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from harness.history.acceptance import by_step
+from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.checks.model import (
     Column,
-    Hits,
     Pooled,
     RegisteredTest,
     Results,
@@ -35,8 +36,14 @@ from harness.profiles.model import Judging
 _TOKENS: tuple[TestName, ...] = ("survival", "rescored")
 _OF_TARGET: tuple[TestName, ...] = (*_TOKENS, "logprobs-single")
 """Tests of what the target says, whatever is drafted."""
-_OF_THIS_RUN: tuple[TestName, ...] = ("rescored", "logprobs-single", "acceptance-single", "first-step")
-"""Tests against another engine of the same run."""
+_OF_THIS_RUN: tuple[TestName, ...] = (
+    "rescored",
+    "logprobs-single",
+    "acceptance-single",
+    "acceptance-cold",
+    "first-step",
+)
+"""Tests against other answers of the same run, as are all those in scenarios."""
 
 
 def judge_test(cell: CellView, tested: Tested, results: Results) -> CheckResult:
@@ -54,7 +61,7 @@ def judge_test(cell: CellView, tested: Tested, results: Results) -> CheckResult:
         evidence=not underpowered,
         quiet=tested.quiet,
         change=change,
-        against="this run" if name in _OF_THIS_RUN else "baseline",
+        against="this run" if name in _OF_THIS_RUN or not cell.cold else "baseline",
         together=change != "none" and _moved_together(cell, name, change, results.first),
         second_stage=_second_stage(cell, tested, change, results.second),
     )
@@ -62,7 +69,7 @@ def judge_test(cell: CellView, tested: Tested, results: Results) -> CheckResult:
     figures = _figures(tested, judging.stage_alpha)
     if verdict is Verdict.PASS:
         return conclude(name, cell.id, tested.sample.prompts, [], note=_note(tested, cell), figures=figures)
-    where = _where(figures) if columns and name in ("acceptance-baseline", "acceptance-single") else ""
+    where = _where(figures) if columns and name.startswith("acceptance-") else ""
     finding = cell.finding(
         name,
         verdict,
@@ -87,7 +94,12 @@ def change_of(cell: CellView, tested: Tested) -> tuple[Change, list[Column]]:
         more = [c for c in beyond if c.difference.effect > 0]
         return ("differ", more) if more else ("none", [])
     floor, exact = judging.floor_points / 100, tested.id.name == "first-step"
-    moved = [c for c in beyond if abs(c.difference.effect) >= floor and (exact or c.difference.excludes_zero)]
+    slack = cell.mean_slack if tested.id.name.startswith("acceptance-") else 0.0
+    moved = [
+        c
+        for c in beyond
+        if abs(c.difference.effect) >= floor and (exact or c.difference.excludes(slack * c.difference.rates[0]))
+    ]
     fell = [c for c in moved if c.difference.effect < 0]
     if fell:
         return "drop", fell
@@ -105,20 +117,20 @@ def tripped(views: Iterable[CellView], results: Mapping[RegisteredTest, Tested])
 
 
 def judge_pooled(cell: CellView, pooled: Pooled) -> CheckResult:
-    """Turn the test of all P/D cells together into the check result of one of them.
+    """Turn a test of many cells together into the check result of one of them.
 
-    If it found more wrong answers than the single engines give, the cells that contribute to them have a finding.
+    If it found more wrong answers than they are compared with, the cells that contribute to them have a finding.
     """
     tested, hits = pooled.tested, pooled.cells[cell.id]
     if tested.p is None:
         return conclude("pooled", cell.id, 0, [_unknown(cell, "pooled", tested.problem)], note=tested.note)
     judging = cell.judging
-    more = [c for c in tested.columns if c.adjusted <= judging.pooled_alpha and c.difference.effect > 0]
+    more = [c for c in tested.columns if c.adjusted <= pooled.alpha and c.difference.effect > 0]
     mine = [c for c in more if hits[c.difference.column].ours > hits[c.difference.column].theirs]
     change: Change = "differ" if mine else "none"
     facts = Facts(evidence=bool(more) or not _underpowered(tested, judging), change=change, against="this run")
     verdict, why = decide(facts)
-    figures = _figures(tested, judging.pooled_alpha)
+    figures = _figures(tested, pooled.alpha)
     if verdict is Verdict.PASS:
         note = "; ".join((*_sight_note(tested), *(["other cells have more wrong answers"] if more else [])))
         return conclude("pooled", cell.id, tested.sample.prompts, [], note=note, figures=figures)
@@ -126,22 +138,24 @@ def judge_pooled(cell: CellView, pooled: Pooled) -> CheckResult:
         "pooled",
         verdict,
         "target-kv" if mine else "nothing-tested",
-        _pooled_message(cell, tested, mine, hits, why) if mine else _blind_message(cell, tested, why),
+        _pooled_message(cell, pooled, mine, why) if mine else _blind_message(cell, tested, why),
         evidence=TokenTestEvidence(**dict(figures), changed=tuple(c.difference.column for c in mine)),
     )
     return conclude("pooled", cell.id, tested.sample.prompts, [finding], note=tested.note, figures=figures)
 
 
-def _pooled_message(
-    cell: CellView, tested: Tested, columns: Sequence[Column], hits: Mapping[str, Hits], why: str
-) -> str:
+def _pooled_message(cell: CellView, pooled: Pooled, columns: Sequence[Column], why: str) -> str:
     name = columns[0].difference.column
-    ours, theirs, prompts = hits[name]
+    ours, theirs, prompts = pooled.cells[cell.id][name]
+    whose, than, its = (
+        ("of all P/D cells together", "of their single engines", "of its single engine")
+        if cell.cold
+        else (f"of all cells together in {cell.scenario}", "to the same prompts cold", "cold")
+    )
     return (
-        f"expected no more wrong answers of all P/D cells together than of their single engines (pooled test, p "
-        f"{tested.p:.2g}, level {cell.judging.pooled_alpha:.2g}), found more: "
-        f"{'; '.join(_describe(c) for c in columns)}; {ours} of this cell, {theirs} of its single engine "
-        f"({name.removeprefix('all@')}: {', '.join(prompts)}); {why}"
+        f"expected no more wrong answers {whose} than {than} (pooled test, p {pooled.tested.p:.2g}, level "
+        f"{pooled.alpha:.2g}), found more: {'; '.join(_describe(c) for c in columns)}; {ours} of this cell, {theirs} "
+        f"{its} ({name.removeprefix('all@')}: {', '.join(prompts)}); {why}"
     )
 
 
@@ -184,7 +198,7 @@ def _damage(cell: CellView, name: TestName, change: Change, verdict: Verdict) ->
         return "nothing-tested"
     if name in _OF_TARGET:
         return "target-kv" if cell.handed_off or not cell.cold else "sampler"
-    return "sampler" if change == "rise" or not cell.handed_off else "drafter-kv"
+    return "sampler" if change == "rise" or (cell.cold and not cell.handed_off) else "drafter-kv"
 
 
 def _unknown(cell: CellView, name: TestName, reason: str) -> Finding:
@@ -223,11 +237,8 @@ def _blind_message(cell: CellView, tested: Tested, why: str) -> str:
     found = [f"{_size(tested.seen)} over all"]
     if tested.seen_in_stratum is not None:
         found.append(f"{_size(tested.seen_in_stratum)} in the weakest stratum")
-    remedy = (
-        "send more prompts, or more P/D cells with their single engines"
-        if tested.id.name == "pooled"
-        else "send more prompts"
-    )
+    more = "more P/D cells with their single engines" if cell.cold else "more cells"
+    remedy = f"send more prompts, or {more}" if tested.id.name == "pooled" else "send more prompts"
     return (
         f"expected evidence that could show a change of {' and of '.join(wanted)}, found that {tested.sample.prompts} "
         f"prompts of {tested.sample.units} texts show {' and '.join(found)}: {why}; {remedy} (`harness plan` says what "
@@ -330,6 +341,8 @@ def _steps_since(cell: CellView, name: TestName) -> StepsBeside:
     if name == "acceptance-baseline":
         rows = cell.rows(cell.lineup)
         theirs = [rows[o.prompt_id].accepted for o in cell.answered().values() if o.prompt_id in rows]
+    elif name == "acceptance-cold":
+        theirs = [s.accepted for s in replace(cell, scenario=COLD).steps().values()]
     else:
         single = cell.sibling("single")
         theirs = [s.accepted for s in single.steps().values()] if single is not None else []

@@ -20,7 +20,7 @@ from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Findin
 from harness.profiles.scenarios import Sampled
 
 _TOKEN_CHECKS = ("tokens-reference", "tokens-baseline")
-_STEP_CHECKS = ("acceptance-single", "acceptance-baseline")
+_STEP_CHECKS = ("acceptance-single", "acceptance-cold", "acceptance-baseline")
 
 
 def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None:

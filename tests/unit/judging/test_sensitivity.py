@@ -14,7 +14,7 @@ from harness.cli.app import app
 from harness.commands.plan import _correlation
 from harness.errors import DataError, ProfileError, UsageError
 from harness.judging import power
-from harness.judging.power import Noise, Sensitivity, sensitivity
+from harness.judging.power import Noise, Sensitivity, Together, sensitivity
 from harness.judging.sight import Sample
 from harness.profiles.model import Judging
 from harness.prompts.model import load_prompts, prompt_row, write_prompts
@@ -43,10 +43,10 @@ def test_normal_tier_announces_its_tests(tmp_path):
     assert found.registered == 12 + 11 + 8 + 9 + 6 * 2
     assert found.alpha == pytest.approx(0.5e-3 / found.registered)
     # Behind a router there is no other single engine to compare with.
-    assert found.pooled_cells == ("pd-dflash", "pd-eagle3", "pd-mtp", "pd-none")
+    assert found.pooled["cold"].cells == ("pd-dflash", "pd-eagle3", "pd-mtp", "pd-none")
     alone = sensitivity(prepare(normal(tmp_path), ["pd-eagle3"]))
     assert alone.registered == 2
-    assert alone.pooled is None and alone.in_all() is None
+    assert not alone.pooled and alone.in_all() is None
 
 
 def row(prompts: int, texts: int | None = None, **changes: object) -> power.Row:
@@ -76,8 +76,12 @@ def test_yes_or_no_tests_have_their_share_of_prompts_and_copies_are_no_texts():
 def test_cells_that_cannot_show_wrong_answers_are_named():
     blind = Sensitivity(Judging(tier="normal"), (row(100, 6, noise=None),)).blind()
     assert blind == {"damage to 50 % of their answers": ["pd-eagle3"]}
-    together = Sensitivity(Judging(tier="normal"), (row(600),), Sample(600, 10), ("pd-eagle3",)).blind()
-    assert together == {"damage to 5 % of the answers of all P/D cells together": ["pd-eagle3"]}
+    few = Together(("pd-eagle3",), Sample(600, 10))
+    together = Sensitivity(Judging(tier="normal"), (row(600),), {"cold": few, "concurrent": few}).blind()
+    assert together == {
+        "damage to 5 % of the answers of all P/D cells together": ["pd-eagle3"],
+        "damage to 5 % of the answers of all cells together in concurrent": ["pd-eagle3"],
+    }
 
 
 def test_plan_prints_how_much_padded_copies_correlate(tmp_path, monkeypatch):
@@ -121,7 +125,7 @@ def test_plan_that_can_never_pass_says_so(tmp_path):
     assert "cells cannot show a change by 20 points in their weakest stratum" in printed.output
     shipped = CliRunner().invoke(app, ["plan", "--profile", "nightly"])
     assert "never PASS" not in shipped.output
-    assert "65 P/D cells together" in shipped.output and "one wrong answer in" in shipped.output
+    assert "68 P/D cells together" in shipped.output and "one wrong answer in" in shipped.output
     assert "no A/A says yet how much copies correlate" in shipped.output
 
 

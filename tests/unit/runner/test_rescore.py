@@ -113,6 +113,9 @@ def test_each_distinct_output_is_scored_once():
     outputs.add(observation("pd-eagle3", 40, scenario="refill"))
     outputs.add(observation("pd-eagle3", 65, form="text"))
     assert outputs.count("") == 2
+    everything = Outputs(normal=True)
+    everything.add(observation("pd-eagle3", 40, scenario="refill"))
+    assert everything.count("") == 1
 
 
 def body(tables, ids=(1, 2, 3, 4)):

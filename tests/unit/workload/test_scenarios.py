@@ -13,13 +13,13 @@ from harness.judging.checks import tokens as tokens_checks
 from harness.judging.checks.registry import judge
 from harness.profiles.cells import Cell
 from harness.profiles.model import load_profile
-from harness.profiles.scenarios import Abandon, Trace
+from harness.profiles.scenarios import Abandon, Crowd, PrefixHit, Trace
 from harness.prompts.model import load_prompts
 from harness.workload.cells import RECORDING, cell_work, choose_scenarios, cold_prompts
 from harness.workload.features import feature_fields, for_prefill
 from harness.workload.prepare import prepare
 from harness.workload.rows import planned_rows
-from harness.workload.scripts import scripts, shared_blocks
+from harness.workload.scripts import drawn, require_possible, scripts, shared_blocks
 from tests.support.builders import (
     LAYERS,
     change_final,
@@ -752,3 +752,93 @@ def test_ended_lease_is_a_regression_whoever_was_served_then():
     result = transfer.transfer(view(history(made), "pd-none", scenario="late-pull"))
     assert result.verdict is Verdict.REGRESSION
     assert any("leases that expired" in f.message for f in result.findings)
+
+
+# --- scenarios that draw their prompts ------------------------------------------------------------------------------
+
+CROWD = Crowd(id="crowd", kind="crowd", prompts=10, together=4, proves=("batched", "chunked", "preempted"))
+
+
+def test_a_crowd_is_queued_together_and_sends_each_prompt_once():
+    chosen = drawn(CROWD, PROFILE, PROMPTS.cold)
+    found = scripts(CROWD, KNOWN, "pd", chosen)
+    assert [len(run.stages[0].sends) for run in found] == [4, 3, 3]
+    assert {run.stages[0].hold for run in found} == {"first"}
+    sent = [s.prompt.id for run in found for s in run.stages[0].sends]
+    assert sorted(sent) == sorted(p.id for p in chosen) and len(set(sent)) == 10
+    assert all(s.group == f"c{n}" for run in found for n, s in enumerate(run.stages[0].sends))
+
+
+def test_drawn_prompts_are_of_many_texts_and_can_be_found_in_a_cache():
+    copies = [
+        p.model_copy(update={"origin": f"bench, row {n // 3}, padded by 3 tokens"}) for n, p in enumerate(PROMPTS.cold)
+    ]
+    hit = PrefixHit(id="hit", kind="prefix-hit", where="decode", pairs=8)
+    chosen = drawn(hit, PROFILE, copies)
+    assert len({p.source for p in chosen}) == len(chosen) == 8
+    # EAGLE3 computes the last matched block again.
+    assert min(p.tokens for p in chosen) > 64 > min(p.tokens for p in drawn(CROWD, PROFILE, copies))
+    (first, *_) = scripts(hit, KNOWN, "pd", chosen)
+    donor, subject = (s for stage in first.stages for s in stage.sends)
+    assert donor.prompt == subject.prompt and (donor.route, donor.max_tokens, donor.group) == ("local", 2, "a")
+
+
+def crowd_view(**counters: float):
+    """A crowd of two prompts of 100 and 110 tokens, with a step of 192."""
+    shared = {"single": {"engine_steps": 20.0, "preemptions": 1.0, **counters}}
+    timing = {"asked_at": 1.0, "held_until": 2.0}
+    rest = {"scenario": "crowd", "concurrent": 2, "shared_counters": shared}
+    members = [observation("single-eagle3", n, part=f"r{n}", **timing, **rest) for n in (100, 110)]
+    return lambda **changes: view(
+        history(
+            [m.model_copy(update=changes) for m in members],
+            scenarios=[CROWD.model_dump(mode="json")],
+            engines=(engine("single-eagle3", "single"),),
+        ),
+        "single-eagle3",
+        scenario="crowd",
+    )
+
+
+@pytest.mark.parametrize(
+    ("counters", "changes", "missing"),
+    [
+        ({}, {}, None),
+        ({"preemptions": 0.0}, {}, "at least one preemption"),
+        ({"engine_steps": 9e9}, {}, "they did not run together"),
+        ({}, {"asked_at": 3.0}, "no prompt was computed in chunks"),
+        ({}, {"sent_ids": tuple(range(96))}, "no prompt was computed in chunks"),
+    ],
+)
+def test_the_state_of_a_crowd_is_proven_by_counters_and_times(counters, changes, missing):
+    result = preconditions.state_occurred(crowd_view(**counters)(**changes))
+    assert result.verdict is (Verdict.PASS if missing is None else Verdict.UNKNOWN)
+    assert missing is None or any(missing in f.message for f in result.findings)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"kind": "chunked-prefill", "prompts": ["held-064-00"]}, "prompts by number, answered in full"),
+        ({"kind": "prefix-hit", "where": "decode", "pairs": 5, "max_tokens": 9}, "prompts by number"),
+        ({"kind": "prefix-hit", "where": "decode", "pairs": 5000}, "expected 5000 suitable prompts"),
+        ({"kind": "crowd", "prompts": 8, "together": 2, "proves": ["chunked"]}, "more tokens than engine.max_num_b"),
+        ({"kind": "crowd", "prompts": 8, "together": 400, "proves": ["batched"]}, "max_num_seqs of at least 400"),
+        ({"kind": "crowd", "prompts": 8, "together": 2, "proves": ["preempted"]}, "that a crowd and its answers need"),
+    ],
+)
+def test_scenarios_that_registered_tests_cannot_judge_or_that_cannot_occur_are_refused(tmp_path, given, sentence):
+    def change(raw):
+        raw.update(judging={"tier": "normal", "stages": 1}, scenarios=[{"id": "state", **given}])
+        raw["engine"]["max_num_batched_tokens"] = 500
+        raw["engine"]["kv_blocks"] = 400
+
+    with pytest.raises(UsageError, match=sentence):
+        prepare(changed_profile(tmp_path, change), [])
+
+
+def test_shipped_states_can_occur_with_prompts_by_the_recipe():
+    prepared = prepare("nightly", ["*+*.tight"], planned=True)
+    for part in prepared.parts:
+        prompts = prepared.sets[part.variant]
+        require_possible(part, {}, cold_prompts(prompts.cold, part.workload), prompts.held_out)
