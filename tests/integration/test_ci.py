@@ -132,7 +132,7 @@ def test_a_step_has_as_few_gpus_as_its_engines_need():
 def test_steps_of_many_gpus_are_sized_by_the_makespan():
     """Eight GPUs run several pairs at the same time, so that an hour holds more of them than one after the other."""
     hour = split_run("nightly", minutes=60, gpus=8)
-    assert len(hour.steps) <= 4 and all(s.expected_s <= 3600 and s.gpus == 8 for s in hour.steps)
+    assert len(hour.steps) <= 6 and all(s.expected_s <= 3600 and s.gpus == 8 for s in hour.steps)
     assert all(s.timeout_minutes <= 4 * 60 + SETUP_MINUTES for s in hour.steps)
     assert len(split_run("nightly", minutes=60, gpus=4).steps) > len(hour.steps)
     with pytest.raises(UsageError, match="--gpus: expected enough GPUs of 80 GiB for every cell, found 1"):
