@@ -236,7 +236,11 @@ def _of(counted: _Counted) -> str:
 
 def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     """Return the counters that follow from the answers."""
-    asked = [len(cell.prompt_of(o, counted.role)) for o, _ in counted.answers]
+    handed = counted.role == "prefill"
+    asked = [
+        cell.handed_tokens(o) if handed and o.route == "cell" else len(cell.prompt_of(o, counted.role))
+        for o, _ in counted.answers
+    ]
     hidden = [counted.role == "prefill" and leg.role == "decode" for _, leg in counted.answers]
     made = [1 if h else len(leg.output_ids or ()) for h, (_, leg) in zip(hidden, counted.answers, strict=True)]
     expected: dict[str, float] = {
@@ -245,7 +249,7 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
         "prefix_queries": sum(asked) + counted.looked_up_again - counted.not_looked_up,
         "generation_tokens": sum(made),
     }
-    if counted.role == "prefill":
+    if handed:
         return expected
     if cell.by_nixl:
         expected["nixl_transfers"] = sum(leg.role == "decode" and o.route == "cell" for o, leg in counted.answers)
