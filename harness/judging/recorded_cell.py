@@ -267,7 +267,7 @@ class RecordedCell:
 
     @cached_property
     def clipped_groups(self) -> frozenset[int]:
-        """The KV-cache groups with a sliding window or a recurrent state: those of which P mostly publishes fewer blocks
+        """The KV-cache groups with a sliding window or recurrent state: those of which P mostly publishes fewer blocks
         than the prompts fill that are longer than a window, or than a block."""
         size = self.record.block_size
         clipped: Counter[int] = Counter()

@@ -157,6 +157,26 @@ TRIALS: tuple[Trial, ...] = (
         prompts="some",
         clean=(_ONE_COLD,),
     ),
+    # Of a target with recurrent state, likewise. A hit on D that gets a state from P does not continue from its own.
+    Trial(
+        "N25",
+        "none",
+        (_PD_COLD, _ONE_COLD),
+        (_PD_COLD,),
+        "target-kv",
+        _TOKENS,
+        prompts="some",
+        clean=(_ONE_COLD,),
+    ),
+    Trial(
+        "N26",
+        "none",
+        (View("single", "prefix-hit"), _ONE_COLD),
+        (View("single", "prefix-hit"),),
+        "target-kv",
+        _TOKENS,
+        clean=(_ONE_COLD,),
+    ),
     Trial("N21", "none", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "sampler", ("finish-reason",), clean=(_ONE_COLD,)),
     Trial("N22", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "input", ("text-form",), forms=("ids", "text")),
     # That nothing was drafted is UNKNOWN; that the steps account for less than the answer is not.
@@ -186,7 +206,9 @@ class Setup(NamedTuple):
     @property
     def id(self) -> str:
         return (
-            self.group.id if self.controlled and len(self.trials) != 1 else f"{self.group.id}-{self.trials[0].mutant}"
+            self.group.id
+            if self.controlled and len(self.trials) != 1 and self.trials[0].mutant not in NEEDS_OWN_ENGINES
+            else f"{self.group.id}-{self.trials[0].mutant}"
         )
 
 
@@ -287,14 +309,14 @@ def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -
         # A pair serves single cells too, on its decode engine.
         pairs = {t.method for t in trials if any(v.topology == "pd" for v in t.views)}
         topology = "pd" if trial.method in pairs else "single"
-        alone = trial.mutant if not trial.starts or trial.mutant in NEEDS_OWN_ENGINES else ""
+        alone = NEEDS_OWN_ENGINES.get(trial.mutant, "") if trial.starts else trial.mutant
         grouped.setdefault((topology, trial.method, alone), []).append(trial)
     return [_setup(key, members, profile, prompts) for key, members in grouped.items()]
 
 
-NEEDS_OWN_ENGINES = frozenset({"M4g", "N17", "N20"})
-"""Mutants that need engines that are built otherwise: M4g gives P staging buffers, even in its control run, N17 is of a
-P that writes, and N20 of a target with windows."""
+NEEDS_OWN_ENGINES = {"M4g": "M4g", "N17": "N17", "N20": "N20", "N25": "N25", "N26": "N25"}
+"""Mutants that need engines that are built otherwise, and whose engines they use: M4g gives P staging buffers, even in
+its control run, N17 is of a P that writes, N20 of a target with windows, N25 and N26 of one with recurrent state."""
 
 
 def _of_mutant(profile: Profile, mutant: str) -> Profile:
@@ -302,12 +324,16 @@ def _of_mutant(profile: Profile, mutant: str) -> Profile:
     match mutant:
         case "N17":
             return profile.model_copy(update={"engine": profile.engine.model_copy(update={"kv_transfer": "push"})})
-        case "N20":
-            windowed = load_profile("cpu-layouts")
+        case "N20" | "N25" | "N26":
+            layout = load_profile("cpu-layouts" if mutant == "N20" else "cpu-hybrid")
             # Its groups share the pool.
-            pool = {"kv_blocks": windowed.engine.kv_blocks} if profile.engine.kv_blocks else {}
-            engine = profile.engine.model_copy(update=pool)
-            parts = {"target": windowed.target, "baselines": windowed.baselines, "engine": engine}
+            changed: dict[str, object] = {"kv_blocks": layout.engine.kv_blocks} if profile.engine.kv_blocks else {}
+            if mutant != "N20":
+                changed["dtype"] = layout.engine.dtype
+            engine = profile.engine.model_copy(update=changed)
+            rounding = {name: getattr(layout.judging, name) for name in ("logprob_nats", "near_tie_nats")}
+            judging = profile.judging.model_copy(update=rounding)
+            parts = {"target": layout.target, "baselines": layout.baselines, "engine": engine, "judging": judging}
             return profile.model_copy(update=parts)
     return profile
 

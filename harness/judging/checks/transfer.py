@@ -59,8 +59,8 @@ def _unproven(cell: CellView) -> str:
         )
     missing = _untold_of_state(cell) if cell.record.recurrent else ""
     return missing and (
-        f"expected to see which blocks of a model with recurrent state P hands over, found {missing}, so this pair cannot "
-        "pass; its tokens and acceptance are judged all the same"
+        f"expected to see which blocks of a model with recurrent state P hands over, found {missing}, so this pair "
+        "cannot pass; its tokens and acceptance are judged all the same"
     )
 
 
@@ -285,8 +285,8 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
     least = _sizes(replace(cell, record=record)) if record is not None else None
     if cell.traits.own_layers and least is not None and size <= least.block:
         message = (
-            f"expected blocks with more bytes than the {least.block:.0f} of {plain.id}, because they hold the drafter's "
-            f"layers, too, found {size:.0f}: the drafter's KV was not handed over"
+            f"expected blocks with more bytes than the {least.block:.0f} of {plain.id}, because they hold the "
+            f"drafter's layers, too, found {size:.0f}: the drafter's KV was not handed over"
         )
         return [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)]
     return []

@@ -25,7 +25,7 @@ STATE = 2 * 17536.0
 
 
 def handed(tokens: int, groups: list | None = None, count: int | None = None, moved: float | None = None):
-    """A hand-off of a prompt of which P computes all tokens but the last, with a block of state for each of two groups."""
+    """A hand-off of a prompt of which P computes all tokens but the last, a block of state in each of two groups."""
     filled = -(-(tokens - 1) // BLOCK)
     o = observation("pd-none", tokens)
     params = {
