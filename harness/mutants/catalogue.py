@@ -1,6 +1,6 @@
 """The mutants and the defects that they stand for. Plain data, which the harness reads without importing vLLM.
 
-M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N26 are related defects.
+M1 to M11 put back the historic defects of ``docs/mutants.md``; N1 to N28 are related defects.
 """
 
 from __future__ import annotations
@@ -310,14 +310,14 @@ MUTANTS: dict[str, Mutant] = {
             "generate_block_hash_extra_keys leaves out the request's cache_salt",
         ),
         Mutant(
-            "N25",
+            "N27",
             "the recurrent state never arrives",
             "class of vllm #34529, #43719, in layers with recurrent state",
             "decode",
             "D zeroes the state of each hand-off, and keeps the KV of attention",
         ),
         Mutant(
-            "N26",
+            "N28",
             "a prefix hit restores the state of a placeholder",
             "class of vllm #53912, #43559, in layers with recurrent state",
             "decode",

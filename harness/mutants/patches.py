@@ -851,7 +851,7 @@ def _n24(original: Any, active: Active) -> Any:
     return generate_block_hash_extra_keys
 
 
-# --- N25, N26: recurrent state ---------------------------------------------------------------------------------------
+# --- N27, N28: recurrent state ---------------------------------------------------------------------------------------
 
 
 def _states(runner: Any) -> list[tuple[int, Any]]:
@@ -865,8 +865,8 @@ def _states(runner: Any) -> list[tuple[int, Any]]:
     ]
 
 
-@patch("N25", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
-def _n25(original: Any, active: Active) -> Any:
+@patch("N27", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+def _n27(original: Any, active: Active) -> Any:
     def lose(runner: Any, scheduler_output: Any) -> None:
         for request in scheduler_output.scheduled_new_reqs:
             # What remains to be computed of a request with a state from P is one token.
@@ -878,8 +878,8 @@ def _n25(original: Any, active: Active) -> Any:
     return _before_update_states(original, active, lose)
 
 
-@patch("N26", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
-def _n26(original: Any, active: Active) -> Any:
+@patch("N28", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+def _n28(original: Any, active: Active) -> Any:
     def misplace(runner: Any, scheduler_output: Any) -> None:
         for request in scheduler_output.scheduled_new_reqs:
             whole = request.num_computed_tokens // runner.cache_config.block_size

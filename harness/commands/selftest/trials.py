@@ -159,7 +159,7 @@ TRIALS: tuple[Trial, ...] = (
     ),
     # Of a target with recurrent state, likewise. A hit on D that gets a state from P does not continue from its own.
     Trial(
-        "N25",
+        "N27",
         "none",
         (_PD_COLD, _ONE_COLD),
         (_PD_COLD,),
@@ -169,7 +169,7 @@ TRIALS: tuple[Trial, ...] = (
         clean=(_ONE_COLD,),
     ),
     Trial(
-        "N26",
+        "N28",
         "none",
         (View("single", "prefix-hit"), _ONE_COLD),
         (View("single", "prefix-hit"),),
@@ -314,9 +314,9 @@ def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -
     return [_setup(key, members, profile, prompts) for key, members in grouped.items()]
 
 
-NEEDS_OWN_ENGINES = {"M4g": "M4g", "N17": "N17", "N20": "N20", "N25": "N25", "N26": "N25"}
+NEEDS_OWN_ENGINES = {"M4g": "M4g", "N17": "N17", "N20": "N20", "N27": "N27", "N28": "N27"}
 """Mutants that need engines that are built otherwise, and whose engines they use: M4g gives P staging buffers, even in
-its control run, N17 is of a P that writes, N20 of a target with windows, N25 and N26 of one with recurrent state."""
+its control run, N17 is of a P that writes, N20 of a target with windows, N27 and N28 of one with recurrent state."""
 
 
 def _of_mutant(profile: Profile, mutant: str) -> Profile:
@@ -324,7 +324,7 @@ def _of_mutant(profile: Profile, mutant: str) -> Profile:
     match mutant:
         case "N17":
             return profile.model_copy(update={"engine": profile.engine.model_copy(update={"kv_transfer": "push"})})
-        case "N20" | "N25" | "N26":
+        case "N20" | "N27" | "N28":
             layout = load_profile("cpu-layouts" if mutant == "N20" else "cpu-hybrid")
             # Its groups share the pool.
             changed: dict[str, object] = {"kv_blocks": layout.engine.kv_blocks} if profile.engine.kv_blocks else {}
