@@ -14,7 +14,7 @@ import httpx
 from harness import redact
 from harness.engines.api_key import ApiKey
 from harness.engines.command import MODEL_NAME
-from harness.engines.counters import ALL, READ_ONLY, delta, parse_counters, parse_kv_blocks
+from harness.engines.counters import ALL, READ_ONLY, KvPool, delta, parse_counters, parse_kv_pool
 from harness.engines.http import LEAVE_AFTER, LimitedClient
 from harness.engines.response import finish_reason, finite, recordable, require_model, token_ids, transfer_params
 from harness.errors import AbandonedError, HandoffError, RequestTimeoutError
@@ -136,9 +136,9 @@ class Client:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def kv_blocks(self) -> int | None:
-        """Return the size of the KV pool in blocks, or None if the engine does not report it. Raises HandoffError."""
-        return self._read(parse_kv_blocks)
+    def kv_pool(self) -> KvPool:
+        """Return the KV pool as the engine reports it. Raises HandoffError."""
+        return self._read(parse_kv_pool)
 
     def _read(self, parse: Callable[[str], _T], path: str = ALL) -> _T:
         """Read and parse the metrics. Raises HandoffError when they cannot be read or parsed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -104,10 +105,19 @@ def credited(written: dict[str, float], read: dict[str, float]) -> tuple[dict[st
     return {name: value for name, value in written.items() if name not in moved}, {**read, **moved}
 
 
-def parse_kv_blocks(text: str) -> int | None:
-    """Return the size of the KV pool in blocks; None when the engine does not report it."""
+class KvPool(NamedTuple):
+    """The KV pool as an engine reports it; None where it does not."""
+
+    blocks: int | None = None
+    block_size: int | None = None
+    """Tokens of a block of attention KV."""
+
+
+def parse_kv_pool(text: str) -> KvPool:
+    """Return the size of the KV pool and of its blocks."""
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name == "vllm:cache_config_info" and sample.labels.get("num_gpu_blocks", "").isdigit():
-                return int(sample.labels["num_gpu_blocks"]) or None
-    return None
+            if sample.name == "vllm:cache_config_info":
+                told = [sample.labels.get(f, "") for f in ("num_gpu_blocks", "effective_attention_block_size")]
+                return KvPool(*(int(value) or None if value.isdigit() else None for value in told))
+    return KvPool()

@@ -13,6 +13,7 @@ from harness import redact
 from harness.engines.api_key import ApiKey
 from harness.engines.attached import AttachedEngine
 from harness.engines.client import Client
+from harness.engines.counters import KvPool
 from harness.engines.environment import EngineEnvironment
 from harness.engines.launcher import Launcher, Progress
 from harness.engines.log_facts import facts_in
@@ -176,6 +177,7 @@ class EngineGroupSession:
 
     def _record(self, role: Role, process: EngineHandle) -> EngineRecord:
         facts = process.server.info.facts if isinstance(process, AttachedEngine) else facts_in(process.log_text())
+        pool = self._kv_pool(role)
         return EngineRecord(
             role=role,
             group=self.group.id,
@@ -186,16 +188,17 @@ class EngineGroupSession:
             log=process.log_path.name,
             ready_seconds=round(self._readiness.seconds.get(role, 0.0), 2),
             **facts._asdict(),
-            kv_blocks=self._kv_blocks(role),
+            kv_blocks=pool.blocks,
+            block_size=pool.block_size,
             kept_blocks=self._exchange.kept_by_p if role == "prefill" else 0,
             counters=tuple(sorted(self._launcher.clients[role].last_snapshot)),
             mutants=self._mutation.installed(role),
         )
 
-    def _kv_blocks(self, role: Role) -> int | None:
+    def _kv_pool(self, role: Role) -> KvPool:
         with contextlib.suppress(HandoffError):
-            return self._launcher.clients[role].kv_blocks()
-        return None
+            return self._launcher.clients[role].kv_pool()
+        return KvPool()
 
     # --- requests -----------------------------------------------------------------------------------------------
 

@@ -251,6 +251,8 @@ class EngineRecord(Strict):
     attention_backend: str | None
     kv_blocks: int | None = None
     """Size of the KV pool in blocks, as the engine reports it."""
+    block_size: int | None = None
+    """Tokens of a block of attention KV, as it reports, which vLLM raises until a block has the bytes of a state."""
     step_tokens: int | None = None
     """Most tokens that the engine schedules in one step, as it reports."""
     kept_blocks: int = 0

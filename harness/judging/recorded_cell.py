@@ -274,21 +274,35 @@ class RecordedCell:
         shortened = role == "prefill" and isinstance(self.config, AppendedToken) and o.route == "cell"
         return o.sent_ids[:-1] if shortened else o.sent_ids
 
+    def handed_tokens(self, o: Observation) -> int:
+        """Return of how many prompt tokens P hands over what it computed.
+
+        Of a model with recurrent state they are all but the last one, which D computes: a state takes a token in once
+        (``_prefill_backoff`` of NIXL's connector in vLLM 0.32.0).
+        """
+        held = len(self.prompt_of(o, "prefill"))
+        return max(held - int(self.record.recurrent and o.looked_up), 1)
+
     def stratum(self, observation: Observation) -> str:
         return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)
 
     @cached_property
     def clipped_groups(self) -> frozenset[int]:
-        """The KV-cache groups with a sliding window: those of which P mostly publishes fewer blocks than the prompts
-        fill that are longer than a window."""
+        """The KV-cache groups with a sliding window or recurrent state: those of which P mostly publishes fewer blocks
+        than the prompts fill that are longer than a window, or than a block."""
         size = self.record.block_size
         clipped: Counter[int] = Counter()
         for o in self.history.in_order(self.id):
-            whole = blocks(len(self.prompt_of(o, "prefill")), size)
-            if any(published_blocks(len(o.sent_ids), size, w) < whole for w in self.record.windows):
+            whole = blocks(self.handed_tokens(o), size)
+            if self._clips(o, whole):
                 votes = (1 if len(group) < whole else -1 for group in published_groups(o))
                 clipped.update(dict(enumerate(votes)))
         return frozenset(index for index, votes in clipped.items() if votes > 0)
+
+    def _clips(self, o: Observation, whole: int) -> bool:
+        """Return whether of some group P publishes fewer than the ``whole`` blocks that a prompt fills."""
+        windows = any(published_blocks(len(o.sent_ids), self.record.block_size, w) < whole for w in self.record.windows)
+        return windows or (self.record.recurrent and whole > 1)
 
     @cached_property
     def counts(self) -> CellCounts:

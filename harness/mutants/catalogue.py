@@ -323,6 +323,20 @@ MUTANTS: dict[str, Mutant] = {
             "prefill",
             "as M1d, on P: it reads D's first blocks instead of its last",
         ),
+        Mutant(
+            "N27",
+            "the recurrent state never arrives",
+            "class of vllm #34529, #43719, in layers with recurrent state",
+            "decode",
+            "D zeroes the state of each hand-off, and keeps the KV of attention",
+        ),
+        Mutant(
+            "N28",
+            "a prefix hit restores the state of a placeholder",
+            "class of vllm #53912, #43559, in layers with recurrent state",
+            "decode",
+            "the state that a hit continues from is replaced by that of the null block, which stands for those before",
+        ),
     )
 }
 

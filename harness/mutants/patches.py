@@ -875,3 +875,43 @@ def _n25(original: Any, active: Active) -> Any:
         return original(self, read_spec, dst_engine_id, *args, **kwargs)
 
     return _read_blocks
+
+
+# --- N27, N28: recurrent state ---------------------------------------------------------------------------------------
+
+
+def _states(runner: Any) -> list[tuple[int, Any]]:
+    """Return the tensors of recurrent state, convolutions included, each with the index of its KV-cache group."""
+    return [
+        (index, tensor)
+        for index, group in enumerate(runner.kv_cache_config.kv_cache_groups)
+        if hasattr(group.kv_cache_spec, "mamba_cache_mode")
+        for layer in group.layer_names
+        for tensor in runner.compilation_config.static_forward_context[layer].kv_cache
+    ]
+
+
+@patch("N27", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+def _n27(original: Any, active: Active) -> Any:
+    def lose(runner: Any, scheduler_output: Any) -> None:
+        for request in scheduler_output.scheduled_new_reqs:
+            # What remains to be computed of a request with a state from P is one token.
+            if request.num_computed_tokens and scheduler_output.num_scheduled_tokens[request.req_id] == 1:
+                for group, tensor in _states(runner):
+                    active.fired()
+                    tensor[list(request.block_ids[group])] = 0
+
+    return _before_update_states(original, active, lose)
+
+
+@patch("N28", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+def _n28(original: Any, active: Active) -> Any:
+    def misplace(runner: Any, scheduler_output: Any) -> None:
+        for request in scheduler_output.scheduled_new_reqs:
+            whole = request.num_computed_tokens // runner.cache_config.block_size
+            own = scheduler_output.num_scheduled_tokens[request.req_id] > 1
+            for group, tensor in _states(runner) if whole and own else ():
+                active.fired()
+                tensor[request.block_ids[group][whole - 1]] = tensor[_NULL_BLOCK]
+
+    return _before_update_states(original, active, misplace)

@@ -285,8 +285,8 @@ class Judging(Strict):
     minimum gap of several nats; bf16 engines need 0.25–0.36 (published)."""
     logprob_nats: float = Field(default=1e-5, gt=0)
     """Difference in nats from which a log-prob, or the distance of the two best, is another one (bitwise tier). Gaps
-    are recorded to 1e-6; deterministic engines agree bit for bit while a request is alone, and a hundred times this
-    is allowed where it shares its batch or the reference is another run's."""
+    are recorded to 1e-6; deterministic engines agree bit for bit while a request is alone, and 1e-3 is allowed where it
+    shares its batch or the reference is another run's."""
     rounding_nats: float = Field(default=3.0, gt=0)
     """By how many nats the plain engine may dislike an output token for no other reason than rounding (normal tier):
     one answer beyond it is a finding by itself. The gaps at which equal runs part (A/A) count if they are larger."""

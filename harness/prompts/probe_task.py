@@ -46,6 +46,11 @@ def handicapped_words() -> frozenset[int]:
     return frozenset(range(FIRST_WORD + 3, VOCAB_SIZE, round(1 / HANDICAP_FRACTION)))
 
 
+def state_words() -> frozenset[int]:
+    """Return the token ids whose successor the hybrid target takes from its recurrent state: every twelfth word."""
+    return frozenset(range(FIRST_WORD + 5, VOCAB_SIZE, 12))
+
+
 def render(words: list[int]) -> list[int]:
     """Return the token ids of the chat prompt for a list of word ids."""
     return [BOS, USER, *words, EOT, ASSISTANT]

@@ -49,7 +49,7 @@ class Scrubber:
 
     def _scrub(self, role: Role) -> int:
         if role not in self._pools:
-            self._pools[role] = self._session.client(role).kv_blocks() or 0
+            self._pools[role] = self._session.client(role).kv_pool().blocks or 0
         left, asked = self._pools[role] - 1, 0
         if left >= MOST_BLOCKS:
             return 0

@@ -20,7 +20,7 @@ def build(root: Path, log: Any) -> dict[str, Any]:
     try:
         import torch
 
-        from tools.probe_models import export, train
+        from tools.probe_models import export, hybrid, train
     except ImportError as error:
         raise EnvironmentFault(
             f"expected torch to train the probe models, found none ({error}); install the extra `cpu` or `gpu`"
@@ -28,12 +28,14 @@ def build(root: Path, log: Any) -> dict[str, Any]:
     recipe = train.Recipe()
     begun = time.monotonic()
     target, drafters, windowed = train.train_all(recipe, log)
+    recurrent = hybrid.train(hybrid.Recipe(), log)
     seconds = time.monotonic() - begun
-    hashes = export.export_all(target, drafters, windowed, root)
+    hashes = export.export_all(target, drafters, windowed, recurrent, root)
     description = {
         "recipe": recipe._asdict(),
         "shape": shapes.SHAPE._asdict(),
         "windowed": {"shape": shapes.WINDOWED._asdict(), "recipe": train.windowed(recipe)._asdict()},
+        "hybrid": {"shape": shapes.HYBRID._asdict(), "recipe": hybrid.Recipe()._asdict()},
         "draft_tokens": shapes.DRAFT_TOKENS,
         "handicap_fraction": probe_task.HANDICAP_FRACTION,
         "command": "python -m tools.probe_models build",

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
+from transformers import Qwen3NextForCausalLM
 
 from harness.prompts import probe_task
 from harness.util.files import sha256_file, write_atomic, write_json
@@ -40,10 +41,12 @@ _COMMON: dict[str, Any] = {
 
 
 def _save(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """Write weights and config in the ``dtype`` that the config names; what it does not name is as in ``_COMMON``."""
     folder.mkdir(parents=True, exist_ok=True)
-    plain = {name: t.detach().to(torch.float32).contiguous().clone() for name, t in tensors.items()}
+    config = {**_COMMON, **config}
+    plain = {n: t.detach().to(getattr(torch, config["dtype"])).contiguous().clone() for n, t in tensors.items()}
     save_file(plain, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    write_json(folder / "config.json", {**_COMMON, **config})
+    write_json(folder / "config.json", config)
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -110,6 +113,24 @@ def export_windowed(target: Target, folder: Path) -> None:
     _write_target(target, folder, config)
 
 
+def export_hybrid(target: Qwen3NextForCausalLM, folder: Path) -> None:
+    """Write the Qwen3NextForCausalLM checkpoint, which vLLM's CPU kernels take in bfloat16 alone."""
+    tensors = {}
+    for name, t in target.state_dict().items():
+        if ".experts." not in name:
+            tensors[name] = t
+            continue
+        # vLLM reads each matrix of each expert by itself.
+        head, _, kind = name.rpartition(".")
+        for index, expert in enumerate(t):
+            parts = expert.chunk(2) if kind == "gate_up_proj" else (expert,)
+            names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+            tensors |= {f"{head}.{index}.{n}.weight": part for n, part in zip(names, parts, strict=True)}
+    config = {k: v for k, v in target.config.to_diff_dict().items() if k != "transformers_version"}
+    _save(folder, tensors, {**config, "architectures": ["Qwen3NextForCausalLM"], "dtype": "bfloat16"})
+    write_json(folder / "generation_config.json", {"bos_token_id": probe_task.BOS, "eos_token_id": probe_task.EOT})
+
+
 def export_eagle3(drafter: Eagle3, folder: Path) -> None:
     outer = ("fc.", "norm.", "lm_head.")
     tensors = {n if n.startswith(outer) else f"midlayer.{n}": t for n, t in drafter.state_dict().items()}
@@ -164,15 +185,18 @@ def export_mtp(drafter: MTP, target: Target, folder: Path) -> None:
     )
 
 
-def export_all(target: Target, drafters: dict[str, Any], windowed: Target, root: Path) -> dict[str, str]:
+def export_all(
+    target: Target, drafters: dict[str, Any], windowed: Target, hybrid: Qwen3NextForCausalLM, root: Path
+) -> dict[str, str]:
     """Write every checkpoint below ``root``; return the SHA-256 of each weight file by folder name."""
     write_tokenizer(root / "tokenizer")
     export_target(target, root / "target")
     export_windowed(windowed, root / "windowed")
+    export_hybrid(hybrid, root / "hybrid")
     export_eagle3(drafters["eagle3"], root / "eagle3")
     export_dflash(drafters["dflash"], root / "dflash")
     export_mtp(drafters["mtp"], target, root / "mtp")
-    names = ("target", "eagle3", "dflash", "mtp", "windowed")
+    names = ("target", "eagle3", "dflash", "mtp", "windowed", "hybrid")
     return {name: sha256_file(root / name / "model.safetensors") for name in names}
 
 

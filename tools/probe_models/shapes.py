@@ -30,7 +30,21 @@ class Layout(NamedTuple):
     """Whether queries, keys and values have biases (Qwen2) or not (Llama)."""
 
 
+class Hybrid(NamedTuple):
+    """Layers and heads of the target with recurrent state.
+
+    vLLM's CPU kernels take states of 64 x 64 and 128 x 128 alone, and a block of 32 tokens has the bytes of a state
+    only if attention has this many numbers a token.
+    """
+
+    layers: tuple[str, ...] = ("linear_attention", "full_attention", "linear_attention")
+    heads: int = 4
+    head_dim: int = 64
+    state_dim: int = 64
+
+
 SHAPE = Shape()
+HYBRID = Hybrid()
 PLAIN = Layout(SHAPE.heads, (None,) * SHAPE.target_layers, True)
 """The target of all drafters: one group of full attention."""
 WINDOWED = Layout(2, (48, None, 48), False)

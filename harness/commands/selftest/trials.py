@@ -157,6 +157,26 @@ TRIALS: tuple[Trial, ...] = (
         prompts="some",
         clean=(_ONE_COLD,),
     ),
+    # Of a target with recurrent state, likewise. A hit on D that gets a state from P does not continue from its own.
+    Trial(
+        "N27",
+        "none",
+        (_PD_COLD, _ONE_COLD),
+        (_PD_COLD,),
+        "target-kv",
+        _TOKENS,
+        prompts="some",
+        clean=(_ONE_COLD,),
+    ),
+    Trial(
+        "N28",
+        "none",
+        (View("single", "prefix-hit"), _ONE_COLD),
+        (View("single", "prefix-hit"),),
+        "target-kv",
+        _TOKENS,
+        clean=(_ONE_COLD,),
+    ),
     Trial("N21", "none", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "sampler", ("finish-reason",), clean=(_ONE_COLD,)),
     Trial("N22", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "input", ("text-form",), forms=("ids", "text")),
     # That nothing was drafted is UNKNOWN; that the steps account for less than the answer is not.
@@ -300,6 +320,8 @@ OWN_ENGINES = {
     "N20": "a target with windows",
     "N25": "a P that is restarted, and reads from D",
     "N26": "a P that is restarted, and reads from D",
+    "N27": "a target with recurrent state",
+    "N28": "a target with recurrent state",
 }
 """What engines have that are built otherwise, even in their control run, by the mutants that need them."""
 
@@ -309,11 +331,14 @@ def _of_mutant(profile: Profile, mutant: str) -> Profile:
     match mutant:
         case "N17":
             return _with_engine(profile, kv_transfer="push")
-        case "N20":
-            windowed = load_profile("cpu-layouts")
-            parts = {"target": windowed.target, "baselines": windowed.baselines}
+        case "N20" | "N27" | "N28":
+            layout = load_profile("cpu-layouts" if mutant == "N20" else "cpu-hybrid")
+            rounding = {name: getattr(layout.judging, name) for name in ("logprob_nats", "near_tie_nats")}
+            judging = profile.judging.model_copy(update=rounding)
+            parts = {"target": layout.target, "baselines": layout.baselines, "judging": judging}
             # Its groups share the pool.
-            return _with_pool(profile, windowed).model_copy(update=parts)
+            own = profile if mutant == "N20" else _with_engine(profile, dtype=layout.engine.dtype)
+            return _with_pool(own, layout).model_copy(update=parts)
         case "N25" | "N26":
             back = load_profile("cpu-back")
             connected = _with_engine(profile, kv_connector_extra_config=back.engine.kv_connector_extra_config)

@@ -181,7 +181,7 @@ def _disagreements(cell: CellView, counted: _Counted) -> Iterator[str]:
             yield f"{value:.0f} {name} for {_of(counted)}, found {found.get(name, 0):.0f}"
     whole = found.get("prompt_tokens", 0)
     if _by_source(cell):
-        yield from _sources(counted, whole)
+        yield from _sources(cell, counted, whole)
     queried = whole - found.get("prefix_hits", 0) + counted.looked_up_again
     if "external_queries" in found and found["external_queries"] != queried:
         yield f"{queried:.0f} external_queries for {_of(counted)}, found {found['external_queries']:.0f}"
@@ -205,15 +205,16 @@ def _by_source(cell: CellView) -> bool:
     return BY_SOURCE not in cell.history.run.lacking
 
 
-def _sources(counted: _Counted, whole: float) -> Iterator[str]:
+def _sources(cell: CellView, counted: _Counted, whole: float) -> Iterator[str]:
     found = counted.grown
+    expected = sum(cell.handed_tokens(o) for o, _ in counted.answers if o.route == "former-p")
     by_source = sum(found.get(f"prompt_tokens_{source}", 0) for source in _SOURCES)
     if by_source != whole:
         yield f"the {whole:.0f} prompt tokens of {_of(counted)} once, by source, found {by_source:.0f}"
     # What D expects of a transfer counts as a hit before it fails.
     for name, source, lost in (
         ("prefix_hits", "local_cache_hit", 0),
-        ("external_hits", "external_kv_transfer", counted.looked_up_again),
+        ("external_hits", "external_kv_transfer", expected),
     ):
         if found.get(name, 0) != found.get(f"prompt_tokens_{source}", 0) + lost:
             yield f"as many {name} as prompt tokens by {source} for {_of(counted)}, found other numbers"
@@ -235,7 +236,11 @@ def _of(counted: _Counted) -> str:
 
 def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     """Return the counters that follow from the answers."""
-    asked = [len(cell.prompt_of(o, counted.role)) for o, _ in counted.answers]
+    handed = counted.role == "prefill"
+    asked = [
+        cell.handed_tokens(o) if handed and o.route == "cell" else len(cell.prompt_of(o, counted.role))
+        for o, _ in counted.answers
+    ]
     hidden = [counted.role == "prefill" and leg.role == "decode" for _, leg in counted.answers]
     made = [1 if h else len(leg.output_ids or ()) for h, (_, leg) in zip(hidden, counted.answers, strict=True)]
     expected: dict[str, float] = {
@@ -244,7 +249,7 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
         "prefix_queries": sum(asked) + counted.looked_up_again - counted.not_looked_up,
         "generation_tokens": sum(made),
     }
-    if counted.role == "prefill":
+    if handed:
         return expected
     if cell.by_nixl:
         expected["nixl_transfers"] = sum(leg.role == "decode" and o.route == "cell" for o, leg in counted.answers)

@@ -16,17 +16,19 @@ from harness.profiles.model import part_of
 NAME = "engine-as-asked"
 READ_BACK = ("model_runner", "attention_backend", "kv_blocks")
 """Settings of ``engine`` in a profile that an engine tells, by the name of both."""
+_IF_TOLD = "block_size"
+"""Another one that some versions do not tell."""
 
 
 def engine_as_asked(cell: CellView) -> CheckResult:
-    """Check model runner, attention backend and KV pool of each engine, where the profile sets them."""
+    """Check model runner, attention backend, KV pool and block size of each engine, where the profile sets them."""
     roles = sorted(cell.engine_roles)
     findings = [f for role in roles if (engine := cell.engine(role)) is not None for f in _otherwise(cell, engine)]
     return conclude(NAME, cell.id, len(roles), findings)
 
 
 def _otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding]:
-    for name in READ_BACK:
+    for name in (*READ_BACK, *([_IF_TOLD] if engine.block_size is not None else [])):
         asked, found = cell.engine_settings.get(name), getattr(engine, name)
         if asked is not None and found != asked:
             given = "that it does not say" if found is None else f"{found}"

@@ -125,8 +125,9 @@ def _apart(o: Observation, prefill: Leg, decode: Leg) -> float:
 
 
 def has_prefill(cell: CellView) -> bool:
-    """Return whether P's answers are seen: a router keeps them to itself."""
-    return cell.handed_off and not cell.routed
+    """Return whether P's answers are seen, which a router keeps to itself, and are to the whole prompt: of a model with
+    recurrent state P computes all tokens but the last."""
+    return cell.handed_off and not cell.routed and not cell.record.recurrent
 
 
 def _tie_note(ties: Sequence[Leg | None]) -> str:

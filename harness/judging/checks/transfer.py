@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from harness.history.records import Leg, Observation
 from harness.history.verdict import Verdict
@@ -55,13 +57,38 @@ def _unproven(cell: CellView) -> str:
             "prompt tokens from outside is the only evidence, so a pair with this connector cannot pass; its tokens "
             "and acceptance are judged all the same"
         )
-    if cell.record.recurrent:
+    missing = _untold_of_state(cell) if cell.record.recurrent else ""
+    return missing and (
+        f"expected to see which blocks of a model with recurrent state P hands over, found {missing}, so this pair "
+        "cannot pass; its tokens and acceptance are judged all the same"
+    )
+
+
+def _untold_of_state(cell: CellView) -> str:
+    """Return what is not known of a pair whose model has recurrent state, without which nothing can be expected of the
+    number of its blocks and their bytes, or ""."""
+    size = cell.record.block_size
+    told = {engine.block_size for role in cell.roles if (engine := cell.engine(role)) is not None}
+    groups = {len(published) for o in cell.history.in_order(cell.id) if (published := published_groups(o))}
+    if told != {size}:
+        return f"engines that do not say that their blocks have {size} tokens, but {_words_of(told)}"
+    if len(cell.record.windows) > 1:
+        return "sliding windows, too, and nothing that tells their KV-cache groups from those of the state"
+    if not groups:
+        return "no hand-off whose parameters were seen"
+    if not cell.clipped_groups or min(groups) <= len(cell.clipped_groups):
+        return f"{len(cell.clipped_groups)} of {min(groups)} KV-cache groups of which P publishes a single block"
+    if _sizes(cell) is None:
         return (
-            "expected a model of attention layers, whose KV blocks can be counted, found one with recurrent state: "
-            "vLLM hands that over in other blocks, of a size of its own, for one token less, so a pair with this "
-            "model cannot pass; its tokens and acceptance are judged all the same"
+            "no two hand-offs of unlike numbers of blocks, which would tell the bytes of a block from those of a state"
         )
     return ""
+
+
+def _words_of(sizes: set[int | None]) -> str:
+    return (
+        ", ".join("nothing" if size is None else str(size) for size in sorted(sizes, key=lambda n: n or 0)) or "nothing"
+    )
 
 
 def _by_tokens(cell: CellView, why: str) -> CheckResult:
@@ -106,9 +133,10 @@ def _block_bytes(cell: CellView) -> list[Finding]:
 
     A block has the bytes of B tokens in every layer of target and drafter, so a missing layer shows as a smaller one.
     """
-    size = _bytes_per_block(cell)
-    if size is None:
+    sizes = _sizes(cell)
+    if sizes is None:
         return []
+    size, state = sizes
     findings = []
     for o, decode in _counted_alone(cell):
         if o.scenario != cell.scenario:
@@ -119,23 +147,26 @@ def _block_bytes(cell: CellView) -> list[Finding]:
             # Of layers with a window D has other blocks cached than of the others, and nothing says how many.
             continue
         cached = decode.counters.get("prefix_hits", 0) / cell.record.block_size
-        pulled = moved / size
+        pulled = (moved - state) / size
         if cached and pulled > whole - cached:
             findings.append(_shifted(cell, o, whole, cached, pulled))
         elif pulled != whole - cached:
             message = (
-                f"expected NIXL to move {whole - cached:.4g} blocks of {size:.0f} bytes, the size in most hand-offs of "
-                f"this cell, found {moved:.0f} bytes, which are {pulled:.4g}: layers or blocks are missing, or too "
-                "many moved"
+                f"expected NIXL to move {whole - cached:.4g} blocks of {size:.0f} bytes"
+                f"{f' and {state:.0f} bytes of state' if state else ''}, as in most hand-offs of this cell, found "
+                f"{moved:.0f} bytes, which are {pulled:.4g} blocks: layers or blocks are missing, or too many moved"
             )
             findings.append(cell.untested(NAME, message, o, Counted(counters=decode.counters)))
+    if cell.record.recurrent and state <= 0:
+        message = "expected NIXL to move a state besides blocks in each hand-off, found the bytes of blocks alone"
+        findings.append(cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message))
     return findings + _implausible(cell, size)
 
 
 def _handed(cell: RecordedCell, o: Observation) -> int:
     """Return how many blocks D has to pull for a hand-off, over all KV-cache groups if layers see unlike numbers of
     tokens; blocks of all groups have one size then."""
-    tokens, size = len(cell.prompt_of(o, "prefill")), cell.record.block_size
+    tokens, size = cell.handed_tokens(o), cell.record.block_size
     whole = blocks(tokens, size)
     windows = [w for w in cell.record.windows if w is not None]
     if not windows or not (published := published_groups(o)):
@@ -200,14 +231,29 @@ def _without_request(params: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in params.items() if k not in _OF_A_REQUEST}
 
 
-def _bytes_per_block(cell: RecordedCell) -> float | None:
-    """Return the bytes of a block, the most frequent figure of cold hand-offs; None if none was counted alone."""
-    sizes = [
-        leg.counters["nixl_bytes"] / _handed(cell, o)
-        for o, leg in _counted_alone(cell)
-        if not leg.counters.get("prefix_hits")
-    ]
-    return statistics.mode(sizes) if sizes else None
+class _Sizes(NamedTuple):
+    """Bytes that a hand-off moves."""
+
+    block: float
+    """Of each block of attention KV."""
+    state: float = 0.0
+    """Of the recurrent state, which is as large for all prompts."""
+
+
+def _sizes(cell: RecordedCell) -> _Sizes | None:
+    """Return the most frequent figures of cold hand-offs; None if too few were counted alone."""
+    moved = defaultdict(list)
+    for o, leg in _counted_alone(cell):
+        if not leg.counters.get("prefix_hits"):
+            moved[_handed(cell, o)].append(leg.counters["nixl_bytes"])
+    if not cell.record.recurrent:
+        each = [total / n for n, totals in moved.items() for total in totals]
+        return _Sizes(statistics.mode(each)) if each else None
+    usual = sorted((n, statistics.mode(totals)) for n, totals in moved.items())
+    if len(usual) < 2:
+        return None
+    block = statistics.mode((b - a) / (more - fewer) for (fewer, a), (more, b) in pairwise(usual))
+    return _Sizes(block, statistics.mode(total - n * block for n, total in usual)) if block > 0 else None
 
 
 def _counted_alone(cell: RecordedCell) -> Iterator[tuple[Observation, Leg]]:
@@ -237,11 +283,11 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
         return [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)]
     plain = cell.name.beside("pd", "none")
     record = cell.history.cell(plain.id)
-    least = _bytes_per_block(replace(cell, record=record)) if record is not None else None
-    if cell.traits.own_layers and least is not None and size <= least:
+    least = _sizes(replace(cell, record=record)) if record is not None else None
+    if cell.traits.own_layers and least is not None and size <= least.block:
         message = (
-            f"expected blocks with more bytes than the {least:.0f} of {plain.id}, because they hold the drafter's "
-            f"layers, too, found {size:.0f}: the drafter's KV was not handed over"
+            f"expected blocks with more bytes than the {least.block:.0f} of {plain.id}, because they hold the "
+            f"drafter's layers, too, found {size:.0f}: the drafter's KV was not handed over"
         )
         return [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)]
     return []
@@ -348,9 +394,11 @@ def _stages(cell: CellView) -> list[Finding]:
             )
             findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
         findings += _failed(cell, members[0], counters)
-        size = _bytes_per_block(cell)
-        if size is not None and whole % size:
-            message = f"expected whole blocks of {size:.0f} bytes for requests sent together, found a part of one"
+        sizes = _sizes(cell)
+        if sizes is not None and (whole - len(members) * sizes.state) % sizes.block:
+            message = (
+                f"expected whole blocks of {sizes.block:.0f} bytes for requests sent together, found a part of one"
+            )
             findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
     return findings
 
@@ -410,7 +458,7 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     that a sliding window leaves."""
     params = prefill.kv_transfer_params or {}
     given = HandOffParameters(kv_transfer_params=params)
-    held = len(cell.prompt_of(o, "prefill"))
+    held = cell.handed_tokens(o)
     if params.get("do_remote_prefill") is not True or params.get("do_remote_decode") is not False:
         message = "expected P's parameters to tell D to pull (do_remote_prefill alone), found that they do not"
         return [cell.untested(NAME, message, o, given)]
@@ -438,9 +486,11 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
             findings.append(cell.wrong_kv(NAME, message, o, given))
         # The group with the most blocks has the layers that see most; which of the others has a window is not told.
         wanted = allowed[-1] if index == longest else min(allowed, key=lambda n: abs(n - len(group)))
+        if cell.record.recurrent:
+            wanted = 1 if index in cell.clipped_groups else allowed[-1]
         if len(group) != wanted:
             message = (
-                f"expected P to publish {_wanted_words(int(count), size, wanted)} blocks in KV-cache group {index}, "
+                f"expected P to publish {_wanted_words(cell, int(count), wanted)} in KV-cache group {index}, "
                 f"found {len(group)}"
             )
             published = PublishedBlocks(
@@ -450,10 +500,11 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     return findings
 
 
-def _wanted_words(tokens: int, size: int, wanted: int) -> str:
-    if wanted < blocks(tokens, size):
-        return f"the last {wanted} of {blocks(tokens, size)}"
-    return f"ceil({tokens} / {size}) = {wanted}"
+def _wanted_words(cell: CellView, tokens: int, wanted: int) -> str:
+    filled = blocks(tokens, cell.record.block_size)
+    if wanted < filled:
+        return "one block of state" if cell.record.recurrent else f"the last {wanted} of {filled} blocks"
+    return f"ceil({tokens} / {cell.record.block_size}) = {wanted} blocks"
 
 
 def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:

@@ -1,0 +1,113 @@
+"""Pairs whose model has recurrent state: what P hands over of it is judged, or the pair is UNKNOWN with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.history.folder import History
+from harness.history.verdict import Verdict
+from harness.judging.checks import settings, transfer
+from harness.judging.checks.registry import judge
+from tests.support.builders import (
+    BLOCK,
+    LENGTHS,
+    change_final,
+    engines_of,
+    history,
+    lookups,
+    observation,
+    view,
+    with_prefill,
+    with_run,
+)
+
+STATE = 2 * 17536.0
+
+
+def handed(tokens: int, groups: list | None = None, count: int | None = None, moved: float | None = None):
+    """A hand-off of a prompt of which P computes all tokens but the last, a block of state in each of two groups."""
+    filled = -(-(tokens - 1) // BLOCK)
+    o = observation("pd-none", tokens)
+    params = {
+        **o.leg("prefill").kv_transfer_params,
+        "remote_num_tokens": tokens - 1 if count is None else count,
+        "remote_block_ids": [[90], [91], list(range(filled))] if groups is None else groups,
+    }
+    computed = dict.fromkeys(("prompt_tokens", "prefix_queries", "prompt_tokens_local_compute"), tokens - 1.0)
+    o = with_prefill(o, kv_transfer_params=params, counters={"finished_requests": 1.0, **computed})
+    moved = 32768.0 * filled + STATE if moved is None else moved
+    external = {"prompt_tokens_external_kv_transfer": tokens - 1.0, "prompt_tokens_local_compute": 1.0}
+    return change_final(o, counters={**o.final.counters, "nixl_bytes": moved, **external})
+
+
+def recorded(*last, block_size: int | None = BLOCK, lengths=LENGTHS, **changes: object) -> History:
+    """A run of such a pair; ``last`` replaces the observations of the same prompts."""
+    made = {o.prompt_id: o for o in (*(handed(n) for n in lengths), *last)}
+    h = history([*made.values(), *(observation("single-none", n) for n in lengths)])
+    cells = tuple(c.model_copy(update={"recurrent": True, **changes}) for c in h.run.cells)
+    engines = [e for name in ("pd-none", "single-none") for e in engines_of(name)]
+    told = tuple(e.model_copy(update={"block_size": block_size}) for e in engines)
+    return with_run(h, cells=cells, engines=told)
+
+
+def check(h: History):
+    return transfer.transfer(view(h, "pd-none"))
+
+
+def test_a_healthy_pair_passes():
+    judgement = judge(recorded(), lookups(LENGTHS))
+    assert {c.cell: c.verdict for c in judgement.cells} == {"pd-none": Verdict.PASS, "single-none": Verdict.PASS}
+    (pair,) = [c for c in judgement.cells if c.cell == "pd-none"]
+    # P has not seen the last token, so its own answer is to another prompt.
+    assert "prefill-token" not in {r.check for r in pair.results}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"count": 100}, "KV of 99 tokens, found remote_num_tokens = 100"),
+        ({"groups": [[90, 92], [91], [0, 1, 2, 3]]}, "one block of state in KV-cache group 0, found 2"),
+        ({"groups": [[90], [91], [0, 1, 2]]}, "= 4 blocks in KV-cache group 2, found 3"),
+    ],
+)
+def test_another_token_or_number_of_blocks_is_a_regression(wrong, words):
+    result = check(recorded(handed(100, **wrong), lengths=[*LENGTHS, 100]))
+    assert result.verdict is Verdict.REGRESSION
+    assert [f.prompt_id for f in result.findings] == ["p100"]
+    assert words in result.findings[0].message
+
+
+@pytest.mark.parametrize("moved", [32768.0 * 4, 32768.0 * 4 + STATE / 2, 32768.0 * 3 + STATE])
+def test_state_or_block_that_did_not_move_is_unknown(moved):
+    result = check(recorded(handed(100, moved=moved), lengths=[*LENGTHS, 100]))
+    assert result.verdict is Verdict.UNKNOWN
+    assert "expected NIXL to move 4 blocks of 32768 bytes and 35072 bytes of state" in result.findings[0].message
+
+
+def test_no_state_in_any_hand_off_is_unknown():
+    result = check(recorded(*(handed(n, moved=32768.0 * -(-(n - 1) // BLOCK)) for n in LENGTHS)))
+    assert "found the bytes of blocks alone" in result.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("h", "words"),
+    [
+        (recorded(block_size=None), "their blocks have 32 tokens, but nothing"),
+        (recorded(block_size=544), "their blocks have 32 tokens, but 544"),
+        (recorded(windows=(None, 48)), "sliding windows, too"),
+        (recorded(lengths=[20, 30]), "0 of 3 KV-cache groups of which P publishes a single block"),
+        (recorded(*(handed(n, groups=[[90], [91]]) for n in LENGTHS)), "2 of 2 KV-cache groups"),
+        (recorded(lengths=[100]), "no two hand-offs of unlike numbers of blocks"),
+    ],
+)
+def test_what_is_not_known_makes_the_pair_unknown_with_the_reason(h, words):
+    result = check(h)
+    assert result.verdict is Verdict.UNKNOWN
+    (finding,) = result.findings
+    assert words in finding.message
+
+
+def test_another_block_size_than_asked_for_is_unknown():
+    h = with_run(recorded(block_size=544), profile={**recorded().run.profile, "engine": {"block_size": 32}})
+    (first, *_) = settings.engine_as_asked(view(h, "pd-none")).findings
+    assert "engine.block_size: 32, found 544" in first.message

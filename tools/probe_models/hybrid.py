@@ -1,0 +1,191 @@
+"""The hybrid target: layers with recurrent state (gated delta nets) around one of attention, as Qwen3-Next has them.
+
+The networks are those of transformers. What is to be copied is divided between the two kinds of layers, so that both
+matter: the word after each of ``state_words()``, and the first one, come from the recurrent state alone, all others by
+attention.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+from harness.prompts import probe_task
+from harness.prompts.model import load_prompts
+from harness.util.paths import REPOSITORY
+from tools.probe_models.shapes import HYBRID, SHAPE
+from tools.probe_models.train import Log, sample_batch, warm_cosine
+
+_ATTENTION = HYBRID.layers.index("full_attention")
+
+
+class Recipe(NamedTuple):
+    """Everything that determines the weights of the hybrid target; recorded with them."""
+
+    seed: int = 20
+    steps: int = 2500
+    peak_lr: float = 2.5e-3
+    polish: tuple[tuple[int, float], ...] = ((800, 1e-3), (900, 7e-4))
+    """Steps and peak learning rate of each further phase, on prompts of all lengths."""
+    last_steps: int = 300
+    last_lr: float = 5e-4
+    known: int = 4
+    """Prompts of the harness's own set that each step of the last phase has beside the random ones."""
+    max_words: int = 225
+
+
+def config() -> Qwen3NextConfig:
+    """Return the config of the target.
+
+    vLLM wants a layer with experts in this architecture: the first one has two, of which each token takes both, so that
+    no rounding decides which.
+    """
+    return Qwen3NextConfig(
+        vocab_size=probe_task.VOCAB_SIZE,
+        hidden_size=SHAPE.hidden,
+        intermediate_size=SHAPE.intermediate,
+        num_hidden_layers=len(HYBRID.layers),
+        layer_types=list(HYBRID.layers),
+        num_attention_heads=HYBRID.heads,
+        num_key_value_heads=HYBRID.heads,
+        head_dim=HYBRID.head_dim,
+        linear_num_key_heads=1,
+        linear_num_value_heads=1,
+        linear_key_head_dim=HYBRID.state_dim,
+        linear_value_head_dim=HYBRID.state_dim,
+        linear_conv_kernel_dim=4,
+        num_experts=2,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=128,
+        mlp_only_layers=list(range(1, len(HYBRID.layers))),
+        max_position_embeddings=SHAPE.max_positions,
+        rms_norm_eps=SHAPE.norm_eps,
+        tie_word_embeddings=False,
+        initializer_range=0.06,
+        bos_token_id=probe_task.BOS,
+        eos_token_id=probe_task.EOT,
+        pad_token_id=probe_task.PAD,
+        attn_implementation="eager",
+    )
+
+
+def new_target() -> Qwen3NextForCausalLM:
+    """Return an untrained target with one matrix for embeddings and head, and a state that forgets next to nothing."""
+    target = Qwen3NextForCausalLM(config())
+    target.lm_head.weight = target.model.embed_tokens.weight
+    memories = [layer.linear_attn for layer in target.model.layers if hasattr(layer, "linear_attn")]
+    for memory in memories:
+        nn.init.zeros_(memory.A_log)
+        nn.init.constant_(memory.dt_bias, -6.0)
+    # The last one begins as what it has to be: a word is stored under the one before it, and looked up by it.
+    size, width = HYBRID.state_dim, memories[-1].conv1d.weight.shape[-1]
+    with torch.no_grad():
+        projection = memories[-1].in_proj_qkvz.weight
+        projection[size : 2 * size] = projection[:size]
+        taps = memories[-1].conv1d.weight.mul_(0.1)
+        taps[:, 0, width - 1] += 1
+        taps[size : 2 * size, 0, width - 2 :] += torch.tensor([1.0, -1.0])
+    return target
+
+
+def sources(ids: Tensor) -> Tensor:
+    """Return for each query from <assistant> on the prompt position that it has to attend to [B, n + 1]: that of the
+    word to copy, or 0 (<bos>, which tells nothing) where the word comes from the recurrent state."""
+    words = (ids.shape[1] - 5) // 2
+    queries = ids[:, words + 3 : -1]
+    table = torch.zeros(probe_task.VOCAB_SIZE, dtype=torch.bool)
+    table[[probe_task.ASSISTANT, *probe_task.state_words()]] = True
+    return torch.where(table[queries], 0, torch.arange(words + 1) + probe_task.FIRST_SOURCE_POSITION)
+
+
+def blinded(source: Tensor, length: int) -> Tensor:
+    """Return the additive mask [B, 1, T, T] of causal attention in which queries with source 0 see <bos> alone."""
+    mask = torch.full((length, length), -1e9).triu(1).repeat(source.shape[0], 1, 1)
+    queries = mask[:, -1 - source.shape[1] : -1]
+    queries[..., 1:].masked_fill_((source == 0).unsqueeze(-1), -1e9)
+    return mask.unsqueeze(1)
+
+
+def train(recipe: Recipe, log: Log) -> Qwen3NextForCausalLM:
+    """Train the hybrid target: with a curriculum of growing prompts, then on prompts of all lengths, at last with those
+    of the shipped prompt set among them, which it has to answer without a mistake."""
+    torch.manual_seed(recipe.seed)
+    target = new_target()
+    train_phase(target, recipe, log, recipe.steps, recipe.peak_lr, grows=True)
+    for steps, peak_lr in recipe.polish:
+        train_phase(target, recipe, log, steps, peak_lr)
+    train_phase(target, recipe, log, recipe.last_steps, recipe.last_lr, known=shipped())
+    return target
+
+
+def shipped() -> list[Tensor]:
+    """Return the shipped prompts that ask for a copy, each with its answer [1, 2n + 5]."""
+    asked = [list(p.ids) for p in load_prompts(REPOSITORY / "prompts" / "probe.jsonl").prompts]
+    copies = [ids for ids in asked if ids[-1] == probe_task.ASSISTANT]
+    return [torch.tensor([ids + probe_task.expected_output(ids)]) for ids in copies]
+
+
+def train_phase(
+    target: Qwen3NextForCausalLM,
+    recipe: Recipe,
+    log: Log,
+    total: int,
+    peak: float,
+    grows: bool = False,
+    known: Sequence[Tensor] = (),
+) -> None:
+    """Train for ``total`` steps with or without the curriculum, in place."""
+    params = [p for p in target.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(params, lr=peak, betas=(0.9, 0.98), weight_decay=0.01)
+    start = time.monotonic()
+    for step in range(total):
+        progress = step / total
+        longest = int(12 + min(1.0, progress / 0.5) * (recipe.max_words - 12)) if grows else recipe.max_words
+        shortest = 4 if torch.rand(()) < 0.65 else max(4, longest * 2 // 3)
+        words = int(torch.randint(shortest, longest + 1, ()))
+        picked = torch.randperm(len(known))[: recipe.known].tolist()
+        batches = [sample_batch(max(4, min(64, 1500 // words)), words), *(known[i] for i in picked)]
+        for group in optimizer.param_groups:
+            group["lr"] = peak * warm_cosine(step, total, 100, 0.5 if grows else 0.2, 0.01)
+        optimizer.zero_grad()
+        said = [_learn(target, ids, blind=grows and progress < 0.6) for ids in batches]
+        nn.utils.clip_grad_norm_(params, 1.0)
+        optimizer.step()
+        if step % 100 == 0 or step == total - 1:
+            log(f"hybrid {step}/{total} words {words} {said[0]} t {time.monotonic() - start:.0f}s")
+
+
+def _learn(target: Qwen3NextForCausalLM, ids: Tensor, blind: bool) -> str:
+    """Add the gradients of a batch, and return how well it was answered.
+
+    With ``blind``, the queries of ``sources`` with source 0 cannot see more; attention is supervised towards its source
+    all along, so that it keeps looking away when it can.
+    """
+    words = (ids.shape[1] - 5) // 2
+    source = sources(ids)
+    masks: Any = {"full_attention": blinded(source + (not blind), ids.shape[1]), "linear_attention": None}
+    seen: list[Tensor] = []
+    attention = target.model.layers[_ATTENTION].self_attn
+    hook = attention.register_forward_hook(lambda _module, _inputs, outputs: seen.append(outputs[1]))
+    hidden = target.model(ids, attention_mask=masks).last_hidden_state[:, words + 3 : -1]
+    hook.remove()
+    logits = target.lm_head(hidden)
+    labels = ids[:, words + 4 :]
+    entropy = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    state = source == 0
+    copy = entropy[~state].mean() + entropy[state].mean()
+    weight = seen[0][:, :, words + 3 : -1].mean(1).gather(2, source.unsqueeze(-1))
+    looks = -(weight + 1e-6).log().mean()
+    (copy + 0.5 * looks).backward()
+    right = (logits.argmax(-1) == labels).float()
+    return (
+        f"copy {copy.item():.5f} looks {looks.item():.4f} right by attention {right[~state].mean():.4f} by state "
+        f"{right[state].mean():.4f}"
+    )
