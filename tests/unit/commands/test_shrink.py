@@ -11,6 +11,7 @@ from harness.commands.shrink.oracle import symptom_of
 from harness.commands.shrink.run import _smaller, first_variant
 from harness.commands.shrink.search import fewest, smallest_length, smallest_number
 from harness.commands.shrink.variant import Frame, Variant
+from harness.engines.counters import KvPool
 from harness.errors import UsageError
 from harness.profiles.cells import all_cells
 from harness.profiles.model import load_profile
@@ -187,8 +188,8 @@ class FakeSession:
     def client(self, _role):
         return self
 
-    def kv_blocks(self):
-        return self.pool
+    def kv_pool(self):
+        return KvPool(self.pool)
 
     def ask(self, ask, _legs):
         self.asked.append(ask)

@@ -15,7 +15,7 @@ import harness.engines.client
 from harness.engines import log_facts
 from harness.engines.client import Client, parse_completion
 from harness.engines.command import EngineCommand, build_command
-from harness.engines.counters import ALL, READ_ONLY, delta, parse_counters
+from harness.engines.counters import ALL, READ_ONLY, KvPool, delta, parse_counters, parse_kv_pool
 from harness.engines.environment import need_nixl
 from harness.engines.request import Ask, Exchange
 from harness.errors import EngineStartError, EnvironmentFault, HandoffError
@@ -151,6 +151,19 @@ def test_counters_are_summed_over_engines():
         "engine_steps": 6.0,
         "engine_steps_le_8": 5.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("labels", "pool"),
+    [
+        ('block_size="16",effective_attention_block_size="544",num_gpu_blocks="99"', KvPool(99, 544)),
+        ('effective_attention_block_size="None",num_gpu_blocks="0"', KvPool(None, None)),
+        ('num_gpu_blocks="99"', KvPool(99, None)),
+    ],
+)
+def test_pool_and_size_of_its_blocks(labels, pool):
+    assert parse_kv_pool(f"vllm:cache_config_info{{{labels}}} 1.0\n") == pool
+    assert parse_kv_pool("") == KvPool()
 
 
 def test_the_wait_for_counters_is_short_after_one_in_vain(monkeypatch):
