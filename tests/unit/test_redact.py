@@ -22,6 +22,7 @@ from harness.commands.merge import Wanted, merge
 from harness.commands.run import execute
 from harness.engines.api_key import ApiKey
 from harness.engines.client import parse_completion
+from harness.engines.counters import KvPool
 from harness.engines.router import Router
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, EngineStartError, HandoffError
@@ -306,7 +307,7 @@ def test_ended_engines_leave_no_key_in_logs_and_records(tmp_path, monkeypatch):
     session._launcher.processes = {"single": FakeHandle(tmp_path / "x.log", session.key)}
     session._launcher.places = {"single": SimpleNamespace(node=None, give_back=lambda: None)}
     session._launcher.clients = {"single": SimpleNamespace(last_snapshot={"prefix_hits": 0.0}, close=lambda: None)}
-    monkeypatch.setattr(session, "_kv_blocks", lambda _: None)
+    monkeypatch.setattr(session, "_kv_pool", lambda _: KvPool())
     (record,) = session.records()
     assert session.key.value not in record.model_dump_json()
     assert record.argv == ("engine", "--api-key", redact.MARK, redact.MARK)
