@@ -25,6 +25,9 @@ def selftest_command(
     quick: Annotated[
         bool, typer.Option("--quick", help="Try only the five historic defects and the controls.")
     ] = False,
+    complete: Annotated[
+        bool, typer.Option("--all", help="Try those as well that restart an engine or need engines of another layout.")
+    ] = False,
     method: Annotated[
         str | None,
         typer.Option(
@@ -45,7 +48,7 @@ def selftest_command(
     from harness.commands.selftest.run import self_test
     from harness.util.paths import DEFAULT_OUT
 
-    result, folder = self_test(profile, mutant or [], quick, method, out or DEFAULT_OUT, engine_python)
+    result, folder = self_test(profile, mutant or [], quick, complete, method, out or DEFAULT_OUT, engine_python)
     console = make_console()
     print_selftest(result, console)
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True, highlight=False)

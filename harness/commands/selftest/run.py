@@ -283,16 +283,24 @@ def forecast_s(setups: Sequence[Setup], prepared: Prepared) -> float:
 
 
 def self_test(
-    source: str, mutants: Sequence[str], quick: bool, method: str | None, out: Path, engine_python: str | None
+    source: str,
+    mutants: Sequence[str],
+    quick: bool,
+    complete: bool,
+    method: str | None,
+    out: Path,
+    engine_python: str | None,
 ) -> tuple[SelfTest, Path]:
     """Try mutants on real engines, each with the method that it is listed with or with ``method``; return the result
     and its folder. The arguments are checked before any engine is started."""
     from harness.commands.selftest.report import write_selftest
     from harness.commands.selftest.trials import make_setups, select_trials
 
-    if quick and mutants:
-        raise UsageError("expected --quick or --mutant, found both; --quick tries the historic defects")
-    trials = select_trials(mutants, quick, method)
+    if bool(mutants) + quick + complete > 1:
+        raise UsageError(
+            "expected one of --quick, --all and --mutant, found several; --quick tries the historic defects"
+        )
+    trials = select_trials(mutants, quick, method, complete)
     everything = prepare(source, ())
     # Mutants are tried on one set of engines; for a profile with axes, the one with the defaults.
     prepared = narrowed(everything, everything.parts[0].variant)

@@ -212,9 +212,11 @@ class Setup(NamedTuple):
         return self.group.id if shared else f"{self.group.id}-{first}"
 
 
-def select_trials(mutants: Sequence[str], quick: bool, method: str | None = None) -> list[Trial]:
-    """Return the trials of the given mutants, of the historic defects (``quick``), or all; with ``method``, those of
-    them that it can show, on engines with that method.
+def select_trials(
+    mutants: Sequence[str], quick: bool, method: str | None = None, complete: bool = False
+) -> list[Trial]:
+    """Return the trials of the given mutants, of the historic defects (``quick``), or all but those that take long,
+    which ``complete`` adds; with ``method``, those of them that it can show, on engines with that method.
 
     Raises UsageError on an unknown id, and where the method can show none.
     """
@@ -222,7 +224,8 @@ def select_trials(mutants: Sequence[str], quick: bool, method: str | None = None
     for mutant in mutants:
         if mutant not in MUTANTS:
             raise UsageError(f"--mutant {mutant!r}: expected one of {', '.join(MUTANTS)}, found no such fault")
-    chosen = mutants or (HISTORIC if quick else tuple(MUTANTS))
+    usual = tuple(m for m in MUTANTS if complete or m not in _LONG)
+    chosen = mutants or (HISTORIC if quick else usual)
     # M9 comes last: it leaves blocks on P until their lease ends, so that the caches cannot be emptied.
     order = sorted((m for m in MUTANTS if m in chosen), key=lambda m: m == "M9")
     trials = [known[m] for m in order]
@@ -235,6 +238,8 @@ def select_trials(mutants: Sequence[str], quick: bool, method: str | None = None
     return trials
 
 
+_LONG = ("N25", "N26", "N27", "N28")
+"""Mutants that take half of the time of all others: of engines that are restarted, or built otherwise."""
 _NOT_WITHOUT_DRAFTS = frozenset({"M1", "M1c", "N18"})
 """Mutants that cannot be shown as listed where nothing is drafted, beside those of drafter and sampler: without a
 lookahead M1 and M1c damage nothing, and N18 damages the plain engine itself, which all else is compared with."""

@@ -208,6 +208,8 @@ def test_every_mutant_has_a_trial_and_every_historic_defect_is_quick():
     assert [t.mutant for t in select_trials([], quick=True)] == list(HISTORIC)
     assert {m[:2] for m in HISTORIC} == {"M1", "M2", "M3", "M4", "M5"}
     assert [t.mutant for t in select_trials(["M7", "M1"], quick=False)] == ["M1", "M7"]
+    usual, whole = ({t.mutant for t in select_trials([], False, complete=e)} for e in (False, True))
+    assert (whole - usual, whole) == ({"N25", "N26", "N27", "N28"}, set(MUTANTS))
     with pytest.raises(UsageError, match="M99"):
         select_trials(["M99"], quick=False)
 
@@ -219,7 +221,7 @@ def test_every_mutant_of_an_engine_has_a_patch_and_no_other_has_one():
 
 
 def test_no_engine_is_started_twice_for_the_same_configuration():
-    setups = make_setups(select_trials([], quick=False), PROFILE, PROMPTS)
+    setups = make_setups(select_trials([], quick=False, complete=True), PROFILE, PROMPTS)
     shared = [s for s in setups if s.controlled and OWN_ENGINES.keys().isdisjoint(s.mutants)]
     assert len({(s.group.topology, s.group.method.kind) for s in shared}) == len(shared)
     # Seven of engines that read with drafters, two that write, two of which P is restarted, six without drafters.
@@ -241,7 +243,7 @@ def test_faults_are_tried_with_each_method_that_can_show_them():
 
 @pytest.mark.parametrize("method", [None, "dflash", "mtp", "none"])
 def test_control_sends_everything_that_a_trial_sends(method):
-    for setup in make_setups(select_trials([], quick=False, method=method), PROFILE, PROMPTS):
+    for setup in make_setups(select_trials([], quick=False, method=method, complete=True), PROFILE, PROMPTS):
         control = {w.cell.id: w for w in setup.control}
         for trial in setup.trials:
             for work in trial_works(trial, setup.profile, PROMPTS, setup.group.cells):
