@@ -75,7 +75,7 @@ def test_help_states_the_exit_codes():
         (["run", "--part", "--fail-fast"], 64, "expected no --fail-fast with it"),
         (["run", "--resume", "/nowhere", "--fail-fast"], 64, "expected no --fail-fast with it"),
         (["selftest", "--mutant", "M99"], 64, "found no such fault"),
-        (["selftest", "--mutant", "M1", "--quick"], 64, "found both"),
+        (["selftest", "--mutant", "M1", "--quick"], 64, "found several"),
         (["selftest", "--engine-python", "/nowhere/python"], 2, "could not be run"),
         (["aa", "--repeat", "1"], 64, "repeat"),
         (["aa", "--cell", "pd-medusa"], 64, "expected a pattern that matches a cell"),
