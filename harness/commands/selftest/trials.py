@@ -75,9 +75,22 @@ def _in_state(
     damage: DamageClass,
     checks: tuple[str, ...],
     unknown: bool = False,
+    method: str = "eagle3",
 ) -> Trial:
     """Return the trial of a mutant that shows in a state alone, while cold prompts pass."""
-    return Trial(mutant, "eagle3", (*state, cold), state, damage, checks, clean=(cold,), unknown=unknown)
+    return Trial(mutant, method, (*state, cold), state, damage, checks, clean=(cold,), unknown=unknown)
+
+
+def _handed_off(
+    mutant: str,
+    damage: DamageClass,
+    checks: tuple[str, ...],
+    method: str = "eagle3",
+    prompts: PromptChoice = "few",
+) -> Trial:
+    """Return the trial of a mutant that shows after a hand-off alone, while the same engine passes without one."""
+    both = (_PD_COLD, _ONE_COLD)
+    return Trial(mutant, method, both, (_PD_COLD,), damage, checks, prompts=prompts, clean=(_ONE_COLD,))
 
 
 TRIALS: tuple[Trial, ...] = (
@@ -88,8 +101,8 @@ TRIALS: tuple[Trial, ...] = (
         "M2", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD, _ONE_COLD), "input", ("echoed-prompt",), forms=("ids", "text")
     ),
     Trial("M3", "dflash", _both("concurrent")[1:], _both("concurrent")[1:], "drafter-kv", _STEPS),
-    Trial("M4", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "drafter-kv", _STEPS, clean=(_ONE_COLD,)),
-    Trial("M4g", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "drafter-kv", _STEPS, clean=(_ONE_COLD,)),
+    _handed_off("M4", "drafter-kv", _STEPS),
+    _handed_off("M4g", "drafter-kv", _STEPS),
     Trial("M5a", "eagle3", _both("pressure"), _both("pressure"), "target-kv", _TOKENS),
     Trial("M5b", "eagle3", _both("refill"), _both("refill"), "target-kv", (*_TOKENS, "state-occurred")),
     Trial("M6", "eagle3", (View("pd", "late-pull"),), (View("pd", "late-pull"),), "target-kv", _TOKENS),
@@ -108,12 +121,12 @@ TRIALS: tuple[Trial, ...] = (
     ),
     Trial("M11", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "sampler", _TOKENS, prompts="some"),
     Trial("N1", "eagle3", (View("pd", "late-pull"),), (View("pd", "late-pull"),), "target-kv", (*_TOKENS, "transfer")),
-    Trial("N2", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "target-kv", _TOKENS, clean=(_ONE_COLD,)),
+    _handed_off("N2", "target-kv", _TOKENS),
     Trial("N3", "eagle3", (_PD_COLD,), (_PD_COLD,), "target-kv", (*_TOKENS, "transfer")),
     _in_state("N4", (View("single", "prefix-hit"),), _ONE_COLD, "drafter-kv", _STEPS),
     _in_state("N5", _both("prefix-hit"), _ONE_COLD, "target-kv", _TOKENS),
     Trial("N6", "eagle3", (_ROUTED_COLD, _PD_COLD), (_ROUTED_COLD,), "routing", ("transfer",), clean=(_PD_COLD,)),
-    Trial("N7", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "target-kv", _LOGPROBS, clean=(_ONE_COLD,)),
+    _handed_off("N7", "target-kv", _LOGPROBS),
     _in_state("N8", _NEXT_TURN, _ONE_COLD, "target-kv", _TOKENS),
     _in_state("N9", _NEXT_TURN, _ONE_COLD, "drafter-kv", _STEPS),
     _in_state("N10", _SAME_STEP, _ONE_COLD, "target-kv", _TOKENS),
@@ -134,50 +147,16 @@ TRIALS: tuple[Trial, ...] = (
         (*_TOKENS, "transfer"),
     ),
     # Without a drafter, beside the plain engine of the same run, which re-scores the outputs, too.
-    Trial(
-        "N19",
-        "none",
-        (_PD_COLD, _ONE_COLD),
-        (_PD_COLD,),
-        "target-kv",
-        ("tokens-reference", "rescored"),
-        clean=(_ONE_COLD,),
-    ),
+    _handed_off("N19", "target-kv", ("tokens-reference", "rescored"), "none"),
     # The pair is right, and compared with the single engine all the same.
     Trial("N18", "eagle3", (_PD_COLD, _ONE_COLD), (_ONE_COLD,), "target-kv", _TOKENS),
     _in_state("N17", (View("pd", "prefix-hit"),), _PD_COLD, "target-kv", _TOKENS),
     # Of a target with windows, which has no drafters: the plain engine of the same run is the reference.
-    Trial(
-        "N20",
-        "none",
-        (_PD_COLD, _ONE_COLD),
-        (_PD_COLD,),
-        "target-kv",
-        ("tokens-reference", *_LOGPROBS),
-        prompts="some",
-        clean=(_ONE_COLD,),
-    ),
+    _handed_off("N20", "target-kv", ("tokens-reference", *_LOGPROBS), "none", "some"),
     # Of a target with recurrent state, likewise. A hit on D that gets a state from P does not continue from its own.
-    Trial(
-        "N27",
-        "none",
-        (_PD_COLD, _ONE_COLD),
-        (_PD_COLD,),
-        "target-kv",
-        _TOKENS,
-        prompts="some",
-        clean=(_ONE_COLD,),
-    ),
-    Trial(
-        "N28",
-        "none",
-        (View("single", "prefix-hit"), _ONE_COLD),
-        (View("single", "prefix-hit"),),
-        "target-kv",
-        _TOKENS,
-        clean=(_ONE_COLD,),
-    ),
-    Trial("N21", "none", (_PD_COLD, _ONE_COLD), (_PD_COLD,), "sampler", ("finish-reason",), clean=(_ONE_COLD,)),
+    _handed_off("N27", "target-kv", _TOKENS, "none", "some"),
+    _in_state("N28", (View("single", "prefix-hit"),), _ONE_COLD, "target-kv", _TOKENS, method="none"),
+    _handed_off("N21", "sampler", ("finish-reason",), "none"),
     Trial("N22", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "input", ("text-form",), forms=("ids", "text")),
     # That nothing was drafted is UNKNOWN; that the steps account for less than the answer is not.
     Trial("N23", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "sampler", ("response-invariants", "drafts-happened")),

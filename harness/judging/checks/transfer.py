@@ -375,6 +375,7 @@ def _stages(cell: CellView) -> list[Finding]:
         if o.concurrent > 1 and o.error is None and o.route == "cell":
             stages.setdefault((o.instance, o.stage), []).append(o)
     findings = []
+    sizes = _sizes(cell) if stages else None
     for members in stages.values():
         if any(o.abandon is not None for o in members):
             # How much was moved for a request before it was given up is not known.
@@ -394,7 +395,6 @@ def _stages(cell: CellView) -> list[Finding]:
             )
             findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
         findings += _failed(cell, members[0], counters)
-        sizes = _sizes(cell)
         if sizes is not None and (whole - len(members) * sizes.state) % sizes.block:
             message = (
                 f"expected whole blocks of {sizes.block:.0f} bytes for requests sent together, found a part of one"

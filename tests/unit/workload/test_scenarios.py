@@ -289,8 +289,9 @@ def in_scenario(cell: str, name: str, part: str, tokens: int = 96, counters=None
     return change_final(o, counters={"finished_requests": 1.0, **(counters or {})})
 
 
-def proof(observations: list, raw: dict, cell: str = "single-eagle3", engines=None):
+def proof(observations: list, raw: dict, cell: str = "single-eagle3", engines=None, vllm: str = "0.32.0"):
     the_history = history(observations, scenarios=[raw], engines=engines or (engine(cell, cell.split("-")[0]),))
+    the_history = with_run(the_history, versions={**the_history.run.versions, "vllm": vllm})
     return preconditions.state_occurred(view(the_history, cell, scenario=raw["id"]))
 
 
@@ -463,11 +464,9 @@ def test_a_continuation_must_hit_a_block_of_the_answer(cell, sent_back, hits, ve
     ],
 )
 def test_later_versions_may_reuse_the_block_that_drafters_recompute(version, hits, verdict):
-    donor = in_scenario("single-eagle3", "hit", "donor", 96)
-    subject = in_scenario("single-eagle3", "hit", "subject", 96, {"prefix_hits": float(hits)}, sequence=1)
-    made = history([donor, subject], scenarios=[HIT])
-    made = with_run(made, versions={**made.run.versions, "vllm": version})
-    assert preconditions.state_occurred(view(made, "single-eagle3", scenario="hit")).verdict is verdict
+    donor = in_scenario("single-eagle3", "hit", "donor")
+    subject = in_scenario("single-eagle3", "hit", "subject", counters={"prefix_hits": float(hits)})
+    assert proof([donor, subject], HIT, vllm=version).verdict is verdict
 
 
 @pytest.mark.parametrize(("read", "verdict"), [(8.0, Verdict.UNKNOWN), (9.0, Verdict.PASS)])
