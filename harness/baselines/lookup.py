@@ -1,13 +1,14 @@
 """Find the baseline of an identity, or say in which fields the nearest one differs.
 
-All identity fields must be equal, with two exceptions. Fields that an engine did not report (the attention backend or
+All identity fields must be equal, with three exceptions. Fields that an engine did not report (the attention backend or
 model runner is None on either side) are not compared. The vLLM version is what is under test, so the baseline of the
 nearest version is used, with a notice that says whether it exceeds the version distance or age that the profile allows.
+A profile may name fields to compare across (``judging.baseline_across``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -25,11 +26,13 @@ _UNREPORTED = {"attention_backend", "model_runner"}
 
 
 class Limits(NamedTuple):
-    """The age and version distance beyond which a baseline counts as expired."""
+    """The age and version distance beyond which a baseline counts as expired, and what else it may differ in."""
 
     days: int
     minors: int
     """Distance between vLLM versions, in minor releases."""
+    across: Collection[str] = ()
+    """Fields of the identity."""
 
 
 class Lookup(NamedTuple):
@@ -57,12 +60,12 @@ class Lookup(NamedTuple):
         return self.source.load() if isinstance(self.source, StoredBaseline) else self.source
 
 
-def differing(ours: Identity, theirs: Identity) -> list[str]:
+def differing(ours: Identity, theirs: Identity, across: Collection[str] = ()) -> list[str]:
     """Return the names of the identity fields whose difference rules out a comparison."""
     out = []
     for field in Identity.model_fields:
         a, b = getattr(ours, field), getattr(theirs, field)
-        if a == b or field == "vllm" or (field in _UNREPORTED and None in (a, b)):
+        if a == b or field == "vllm" or field in across or (field in _UNREPORTED and None in (a, b)):
             continue
         out.append(field)
     return out
@@ -106,7 +109,9 @@ def look_up(
     """
     index = index or BaselineIndex(folder)
     remedy = f"record it with `harness baseline record --profile {profile_name}`"
-    candidates = [(item, differing(identity, item.header.identity)) for item in index.of_method(identity.method)]
+    candidates = [
+        (item, differing(identity, item.header.identity, limits.across)) for item in index.of_method(identity.method)
+    ]
     damaged = list(index.damaged(identity.method))
     for item in _nearest(identity, (item for item, fields in candidates if not fields)):
         try:
@@ -132,16 +137,22 @@ def look_up(
 
 
 def _nearest(identity: Identity, items: Iterable[StoredBaseline]) -> list[StoredBaseline]:
-    """Sort by distance of the vLLM version, then by path."""
+    """Sort by the number of differing fields, by distance of the vLLM version, then by path."""
 
-    def distance(item: StoredBaseline) -> tuple[int, Path]:
-        found = minor_distance(identity.vllm, item.header.identity.vllm)
-        return (1_000_000 if found is None else found, item.path)
+    def distance(item: StoredBaseline) -> tuple[int, int, Path]:
+        theirs = item.header.identity
+        found = minor_distance(identity.vllm, theirs.vllm)
+        return (len(differing(identity, theirs)), 1_000_000 if found is None else found, item.path)
 
     return sorted(items, key=distance)
 
 
 def _notices(header: Header, path: Path, identity: Identity, limits: Limits, started: str) -> Iterable[str]:
+    if fields := differing(identity, header.identity):
+        yield (
+            f"baseline {path.name} is compared across {' and '.join(fields)} (judging.baseline_across): "
+            f"{describe_difference(identity, header.identity, fields)}"
+        )
     theirs = header.identity.vllm
     if theirs != identity.vllm:
         distance = minor_distance(identity.vllm, theirs)
@@ -171,7 +182,7 @@ def _instant(text: str) -> datetime:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
-def unused(folder: Path, identities: Iterable[Identity]) -> list[str]:
+def unused(folder: Path, identities: Iterable[Identity], across: Collection[str] = ()) -> list[str]:
     """Return a sentence for each stored baseline that cannot be compared with any of the identities."""
     known = list(identities)
     out = []
@@ -186,8 +197,8 @@ def unused(folder: Path, identities: Iterable[Identity]) -> list[str]:
         mine = [i for i in known if i.method == theirs.method]
         if not mine:
             out.append(f"baseline {path.name} is unused: no cell of the profile uses {theirs.method}")
-        elif all(differing(i, theirs) for i in mine):
-            fields = differing(mine[0], theirs)
+        elif all(differing(i, theirs, across) for i in mine):
+            fields = differing(mine[0], theirs, across)
             out.append(f"baseline {path.name} is unused: it differs in {', '.join(fields)} from every cell")
     orphans = sorted(p.name for p in folder.glob("*.csv") if not p.with_suffix(".json").is_file())
     return out + [f"baseline rows {name} are orphaned: there is no {Path(name).stem}.json" for name in orphans]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.engines.api_key import GUARD, ApiKey, guarded_path
@@ -18,6 +19,8 @@ from harness.profiles.remote_code import require_loadable, trusts_code
 from harness.supervision.server import LOOPBACK
 
 MODEL_NAME = "target"
+_INTERPRETER = Path(__file__).resolve().parent / "interpreter"
+"""Declares a back end of Triton to engines (``kv_harness_triton``)."""
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 PROGRAM = "vllm.entrypoints.openai.api_server"
 PRELOADED = (PROGRAM, "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "compressed_tensors", "ray")
@@ -202,6 +205,9 @@ def _cpu_variables(
     if engine.enforce_eager:
         # vLLM still compiles a few helpers, such as the one that ranks log-probs, at the first request.
         env["TORCH_COMPILE_DISABLE"] = "1"
+    if engine.model_runner == "V2":
+        # Its kernels are Triton's, for which CPUs have an interpreter alone.
+        env |= {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_BACKEND": "cpu", "PYTHONPATH": str(_INTERPRETER)}
     if environment.openmp is not None:
         env["LD_PRELOAD"] = str(environment.openmp)
     return env

@@ -277,7 +277,7 @@ def lookups_of(
     if part.baselines not in indexes:
         indexes[part.baselines] = BaselineIndex(part.baselines)
     index = indexes[part.baselines]
-    limits = Limits(part.judging.baseline_days, part.judging.baseline_minors)
+    limits = Limits(part.judging.baseline_days, part.judging.baseline_minors, part.judging.baseline_across)
     return {
         CellName("single", m.kind, variant=part.variant).lineup: Lookup(None, reason)
         if (reason := reason_for(part, m.kind)) is not None

@@ -264,7 +264,7 @@ def unused_baselines(history: History, folder: Path | None = None) -> list[str]:
         # ``baselines_for`` reports the damage.
         return []
     where = folder or baselines_folder(history)
-    return unused(where, identities) if where is not None else []
+    return unused(where, identities, judging_of(history).baseline_across) if where is not None else []
 
 
 def baselines_for(history: History, folder: Path | None = None) -> dict[str, Lookup]:
@@ -273,7 +273,7 @@ def baselines_for(history: History, folder: Path | None = None) -> dict[str, Loo
     where = folder or baselines_folder(history)
     out: dict[str, Lookup] = {}
     judging = judging_of(history)
-    limits = Limits(judging.baseline_days, judging.baseline_minors)
+    limits = Limits(judging.baseline_days, judging.baseline_minors, judging.baseline_across)
     index = BaselineIndex(where) if where is not None else None
     for method in history.run.identities:
         if where is None:

@@ -124,6 +124,19 @@ def test_what_an_engine_does_not_report_is_not_compared(tmp_path):
     assert "attention_backend" in found(tmp_path, attention_backend="FLASH").reason
 
 
+def test_a_baseline_of_another_runner_is_used_where_the_profile_compares_across_it(tmp_path):
+    path, across = write(tmp_path, model_runner="V1"), LIMITS._replace(across=("model_runner",))
+    v2 = identity("eagle3", model_runner="V2")
+    assert "model_runner" in look_up(tmp_path, v2, "cpu", LIMITS, STARTED).reason
+    lookup = look_up(tmp_path, v2, "cpu", across, STARTED)
+    assert lookup.path == path
+    assert "this run has V2, the baseline V1" in lookup.notices[0]
+    assert unused(tmp_path, [v2], across.across) == [] != unused(tmp_path, [v2])
+    own = write(tmp_path, name="own", model_runner="V2")
+    lookup = look_up(tmp_path, v2, "cpu", across, STARTED)
+    assert (lookup.path, lookup.notices) == (own, ())
+
+
 def test_missing_baseline_names_the_cure(tmp_path):
     assert "harness baseline record" in found(tmp_path).reason
     assert "harness baseline record" in found(tmp_path / "nowhere").reason

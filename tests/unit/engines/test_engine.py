@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from urllib.parse import parse_qs, urlsplit
 
@@ -26,8 +28,8 @@ from harness.supervision.server import INHERITED, INHERITED_PREFIXES, full_envir
 from tests.support.engines import ENVIRONMENT, FakeClient, option
 
 
-def commands(kind: str) -> dict[str, EngineCommand]:
-    profile = load_profile("cpu")
+def commands(kind: str, profile_name: str = "cpu") -> dict[str, EngineCommand]:
+    profile = load_profile(profile_name)
     method = next(m for m in profile.methods if m.kind == kind)
     return {
         role: build_command(profile, method, role, ENVIRONMENT, 1000, None if role == "single" else 1001)
@@ -48,6 +50,19 @@ def test_commands_of_a_cell(kind):
         assert (config["method"], config["num_speculative_tokens"]) == (kind, 3)
         assert option(made["prefill"], "--speculative-config") == option(made["decode"], "--speculative-config")
     assert option(made["single"], "--host") == "127.0.0.1"
+
+
+def test_cpu_engines_have_a_back_end_of_triton_for_runner_v2_alone():
+    """A V1 engine that found one would run Triton's kernels instead of vLLM's for CPUs."""
+    v1, v2 = commands("eagle3")["decode"], commands("eagle3", "cpu-v2")["decode"]
+    assert v2.env["TRITON_INTERPRET"] == v2.env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    asks = "import importlib.metadata as m; print(*m.entry_points().select(group='triton.backends', name='cpu'))"
+
+    def back_ends(env: dict[str, str]) -> str:
+        return subprocess.run([sys.executable, "-c", asks], env=env, capture_output=True, text=True, check=True).stdout
+
+    assert "kv_harness_triton" in back_ends(v2.env)
+    assert "kv_harness_triton" not in back_ends(v1.env)
 
 
 def test_only_what_engines_need_is_inherited(monkeypatch):
