@@ -16,10 +16,12 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from harness.mutants import LOG_MARK, TOGETHER_VARIABLE
 from harness.mutants.catalogue import MUTANTS
+
+Runner = Literal["V1", "V2"]
 
 
 class MutantRefused(RuntimeError):
@@ -37,6 +39,8 @@ class Patch(NamedTuple):
     """Leading parameter names of the original that the patch relies on."""
     make: Callable[[Any, Active], Any]
     """Returns the replacement, given the original and an ``Active`` that tells whether the mutant is on."""
+    runner: Runner | None = None
+    """The model runner whose engines import the module; None: those of both."""
 
 
 class Active:
@@ -104,12 +108,12 @@ PATCHES: list[Patch] = []
 
 
 def patch(
-    mutant: str, module: str, symbol: str, parameters: Sequence[str]
+    mutant: str, module: str, symbol: str, parameters: Sequence[str], runner: Runner | None = None
 ) -> Callable[[Callable[[Any, Active], Any]], Callable[[Any, Active], Any]]:
     """Declare a patch: the decorated function turns the original into its replacement."""
 
     def declare(make: Callable[[Any, Active], Any]) -> Callable[[Any, Active], Any]:
-        PATCHES.append(Patch(mutant, module, symbol, tuple(parameters), make))
+        PATCHES.append(Patch(mutant, module, symbol, tuple(parameters), make, runner))
         return make
 
     return declare

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.engines.client import Client
+from harness.engines.log_facts import model_runner
 from harness.engines.mutation import Mutation
 from harness.errors import MutantRefusedError, UsageError
 from harness.mutants import LOG_MARK, MUTANTS_VARIABLE, SWITCH_VARIABLE, TOGETHER_VARIABLE
@@ -174,15 +175,19 @@ class Unbound(NamedTuple):
 
 
 def unbound(enabled: EnabledMutants, logs: Mapping[Role, str]) -> list[Unbound]:
-    """Return the patches that an engine's log does not mention: their targets were never imported there."""
+    """Return the patches that an engine's log does not mention: their targets were never imported there. Those of the
+    other model runner are not wanted, unless there is none of the engine's own."""
     import harness.mutants.patches  # noqa: F401  (declares the patches)
     from harness.mutants.hooks import PATCHES
 
     out = []
     for role, carried in enabled.by_role.items():
-        bound = Marks(logs.get(role, "")).bound
+        log = logs.get(role, "")
+        bound, runner = Marks(log).bound, model_runner(log)
         for item in PATCHES:
             target = f"{item.module}.{item.symbol}"
-            if item.mutant in carried and (item.mutant, target) not in bound:
+            if item.mutant not in carried or (item.mutant, target) in bound:
+                continue
+            if item.runner in (None, runner) or not any((p.mutant, p.runner) == (item.mutant, runner) for p in PATCHES):
                 out.append(Unbound(item.mutant, target, role))
     return out

@@ -1,4 +1,4 @@
-"""The patches of every mutant, written for the module layout of vLLM 0.32.0 (model runner V1).
+"""The patches of every mutant, written for the module layout of vLLM 0.32.0 and both of its model runners.
 
 Each decorated function gets the original and ``active``; with the mutant switched off the original runs unchanged.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -19,6 +20,8 @@ _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 _MANAGER = "vllm.v1.core.kv_cache_manager"
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 _RUNNER = "vllm.v1.worker.gpu_model_runner"
+_V2 = "vllm.v1.worker.gpu"
+"""Package of model runner V2."""
 
 DRAFT_LAYERS: set[str] = set()
 """Names of the drafter's attention layers in this process, noted when the drafter is loaded."""
@@ -141,7 +144,7 @@ def _m3_one_slot_less(original: Any, active: Active) -> Any:
     return schedule
 
 
-@patch("M3", _RUNNER, "GPUModelRunner._input_fits_in_drafter", ("self", "common_attn_metadata"))
+@patch("M3", _RUNNER, "GPUModelRunner._input_fits_in_drafter", ("self", "common_attn_metadata"), runner="V1")
 def _m3_window(original: Any, active: Active) -> Any:
     def _input_fits_in_drafter(self: Any, common_attn_metadata: Any) -> bool:
         if not active():
@@ -153,7 +156,7 @@ def _m3_window(original: Any, active: Active) -> Any:
     return _input_fits_in_drafter
 
 
-@patch("M3", "vllm.v1.worker.block_table", "BlockTable.move_row", ("self", "src", "tgt"))
+@patch("M3", "vllm.v1.worker.block_table", "BlockTable.move_row", ("self", "src", "tgt"), runner="V1")
 def _m3_stale_row(original: Any, active: Active) -> Any:
     def move_row(self: Any, src: int, tgt: int) -> None:
         if not active():
@@ -170,19 +173,25 @@ def _m3_stale_row(original: Any, active: Active) -> Any:
 # --- M4, M4g: the drafter's KV is not handed over --------------------------------------------------------------------
 
 
-def _note_draft_layers(original: Any, active: Active) -> Any:
-    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        DRAFT_LAYERS.update(self._draft_attn_layer_names)
-        return result
+def _note_draft_layers(names: str) -> Callable[[Any, Active], Any]:
+    """Return the patch of a drafter's class that keeps the names of its attention layers in this attribute."""
 
-    return load_model
+    def make(original: Any, active: Active) -> Any:
+        def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            DRAFT_LAYERS.update(getattr(self, names))
+            return result
+
+        return load_model
+
+    return make
 
 
 for _mutant in ("M4", "N2", "N4", "N5", "N7", "N8", "N9"):
-    patch(
-        _mutant, "vllm.v1.spec_decode.llm_base_proposer", "SpecDecodeBaseProposer.load_model", ("self", "target_model")
-    )(_note_draft_layers)
+    _V1_DRAFTER = ("vllm.v1.spec_decode.llm_base_proposer", "SpecDecodeBaseProposer.load_model")
+    _V2_DRAFTER = (f"{_V2}.spec_decode.speculator", "DraftModelSpeculator.load_model")
+    patch(_mutant, *_V1_DRAFTER, ("self", "target_model"), runner="V1")(_note_draft_layers("_draft_attn_layer_names"))
+    patch(_mutant, *_V2_DRAFTER, ("self", "target_model"), runner="V2")(_note_draft_layers("draft_attn_layer_names"))
 
 
 def _received(worker: Any) -> dict[str, list[list[int]]]:
@@ -225,6 +234,7 @@ _MIXIN = "vllm.v1.worker.kv_connector_model_runner_mixin"
     _MIXIN,
     "KVConnectorModelRunnerMixin.maybe_get_kv_connector_output",
     ("scheduler_output", "defer_finalize"),
+    runner="V1",
 )
 def _m4g_never_defers(original: Any, active: Active) -> Any:
     def maybe_get_kv_connector_output(scheduler_output: Any, defer_finalize: bool = False) -> Any:
@@ -239,13 +249,38 @@ def _m4g_never_defers(original: Any, active: Active) -> Any:
     return maybe_get_kv_connector_output
 
 
-@patch("M4g", _MIXIN, "KVConnectorModelRunnerMixin.finalize_kv_connector", ())
+@patch("M4g", _MIXIN, "KVConnectorModelRunnerMixin.finalize_kv_connector", (), runner="V1")
 def _m4g_no_finalize(original: Any, active: Active) -> Any:
     def finalize_kv_connector() -> None:
         if not active():
             original()
 
     return finalize_kv_connector
+
+
+@patch("M4g", f"{_V2}.kv_connector", "ActiveKVConnector.finish_forward", ("self",), runner="V2")
+def _m4g_saves_early(original: Any, active: Active) -> Any:
+    def finish_forward(self: Any) -> None:
+        original(self)
+        if active() and not self._disabled:
+            active.fired()
+            self.kv_connector.wait_for_save()
+
+    return finish_forward
+
+
+@patch("M4g", f"{_V2}.kv_connector", "ActiveKVConnector.post_forward", ("self", "finished_req_ids"), runner="V2")
+def _m4g_saves_no_more(original: Any, active: Active) -> Any:
+    def post_forward(self: Any, finished_req_ids: Any) -> Any:
+        if not active():
+            return original(self, finished_req_ids)
+        self.kv_connector.wait_for_save = lambda: None
+        try:
+            return original(self, finished_req_ids)
+        finally:
+            del self.kv_connector.wait_for_save
+
+    return post_forward
 
 
 def _on_cpu() -> bool:
@@ -380,7 +415,7 @@ def _n1(original: Any, active: Active) -> Any:
 # --- M8, M11: drafting and verification ------------------------------------------------------------------------------
 
 
-@patch("M8", _RUNNER, "GPUModelRunner.take_draft_token_ids", ("self",))
+@patch("M8", _RUNNER, "GPUModelRunner.take_draft_token_ids", ("self",), runner="V1")
 def _m8(original: Any, active: Active) -> Any:
     def take_draft_token_ids(self: Any) -> Any:
         drafts = original(self)
@@ -390,6 +425,22 @@ def _m8(original: Any, active: Active) -> Any:
         return drafts
 
     return take_draft_token_ids
+
+
+@patch("M8", f"{_V2}.model_runner", "GPUModelRunner.sample_tokens", ("self", "grammar_output"), runner="V2")
+def _m8_on_device(original: Any, active: Active) -> Any:
+    """Reverse the drafts where V2 keeps them until the next step verifies them."""
+
+    def sample_tokens(self: Any, grammar_output: Any) -> Any:
+        step = self.execute_model_state
+        output = original(self, grammar_output)
+        if step is not None and self.speculator is not None and active():
+            active.fired()
+            rows, drafts = step.input_batch.idx_mapping, self.req_states.draft_tokens
+            drafts[rows] = drafts[rows].flip(1)
+        return output
+
+    return sample_tokens
 
 
 class _Wrong:
@@ -408,6 +459,7 @@ class _Wrong:
     "vllm.v1.sample.rejection_sampler",
     "RejectionSampler.forward",
     ("self", "metadata", "draft_probs", "logits"),
+    runner="V1",
 )
 def _m11(original: Any, active: Active) -> Any:
     def forward(self: Any, metadata: Any, draft_probs: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
@@ -416,19 +468,45 @@ def _m11(original: Any, active: Active) -> Any:
             return original(self, metadata, draft_probs, logits, *args, **kwargs)
         rows = metadata.target_logits_indices.tolist()
         drafts = metadata.draft_token_ids.tolist()
-        right = logits[metadata.target_logits_indices].argmax(dim=-1).tolist()
         first = 0
         for count in metadata.num_draft_tokens:
             span = range(first, first + count)
             first += count
-            wrong = next((i for i in span if drafts[i] != right[i]), None)
-            if wrong is not None and drafts[wrong] >= 0 and _Wrong.take():
-                active.fired()
-                row = logits[rows[wrong]]
-                row[drafts[wrong]] = row.max() + 20
+            _accept_wrong(logits, [rows[i] for i in span], drafts[first - count : first], active)
         return original(self, metadata, draft_probs, logits, *args, **kwargs)
 
     return forward
+
+
+def _accept_wrong(logits: Any, rows: list[int], drafts: list[int], active: Active) -> None:
+    """Make the first wrong draft of a request right, if it is its turn: ``logits[rows]`` verify ``drafts``."""
+    right = logits[rows].argmax(dim=-1).tolist()
+    wrong = next((i for i, draft in enumerate(drafts) if draft != right[i]), None)
+    if wrong is not None and drafts[wrong] >= 0 and _Wrong.take():
+        active.fired()
+        row = logits[rows[wrong]]
+        row[drafts[wrong]] = row.max() + 20
+
+
+@patch(
+    "M11",
+    f"{_V2}.spec_decode.rejection_sampler",
+    "RejectionSampler.__call__",
+    ("self", "logits", "input_batch"),
+    runner="V2",
+)
+def _m11_v2(original: Any, active: Active) -> Any:
+    def __call__(self: Any, logits: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if active():
+            tokens = input_batch.input_ids[input_batch.logits_indices].tolist()
+            ends = input_batch.cu_num_logits_np.tolist()
+            for first, end in itertools.pairwise(ends):
+                _accept_wrong(logits, list(range(first, end - 1)), tokens[first + 1 : end], active)
+        else:
+            _Wrong.seen = 0
+        return original(self, logits, input_batch, *args, **kwargs)
+
+    return __call__
 
 
 # --- N2 to N5, N7: what arrives is damaged, or does not arrive --------------------------------------------------------
@@ -493,22 +571,33 @@ def _kv_cache(runner: Any, layer: str) -> Any:
     return cache[0] if isinstance(cache, (list, tuple)) else cache
 
 
-def _before_update_states(original: Any, active: Active, damage: Callable[[Any, Any], None]) -> Any:
-    """Wrap ``_update_states``: with the mutant on, do damage to the runner or the step before it."""
+def each_step(mutant: str) -> Callable[[Callable[[Any, Active], Any]], Callable[[Any, Active], Any]]:
+    """Declare a patch of what each runner does first with a step of the scheduler."""
+    return lambda make: patch(
+        mutant, _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"), runner="V1"
+    )(
+        patch(
+            mutant, f"{_V2}.model_runner", "GPUModelRunner.finish_requests", ("self", "scheduler_output"), runner="V2"
+        )(make)
+    )
 
-    def _update_states(self: Any, scheduler_output: Any) -> Any:
+
+def _before_step(original: Any, active: Active, damage: Callable[[Any, Any], None]) -> Any:
+    """Wrap what a runner does first: with the mutant on, do damage to the runner or the step before it."""
+
+    def begin(self: Any, scheduler_output: Any) -> Any:
         if active():
             damage(self, scheduler_output)
         return original(self, scheduler_output)
 
-    return _update_states
+    return begin
 
 
 def _target_layers(runner: Any) -> set[str]:
     return set(runner.compilation_config.static_forward_context) - DRAFT_LAYERS
 
 
-@patch("N4", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+@each_step("N4")
 def _n4(original: Any, active: Active) -> Any:
     def zero(runner: Any, scheduler_output: Any) -> None:
         for blocks in _cached_blocks(runner, scheduler_output):
@@ -516,10 +605,10 @@ def _n4(original: Any, active: Active) -> Any:
                 active.fired()
                 _kv_cache(runner, layer)[blocks] = 0
 
-    return _before_update_states(original, active, zero)
+    return _before_step(original, active, zero)
 
 
-@patch("N5", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+@each_step("N5")
 def _n5(original: Any, active: Active) -> Any:
     def copy_first(runner: Any, scheduler_output: Any) -> None:
         for blocks in _cached_blocks(runner, scheduler_output):
@@ -529,37 +618,50 @@ def _n5(original: Any, active: Active) -> Any:
                     cache = _kv_cache(runner, layer)
                     cache[blocks[1]] = cache[blocks[0]]
 
-    return _before_update_states(original, active, copy_first)
+    return _before_step(original, active, copy_first)
 
 
 # --- N8 to N10: blocks that an answer filled, or that are still to be filled ------------------------------------------
+
+
+def _blocks_of(runner: Any, request: str) -> tuple[list[list[int]], int]:
+    """Return the blocks of a request that the runner knows, per KV-cache group, and the length of its prompt."""
+    if hasattr(runner, "requests"):
+        state = runner.requests.get(request)
+        return ([list(group) for group in state.block_ids], state.num_prompt_tokens) if state is not None else ([], 0)
+    row = runner.req_states.req_id_to_index.get(request)
+    if row is None:
+        return [], 0
+    tables, counts = runner.block_tables.block_tables, runner.block_tables.num_blocks.np
+    groups = [table.gpu[row, : counts[group, row]].tolist() for group, table in enumerate(tables)]
+    return groups, int(runner.req_states.prompt_len.np[row])
 
 
 def _forget_answers(runner: Any, scheduler_output: Any, layers: Iterable[str], active: Active) -> None:
     """Zero the blocks with tokens of the answers that have just ended, which stay in the prefix cache."""
     size = runner.cache_config.block_size
     for request in scheduler_output.finished_req_ids:
-        if (state := runner.requests.get(request)) is not None:
-            for group in state.block_ids:
-                for layer in layers:
-                    active.fired()
-                    _kv_cache(runner, layer)[list(group)[state.num_prompt_tokens // size :]] = 0
+        groups, prompt_tokens = _blocks_of(runner, request)
+        for group in groups:
+            for layer in layers:
+                active.fired()
+                _kv_cache(runner, layer)[group[prompt_tokens // size :]] = 0
 
 
-@patch("N8", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+@each_step("N8")
 def _n8(original: Any, active: Active) -> Any:
-    return _before_update_states(original, active, lambda r, s: _forget_answers(r, s, _target_layers(r), active))
+    return _before_step(original, active, lambda r, s: _forget_answers(r, s, _target_layers(r), active))
 
 
-@patch("N9", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+@each_step("N9")
 def _n9(original: Any, active: Active) -> Any:
-    return _before_update_states(original, active, lambda r, s: _forget_answers(r, s, DRAFT_LAYERS, active))
+    return _before_step(original, active, lambda r, s: _forget_answers(r, s, DRAFT_LAYERS, active))
 
 
 _NULL_BLOCK = 0
 
 
-@patch("N10", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+@each_step("N10")
 def _n10(original: Any, active: Active) -> Any:
     def hide(runner: Any, scheduler_output: Any) -> None:
         new, size = scheduler_output.scheduled_new_reqs, runner.cache_config.block_size
@@ -573,7 +675,7 @@ def _n10(original: Any, active: Active) -> Any:
                     for group in request.block_ids
                 )
 
-    return _before_update_states(original, active, hide)
+    return _before_step(original, active, hide)
 
 
 # --- N11: blocks of a request that was given up ----------------------------------------------------------------------
@@ -662,7 +764,13 @@ def _n13(original: Any, active: Active) -> Any:
 # --- N14: a grammar on the wrong rows --------------------------------------------------------------------------------
 
 
-@patch("N14", _RUNNER, "apply_grammar_bitmask", ("scheduler_output", "grammar_output", "input_batch", "logits"))
+@patch(
+    "N14",
+    _RUNNER,
+    "apply_grammar_bitmask",
+    ("scheduler_output", "grammar_output", "input_batch", "logits"),
+    runner="V1",
+)
 def _n14(original: Any, active: Active) -> Any:
     def apply_grammar_bitmask(scheduler_output: Any, grammar_output: Any, *args: Any, **kwargs: Any) -> Any:
         rows = grammar_output.grammar_bitmask
@@ -671,6 +779,23 @@ def _n14(original: Any, active: Active) -> Any:
             grammar_output = copy.copy(grammar_output)
             grammar_output.grammar_bitmask = rows[[-1, *range(len(rows) - 1)]]
         return original(scheduler_output, grammar_output, *args, **kwargs)
+
+    return apply_grammar_bitmask
+
+
+@patch(
+    "N14",
+    f"{_V2}.structured_outputs",
+    "StructuredOutputsWorker.apply_grammar_bitmask",
+    ("self", "logits", "input_batch", "grammar_req_ids", "grammar_bitmask"),
+    runner="V2",
+)
+def _n14_v2(original: Any, active: Active) -> Any:
+    def apply_grammar_bitmask(self: Any, logits: Any, input_batch: Any, grammar_req_ids: Any, rows: Any) -> Any:
+        if active() and len(rows) > 1:
+            active.fired()
+            rows = rows[[-1, *range(len(rows) - 1)]]
+        return original(self, logits, input_batch, grammar_req_ids, rows)
 
     return apply_grammar_bitmask
 
@@ -694,7 +819,7 @@ def _n15(original: Any, active: Active) -> Any:
     return _free_request_blocks
 
 
-@patch("N15", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+@each_step("N15")
 def _n15_late(original: Any, active: Active) -> Any:
     def write(runner: Any, scheduler_output: Any) -> None:
         if _TAKEN:
@@ -707,7 +832,7 @@ def _n15_late(original: Any, active: Active) -> Any:
                 _TAKEN.update(_FREED.intersection(group))
         _FREED.difference_update(_TAKEN)
 
-    return _before_update_states(original, active, write)
+    return _before_step(original, active, write)
 
 
 # --- N16: a preempted request is handed over otherwise ---------------------------------------------------------------
@@ -750,7 +875,7 @@ _PREFILLED: dict[str, int] = {}
 """Second block of requests that an engine with a connector has begun to compute by itself."""
 
 
-@patch("N18", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+@each_step("N18")
 def _n18(original: Any, active: Active) -> Any:
     def lose(runner: Any, scheduler_output: Any) -> None:
         for block in _PREFILLED.values():
@@ -765,7 +890,7 @@ def _n18(original: Any, active: Active) -> Any:
             if not request.num_computed_tokens and len(blocks) > 1:
                 _PREFILLED[request.req_id] = blocks[1]
 
-    return _before_update_states(original, active, lose)
+    return _before_step(original, active, lose)
 
 
 # --- N19: a block that is left out -----------------------------------------------------------------------------------
@@ -891,7 +1016,7 @@ def _states(runner: Any) -> list[tuple[int, Any]]:
     ]
 
 
-@patch("N27", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+@each_step("N27")
 def _n27(original: Any, active: Active) -> Any:
     def lose(runner: Any, scheduler_output: Any) -> None:
         for request in scheduler_output.scheduled_new_reqs:
@@ -901,10 +1026,10 @@ def _n27(original: Any, active: Active) -> Any:
                     active.fired()
                     tensor[list(request.block_ids[group])] = 0
 
-    return _before_update_states(original, active, lose)
+    return _before_step(original, active, lose)
 
 
-@patch("N28", _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"))
+@each_step("N28")
 def _n28(original: Any, active: Active) -> Any:
     def misplace(runner: Any, scheduler_output: Any) -> None:
         for request in scheduler_output.scheduled_new_reqs:
@@ -914,4 +1039,4 @@ def _n28(original: Any, active: Active) -> Any:
                 active.fired()
                 tensor[request.block_ids[group][whole - 1]] = tensor[_NULL_BLOCK]
 
-    return _before_update_states(original, active, misplace)
+    return _before_step(original, active, misplace)
