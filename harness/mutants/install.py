@@ -188,6 +188,8 @@ def unbound(enabled: EnabledMutants, logs: Mapping[Role, str]) -> list[Unbound]:
             target = f"{item.module}.{item.symbol}"
             if item.mutant not in carried or (item.mutant, target) in bound:
                 continue
-            if item.runner in (None, runner) or not any((p.mutant, p.runner) == (item.mutant, runner) for p in PATCHES):
+            if item.runner in (None, runner) or not any(
+                p.mutant == item.mutant and p.runner in (None, runner) for p in PATCHES
+            ):
                 out.append(Unbound(item.mutant, target, role))
     return out

@@ -21,7 +21,7 @@ from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, UsageError
 from harness.history.verdict import Verdict
 from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement, Law
-from harness.mutants import hooks
+from harness.mutants import LOG_MARK, hooks
 from harness.mutants.catalogue import HISTORIC, MUTANTS
 from harness.mutants.exchange import MutatedExchange
 from harness.mutants.install import EnabledMutants, patched_roles, unbound, with_mutants
@@ -218,6 +218,19 @@ def test_every_mutant_of_an_engine_has_a_patch_and_no_other_has_one():
     # Importing the module declares its patches.
     importlib.import_module("harness.mutants.patches")
     assert {p.mutant for p in hooks.PATCHES} == {m.id for m in MUTANTS.values() if m.place not in ("client", "command")}
+
+
+def test_every_mutant_of_an_engine_can_be_shown_with_either_model_runner(tmp_path):
+    importlib.import_module("harness.mutants.patches")
+    for mutant in {p.mutant for p in hooks.PATCHES}:
+        enabled = EnabledMutants([mutant], pair=False, folder=tmp_path / mutant)
+        for runner, other in (("V1", "V2"), ("V2", "V1")):
+            own = [p for p in hooks.PATCHES if p.mutant == mutant and p.runner != other]
+            lines = [f"{LOG_MARK} bound {mutant} {p.module}.{p.symbol} pid=1" for p in own]
+            log = "\n".join([f"INFO Using {runner} Model Runner", *lines])
+            assert own and unbound(enabled, {"single": log}) == []
+            missing = unbound(enabled, {"single": log.replace("bound", "lost", 1)})
+            assert [m.target for m in missing] == [f"{own[0].module}.{own[0].symbol}"]
 
 
 def test_no_engine_is_started_twice_for_the_same_configuration():
