@@ -30,8 +30,10 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
     device = str(history.run.profile.get("engine", {}).get("device", "cpu"))
     valid, notices = [], []
     for entry in known.entries:
-        if not entry.defect.covers_run(version, device):
+        narrowed = _with_its_runner(entry.defect, history)
+        if narrowed is None or not narrowed.covers_run(version, device):
             continue
+        entry = entry._replace(defect=narrowed)
         if _day(history.run.started) > entry.defect.expires:
             again = any(_fits(entry.defect, f) for f in judgement.findings)
             what = (
@@ -48,6 +50,16 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
         notices += _entry_notices(entry, judgement, cells, known.path.name)
     verdict = worst([*(c.verdict for c in cells), *history.limiting_verdicts])
     return judgement.model_copy(update={"cells": cells, "verdict": verdict, "notices": (*judgement.notices, *notices)})
+
+
+def _with_its_runner(defect: KnownDefect, history: History) -> KnownDefect | None:
+    """Return the entry for those of its cells whose engines run one of its model runners; None if there are none."""
+    runners = {e.group: e.model_runner for e in history.run.engines if e.model_runner is not None}
+    others = {c.cell for c in history.run.cells if runners.get(c.group, "V1") not in defect.model_runners}
+    if not others:
+        return defect
+    cells = tuple(c.cell for c in history.run.cells if c.cell not in others and matches_any(c.cell, defect.cells))
+    return defect.model_copy(update={"cells": cells}) if cells else None
 
 
 def _day(text: str) -> date:

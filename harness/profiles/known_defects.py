@@ -60,6 +60,7 @@ class KnownDefect(Strict):
     vllm: str
     """Affected versions of vLLM, as a specifier, e.g. ``>=0.32,<0.33``."""
     devices: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu")
+    model_runners: tuple[Literal["V1", "V2"], ...] = ("V1", "V2")
     link: str = Field(pattern=r"^https?://")
     reason: str = Field(min_length=10)
     added: date

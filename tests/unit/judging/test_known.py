@@ -28,6 +28,7 @@ from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import (
     change_final,
     changed_profile,
+    engine,
     evidence_of_test,
     history,
     lookups,
@@ -102,6 +103,7 @@ def test_nothing_known_changes_nothing(tmp_path):
         ({}, {"version": "0.33.0"}),
         ({}, {"version": None}),
         ({"devices": ["gpu"]}, {}),
+        ({"model_runners": ["V2"]}, {}),
     ],
 )
 def test_finding_that_does_not_fit_fails_as_before(tmp_path, change, history_changes):
@@ -109,6 +111,15 @@ def test_finding_that_does_not_fit_fails_as_before(tmp_path, change, history_cha
     assert judgement.verdict is Verdict.REGRESSION
     assert all(f.known is None for f in judgement.findings)
     assert any("expired on 2025-12-31" in n for n in judgement.notices) == ("expires" in change)
+
+
+def test_entry_of_a_model_runner_covers_cells_of_its_engines_alone(tmp_path):
+    cells = ("pd-none", "single-none", "pd-mtp", "single-mtp")
+    h = made(cells, wrong=("pd-none", "pd-mtp"))
+    v2 = engine("pd-none", "decode").model_copy(update={"model_runner": "V2"})
+    judgement = judged(with_run(h, engines=(v2,)), known(tmp_path, {**ENTRY, "cells": ["*"], "model_runners": ["V2"]}))
+    assert {f.cell for f in judgement.findings if f.known} == {"pd-none"}
+    assert judgement.by_cell()["pd-mtp"] is Verdict.REGRESSION
 
 
 def test_wider_than_the_entry_fails_and_says_so(tmp_path):
