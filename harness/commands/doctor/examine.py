@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.baselines.index import BaselineIndex
 from harness.baselines.lookup import Lookup
 from harness.commands.doctor.model import Item
-from harness.engines.environment import EngineEnvironment, inspect_environment, need_nixl
+from harness.engines.environment import EngineEnvironment, inspect_environment, need_build, need_nixl
 from harness.engines.inventory import ENGINE_GIB
 from harness.engines.router_program import program
 from harness.errors import HarnessError
@@ -105,8 +105,12 @@ def _environment_items(environment: EngineEnvironment, profile: Profile | None) 
     items = [nixl_item._replace(needed=wants_pair)]
     if profile is not None:
         device = profile.engine.device
-        right = environment.vllm_build == device
-        items.append(Item("vllm build", environment.vllm_build, right, True, f"install the extra `{device}`"))
+
+        def build() -> str:
+            need_build(environment, device)
+            return environment.vllm_build
+
+        items.append(_attempt("vllm build", f"an environment that fits has the extra `{device}` alone", build))
     if profile is not None and any(c.routed for c in all_cells(profile)):
         items.append(_attempt("router", "install the extra `router`, or take routes: [client]", lambda: str(program())))
     missing = [name for name in WITHOUT if not environment.has(name)]

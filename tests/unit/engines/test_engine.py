@@ -18,7 +18,7 @@ from harness.engines import log_facts
 from harness.engines.client import Client, parse_completion
 from harness.engines.command import EngineCommand, build_command
 from harness.engines.counters import ALL, READ_ONLY, KvPool, delta, parse_counters, parse_kv_pool
-from harness.engines.environment import need_nixl
+from harness.engines.environment import need_build, need_nixl
 from harness.engines.request import Ask, Exchange
 from harness.errors import EngineStartError, EnvironmentFault, HandoffError
 from harness.history.records import Leg
@@ -251,6 +251,17 @@ def test_ports():
 def test_pairs_need_nixl():
     with pytest.raises(EnvironmentFault, match="nixl"):
         need_nixl(ENVIRONMENT.model_copy(update={"nixl": None}))
+
+
+@pytest.mark.parametrize("vision", ["0.28.0", "0.28.0+cu130"])
+def test_torchvision_for_cuda_is_refused_beside_a_torch_for_cpus(vision):
+    """Installing the extra `cpu` with pip brings one, which ends every engine when vLLM imports it."""
+    beside = ENVIRONMENT.model_copy(update={"torch": "2.13.0+cpu", "torchvision": vision})
+    with pytest.raises(EnvironmentFault, match=r"found 0\.28\.0.*pip uninstall -y torchvision"):
+        need_build(beside, "cpu")
+    for right in (None, "0.28.0+cpu"):
+        need_build(beside.model_copy(update={"torchvision": right}), "cpu")
+    need_build(beside.model_copy(update={"torch": "2.13.0"}), "cpu")
 
 
 # --- hand-offs -------------------------------------------------------------------------------------------------------
