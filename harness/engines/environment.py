@@ -133,9 +133,9 @@ def need_build(environment: EngineEnvironment, device: str) -> None:
 
     if "+cpu" in (environment.torch or "") and "+cpu" not in (environment.torchvision or "+cpu"):
         raise EnvironmentFault(
-            f"expected torchvision for CPUs, or none, beside torch {environment.torch}, found {environment.torchvision}, "
-            f"which is built for CUDA and ends each engine when it is imported; engines do without: {environment.executable} "
-            "-m pip uninstall -y torchvision torchaudio torchcodec"
+            f"expected torchvision for CPUs, or none, beside torch {environment.torch}, found "
+            f"{environment.torchvision}, which is built for CUDA and ends each engine when it is imported; engines do "
+            f"without: {environment.executable} -m pip uninstall -y torchvision torchaudio torchcodec"
         )
 
 
