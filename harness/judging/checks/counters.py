@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.history.records import COLD, Leg, Observation
@@ -109,6 +109,17 @@ def counters_agree(cell: CellView) -> CheckResult:
         if any(o.shared_counters != members[0].shared_counters for o in members)
     ]
     return conclude(AGREE, cell.id, len(settled), findings)
+
+
+def requests_of_others(cell: CellView, roles: Collection[str]) -> int:
+    """Return how many requests engines of these roles finished during the cell's that are not the cell's."""
+    settled = list(_settled(cell))
+    more = (
+        c.grown.get("finished_requests", 0) - len(c.answers)
+        for c in _counted(cell, settled, _stages(settled))
+        if c.role in roles
+    )
+    return round(sum(n for n in more if n > 0))
 
 
 def agree_applies(cell: CellView) -> bool:

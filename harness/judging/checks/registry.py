@@ -30,6 +30,7 @@ from harness.judging.checks import (
     transfer,
 )
 from harness.judging.checks.aggregation import listed, most_listed
+from harness.judging.checks.attached import without_blame
 from harness.judging.checks.hypothesis_tests import run_tests
 from harness.judging.checks.model import RegisteredTest, Results, TestName
 from harness.judging.checks.pooled import pooled
@@ -140,6 +141,8 @@ def judge_cell(cell: CellView, tests: Results = _NO_TESTS, checks: Sequence[Chec
     if together is not None and cell.id in together.cells:
         with _crash_is_unknown(cell, "pooled", "the check itself failed", results):
             results.append(judge_pooled(cell, together))
+    with _crash_is_unknown(cell, "attached", "what is not the server's fault could not be told", results):
+        results[:] = without_blame(cell, results)
     diagnosis = None
     with _crash_is_unknown(cell, "location", "the damage could not be located", results):
         results[:] = locate(cell, results)
