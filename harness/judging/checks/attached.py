@@ -29,8 +29,8 @@ def without_blame(cell: CellView, results: Sequence[CheckResult]) -> list[CheckR
         if others:
             # Of any answer of the cell: one that shares its steps with a request need not see the end of that.
             return (
-                f"; but the server finished {counted(others, 'request')} of other clients meanwhile, so this says nothing "
-                "of vLLM: keep them away, and run again"
+                f"; but the server finished {counted(others, 'request')} of other clients meanwhile, so this says "
+                "nothing of vLLM: keep them away, and run again"
             )
         if finding.check.startswith(_ACCEPTANCE) and drafts not in (None, wanted) and not cell.traits.up_to:
             return (
