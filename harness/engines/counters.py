@@ -6,6 +6,7 @@ engines.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -59,32 +60,42 @@ READ_ONLY = f"{ALL}/?{urlencode([('name[]', name) for name in _READ])}"
 vLLM mounts below ``/metrics/``, leaves out the others."""
 
 
-def _without_unused(text: str) -> str:
-    """Return the text without comments and without the well-known samples that are never read, nine of ten.
+_NOT_READ = ("#", "vllm:", "http_", "process_", "python_")
+"""Beginnings of lines that are never read, but for those in ``_READ``. A line that is neither is not skipped, so that a
+text in another format is refused."""
 
-    Each request needs a scrape of each engine, and parsing all of them would be most of the harness's own time. What is
-    neither stays, so that a text in another format is still refused.
+
+@functools.lru_cache(maxsize=4096)
+def _name_of(series: str) -> str | None:
+    """Return our name for a series (``name{label="value"}``), None for one that is not read. Raises ValueError when it
+    is not in Prometheus format.
+
+    Each request needs a scrape of each engine, whose series stay the same: parsing their labels anew each time would
+    be a tenth of the harness's own time.
     """
-    unused = ("#", "vllm:", "http_", "process_", "python_")
-    return "".join(
-        line for line in text.splitlines(keepends=True) if line.startswith(_READ) or not line.startswith(unused)
-    )
+    (family,) = text_string_to_metric_families(f"{series} 0\n")
+    (sample,) = family.samples
+    if sample.timestamp is not None:
+        raise ValueError(f"expected a series and a value, found three parts: {series[:80]}")
+    if sample.name == _BY_SOURCE:
+        return f"prompt_tokens_{sample.labels.get('source', 'unknown')}"
+    if sample.name == _STEP_TOKENS:
+        bound = sample.labels.get("le", "+Inf")
+        return None if bound.endswith("Inf") else f"engine_steps_le_{float(bound):.0f}"
+    if sample.name == _BY_POSITION:
+        return f"accepted_at_{sample.labels.get('position', '?')}"
+    return _SAMPLES.get(sample.name)
 
 
 def parse_counters(text: str) -> dict[str, float]:
     """Return totals by our names, summed over engine labels. Absent metrics are absent keys, never zero. Raises
     ValueError when the text is not in Prometheus format, or a total is not finite."""
     totals: dict[str, float] = defaultdict(float)
-    for family in text_string_to_metric_families(_without_unused(text)):
-        for sample in family.samples:
-            if sample.name in _SAMPLES:
-                totals[_SAMPLES[sample.name]] += sample.value
-            elif sample.name == _BY_SOURCE:
-                totals[f"prompt_tokens_{sample.labels.get('source', 'unknown')}"] += sample.value
-            elif sample.name == _STEP_TOKENS and not sample.labels.get("le", "+Inf").endswith("Inf"):
-                totals[f"engine_steps_le_{float(sample.labels['le']):.0f}"] += sample.value
-            elif sample.name == _BY_POSITION:
-                totals[f"accepted_at_{sample.labels.get('position', '?')}"] += sample.value
+    for line in text.splitlines():
+        if line and (line.startswith(_READ) or not line.startswith(_NOT_READ)):
+            series, _, value = line.rpartition(" ")
+            if (name := _name_of(series)) is not None:
+                totals[name] += float(value)
     for name, total in totals.items():
         if not math.isfinite(total):
             raise ValueError(f"{name} is {total}")
