@@ -39,7 +39,7 @@ def slower(o):
 def test_equal_runs_have_nothing_to_say(tmp_path):
     a, b = recorded(tmp_path / "a"), recorded(tmp_path / "b")
     found = compare_runs(a, b)
-    assert found.sentence.startswith("the same verdicts; the same tokens; no change of acceptance")
+    assert found.sentence.startswith("The same verdicts; the same tokens; no change of acceptance")
     assert not found.new and not found.gone
     assert all(c.equal == c.common == len(LENGTHS) for c in found.cells)
 
