@@ -52,7 +52,7 @@ def print_summary(summary: RunSummary, console: Console) -> None:
         _lines(console, summary.remote_code)
     if summary.next_step and not summary.command:
         _lines(console, f"next: {summary.next_step}")
-    _lines(console, f"exposure: {summary.exposure.sentence}")
+    _lines(console, f"exposure: {summary.exposure.sentence}", most=3)
     if summary.inputs is not None:
         _lines(console, f"judged from: {summary.inputs.sentence}")
     for notice in summary.judgement.notices[:_NOTICES]:

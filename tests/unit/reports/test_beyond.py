@@ -116,7 +116,9 @@ def test_wrong_answers_are_added_up_over_the_runs_of_a_version(tmp_path):
     assert new.interval == pytest.approx((0.02814, 0.60009), abs=1e-4)
     assert found["0.31.0", "P/D"].interval == pytest.approx((0, 1 - 0.025 ** (1 / 6)))
     Page(render_trend(trend, tmp_path / "trend.html")).require_inert()
-    assert "vLLM 0.32.0, P/D: 2 wrong of 9 answers in 3 runs (2.8 to 60 % with 95 %)" in printed(print_trend, trend)
+    assert "vLLM 0.32.0, P/D: 2 wrong of 9 answers in 3 runs (2.8 to 60 % with 95 % confidence)" in printed(
+        print_trend, trend
+    )
 
 
 def test_tests_that_were_suspect_more_than_once_are_named():
