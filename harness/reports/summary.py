@@ -197,7 +197,7 @@ def describe(history: History, judgement: Judgement) -> str:
         return f"{who}: {_judged_right(history, judgement)}."
     if judgement.verdict is Verdict.KNOWN:
         count = how_many(f for f in judgement.findings if f.known is not None)
-        where = f"{counted(count, 'finding')} in {counted(cells, 'cell')}, {_requests(history)}"
+        where = f"{counted(count, 'finding')} in {counted(cells, 'cell')}, {asked_in_words(history)}"
         return f"Only expected failures ({', '.join(known)}): {where}."
     names = ", ".join(bad[:6]) + (" …" if len(bad) > 6 else "")
     if not bad:
@@ -210,7 +210,8 @@ def describe(history: History, judgement: Judgement) -> str:
     return f"{cause}: {found}" if cause else found
 
 
-def _requests(history: History) -> str:
+def asked_in_words(history: History) -> str:
+    """Return how many requests a run sent, and how many answers it had re-scored."""
     rescored = sum(o.scenario == RESCORE for o in history.observations)
     asked = counted(len(history.observations) - rescored, "request")
     return f"{asked} and {counted(rescored, 're-scoring')}" if rescored else asked
@@ -225,7 +226,7 @@ def _judged_right(history: History, judgement: Judgement) -> str:
         parts.append(f"{answers:,} answers have the right tokens")
     tests = sum(isinstance(r.figures, HypothesisFigures) for r in results)
     if tests:
-        parts.append(f"none of {tests} registered tests found a change beyond chance in {_requests(history)}")
+        parts.append(f"none of {tests} registered tests found a change beyond chance in {asked_in_words(history)}")
     elif any(r.check.startswith("acceptance-") for r in results):
         parts.append("acceptance is as expected")
     if any(r.check == "transfer" and isinstance(r.figures, TransferFigures) for r in results):
