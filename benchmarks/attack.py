@@ -58,7 +58,7 @@ def main(nights: int, right: int, patterns: list[str]) -> None:
         "|---|---|---|",
     ]
     part = prepare("nightly", PAIR, planned=True)
-    noises = {"P/D rounds alike": Noise(), "P/D rounds otherwise": Noise(parting=0.0, pd_parting=0.5)}
+    noises = {"P/D rounds alike": Noise(), "P/D rounds differently": Noise(parting=0.0, pd_parting=0.5)}
     for name, noise in noises.items():
         found = unchanged(Nights(part, noise, stages=1, permutations=1000), range(right))
         lines.append(f"| {name} | {right} | {found.red} |")

@@ -28,7 +28,7 @@ def ab_command(
             "--base",
             metavar="VLLM|URL",
             help="vLLM as it was: a version (0.30.0), a wheel, a commit of its main branch, an interpreter, or a "
-            "single server without speculation that runs already. Default: the own one.",
+            "single server without speculation that runs already. Default: the vLLM of this environment.",
         ),
     ] = None,
     head: Annotated[

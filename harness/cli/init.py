@@ -30,7 +30,7 @@ def init_command(
         typer.Option("--block-size", min=8, max=1024, help="Tokens of a KV block. Default: 16 on GPU, 32 on CPU."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the profile. Default: that of the target, in small letters.")
+        str | None, typer.Option("--name", help="Name of the profile. Default: that of the target, in lower case.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="File to write, never over another. Default: print it.")

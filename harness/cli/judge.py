@@ -46,7 +46,7 @@ def check_command(
     ] = None,
     record: Annotated[
         str | None,
-        typer.Option("--record", metavar="SHA256", help="Judge only the record with this hash, or its beginning."),
+        typer.Option("--record", metavar="SHA256", help="Judge only the record with this hash, or a prefix of it."),
     ] = None,
     out: ReportsOption = None,
     write: Annotated[

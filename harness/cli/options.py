@@ -158,7 +158,7 @@ BasePortOption = Annotated[
         help="Use consecutive ports from here. Default: any free ports.",
     ),
 ]
-ATTACH = "Servers that run already"
+ATTACH = "Servers already running"
 """The panel of the options about servers that are asked and not started."""
 KeyVariableOption = Annotated[
     str | None,

@@ -217,7 +217,7 @@ def _attached(
     key_variable: str | None,
     given: Sequence[str],
 ) -> AttachedExecutor:
-    """Return an executor with servers that run already.
+    """Return an executor with servers already running.
 
     Raises UsageError for options about engines that are started, a key that is not set, servers that do not answer, and
     cells that they cannot answer.

@@ -30,7 +30,7 @@ FindingArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="FINDING",
-        help="The finding's id, or a beginning that no other has.",
+        help="The finding's id, or a unique prefix of it.",
         show_default=False,
         autocompletion=completion.findings,
     ),

@@ -185,7 +185,7 @@ def _problems(wanted: Wanted, out: Path | None) -> Iterator[str]:
             "give a larger one, or a smaller -k"
         )
     if wanted.name is not None and _name(wanted.name) != wanted.name:
-        yield f"--name {wanted.name}: expected small letters, digits and dashes, such as {_name(wanted.name)}"
+        yield f"--name {wanted.name}: expected lower-case letters, digits and dashes, such as {_name(wanted.name)}"
 
 
 def _per_stratum(wanted: Wanted) -> int:

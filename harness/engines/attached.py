@@ -1,4 +1,4 @@
-"""Servers that run already: the harness asks them, starts nothing and ends nothing.
+"""Servers already running: the harness asks them, starts nothing and ends nothing.
 
 Nothing is known of such a server but what it answers: its model's name, its metrics, its version, its settings. What a
 check needs and a server does not offer is missing evidence.
@@ -232,7 +232,7 @@ class AttachedPlace:
 
 
 class AttachedExecutor(HoldsNothing):
-    """Gives groups of engines the servers that run already, one group after the other."""
+    """Gives groups of engines the servers already running, one group after the other."""
 
     at_once: int | None = 1
 

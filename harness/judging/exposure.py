@@ -47,11 +47,11 @@ class Exposure(NamedTuple):
         elif self.handed_off:
             counted += f", {self.handed_off:,} after a hand-off"
             shown += f", or of {_share(self.handed_off, 'P/D request')},"
-        return f"{counted}; {shown} would have shown with 95 %"
+        return f"{counted}; {shown} would have shown with 95 % confidence"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the exposure for machines; ``excludes_one_in`` is the rarest defect that would have shown with 95 %,
-        null if none would."""
+        """Return the exposure for machines; ``excludes_one_in`` is the rarest defect that would have shown with 95 %
+        confidence, null if none would."""
         return {
             "answers": self.answers,
             "handed_off": self.handed_off,
@@ -66,7 +66,7 @@ def _share(answers: int, what: str) -> str:
 
 
 def one_in(answers: int) -> int:
-    """Return the N of the rarest defect, one in N, of which so many answers show at least one with 95 %.
+    """Return the N of the rarest defect, one in N, of which so many answers show at least one with 95 % confidence.
 
     Rounded down, so that what is said holds.
     """

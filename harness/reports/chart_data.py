@@ -16,6 +16,7 @@ import numpy as np
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import Baseline
 from harness.baselines.published import load_published, published_for
+from harness.baselines.summary import summarise
 from harness.errors import DataError
 from harness.history.acceptance import by_step
 from harness.history.folder import History
@@ -158,7 +159,10 @@ def _positions(
     for method, found in by_method.items():
         baseline = _known(baselines, method)
         if baseline is not None:
-            summary = baseline.header.summary
+            asked = {key for v in views if v.lineup == method for key in v.counts.by_key}
+            k = max(v.record.draft_tokens for v in views if v.lineup == method)
+            # Of the prompts that this run sent: others may be easier or harder.
+            summary = summarise([row for row in baseline.rows if row.prompt_id in asked], k)
             intervals = summary.get("rates_interval_99", [])
             for p, rate in enumerate(summary.get("rates", [])):
                 low, high = intervals[p] if p < len(intervals) else (None, None)

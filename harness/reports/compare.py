@@ -57,7 +57,8 @@ class Comparison(NamedTuple):
             f"acceptance changed significantly at {', '.join(moved[:6])}" if moved else "no change of acceptance",
             f"{counted(len(self.new), 'new group')} of findings, {len(self.gone)} resolved",
         ]
-        return "; ".join(parts)
+        words = "; ".join(parts)
+        return words[0].upper() + words[1:]
 
 
 def compare_runs(first: Path, second: Path, references: References = PROFILE_OWN) -> Comparison:

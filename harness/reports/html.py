@@ -32,6 +32,7 @@ from harness.judging.figures import TransferFigures
 from harness.judging.findings import Finding
 from harness.mutants.catalogue import MUTANTS
 from harness.profiles.cells import CellName
+from harness.prompts.lengths import Stratum
 from harness.reports.causes import causes_of, consequences
 from harness.reports.charts import Chart, charts_of
 from harness.reports.links import newest_aa, newest_selftest
@@ -67,7 +68,8 @@ _SECTIONS = (
 )
 _OPEN = 3
 """Causes that are shown with an example; of others the headline is enough until they are opened."""
-_FILES = ("run.json", "judgement.json", "junit.xml", "summary.md", "observations.parquet")
+REPORTS = ("judgement.json", "junit.xml", "summary.md")
+"""Files that are written beside the page."""
 
 
 def environment() -> Environment:
@@ -86,9 +88,16 @@ def environment() -> Environment:
     env.filters["method"] = lambda cell: CellName.of(str(cell)).method
     # Right-to-left characters in the name of a prompt, engine or folder must not reorder the words around it.
     env.filters["bdi"] = lambda text: Markup("<bdi>{}</bdi>").format(shortened(harmless(str(text))))
+    env.filters["prose"] = _prose
     env.filters["anchor"] = anchor
     env.filters["place"] = lambda name: quote(harmless(str(name)), safe="")
     return env
+
+
+def _prose(text: object) -> Markup:
+    """Return text as ``bdi`` does, with the commands that it quotes as code."""
+    words = Markup.escape(shortened(harmless(str(text))))
+    return Markup("<bdi>{}</bdi>").format(Markup(re.sub(r"`(harness [^`]+)`", r"<code>\1</code>", str(words))))
 
 
 def anchor(finding: Finding) -> str:
@@ -120,6 +129,16 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
+def _worst_first(summary: RunSummary) -> list[str]:
+    """Return the scenarios, those that do not pass first: the last columns of a wide table may lie beyond the edge."""
+    order = list(Verdict)
+    found = {
+        name: max((order.index(row[name]) for row in summary.scenario_grid.values() if name in row), default=0)
+        for name in summary.scenarios
+    }
+    return sorted(summary.scenarios, key=lambda name: -found[name])
+
+
 def _tails(summary: RunSummary) -> dict[str, dict[str, str]]:
     """Return the last lines of the engines' logs by cell and file, for cells that could not be judged."""
     out: dict[str, dict[str, str]] = {}
@@ -147,7 +166,12 @@ def files_of(history: History) -> list[tuple[str, str]]:
     """Return the raw files of a run as (name, URL relative to the run's folder): records, answers, logs and stacks."""
     found = [path for cell in files_by_cell(history.folder).values() for path in cell]
     found += sorted(path for path in (history.folder / "logs").glob("*") if path.is_file() and not path.is_symlink())
-    names = [*_FILES, *(path.relative_to(history.folder).as_posix() for path in found)]
+    names = [
+        "run.json",
+        *REPORTS,
+        "observations.parquet",
+        *(path.relative_to(history.folder).as_posix() for path in found),
+    ]
     # Without the dot, a file called "https:" would be read as a scheme.
     return [(name, "./" + quote(os.fsencode(name))) for name in names]
 
@@ -182,7 +206,8 @@ def render_html(summary: RunSummary) -> str:
         summary=summary,
         run=history.run,
         figures=summary.figures,
-        strata=[s for s in summary.strata if any(s in r for r in summary.grid.values())],
+        strata=[s.value for s in Stratum if any(s in r for r in prompts.by_stratum.values())],
+        scenarios=_worst_first(summary),
         verdicts=list(dict.fromkeys(c.verdict for c in summary.judgement.cells)),
         causes=found,
         untested=untested,

@@ -55,7 +55,7 @@ def render_markdown(summary: RunSummary) -> str:
         f"{plain_cell(str(run.profile.get('name')))}, {run.seconds.get('total', 0):.0f} s."
         + (f" Judged from {plain_cell(summary.inputs.sentence)}." if summary.inputs is not None else ""),
         "",
-        "| cell | verdict | tokens equal |",
+        "| cell | verdict | cold tokens equal |",
         "|---|---|---|",
     ]
     cells = list(summary.cells.items())

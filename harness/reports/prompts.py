@@ -21,7 +21,7 @@ from harness.errors import DataError
 from harness.history.acceptance import real_steps
 from harness.history.folder import History
 from harness.history.records import COLD, RESCORE, CellRecord, Leg, Observation
-from harness.history.token_ids import parted_at
+from harness.history.token_ids import common_prefix, parted_at
 from harness.history.verdict import Verdict, worst
 from harness.judging.findings import Finding, Judgement
 from harness.profiles.cells import CellName
@@ -104,18 +104,25 @@ class Row(NamedTuple):
 
 @dataclass
 class Heat:
-    """What came of the cold prompts of one cell that have the same length."""
+    """What came of the cold prompts of one cell that have the same length, or lie in the same stratum."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     requests: int = 0
+    prompts: int = 0
+    """Requests sent as token ids, of which each prompt has one."""
     unequal: int = 0
     """Requests whose tokens differ from the reference, or were compared with nothing."""
 
     def add(self, row: Row) -> None:
         self.requests += 1
+        self.prompts += row.place[2] == "ids"
         self.unequal += not row.compared or row.parted is not None
         if row.verdict is not None:
             self.verdicts.append(row.verdict)
+
+    def missing(self, finding: Finding) -> None:
+        self.unequal += 1
+        self.verdicts.append(finding.verdict)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -143,6 +150,8 @@ class Prompts(NamedTuple):
     """The text of each token that occurs; empty when the run's tokenizer is not here."""
     by_length: dict[str, dict[int, Heat]]
     """All cold prompts, by cell and length."""
+    by_stratum: dict[str, dict[str, Heat]]
+    """The same by cell and stratum."""
 
     def find(self, finding: Finding) -> Row | None:
         """Return the row of the request that a finding is about."""
@@ -171,19 +180,28 @@ def prompts_of(history: History, judgement: Judgement, baselines: Mapping[str, L
     telling: list[Row] = []
     others: list[Row] = []
     by_length: dict[str, dict[int, Heat]] = defaultdict(lambda: defaultdict(Heat))
+    by_stratum: dict[str, dict[str, Heat]] = defaultdict(lambda: defaultdict(Heat))
+    recorded_places: set[Place] = set()
     for record in history.run.cells:
         for row in _rows(history, record, found, baselines, doubtful):
             count += 1
-            if row.place[1:3] == (COLD, "ids"):
+            if row.place[1] == COLD:
                 by_length[record.cell][row.length].add(row)
+                by_stratum[record.cell][row.stratum].add(row)
+            recorded_places.add(row.place)
             # The rows of a large run do not fit into memory together.
             kept = telling if row.findings else others
             if count <= MOST_ROWS or (row.findings and len(kept) < MOST_ROWS):
                 kept.append(row)
+    for place in found.keys() - recorded_places:
+        for finding in found[place]:
+            # A prompt that was not recorded has no row, and is no less missing for it.
+            if finding.scenario == COLD and finding.stratum:
+                by_stratum[finding.cell][finding.stratum].missing(finding)
     order = list(Verdict)
     telling.sort(key=lambda r: -order.index(r.verdict or Verdict.PASS))
     rows = (*telling, *(others if count <= MOST_ROWS else ()))
-    return Prompts(rows, count - len(rows), _pieces(history, rows), by_length)
+    return Prompts(rows, count - len(rows), _pieces(history, rows), by_length, by_stratum)
 
 
 def _rows(
@@ -309,12 +327,15 @@ class Change(NamedTuple):
 
 
 def _edits(expected: Sequence[int], output: Sequence[int]) -> Sequence[tuple[str, int, int, int, int]]:
-    """Return the shortest edit that turns the expected tokens into the output, as ``difflib`` gives it."""
-    return difflib.SequenceMatcher(None, expected, output, autojunk=False).get_opcodes()
+    """Return the edit that turns the expected tokens into the output, as ``difflib`` gives it for what follows the
+    tokens that both begin with: an answer that repeats itself would align with itself further on."""
+    n = common_prefix(expected, output)
+    rest = difflib.SequenceMatcher(None, expected[n:], output[n:], autojunk=False).get_opcodes()
+    return [("equal", 0, n, 0, n)] * (n > 0) + [(kind, i + n, j + n, k + n, m + n) for kind, i, j, k, m in rest]
 
 
 def changes(expected: Sequence[int], output: Sequence[int]) -> list[Change]:
-    """Return the shortest edit that turns the expected tokens into the output, as stretches in order."""
+    """Return the edit that turns the expected tokens into the output, as stretches in order."""
     out = []
     for kind, i, j, k, m in _edits(expected, output):
         if kind == "equal":

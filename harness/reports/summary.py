@@ -12,15 +12,14 @@ from harness.baselines.published import Band, load_published, published_for
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, DataError
 from harness.history.acceptance import Rates, pool_counts
 from harness.history.folder import History
-from harness.history.records import COLD, RESCORE, in_words
-from harness.history.verdict import Verdict, worst
+from harness.history.records import RESCORE, in_words
+from harness.history.verdict import Verdict
 from harness.judging.exposure import Exposure, exposure_of
 from harness.judging.figures import AcceptanceFigures, HypothesisFigures, TransferFigures
 from harness.judging.findings import CellVerdict, Finding, Judgement, how_many
 from harness.judging.recorded_cell import RecordedCell, recorded_cells
 from harness.profiles.cells import CellName
 from harness.profiles.remote_code import said
-from harness.prompts.lengths import Stratum
 from harness.reports.chart_data import Figures, figures_of
 from harness.reports.inputs import Inputs
 from harness.reports.prompts import Prompts, prompts_of
@@ -39,27 +38,18 @@ class AcceptanceRow(NamedTuple):
     padded: int
 
 
-class StratumCell(NamedTuple):
-    """Verdict and number of the cold prompts of one cell in one stratum."""
-
-    verdict: Verdict
-    prompts: int
-
-
 class RunSummary(NamedTuple):
     """Everything that reports show of a judged run."""
 
     history: History
     judgement: Judgement
-    strata: list[str]
-    grid: dict[str, dict[str, StratumCell]]
-    """Cell → stratum → verdict of cold prompts; the stratum ``all`` is for findings that name no prompt."""
     scenarios: list[str]
     """Scenarios of any cell except the cold one, in the profile's order."""
     scenario_grid: dict[str, dict[str, Verdict]]
     """Cell → scenario → verdict."""
     acceptance: list[AcceptanceRow]
     equal_tokens: dict[str, str]
+    """Cell → how many of its cold prompts were answered with the right tokens, in words."""
     figures: Figures
     """The data of the charts."""
     prompts: Prompts
@@ -126,36 +116,11 @@ class RunSummary(NamedTuple):
 def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str, Lookup] | None = None) -> RunSummary:
     """Summarise a judged run; without baselines, the figures are of this run alone."""
     views = {v.id: v for v in recorded_cells(history)}
-    by_place: dict[tuple[str, str], list[Finding]] = defaultdict(list)
-    for finding in judgement.findings:
-        if finding.scenario != COLD:
-            continue
-        by_place[finding.cell, finding.stratum or "all"].append(finding)
-    strata = [s.value for s in Stratum]
-    grid: dict[str, dict[str, StratumCell]] = {}
-    acceptance = []
-    for cell_id, view in views.items():
-        row: dict[str, StratumCell] = {}
-        count: dict[str, int] = defaultdict(int)
-        for o in view.observations().values():
-            count[view.stratum(o)] += 1
-        for stratum in strata:
-            found = by_place.get((cell_id, stratum), [])
-            if count[stratum] or found:
-                verdict = worst(f.verdict for f in found) if found else Verdict.PASS
-                row[stratum] = StratumCell(verdict, count[stratum])
-        general = by_place.get((cell_id, "all"), [])
-        if general:
-            row["all"] = StratumCell(worst(f.verdict for f in general), 0)
-        grid[cell_id] = row
-        if view.speculative:
-            acceptance.append(_acceptance_row(view, judgement))
+    acceptance = [_acceptance_row(view, judgement) for view in views.values() if view.speculative]
     onward = go_on(history, judgement)
     return RunSummary(
         history=history,
         judgement=judgement,
-        strata=strata,
-        grid=grid,
         scenarios=list(dict.fromkeys(s for r in history.run.cells for s in r.scenarios)),
         scenario_grid=_scenario_grid(judgement),
         acceptance=acceptance,
@@ -227,13 +192,12 @@ def describe(history: History, judgement: Judgement) -> str:
     cells = len(verdicts)
     bad = [f"{cell} {v}" for cell, v in verdicts.items() if v.exit_code != 0]
     known = sorted({f.known for f in judgement.findings if f.known})
-    requests = len(history.observations)
     if judgement.verdict is Verdict.PASS:
         who = "The cell passes" if cells == 1 else f"All {cells} cells pass"
         return f"{who}: {_judged_right(history, judgement)}."
     if judgement.verdict is Verdict.KNOWN:
         count = how_many(f for f in judgement.findings if f.known is not None)
-        where = f"{counted(count, 'finding')} in {counted(cells, 'cell')}, {counted(requests, 'request')}"
+        where = f"{counted(count, 'finding')} in {counted(cells, 'cell')}, {asked_in_words(history)}"
         return f"Only expected failures ({', '.join(known)}): {where}."
     names = ", ".join(bad[:6]) + (" …" if len(bad) > 6 else "")
     if not bad:
@@ -246,6 +210,13 @@ def describe(history: History, judgement: Judgement) -> str:
     return f"{cause}: {found}" if cause else found
 
 
+def asked_in_words(history: History) -> str:
+    """Return how many requests a run sent, and how many answers it had re-scored."""
+    rescored = sum(o.scenario == RESCORE for o in history.observations)
+    asked = counted(len(history.observations) - rescored, "request")
+    return f"{asked} and {counted(rescored, 're-scoring')}" if rescored else asked
+
+
 def _judged_right(history: History, judgement: Judgement) -> str:
     """Return what the checks of a passing run showed, in words: no more than they judged."""
     results = [r for c in judgement.cells for r in c.results if r.judged]
@@ -255,8 +226,7 @@ def _judged_right(history: History, judgement: Judgement) -> str:
         parts.append(f"{answers:,} answers have the right tokens")
     tests = sum(isinstance(r.figures, HypothesisFigures) for r in results)
     if tests:
-        asked = sum(o.scenario != RESCORE for o in history.observations)
-        parts.append(f"none of {tests} registered tests found a change beyond chance in {asked:,} requests")
+        parts.append(f"none of {tests} registered tests found a change beyond chance in {asked_in_words(history)}")
     elif any(r.check.startswith("acceptance-") for r in results):
         parts.append("acceptance is as expected")
     if any(r.check == "transfer" and isinstance(r.figures, TransferFigures) for r in results):

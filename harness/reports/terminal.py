@@ -10,6 +10,7 @@ from rich.text import Text
 from harness.history.records import COLD, in_words
 from harness.history.verdict import Verdict
 from harness.judging.diagnosis.diagnose import damage_name
+from harness.prompts.lengths import Stratum
 from harness.reports.html import repro_line
 from harness.reports.summary import (
     AcceptanceRow,
@@ -51,7 +52,7 @@ def print_summary(summary: RunSummary, console: Console) -> None:
         _lines(console, summary.remote_code)
     if summary.next_step and not summary.command:
         _lines(console, f"next: {summary.next_step}")
-    _lines(console, f"exposure: {summary.exposure.sentence}")
+    _lines(console, f"exposure: {summary.exposure.sentence}", most=3)
     if summary.inputs is not None:
         _lines(console, f"judged from: {summary.inputs.sentence}")
     for notice in summary.judgement.notices[:_NOTICES]:
@@ -148,7 +149,7 @@ def _cells(summary: RunSummary, width: int) -> Table:
     """Return a table of the worst cells, with where they fail and their acceptance, at most ``width`` columns wide.
 
     Cell and verdict are never cut. Where room is short, acceptance goes without its baseline, then altogether, then the
-    list of strata is cut, then the number of equal tokens goes.
+    list of strata is cut, then the number of cold prompts with equal tokens goes.
     """
     order = list(Verdict)
     worst_first = sorted(summary.cells.items(), key=lambda item: -order.index(item[1]))[:_CELLS]
@@ -157,7 +158,7 @@ def _cells(summary: RunSummary, width: int) -> Table:
     columns = {
         "cell": [Text(harmless(cell)) for cell in cells],
         "verdict": [verdict_text(verdict) for _, verdict in worst_first],
-        "tokens equal": [Text(summary.equal_tokens.get(cell, "")) for cell in cells],
+        "cold equal": [Text(summary.equal_tokens.get(cell, "")) for cell in cells],
         "not passing in": [Text(harmless(", ".join(_failing(summary, cell)) or "–")) for cell in cells],
         "accepted per position": [Text(_accepted(rows.get(cell))) for cell in cells],
     }
@@ -167,13 +168,13 @@ def _cells(summary: RunSummary, width: int) -> Table:
     def room(*names: str) -> int:
         return width - sum(wide[name] + _GAP for name in names)
 
-    if room("cell", "verdict", "tokens equal", "accepted per position") < min(wide["not passing in"], 2 * _LEAST):
+    if room("cell", "verdict", "cold equal", "accepted per position") < min(wide["not passing in"], 2 * _LEAST):
         columns["accepted per position"] = short
         wide["accepted per position"] = max(len("accepted per position"), *(t.cell_len for t in short))
-    if room("cell", "verdict", "tokens equal", "accepted per position") < _LEAST:
+    if room("cell", "verdict", "cold equal", "accepted per position") < _LEAST:
         del columns["accepted per position"], wide["accepted per position"]
-    if room("cell", "verdict", "tokens equal") < _LEAST:
-        del columns["tokens equal"], wide["tokens equal"]
+    if room("cell", "verdict", "cold equal") < _LEAST:
+        del columns["cold equal"], wide["cold equal"]
     wide["not passing in"] = max(1, min(wide["not passing in"], room(*(n for n in wide if n != "not passing in"))))
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
@@ -187,7 +188,8 @@ def _cells(summary: RunSummary, width: int) -> Table:
 
 def _failing(summary: RunSummary, cell: str) -> list[str]:
     """Return the strata of cold prompts and the scenarios in which a cell does not pass."""
-    strata = [s for s, e in summary.grid.get(cell, {}).items() if e.verdict is not Verdict.PASS and s != "all"]
+    heats = summary.prompts.by_stratum.get(cell, {})
+    strata = [s for s in Stratum if s in heats and heats[s].symbol not in "·=–"]
     scenarios = [s for s, v in summary.scenario_grid.get(cell, {}).items() if v is not Verdict.PASS]
     return [*strata, *(s for s in scenarios if s != COLD or not strata)]
 

@@ -82,7 +82,7 @@ class WrongAnswers(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The exact binomial interval of the rate, with 95 % (Clopper and Pearson)."""
+        """The exact binomial interval of the rate, with 95 % confidence (Clopper and Pearson)."""
         found = binomtest(self.wrong, self.checked).proportion_ci(0.95, method="exact")
         return float(found.low), float(found.high)
 
@@ -91,7 +91,7 @@ class WrongAnswers(NamedTuple):
         low, high = self.interval
         return (
             f"{self.wrong:,} wrong of {self.checked:,} answers in {self.runs} runs ({100 * low:.2g} to "
-            f"{100 * high:.2g} % with 95 %)"
+            f"{100 * high:.2g} % with 95 % confidence)"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from harness.judging.findings import Judgement
-from harness.reports.html import render_html
+from harness.reports.html import REPORTS, render_html
 from harness.reports.junit import render_junit
 from harness.reports.markdown import render_markdown
 from harness.reports.summary import RunSummary
@@ -28,12 +28,14 @@ def judgement_from(raw: dict[str, Any]) -> Judgement:
 
 
 def linked_from(folder: Path, run: Path, page: str) -> str:
-    """Return the page of a run as it has to be in another folder: with relative links that start at the run's."""
+    """Return the page of a run as it has to be in another folder: with relative links that start at the run's, but for
+    those to the reports written beside it."""
     if folder.absolute() == run.absolute():
         return page
     to_run = quote(os.fsencode(os.path.relpath(run.resolve(), folder.resolve())))
     markup, script, rest = page.partition("<script")
-    return re.sub(r'(?<=\shref=")(?![#/]|[a-z]+:)', f"{to_run}/", markup) + script + rest
+    beside = "|".join(map(re.escape, REPORTS))
+    return re.sub(rf'(?<=\shref=")(?![#/]|[a-z]+:|\./(?:{beside})")', f"{to_run}/", markup) + script + rest
 
 
 def write_reports(summary: RunSummary, folder: Path) -> None:

@@ -146,6 +146,7 @@ def test_search_finds_words_of_prompts_and_of_findings(page: Page):
     expect(rows).to_have_count(0)
     assert shown(page) == []
     expect(page.locator("#shown")).to_contain_text("0 of ")
+    expect(page.locator("#none")).to_have_text("None that the search and the filter leave.")
 
 
 # --- the table of all prompts, and one prompt ----------------------------------------------------------------------

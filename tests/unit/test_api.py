@@ -110,12 +110,18 @@ def test_bad_input_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         harness.observations(RED)
 
 
-def test_notebook_runs(capsys: pytest.CaptureFixture[str]):
+def test_notebook_runs_without_a_checkout(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "latest").symlink_to(RED.absolute())
     cells = json.loads((REPOSITORY / "examples" / "frames.ipynb").read_text())["cells"]
-    space: dict[str, object] = {}
+    # The shipped baselines, which a run without copies is judged by, are of other prompts than the recorded run's.
+    space: dict[str, object] = {"RECORDED": BASELINES}
     for cell in cells:
         if cell["cell_type"] == "code":
             assert cell["outputs"] == [] and cell["execution_count"] is None
-            exec("".join(cell["source"]), space)
+            exec("".join(cell["source"]).replace("None", "RECORDED"), space)
     assert "pd-eagle3/transfer" in capsys.readouterr().out
     assert sorted(eval("failing[failing > 0]", space).index) == [0, 30, 31]

@@ -87,8 +87,8 @@ def attempt(options: argparse.Namespace, scratch: Path) -> int:
     if options.tries < needed:
         above = 100 * (1 - 0.05 ** (1 / options.tries))
         raise CannotTell(
-            f"expected {needed} quiet tries to exclude {seen} with 95 %, found {options.tries}, which exclude a rate "
-            f"above {above:.3g} %: use --tries {needed}"
+            f"expected {needed} quiet tries to exclude {seen} with 95 % confidence, found {options.tries}, which "
+            f"exclude a rate above {above:.3g} %: use --tries {needed}"
         )
     say(f"as expected: the defect is not there (quiet tries: {options.tries}; seen at {seen})")
     return 0

@@ -440,7 +440,7 @@ def _logprobs(view: CellView, judging: Judging, alpha: float) -> _Raw:
     """Test whether P/D finds the tokens before the first difference of two outputs as probable as the single engine.
 
     The mean of the probabilities is compared, not that of their logarithms, which one unlikely token can outweigh.
-    Rounding moves it either way, so that the sides can be exchanged text by text, also where P/D rounds otherwise;
+    Rounding moves it either way, so that the sides can be exchanged text by text, also where P/D rounds differently;
     what is left of a bias is of second order and far below the practical floor.
     """
     single = view.sibling("single")

@@ -19,7 +19,8 @@ def comes_and_goes(cell: CellView, findings: Sequence[Finding]) -> str:
     asked = {(o.key, o.form) for o in cell.all_observations() if o.error is None and o.route == "cell"} | failed
     both = sorted(str(key) for key, form in failed if any(k == key and (k, f) not in failed for k, f in asked))
     share = binomtest(len(failed), len(asked)).proportion_ci(0.95, method="exact")
-    rate = f"{len(failed)} of {len(asked)} requests, {100 * share.low:.2g} to {100 * share.high:.2g} % with 95 %"
+    bounds = f"{100 * share.low:.2g} to {100 * share.high:.2g} % with 95 % confidence"
+    rate = f"{len(failed)} of {len(asked)} requests, {bounds}"
     if both:
         return f"intermittent: {both[0]} fails once and passes once with the same tokens; {rate}"
     return f"intermittent if these prompts pass when they are sent again ({rate})"

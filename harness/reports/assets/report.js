@@ -54,6 +54,11 @@
       const text = left.length && cards.includes(item) ? item.textContent.toLowerCase() : "";
       item.hidden = apart || (text !== "" && !left.every((w) => text.includes(w)));
     });
+    const none = byId("none");
+    if (none && cards.length) {
+      none.hidden = cards.some((c) => c.matches(".cause") && !c.hidden);
+      none.firstElementChild.hidden = false;
+    }
     // A method's charts belong to all of its cells.
     const cell = form && form.elements.cell.value;
     document.querySelectorAll("figure[data-method]").forEach((f) => {
@@ -85,6 +90,7 @@
   const chip = (verdict) => (verdict
     ? el("span", { className: `verdict ${verdict}` }, `${SYMBOL[verdict]} ${verdict}`) : el("span", {}, "–"));
   const bdi = (text) => el("bdi", {}, text);
+  const prose = (text) => el("bdi", {}, ...text.split(/`(harness [^`]+)`/).map((t, i) => (i % 2 ? el("code", {}, t) : t)));
   const table = byId("table");
   const draw = () => {
     if (!table) return;
@@ -174,7 +180,7 @@
       el("h4", {}, row.diff ? "Answer: expected tokens struck out, found ones underlined" : "Answer"),
       found ? el("p", { className: "diff", tabIndex: 0, role: "region", ariaLabel: "Answer" }, ...apart(found)) : el("p", { className: "soft" }, "none, or not embedded in this page; see the files"),
       ...(row.findings || []).map(([check, verdict, message, line]) => el("div", { className: "of" },
-        el("p", {}, chip(verdict), " ", el("strong", {}, check), " ", bdi(message)), line ? el("p", {}, command(line)) : "")),
+        el("p", {}, chip(verdict), " ", el("strong", {}, check), " ", prose(message)), line ? el("p", {}, command(line)) : "")),
       details(`The prompt, block by block`, el("div", { className: "prompt" }, ...blocks(row))),
       row.sides && row.sides.length ? details("The hand-off", el("div", { className: "sides" }, ...row.sides.map(([side, facts]) =>
         el("div", {}, el("h4", {}, side), el("dl", {}, ...facts.flatMap(([k, v]) => [el("dt", {}, bdi(k)), el("dd", { className: "mono" }, bdi(v))])))))) : "",

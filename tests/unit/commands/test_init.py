@@ -87,7 +87,7 @@ def test_what_is_written_can_be_planned_and_could_pass(tmp_path, method, device)
         ({"drafts": 0}, "-k 0: expected 1 to 16 drafts a step"),
         ({"drafts": 17}, "-k 17: expected 1 to 16 drafts a step"),
         ({"drafts": 8, "block_size": 8}, "--block-size 8: expected more than the 8 KV slots that eagle3 reserves"),
-        ({"name": "My Model"}, "--name My Model: expected small letters, digits and dashes, such as my-model"),
+        ({"name": "My Model"}, "--name My Model: expected lower-case letters, digits and dashes, such as my-model"),
     ],
 )
 def test_what_does_not_fit_together_is_a_sentence(tmp_path, changes, words):

@@ -1,4 +1,4 @@
-"""Servers that run already: what is asked of them, and which cells they can answer. A fake stands for the server."""
+"""Servers already running: what is asked of them, and which cells they can answer. A fake stands for the server."""
 
 from __future__ import annotations
 

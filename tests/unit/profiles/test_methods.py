@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -122,7 +123,8 @@ def test_suffix_decoding_without_a_memory_is_deterministic(tmp_path):
     assert load_profile(source).methods[1].traits.up_to
 
 
-def test_the_example_of_lookup_can_be_planned():
-    prepared = prepare(str(REPOSITORY / "examples" / "ngram.yaml"), [])
+def test_the_example_of_lookup_can_be_planned_wherever_it_is_copied_to(tmp_path):
+    prepared = prepare(shutil.copy(REPOSITORY / "examples" / "ngram.yaml", tmp_path), [])
+    assert prepared.profile.baselines == tmp_path / "baselines" / "ngram"
     assert {c.id for c in prepared.plan.cells} == {"pd-ngram", "single-ngram", "pd-none", "single-none"}
     assert all(work.scripts for work in prepared.works)

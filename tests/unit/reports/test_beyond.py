@@ -39,7 +39,7 @@ def slower(o):
 def test_equal_runs_have_nothing_to_say(tmp_path):
     a, b = recorded(tmp_path / "a"), recorded(tmp_path / "b")
     found = compare_runs(a, b)
-    assert found.sentence.startswith("the same verdicts; the same tokens; no change of acceptance")
+    assert found.sentence.startswith("The same verdicts; the same tokens; no change of acceptance")
     assert not found.new and not found.gone
     assert all(c.equal == c.common == len(LENGTHS) for c in found.cells)
 
@@ -116,7 +116,9 @@ def test_wrong_answers_are_added_up_over_the_runs_of_a_version(tmp_path):
     assert new.interval == pytest.approx((0.02814, 0.60009), abs=1e-4)
     assert found["0.31.0", "P/D"].interval == pytest.approx((0, 1 - 0.025 ** (1 / 6)))
     Page(render_trend(trend, tmp_path / "trend.html")).require_inert()
-    assert "vLLM 0.32.0, P/D: 2 wrong of 9 answers in 3 runs (2.8 to 60 % with 95 %)" in printed(print_trend, trend)
+    assert "vLLM 0.32.0, P/D: 2 wrong of 9 answers in 3 runs (2.8 to 60 % with 95 % confidence)" in printed(
+        print_trend, trend
+    )
 
 
 def test_tests_that_were_suspect_more_than_once_are_named():

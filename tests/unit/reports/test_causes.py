@@ -16,7 +16,7 @@ from harness.judging.references import References
 from harness.reports.html import render_html
 from harness.reports.judge_run import assess
 from harness.reports.markdown import render_markdown
-from harness.reports.summary import RunSummary, summarise_run
+from harness.reports.summary import RunSummary, asked_in_words, summarise_run
 from harness.reports.terminal import print_summary
 from harness.reports.write import write_reports
 from harness.util.files import write_json
@@ -114,6 +114,8 @@ def test_unknown_names_the_answers_that_are_garbage():
     scores = [score(o, 15.0 if o.prompt_id == "p41" else 0.0) for o in made.observations if o.cell == "pd-eagle3"]
     made = with_run(made.model_copy(update={"observations": (*made.observations, *scores)}), rescore=True)
     summary = summarise_run(made, judge(made, baselines([40, 41, 42])))
+    sent = len(made.observations) - len(scores)
+    assert asked_in_words(made) == f"{sent} requests and {len(scores)} re-scorings"
     assert summary.judgement.by_cell()["pd-eagle3"] is Verdict.UNKNOWN
     named = "expected no output token of p41 that single-none dislikes by more than 3 nats"
     for text in (printed(print_summary, summary), render_markdown(summary), render_html(summary)):
@@ -170,7 +172,7 @@ def test_exposure_stands_in_every_report():
     summary = of(history(pair()))
     words = (
         "8 answers checked token by token, 4 after a hand-off; a defect of one request in 3, or of every P/D request, "
-        "would have shown with 95 %"
+        "would have shown with 95 % confidence"
     )
     assert summary.exposure == Exposure({"pd-none": 4, "single-none": 4})
     for text in (printed(print_summary, summary), render_markdown(summary), render_html(summary)):

@@ -110,6 +110,16 @@ def test_changes_turn_the_expected_tokens_into_the_output(expected, output):
         assert [c.kind for c in found] == ["same"]
 
 
+def test_an_answer_that_repeats_itself_parts_where_it_parts():
+    """The rest of the first answer occurs in the second, further to the left of what they begin with."""
+    expected, output = (1, 2, 3, 4), (1, 2, 1, 2, 3, 4)
+    assert [c.kind for c in changes(expected, output)] == ["same", "ins", "same"]
+    assert changes(expected, output)[0].ids == (1, 2)
+    long = tuple(range(58)) * 3
+    first, second, *_ = changes((*long[:58], 99, *long[:20]), long)
+    assert (first.kind, len(first.ids)) == ("same", 58) and second.at == 58
+
+
 # --- data of the page ------------------------------------------------------------------------------------------------
 
 

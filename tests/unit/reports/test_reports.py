@@ -183,9 +183,45 @@ def test_logs_of_cells_that_could_not_be_judged_are_quoted(bad, tmp_path):
 
 
 def test_grid_marks_the_stratum_of_the_damage(bad):
-    assert bad.grid["pd-eagle3"]["aligned"].verdict == "REGRESSION"
-    assert bad.grid["pd-eagle3"]["middle"].verdict == "PASS"
+    strata = bad.prompts.by_stratum["pd-eagle3"]
+    assert strata["aligned"].verdict == "REGRESSION"
+    assert strata["middle"].verdict == "PASS"
     assert bad.equal_tokens["pd-eagle3"] == "3/4" and bad.equal_tokens["pd-none"] == "4/4"
+
+
+def test_strata_and_lengths_say_the_same_of_right_tokens_without_evidence():
+    """Without a baseline nothing is compared in the reference cell, and only tokens in the others: no tick is green."""
+    h = history(flawless(), CELLS)
+    html = render_html(summarise_run(h, judge(h, {}), {}))
+    grid = html[: html.index('id="lengths"')]
+    rows = {cell: grid.split(f'<tr data-cell="{cell}"')[1].split("</tr>")[0] for cell in ("single-none", "pd-eagle3")}
+    assert "✔" not in "".join(rows.values())
+    assert 'title="not compared">– ' in rows["single-none"] and 'title="UNKNOWN">= ' in rows["pd-eagle3"]
+
+
+def test_scenarios_that_fail_are_the_first_columns():
+    summary = scenario_run()
+    summary = summary._replace(
+        scenarios=["quiet", "hit"], scenario_grid={"pd-none": {"quiet": Verdict.PASS, "hit": Verdict.DRIFT}}
+    )
+    html = render_html(summary)
+    head = html[html.index('id="cells"') :]
+    assert head.index("<bdi>hit</bdi>") < head.index("<bdi>quiet</bdi>")
+
+
+def test_baseline_is_of_the_prompts_that_the_cells_were_sent():
+    h = history([o for o in flawless() if len(o.sent_ids) != 32], CELLS)
+    rates = {}
+    for lengths in (LENGTHS, [n for n in LENGTHS if n != 32]):
+        figures = summarise_run(h, judge(h, lookups(lengths)), lookups(lengths)).figures
+        rates[len(lengths)] = [p for p in figures.positions if p.side == "baseline"]
+    assert rates[len(LENGTHS)] == rates[len(LENGTHS) - 1] != []
+
+
+def test_commands_in_messages_are_code_on_the_page():
+    summary = scenario_run()
+    said = summary.judgement.model_copy(update={"notices": ("run `harness plan <b>`, not `<i>`",)})
+    assert "run <code>harness plan &lt;b&gt;</code>, not `&lt;i&gt;`" in render_html(summary._replace(judgement=said))
 
 
 def test_findings_are_grouped_gravest_first(bad):
@@ -245,5 +281,7 @@ def test_counters_of_requests_that_ran_together_say_so():
 def test_page_in_another_folder_links_to_what_lies_beside_the_run(tmp_path: Path):
     run, out = tmp_path / "runs" / "a b", tmp_path / "pages"
     page = '<a href="#x"><a href="../self/report.html"><a href="https://e.org/"><script>\'<a href="y">\'</script>'
+    # The reports beside the page are its own; those in the run may be of another verdict.
+    page = '<a href="./judgement.json"><a href="./junit.xml">' + page
     assert linked_from(run, run, page) == page
     assert linked_from(out, run, page) == page.replace('"../self', '"../runs/a%20b/../self')
