@@ -174,7 +174,7 @@ def print_models(source: str, console: Console) -> None:
     rest = f", and {len(unknown)} models of unknown size: {unknown[0].error}" if unknown else ""
     console.print(
         f"download: {known:.1f} GiB{rest}; free: {hub.free() / GIB:.0f} GiB at {hub.cache}; "
-        "`harness models` downloads them and shows details",
+        "`harness models` shows details, and with --download downloads them",
         markup=False,
         highlight=False,
         soft_wrap=True,
