@@ -21,6 +21,7 @@ from harness.history.run_kind import require_plain
 from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName
 from harness.prompts.model import PromptSet
+from harness.util.text import counted
 
 
 def require_reference_run(history: History) -> None:
@@ -62,7 +63,8 @@ def record_from(
     """Write one baseline per single cell of a recorded run.
 
     ``again`` is a repetition of the run (A/A) and ``sets`` holds the prompts by variant. With ``keep_unasked``, prompts
-    that are not sent cold may be missing from the run; they keep their rows from the baseline that is replaced.
+    that are not sent cold may be missing from the run; they keep their rows from the baseline that is replaced, if that
+    is of the same vLLM: a baseline names one version.
 
     All rows are collected and checked before the first file is written: against the known answers of the prompts, and
     for speculative methods against the plain engine's tokens. Raises UsageError, with nothing written, if anything is
@@ -74,6 +76,7 @@ def record_from(
     singles = [c.cell for c in history.run.cells if c.cell.startswith("single-") and c.route == "client"]
     if not singles:
         raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
+    source = history.run.profile.get("source", history.run.profile["name"])
     collected = {}
     kept: dict[str, int] = {}
     known: set[str] = set()
@@ -95,8 +98,20 @@ def record_from(
         known |= {p.id for p in prompts.prompts if p.expected is not None}
         asked = history.of(cell)
         old = _replaced(history, method, folder).baseline
-        before = old.by_prompt() if old is not None and keep_unasked else {}
-        keep = {p.id: before[p.id] for p in prompts.prompts if p.use != "cold" and p.id not in asked and p.id in before}
+        same = old is not None and old.header.identity.vllm == identity_in(history, method).vllm
+        before = old.by_prompt() if old is not None and same and keep_unasked else {}
+        unasked = [p.id for p in prompts.prompts if p.use != "cold" and p.id not in asked]
+        keep = {p: before[p] for p in unasked if p in before}
+        if len(keep) < len(unasked):
+            stored = (
+                "none" if old is None else f"vLLM {old.header.identity.vllm or '?'}, {counted(len(old.rows), 'row')}"
+            )
+            need = f"; rows are kept of a baseline of the same vLLM that has them, found {stored} in {folder}"
+            raise UsageError(
+                f"{cell}: expected an answer to every prompt, found that {len(unasked)} of {len(prompts.prompts)} were "
+                f"not sent cold: a run of the matrix sends some in scenarios only{need if keep_unasked else ''}; "
+                f"record the baselines anew (harness baseline record -p {source}); nothing was recorded"
+            )
         kept[method] = len(keep)
         fresh = rows_from(
             history,

@@ -245,8 +245,16 @@ def test_accepting_a_matrix_run_keeps_prompts_that_it_did_not_send_cold(tmp_path
     record_from(run_of(), None, {"": prompts()}, tmp_path)
     later = run_of([31, 32])
     the_set = prompts(use={40: "scenario"})
-    with pytest.raises(UsageError, match="it was not sent"):
+    with pytest.raises(
+        UsageError, match=r"1 of 3 were not sent cold: .* only; record .*harness baseline record -p test"
+    ):
         record_from(later, None, {"": the_set}, tmp_path)
+    with pytest.raises(UsageError, match=r"1 of 3 were not sent cold.*, found none in "):
+        record_from(later, None, {"": the_set}, tmp_path / "new", keep_unasked=True)
+    # Rows of two versions of vLLM must not get into one baseline, which names one.
+    newer = {m: {**i, "vllm": "0.33.0"} for m, i in later.run.identities.items()}
+    with pytest.raises(UsageError, match=r"1 of 3 were not sent cold.*, found vLLM \?, 3 rows in "):
+        record_from(with_run(later, identities=newer), None, {"": the_set}, tmp_path, keep_unasked=True)
     recorded = record_from(later, None, {"": the_set}, tmp_path, keep_unasked=True)
     assert "1 prompts that the run did not send cold keep their rows" in recorded[0].change[-1]
     assert [r.prompt_id for r in load_baseline(recorded[0].path).rows] == ["p31", "p32", "p40"]
