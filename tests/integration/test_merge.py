@@ -833,6 +833,9 @@ def test_folders_of_runs_links_and_copies_count_once(tmp_path):
     assert len(find_runs(tmp_path / "night")) == 3
     merged = merge([tmp_path / "night"], tmp_path / "merged")
     assert [p.run_id for p in merged.run.merged.parts] == ["part-1", "part-2"]
+    assert f"{folders[0]} is a copy of {tmp_path / 'night' / 'deep' / 'copy'}, and does not count again" in (
+        merged.run.merged.notices
+    )
 
 
 def test_nothing_to_merge(tmp_path):
