@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -16,7 +17,7 @@ from harness.errors import UsageError
 from harness.history.acceptance import request_counts
 from harness.history.folder import History
 from harness.history.identity import Identity, identity_in
-from harness.history.records import Leg, Speculation
+from harness.history.records import COLD, RESCORE, Leg, Observation, Speculation
 from harness.history.run_kind import require_plain
 from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName
@@ -212,10 +213,12 @@ def rows_from(
     prompt_hashes: Mapping[str, str],
     expected: Mapping[str, tuple[int, ...] | None],
     again: History | None = None,
+    in_scenarios: Mapping[str, Observation] = MappingProxyType({}),
 ) -> list[Row]:
-    """Return baseline rows from a recorded single cell. Raises UsageError if the recording is incomplete or an output
-    is not the known answer: a reference must not come from an engine that is already wrong."""
-    observed = history.of(cell_id)
+    """Return baseline rows from a recorded single cell, of prompts that it was not sent cold from ``in_scenarios``.
+    Raises UsageError if the recording is incomplete or an output is not the known answer: a reference must not come
+    from an engine that is already wrong."""
+    observed = {**in_scenarios, **history.of(cell_id)}
     repeated = again.of(cell_id) if again is not None else {}
     record = history.cell(cell_id)
     k = record.draft_tokens if record is not None else 0
@@ -314,10 +317,11 @@ def references_in(history: History, wanted: Mapping[str, Identity]) -> dict[str,
             words = describe_difference(identity, theirs, fields)
             out[method] = Lookup(None, f"{history.folder} belongs to something else ({words})")
             continue
-        prompts = {o.prompt_id: "" for o in history.of(cell).values()}
+        warm = _longest_in_scenarios(history, cell)
+        prompts = dict.fromkeys([*(o.prompt_id for o in history.of(cell).values()), *warm], "")
         try:
             require_reference_run(history)
-            rows = rows_from(history, cell, prompts, {})
+            rows = rows_from(history, cell, prompts, {}, in_scenarios=warm)
         except UsageError as error:
             out[method] = Lookup(None, str(error))
             continue
@@ -325,6 +329,19 @@ def references_in(history: History, wanted: Mapping[str, Identity]) -> dict[str,
         reason = "" if rows else f"expected answers in {cell} of {history.folder}, found none"
         out[method] = Lookup(Baseline(header=header, rows=tuple(rows)) if rows else None, reason)
     return out
+
+
+def _longest_in_scenarios(history: History, cell: str) -> dict[str, Observation]:
+    """Return the longest plain answer to each prompt in a scenario; only a bitwise run's equal those to cold ones."""
+    if (history.run.profile.get("judging") or {}).get("tier", "bitwise") != "bitwise":
+        return {}
+    plain = [
+        o
+        for o in history.in_order(cell)
+        if o.scenario not in (COLD, RESCORE) and o.form == "ids" and not (o.error or o.feature or o.temperature)
+        if o.final is not None and o.final.output_ids and o.abandon is None
+    ]
+    return {o.prompt_id: o for o in sorted(plain, key=lambda o: o.max_tokens or 0)}
 
 
 def _provenance(history: History) -> Provenance:
