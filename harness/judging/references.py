@@ -132,14 +132,19 @@ def carry(history: History, references: References) -> None:
         write_atomic(target, text)
 
 
-def carried(history: History, references: References) -> str | None:
-    """Return a notice when a run is judged by copies that it carries, or None."""
-    ours = history.folder / REFERENCES
+def standing_in(history: History, references: References) -> list[str]:
+    """Return notices when a run is judged by copies that it carries, or by what this installation has in the place of
+    what the run names."""
     used = {
-        "baselines": baselines_folder(history) if references.baselines is None and references.against is None else None,
-        "known defects": known_of(history) if references.known is None else None,
+        ("baselines", "baselines"): baselines_folder(history)
+        if references.baselines is None and references.against is None
+        else None,
+        ("known defects", "known_defects"): known_of(history) if references.known is None else None,
     }
-    names = [name for name, path in used.items() if path is not None and path.is_relative_to(ours)]
-    if not names:
-        return None
-    return f"{' and '.join(names)}: copies that the run carries, because those that it names are not here"
+    found: dict[str, list[str]] = {}
+    for (name, key), path in used.items():
+        if path is None or path == Path(str(history.run.profile.get(key, key))):
+            continue
+        ours = path.is_relative_to(history.folder / REFERENCES)
+        found.setdefault("copies that the run carries" if ours else "those of this installation", []).append(name)
+    return [f"{' and '.join(n)}: {what}, because those that it names are not here" for what, n in found.items()]
