@@ -106,10 +106,13 @@ def check(run_dir: Path, references: References = PROFILE_OWN, into: Path | None
     """Judge the run in a folder again, and write reports into the folder ``into``, if there is one. Needs no engine.
 
     Raises DataError when the record is not the one that ``references`` names, and UsageError when ``into`` is the
-    folder of another run, whose reports would be lost.
+    folder of another run, whose reports would be lost, or inside of a run.
     """
-    if into is not None and (into / RUN).exists() and not into.samefile(run_dir):
-        raise UsageError(f"--out {into}: expected a folder for reports, found that of another run; name another one")
+    if into is not None and into.resolve() != run_dir.resolve():
+        runs = [p for p in (into, *into.resolve().parents) if (p / RUN).exists()]
+        if runs:
+            what = "that of another run" if runs[0] == into else "one inside of a run"
+            raise UsageError(f"--out {into}: expected a folder for reports, found {what}; name another one")
     history = load_history(run_dir)
     if references.record is not None and not str(history.sha256).startswith(references.record):
         raise DataError(f"{run_dir}: expected the record {references.record} (--record), found {history.sha256}")

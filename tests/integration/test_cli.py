@@ -116,10 +116,12 @@ def test_check_without_baselines_is_unknown(tmp_path: Path):
 
 
 def test_report_of_a_recorded_run_exits_with_zero(tmp_path: Path):
-    recorded(tmp_path)
-    code, output = run("report", str(tmp_path))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    recorded(folder)
+    code, output = run("report", str(folder))
     assert code == 0 and "report.html" in output
-    assert run("report", str(tmp_path), "--out", str(tmp_path / "else"))[0] == 0
+    assert run("report", str(folder), "--out", str(tmp_path / "else"))[0] == 0
     assert sorted(p.name for p in (tmp_path / "else").iterdir()) == sorted(REPORTS)
 
 
