@@ -47,7 +47,7 @@ Folder = str | Path
 
 def load_run(folder: Folder) -> Run:
     """Load a recorded run. Raises HarnessError for a folder that is none, or whose record is damaged."""
-    return load_history(Path(folder))
+    return load_history(_folder(folder))
 
 
 def judge(
@@ -62,7 +62,7 @@ def judge(
 
 
 def write_reports(
-    run: Folder,
+    run: Run | Folder,
     out: Folder,
     *,
     baselines: Folder | None = None,
@@ -73,20 +73,20 @@ def write_reports(
 
     Raises HarnessError for bad input, and when the reports cannot be written.
     """
-    summary = check(Path(run), _references(baselines, known, against), Path(out)).summary
+    summary = check(_folder(run), _references(baselines, known, against), _folder(out)).summary
     if summary.unwritten:
         raise HarnessError(summary.unwritten)
     return summary.judgement
 
 
 def compare(
-    first: Folder, second: Folder, *, baselines: Folder | None = None, known: Folder | None = None
+    first: Run | Folder, second: Run | Folder, *, baselines: Folder | None = None, known: Folder | None = None
 ) -> Comparison:
     """Compare two runs: verdicts, tokens, acceptance paired by prompt, and findings of only one of them.
 
     Raises HarnessError when they have no cell in common.
     """
-    return compare_runs(Path(first), Path(second), _references(baselines, known, None))
+    return compare_runs(_folder(first), _folder(second), _references(baselines, known, None))
 
 
 def observations(*runs: Run | Folder) -> pd.DataFrame:
@@ -120,7 +120,15 @@ def _references(baselines: Folder | None, known: Folder | None, against: Folder 
 
 
 def _path(value: Folder | None) -> Path | None:
-    return Path(value) if value is not None else None
+    return _folder(value) if value is not None else None
+
+
+def _folder(value: Run | Folder) -> Path:
+    if isinstance(value, Run):
+        return value.folder
+    if not isinstance(value, str | Path):
+        raise UsageError(f"expected a run or the path of a folder, found {value!r}; load_run(FOLDER) returns a run")
+    return Path(value)
 
 
 def _place(run: Run, cell: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -16,11 +17,12 @@ from harness.errors import UsageError
 from harness.history.acceptance import request_counts
 from harness.history.folder import History
 from harness.history.identity import Identity, identity_in
-from harness.history.records import Leg, Speculation
+from harness.history.records import COLD, RESCORE, Leg, Observation, Speculation
 from harness.history.run_kind import require_plain
 from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName
 from harness.prompts.model import PromptSet
+from harness.util.text import counted
 
 
 def require_reference_run(history: History) -> None:
@@ -62,7 +64,8 @@ def record_from(
     """Write one baseline per single cell of a recorded run.
 
     ``again`` is a repetition of the run (A/A) and ``sets`` holds the prompts by variant. With ``keep_unasked``, prompts
-    that are not sent cold may be missing from the run; they keep their rows from the baseline that is replaced.
+    that are not sent cold may be missing from the run; they keep their rows from the baseline that is replaced, if that
+    is of the same vLLM: a baseline names one version.
 
     All rows are collected and checked before the first file is written: against the known answers of the prompts, and
     for speculative methods against the plain engine's tokens. Raises UsageError, with nothing written, if anything is
@@ -74,6 +77,7 @@ def record_from(
     singles = [c.cell for c in history.run.cells if c.cell.startswith("single-") and c.route == "client"]
     if not singles:
         raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
+    source = history.run.profile.get("source", history.run.profile["name"])
     collected = {}
     kept: dict[str, int] = {}
     known: set[str] = set()
@@ -95,8 +99,20 @@ def record_from(
         known |= {p.id for p in prompts.prompts if p.expected is not None}
         asked = history.of(cell)
         old = _replaced(history, method, folder).baseline
-        before = old.by_prompt() if old is not None and keep_unasked else {}
-        keep = {p.id: before[p.id] for p in prompts.prompts if p.use != "cold" and p.id not in asked and p.id in before}
+        same = old is not None and old.header.identity.vllm == identity_in(history, method).vllm
+        before = old.by_prompt() if old is not None and same and keep_unasked else {}
+        unasked = [p.id for p in prompts.prompts if p.use != "cold" and p.id not in asked]
+        keep = {p: before[p] for p in unasked if p in before}
+        if len(keep) < len(unasked):
+            stored = (
+                "none" if old is None else f"vLLM {old.header.identity.vllm or '?'}, {counted(len(old.rows), 'row')}"
+            )
+            need = f"; rows are kept of a baseline of the same vLLM that has them, found {stored} in {folder}"
+            raise UsageError(
+                f"{cell}: expected an answer to every prompt, found that {len(unasked)} of {len(prompts.prompts)} were "
+                f"not sent cold: a run of the matrix sends some in scenarios only{need if keep_unasked else ''}; "
+                f"record the baselines anew (harness baseline record -p {source}); nothing was recorded"
+            )
         kept[method] = len(keep)
         fresh = rows_from(
             history,
@@ -197,10 +213,12 @@ def rows_from(
     prompt_hashes: Mapping[str, str],
     expected: Mapping[str, tuple[int, ...] | None],
     again: History | None = None,
+    in_scenarios: Mapping[str, Observation] = MappingProxyType({}),
 ) -> list[Row]:
-    """Return baseline rows from a recorded single cell. Raises UsageError if the recording is incomplete or an output
-    is not the known answer: a reference must not come from an engine that is already wrong."""
-    observed = history.of(cell_id)
+    """Return baseline rows from a recorded single cell, of prompts that it was not sent cold from ``in_scenarios``.
+    Raises UsageError if the recording is incomplete or an output is not the known answer: a reference must not come
+    from an engine that is already wrong."""
+    observed = {**in_scenarios, **history.of(cell_id)}
     repeated = again.of(cell_id) if again is not None else {}
     record = history.cell(cell_id)
     k = record.draft_tokens if record is not None else 0
@@ -299,10 +317,11 @@ def references_in(history: History, wanted: Mapping[str, Identity]) -> dict[str,
             words = describe_difference(identity, theirs, fields)
             out[method] = Lookup(None, f"{history.folder} belongs to something else ({words})")
             continue
-        prompts = {o.prompt_id: "" for o in history.of(cell).values()}
+        warm = _longest_in_scenarios(history, cell)
+        prompts = dict.fromkeys([*(o.prompt_id for o in history.of(cell).values()), *warm], "")
         try:
             require_reference_run(history)
-            rows = rows_from(history, cell, prompts, {})
+            rows = rows_from(history, cell, prompts, {}, in_scenarios=warm)
         except UsageError as error:
             out[method] = Lookup(None, str(error))
             continue
@@ -310,6 +329,19 @@ def references_in(history: History, wanted: Mapping[str, Identity]) -> dict[str,
         reason = "" if rows else f"expected answers in {cell} of {history.folder}, found none"
         out[method] = Lookup(Baseline(header=header, rows=tuple(rows)) if rows else None, reason)
     return out
+
+
+def _longest_in_scenarios(history: History, cell: str) -> dict[str, Observation]:
+    """Return the longest plain answer to each prompt in a scenario; only a bitwise run's equal those to cold ones."""
+    if (history.run.profile.get("judging") or {}).get("tier", "bitwise") != "bitwise":
+        return {}
+    plain = [
+        o
+        for o in history.in_order(cell)
+        if o.scenario not in (COLD, RESCORE) and o.form == "ids" and not (o.error or o.feature or o.temperature)
+        if o.final is not None and o.final.output_ids and o.abandon is None
+    ]
+    return {o.prompt_id: o for o in sorted(plain, key=lambda o: o.max_tokens or 0)}
 
 
 def _provenance(history: History) -> Provenance:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
@@ -118,10 +121,19 @@ def _file_trouble(error: OSError) -> str:
     """Return an OSError in a sentence: of the system, or of a library that raises it for whatever it cannot load."""
     if error.strerror is None:
         return f"expected to read what the command needs, found {' '.join(str(error).split())[:400]}"
+    if error.filename is None:
+        return f"expected to write its output, found {error.strerror}"
     return (
         f"expected to read and write its files, found {error.strerror}: {error.filename}; choose a writable folder "
         "with free space"
     )
+
+
+def _unread() -> NoReturn:
+    """End as other programs do whose output nobody reads any more."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGPIPE)
+    os._exit(EXIT_UNKNOWN)
 
 
 def main(program: typer.Typer = app) -> None:
@@ -137,8 +149,26 @@ def main(program: typer.Typer = app) -> None:
     # ignored.
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        program()
+        _run(program)
+    except BrokenPipeError:
+        _unread()
+    except Exception:
+        # Python's own exit code for it is that of a REGRESSION.
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+        sys.exit(EXIT_UNKNOWN)
+
+
+def _run(program: typer.Typer) -> None:
+    try:
+        try:
+            program()
+        finally:
+            print(end="", flush=True)
     except HarnessError as error:
         print(harmless(f"harness: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
@@ -154,10 +184,16 @@ def main(program: typer.Typer = app) -> None:
         # typer turns an interrupt into this exit code without a message.
         if end.code == _TYPER_INTERRUPTED:
             _interrupted()
+        # It also exits with 1, which means REGRESSION here, when nobody reads the output, and after an EOFError.
+        if isinstance(end.__context__, BrokenPipeError | typer.Abort):
+            raise end.__context__ from None
         raise
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_UNKNOWN)
+        raise
     except OSError as error:
         print(harmless(f"harness: {_file_trouble(error)}"), file=sys.stderr)
-        sys.exit(EXIT_USAGE)
+        if error.strerror is None or error.filename is not None:
+            sys.exit(EXIT_USAGE)
+        # What could not be written must not be tried again at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_UNKNOWN)

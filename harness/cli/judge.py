@@ -92,7 +92,11 @@ def report_command(
     known: KnownOption = None,
     format_: Annotated[
         MetricsFormat | None,
-        typer.Option("--format", help="Print the run's figures instead, for other programs, and write no reports."),
+        typer.Option(
+            "--format",
+            metavar="csv|openmetrics",
+            help="Print the run's figures instead, for other programs, and write no reports.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
@@ -11,6 +11,9 @@ from rich.text import Text
 
 from harness.cli.help import HelpfulGroup
 from harness.cli.options import JsonOption, ProfileOption, make_console, print_json
+
+if TYPE_CHECKING:
+    from harness.profiles.scenarios import Scenario
 
 list_app = typer.Typer(
     cls=HelpfulGroup, no_args_is_help=True, help="List the names that options take: profiles, cells, scenarios, faults."
@@ -70,6 +73,19 @@ def list_cells(profile: ProfileOption = "cpu", as_json: JsonOption = False) -> N
     _show(rows, f"cells of {wanted.name}", as_json)
 
 
+def _unlike(scenario: Scenario, among: Iterable[Scenario]) -> str:
+    """Return the settings in which a scenario differs from others of its kind, in brackets; which prompts it asks is no
+    such setting."""
+    others = [s for s in among if type(s) is type(scenario) and s.id != scenario.id]
+    parts = []
+    for key, value in scenario:
+        values = value if isinstance(value, tuple) else (value,)
+        told = key not in ("id", "prompts", "max_tokens") and all(isinstance(v, str | int | float) for v in values)
+        if told and any(getattr(s, key) != value for s in others):
+            parts.append(f"{key}: {', '.join(str(v).lower() for v in values) or 'nothing'}")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
 @list_app.command("scenarios")
 def list_scenarios(profile: ProfileOption = "cpu", as_json: JsonOption = False) -> None:
     """List the scenarios of a profile, which `--scenario` selects."""
@@ -88,7 +104,7 @@ def list_scenarios(profile: ProfileOption = "cpu", as_json: JsonOption = False) 
             "scenario": s.id,
             "kind": s.kind,
             "topologies": list(s.topologies),
-            "what": " ".join((type(s).__doc__ or "").partition("\n\n")[0].split()),
+            "what": " ".join((type(s).__doc__ or "").partition("\n\n")[0].split()) + _unlike(s, found.values()),
         }
         for s in found.values()
     ]

@@ -98,6 +98,10 @@ class History(Strict):
     notices: tuple[str, ...] = ()
     """Remarks on its files for reports."""
 
+    def __repr_args__(self) -> list[tuple[str | None, object]]:
+        """Keep ``repr`` to one line: the record and its answers have megabytes."""
+        return [("run_id", self.run.run_id), ("folder", str(self.folder)), ("cells", len(self.run.cells))]
+
     def of(self, cell: str, form: Form = "ids", scenario: str = COLD) -> dict[str, Observation]:
         """Return observations of a cell by key (cold ones: by prompt id); of duplicate keys the last one counts."""
         return {o.key: o for o in self.of_cell(cell).by_place.get((form, scenario), ())}
@@ -155,7 +159,9 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
         raw = json_io.loads(json_io.read_text(run_file, _MOST_BYTES))
     except (OSError, ValueError) as error:
         raise DataError(f"{run_file}: expected JSON, but it cannot be read ({error})") from error
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if not isinstance(raw, dict):
+        raise DataError(f"{run_file}: expected an object, found {type(raw).__name__}; copy the run again")
+    version = raw.get("schema_version")
     if type(version) is not int or version not in range(OLDEST, SCHEMA + 1):
         raise DataError(
             f"{run_file}: expected history schema {OLDEST} to {SCHEMA}, found {version!r}; use the harness version "

@@ -29,9 +29,9 @@ CARRIED_KNOWN = f"{REFERENCES}/known-defects.yaml"
 def require_run(folder: Path) -> None:
     """Raise NotARunError unless a folder is that of a recorded run."""
     if not (folder / RUN).is_file():
+        found = "a folder without it" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
         raise NotARunError(
-            f"{folder}: expected the folder of a recorded run (with {RUN}), found "
-            f"{'a folder without it' if folder.is_dir() else 'no such folder'}; runs are kept below reports/"
+            f"{folder}: expected the folder of a recorded run (with {RUN}), found {found}; runs are kept below reports/"
         )
 
 

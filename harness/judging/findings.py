@@ -157,6 +157,9 @@ class Judgement(Strict):
     mutants: tuple[str, ...] = ()
     """Mutants that were enabled; such a run never passes."""
 
+    def __repr_args__(self) -> list[tuple[str | None, object]]:
+        return [("run_id", self.run_id), ("verdict", self.verdict.value), ("findings", len(self.findings))]
+
     def by_cell(self) -> dict[str, Verdict]:
         """Return the verdict of each cell over all its scenarios."""
         out: dict[str, list[Verdict]] = {}

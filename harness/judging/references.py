@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,11 +11,13 @@ from harness.baselines.lookup import Lookup
 from harness.history.folder import History, load_history
 from harness.history.identity import identity_in
 from harness.history.layout import CARRIED_BASELINES, CARRIED_KNOWN, REFERENCES, SECOND
+from harness.history.records import COLD, RESCORE
 from harness.judging.checks.registry import baselines_folder, baselines_for, out_of_reach
 from harness.util.files import write_atomic
 from harness.util.json_io import MIB, read_text
 from harness.util.paths import recorded
 from harness.util.storage import writing
+from harness.util.text import counted
 
 
 class References(NamedTuple):
@@ -89,7 +92,29 @@ def lookups_for(history: History, references: References) -> dict[str, Lookup]:
     if references.against is None:
         return baselines_for(history, references.baselines)
     other = load_history(references.against)
-    return references_in(other, {m: identity_in(history, m) for m in history.run.identities})
+    found = references_in(other, {m: identity_in(history, m) for m in history.run.identities})
+    return {**found, **_completed(history, references.against, found)}
+
+
+def _completed(history: History, other: Path, found: Mapping[str, Lookup]) -> dict[str, Lookup]:
+    """Return lookups with rows of the baselines for prompts that are never sent cold and that the other run's single
+    engines were not asked, such as those of scenarios for pairs alone. One notice says which."""
+    asked = [o for c in history.run.cells for o in history.in_order(c.cell) if o.scenario != RESCORE]
+    warm = {o.prompt_id for o in asked} - {o.prompt_id for o in asked if o.scenario == COLD}
+    lacking = {m: warm - k.baseline.by_prompt().keys() for m, k in found.items() if k.baseline is not None}
+    if not any(lacking.values()):
+        return {}
+    out: dict[str, Lookup] = {}
+    stored = baselines_for(history)
+    for method, prompts in lacking.items():
+        mine, base = found[method].baseline, stored[method].baseline
+        rows = [r.model_copy(update={"again": None}) for r in base.rows if r.prompt_id in prompts] if base else []
+        if mine is not None and rows:
+            names = ", ".join(sorted(r.prompt_id for r in rows)[:6])
+            what = f"{counted(len(rows), 'prompt')} ({names}) that single engines of {other} were not asked"
+            notice = f"{what}: compared with the baseline"
+            out[method] = Lookup(mine.model_copy(update={"rows": (*mine.rows, *rows)}), "", () if out else (notice,))
+    return out
 
 
 def carry(history: History, references: References) -> None:
@@ -107,14 +132,19 @@ def carry(history: History, references: References) -> None:
         write_atomic(target, text)
 
 
-def carried(history: History, references: References) -> str | None:
-    """Return a notice when a run is judged by copies that it carries, or None."""
-    ours = history.folder / REFERENCES
+def standing_in(history: History, references: References) -> list[str]:
+    """Return notices when a run is judged by copies that it carries, or by what this installation has in the place of
+    what the run names."""
     used = {
-        "baselines": baselines_folder(history) if references.baselines is None and references.against is None else None,
-        "known defects": known_of(history) if references.known is None else None,
+        ("baselines", "baselines"): baselines_folder(history)
+        if references.baselines is None and references.against is None
+        else None,
+        ("known defects", "known_defects"): known_of(history) if references.known is None else None,
     }
-    names = [name for name, path in used.items() if path is not None and path.is_relative_to(ours)]
-    if not names:
-        return None
-    return f"{' and '.join(names)}: copies that the run carries, because those that it names are not here"
+    found: dict[str, list[str]] = {}
+    for (name, key), path in used.items():
+        if path is None or path == Path(str(history.run.profile.get(key, key))):
+            continue
+        ours = path.is_relative_to(history.folder / REFERENCES)
+        found.setdefault("copies that the run carries" if ours else "those of this installation", []).append(name)
+    return [f"{' and '.join(n)}: {what}, because those that it names are not here" for what, n in found.items()]

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+
 from harness.baselines.lookup import Lookup
 from harness.history.folder import History
+from harness.judging.references import References
 from harness.profiles.known_defects import KnownDefects
+from harness.util import json_io
 from harness.util.files import sha256_json
 from harness.util.machine import git_state
 from harness.version import __version__
 
+JUDGEMENT = "judgement.json"
+_MOST_BYTES = 256 * json_io.MIB
 _SHORT = 12
 """Digits of a hash in a sentence."""
 
@@ -40,6 +46,33 @@ class Inputs(NamedTuple):
         at = f" at {self.commit[:_SHORT]}{' with changes' if self.dirty else ''}" if self.commit else ""
         record = f"record {self.record[:_SHORT]}" if self.record else "a record without a seal"
         return f"{record}, {baselines}, {known}, harness {self.harness}{at}"
+
+
+class _Judged(BaseModel):
+    """What ``judgement.json`` says of its inputs, as far as it is needed here."""
+
+    class Made(BaseModel):
+        baselines: dict[str, str] = {}
+        known_defects: str | None = None
+
+    inputs: Made
+
+
+def judged_otherwise(
+    history: History, references: References, baselines: Mapping[str, Lookup], known: KnownDefects | None
+) -> list[str]:
+    """Return a notice when nobody named other references, and yet they are not those of the run's own judgement."""
+    try:
+        made = _Judged.model_validate(json_io.loads(json_io.read_text(history.folder / JUDGEMENT, _MOST_BYTES))).inputs
+    except (OSError, ValueError):
+        return []
+    moved = [f"baseline of {m}" for m, k in baselines.items() if k.sha256 != made.baselines.get(m)]
+    differ = moved if references.baselines is None and references.against is None else []
+    if references.known is None and (known.sha256 if known is not None else None) != made.known_defects:
+        differ.append("list of expected failures")
+    if not differ or history.own:
+        return []
+    return [f"changed or replaced since the run's own judgement ({JUDGEMENT}): {', '.join(differ)}"]
 
 
 def inputs_of(history: History, baselines: Mapping[str, Lookup], known: KnownDefects | None) -> Inputs:

@@ -18,19 +18,20 @@ from harness.judging.known_defects import apply_known
 from harness.judging.references import (
     PROFILE_OWN,
     References,
-    carried,
     carry,
     known_of,
     load_second,
     lookups_for,
+    standing_in,
     unread_list,
     unused_second,
 )
 from harness.profiles.known_defects import KnownDefects, load_known
-from harness.reports.inputs import inputs_of
-from harness.reports.summary import RunSummary, summarise_run
+from harness.reports.inputs import inputs_of, judged_otherwise
+from harness.reports.summary import NOT_WHOLE, RunSummary, summarise_run
 from harness.reports.write import write_reports
 from harness.util.files import write_traceback
+from harness.util.text import counted
 from harness.workload.expected import lacking
 
 
@@ -62,7 +63,8 @@ def _judged(
         unused_second(history, second),
         *(unused_baselines(history, references.baselines) if references.against is None else ()),
         unread_list(history) if references.known is None else None,
-        carried(history, references),
+        *standing_in(history, references),
+        *judged_otherwise(history, references, baselines, known),
     ]
     notices = (*judgement.notices, *filter(None, unused))
     judgement = apply_known(judgement.model_copy(update={"notices": notices}), known, history)
@@ -70,7 +72,8 @@ def _judged(
     if not absent:
         return judgement
     verdict = worst([judgement.verdict, Verdict.UNKNOWN])
-    return judgement.model_copy(update={"verdict": verdict, "notices": (*absent, *judgement.notices)})
+    what = f"{NOT_WHOLE} of profile {references.expect}, found {counted(len(absent), 'difference')}: {absent[0]}"
+    return judgement.model_copy(update={"verdict": verdict, "notices": (what, *absent[1:], *judgement.notices)})
 
 
 def judge_and_report(
@@ -103,10 +106,13 @@ def check(run_dir: Path, references: References = PROFILE_OWN, into: Path | None
     """Judge the run in a folder again, and write reports into the folder ``into``, if there is one. Needs no engine.
 
     Raises DataError when the record is not the one that ``references`` names, and UsageError when ``into`` is the
-    folder of another run, whose reports would be lost.
+    folder of another run, whose reports would be lost, or inside of a run.
     """
-    if into is not None and (into / RUN).exists() and not into.samefile(run_dir):
-        raise UsageError(f"--out {into}: expected a folder for reports, found that of another run; name another one")
+    if into is not None and into.resolve() != run_dir.resolve():
+        runs = [p for p in (into, *into.resolve().parents) if (p / RUN).exists()]
+        if runs:
+            what = "that of another run" if runs[0] == into else "one inside of a run"
+            raise UsageError(f"--out {into}: expected a folder for reports, found {what}; name another one")
     history = load_history(run_dir)
     if references.record is not None and not str(history.sha256).startswith(references.record):
         raise DataError(f"{run_dir}: expected the record {references.record} (--record), found {history.sha256}")

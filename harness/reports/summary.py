@@ -38,6 +38,10 @@ class AcceptanceRow(NamedTuple):
     padded: int
 
 
+NOT_WHOLE = "expected the whole plan"
+"""How a notice begins that says why a run is UNKNOWN that planned less than it had to."""
+
+
 class RunSummary(NamedTuple):
     """Everything that reports show of a judged run."""
 
@@ -201,7 +205,8 @@ def describe(history: History, judgement: Judgement) -> str:
         return f"Only expected failures ({', '.join(known)}): {where}."
     names = ", ".join(bad[:6]) + (" …" if len(bad) > 6 else "")
     if not bad:
-        return f"{judgement.verdict}: {'; '.join(judgement.notices) or 'no cell was judged'}."
+        most = 1 if judgement.notices and judgement.notices[0].startswith(NOT_WHOLE) else None
+        return f"{'; '.join(judgement.notices[:most]) or 'no cell was judged'}."
     what = f"{len(bad)} of {counted(cells, 'cell')} {'does' if len(bad) == 1 else 'do'} not pass"
     found = f"{what} ({names}); {counted(how_many(judgement.findings), 'finding')}."
     if judgement.mutants:

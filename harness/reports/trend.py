@@ -25,6 +25,7 @@ from harness.baselines.lookup import Lookup
 from harness.errors import HarnessError, UsageError
 from harness.history.acceptance import RequestCounts, pool_counts
 from harness.history.folder import History, load_history
+from harness.history.layout import CELLS, RUN
 from harness.history.run_kind import require_plain
 from harness.history.verdict import Verdict
 from harness.judging.exposure import exposure_of, token_results
@@ -48,20 +49,29 @@ def load_trend(folder: Path, between: int = 365, references: References = PROFIL
     UsageError when there are fewer than two."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: expected a folder of recorded runs, found none")
+    if (folder / RUN).is_file():
+        raise UsageError(
+            f"{folder}: expected a folder with at least two runs in it, found a run; name the folder above"
+        )
     runs: list[TrendRun] = []
     left_out: list[str] = []
-    for path in sorted(folder.glob("*/run.json")):
-        if path.parent.is_symlink():
+    seen: dict[str, str] = {}
+    for path in sorted(p for p in folder.iterdir() if (p / RUN).exists() or (p / CELLS).exists()):
+        if path.is_symlink():
             continue
         try:
-            history = load_history(path.parent)
+            history = load_history(path)
             require_plain(history)
+            first = seen.setdefault(history.sha256 or str(path), path.name)
+            if first != path.name:
+                left_out.append(f"{path.name}: the same record as {first}, which counts once")
+                continue
             if history.run.mutants:
-                left_out.append(f"{path.parent.name}: faults were injected")
+                left_out.append(f"{path.name}: faults were injected")
                 continue
             runs.append(_run(history, judged(history, references), lookups_for(history, references)))
         except HarnessError as error:
-            left_out.append(f"{path.parent.name}: {error}")
+            left_out.append(f"{path.name}: {error}")
     if len(runs) < 2:
         raise UsageError(
             f"{folder}: expected at least two recorded runs, found {len(runs)}"

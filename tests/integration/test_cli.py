@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from harness.history.checksum import sealed
 from harness.util.paths import REPOSITORY
 from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import recorded
@@ -114,10 +116,12 @@ def test_check_without_baselines_is_unknown(tmp_path: Path):
 
 
 def test_report_of_a_recorded_run_exits_with_zero(tmp_path: Path):
-    recorded(tmp_path)
-    code, output = run("report", str(tmp_path))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    recorded(folder)
+    code, output = run("report", str(folder))
     assert code == 0 and "report.html" in output
-    assert run("report", str(tmp_path), "--out", str(tmp_path / "else"))[0] == 0
+    assert run("report", str(folder), "--out", str(tmp_path / "else"))[0] == 0
     assert sorted(p.name for p in (tmp_path / "else").iterdir()) == sorted(REPORTS)
 
 
@@ -146,7 +150,9 @@ def test_check_leaves_the_reports_of_a_run_alone_unless_told_otherwise(tmp_path:
 def test_runs_are_compared_and_trended_with_baselines_of_the_users_own(tmp_path: Path):
     """The baselines that the runs name belong to other prompts by now; the same option as for check replaces them."""
     for name in ("a", "b"):
-        shutil.copytree(RUNS / "pass", tmp_path / "runs" / name)
+        folder = shutil.copytree(RUNS / "pass", tmp_path / "runs" / name)
+        record = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(sealed({**record, "run_id": name}, folder)))
     first, second = (str(tmp_path / "runs" / n) for n in ("a", "b"))
     mine = ["--baselines", str(BASELINES)]
     code, output = run("report", "--compare", first, second, "--out", str(tmp_path / "c.html"))

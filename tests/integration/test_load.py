@@ -184,7 +184,7 @@ def test_scores_of_parts_are_not_held(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_second_stage_of_a_part_is_not_held_either(tmp_path: Path):
     folder = recorded(tmp_path / "run", rows(), identities={"none": {}})
     recorded(folder / SECOND, rows(), identities={"none": {}})
-    (part,), problems = load_parts([folder], Wanted())
+    (part,), problems, _ = load_parts([folder], Wanted())
     assert not problems and part.second is not None
     assert isinstance(part.second.observations, RecordedCells)
 

@@ -722,7 +722,7 @@ def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path, folders):
         (lambda r: r["profile"].update(name="other"), "profile.name: expected 'cpu', found 'other'"),
         (lambda r: r.update(prompts_sha256="1"), "prompts: expected '0', found '1'"),
         (lambda r: r["identities"]["mtp"].update(target_sha256="x"), "identities.mtp.target_sha256"),
-        (lambda r: r["identities"].pop("mtp"), "identities.mtp: expected {"),
+        (lambda r: r["identities"].pop("mtp"), "identities.mtp: expected one, found none"),
         (lambda r: r["versions"].update(vllm="9"), "versions.vllm: expected '0', found '9'"),
         (lambda r: r.update(harness_version="9"), "versions.harness"),
         (lambda r: r["hardware"].update(platform="Linux aarch64"), "platform"),
@@ -833,6 +833,9 @@ def test_folders_of_runs_links_and_copies_count_once(tmp_path):
     assert len(find_runs(tmp_path / "night")) == 3
     merged = merge([tmp_path / "night"], tmp_path / "merged")
     assert [p.run_id for p in merged.run.merged.parts] == ["part-1", "part-2"]
+    assert f"{folders[0]} is a copy of {tmp_path / 'night' / 'deep' / 'copy'}, and does not count again" in (
+        merged.run.merged.notices
+    )
 
 
 def test_nothing_to_merge(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import typing
@@ -91,6 +92,14 @@ def test_reports_are_written_elsewhere(tmp_path: Path):
         harness.write_reports(RED, tmp_path / "file", baselines=BASELINES)
     with pytest.raises(harness.HarnessError, match="another run"):
         harness.write_reports(RED, RUNS / "M4", baselines=BASELINES)
+    copy = shutil.copytree(RED, tmp_path / "copy")
+    with pytest.raises(harness.HarnessError, match="inside of a run"):
+        harness.write_reports(copy, copy / "cells", baselines=BASELINES)
+    run = harness.load_run(copy)
+    judgement = harness.write_reports(run, tmp_path / "of-a-run", baselines=BASELINES)
+    assert (tmp_path / "of-a-run" / "report.html").is_file()
+    for shown in (run, judgement):
+        assert run.run.run_id in repr(shown) and max(len(repr(shown)), len(str(shown))) < 300
 
 
 def test_runs_are_compared():
@@ -105,6 +114,10 @@ def test_bad_input_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         harness.load_run(tmp_path)
     with pytest.raises(harness.HarnessError, match="expected baselines or against"):
         harness.judge(RED, baselines=BASELINES, against=RED)
+    with pytest.raises(harness.HarnessError, match="expected a run or the path of a folder, found None"):
+        harness.load_run(None)
+    with pytest.raises(harness.HarnessError, match="expected a folder of baselines, found none"):
+        harness.judge(RED, baselines=tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(harness.HarnessError, match=r"kv-acceptance-harness\[frames\]"):
         harness.observations(RED)

@@ -34,7 +34,7 @@ def merge(folders: Sequence[Path], out: Path, wanted: Wanted | None = None) -> H
     """
     wanted = wanted or Wanted()
     _require_empty(out)
-    parts, problems = load_parts(folders, wanted)
+    parts, problems, copies = load_parts(folders, wanted)
     parts, foreign, signature = matching_parts(parts)
     problems += foreign
     if problems and not wanted.keep_going:
@@ -45,7 +45,7 @@ def merge(folders: Sequence[Path], out: Path, wanted: Wanted | None = None) -> H
             "expected parts of a run, found none that can be used: " + ("; ".join(problems) or "no run in the folders")
         )
     expected = expected_run(parts[0].run, signature, wanted)
-    notices = [f"a part was left out: {p}" for p in problems]
+    notices = [*(f"a part was left out: {p}" for p in problems), *copies]
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with FolderLock(out):

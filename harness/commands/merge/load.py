@@ -20,10 +20,11 @@ from harness.history.run_kind import require_plain
 from harness.judging.references import load_second
 
 
-def load_parts(folders: Sequence[Path], wanted: Wanted) -> tuple[list[Loaded], list[str]]:
-    """Return the parts by start time, each run once, and a sentence for each that cannot be used."""
+def load_parts(folders: Sequence[Path], wanted: Wanted) -> tuple[list[Loaded], list[str], list[str]]:
+    """Return the parts by start time, each run once, a sentence for each that cannot be used, and one for each copy."""
     parts: dict[str, Loaded] = {}
     problems: list[str] = []
+    copies: list[str] = []
     runs: list[Path] = []
     for folder in folders:
         try:
@@ -43,7 +44,9 @@ def load_parts(folders: Sequence[Path], wanted: Wanted) -> tuple[list[Loaded], l
         known = parts.setdefault(history.run.run_id, part)
         if not _is_copy(part, known):
             twins.setdefault(history.run.run_id, [known.history.folder]).append(run)
-        elif known is part and why:
+        elif known is not part:
+            copies.append(f"{run} is a copy of {known.history.folder}, and does not count again")
+        elif why:
             problems.append(why)
     for name, places in twins.items():
         del parts[name]
@@ -51,7 +54,7 @@ def load_parts(folders: Sequence[Path], wanted: Wanted) -> tuple[list[Loaded], l
             f"{', '.join(map(str, places))}: expected one run named {name}, or copies of it, found runs that differ; "
             "give only the right one"
         )
-    return sorted(parts.values(), key=lambda p: (p.run.started, p.run.run_id)), problems
+    return sorted(parts.values(), key=lambda p: (p.run.started, p.run.run_id)), problems, copies
 
 
 def _with_second(history: History) -> tuple[Loaded, str]:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from harness.baselines.index import BaselineIndex
 from harness.baselines.lookup import Limits, Lookup, look_up, unused
-from harness.errors import DataError
+from harness.errors import DataError, UsageError
 from harness.history.folder import History
 from harness.history.identity import identity_in
 from harness.history.layout import CARRIED_BASELINES
@@ -271,7 +271,10 @@ def unused_baselines(history: History, folder: Path | None = None) -> list[str]:
 
 
 def baselines_for(history: History, folder: Path | None = None) -> dict[str, Lookup]:
-    """Look up the baselines needed to judge the run: those of its methods, and of plain decoding for tokens."""
+    """Look up the baselines needed to judge the run: those of its methods, and of plain decoding for tokens. Raises
+    UsageError when ``folder`` is none."""
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--baselines {folder}: expected a folder of baselines, found none")
     profile = history.run.profile
     where = folder or baselines_folder(history)
     out: dict[str, Lookup] = {}

@@ -153,7 +153,7 @@ def tokens_baseline(cell: CellView) -> CheckResult:
     for o, _, output in cell.answers().values():
         row = rows.get(o.prompt_id)
         if row is None:
-            findings.append(cell.no_baseline(name, "expected this prompt in the baseline, found no row", o))
+            findings.append(cell.no_baseline(name, "expected an answer to this prompt in the reference, found none", o))
             continue
         judged += 1
         wanted = row.output_ids[: o.max_tokens]

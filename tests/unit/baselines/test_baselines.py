@@ -19,12 +19,24 @@ from harness.baselines.model import Again, Baseline
 from harness.baselines.store import load_baseline, stored, with_rows, write_baseline
 from harness.cli.app import app
 from harness.errors import DataError, UsageError
-from harness.history.folder import History
+from harness.history.folder import History, write_run
+from harness.judging.references import References, lookups_for
 from harness.prompts.model import PromptHeader, PromptSet
 from harness.util.byte_cache import ByteCache
 from harness.util.files import sha256_bytes
 from harness.util.paths import REPOSITORY
-from tests.support.builders import change_final, history, identity, observation, provenance, rows, speculation, with_run
+from tests.support.builders import (
+    change_final,
+    garbled,
+    history,
+    identity,
+    observation,
+    provenance,
+    rows,
+    speculation,
+    with_run,
+)
+from tests.support.run_files import write_observations
 
 LIMITS = Limits(90, 2)
 STARTED = "2026-01-02T00:00:00+00:00"
@@ -245,8 +257,16 @@ def test_accepting_a_matrix_run_keeps_prompts_that_it_did_not_send_cold(tmp_path
     record_from(run_of(), None, {"": prompts()}, tmp_path)
     later = run_of([31, 32])
     the_set = prompts(use={40: "scenario"})
-    with pytest.raises(UsageError, match="it was not sent"):
+    with pytest.raises(
+        UsageError, match=r"1 of 3 were not sent cold: .* only; record .*harness baseline record -p test"
+    ):
         record_from(later, None, {"": the_set}, tmp_path)
+    with pytest.raises(UsageError, match=r"1 of 3 were not sent cold.*, found none in "):
+        record_from(later, None, {"": the_set}, tmp_path / "new", keep_unasked=True)
+    # Rows of two versions of vLLM must not get into one baseline, which names one.
+    newer = {m: {**i, "vllm": "0.33.0"} for m, i in later.run.identities.items()}
+    with pytest.raises(UsageError, match=r"1 of 3 were not sent cold.*, found vLLM \?, 3 rows in "):
+        record_from(with_run(later, identities=newer), None, {"": the_set}, tmp_path, keep_unasked=True)
     recorded = record_from(later, None, {"": the_set}, tmp_path, keep_unasked=True)
     assert "1 prompts that the run did not send cold keep their rows" in recorded[0].change[-1]
     assert [r.prompt_id for r in load_baseline(recorded[0].path).rows] == ["p31", "p32", "p40"]
@@ -337,6 +357,40 @@ def test_another_run_is_a_reference_without_files():
     assert len(found_there["eagle3"].baseline.rows) == 3 and found_there["mtp"].baseline is None
     assert "single-mtp" in found_there["mtp"].reason
     assert references_in(other, {"eagle3": identity("eagle3", block_size=16)})["eagle3"].baseline is None
+
+
+def test_prompts_of_scenarios_are_compared_with_the_longest_plain_answer_of_the_other_run():
+    """Their rows are in a baseline, which asks everything cold; in another run they are in its scenarios."""
+    whole = observation("single-none", 64, scenario="refill", max_tokens=192)
+    short = observation("single-none", 64, scenario="pressure", max_tokens=2)
+    short = change_final(short, output_ids=whole.final.output_ids[:2])
+    odd = garbled(observation("single-none", 64, scenario="features", feature="grammar", max_tokens=192))
+    other = history([observation("single-none", 32), garbled(observation("single-none", 32, scenario="refill")), whole])
+    other = other.model_copy(update={"observations": (*other.observations, short, odd)})
+    other = with_run(other, identities={"none": identity("none").model_dump(mode="json")})
+    rows = references_in(other, {"none": identity("none")})["none"].baseline.by_prompt()
+    assert {p: r.output_ids for p, r in rows.items()} == {
+        o.prompt_id: o.final.output_ids for o in (observation("single-none", 32), whole)
+    }
+
+
+def test_what_the_other_run_asked_of_pairs_alone_is_compared_with_the_baseline(tmp_path):
+    ids = {"none": identity("none", prompts_sha256=prompts().sha256).model_dump(mode="json")}
+    whole = [observation("single-none", 32), observation("pd-none", 32), observation("pd-none", 40, scenario="append")]
+    run = with_run(history(whole), identities=ids)
+    run = with_run(run, profile={**run.run.profile, "baselines": str(tmp_path / "stored")})
+    run = run.model_copy(update={"own": True})
+    other = tmp_path / "other"
+    write_observations(other, whole)
+    write_run(other, with_run(run, run_id="other").run)
+    found = lookups_for(run, References(against=other))["none"]
+    assert list(found.baseline.by_prompt()) == ["p32"] and found.notices == ()
+    record_from(run_of(), run_of(run_id="again"), {"": prompts()}, tmp_path / "stored")
+    found = lookups_for(run, References(against=other))["none"]
+    assert [(r.prompt_id, r.again) for r in found.baseline.rows] == [("p32", None), ("p40", None)]
+    assert found.notices == (
+        f"1 prompt (p40) that single engines of {other} were not asked: compared with the baseline",
+    )
 
 
 def test_other_settings_get_a_file_of_their_own(tmp_path):

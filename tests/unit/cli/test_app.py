@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +17,11 @@ from harness.cli.target import run_and_finding
 from harness.errors import NotARunError, ProfileError, UsageError
 from harness.profiles.model import check_paths, load_profile
 from harness.runner.run import removed_if_empty
+from harness.util.paths import REPOSITORY
 from tests.support.program import inside, keeping_signals
 
 
-def said(error: OSError, capsys) -> str:
+def said(error: Exception, capsys, code: int = 64) -> str:
     program = typer.Typer()
 
     @program.command()
@@ -26,7 +31,7 @@ def said(error: OSError, capsys) -> str:
     with keeping_signals(), pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit) as end:
         patched.setattr("sys.argv", ["harness"])
         main(program)
-    assert end.value.code == 64
+    assert end.value.code == code
     return capsys.readouterr().err
 
 
@@ -35,6 +40,33 @@ def test_a_library_that_cannot_load_a_file_is_quoted(capsys):
     assert text == "harness: expected to read what the command needs, found Can't load tokenizer for 'models/mine'\n"
     text = said(OSError(errno.ENOSPC, "No space left on device", "/full/run.json"), capsys)
     assert "found No space left on device: /full/run.json; choose a writable folder" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("list cells | true", 128 + signal.SIGPIPE, ""),
+        ("check /nowhere 2>&1 >&- | true", 128 + signal.SIGPIPE, ""),
+        ("list cells > /dev/full", 2, "harness: expected to write its output, found No space left on device\n"),
+        ("check /nowhere 2> /dev/full", 2, ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_no_regression(command: str, code: int, said: str):
+    script = f"set -o pipefail; {sys.executable} -m harness {command}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=REPOSITORY)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_a_terminal_without_our_characters_gets_their_numbers():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-c", "import typer; from harness.cli.app import main; main(lambda: print('\u25c6'))"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=environment)
+    assert (done.returncode, done.stdout) == (0, "\\u25c6\n")
+
+
+def test_an_error_that_nobody_expected_is_no_regression(capsys):
+    assert "ValueError: odd" in said(ValueError("odd"), capsys, code=2)
+    assert "Abort" in said(EOFError(), capsys, code=2)
 
 
 def test_a_run_that_could_not_begin_leaves_no_folder(tmp_path: Path):

@@ -94,6 +94,11 @@ def test_lists(what):
     code, found = value("list", what)
     assert code == 0 and len(found) > 5
     assert all(list(row) == documented(f"`list {what}`") for row in found)
+    if what == "scenarios":
+        said = {row["scenario"]: row["what"] for row in found}
+        assert len(set(said.values())) == len(said)
+        assert said["prefix-hit-on-p"].endswith("(where: prefill)")
+        assert said["min-tokens"].endswith("(features: min-tokens)")
 
 
 def test_a_wrong_command_line_prints_nothing_on_standard_output():

@@ -158,8 +158,13 @@ def test_damaged_observation_names_the_line(tmp_path):
 def test_other_folders_are_no_runs(tmp_path):
     with pytest.raises(NotARunError, match="a folder without it"):
         load_history(tmp_path)
+    with pytest.raises(NotARunError, match="found a file"):
+        load_history(Path(__file__))
     with pytest.raises(NotARunError, match="no such folder"):
         load_history(tmp_path / "nowhere")
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(DataError, match="expected an object, found list"):
+        load_history(tmp_path)
 
 
 # --- profiles and plans ---------------------------------------------------------------------------------------------

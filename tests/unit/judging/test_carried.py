@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from harness.history.checksum import sealed
 from harness.history.folder import load_history
 from harness.history.layout import CARRIED_BASELINES, CARRIED_KNOWN
 from harness.history.verdict import Verdict
 from harness.judging.references import References, carry, known_of
-from harness.reports.judge_run import assess
-from harness.util.paths import recorded
+from harness.reports.judge_run import assess, check
+from harness.util.paths import REPOSITORY, recorded
 from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import with_run
+
+NAMED = References(BASELINES, REPOSITORY / "known-defects.yaml")
 
 
 @pytest.fixture
@@ -67,3 +71,33 @@ def test_known_defects_are_carried(folder: Path, tmp_path: Path):
     assert (folder / CARRIED_KNOWN).read_text() == listed.read_text()
     away = with_run(history, profile={**history.run.profile, "known_defects": "/elsewhere/mine.yaml"})
     assert known_of(away) == folder / CARRIED_KNOWN
+
+
+def test_other_references_than_those_of_the_runs_own_judgement_are_said(folder: Path):
+    def notices() -> list[str]:
+        return [n for n in assess(load_history(folder)).judgement.notices if "own judgement" in n]
+
+    record = json.loads((folder / "run.json").read_text())
+    record["profile"]["known_defects"] = "/elsewhere/mine.yaml"
+    (folder / "run.json").write_text(json.dumps(sealed(record, folder)))
+    (folder / CARRIED_KNOWN).write_text("format: 1\ndefects: []\n")
+    assert notices() == []
+    check(folder, into=folder)
+    assert notices() == []
+    (folder / CARRIED_KNOWN).write_text("format: 1\ndefects: []  # edited\n")
+    assert notices() == [
+        "changed or replaced since the run's own judgement (judgement.json): list of expected failures"
+    ]
+    shutil.rmtree(folder / "references")
+    assert "baseline of eagle3" in notices()[0] and "list of expected failures" in notices()[0]
+    assert not any("own judgement" in n for n in check(folder, NAMED).summary.judgement.notices)
+    (folder / "judgement.json").write_text("[]")
+    assert notices() == []
+
+
+def test_what_an_installation_has_in_the_place_of_what_a_run_names_is_said(folder: Path):
+    history = load_history(folder)
+    shutil.rmtree(folder / "references")
+    away = with_run(history, profile={**history.run.profile, "known_defects": "/elsewhere/known-defects.yaml"})
+    notices = assess(away, References(baselines=BASELINES)).judgement.notices
+    assert "known defects: those of this installation, because those that it names are not here" in notices

@@ -10,11 +10,14 @@ from harness.history.plan import contradictions, plan_key
 from harness.history.verdict import Verdict
 from harness.judging.checks import counters, responses
 from harness.judging.checks.registry import judge
+from harness.judging.references import References
 from harness.profiles.model import load_profile
 from harness.profiles.scenarios import Abandon
+from harness.reports.judge_run import check
 from harness.workload.expected import lacking
 from harness.workload.prepare import prepare
 from harness.workload.rows import planned_rows
+from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import COUNTERS, change_final, engine, history, lookups, observation, view, with_run
 from tests.support.run_files import write_observations
 
@@ -143,6 +146,22 @@ def test_run_of_fewer_requests_does_not_pass_for_its_profile():
     softer = {**run.profile, "judging": {**run.profile["judging"], "near_tie_nats": 9.0}}
     assert any("judging.near_tie_nats" in w for w in lacking(run.model_copy(update={"profile": softer}), "cpu-quick"))
     assert list(contradictions(run.model_copy(update={"plans": fewer})))
+    scenarios = run.profile["scenarios"]
+    other = [{**s, "rounds": 99} if s["id"] == "concurrent" else s for s in scenarios if s["id"] != "prefix-hit"]
+    other = {**run.profile, "scenarios": other}
+    assert lacking(run.model_copy(update={"profile": other}), "cpu-quick")[:2] == [
+        "scenarios.prefix-hit: expected one, found none",
+        "scenarios.concurrent.rounds: expected 3, found 99",
+    ]
+    turned = {**run.profile, "scenarios": scenarios[::-1]}
+    assert "scenarios: expected the order" in lacking(run.model_copy(update={"profile": turned}), "cpu-quick")[0]
+
+
+def test_a_run_without_the_whole_plan_says_so_once_and_first():
+    summary = check(RUNS / "pass", References(BASELINES, expect="cpu-quick")).summary
+    assert summary.verdict is Verdict.UNKNOWN
+    assert summary.sentence.startswith("expected the whole plan of profile cpu-quick, found ")
+    assert summary.sentence == f"{summary.judgement.notices[0]}."
 
 
 # --- counters --------------------------------------------------------------------------------------------------------

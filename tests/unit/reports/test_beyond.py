@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def test_equal_runs_have_nothing_to_say(tmp_path):
     a, b = recorded(tmp_path / "a"), recorded(tmp_path / "b")
     found = compare_runs(a, b)
     assert found.sentence.startswith("The same verdicts; the same tokens; no change of acceptance")
+    assert compare_runs(a, a).sentence == "both are the same record, so that nothing can differ"
     assert not found.new and not found.gone
     assert all(c.equal == c.common == len(LENGTHS) for c in found.cells)
 
@@ -86,9 +88,12 @@ def test_folder_of_runs_becomes_a_page(tmp_path):
     recorded(tmp_path / "armed", mutants=("M1",), started="2026-01-09T00:00:00+00:00")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
+    shutil.copytree(tmp_path / "run1", tmp_path / "run1-again")
+    shutil.copytree(tmp_path / "run2" / "cells", tmp_path / "torn" / "cells")
     trend = load_trend(tmp_path)
     assert [n.run_id for n in trend.runs] == ["run0", "run1", "run2"]
-    assert len(trend.left_out) == 2
+    assert [line.partition(": ")[0] for line in trend.left_out] == ["armed", "broken", "run1-again", "torn"]
+    assert "run1-again: the same record as run1, which counts once" in trend.left_out
     page = Page(render_trend(trend, tmp_path / "trend.html"))
     page.require_inert()
     assert [a["data-chart"] for _, a in page.elements if "data-chart" in a] == ["trend-eagle3"]
@@ -138,3 +143,5 @@ def test_folder_without_two_runs_is_refused(tmp_path):
         load_trend(tmp_path)
     with pytest.raises(UsageError, match="expected a folder"):
         load_trend(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="found a run; name the folder above"):
+        load_trend(tmp_path / "only")
