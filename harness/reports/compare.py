@@ -50,7 +50,7 @@ class Comparison(NamedTuple):
         tokens = sum(c.common - c.equal for c in self.cells)
         moved = [f"{c.cell}@{d.column.rpartition('@')[2]}" for c in self.cells for d in c.positions if d.excludes_zero]
         if len({r.history.sha256 or id(r.history) for r in self.runs}) == 1:
-            return "both are the same record, so that nothing can differ"
+            return "Both are the same record, so that nothing can differ"
         parts = [
             f"{len(changed)} of {counted(len(self.cells), 'cell')} with a different verdict"
             if changed

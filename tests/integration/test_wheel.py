@@ -100,7 +100,7 @@ def test_planning_and_judging_need_neither_a_checkout_nor_an_extra(installed: In
     code, said = installed("check", "rec", "--baselines", "mine")
     assert code == 0, said
     code, said = installed("report", "--compare", "rec", "rec")
-    assert code == 0 and "both are the same record" in said
+    assert code == 0 and "Both are the same record" in said
     assert installed("ci", "matrix")[0] == 0
 
 

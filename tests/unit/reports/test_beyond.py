@@ -41,7 +41,7 @@ def test_equal_runs_have_nothing_to_say(tmp_path):
     a, b = recorded(tmp_path / "a"), recorded(tmp_path / "b")
     found = compare_runs(a, b)
     assert found.sentence.startswith("The same verdicts; the same tokens; no change of acceptance")
-    assert compare_runs(a, a).sentence == "both are the same record, so that nothing can differ"
+    assert compare_runs(a, a).sentence == "Both are the same record, so that nothing can differ"
     assert not found.new and not found.gone
     assert all(c.equal == c.common == len(LENGTHS) for c in found.cells)
 
