@@ -279,6 +279,12 @@ def _shortened(cell: CellView, o: Observation) -> bool:
     return o.max_tokens is not None and most is not None and o.max_tokens < int(most)
 
 
+def _fills_context(cell: CellView, o: Observation) -> bool:
+    answer = o.final.output_ids if o.final is not None else None
+    context = cell.context_tokens
+    return context is not None and len(o.sent_ids) + len(answer or ()) >= context
+
+
 def _totals_note(by_totals: Sequence[RequestCounts], recognised: bool) -> str:
     if not by_totals:
         return ""
@@ -301,11 +307,12 @@ def _totals(
     at, steps = wanted.accepted_at, wanted.steps
     if (counted.steps, counted.accepted_at) == (steps, at):
         return []
-    # An unrecognised padded first step shows as one extra step that accepted nothing.
+    # An unrecognised padded first step shows as one extra step that accepted nothing. It leaves a surplus, unless the
+    # answer fills the context, where a last step without drafts may be missing.
     if (
         cell.handed_off
         and not recognised
-        and (counted.surplus >= 1 or cell.traits.up_to)
+        and (counted.surplus >= (0 if _fills_context(cell, o) else 1) or cell.traits.up_to)
         and (counted.steps - 1, counted.accepted_at) == (steps, at)
     ):
         return []
