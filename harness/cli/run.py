@@ -293,7 +293,7 @@ def _resume(
 
     left = prepare_resume(run_dir)
     require_same_flags(left.history.run.engine_flags, flags, left.history.run.run_id)
-    if any(engine.attached for engine in left.history.run.engines):
+    if left.history.run.attached:
         raise UsageError(
             "--resume: expected a run of engines that it starts, found one of attached servers; ask them anew"
         )
