@@ -117,7 +117,7 @@ def repro_command(
             "an exported case could not tell what they do; write them into a profile (engine.extra_args, engine.env)"
         )
     prepared, target, mutants = what_to_try(run, finding, cell, prompt, scenario, profile, trust_code, rate, flags)
-    require_free(prepared, flags)
+    require_free(prepared, flags, every_role=run is None)
     if mutant:
         require_alone(mutant, together=False)
         mutants = tuple(mutant)
