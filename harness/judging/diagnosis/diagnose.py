@@ -111,6 +111,9 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
     wrong_tokens = [f for f in certain if f.check in _TOKEN_CHECKS and f.verdict is Verdict.REGRESSION]
     if wrong_tokens and all(f.damage == "known-answer" for f in wrong_tokens):
         return "known-answer"
+    if not wrong_tokens and any(f.damage == "routing" for f in certain):
+        # What was never handed over is no wrong KV: D computed it by itself.
+        return "routing"
     if wrong_tokens or any(f.damage == "target-kv" for f in certain):
         return "sampler" if _same_without(cell, _TOKEN_CHECKS) or _only_when_sampled(cell) else "target-kv"
     changed_steps = [f for f in certain if f.check in _STEP_CHECKS]

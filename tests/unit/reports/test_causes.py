@@ -172,7 +172,7 @@ def test_exposure_stands_in_every_report():
         "8 answers checked token by token, 4 after a hand-off; a defect of one request in 3, or of every P/D request, "
         "would have shown with 95 %"
     )
-    assert summary.exposure == Exposure({"pd-none": 4, "single-none": 4})
+    assert summary.exposure == Exposure({"pd-none": 4, "single-none": 4}, 4)
     for text in (printed(print_summary, summary), render_markdown(summary), render_html(summary)):
         assert words in " ".join(text.split())
     assert (
