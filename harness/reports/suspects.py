@@ -108,10 +108,14 @@ def go_on(history: History, judgement: Judgement) -> GoOn:
             return GoOn()
         command = shlex.join(["harness", "run", "--resume", shown_folder(history)])
         return GoOn(f"{words}; go on: {command}", command)
+    if run.engine_flags and not run.engines:
+        return GoOn(
+            f"{words}; no engine became ready with {shlex.join(run.engine_flags)}: correct that, or leave it out"
+        )
     profile = _profile(history)
     cells = [part for cell in left for part in ("--cell", cell)]
     command = shlex.join(["harness", "run", "--profile", profile, *cells, *run.engine_flags])
-    return GoOn(f"{counted}; once the cause is gone, ask them again: {command}", command)
+    return GoOn(f"{words}; once the cause is gone, ask them again: {command}", command)
 
 
 def _profile(history: History) -> str:

@@ -226,7 +226,8 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     notices += [f"vLLM {version} lacks {name}: {cost}" for name, cost in history.run.lacking.items()]
     flags = history.run.engine_flags
     if flags:
-        notices.append(f"engines under test with {' '.join(flags)}; baselines are of engines without")
+        tested = "engines under test" if history.run.engines else "no engine became ready"
+        notices.append(f"{tested} with {' '.join(flags)}; baselines are of engines without")
     mutants = history.run.mutants
     if mutants:
         notices.append(
