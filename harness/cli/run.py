@@ -204,7 +204,8 @@ def run_command(
         chosen,
         _apart(choice),
         prepared,
-        f"{counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.plan.engines, 'engine start')}",
+        f"{counted(len(prepared.plan.cells), 'cell')}, "
+        + ("servers that run already" if any(servers.values()) else counted(prepared.plan.engines, "engine start")),
         lambda reporter: execute(prepared, out or DEFAULT_OUT, reporter, options, fail_fast),
         part,
     )

@@ -18,6 +18,7 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import LogprobDifference
 from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Finding, Law
 from harness.profiles.scenarios import Sampled
+from harness.util.text import counted
 
 _TOKEN_CHECKS = ("tokens-reference", "tokens-baseline")
 _STEP_CHECKS = ("acceptance-single", "acceptance-cold", "acceptance-baseline")
@@ -198,7 +199,7 @@ def damage_name(damage: str) -> str:
 def _words(
     cell: CellView, damage: DamageClass, chosen: Finding, failed: int, judged: int, law: Law | None
 ) -> list[str]:
-    parts = [f"{damage_name(damage)} in {failed} of {judged} requests" if failed else damage_name(damage)]
+    parts = [f"{damage_name(damage)} in {failed} of {counted(judged, 'request')}" if failed else damage_name(damage)]
     if damage in ("target-kv", "drafter-kv", "sampler", "input") and law is not None:
         parts.append(law.text)
     if chosen.location is not None:
