@@ -27,7 +27,8 @@ SAID = {
 def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        # A client that never shakes hands must not keep the server from ending.
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
