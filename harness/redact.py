@@ -203,7 +203,8 @@ def words(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def _named_secret(option: str) -> bool:
-    return looks_secret(_variable(option))
+    # The name of a variable with a secret is none.
+    return looks_secret(_variable(option)) and not option.endswith("-variable")
 
 
 def _variable(option: str) -> str:

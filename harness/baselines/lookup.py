@@ -156,11 +156,14 @@ def _notices(header: Header, path: Path, identity: Identity, limits: Limits, sta
     theirs = header.identity.vllm
     if theirs != identity.vllm:
         distance = minor_distance(identity.vllm, theirs)
-        far = distance is None or distance > limits.minors
+        far = ""
+        if distance is None:
+            far = ": how far apart they are is not known"
+        elif distance > limits.minors:
+            far = f": expired, more than {limits.minors} minor versions apart; record it again"
         yield (
             f"baseline {path.name} was recorded with vLLM {theirs or 'of unknown version'}, this run has "
-            f"{identity.vllm or 'an unknown version'}"
-            + (f": expired, more than {limits.minors} minor versions apart; record it again" if far else "")
+            f"{identity.vllm or 'an unknown version'}{far}"
         )
     recorded = header.provenance.recorded
     try:

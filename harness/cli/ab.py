@@ -50,11 +50,17 @@ def ab_command(
     from harness.engines.flags import NO_FLAGS, parse_flags
 
     flags = parse_flags(engine_arg or [], engine_env or [])
-    url = base is not None and base.startswith(("http://", "https://"))
+    addresses = ("http://", "https://")
+    if head is not None and head.startswith(addresses):
+        raise UsageError(
+            f"--head {head}: expected a vLLM whose engines can be started, found the address of a server, which only "
+            "--base can be; record servers with `harness run --single`, and compare with `harness check --against`"
+        )
+    url = base is not None and base.startswith(addresses)
     if not url and (head is None or head == base) and flags == NO_FLAGS:
         raise UsageError(
-            "expected --head, or --engine-arg or --engine-env, found nothing that tells head from base; "
-            "`harness aa` compares equal engines"
+            f"expected another --head than --base, or --engine-arg or --engine-env, found {head or 'none of them'}"
+            f"{' for both' if head else ''}; `harness aa` compares equal engines"
         )
     from harness.commands.ab import PAGE, attached, conclusion, record_both, started, with_references
     from harness.commands.bisect.environments import engine_python

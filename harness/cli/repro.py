@@ -94,6 +94,8 @@ def repro_command(
     run, finding = run_and_finding(run_dir, finding, cell, prompt, scenario)
     if export_issue and export is None:
         raise UsageError("--export-issue: expected --export FILE with it, found none")
+    if export is not None:
+        _require_new(export, export_issue)
     if (keep or repeat is not None) and (export is not None or shrink):
         raise UsageError(
             "expected --export or --shrink without --keep and --repeat, found them together; run them separately"
@@ -115,7 +117,7 @@ def repro_command(
             "an exported case could not tell what they do; write them into a profile (engine.extra_args, engine.env)"
         )
     prepared, target, mutants = what_to_try(run, finding, cell, prompt, scenario, profile, trust_code, rate, flags)
-    require_free(prepared, flags)
+    require_free(prepared, flags, every_role=run is None)
     if mutant:
         require_alone(mutant, together=False)
         mutants = tuple(mutant)
@@ -128,7 +130,7 @@ def repro_command(
         from harness.commands.export.finding import export_target
 
         written = export_target(prepared, target, run, finding, export, export_issue, engine_python, mutants)
-        _print_exported(written)
+        _print_exported(written, mutants)
         return
 
     def wait(lines: list[str]) -> None:
@@ -184,11 +186,24 @@ def _shrink(
         print(f"prompt: {list(result.variant.subject.prompt.ids)}")
     print(f"record: {result.folder / 'shrink.json'}")
     if export is not None and result.symptom is not None:
-        _print_exported(export_shrunk(result, prepared, found, export, issue, engine_python))
+        _print_exported(export_shrunk(result, prepared, found, export, issue, engine_python), mutants)
     return result.exit_code
 
 
-def _print_exported(written: Exported) -> None:
+def _require_new(export: Path, issue: bool) -> None:
+    """Raise UsageError unless the files can be written beside what is there."""
+    if not export.parent.is_dir():
+        raise UsageError(f"--export {export}: expected a folder {export.parent}, found none; create it, or correct it")
+    for file in (export, export.with_suffix(".md")) if issue else (export,):
+        if file.exists():
+            raise UsageError(f"--export {export}: expected no file {file}, found one; name another, or remove it")
+
+
+def _print_exported(written: Exported, mutants: tuple[str, ...]) -> None:
+    from harness.commands.export.case import injected
+
     print(f"{written.case}: `python {written.case.name}` starts the engines and says whether the defect shows")
     if written.issue is not None:
         print(f"{written.issue}: the text of an issue")
+    if mutants:
+        print(f"note: {injected(mutants)}")

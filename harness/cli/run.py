@@ -204,7 +204,8 @@ def run_command(
         chosen,
         _apart(choice),
         prepared,
-        f"{counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.plan.engines, 'engine start')}",
+        f"{counted(len(prepared.plan.cells), 'cell')}, "
+        + ("servers that run already" if any(servers.values()) else counted(prepared.plan.engines, "engine start")),
         lambda reporter: execute(prepared, out or DEFAULT_OUT, reporter, options, fail_fast),
         part,
     )
@@ -293,7 +294,7 @@ def _resume(
 
     left = prepare_resume(run_dir)
     require_same_flags(left.history.run.engine_flags, flags, left.history.run.run_id)
-    if any(engine.attached for engine in left.history.run.engines):
+    if left.history.run.attached:
         raise UsageError(
             "--resume: expected a run of engines that it starts, found one of attached servers; ask them anew"
         )

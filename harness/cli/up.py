@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -35,7 +36,7 @@ def up_command(
     The router is vllm-router, without retries. One request is sent through it first, and D's counters tell whether KV
     moved. The exit code is 2 when they do not prove it.
     """
-    from harness.commands.serve import bring_up, prepare_cell
+    from harness.commands.serve import asking, bring_up, prepare_cell
     from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
 
@@ -50,9 +51,11 @@ def up_command(
             print(f"{role} engine: {url}")
         print(f"example: {address.example}")
         print(address.key)
+        print(f"matrix: {shlex.join(asking(prepared, profile, address))}")
         print(proof.sentence)
         print(f"address: {address.url}/v1 (until Ctrl-C)", flush=True)
         if proof.answered:
+            reporter.rest()
             signal.pause()
 
     with Reporter(prepared.expected_s) as reporter:

@@ -32,6 +32,7 @@ from harness.profiles.remote_code import require_trusted
 from harness.prompts.model import Prompt, load_prompts
 from harness.reports.judge_run import assess, judge_and_report
 from harness.reports.summary import RunSummary
+from harness.reports.suspects import asked_by
 from harness.runner.kv_scrub import Scrubber
 from harness.runner.record_cells import record_cells
 from harness.runner.run import new_folder, prepared_recorder
@@ -249,10 +250,15 @@ def from_run(
 ) -> tuple[Prepared, Target, tuple[str, ...]]:
     """Prepare a finding of a recorded run with the run's own profile, and return the mutants enabled then.
 
-    Raises UsageError when engines would run code of models and ``trust_code`` is False, or when ``flags`` are not those
-    of the run.
+    Raises UsageError for a run of attached servers, when engines would run code of models and ``trust_code`` is False,
+    or when ``flags`` are not those of the run.
     """
     history = load_history(run_dir)
+    if history.run.attached:
+        raise UsageError(
+            f"{run_dir}: expected a run of engines that it started, found one of servers that ran already, which are "
+            f"asked again with: {asked_by(history)}; to try on engines that are started here: --cell and --prompt"
+        )
     require_trusted(history.run.profile, trust_code)
     require_same_flags(history.run.engine_flags, flags, history.run.run_id)
     judgement = assess(history).judgement

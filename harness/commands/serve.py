@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import httpx
 
-from harness.engines.api_key import header_file
+from harness.engines.api_key import KEY_EXPORTED, header_file
 from harness.engines.client import Sampling, request_body
 from harness.engines.command import MODEL_NAME
 from harness.engines.environment import engines_for
@@ -23,7 +23,7 @@ from harness.engines.router import Router
 from harness.engines.router_program import program
 from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, UsageError
-from harness.profiles.cells import Role, start_expected_s
+from harness.profiles.cells import Role, all_cells, start_expected_s
 from harness.prompts.model import Prompt
 from harness.runner.run import new_folder
 from harness.supervision.ports import claim, free_ports
@@ -76,6 +76,18 @@ def prepare_cell(source: str, cell: str) -> Prepared:
     if len(chosen) != 1:
         raise UsageError(f"expected one cell, found {', '.join(chosen)}")
     return narrowed(prepared, prepared.plan.cells[0].variant)
+
+
+def asking(prepared: Prepared, source: str, address: Address) -> list[str]:
+    """Return the command that asks these engines, with the key where ``Address.key`` says that it is exported."""
+    (cell,) = prepared.plan.cells
+    direct = cell.name.beside(cell.topology)
+    routed = direct._replace(route="router").id
+    known = {c.id for c in all_cells(prepared.profile)} & {direct.id, routed}
+    options = [("--cell", c) for c in sorted(known)] + [(f"--{role}", url) for role, url in address.engines.items()]
+    options += [("--router", address.url)] if routed in known else []
+    given = [part for option in options for part in option]
+    return ["harness", "run", "--profile", source, *given, "--key-variable", KEY_EXPORTED]
 
 
 def bring_up(

@@ -81,6 +81,10 @@ def require_guarded(url: str, name: str, timeout_s: float = 10.0) -> None:
             )
 
 
+KEY_EXPORTED = "OPENAI_API_KEY"
+"""The variable in which other clients than curl, and ``harness run``, are told to look for the key."""
+
+
 class HeaderFile(NamedTuple):
     """A file with the key for a person's commands: ``curl -H @FILE`` keeps it off curl's command line too."""
 
@@ -92,7 +96,7 @@ class HeaderFile(NamedTuple):
 
     @property
     def use(self) -> str:
-        return f"key: {self.curl} for curl; for other clients export OPENAI_API_KEY=$(sed 's/.* //' {self._quoted})"
+        return f"key: {self.curl} for curl; for other clients export {KEY_EXPORTED}=$(sed 's/.* //' {self._quoted})"
 
     @property
     def _quoted(self) -> str:

@@ -102,7 +102,8 @@ def look_at_router(url: str, key: ApiKey | None, behind: Iterable[Server]) -> Fr
 def _root(option: str, url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/") or parts.query:
-        raise UsageError(f"--{option} {url}: expected the address of a server, such as http://10.0.0.7:8000")
+        remedy = f"; leave out {parts.path}" if parts.path.rstrip("/") else ""
+        raise UsageError(f"--{option} {url}: expected the address of a server, such as http://10.0.0.7:8000{remedy}")
     return url.rstrip("/")
 
 
@@ -120,11 +121,17 @@ def _served(root: str, headers: Mapping[str, str]) -> tuple[str, str]:
         return "", f"{type(error).__name__}: {error}"
 
 
+_REMEDIES = {
+    "CERTIFICATE_VERIFY_FAILED": "name the file with the certificate of its authority in SSL_CERT_FILE",
+    "status 401": "name the variable with its key (--key-variable)",
+    "ConnectError": "start it",
+}
+_NO_MODEL = "name the address of vLLM's server"
+
+
 def _unserved(option: str, url: str, found: str) -> str:
-    return (
-        f"--{option} {url}: expected a server that lists its model at /v1/models, found {found}; start it, or name the "
-        "variable with its key (--key-variable)"
-    )
+    remedy = next((words for part, words in _REMEDIES.items() if part in found), _NO_MODEL)
+    return f"--{option} {url}: expected a server that lists its model at /v1/models, found {found}; {remedy}"
 
 
 def _has(url: str, headers: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from harness.engines.api_key import GUARD, ApiKey, guarded_path
 from harness.engines.environment import EngineEnvironment
+from harness.engines.guard.kv_harness_guard import KEY_VARIABLE
 from harness.errors import EngineStartError
 from harness.history.surfaces import PER_REQUEST
 from harness.profiles.cells import Role
@@ -16,6 +17,7 @@ from harness.profiles.connectors import MULTI, is_nixl
 from harness.profiles.methods import engine_config
 from harness.profiles.model import EngineConfig, Method, Profile, models_of
 from harness.profiles.remote_code import require_loadable, trusts_code
+from harness.redact import MARK
 from harness.supervision.server import LOOPBACK
 
 MODEL_NAME = "target"
@@ -146,7 +148,8 @@ def build_command(
     argv += list(engine.extra_args)
     flags = environment.flags
     variables = _variables(profile, environment, role, side_channel_port, devices, host)
-    flags.require_free(role, argv, variables)
+    openmp = {"LD_PRELOAD": "an OpenMP library"} if engine.device == "cpu" else {}
+    flags.require_free(role, argv, {KEY_VARIABLE: MARK, **openmp, **variables})
     argv += flags.argv(role)
     variables = {**variables, **flags.env(role), **(extra_env or {})}
     variables = {**guarded_path(variables), **(key.environment if key is not None else {})}

@@ -15,7 +15,7 @@ from harness.errors import EnvironmentFault
 from harness.profiles.cells import Plan
 from harness.profiles.model import Profile
 from harness.supervision.server import full_environment
-from harness.util.extras import INSTALL_ENGINES
+from harness.util.extras import install_engines
 from harness.util.strict import Strict
 from harness.version import __version__
 
@@ -117,7 +117,7 @@ def inspect_environment(executable: str) -> EngineEnvironment:
     if answer["vllm"] is None:
         raise EnvironmentFault(
             f"--engine-python {executable}: expected vllm to be installed there, found Python {answer['python']} "
-            f"without it; {INSTALL_ENGINES}, or give another interpreter"
+            f"without it; {install_engines(executable)}, or give another interpreter"
         )
     return EngineEnvironment(executable=executable, **answer)
 

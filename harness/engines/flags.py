@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import get_args
 
 from harness import redact
@@ -64,7 +64,17 @@ class EngineFlags(Strict):
             if name in env:
                 raise UsageError(
                     f"--engine-env {name}: expected a variable that the {role} engine does not have, found "
-                    f"{name}={env[name]}, which the harness sets; change the profile (engine.env)"
+                    f"{name}={env[name]}, which the harness sets; leave it out, or change the profile (engine.env)"
+                )
+
+    def require_engines(self, roles: Collection[Role]) -> None:
+        """Raise UsageError for a flag of a role that no engine has: nothing would be under test."""
+        for flag in (*self.arguments, *self.variables):
+            if flag.role is not None and flag.role not in roles:
+                raise UsageError(
+                    f"{flag.role}:{redact.words([flag.text])[0]}: expected the role of an engine of the chosen cells, "
+                    f"which are {' and '.join(sorted(roles))}, found none with it; D answers the single cells of a "
+                    "pair's method"
                 )
 
 

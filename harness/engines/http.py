@@ -6,6 +6,8 @@ that never stops sending fills the memory.
 
 from __future__ import annotations
 
+import functools
+import ssl
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -54,6 +56,12 @@ class _Stream(httpcore.NetworkStream):
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._inner.write(buffer, timeout.left(httpcore.WriteTimeout) if isinstance(timeout, _Budget) else timeout)
 
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        allowed = timeout.left(httpcore.ConnectTimeout) if isinstance(timeout, _Budget) else timeout
+        return _Stream(self._inner.start_tls(ssl_context, server_hostname, allowed))
+
     def close(self) -> None:
         self._inner.close()
 
@@ -74,6 +82,12 @@ class _Backend(httpcore.SyncBackend):
         return _Stream(super().connect_tcp(host, port, allowed, local_address, socket_options))
 
 
+@functools.cache
+def trusted() -> ssl.SSLContext:
+    """Return the authorities whose certificates are accepted: the system's, or those of SSL_CERT_FILE."""
+    return ssl.create_default_context()
+
+
 LEAVE_AFTER = "leave_after"
 """Extension of a request: after so many events of a streamed answer, the connection is closed."""
 _END_OF_EVENT = b"\n\n"
@@ -90,12 +104,16 @@ def _events(answer: httpcore.Response, count: int) -> bytes:
 
 
 class _Transport(httpx.BaseTransport):
-    """Plain HTTP over such connections; an answer is read completely before it is returned, unless the request says
+    """HTTP over such connections; an answer is read completely before it is returned, unless the request says
     ``LEAVE_AFTER``."""
 
     def __init__(self) -> None:
         self._pool = httpcore.ConnectionPool(
-            max_connections=100, max_keepalive_connections=20, keepalive_expiry=5.0, network_backend=_Backend()
+            ssl_context=trusted(),
+            max_connections=100,
+            max_keepalive_connections=20,
+            keepalive_expiry=5.0,
+            network_backend=_Backend(),
         )
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:

@@ -408,6 +408,11 @@ class RunRecord(Strict):
     runs."""
 
     @property
+    def attached(self) -> bool:
+        """Whether the run asked servers that ran already, and started none."""
+        return any(engine.attached for engine in self.engines)
+
+    @property
     def limiting_verdicts(self) -> tuple[Verdict, ...]:
         """Upper bounds on the verdict of the run, whatever its cells say."""
         doubt = (Verdict.UNKNOWN,) if self.cannot_pass else ()

@@ -24,22 +24,20 @@ class Exposure(NamedTuple):
     """Numbers of answers whose tokens were checked one by one."""
 
     by_cell: dict[str, int]
+    handed_off: int
+    """Those of P/D cells, but for requests of which the check of transfers says that nothing, or nothing that is
+    proven, was handed over."""
 
     @property
     def answers(self) -> int:
         return sum(self.by_cell.values())
 
     @property
-    def handed_off(self) -> int:
-        """Those of P/D cells."""
-        return sum(n for cell, n in self.by_cell.items() if CellName.of(cell).topology == "pd")
-
-    @property
     def sentence(self) -> str:
         """The exposure in words."""
         if not self.answers:
             return "no answer was checked on its own, token by token: a defect of single requests is not excluded"
-        counted = f"{self.answers:,} answers checked token by token"
+        counted = f"{self.answers:,} answer{'s' if self.answers > 1 else ''} checked token by token"
         shown = f"a defect of {_share(self.answers, 'request')}"
         if self.handed_off == self.answers:
             counted += ", all after a hand-off"
@@ -47,6 +45,8 @@ class Exposure(NamedTuple):
         elif self.handed_off:
             counted += f", {self.handed_off:,} after a hand-off"
             shown += f", or of {_share(self.handed_off, 'P/D request')},"
+        elif any(n and CellName.of(cell).topology == "pd" for cell, n in self.by_cell.items()):
+            counted += ", none after a hand-off"
         return f"{counted}; {shown} would have shown with 95 % confidence"
 
     def as_json(self) -> dict[str, Any]:
@@ -77,9 +77,19 @@ def one_in(answers: int) -> int:
 def exposure_of(judgement: Judgement) -> Exposure:
     """Return the exposure of a judged run."""
     by_cell: dict[str, int] = {}
+    handed_off = 0
     for cell in judgement.cells:
-        by_cell[cell.cell] = by_cell.get(cell.cell, 0) + max((r.judged for r in token_results(cell)), default=0)
-    return Exposure(by_cell)
+        answers = max((r.judged for r in token_results(cell)), default=0)
+        by_cell[cell.cell] = by_cell.get(cell.cell, 0) + answers
+        if CellName.of(cell.cell).topology == "pd":
+            handed_off += max(0, answers - _not_handed_off(cell))
+    return Exposure(by_cell, handed_off)
+
+
+def _not_handed_off(cell: CellVerdict) -> int:
+    found = [f for r in cell.results if r.check == "transfer" for f in r.findings if f.prompt_id and f.form != "text"]
+    lost = {f.part or f.prompt_id for f in found if f.damage in ("routing", "nothing-tested")}
+    return len(lost) + sum(f.others for f in found)
 
 
 def token_results(cell: CellVerdict) -> list[CheckResult]:

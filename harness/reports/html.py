@@ -39,7 +39,7 @@ from harness.reports.links import newest_aa, newest_selftest
 from harness.reports.prompts import changes, page_data
 from harness.reports.selftest_result import matrix_columns
 from harness.reports.summary import RunSummary, can_be_tried
-from harness.reports.suspects import shown_folder
+from harness.reports.suspects import asked_by, shown_folder
 from harness.reports.timeline import timeline_of
 from harness.util.files import ends_of
 from harness.util.text import harmless, shortened
@@ -106,7 +106,10 @@ def anchor(finding: Finding) -> str:
 
 
 def repro_line(history: History, finding: Finding) -> str:
-    """Return the command that tries a finding again, with the flags that the run's engines had."""
+    """Return the command that tries a finding again, with the flags that the run's engines had; of servers that ran
+    already, the command that asked them."""
+    if history.run.attached:
+        return asked_by(history)
     return shlex.join(["harness", "repro", shown_folder(history), finding.id, *history.run.engine_flags])
 
 

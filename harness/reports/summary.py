@@ -255,7 +255,7 @@ def _cause(history: History, judgement: Judgement) -> str:
     if not reasons:
         return "The run ended before all was recorded" if history.run.finished is None else ""
     reason, hit = max(reasons.items(), key=lambda item: len(item[1]))
-    what = " ".join(reason.split())
+    what = " ".join(reason.partition("; last lines of ")[0].split())
     what = what if len(what) <= _REASON_CHARS else what[: _REASON_CHARS - 1] + "…"
     others = f", and {counted(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
     return (

@@ -73,16 +73,16 @@ def next_step(history: History, judgement: Judgement) -> str:
             f"{_name(finding)} failed in {len(runs)} of {len(earlier)} earlier runs beside this one, too, last in "
             f"{runs[-1]}{others}: chance alone does not repeat that; treat it as a regression"
         )
-    cells = " ".join(f"--cell {shlex.quote(c)}" for c in dict.fromkeys(f.cell for f in suspects))
-    profile = shlex.quote(_profile(history))
+    cells = [part for c in dict.fromkeys(f.cell for f in suspects) for part in ("--cell", c)]
+    again = shlex.join(["harness", "run", "--profile", _profile(history), *cells])
     before = (
         f"none of the {len(earlier)} earlier runs beside this one failed there"
         if earlier
         else "there are no earlier runs beside this one to compare with"
     )
     return (
-        f"run the suspected cells again, harness run --profile {profile} {cells}: failing there in another run is a "
-        f"finding; {before}"
+        f"run the suspected cells again, {asked_by(history) if history.run.attached else again}: failing there in "
+        f"another run is a finding; {before}"
     )
 
 
@@ -99,7 +99,7 @@ def go_on(history: History, judgement: Judgement) -> GoOn:
     if judgement.verdict is not Verdict.UNKNOWN or run.kind != "run" or run.merged is not None or run.mutants:
         return GoOn()
     left = [c.cell for c in run.cells if c.state != "complete"]
-    if not left or any(e.attached for e in run.engines):
+    if not left or run.attached:
         return GoOn()
     words = f"{len(left)} of {counted(len(run.cells), 'cell')} {'is' if len(left) == 1 else 'are'} not complete"
     if run.interrupted or run.finished is None:
@@ -108,15 +108,24 @@ def go_on(history: History, judgement: Judgement) -> GoOn:
             return GoOn()
         command = shlex.join(["harness", "run", "--resume", shown_folder(history)])
         return GoOn(f"{words}; go on: {command}", command)
+    if run.engine_flags and not run.engines:
+        return GoOn(
+            f"{words}; no engine became ready with {shlex.join(run.engine_flags)}: correct that, or leave it out"
+        )
     profile = _profile(history)
     cells = [part for cell in left for part in ("--cell", cell)]
     command = shlex.join(["harness", "run", "--profile", profile, *cells, *run.engine_flags])
-    return GoOn(f"{counted}; once the cause is gone, ask them again: {command}", command)
+    return GoOn(f"{words}; once the cause is gone, ask them again: {command}", command)
 
 
 def _profile(history: History) -> str:
     """Return the profile of a run as ``--profile`` names it."""
     return str(history.run.profile.get("source") or history.run.profile.get("name"))
+
+
+def asked_by(history: History) -> str:
+    """Return the command that asked servers which ran already: any other would start engines instead."""
+    return shlex.join(["harness", *history.run.command[1:]])
 
 
 def shown_folder(history: History) -> str:

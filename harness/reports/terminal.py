@@ -93,7 +93,8 @@ def _groups(console: Console, summary: RunSummary, groups: list[Group]) -> None:
             f"{counted(count, 'finding')}{where}"
         )
         _lines(console, head, finding.verdict, most=1)
-        _lines(console, f"    {f'{finding.prompt_id}: ' if finding.prompt_id else ''}{finding.message}", most=1)
+        message = f"    {f'{finding.prompt_id}: ' if finding.prompt_id else ''}{finding.message}"
+        _lines(console, f"    {finding.reason}" if finding.reason else message, most=1 + bool(finding.reason))
 
 
 def _read_on(summary: RunSummary, console: Console) -> None:

@@ -215,20 +215,24 @@ class Player:
         answers = [Answer() for _ in stage.sends]
         gate = Gate(stage.sends)
         held = self._held(stage)
-        problem = self._hold(held)
+        if problem := self._hold(held):
+            # Without the hold they would not meet in one step, which is the state that they are sent for.
+            for answer in answers:
+                answer.error = f"not sent: {problem}"
+            return answers, {}, None
         futures = [
             session.senders.submit(self._timed, send, salts, answer, stage, gate)
             for send, answer in zip(stage.sends, answers, strict=True)
         ]
         released = None
         try:
-            if held is not None and problem is None:
+            if held is not None:
                 gate.wait_for_all()
                 time.sleep(_HOLD_S)
         finally:
             # Release the engine on interruption too, or the threads would wait for it for ever.
             try:
-                if held is not None and problem is None:
+                if held is not None:
                     self._release(held)
                     released = clock.now()
             finally:
@@ -237,9 +241,6 @@ class Player:
             future.result()
         if any(send.abandon is not None for send in stage.sends):
             session.settle()
-        if problem is not None:
-            for answer in answers:
-                answer.error = answer.error or problem
         return answers, counters.grown(leg for a in answers for leg in a.legs), released
 
     def _held(self, stage: Stage) -> Role | None:
@@ -284,7 +285,8 @@ class Player:
         response = self._session.client(role).post("/pause?mode=keep&clear_cache=false")
         if response.status_code == 200:
             return None
-        return f"{role} engine: expected POST /pause?mode=keep to answer 200, found {response.status_code}"
+        remedy = "; start the server with VLLM_SERVER_DEV_MODE=1" if response.status_code == 404 else ""
+        return f"{role} engine: expected POST /pause?mode=keep to answer 200, found {response.status_code}{remedy}"
 
     def _release(self, role: Role) -> None:
         response = self._session.client(role).post("/resume")

@@ -42,10 +42,13 @@ def record_into(folder: Path, prepared: Prepared, reporter: Reporter, options: R
     return Runner(prepared, environment, recorder, reporter, options).run()
 
 
-def require_free(prepared: Prepared, flags: EngineFlags) -> None:
-    """Raise UsageError for a flag that the harness itself sets for an engine of the run."""
+def require_free(prepared: Prepared, flags: EngineFlags, every_role: bool = True) -> None:
+    """Raise UsageError for a flag that the harness itself sets for an engine of the run, and, unless ``every_role`` is
+    False, for one of a role that no engine of the run has."""
     if flags == NO_FLAGS:
         return
+    if every_role:
+        flags.require_engines({role for group in prepared.plan.groups for role in group.roles})
     environment = EngineEnvironment.unknown(prepared.profile.engine.device).model_copy(update={"flags": flags})
     for group in prepared.plan.groups:
         profile = prepared.profile.part(group.variant) if group.variant else prepared.profile

@@ -14,7 +14,9 @@ _MOST = 8 * 2**20
 """Bytes read from each end of a log. A start writes far less, and what is searched for is in it or at the end."""
 # A traceback's last line, behind vLLM's prefix of process and place. EngineDeadError only repeats that there was one.
 _EXCEPTION = re.compile(
-    r"^(?:\(.*?\) )?(?:ERROR [^\]]*\] )?((?!\S*EngineDeadError)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b: .*)$",
+    r"^(?:\(.*?\) )?(?:ERROR [^\]]*\] )?((?!\S*EngineDeadError)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b: .*"
+    # Of a command line that argparse refuses.
+    r"|[\w.-]+: error: .*)$",
     re.MULTILINE,
 )
 
@@ -38,7 +40,8 @@ class EngineLog:
             return ""
 
     def root_error(self) -> str:
-        """Return the first exception that the engine logged, as `` (it logged: …)``; empty if it logged none.
+        """Return the first exception that the engine logged, or what it refused of its command line, as
+        `` (it logged: …)``; empty if it logged none.
 
         A client only sees "EngineCore encountered an issue"; the reason is hundreds of lines earlier in the log.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 from harness.util.paths import IN_CHECKOUT
@@ -9,7 +10,12 @@ from harness.util.paths import IN_CHECKOUT
 RUN = ("httpcore", "httpx", "huggingface_hub", "pyarrow", "safetensors", "tokenizers", "transformers")
 """The packages of the extra ``run`` that are imported; py-spy, which it has, too, is a program."""
 INSTALL_RUN = "pip install 'kv-acceptance-harness[run]'"
-INSTALL_ENGINES = "run ./run_matrix.sh" if IN_CHECKOUT else "pip install 'kv-acceptance-harness[cpu]' (or [gpu])"
+_INSTALL_ENGINES = "run ./run_matrix.sh" if IN_CHECKOUT else "pip install 'kv-acceptance-harness[cpu]' (or [gpu])"
+
+
+def install_engines(executable: str) -> str:
+    """Return how an interpreter gets vLLM: by an extra of this package where it is the own one."""
+    return _INSTALL_ENGINES if executable == sys.executable else "install vllm and nixl there"
 
 
 def lacking_to_run() -> list[str]:

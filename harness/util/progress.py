@@ -76,6 +76,12 @@ class Reporter:
         stamp = f"[{self._printed - self._begun:6.1f} s] "
         self._console.print(stamp + harmless(redact.text(text)), highlight=False, markup=False, soft_wrap=True)
 
+    def rest(self) -> None:
+        """Show no progress any more: what is under way lasts as long as its user wants."""
+        self._over.set()
+        if self._live:
+            self._bar.stop()
+
     def step(self, text: str, seconds: float) -> None:
         """Advance by ``seconds`` of the plan's expected time, and name what is being waited for."""
         with self._lock:

@@ -22,7 +22,7 @@ def test_engine_python_without_vllm(tmp_path):
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
     bare.chmod(0o755)
-    with pytest.raises(EnvironmentFault, match="expected vllm to be installed there"):
+    with pytest.raises(EnvironmentFault, match=r"expected vllm to be installed there, .*; install vllm and nixl there"):
         inspect_environment(str(bare))
     no_python = tmp_path / "cat"
     no_python.write_text("#!/bin/sh\necho hello\n")

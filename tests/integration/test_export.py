@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from harness.commands.export.case import Right, case_of, cold_stage, engine_commands, write_case
+from harness.commands.export.case import Right, case_of, cold_stage, engine_commands, injected, write_case
 from harness.commands.export.finding import Smallest, issue_text
 from harness.commands.repro import Goal
 from harness.errors import UsageError
@@ -54,7 +54,7 @@ def test_file_is_plain_python_without_this_machine_or_this_project(exported):
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ({}, 0, "as expected: the defect is not there"),
+        ({}, 0, "the defect is not there: answers are as expected"),
         ({"tokens": [9, 9, 9]}, 1, "the first wrong token is output 0"),
         ({"accepted": [0, 0, 0, 0]}, 1, "right tokens, different accepted drafts"),
         ({"echo": [1, 2]}, 1, "the engine saw other prompt tokens"),
@@ -66,6 +66,13 @@ def test_verdict_of_the_file(exported, change, code, words):
     decode = {**WARM, "62": {**right(), **change}}
     found, output = run(rewritten(exported, {"prefill": {**WARM, "62": right()}, "decode": decode}))
     assert (found, words in output) == (code, True), output
+
+
+def test_file_of_an_injected_fault_says_that_it_cannot_show_it(exported):
+    found = "the defect is M4, which the harness injected, and the file does not have"
+    engines = {"prefill": {**WARM, "62": right()}, "decode": {**WARM, "62": right()}}
+    code, output = run(rewritten(exported, engines, injected=injected(("M4",))))
+    assert injected(("M4",)) == found and (code, f"that says nothing: {found}" in output) == (0, True), output
 
 
 @pytest.mark.parametrize(
@@ -273,7 +280,7 @@ def test_large_models_are_named_and_not_carried(tmp_path, monkeypatch):
 
 
 def test_cells_behind_a_router_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="without a router, found pd-eagle3-router"):
+    with pytest.raises(UsageError, match=r"found pd-eagle3-router.*--cell pd-eagle3 --prompt copy-062-10$"):
         write_case(named("pd-eagle3-router"), ENVIRONMENT, tmp_path / "x.py")
 
 

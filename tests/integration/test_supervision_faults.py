@@ -326,6 +326,9 @@ def test_another_folder_is_not_taken_when_the_disk_is_full(tmp_path, monkeypatch
 
 def test_obituary_of_a_real_time_signal(tmp_path):
     assert "signal 35;" in EngineLog(tmp_path / "log").obituary("engine", -35)
+    (tmp_path / "refused").write_text("usage: api_server.py [--x]\napi_server.py: error: unrecognized arguments: --y\n")
+    refused = EngineLog(tmp_path / "refused").root_error()
+    assert refused == " (it logged: api_server.py: error: unrecognized arguments: --y)"
     assert "signal SIGKILL;" in EngineLog(tmp_path / "log").obituary("engine", -9)
 
 

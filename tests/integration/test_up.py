@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from harness.commands.serve import Proof, prepare_cell
+from harness.commands.serve import Address, Proof, asking, prepare_cell
 from harness.engines import router, router_program
 from harness.engines.api_key import ApiKey
 from harness.errors import EnvironmentFault, UsageError
@@ -67,6 +67,34 @@ def test_router_that_ends_at_once_is_an_error_with_its_log(tmp_path, monkeypatch
 def test_proof_says_what_one_request_showed(proof, words, good):
     assert re.search(words, proof.sentence)
     assert proof.good is good
+
+
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [
+        (
+            "pd-eagle3",
+            [
+                "--cell",
+                "pd-eagle3",
+                "--cell",
+                "pd-eagle3-router",
+                "--decode",
+                URLS["decode"],
+                "--prefill",
+                URLS["prefill"],
+                "--router",
+                "http://127.0.0.1:3",
+            ],
+        ),
+        ("single-none", ["--cell", "single-none", "--single", "http://127.0.0.1:1"]),
+    ],
+)
+def test_the_command_that_asks_these_engines(cell, options):
+    engines = URLS if cell.startswith("pd") else {"single": "http://127.0.0.1:1"}
+    address = Address("http://127.0.0.1:3", engines, Proof(True, True, None), "", "")
+    wanted = ["harness", "run", "--profile", "cpu", *options, "--key-variable", "OPENAI_API_KEY"]
+    assert asking(prepare_cell("cpu", cell), "cpu", address) == wanted
 
 
 def test_one_cell_at_a_time():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,18 +24,23 @@ SAID = {
 
 
 @contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    if tls is not None:
+        # A client that never shakes hands must not keep the server from ending.
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()
 
 
 @contextmanager
-def fake_server(key: str = "", dev: bool = True, said: object = SAID) -> Iterator[str]:
+def fake_server(
+    key: str = "", dev: bool = True, said: object = SAID, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """Serve what a vLLM says of itself; ``said`` is its configuration, offered with ``dev`` alone."""
 
     class FakeServer(BaseHTTPRequestHandler):
@@ -54,5 +60,5 @@ def fake_server(key: str = "", dev: bool = True, said: object = SAID) -> Iterato
         def log_message(self, *_: object) -> None:
             pass
 
-    with serving(FakeServer) as url:
+    with serving(FakeServer, tls) as url:
         yield url

@@ -152,6 +152,8 @@ def test_command_lines_lose_secrets_and_keep_the_rest():
         *("harness", "run", "--api-key", redact.MARK, f"--token={redact.MARK}"),
         *("--max-num-batched-tokens", "192", "--cell", "pd-*"),
     )
+    named = ("harness", "run", "--key-variable", "MY_KEY", "--key-variable=OTHER_KEY")
+    assert redact.words(named) == named
 
 
 def test_environments_keep_names():

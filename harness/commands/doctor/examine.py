@@ -24,7 +24,7 @@ from harness.prompts.probe_task import RECIPE_FILE, WEIGHTS
 from harness.scheduling.gpus import gpus
 from harness.supervision.ports import free_ports, release
 from harness.util import allowance
-from harness.util.extras import INSTALL_ENGINES, INSTALL_RUN, lacking_to_run
+from harness.util.extras import INSTALL_RUN, install_engines, lacking_to_run
 from harness.util.files import sha256_file
 from harness.util.paths import REPOSITORY
 from harness.util.text import counted
@@ -48,7 +48,7 @@ def examine(executable: str, source: str) -> list[Item]:
             Item("vllm", f"{environment.vllm} ({environment.vllm_build}), torch {environment.torch}", True, True)
         )
     except HarnessError as error:
-        items.append(Item("vllm", str(error), False, True, f"{INSTALL_ENGINES}, or name --engine-python"))
+        items.append(Item("vllm", str(error), False, True, f"{install_engines(executable)}, or name --engine-python"))
     profile: Profile | None = None
     try:
         profile = load_profile(source)

@@ -20,6 +20,7 @@ from harness.engines.command import MODEL_NAME, build_command
 from harness.engines.environment import EngineEnvironment
 from harness.engines.guard import kv_harness_guard
 from harness.errors import UsageError
+from harness.history.records import COLD
 from harness.profiles.cells import Cell, Role
 from harness.profiles.model import Profile, models_of
 from harness.profiles.remote_code import require_loadable, trusts_code
@@ -92,9 +93,11 @@ def case_of(
 def write_case(case: Case, environment: EngineEnvironment, target: Path) -> None:
     """Write the file. Raises UsageError for cells that cannot be exported."""
     if case.cell.routed:
+        direct = case.cell.name.beside(case.cell.topology).id
+        what = f"--prompt {case.stages[0].sends[0].prompt.id}" if case.scenario == COLD else f"-s {case.scenario}"
         raise UsageError(
             f"--export: expected a cell without a router, found {case.cell.id}; a file that needs nothing but vLLM "
-            "and NIXL cannot start one: name the cell without it"
+            f"and NIXL cannot start one: instead of a finding, name the cell without it, --cell {direct} {what}"
         )
     require_loadable(models_of(case.profile, case.cell.method))
     folders = model_folders(case.profile, case.cell)
@@ -112,6 +115,12 @@ def write_case(case: Case, environment: EngineEnvironment, target: Path) -> None
                 digests[str(file.relative_to(folder))] = digest
             models[name]["files"] = digests
     write_atomic(target, _source(case, _described(case, environment, models), files))
+
+
+def injected(mutants: Sequence[str]) -> str:
+    """Return that a case was found with injected faults, in words; empty without any."""
+    named = ", ".join(mutants)
+    return f"the defect is {named}, which the harness injected, and the file does not have" if named else ""
 
 
 def model_folders(profile: Profile, cell: Cell) -> dict[str, Path]:
@@ -181,6 +190,7 @@ def _described(case: Case, environment: EngineEnvironment, models: dict[str, dic
         "acceptance_slack": case.slack,
         "tries": case.tries,
         "seen": case.seen,
+        "injected": injected(case.mutants),
         "inherited": {"names": INHERITED, "prefixes": INHERITED_PREFIXES},
         "guard": kv_harness_guard.__name__.rpartition(".")[2],
         "models": models,

@@ -90,7 +90,9 @@ def attempt(options: argparse.Namespace, scratch: Path) -> int:
             f"expected {needed} quiet tries to exclude {seen} with 95 % confidence, found {options.tries}, which "
             f"exclude a rate above {above:.3g} %: use --tries {needed}"
         )
-    say(f"as expected: the defect is not there (quiet tries: {options.tries}; seen at {seen})")
+    say(f"the defect is not there: answers are as expected (quiet tries: {options.tries}; seen at {seen})")
+    if CASE["injected"]:
+        say(f"that says nothing: {CASE['injected']}")
     return 0
 
 

@@ -202,6 +202,11 @@ def _disagreements(cell: CellView, counted: _Counted) -> Iterator[str]:
         yield f"its steps for {_of(counted)}, found numbers that cannot be"
     if not {"queue_seconds", "inference_seconds"} <= found.keys():
         yield f"the time of {_of(counted)} in its queue and in inference, found none"
+    if not cell.speculative and (drafts := found.get("drafts")):
+        yield (
+            f"no drafts in a cell without speculation, found {drafts:.0f}: the engine speculates; start it without, or "
+            "name the cell of its method (--cell)"
+        )
 
 
 def _possible_steps(found: Mapping[str, float]) -> bool:

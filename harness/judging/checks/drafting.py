@@ -30,6 +30,7 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import AcceptanceFigures, DraftFigures, RatesFigures, StepsDifference, TotalsDifference
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 from harness.profiles.scenarios import Pressure
+from harness.util.text import counted
 
 _SHOWN = 12
 """Steps that a finding shows."""
@@ -279,6 +280,12 @@ def _shortened(cell: CellView, o: Observation) -> bool:
     return o.max_tokens is not None and most is not None and o.max_tokens < int(most)
 
 
+def _fills_context(cell: CellView, o: Observation) -> bool:
+    answer = o.final.output_ids if o.final is not None else None
+    context = cell.context_tokens
+    return context is not None and len(o.sent_ids) + len(answer or ()) >= context
+
+
 def _totals_note(by_totals: Sequence[RequestCounts], recognised: bool) -> str:
     if not by_totals:
         return ""
@@ -301,11 +308,12 @@ def _totals(
     at, steps = wanted.accepted_at, wanted.steps
     if (counted.steps, counted.accepted_at) == (steps, at):
         return []
-    # An unrecognised padded first step shows as one extra step that accepted nothing.
+    # An unrecognised padded first step shows as one extra step that accepted nothing. It leaves a surplus, unless the
+    # answer fills the context, where a last step without drafts may be missing.
     if (
         cell.handed_off
         and not recognised
-        and (counted.surplus >= 1 or cell.traits.up_to)
+        and (counted.surplus >= (0 if _fills_context(cell, o) else 1) or cell.traits.up_to)
         and (counted.steps - 1, counted.accepted_at) == (steps, at)
     ):
         return []
@@ -401,11 +409,14 @@ def _difference(
     found, expected = c.steps.accepted, c.reference if cell.cold else c.wanted
     if cell.cold or cell.acceptance_slack or c.up_to:
         mean = _mean(found), _mean(expected)
-        counted = f"mean {mean[1]:.3f} over {len(expected)} steps", f"mean {mean[0]:.3f} over {len(found)} steps"
+        means = (
+            f"mean {mean[1]:.3f} over {counted(len(expected), 'step')}",
+            f"mean {mean[0]:.3f} over {counted(len(found), 'step')}",
+        )
     else:
         common = max(c.aligned.common, 1)
         mean = c.aligned.found / common, c.aligned.expected / common
-        counted = f"{c.aligned.expected} over {c.aligned.common} steps", str(c.aligned.found)
+        means = f"{c.aligned.expected} over {counted(c.aligned.common, 'step')}", str(c.aligned.found)
     more = mean[0] > mean[1]
     verdict, damage = _attribute(cell, name, more, together, alone)
     how = "the same mean in another order" if mean[0] == mean[1] else "more" if more else "fewer"
@@ -414,7 +425,7 @@ def _difference(
         name,
         verdict,
         damage,
-        f"expected the accepted drafts per step of {against} ({counted[0]}), found {how} ({counted[1]}), from step "
+        f"expected the accepted drafts per step of {against} ({means[0]}), found {how} ({means[1]}), from step "
         f"{at} on"
         + ("; both topologies moved together" if together else "")
         + ("; the cold answers of these engines are as recorded, so this state changes results" if alone else ""),

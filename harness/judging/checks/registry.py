@@ -225,11 +225,12 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
         for cell in history.run.cells
         for words in cell.left_over
     ]
-    version = history.run.versions.get("vllm")
-    notices += [f"vLLM {version} lacks {name}: {cost}" for name, cost in history.run.lacking.items()]
+    lacks = "the servers lack" if history.run.attached else f"vLLM {history.run.versions.get('vllm')} lacks"
+    notices += [f"{lacks} {name}: {cost}" for name, cost in history.run.lacking.items()]
     flags = history.run.engine_flags
     if flags:
-        notices.append(f"engines under test with {' '.join(flags)}; baselines are of engines without")
+        tested = "engines under test" if history.run.engines else "no engine became ready"
+        notices.append(f"{tested} with {' '.join(flags)}; baselines are of engines without")
     mutants = history.run.mutants
     if mutants:
         notices.append(

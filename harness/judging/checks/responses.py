@@ -43,7 +43,7 @@ def complete(cell: CellView) -> CheckResult:
             f"expected {cell.planned} observations of a complete cell, found {len(observations)} of a cell that is "
             f"{cell.record.state}: {reason}{unanswered}"
         )
-        incomplete = IncompleteCell(reason=reason)
+        incomplete = IncompleteCell(reason=cell.record.reason or "")
         findings.append(cell.finding(name, Verdict.UNKNOWN, "infrastructure", message, evidence=incomplete))
     return conclude(name, cell.id, len(observations), findings)
 

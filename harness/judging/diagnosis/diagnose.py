@@ -18,6 +18,7 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import LogprobDifference
 from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Finding, Law
 from harness.profiles.scenarios import Sampled
+from harness.util.text import counted
 
 _TOKEN_CHECKS = ("tokens-reference", "tokens-baseline")
 _STEP_CHECKS = ("acceptance-single", "acceptance-cold", "acceptance-baseline")
@@ -111,6 +112,9 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
     wrong_tokens = [f for f in certain if f.check in _TOKEN_CHECKS and f.verdict is Verdict.REGRESSION]
     if wrong_tokens and all(f.damage == "known-answer" for f in wrong_tokens):
         return "known-answer"
+    if not wrong_tokens and any(f.damage == "routing" for f in certain):
+        # What was never handed over is no wrong KV: D computed it by itself.
+        return "routing"
     if wrong_tokens or any(f.damage == "target-kv" for f in certain):
         return "sampler" if _same_without(cell, _TOKEN_CHECKS) or _only_when_sampled(cell) else "target-kv"
     changed_steps = [f for f in certain if f.check in _STEP_CHECKS]
@@ -195,7 +199,7 @@ def damage_name(damage: str) -> str:
 def _words(
     cell: CellView, damage: DamageClass, chosen: Finding, failed: int, judged: int, law: Law | None
 ) -> list[str]:
-    parts = [f"{damage_name(damage)} in {failed} of {judged} requests" if failed else damage_name(damage)]
+    parts = [f"{damage_name(damage)} in {failed} of {counted(judged, 'request')}" if failed else damage_name(damage)]
     if damage in ("target-kv", "drafter-kv", "sampler", "input") and law is not None:
         parts.append(law.text)
     if chosen.location is not None:

@@ -25,7 +25,8 @@ def law_of_lengths(failed: Mapping[int, bool], block_size: int) -> Law | None:
         text = f"only the length {bad[0]} fails of {len(bad) + len(good)} tested: no law can be told from one"
         return Law(text=text, tested=tested, exact=False)
     if not good:
-        return Law(text=f"every tested length fails ({len(bad)} from {bad[0]} to {bad[-1]})", tested=tested)
+        which = f"{len(bad)} from {bad[0]} to {bad[-1]}" if len(bad) > 1 else f"{bad[0]} alone"
+        return Law(text=f"every tested length fails ({which})", tested=tested)
     if bad[0] > good[-1]:
         return Law(text=f"fails if and only if the prompt has more than {good[-1]} tokens", tested=tested)
     if bad[-1] < good[0]:
@@ -34,8 +35,12 @@ def law_of_lengths(failed: Mapping[int, bool], block_size: int) -> Law | None:
     exceptions = [n for n in good if n % block_size in residues]
     if exceptions:
         return _threshold_on_residues(bad, good, residues, block_size, tested)
+    spared = [r for r in tested if r not in residues]
+    rule = _residue_text(residues, block_size)
+    if len(tested) == block_size and len(spared) < len(residues):
+        rule = f"not {_residue_text(spared, block_size)}"
     return Law(
-        text=f"fails if and only if {_residue_text(residues, block_size)}{_spill_text(residues, tested, block_size)}",
+        text=f"fails if and only if {rule}{_spill_text(residues, tested, block_size)}",
         residues=residues,
         modulus=block_size,
         tested=tested,
@@ -65,9 +70,12 @@ def _spill_text(residues: Sequence[int], tested: Sequence[int], block_size: int)
 def _threshold_on_residues(
     bad: Sequence[int], good: Sequence[int], residues: tuple[int, ...], block_size: int, tested: tuple[int, ...]
 ) -> Law:
-    """Return the law when residues explain failures only above some length, or not at all."""
+    """Return the law when residues explain failures only above some length, or not at all.
+
+    A rule with a residue and a bound of its own for each failing length says no more than their list.
+    """
     last_good = max(n for n in good if n % block_size in residues)
-    if all(n > last_good for n in bad):
+    if all(n > last_good for n in bad) and len(bad) > len(residues):
         text = f"fails if and only if {_residue_text(residues, block_size)} and N is more than {last_good}"
         return Law(text=text, residues=residues, modulus=block_size, tested=tested)
     return Law(

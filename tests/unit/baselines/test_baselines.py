@@ -178,6 +178,8 @@ def test_nearest_version_stands_in_with_a_notice(tmp_path):
     (notice,) = found(tmp_path, vllm="0.32.0").notices
     assert "expired" in notice
     assert found(tmp_path, vllm="0.28.0").notices == ()
+    (unknown,) = found(tmp_path, vllm="").notices
+    assert unknown.endswith("this run has an unknown version: how far apart they are is not known")
 
 
 def test_old_baseline_is_a_notice_by_the_date_of_the_run(tmp_path):

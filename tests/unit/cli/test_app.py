@@ -131,6 +131,16 @@ def test_repro_and_bisect_take_the_same(command):
     assert code == 64 and "expected [RUN_DIR] FINDING" in words
 
 
+def test_an_exported_case_replaces_nothing_and_makes_no_folder(tmp_path: Path):
+    case = ["repro", "--cell", "pd-none", "--prompt", "first", "--export"]
+    (tmp_path / "x.md").touch()
+    (tmp_path / "y.py").touch()
+    for file, words in (("x.py", "found one; name another"), ("y.py", "found one"), ("no/z.py", "expected a folder")):
+        code, said = inside(*case, str(tmp_path / file), "--export-issue")
+        assert code == 64 and words in " ".join(said.split())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.md", "y.py"]
+
+
 def test_the_command_that_builds_missing_prompts_names_the_file(tmp_path: Path):
     recipe = f"{{dataset: a/b, revision: {'a' * 40}, block_sizes: [32], lookaheads: [4], per_stratum: 3}}"
     path = tmp_path / "mine.yaml"

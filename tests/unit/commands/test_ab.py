@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from typer.testing import CliRunner
 
-from harness.cli.app import app
 from harness.commands.ab import conclusion, with_references
 from harness.errors import UsageError
 from harness.history.folder import write_run
@@ -61,7 +59,13 @@ def test_single_cells_are_asked_too_and_cold_for_every_prompt():
 
 
 def test_two_equal_vllms_are_refused():
-    assert "nothing that tells head from base" in str(CliRunner().invoke(app, ["ab"]).exception)
+    assert "another --head than --base, or --engine-arg or --engine-env, found none of them" in inside("ab")[1]
+    assert "found 0.32.0 for both; `harness aa`" in inside("ab", "--base", "0.32.0", "--head", "0.32.0")[1]
+
+
+def test_head_cannot_be_a_server():
+    code, words = inside("ab", "--base", "0.30.0", "--head", "http://127.0.0.1:1")
+    assert code == 64 and words.startswith("harness: --head http://127.0.0.1:1: expected a vLLM whose engines")
 
 
 def test_base_may_be_a_server_that_runs_already(tmp_path, monkeypatch):
@@ -88,5 +92,7 @@ def test_base_may_be_a_server_that_runs_already(tmp_path, monkeypatch):
     with fake_server(key="k" * 20) as url:
         code, words = inside(*given[:2], url, *given[3:], "-c", "pd-none")
         assert code == 64 and "num_speculative_tokens 0, found 3" in words
+    code, words = inside("ab", "--base", "http://127.0.0.1:1", "-c", "pd-none")
+    assert code == 64 and "--base http://127.0.0.1:1: expected a server" in words and "--single" not in words
     code, words = inside("ab", "--base", "http://127.0.0.1:1", "--key-variable", "NO_SUCH", "-c", "pd-none")
     assert code == 64 and "--key-variable NO_SUCH: expected the key of the servers in it" in words

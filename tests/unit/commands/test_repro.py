@@ -11,11 +11,13 @@ from scipy.stats import binomtest
 from harness.commands import repro
 from harness.commands.repro import Attempt, Goal, Result, find, from_names, goal_of, measured, settled, target_of
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
+from harness.history.records import ATTACHED
 from harness.history.verdict import Verdict
 from harness.profiles.model import load_profile
+from harness.reports.html import repro_line
 from harness.stats.quiet import excluded_above, least_rate, quiet_tries
 from harness.stats.sequential import interval_of
-from tests.support.builders import change_final, garbled, history, judged, observation
+from tests.support.builders import change_final, engine, garbled, history, judged, observation, with_run
 
 
 @pytest.fixture
@@ -106,6 +108,19 @@ def test_too_few_tries_and_those_that_were_cut_short_do_not_say_that_it_is_gone(
     assert result.sentence.startswith({0: "not reproduced", 1: "reproduced", 2: "UNKNOWN"}[code])
     if code == EXIT_UNKNOWN:
         assert given.get("problem", "") in result.sentence
+
+
+def test_servers_that_ran_already_are_asked_again_and_no_engines_stand_in_for_them(monkeypatch, red):
+    asked = ("/env/bin/harness", "run", "--single", "http://10.0.0.7:8000", "--key-variable", "MY_KEY")
+    server = engine("pd-none", "decode").model_copy(update={"argv": (ATTACHED, "http://10.0.0.7:8000")})
+    attached = with_run(red.history, engines=(server,), command=asked)
+    again = "harness run --single http://10.0.0.7:8000 --key-variable MY_KEY"
+    finding = red.judgement.findings[0]
+    assert repro_line(attached, finding) == again
+    assert repro_line(red.history, finding) == f"harness repro run {finding.id}"
+    monkeypatch.setattr(repro, "load_history", lambda _: attached)
+    with pytest.raises(UsageError, match=f"asked again with: {again}; to try .*--cell and --prompt"):
+        repro.from_run(Path("run"), finding.id)
 
 
 def test_prompt_of_a_cell_is_prepared_with_its_engines_only():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import ssl
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -107,8 +109,24 @@ def test_a_server_with_a_key_is_asked_with_it():
 
 @pytest.mark.parametrize("url", ["ftp://x", "10.0.0.7:8000", "http://x/v1", "http://x?a=b"])
 def test_what_is_no_address_is_refused(url):
-    with pytest.raises(UsageError, match="expected the address of a server"):
+    remedy = "; leave out /v1$" if url.endswith("/v1") else ":8000$"
+    with pytest.raises(UsageError, match=f"expected the address of a server.*{remedy}"):
         look_at("single", url, None)
+
+
+def test_a_server_with_tls_is_asked_if_its_certificate_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject]
+    subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with fake_server(tls=context) as url:
+        with pytest.raises(UsageError, match=r"CERTIFICATE_VERIFY_FAILED.*; name the file .* in SSL_CERT_FILE"):
+            look_at("single", url, None)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        monkeypatch.setattr("harness.engines.http.trusted", ssl.create_default_context)
+        assert url.startswith("https://") and look_at("single", url, None).model == "mine"
 
 
 @pytest.mark.parametrize(

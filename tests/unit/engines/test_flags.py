@@ -60,12 +60,16 @@ def test_what_is_neither_argument_nor_variable_is_refused(arguments, variables, 
     [
         (["--port=1"], [], "--engine-arg --port=1: expected an argument that the .* engine does not have"),
         (["prefill:--kv_transfer_config={}"], [], "the prefill engine does not have, found one that the harness sets"),
-        ([], ["UCX_TLS=rc"], r"found UCX_TLS=tcp,sm,self, which the harness sets; change the profile \(engine.env\)"),
+        ([], ["UCX_TLS=rc"], r"found UCX_TLS=tcp,sm,self, which the harness sets; leave it out, or change"),
+        ([], ["VLLM_API_KEY=abc"], r"found VLLM_API_KEY=<redacted>, which the harness sets"),
+        ([], ["decode:LD_PRELOAD=x.so"], r"found LD_PRELOAD=an OpenMP library, which the harness sets"),
+        ([], ["single:X=1"], "single:X=1: expected the role .* which are decode and prefill, found none with it"),
+        (["single:--x"], [], "single:--x: expected the role of an engine of the chosen cells"),
     ],
 )
 def test_what_the_harness_sets_itself_is_refused_before_anything_starts(arguments, variables, words):
     prepared = prepare("cpu", ["pd-none"])
-    require_free(prepared, FLAGS)
+    require_free(prepared, FLAGS, every_role=False)
     with pytest.raises(UsageError, match=words):
         require_free(prepared, parse_flags(arguments, variables))
 

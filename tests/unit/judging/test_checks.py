@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.history.verdict import Verdict
-from harness.judging.checks import drafting, responses, tokens, transfer
+from harness.judging.checks import counters, drafting, responses, tokens, transfer
 from harness.judging.checks.registry import CHECKS, Check, judge, judge_cell
 from tests.support.builders import (
     CELLS,
@@ -287,6 +287,15 @@ def test_missing_baseline_is_unknown_with_its_reason():
 def test_prompt_without_baseline_row_is_unknown():
     cell = view(history([observation("single-none", 40)]), "single-none", {"none": lookup([32])})
     assert tokens.tokens_baseline(cell).verdict is Verdict.UNKNOWN
+
+
+def test_drafts_of_a_cell_without_speculation_are_unknown():
+    o = observation("single-none")
+    assert counters.counters_agree(view(history([o]), "single-none")).verdict is Verdict.PASS
+    drafting_one = change_final(o, counters={**o.final.counters, "drafts": 12.0})
+    result = counters.counters_agree(view(history([drafting_one]), "single-none"))
+    assert result.verdict is Verdict.UNKNOWN
+    assert "no drafts in a cell without speculation, found 12" in result.findings[0].message
 
 
 # --- drafting -------------------------------------------------------------------------------------------------------

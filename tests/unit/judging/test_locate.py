@@ -63,6 +63,11 @@ def test_threshold_all_none_and_no_rule():
     assert "fewer than 40" in law_of_lengths({8: True, 9: True, 40: False, 41: False}, 32).text
     above = law_of_lengths({64: False, 96: True, 128: True, 70: False, 100: False, 132: False}, 32)
     assert "N is more than 64" in above.text
+    overfit = law_of_lengths({97: False, 42: False, 129: True, 106: True, 150: False}, 32)
+    assert not overfit.exact and "no rule on the length explains it: 2 of 5" in overfit.text
+    all_but_one = law_of_lengths({n: n % 32 != 20 for n in range(32, 96)}, 32)
+    assert all_but_one.text == "fails if and only if not N mod 32 = 20; 32 of 32 residues were tested"
+    assert law_of_lengths({7: True}, 32).text == "every tested length fails (7 alone)"
     none = law_of_lengths({40: True, 72: False, 104: True, 50: False, 60: True, 92: False}, 32)
     assert not none.exact and "no rule" in none.text
 

@@ -9,13 +9,14 @@ import pytest
 import harness.judging.checks.hypothesis_tests as hypothesis_tests
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
+from harness.judging.checks import drafting
 from harness.judging.checks.hypothesis_tests import run_tests
 from harness.judging.checks.model import RegisteredTest
 from harness.judging.checks.registry import judge, tripped_tests
 from harness.judging.evidence import Evidence
 from harness.judging.findings import Judgement
 from harness.profiles.model import Judging
-from tests.support.builders import change_final, changed_rows
+from tests.support.builders import change_final, changed_rows, history, observation, view, with_run
 from tests.support.normal_tier import (
     FOUR,
     JUDGING,
@@ -322,6 +323,20 @@ def test_counters_in_the_bitwise_tier(wrong):
     made = night(pd=chosen, change=without_metrics, tier="bitwise", lengths=LENGTHS[:8])
     found = verdict(judge(made, baselines(LENGTHS[:8])), "pd-eagle3", "acceptance-baseline")
     assert found is (Verdict.REGRESSION if wrong else Verdict.PASS)
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_padding_is_known_without_a_surplus_only_where_the_answer_fills_the_context(room):
+    # There the last step has no room for drafts and is not counted: the padded one takes its place.
+    *short, last = recorded(40)
+    assert last == 0
+    made = history([without_metrics(observation("pd-eagle3", 40, accepted=tuple(short)))])
+    context = {"max_model_len": 40 + outputs(40) + room}
+    made = with_run(made, profile={**made.run.profile, "engine": context})
+    lookups = baselines([40])
+    lookups["eagle3"] = changed_rows(lookups["eagle3"], lambda _: {"accepted": tuple(short)})
+    found = drafting.acceptance_baseline(view(made, "pd-eagle3", lookups))
+    assert found.verdict is (Verdict.REGRESSION if room else Verdict.PASS)
 
 
 def test_registered_number_does_not_depend_on_results():

@@ -7,6 +7,7 @@ import pytest
 from harness.errors import ProfileError, UsageError
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge, judge_cell
+from harness.judging.exposure import exposure_of
 from harness.profiles.cells import CellName, all_cells, excluded_cells, make_plan, select_cells
 from harness.profiles.model import load_profile
 from harness.workload.prepare import prepare
@@ -112,6 +113,23 @@ def test_router_that_hides_a_failed_hand_off_is_found(asked):
     assert found["tokens-baseline"].verdict is Verdict.PASS
     assert judged.diagnosis.text.startswith("the router hands nothing off in 1 of 3 requests")
     assert judged.diagnosis.location is None
+
+
+def test_what_is_not_handed_off_is_no_wrong_kv_and_no_exposure_of_hand_offs():
+    quiet = routed(40)
+    expired = {"prefill": {**quiet.shared_counters["prefill"], "nixl_expired": 1.0}}
+    requests = [
+        routed(32, False, counters=by_itself(32)),
+        quiet.model_copy(update={"shared_counters": expired}),
+        routed(96),
+    ]
+    found, judged = checks(*requests)
+    assert {f.damage for f in found["transfer"].findings} == {"routing", "target-kv"}
+    assert judged.diagnosis.text.startswith("the router hands nothing off in 1 of 3 requests")
+    exposure = exposure_of(judge(run_of(*requests), lookups(list(LENGTHS))))
+    assert (exposure.answers, exposure.handed_off) == (3, 2)
+    lost = exposure_of(judge(run_of(requests[0]), lookups(list(LENGTHS))))
+    assert lost.handed_off == 0 and "1 answer checked token by token, none after a hand-off" in lost.sentence
 
 
 @pytest.mark.parametrize(

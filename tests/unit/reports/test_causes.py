@@ -70,6 +70,30 @@ def test_cell_that_ran_out_of_time_is_the_cause():
     assert summary.sentence.startswith(f"Not recorded in full (6 of 8 planned requests): {reason} (1 of 2 cells): ")
 
 
+@pytest.mark.parametrize("flags", [(), ("--engine-arg=--some-flag",)])
+def test_engines_that_did_not_start_are_asked_again_but_not_with_flags_that_may_be_the_cause(flags):
+    made = history(pair(("pd-none",)))
+    died = (
+        "the decode engine (pid 7) ended by itself (it logged: api_server.py: error: --some-flag); last lines of x:\n|"
+    )
+    failed = made.run.cells[0].model_copy(update={"state": "failed", "reason": died})
+    profile = {**made.run.profile, "source": "cpu"}
+    changes = {"cells": (failed,), "engines": (), "engine_flags": flags, "profile": profile}
+    summary = of(with_run(made.model_copy(update={"observations": ()}), **changes))
+    assert "ended by itself (it logged: api_server.py: error: --some-flag) (1 of 1 cell)" in summary.sentence
+    notices = " ".join(summary.judgement.notices)
+    if flags:
+        assert summary.command == "" and "with --engine-arg=--some-flag: correct that" in summary.next_step
+        assert "no engine became ready with" in notices and "under test" not in notices
+    else:
+        assert summary.command == "harness run --profile cpu --cell pd-none"
+        assert (
+            summary.next_step
+            == f"1 of 1 cell is not complete; once the cause is gone, ask them again: {summary.command}"
+        )
+    assert "error: --some-flag" in " ".join(printed(print_summary, summary, 80).split())
+
+
 def test_recorded_interruption_shows_its_cause_and_counts_no_more_requests_than_there_were():
     summary = assess(load_history(RUNS / "interrupted"), References(baselines=BASELINES))
     text = printed(print_summary, summary)
@@ -174,7 +198,7 @@ def test_exposure_stands_in_every_report():
         "8 answers checked token by token, 4 after a hand-off; a defect of one request in 3, or of every P/D request, "
         "would have shown with 95 % confidence"
     )
-    assert summary.exposure == Exposure({"pd-none": 4, "single-none": 4})
+    assert summary.exposure == Exposure({"pd-none": 4, "single-none": 4}, 4)
     for text in (printed(print_summary, summary), render_markdown(summary), render_html(summary)):
         assert words in " ".join(text.split())
     assert (

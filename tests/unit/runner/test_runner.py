@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -27,6 +28,7 @@ from harness.profiles.model import load_profile
 from harness.prompts.probe_task import WEIGHTS
 from harness.runner.groups import Runner
 from harness.runner.options import RunOptions
+from harness.runner.play import Player
 from harness.runner.run import new_folder, prepared_recorder, record_into
 from harness.scheduling.model import Device, Placement
 from harness.util.progress import Reporter
@@ -42,6 +44,21 @@ def fake_cell(session, work, recorder, _reporter):
     if session.gone.wait(session.seconds):
         raise EngineDiedError("the engine is gone")
     recorder.set_cell(work.cell.id, state="complete")
+
+
+def test_requests_that_cannot_be_held_together_are_not_sent():
+    """The server lacks /pause, as those without VLLM_SERVER_DEV_MODE=1 do; nobody answers a request."""
+    (work,) = prepare("cpu", ["single-none"], ["concurrent"]).works
+    client = SimpleNamespace(last_snapshot={}, snapshot=dict, post=lambda _: SimpleNamespace(status_code=404))
+    session = SimpleNamespace(profile=load_profile("cpu"), roles=("single",), client=lambda _: client)
+    script = work.scripts[0]
+    held = next(stage for stage in script.stages if stage.hold)
+    played = Player(session, work.cell).play(script._replace(stages=(held,)), 0)
+    errors = {o.error for o in played}
+    assert len(held.sends) > 1 and errors == {
+        "not sent: single engine: expected POST /pause?mode=keep to answer 200, found 404; start the server with "
+        "VLLM_SERVER_DEV_MODE=1"
+    }
 
 
 class FakeExecutor:

@@ -29,6 +29,15 @@ def test_silence_is_broken_by_what_is_under_way_and_the_time_left():
     assert float(lines[1].split("about ")[1].split()[0]) < 3, "half of the expected time has passed in a moment"
 
 
+def test_what_lasts_as_long_as_its_user_wants_is_not_waited_for():
+    out = io.StringIO()
+    with Reporter(10.0, Console(file=out, width=200), 0.1) as reporter:
+        reporter.rest()
+        reporter.line("ready")
+        time.sleep(0.4)
+    assert len(out.getvalue().splitlines()) == 1
+
+
 def test_nothing_is_added_while_lines_come():
     assert len(printed(60.0, 10.0, 0.1)) == 1
 
