@@ -65,6 +65,10 @@ class Control(Strict):
     findings: tuple[str, ...] = ()
 
 
+_RIGHT = (Verdict.PASS, Verdict.KNOWN)
+"""Verdicts of a control in which nothing was found but what is expected; what a mutant breaks is never KNOWN."""
+
+
 class SelfTest(Strict):
     """The result of a self-test."""
 
@@ -83,14 +87,14 @@ class SelfTest(Strict):
 
     @property
     def exit_code(self) -> int:
-        """0 only if every mutant is killed for the right reason and every control passes."""
+        """0 only if every mutant is killed for the right reason and every control passes, but for expected failures."""
         kills = [o.kill for o in self.outcomes]
         bad = any(k in (Kill.OTHER, Kill.SURVIVED) for k in kills)
         if bad or any(c.verdict.fails for c in self.controls):
             return EXIT_REGRESSION
         if self.interrupted or not kills or Kill.UNTESTED in kills or not self.controls or self.missing:
             return EXIT_UNKNOWN
-        return EXIT_PASS if all(c.verdict is Verdict.PASS for c in self.controls) else EXIT_UNKNOWN
+        return EXIT_PASS if all(c.verdict in _RIGHT for c in self.controls) else EXIT_UNKNOWN
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -102,7 +106,7 @@ class SelfTest(Strict):
     def sentence(self) -> str:
         """The result in one sentence."""
         counts = {k: sum(o.kill is k for o in self.outcomes) for k in Kill}
-        passed = sum(c.verdict is Verdict.PASS for c in self.controls)
+        passed = sum(c.verdict in _RIGHT for c in self.controls)
         parts = [f"{n} {k.value}" for k, n in counts.items() if n]
         if self.missing:
             parts.append(f"no outcome for {', '.join(self.missing)}")

@@ -363,6 +363,7 @@ def test_survivor_whose_code_never_ran_says_so():
     ("kills", "controls", "code"),
     [
         ([Kill.KILLED], [Verdict.PASS], 0),
+        ([Kill.KILLED], [Verdict.PASS, Verdict.KNOWN], 0),
         ([Kill.KILLED, Kill.SURVIVED], [Verdict.PASS], 1),
         ([Kill.OTHER], [Verdict.PASS], 1),
         ([Kill.KILLED], [Verdict.REGRESSION], 1),
