@@ -15,6 +15,7 @@ from harness.judging.figures import HypothesisFigures
 from harness.judging.findings import CellVerdict, CheckResult, Judgement
 from harness.profiles.cells import CellName
 from harness.stats.quiet import excluded_above
+from harness.util.text import counted
 
 TOKEN_CHECKS = ("tokens-reference", "tokens-baseline", "rescored", "disliked-tokens")
 """Checks that read the tokens of each answer and fail for a single wrong one."""
@@ -37,17 +38,17 @@ class Exposure(NamedTuple):
         """The exposure in words."""
         if not self.answers:
             return "no answer was checked on its own, token by token: a defect of single requests is not excluded"
-        counted = f"{self.answers:,} answer{'s' if self.answers > 1 else ''} checked token by token"
+        checked = f"{counted(self.answers, 'answer')} checked token by token"
         shown = f"a defect of {_share(self.answers, 'request')}"
         if self.handed_off == self.answers:
-            counted += ", all after a hand-off"
+            checked += ", all after a hand-off"
             shown = f"a defect of {_share(self.answers, 'P/D request')}"
         elif self.handed_off:
-            counted += f", {self.handed_off:,} after a hand-off"
+            checked += f", {self.handed_off:,} after a hand-off"
             shown += f", or of {_share(self.handed_off, 'P/D request')},"
         elif any(n and CellName.of(cell).topology == "pd" for cell, n in self.by_cell.items()):
-            counted += ", none after a hand-off"
-        return f"{counted}; {shown} would have shown with 95 % confidence"
+            checked += ", none after a hand-off"
+        return f"{checked}; {shown} would have shown with 95 % confidence"
 
     def as_json(self) -> dict[str, Any]:
         """Return the exposure for machines; ``excludes_one_in`` is the rarest defect that would have shown with 95 %

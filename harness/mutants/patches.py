@@ -187,9 +187,9 @@ def _note_draft_layers(names: str) -> Callable[[Any, Active], Any]:
     return make
 
 
+_V1_DRAFTER = ("vllm.v1.spec_decode.llm_base_proposer", "SpecDecodeBaseProposer.load_model")
+_V2_DRAFTER = (f"{_V2}.spec_decode.speculator", "DraftModelSpeculator.load_model")
 for _mutant in ("M4", "N2", "N4", "N5", "N7", "N8", "N9"):
-    _V1_DRAFTER = ("vllm.v1.spec_decode.llm_base_proposer", "SpecDecodeBaseProposer.load_model")
-    _V2_DRAFTER = (f"{_V2}.spec_decode.speculator", "DraftModelSpeculator.load_model")
     patch(_mutant, *_V1_DRAFTER, ("self", "target_model"), runner="V1")(_note_draft_layers("_draft_attn_layer_names"))
     patch(_mutant, *_V2_DRAFTER, ("self", "target_model"), runner="V2")(_note_draft_layers("draft_attn_layer_names"))
 
@@ -573,13 +573,13 @@ def _kv_cache(runner: Any, layer: str) -> Any:
 
 def each_step(mutant: str) -> Callable[[Callable[[Any, Active], Any]], Callable[[Any, Active], Any]]:
     """Declare a patch of what each runner does first with a step of the scheduler."""
-    return lambda make: patch(
-        mutant, _RUNNER, "GPUModelRunner._update_states", ("self", "scheduler_output"), runner="V1"
-    )(
-        patch(
-            mutant, f"{_V2}.model_runner", "GPUModelRunner.finish_requests", ("self", "scheduler_output"), runner="V2"
-        )(make)
-    )
+
+    def declare(make: Callable[[Any, Active], Any]) -> Callable[[Any, Active], Any]:
+        step = ("self", "scheduler_output")
+        patch(mutant, _RUNNER, "GPUModelRunner._update_states", step, runner="V1")(make)
+        return patch(mutant, f"{_V2}.model_runner", "GPUModelRunner.finish_requests", step, runner="V2")(make)
+
+    return declare
 
 
 def _before_step(original: Any, active: Active, damage: Callable[[Any, Any], None]) -> Any:
@@ -764,6 +764,14 @@ def _n13(original: Any, active: Active) -> Any:
 # --- N14: a grammar on the wrong rows --------------------------------------------------------------------------------
 
 
+def _each_after_its_own(rows: Any, active: Active) -> Any:
+    """Return bitmasks each in the row after its own, with the mutant on and where there are several."""
+    if not active() or len(rows) < 2:
+        return rows
+    active.fired()
+    return rows[[-1, *range(len(rows) - 1)]]
+
+
 @patch(
     "N14",
     _RUNNER,
@@ -773,11 +781,9 @@ def _n13(original: Any, active: Active) -> Any:
 )
 def _n14(original: Any, active: Active) -> Any:
     def apply_grammar_bitmask(scheduler_output: Any, grammar_output: Any, *args: Any, **kwargs: Any) -> Any:
-        rows = grammar_output.grammar_bitmask
-        if active() and len(rows) > 1:
-            active.fired()
+        if grammar_output.grammar_bitmask is not (rows := _each_after_its_own(grammar_output.grammar_bitmask, active)):
             grammar_output = copy.copy(grammar_output)
-            grammar_output.grammar_bitmask = rows[[-1, *range(len(rows) - 1)]]
+            grammar_output.grammar_bitmask = rows
         return original(scheduler_output, grammar_output, *args, **kwargs)
 
     return apply_grammar_bitmask
@@ -792,10 +798,7 @@ def _n14(original: Any, active: Active) -> Any:
 )
 def _n14_v2(original: Any, active: Active) -> Any:
     def apply_grammar_bitmask(self: Any, logits: Any, input_batch: Any, grammar_req_ids: Any, rows: Any) -> Any:
-        if active() and len(rows) > 1:
-            active.fired()
-            rows = rows[[-1, *range(len(rows) - 1)]]
-        return original(self, logits, input_batch, grammar_req_ids, rows)
+        return original(self, logits, input_batch, grammar_req_ids, _each_after_its_own(rows, active))
 
     return apply_grammar_bitmask
 

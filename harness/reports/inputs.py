@@ -11,13 +11,12 @@ from harness.baselines.lookup import Lookup
 from harness.history.folder import History
 from harness.judging.references import References
 from harness.profiles.known_defects import KnownDefects
-from harness.util import json_io
 from harness.util.files import sha256_json
 from harness.util.machine import git_state
+from harness.util.strict import part_of
 from harness.version import __version__
 
 JUDGEMENT = "judgement.json"
-_MOST_BYTES = 256 * json_io.MIB
 _SHORT = 12
 """Digits of a hash in a sentence."""
 
@@ -62,10 +61,10 @@ def judged_otherwise(
     history: History, references: References, baselines: Mapping[str, Lookup], known: KnownDefects | None
 ) -> list[str]:
     """Return a notice when nobody named other references, and yet they are not those of the run's own judgement."""
-    try:
-        made = _Judged.model_validate(json_io.loads(json_io.read_text(history.folder / JUDGEMENT, _MOST_BYTES))).inputs
-    except (OSError, ValueError):
+    judged = part_of(history.folder / JUDGEMENT, _Judged)
+    if judged is None:
         return []
+    made = judged.inputs
     moved = [f"baseline of {m}" for m, k in baselines.items() if k.sha256 != made.baselines.get(m)]
     differ = moved if references.baselines is None and references.against is None else []
     if references.known is None and (known.sha256 if known is not None else None) != made.known_defects:

@@ -65,10 +65,6 @@ class Control(Strict):
     findings: tuple[str, ...] = ()
 
 
-_RIGHT = (Verdict.PASS, Verdict.KNOWN)
-"""Verdicts of a control in which nothing was found but what is expected; what a mutant breaks is never KNOWN."""
-
-
 class SelfTest(Strict):
     """The result of a self-test."""
 
@@ -94,7 +90,7 @@ class SelfTest(Strict):
             return EXIT_REGRESSION
         if self.interrupted or not kills or Kill.UNTESTED in kills or not self.controls or self.missing:
             return EXIT_UNKNOWN
-        return EXIT_PASS if all(c.verdict in _RIGHT for c in self.controls) else EXIT_UNKNOWN
+        return EXIT_PASS if all(c.verdict.exit_code == EXIT_PASS for c in self.controls) else EXIT_UNKNOWN
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -106,7 +102,7 @@ class SelfTest(Strict):
     def sentence(self) -> str:
         """The result in one sentence."""
         counts = {k: sum(o.kill is k for o in self.outcomes) for k in Kill}
-        passed = sum(c.verdict in _RIGHT for c in self.controls)
+        passed = sum(c.verdict.exit_code == EXIT_PASS for c in self.controls)
         parts = [f"{n} {k.value}" for k, n in counts.items() if n]
         if self.missing:
             parts.append(f"no outcome for {', '.join(self.missing)}")

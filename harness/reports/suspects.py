@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from harness.history.folder import History
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.findings import Finding, Judgement
-from harness.util import json_io
+from harness.reports.inputs import JUDGEMENT
 from harness.util.paths import REPOSITORY
+from harness.util.strict import part_of
 from harness.util.text import counted
 
 _LOOKED_AT = 60
@@ -146,23 +146,12 @@ def _earlier(history: History) -> Iterator[_Earlier]:
     """Yield the judged runs of the same profile beside this one that started before it, oldest first."""
     found = []
     for folder in history.folder.resolve().parent.iterdir():
-        run = None if folder.is_symlink() else _read(folder / "run.json", _Run)
+        run = None if folder.is_symlink() else part_of(folder / "run.json", _Run)
         if run is None or run.mutants or run.profile.get("name") != history.run.profile.get("name"):
             continue
         if run.started < history.run.started:
             found.append((run.started, folder))
     for _, folder in sorted(found)[-_LOOKED_AT:]:
-        judged = _read(folder / "judgement.json", _Judged)
+        judged = part_of(folder / JUDGEMENT, _Judged)
         if judged is not None:
             yield _Earlier(folder.name, judged.failed)
-
-
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-def _read(path: Path, kind: type[_Model]) -> _Model | None:
-    """Return a file's contents; None when there is no such file, or it is damaged."""
-    try:
-        return kind.model_validate(json_io.loads(json_io.read_text(path, 256 * json_io.MIB)))
-    except (OSError, ValueError, ValidationError):
-        return None

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TypeVar
+
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from harness.util import json_io
+
 _SHOWN = 300
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Strict(BaseModel):
     """A frozen model that rejects unknown keys, NaN and infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def part_of(path: Path, kind: type[_Model]) -> _Model | None:
+    """Return what a model reads of a JSON file; None when there is no such file, or it is damaged."""
+    try:
+        return kind.model_validate(json_io.loads(json_io.read_text(path, 256 * json_io.MIB)))
+    except (OSError, ValueError):
+        return None
 
 
 def shortened(text: str) -> str:
