@@ -88,6 +88,10 @@ def trusted() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
+_IDLE_S = 2.0
+"""Seconds after which an idle connection is not used again. vLLM's servers close one after five (uvicorn's default,
+``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``), late when busy; a request that meets the close is lost: "Server disconnected"."""
+
 LEAVE_AFTER = "leave_after"
 """Extension of a request: after so many events of a streamed answer, the connection is closed."""
 _END_OF_EVENT = b"\n\n"
@@ -112,7 +116,7 @@ class _Transport(httpx.BaseTransport):
             ssl_context=trusted(),
             max_connections=100,
             max_keepalive_connections=20,
-            keepalive_expiry=5.0,
+            keepalive_expiry=_IDLE_S,
             network_backend=_Backend(),
         )
 

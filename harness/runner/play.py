@@ -22,6 +22,7 @@ from harness.workload.scripts import ORDER_S, Script, Send, Stage
 
 _HOLD_S = 0.25
 """Seconds for which an engine is held after requests were sent, so that the API server has queued all of them."""
+_PAUSE_S = 10.0
 _ARRIVE_S = 30.0
 """Seconds to wait for requests of a stage that may have failed."""
 
@@ -279,10 +280,14 @@ class Player:
         return self._pair and stage.hold == "answering"
 
     def _hold(self, role: Role | None) -> str | None:
-        """Pause the engine's scheduler, keeping its running requests; return the error, or None."""
+        """Pause the engine's scheduler, keeping its running requests; return the error, or None.
+
+        P pauses only when it keeps no blocks for D, which may take a lease after a hand-off that broke.
+        """
         if role is None:
             return None
-        response = self._session.client(role).post("/pause?mode=keep&clear_cache=false")
+        kept_s = self._session.profile.engine.kv_lease_s if role == "prefill" else 0
+        response = self._session.client(role).post("/pause?mode=keep&clear_cache=false", _PAUSE_S + kept_s)
         if response.status_code == 200:
             return None
         remedy = "; start the server with VLLM_SERVER_DEV_MODE=1" if response.status_code == 404 else ""

@@ -133,6 +133,27 @@ def test_limit_of_one_request_does_not_touch_those_beside_it():
         assert client.get("/").text == "ok"
 
 
+def test_connection_that_the_server_may_be_closing_is_not_used_again(monkeypatch: pytest.MonkeyPatch):
+    assert http._IDLE_S < 5, "vLLM's servers close an idle connection after 5 s"
+    monkeypatch.setattr(http, "_IDLE_S", 0.3)
+    connections = []
+
+    def keep(connection: socket.socket) -> None:
+        connections.append(connection)
+        answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+        connection.sendall(answer)
+        while connection.recv(65536):
+            connection.sendall(answer)
+
+    with server(keep) as url, http.LimitedClient(base_url=url, timeout=5.0) as client:
+        found = []
+        for idle in (0, 0, 0.6):
+            time.sleep(idle)
+            assert client.get("/").text == "ok"
+            found.append(len(connections))
+    assert found == [1, 1, 2]
+
+
 _EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + b"data: {}\n\n" * 3
 
 
