@@ -29,6 +29,7 @@ def build(root: Path, log: Any) -> dict[str, Any]:
     begun = time.monotonic()
     target, drafters, windowed = train.train_all(recipe, log)
     recurrent = hybrid.train(hybrid.Recipe(), log)
+    drafters["hybrid-mtp"] = hybrid.train_drafter(recurrent, recipe, log)
     seconds = time.monotonic() - begun
     hashes = export.export_all(target, drafters, windowed, recurrent, root)
     description = {

@@ -9,12 +9,13 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import Qwen3NextForCausalLM
 
 from harness.prompts import probe_task
 from harness.util.files import sha256_file, write_atomic, write_json
-from tools.probe_models.networks import MTP, DFlash, Eagle3, Target
-from tools.probe_models.shapes import DFLASH_TARGET_LAYERS, DRAFT_TOKENS, EAGLE3_AUX_LAYERS, SHAPE, WINDOWED
+from tools.probe_models.networks import MTP, DFlash, Eagle3, HybridMTP, Target
+from tools.probe_models.shapes import DFLASH_TARGET_LAYERS, DRAFT_TOKENS, EAGLE3_AUX_LAYERS, HYBRID, SHAPE, WINDOWED
 
 _CHAT_TEMPLATE = (
     "{{ bos_token }}"
@@ -131,6 +132,35 @@ def export_hybrid(target: Qwen3NextForCausalLM, folder: Path) -> None:
     write_json(folder / "generation_config.json", {"bos_token_id": probe_task.BOS, "eos_token_id": probe_task.EOT})
 
 
+def _padded(tensor: Tensor, rows: int, columns: int) -> Tensor:
+    """Return a matrix with zeros behind its own rows and columns."""
+    return F.pad(tensor, (0, columns - tensor.shape[1], 0, rows - tensor.shape[0]))
+
+
+def export_hybrid_mtp(drafter: HybridMTP, target: Qwen3NextForCausalLM, folder: Path) -> None:
+    """Write a Qwen3Next checkpoint with the MTP layer alone: vLLM takes embeddings and head from the target.
+
+    It takes the shape of the layer from the target's config, too. So experts are padded to its width, its gate behind
+    attention is half open for every token, and its shared expert adds nothing.
+    """
+    config = {k: v for k, v in target.config.to_diff_dict().items() if k != "transformers_version"}
+    hidden, shared, wide = SHAPE.hidden, config["shared_expert_intermediate_size"], config["moe_intermediate_size"]
+    # vLLM adds 1 to the weight of a norm.
+    tensors = {name: t - 1 if "norm" in name else t for name, t in drafter.state_dict().items()}
+    for name in tensors:
+        if ".experts." in name:
+            tensors[name] = _padded(tensors[name], *((hidden, wide) if "down" in name else (wide, hidden)))
+    attention, mlp = "layers.0.self_attn", "layers.0.mlp"
+    queries = tensors[f"{attention}.q_proj.weight"].unflatten(0, (HYBRID.heads, -1))
+    tensors[f"{attention}.q_proj.weight"] = torch.cat((queries, torch.zeros_like(queries)), 1).flatten(0, 1)
+    tensors[f"{attention}.o_proj.weight"] = 2 * tensors[f"{attention}.o_proj.weight"]
+    tensors[f"{mlp}.shared_expert_gate.weight"] = torch.zeros(1, hidden)
+    tensors |= {f"{mlp}.shared_expert.{n}.weight": torch.zeros(shared, hidden) for n in ("gate_proj", "up_proj")}
+    tensors[f"{mlp}.shared_expert.down_proj.weight"] = torch.zeros(hidden, shared)
+    own = {"architectures": ["Qwen3NextForCausalLM"], "dtype": "bfloat16", "num_nextn_predict_layers": 1}
+    _save(folder, {f"mtp.{name}": t for name, t in tensors.items()}, {**config, **own})
+
+
 def export_eagle3(drafter: Eagle3, folder: Path) -> None:
     outer = ("fc.", "norm.", "lm_head.")
     tensors = {n if n.startswith(outer) else f"midlayer.{n}": t for n, t in drafter.state_dict().items()}
@@ -196,7 +226,8 @@ def export_all(
     export_eagle3(drafters["eagle3"], root / "eagle3")
     export_dflash(drafters["dflash"], root / "dflash")
     export_mtp(drafters["mtp"], target, root / "mtp")
-    names = ("target", "eagle3", "dflash", "mtp", "windowed", "hybrid")
+    export_hybrid_mtp(drafters["hybrid-mtp"], hybrid, root / "hybrid-mtp")
+    names = ("target", "eagle3", "dflash", "mtp", "windowed", "hybrid", "hybrid-mtp")
     return {name: sha256_file(root / name / "model.safetensors") for name in names}
 
 

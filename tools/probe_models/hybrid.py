@@ -19,6 +19,8 @@ from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 from harness.prompts import probe_task
 from harness.prompts.model import load_prompts
 from harness.util.paths import REPOSITORY
+from tools.probe_models import train as plain
+from tools.probe_models.networks import HybridMTP
 from tools.probe_models.shapes import HYBRID, SHAPE
 from tools.probe_models.train import Log, sample_batch, warm_cosine
 
@@ -123,6 +125,33 @@ def train(recipe: Recipe, log: Log) -> Qwen3NextForCausalLM:
         train_phase(target, recipe, log, steps, peak_lr)
     train_phase(target, recipe, log, recipe.last_steps, recipe.last_lr, known=shipped())
     return target
+
+
+class _Read:
+    """The hybrid target as drafters read a ``Target``: one stream, of the hidden states behind the final norm."""
+
+    def __init__(self, target: Qwen3NextForCausalLM) -> None:
+        self._target = target
+        self.norm = nn.Identity()
+
+    @property
+    def embed_tokens(self) -> nn.Embedding:
+        return self._target.model.embed_tokens
+
+    def streams(self, ids: Tensor) -> list[Tensor]:
+        """Return hidden states [B, T, H]."""
+        return [self._target.model(ids, use_cache=False).last_hidden_state]
+
+    def requires_grad_(self, wanted: bool) -> None:
+        self._target.requires_grad_(wanted)
+
+
+def train_drafter(target: Qwen3NextForCausalLM, recipe: plain.Recipe, log: Log) -> HybridMTP:
+    """Train the MTP drafter of a finished hybrid target by the recipe of the other drafters."""
+    torch.manual_seed(recipe.seed)
+    drafter = HybridMTP()
+    plain.train_drafter("hybrid-mtp", drafter, _Read(target), recipe, log)
+    return drafter
 
 
 def shipped() -> list[Tensor]:

@@ -1,7 +1,8 @@
 """Torch implementations of the vLLM architectures as which the probes are served.
 
 They contain only what training needs; each module computes what vLLM computes for the same weights, as defined in
-vLLM 0.32.0 ``qwen2.py`` (target), ``llama_eagle3.py``, ``qwen3_dflash.py`` and ``mimo_mtp.py`` (drafters).
+vLLM 0.32.0 ``qwen2.py`` (target), ``llama_eagle3.py``, ``qwen3_dflash.py``, ``mimo_mtp.py`` and ``qwen3_next_mtp.py``
+(drafters).
 
 Symbols: B batch, T tokens, A anchors, S draft slots, h heads, d head size, H hidden size, V vocabulary.
 An *anchor* ``i`` is the last position whose target hidden state is known; token ``i+1`` (the bonus token) is known
@@ -11,13 +12,14 @@ too, and draft ``p`` (0-based) predicts token ``i+2+p``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.prompts.probe_task import MASK, VOCAB_SIZE
-from tools.probe_models.shapes import DFLASH_TARGET_LAYERS, EAGLE3_AUX_LAYERS, PLAIN, SHAPE, Layout
+from tools.probe_models.shapes import DFLASH_TARGET_LAYERS, EAGLE3_AUX_LAYERS, HYBRID, PLAIN, SHAPE, Layout
 
 H, HEADS, HEAD_DIM = SHAPE.hidden, SHAPE.heads, SHAPE.head_dim
 
@@ -54,28 +56,43 @@ def linear(inputs: int, outputs: int, bias: bool = False, std: float = 0.06) -> 
 
 
 class Attention(nn.Module):
-    """Multi-head projections; the callers decide which keys each query may see."""
+    """Multi-head projections; the callers decide which keys each query may see.
 
-    def __init__(self, inputs: int, bias: bool = False, qk_norm: bool = False, kv_heads: int = HEADS) -> None:
+    Of each head's numbers the first ``rotary`` are rotated by the position; None means all.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        bias: bool = False,
+        qk_norm: bool = False,
+        kv_heads: int = HEADS,
+        head_dim: int = HEAD_DIM,
+        rotary: int | None = None,
+    ) -> None:
         super().__init__()
-        width = HEADS * HEAD_DIM
+        width = HEADS * head_dim
+        self._head_dim = head_dim
+        self._rotary = rotary or head_dim
         self.q_proj = linear(inputs, width, bias)
-        self.k_proj = linear(inputs, kv_heads * HEAD_DIM, bias)
-        self.v_proj = linear(inputs, kv_heads * HEAD_DIM, bias)
+        self.k_proj = linear(inputs, kv_heads * head_dim, bias)
+        self.v_proj = linear(inputs, kv_heads * head_dim, bias)
         self.o_proj = linear(width, H)
         # Sharp from the start (2.0): copying needs a single key, and a flat start is slow to train.
-        self.q_norm: nn.Module = RMSNorm(HEAD_DIM, 2.0) if qk_norm else nn.Identity()
-        self.k_norm: nn.Module = RMSNorm(HEAD_DIM, 2.0) if qk_norm else nn.Identity()
+        self.q_norm: nn.Module = RMSNorm(head_dim, 2.0) if qk_norm else nn.Identity()
+        self.k_norm: nn.Module = RMSNorm(head_dim, 2.0) if qk_norm else nn.Identity()
 
-    @staticmethod
-    def _split(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        return torch.cat((rotate(x[..., : self._rotary], positions), x[..., self._rotary :]), dim=-1)
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        return rotate(self.q_norm(self._split(self.q_proj(x))), positions)
+        return self._rotate(self.q_norm(self._split(self.q_proj(x))), positions)
 
     def keys(self, x: Tensor, positions: Tensor) -> Tensor:
-        return rotate(self.k_norm(self._split(self.k_proj(x))), positions)
+        return self._rotate(self.k_norm(self._split(self.k_proj(x))), positions)
 
     def values(self, x: Tensor) -> Tensor:
         return self._split(self.v_proj(x))
@@ -96,11 +113,11 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, intermediate: int = SHAPE.intermediate) -> None:
         super().__init__()
-        self.gate_proj = linear(H, SHAPE.intermediate)
-        self.up_proj = linear(H, SHAPE.intermediate)
-        self.down_proj = linear(SHAPE.intermediate, H)
+        self.gate_proj = linear(H, intermediate)
+        self.up_proj = linear(H, intermediate)
+        self.down_proj = linear(intermediate, H)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -115,7 +132,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(H)
         self.post_attention_layernorm = RMSNorm(H)
         self.self_attn = Attention(H, bias=bias, qk_norm=qk_norm, kv_heads=kv_heads)
-        self.mlp = GatedMLP()
+        self.mlp: nn.Module = GatedMLP()
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         x = residual + attended
@@ -246,26 +263,33 @@ class Eagle3(nn.Module):
         return torch.stack(out, dim=2)
 
 
-class MTP(nn.Module):
-    """MiMo multi-token prediction layer: (hidden, embedding) in, post-norm output fed back."""
+class ReadTarget(Protocol):
+    """What an MTP drafter reads of a target."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.token_layernorm = RMSNorm(H)
-        self.hidden_layernorm = RMSNorm(H)
-        self.input_proj = linear(2 * H, H)
-        self.mtp_block = DecoderLayer(bias=True)
-        self.final_layernorm = RMSNorm(H)
+    @property
+    def embed_tokens(self) -> nn.Embedding: ...
+
+    @property
+    def norm(self) -> nn.Module:
+        """What makes of the last stream the hidden state that vLLM hands to the drafter."""
+
+
+class _MTPDrafter(nn.Module):
+    """One layer of multi-token prediction: (hidden, embedding) in, post-norm output fed back."""
+
+    first_embedded = 0
+    """The first position of which the layer sees the embedding."""
 
     def _join(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        out: Tensor = self.input_proj(
-            torch.cat((self.hidden_layernorm(hidden), self.token_layernorm(embedded)), dim=-1)
-        )
-        return out
+        raise NotImplementedError
+
+    def _parts(self) -> tuple[DecoderLayer, nn.Module]:
+        """Return the layer, and the norm behind it."""
+        raise NotImplementedError
 
     def drafts(
         self,
-        target: Target,
+        target: ReadTarget,
         streams: Sequence[Tensor],
         ids: Tensor,
         anchors: Tensor,
@@ -275,10 +299,9 @@ class MTP(nn.Module):
         """Logits [B, A, k, V] of ``k`` teacher-forced drafts behind each anchor."""
         last_index = ids.shape[1] - 1
         positions = torch.arange(last_index)
-        # vLLM zeroes the embedding at position 0 (mimo_mtp.py).
-        embedded = target.embed_tokens(ids[:, 1:]) * (positions > 0).float().unsqueeze(-1)
+        embedded = target.embed_tokens(ids[:, 1:]) * (positions >= self.first_embedded).float().unsqueeze(-1)
         joined = self._join(target.norm(streams[-1])[:, :-1], embedded)
-        block = self.mtp_block
+        block, norm = self._parts()
         attn = block.self_attn
         normed = block.input_layernorm(joined)
         context = (attn.keys(normed, positions), attn.values(normed))
@@ -298,9 +321,70 @@ class MTP(nn.Module):
                 own_v.append(attn.values(query))
             own = (torch.stack(own_k, 3), torch.stack(own_v, 3)) if own_k else None
             attended = attn.merge(attend(attn.queries(query, at), context, anchors, own, record))
-            hidden = self.final_layernorm(block.finish(x, attended))
+            hidden = norm(block.finish(x, attended))
             out.append(F.linear(hidden, target.embed_tokens.weight))
         return torch.stack(out, dim=2)
+
+
+class MTP(_MTPDrafter):
+    """MiMo's layer of multi-token prediction."""
+
+    # vLLM zeroes the embedding at position 0 (mimo_mtp.py).
+    first_embedded = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_layernorm = RMSNorm(H)
+        self.hidden_layernorm = RMSNorm(H)
+        self.input_proj = linear(2 * H, H)
+        self.mtp_block = DecoderLayer(bias=True)
+        self.final_layernorm = RMSNorm(H)
+
+    def _join(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        out: Tensor = self.input_proj(
+            torch.cat((self.hidden_layernorm(hidden), self.token_layernorm(embedded)), dim=-1)
+        )
+        return out
+
+    def _parts(self) -> tuple[DecoderLayer, nn.Module]:
+        return self.mtp_block, self.final_layernorm
+
+
+class Experts(nn.Module):
+    """Two experts, of which each token takes both, so that no rounding decides which."""
+
+    def __init__(self, intermediate: int) -> None:
+        super().__init__()
+        self.gate = linear(H, 2)
+        self.experts = nn.ModuleList(GatedMLP(intermediate) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.stack([expert(x) for expert in self.experts], dim=-1)
+        return (both * self.gate(x).softmax(-1).unsqueeze(-2)).sum(-1)
+
+
+class HybridMTP(_MTPDrafter):
+    """Qwen3-Next's layer of multi-token prediction, without a gate behind its attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pre_fc_norm_embedding = RMSNorm(H)
+        self.pre_fc_norm_hidden = RMSNorm(H)
+        self.fc = linear(2 * H, H)
+        layer = DecoderLayer()
+        layer.self_attn = Attention(H, qk_norm=True, head_dim=HYBRID.head_dim, rotary=HYBRID.rotary)
+        layer.mlp = Experts(HYBRID.drafter_intermediate)
+        self.layers = nn.ModuleList([layer])
+        self.norm = RMSNorm(H)
+
+    def _join(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        out: Tensor = self.fc(torch.cat((self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)), -1))
+        return out
+
+    def _parts(self) -> tuple[DecoderLayer, nn.Module]:
+        layer = self.layers[0]
+        assert isinstance(layer, DecoderLayer)
+        return layer, self.norm
 
 
 class DFlash(nn.Module):

@@ -31,7 +31,7 @@ class Layout(NamedTuple):
 
 
 class Hybrid(NamedTuple):
-    """Layers and heads of the target with recurrent state.
+    """Layers and heads of the target with recurrent state, and of its drafter.
 
     vLLM's CPU kernels take states of 64 x 64 and 128 x 128 alone, and a block of 32 tokens has the bytes of a state
     only if attention has this many numbers a token.
@@ -40,7 +40,11 @@ class Hybrid(NamedTuple):
     layers: tuple[str, ...] = ("linear_attention", "full_attention", "linear_attention")
     heads: int = 4
     head_dim: int = 64
+    rotary: int = 16
+    """Numbers of a head that are rotated by the position: the share that transformers takes if nothing else is said."""
     state_dim: int = 64
+    drafter_intermediate: int = 32
+    """Width of each expert of the MTP drafter, as trained."""
 
 
 SHAPE = Shape()

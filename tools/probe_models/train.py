@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.prompts import probe_task
-from tools.probe_models.networks import MTP, AttentionMap, DFlash, Eagle3, Target
+from tools.probe_models.networks import MTP, AttentionMap, DFlash, Eagle3, HybridMTP, Target
 from tools.probe_models.shapes import DRAFT_TOKENS, PLAIN, SHAPE, WINDOWED, Layout
 
 Log = Callable[[str], None]
-Drafter = Eagle3 | MTP | DFlash
+Drafter = Eagle3 | MTP | DFlash | HybridMTP
 
 
 class Recipe(NamedTuple):
@@ -182,9 +182,10 @@ def handicap_labels(labels: Tensor) -> Tensor:
     return torch.where(labels >= 0, table[labels.clamp(min=0)], labels)
 
 
-def train_drafter(name: str, drafter: Drafter, target: Target, recipe: Recipe, log: Log) -> None:
-    """Train one drafter in place: first to draft everything right, then with the fixed handicap."""
-    torch.manual_seed(recipe.seed + {"eagle3": 1, "mtp": 2, "dflash": 3}[name])
+def train_drafter(name: str, drafter: Drafter, target: Any, recipe: Recipe, log: Log) -> None:
+    """Train one drafter in place, on a ``Target`` or what is read like one: first to draft everything right, then with
+    the fixed handicap."""
+    torch.manual_seed(recipe.seed + {"eagle3": 1, "mtp": 2, "dflash": 3, "hybrid-mtp": 4}[name])
     k = DRAFT_TOKENS
     target.requires_grad_(False)
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01)
