@@ -14,6 +14,7 @@ from harness.errors import EngineStartError
 from harness.history.surfaces import PER_REQUEST
 from harness.profiles.cells import Role
 from harness.profiles.connectors import MULTI, is_nixl
+from harness.profiles.kv_layout import config_in, recurrent
 from harness.profiles.methods import engine_config
 from harness.profiles.model import EngineConfig, Method, Profile, models_of
 from harness.profiles.remote_code import require_loadable, trusts_code
@@ -148,12 +149,22 @@ def build_command(
     argv += list(engine.extra_args)
     flags = environment.flags
     variables = _variables(profile, environment, role, side_channel_port, devices, host)
+    if engine.device == "cpu" and _needs_triton(profile, method):
+        # Of Triton's kernels CPUs have an interpreter alone.
+        variables |= {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_BACKEND": "cpu", "PYTHONPATH": str(_INTERPRETER)}
     openmp = {"LD_PRELOAD": "an OpenMP library"} if engine.device == "cpu" else {}
     flags.require_free(role, argv, {KEY_VARIABLE: MARK, **openmp, **variables})
     argv += flags.argv(role)
     variables = {**variables, **flags.env(role), **(extra_env or {})}
     variables = {**guarded_path(variables), **(key.environment if key is not None else {})}
     return EngineCommand(role, port, side_channel_port, argv, variables, host, preloads=not flags.env(role))
+
+
+def _needs_triton(profile: Profile, method: Method) -> bool:
+    """Return whether vLLM launches kernels for which its CPU platform has no others: those of runner V2, and with
+    speculation those that copy recurrent states. Where they can run, vLLM chooses V2 if the profile names no runner."""
+    speculates = engine_config(method) is not None
+    return profile.engine.model_runner == "V2" or (speculates and recurrent(config_in(profile.target_folder)))
 
 
 def _variables(
@@ -208,9 +219,6 @@ def _cpu_variables(
     if engine.enforce_eager:
         # vLLM still compiles a few helpers, such as the one that ranks log-probs, at the first request.
         env["TORCH_COMPILE_DISABLE"] = "1"
-    if engine.model_runner == "V2":
-        # Its kernels are Triton's, for which CPUs have an interpreter alone.
-        env |= {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_BACKEND": "cpu", "PYTHONPATH": str(_INTERPRETER)}
     if environment.openmp is not None:
         env["LD_PRELOAD"] = str(environment.openmp)
     return env

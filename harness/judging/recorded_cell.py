@@ -320,13 +320,18 @@ class RecordedCell:
         never the whole prompt. ``role`` defaults to the answering engine, which also holds the donor's answer.
 
         With drafters that make vLLM recompute the last matched block (``use_eagle_block_drop``) it is one block less.
-        Versions after 0.32.0 may reuse that one: vllm-project/vllm#50438 hashes blocks with their lookahead.
+        Versions after 0.32.0 may reuse that one: vllm-project/vllm#50438 hashes blocks with their lookahead. Of a model
+        with recurrent state the block to recompute may end with the prompt: vLLM looks for it beyond the last token but
+        one (``eagle_proof_margin``).
         """
         size = self.record.block_size
         held = (*donor.sent_ids, *(_computed_output(donor) if role in (None, self.answering) else ()))
-        whole = min(common_prefix(held, subject.sent_ids), len(subject.sent_ids) - 1) // size * size
+        common = common_prefix(held, subject.sent_ids)
+        limit = (len(subject.sent_ids) - 1) // size * size
+        whole = min(common // size * size, limit)
         drops = self.speculative and self.traits.drops_block
-        least = max(whole - size, 0) if drops else whole
+        matched = common // size * size if self.record.recurrent else whole
+        least = min(max(matched - size, 0), limit) if drops else whole
         return Hit(least, whole if drops and _after(self.history.run.versions.get("vllm"), "0.32.0") else least)
 
     def allowed_hit(self, o: Observation) -> int | None:

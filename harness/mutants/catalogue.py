@@ -337,6 +337,14 @@ MUTANTS: dict[str, Mutant] = {
             "decode",
             "the state that a hit continues from is replaced by that of the null block, which stands for those before",
         ),
+        Mutant(
+            "N30",
+            "placeholders of drafts are taken for tokens of the prompt",
+            "class of vllm #55178",
+            "decode",
+            "the last token of a prompt, padded with placeholders for drafts, runs as a part of the prompt, so that "
+            "the recurrent state takes them in",
+        ),
     )
 }
 

@@ -1043,3 +1043,45 @@ def _n28(original: Any, active: Active) -> Any:
                 tensor[request.block_ids[group][whole - 1]] = tensor[_NULL_BLOCK]
 
     return _before_step(original, active, misplace)
+
+
+# --- N30: placeholders of drafts --------------------------------------------------------------------------------------
+
+
+@patch(
+    "N30",
+    _RUNNER,
+    "GPUModelRunner._build_attention_metadata",
+    ("self", "num_tokens", "num_reqs"),
+    runner="V1",
+)
+def _n30(original: Any, active: Active) -> Any:
+    def _build_attention_metadata(self: Any, num_tokens: int, num_reqs: int, *args: Any, **kwargs: Any) -> Any:
+        batch, drafts = self.input_batch, self.num_decode_draft_tokens
+        tails = batch.num_computed_tokens_cpu[:num_reqs] < batch.num_prompt_tokens[:num_reqs]
+        tails &= drafts.np[:num_reqs] > 0
+        if active() and kwargs.get("use_spec_decode") and tails.any():
+            active.fired()
+            drafts.np[:num_reqs][tails] = -1
+            drafts.copy_to_gpu()
+        return original(self, num_tokens, num_reqs, *args, **kwargs)
+
+    return _build_attention_metadata
+
+
+@patch(
+    "N30",
+    f"{_V2}.model_states.mamba_hybrid",
+    "MambaHybridModelState.prepare_attn",
+    ("self", "input_batch", "cudagraph_mode"),
+    runner="V2",
+)
+def _n30_by_row(original: Any, active: Active) -> Any:
+    def prepare_attn(self: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        tails = input_batch.prefill_runs_as_decode_np
+        if active() and tails is not None and tails.any():
+            active.fired()
+            input_batch = dataclasses.replace(input_batch, prefill_runs_as_decode_np=None)
+        return original(self, input_batch, *args, **kwargs)
+
+    return prepare_attn

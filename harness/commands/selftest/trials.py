@@ -14,7 +14,7 @@ from harness.profiles.model import ROUTES, Method, Profile, Route, TopologyName,
 from harness.prompts.model import Prompt, PromptSet
 from harness.workload.cells import CellWork, Choice, cell_work
 
-PromptChoice = Literal["few", "short", "some"]
+PromptChoice = Literal["few", "roomy", "short", "some"]
 
 
 class View(NamedTuple):
@@ -156,6 +156,9 @@ TRIALS: tuple[Trial, ...] = (
     # Of a target with recurrent state, likewise. A hit on D that gets a state from P does not continue from its own.
     _handed_off("N27", "target-kv", _TOKENS, "none", "some"),
     _in_state("N28", (View("single", "prefix-hit"),), _ONE_COLD, "target-kv", _TOKENS, method="none"),
+    # Of the same target with its drafter: D computes the last token of a prompt from a state of P's, with placeholders
+    # behind it where they fit into the block. A known defect shows where they do not.
+    _handed_off("N30", "target-kv", _TOKENS, "hybrid-mtp", "roomy"),
     _handed_off("N21", "sampler", ("finish-reason",), "none"),
     Trial("N22", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "input", ("text-form",), forms=("ids", "text")),
     # That nothing was drafted is UNKNOWN; that the steps account for less than the answer is not.
@@ -217,7 +220,7 @@ def select_trials(
     return trials
 
 
-_LONG = ("N25", "N26", "N27", "N28")
+_LONG = ("N25", "N26", "N27", "N28", "N30")
 """Mutants that take half of the time of all others: of engines that are restarted, or built otherwise."""
 _NOT_WITHOUT_DRAFTS = frozenset({"M1", "M1c", "N18"})
 """Mutants that cannot be shown as listed where nothing is drafted, beside those of drafter and sampler: without a
@@ -264,6 +267,7 @@ def choose_prompts(choice: PromptChoice, prompts: PromptSet, profile: Profile, m
     """Return cold prompts for a trial.
 
     ``few`` takes one per stratum, ``some`` three, and ``short`` one of every length up to three blocks and a token.
+    ``roomy`` is ``few`` of those whose last block has room for the last token's drafts.
     """
     size = profile.engine.block_size
     first: dict[int, Prompt] = {}
@@ -271,7 +275,9 @@ def choose_prompts(choice: PromptChoice, prompts: PromptSet, profile: Profile, m
         first.setdefault(prompt.tokens, prompt)
     if choice == "short":
         return [p for n, p in first.items() if n <= 3 * size + 1]
-    count = 1 if choice == "few" else 3
+    if choice == "roomy":
+        first = {n: p for n, p in first.items() if (n - 1) % size + method.lookahead < size}
+    count = 3 if choice == "some" else 1
     by_stratum: dict[str, list[Prompt]] = {}
     for prompt in first.values():
         if prompt.tokens > size // 2:
@@ -282,10 +288,9 @@ def choose_prompts(choice: PromptChoice, prompts: PromptSet, profile: Profile, m
 
 def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> list[Setup]:
     """Group trials by the engines that they need. Raises UsageError when the profile cannot show one."""
-    methods = {m.kind: m for m in profile.methods}
     grouped: dict[tuple[str, str, str], list[Trial]] = {}
     for trial in trials:
-        if trial.method not in methods:
+        if trial.method not in {m.kind for m in _of_mutant(profile, trial.mutant).methods}:
             raise UsageError(
                 f"fault {trial.mutant} shows with {trial.method}, which profile {profile.name} does not have; name "
                 "other faults or another profile"
@@ -306,6 +311,7 @@ OWN_ENGINES = {
     "N26": "a P that is restarted, and reads from D",
     "N27": "a target with recurrent state",
     "N28": "a target with recurrent state",
+    "N30": "a target with recurrent state and its drafter",
 }
 """What engines have that are built otherwise, even in their control run, by the mutants that need them."""
 
@@ -315,14 +321,15 @@ def _of_mutant(profile: Profile, mutant: str) -> Profile:
     match mutant:
         case "N17":
             return _with_engine(profile, kv_transfer="push")
-        case "N20" | "N27" | "N28":
-            layout = load_profile("cpu-layouts" if mutant == "N20" else "cpu-hybrid")
-            rounding = {name: getattr(layout.judging, name) for name in ("logprob_nats", "near_tie_nats")}
-            judging = profile.judging.model_copy(update=rounding)
-            parts = {"target": layout.target, "baselines": layout.baselines, "judging": judging}
-            # Its groups share the pool.
-            own = profile if mutant == "N20" else _with_engine(profile, dtype=layout.engine.dtype)
-            return _with_pool(own, layout).model_copy(update=parts)
+        case "N20":
+            return _with_target(profile, load_profile("cpu-layouts"))
+        case "N27" | "N28":
+            return _with_target(profile, load_profile("cpu-hybrid"), "dtype")
+        case "N30":
+            drafted = load_profile("cpu-hybrid-mtp")
+            asked = profile.workload.model_copy(update={"max_tokens": drafted.workload.max_tokens})
+            own = _with_target(profile, drafted, "dtype")
+            return own.model_copy(update={"methods": drafted.methods, "workload": asked})
         case "N25" | "N26":
             back = load_profile("cpu-back")
             connected = _with_engine(profile, kv_connector_extra_config=back.engine.kv_connector_extra_config)
@@ -330,6 +337,16 @@ def _of_mutant(profile: Profile, mutant: str) -> Profile:
             restarted = _with_scenario(connected, load_profile("cpu-full"), "restarted-p", prompts=("copy-117-22",))
             return _with_scenario(_with_pool(restarted, back), back, "read-back")
     return profile
+
+
+def _with_target(profile: Profile, other: Profile, *settings: str) -> Profile:
+    """Return the profile with another one's target, what its answers are judged by, and the named settings of its
+    engines; the number of blocks too, because its groups of KV share the pool."""
+    rounding = {name: getattr(other.judging, name) for name in ("logprob_nats", "near_tie_nats")}
+    judging = profile.judging.model_copy(update=rounding)
+    parts = {"target": other.target, "baselines": other.baselines, "judging": judging}
+    own = _with_engine(profile, **{name: getattr(other.engine, name) for name in settings})
+    return _with_pool(own, other).model_copy(update=parts)
 
 
 def _with_engine(profile: Profile, **settings: object) -> Profile:
@@ -348,13 +365,13 @@ def _with_scenario(profile: Profile, other: Profile, scenario: str, **changes: o
 
 def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> Setup:
     topology, kind, _ = key
-    method = next(m for m in profile.methods if m.kind == kind)
+    own = _of_mutant(profile, trials[0].mutant)
+    method = next(m for m in own.methods if m.kind == kind)
     names: list[TopologyName] = ["pd", "single"] if topology == "pd" else ["single"]
     wanted = {(v.topology, v.route) for t in trials for v in t.views}
     cells = tuple(Cell(name, method, route) for name in names for route in ROUTES if (name, route) in wanted)
     prefill = next((m for m in profile.methods if m.kind == "none"), None) if trials[0].mutant == "M10" else None
     group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill)
-    own = _of_mutant(profile, trials[0].mutant)
     works = [w for t in trials for w in trial_works(t, own, prompts, cells)]
     return Setup(group, own, tuple(trials), tuple(_union(cell, works) for cell in cells))
 

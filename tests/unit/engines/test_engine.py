@@ -52,8 +52,8 @@ def test_commands_of_a_cell(kind):
     assert option(made["single"], "--host") == "127.0.0.1"
 
 
-def test_cpu_engines_have_a_back_end_of_triton_for_runner_v2_alone():
-    """A V1 engine that found one would run Triton's kernels instead of vLLM's for CPUs."""
+def test_cpu_engines_have_a_back_end_of_triton_where_no_other_kernels_do():
+    """A V1 engine that found one would run Triton's kernels instead of vLLM's for CPUs, which are faster."""
     v1, v2 = commands("eagle3")["decode"], commands("eagle3", "cpu-v2")["decode"]
     assert v2.env["TRITON_INTERPRET"] == v2.env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
     asks = "import importlib.metadata as m; print(*m.entry_points().select(group='triton.backends', name='cpu'))"
@@ -62,6 +62,9 @@ def test_cpu_engines_have_a_back_end_of_triton_for_runner_v2_alone():
         return subprocess.run([sys.executable, "-c", asks], env=env, capture_output=True, text=True, check=True).stdout
 
     assert "kv_harness_triton" in back_ends(v2.env)
+    # What copies recurrent states with speculation is a kernel of Triton's in V1, too.
+    plain, drafted = (commands(kind, "cpu-hybrid-mtp")["single"].env for kind in ("none", "hybrid-mtp"))
+    assert "TRITON_INTERPRET" not in plain and "kv_harness_triton" in back_ends(drafted)
     assert "kv_harness_triton" not in back_ends(v1.env)
 
 

@@ -111,3 +111,14 @@ def test_another_block_size_than_asked_for_is_unknown():
     h = with_run(recorded(block_size=544), profile={**recorded().run.profile, "engine": {"block_size": 32}})
     (first, *_) = settings.engine_as_asked(view(h, "pd-none")).findings
     assert "engine.block_size: 32, found 544" in first.message
+
+
+@pytest.mark.parametrize(
+    ("tokens", "recurrent", "hit"), [(96, True, 64), (96, False, 32), (97, True, 64), (117, True, 64)]
+)
+def test_a_hit_with_a_drafter_may_recompute_a_block_that_ends_with_the_prompt(tokens, recurrent, hit):
+    h = history([observation("single-mtp", tokens)])
+    cells = tuple(c.model_copy(update={"recurrent": recurrent, "block_size": BLOCK}) for c in h.run.cells)
+    cell = view(with_run(h, cells=cells), "single-mtp")
+    (o,) = cell.observations().values()
+    assert cell.expected_hit(o, o).least == hit
