@@ -359,7 +359,8 @@ def _template(work: CellWork, prompt: Prompt, form: str, prepared: Prepared) -> 
     if work.cell.topology == "single":
         legs = (leg("single", sent, nothing, **final),)
     else:
-        blocks = -(-len(sent) // part.engine.block_size)
+        size = part.engine.block_size
+        blocks = -(-len(sent) // size)
         params = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -368,7 +369,7 @@ def _template(work: CellWork, prompt: Prompt, form: str, prepared: Prepared) -> 
         }
         counters = {
             "finished_requests": 1.0,
-            "nixl_bytes": (98304.0 + 3072.0 * (work.cell.method.kind in ("eagle3", "dflash"))) * blocks,
+            "nixl_bytes": (6144.0 + 192.0 * (work.cell.method.kind in ("eagle3", "dflash"))) * size * blocks,
             "nixl_descriptors": 3.0 * blocks,
             "prompt_tokens_external_kv_transfer": float(len(sent)),
         }
