@@ -17,10 +17,20 @@ from harness.history.folder import History
 from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, Form, Leg, Observation
 from harness.history.token_ids import common_prefix
 from harness.profiles import connectors
-from harness.profiles.cells import CellName
+from harness.profiles.cells import SECOND_P, CellName
 from harness.profiles.methods import Traits, recorded_traits
 from harness.profiles.model import part_of
-from harness.profiles.scenarios import AppendedToken, Crowd, Pressure, Recovery, Refill, Scenario, Trace
+from harness.profiles.scenarios import (
+    SECOND,
+    AppendedToken,
+    Crowd,
+    Pressure,
+    Recovery,
+    Refill,
+    Scenario,
+    SecondPrefill,
+    Trace,
+)
 from harness.prompts.lengths import blocks, classify, published_blocks
 
 PRESSURE_SLACK = 0.1
@@ -137,8 +147,8 @@ class RecordedCell:
 
     @property
     def engine_roles(self) -> set[str]:
-        """Roles of the engines that are recorded for this cell, without routers."""
-        return self._engines.keys() - {"router"}
+        """Roles of the engines that are recorded for this cell, without routers and a second P."""
+        return self._engines.keys() - {"router", SECOND_P}
 
     @property
     def _engines(self) -> dict[str, EngineRecord]:
@@ -242,8 +252,10 @@ class RecordedCell:
         """Return the observations of both forms."""
         return [*self.observations("ids").values(), *self.observations("text").values()]
 
-    def restarts_before(self, o: Observation) -> int:
-        """Return how often P was restarted in this scenario before a request was sent."""
+    def p_of(self, o: Observation) -> int:
+        """Return which P of this scenario a request met, counted from 0: P is restarted, or not the only one."""
+        if isinstance(self.config, SecondPrefill):
+            return int(o.part.startswith(SECOND))
         if not (isinstance(self.config, Recovery) and self.config.restart):
             return 0
         return sum(other.route == "former-p" and other.sequence < o.sequence for other in self.all_observations())

@@ -162,6 +162,8 @@ TRIALS: tuple[Trial, ...] = (
     Trial("N23", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "sampler", ("response-invariants", "drafts-happened")),
     Trial("N24", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "target-kv", ("cold-stays-cold",), forms=("ids", "text")),
     _in_state("N25", (View("pd", "restarted-p"),), _PD_COLD, "target-kv", (*_TOKENS, "transfer")),
+    # The second P is never told that its blocks were read, which is found with the cold prompts.
+    _in_state("N29", (View("pd", "second-p"),), _PD_COLD, "target-kv", _TOKENS)._replace(clean=()),
     _in_state("N26", (View("pd", "read-back"),), _PD_COLD, "target-kv", (*_TOKENS, *_LOGPROBS)),
 )
 
@@ -217,8 +219,8 @@ def select_trials(
     return trials
 
 
-_LONG = ("N25", "N26", "N27", "N28")
-"""Mutants that take half of the time of all others: of engines that are restarted, or built otherwise."""
+_LONG = ("N25", "N26", "N27", "N28", "N29")
+"""Mutants that take half of the time of all others: of engines that are restarted, added, or built otherwise."""
 _NOT_WITHOUT_DRAFTS = frozenset({"M1", "M1c", "N18"})
 """Mutants that cannot be shown as listed where nothing is drafted, beside those of drafter and sampler: without a
 lookahead M1 and M1c damage nothing, and N18 damages the plain engine itself, which all else is compared with."""
@@ -304,6 +306,7 @@ OWN_ENGINES = {
     "N20": "a target with windows",
     "N25": "a P that is restarted, and reads from D",
     "N26": "a P that is restarted, and reads from D",
+    "N29": "a second P",
     "N27": "a target with recurrent state",
     "N28": "a target with recurrent state",
 }
@@ -329,6 +332,8 @@ def _of_mutant(profile: Profile, mutant: str) -> Profile:
             # Each prompt is a restart.
             restarted = _with_scenario(connected, load_profile("cpu-full"), "restarted-p", prompts=("copy-117-22",))
             return _with_scenario(_with_pool(restarted, back), back, "read-back")
+        case "N29":
+            return _with_scenario(profile, load_profile("cpu-full"), "second-p")
     return profile
 
 

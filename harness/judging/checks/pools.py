@@ -20,7 +20,7 @@ def applies(cell: CellView) -> bool:
 def pool_returned(cell: CellView) -> CheckResult:
     """Check that no block of any engine of the cell was in use once the last request was over."""
     emptied = cell.record.emptied_s or {}
-    roles = sorted(cell.engine_roles)
+    roles = sorted(cell.engine_roles | emptied.keys())
     findings = [
         _unmeasured(cell, role) if role not in emptied else _stranded(cell, role)
         for role in roles

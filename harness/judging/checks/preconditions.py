@@ -32,6 +32,7 @@ from harness.profiles.scenarios import (
     Refill,
     SameStep,
     Sampled,
+    SecondPrefill,
     SharedBlock,
     Trace,
 )
@@ -142,6 +143,8 @@ def _proof(cell: CellView) -> _Proof:
             return _late_pull
         case Recovery():
             return _recovery
+        case SecondPrefill():
+            return _second_prefill
         case AppendedToken():
             return _appended_token
         case Sampled():
@@ -440,8 +443,22 @@ def _recovery(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
         cell, again, again.final, cell.expected_hit(subject, again), f"it computed {subject.prompt_id} before"
     )
     before = parts.get("before")
-    if cell.restarts_before(again) and before is not None and _engine_of_p(before) == _engine_of_p(again):
+    if cell.p_of(again) and before is not None and _engine_of_p(before) == _engine_of_p(again):
         yield Gap(again, f"expected another P after its restart, found engine {_engine_of_p(again)} as before")
+
+
+def _second_prefill(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    """Prove that there were two P, and that D read as much from each of them as if it were the only one."""
+    met: dict[object, list[Observation]] = {}
+    for o in parts.values():
+        met.setdefault(_engine_of_p(o), []).append(o)
+    last = max(parts.values(), key=lambda o: o.sequence)
+    if len(met) != 2 or any(len({cell.p_of(o) for o in asked}) != 1 for asked in met.values()):
+        yield Gap(last, f"expected hand-offs of two P, each with its own name, found {len(met)} names in them")
+    for o in parts.values():
+        fetched, handed = o.final.external_tokens if o.final is not None else 0, cell.handed_tokens(o)
+        if fetched < handed:
+            yield Gap(o, f"expected D to read {handed} prompt tokens from P, found {fetched:.0f} read")
 
 
 def _engine_of_p(o: Observation) -> object:

@@ -203,11 +203,11 @@ def _one_p(cell: CellView) -> list[Finding]:
     if not named:
         return []
     names = [json.dumps(_without_request(params), sort_keys=True) for _, _, params in named]
-    lives = [cell.restarts_before(o) for o, _, _ in named]
-    usual_of = {life: statistics.mode(n for n, of in zip(names, lives, strict=True) if of == life) for life in {*lives}}
+    which = [cell.p_of(o) for o, _, _ in named]
+    usual_of = {one: statistics.mode(n for n, of in zip(names, which, strict=True) if of == one) for one in {*which}}
     findings = []
-    for (o, leg, params), name, life in zip(named, names, lives, strict=True):
-        usual = usual_of[life]
+    for (o, leg, params), name, one in zip(named, names, which, strict=True):
+        usual = usual_of[one]
         cached = params.get("remote_prefill_cached_tokens")
         wrong = []
         if name != usual:

@@ -90,7 +90,7 @@ def test_a_next_turn_that_goes_on_otherwise_repeats_the_whole_answer():
 
 def test_the_full_profile_has_every_scenario_of_the_plain_one():
     full = {s.id: s for s in load_profile("cpu-full").scenarios}
-    more = ("never-pulled", "abandoned-prefill", "appended-token-aligned", "appended-token-cold", "restarted-p")
+    more = ("never-pulled", "abandoned-prefill", "appended-token-aligned", "appended-token-cold", "restarted-p", "second-p")
     assert [i for i in full if i not in more] == [s.id for s in PROFILE.scenarios]
     assert [s.id for s in PROFILE.scenarios if full[s.id] != s] == [
         "prefix-hit",
@@ -118,6 +118,15 @@ def test_a_restarted_p_hands_off_once_more_with_nothing_cached():
         ("before", "cell", False), ("subject", "former-p", True), ("again", "cell", False), ("after", "cell", False)
     ]  # fmt: skip
     assert sends[3].group not in {s.group for s in sends[:3]}
+
+
+def test_two_p_hand_over_each_prompt_by_turns():
+    (run,) = scripts(next(s for s in load_profile("cpu-full").scenarios if s.id == "second-p"), KNOWN, "pd")
+    sends = [s for stage in run.stages for s in stage.sends]
+    assert [s.by_second_p for s in sends] == [False, True] * 3 == [s.part.startswith("second") for s in sends]
+    assert {s.prompt.id for s in sends[0::2]} == {s.prompt.id for s in sends[1::2]}
+    assert all(one.prompt != other.prompt for one, other in zip(sends[0::2], sends[1::2], strict=True))
+    assert len({s.group for s in sends}) == len(sends), "D has nothing of them cached"
 
 
 def test_the_token_that_d_gets_in_addition_is_the_answer_to_the_others():
@@ -367,11 +376,26 @@ def test_a_restarted_p_is_another_engine(second, verdict):
     assert proof(rows, RECOVERY | {"restart": True}, "pd-eagle3").verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("second", "read", "verdict"),
+    [("q", 96.0, Verdict.PASS), ("p", 96.0, Verdict.UNKNOWN), ("q", 64.0, Verdict.UNKNOWN)],
+)
+def test_second_p_is_another_engine_that_d_reads_from(second, read, verdict):
+    config = {"id": "two", "kind": "second-prefill", "prompts": ["p96", "p95"]}
+    counters = {"prompt_tokens_external_kv_transfer": read}
+    rows = [
+        _of_engine(in_scenario("pd-none", "two", part, counters=counters, sequence=n), name, 0.0)
+        for n, (part, name) in enumerate([("first0", "p"), ("second0", second), ("first1", "p"), ("second1", second)])
+    ]
+    assert proof(rows, config, "pd-none").verdict is verdict
+
+
 def _of_engine(o, name: str, hits: float):
     prefill, decode = o.legs
     params = {**prefill.kv_transfer_params, "remote_engine_id": name}
     prefill = prefill.model_copy(update={"kv_transfer_params": params})
-    return o.model_copy(update={"legs": (prefill, decode.model_copy(update={"counters": {"prefix_hits": hits}}))})
+    counters = {**decode.counters, "prefix_hits": hits}
+    return o.model_copy(update={"legs": (prefill, decode.model_copy(update={"counters": counters}))})
 
 
 APPENDED = {"id": "more", "kind": "appended-token", "prompts": ["p96"]}
