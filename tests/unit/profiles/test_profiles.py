@@ -90,7 +90,7 @@ def test_nightly_covers_methods_and_axes_and_says_why_cells_are_left_out():
     cells = all_cells(profile)
     assert {c.method.kind for c in cells} == {"none", "eagle3", "dflash", "mtp"}
     parts = [p.engine for p in profile.written_parts]
-    assert {e.block_size for e in parts} == {16, 32, 64}
+    assert {e.block_size for e in parts} == {16, 32, 64, 544}
     assert {e.model_runner for e in parts} == {"V1", "V2"}
     assert {e.kv_buffer_device for e in parts} == {"cuda", "cpu"}
     assert {(e.tensor_parallel.prefill, e.tensor_parallel.decode) for e in parts} == {(1, 1), (2, 1), (1, 2)}
