@@ -49,7 +49,7 @@ def fake_cell(session, work, recorder, _reporter):
 def test_requests_that_cannot_be_held_together_are_not_sent():
     """The server lacks /pause, as those without VLLM_SERVER_DEV_MODE=1 do; nobody answers a request."""
     (work,) = prepare("cpu", ["single-none"], ["concurrent"]).works
-    client = SimpleNamespace(last_snapshot={}, snapshot=dict, post=lambda _: SimpleNamespace(status_code=404))
+    client = SimpleNamespace(last_snapshot={}, snapshot=dict, post=lambda *_: SimpleNamespace(status_code=404))
     session = SimpleNamespace(profile=load_profile("cpu"), roles=("single",), client=lambda _: client)
     script = work.scripts[0]
     held = next(stage for stage in script.stages if stage.hold)
