@@ -22,13 +22,11 @@ from faults.leaks import MARK, new_mark
 from faults.model import ControlRun, Ending
 from faults.results import Tried
 from harness.errors import EnvironmentFault
-from harness.history.folder import write_run
 from harness.history.verdict import Verdict
 from harness.util.paths import REPOSITORY
 from harness.util.progress import Reporter
 from tests.support import program
-from tests.support.builders import history, observation
-from tests.support.run_files import write_observations
+from tests.support.builders import history, observation, written_run
 from tests.support.supervised import wait_for
 
 
@@ -36,10 +34,8 @@ def recorded(folder: Path, state: str = "complete", count: int = 3) -> Path:
     """A run of three observations of which so many are there."""
     made = history([observation("single-none", n) for n in (40, 50, 60)], folder=folder)
     cells = tuple(c.model_copy(update={"state": state}) for c in made.run.cells)
-    run = made.run.model_copy(update={"cells": cells, "finished": made.run.finished if count == 3 else None})
-    write_observations(folder, made.observations[:count])
-    write_run(folder, run)
-    return folder
+    left = made.model_copy(update={"observations": made.observations[:count]})
+    return written_run(folder, left, cells=cells, finished=made.run.finished if count == 3 else None)
 
 
 def test_a_run_that_was_cut_short_is_unknown_and_keeps_what_it_has(tmp_path):

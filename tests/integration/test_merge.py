@@ -17,7 +17,7 @@ from harness.baselines.store import write_baseline
 from harness.commands.merge import Wanted, merge
 from harness.commands.merge.shards import find_runs, missing_evidence
 from harness.errors import HarnessError, InfrastructureError, UsageError
-from harness.history.folder import History, load_history, write_run
+from harness.history.folder import History, load_history
 from harness.history.layout import SECOND
 from harness.history.plan import plan_key
 from harness.history.records import RESCORE, Observation
@@ -43,11 +43,12 @@ from tests.support.builders import (
     plan_of,
     prompt_ids,
     provenance,
+    written_run,
 )
 from tests.support.normal_tier import again, baselines, recorded, worse
 from tests.support.program import run as cli
 from tests.support.reseal import reseal as edited
-from tests.support.run_files import answers, write_observations
+from tests.support.run_files import answers
 
 LENGTHS = list(range(32, 32 + 30))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3", "pd-mtp", "single-mtp")
@@ -128,8 +129,7 @@ def scores(observations: Iterable[Observation]) -> list[Observation]:
 
 
 def write(made: History, folder: Path, **changes: object) -> Path:
-    write_observations(folder, made.observations)
-    write_run(folder, made.run.model_copy(update=changes))
+    written_run(folder, made, **changes)
     (folder / "logs").mkdir(exist_ok=True)
     for e in made.run.engines:
         (folder / "logs" / f"{e.group}.{e.role}.log").write_text(f"log of {e.group}\n")

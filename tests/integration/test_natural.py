@@ -31,7 +31,7 @@ from harness.prompts.model import Layout, PromptSet, TextSource, filling, load_p
 from harness.prompts.padded import DATE, Chat, build_from_recipe, build_natural_prompts, coverage, pad
 from harness.prompts.probe_task import WEIGHTS
 from harness.workload.prepare import prepare
-from tests.support.builders import changed_profile
+from tests.support.builders import changed_profile, extending
 from tests.support.fake_hub import FakeRepository, fake_hub
 from tests.support.program import inside
 from tests.support.program import run as forked
@@ -497,10 +497,8 @@ def recipe_profile(tmp_path: Path, folder: Path, **recipe: object) -> str:
             },
         }
     }
-    path = tmp_path / "recipes.yaml"
-    base = {"extends": "cpu", "name": "recipes", "scenarios": [], "methods": [{"kind": "none"}]}
-    path.write_text(yaml.safe_dump({**base, "axes": axes, "workload": {"recipe": made}}, sort_keys=False))
-    return str(path)
+    methods = [{"kind": "none"}]
+    return extending(tmp_path, scenarios=[], methods=methods, axes=axes, workload={"recipe": made})
 
 
 def test_recipes_of_a_profile_are_built_and_one_that_cannot_be_hides_no_other(tmp_path, folder):

@@ -372,6 +372,13 @@ def changed_profile(tmp_path: Path, change: Callable[[dict], object]) -> str:
     return str(path)
 
 
+def extending(folder: Path, base: str = "cpu", name: str = "mine", **changes: object) -> str:
+    """Path of a profile that says something else than the one that it extends."""
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({"extends": base, "name": name, **changes}, sort_keys=False))
+    return str(path)
+
+
 def flawless() -> list:
     """Observations in which no check finds anything."""
     return [observation(c, n) for c in CELLS for n in LENGTHS]
@@ -390,9 +397,15 @@ def judged(*observations):
     return summarise_run(h, judge(h, lookups([32, 64, 96])))
 
 
+def written_run(folder: Path, made: History, **changes: object) -> Path:
+    """Write a run, with fields of its record replaced, as the harness would have recorded it; return its folder."""
+    write_observations(folder, made.observations)
+    write_run(folder, made.run.model_copy(update=changes))
+    return folder
+
+
 def recorded(folder: Path) -> History:
     """A short run, written to a folder."""
     h = history([observation("pd-eagle3", n) for n in (31, 32, 33)], folder=folder)
-    write_observations(folder, h.observations)
-    write_run(folder, h.run)
+    written_run(folder, h)
     return h

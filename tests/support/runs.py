@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import Again, Baseline, Row
-from harness.history.folder import History, write_run
+from harness.history.folder import History
 from harness.history.migrations import SCHEMA
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
@@ -34,8 +34,8 @@ from tests.support.builders import (
     lookup,
     speculation,
     with_run,
+    written_run,
 )
-from tests.support.run_files import write_observations
 from tests.support.self_tests import self_test
 
 STARTED = "2026-01-02T03:04:05+00:00"
@@ -248,10 +248,9 @@ def record(h: History, folder: Path, **run: object) -> Path:
     refused when it is read."""
     names = {c.cell: c.cell.removesuffix(HOSTILE) for c in h.run.cells}
     cells = tuple(c.model_copy(update={"cell": names[c.cell], "group": names[c.cell]}) for c in h.run.cells)
-    write_observations(folder, (o.model_copy(update={"cell": names[o.cell]}) for o in h.observations))
+    plain = tuple(o.model_copy(update={"cell": names[o.cell]}) for o in h.observations)
     named = {"schema_version": SCHEMA, "cells": cells, "run_id": h.run.run_id.removesuffix(f" {HOSTILE}")}
-    write_run(folder, h.run.model_copy(update={**named, **run}))
-    return folder
+    return written_run(folder, h.model_copy(update={"observations": plain}), **{**named, **run})
 
 
 def comparison(name: str, first: History, second: History, root: Path) -> Path:

@@ -7,11 +7,9 @@ import pytest
 from harness.commands.aa.report import render_markdown, write_repeat
 from harness.commands.aa.run import count, judge_again
 from harness.errors import UsageError
-from harness.history.folder import write_run
 from harness.judging.checks.registry import judge
 from harness.reports.aa_result import AgainstItself
-from tests.support.builders import change_final, history, lookups, observation, speculation
-from tests.support.run_files import write_observations
+from tests.support.builders import change_final, history, lookups, observation, speculation, written_run
 
 LENGTHS = [31, 40]
 
@@ -81,10 +79,7 @@ def test_recorded_repetitions_are_judged_again(tmp_path):
     with pytest.raises(UsageError, match="expected 2 repetitions, found 0"):
         judge_again(tmp_path)
     for number in (1, 2):
-        folder = tmp_path / f"repetition-0{number}"
-        made = history([observation("single-none", 40)], folder=folder)
-        write_observations(folder, made.observations)
-        write_run(folder, made.run)
+        written_run(tmp_path / f"repetition-0{number}", history([observation("single-none", 40)]))
     again = judge_again(tmp_path)
     assert again.run_id == "r"
     assert [(c.cell, c.requests, c.compared) for c in again.counts] == [("single-none", 2, 1)]

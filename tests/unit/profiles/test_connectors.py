@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-import yaml
 
 from harness.engines.command import build_command
 from harness.engines.environment import EngineEnvironment
 from harness.errors import ProfileError
 from harness.profiles.model import load_profile
+from tests.support.builders import extending
 from tests.support.engines import ENVIRONMENT, option
 
 OFFLOADING = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1024}}
@@ -23,11 +22,7 @@ KEY = "kv_connector_extra_config"
 
 
 def written(tmp_path, **engine) -> str:
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        yaml.safe_dump({"extends": "cpu", "name": "mine", "routes": ["client"], "exclude": [], "engine": engine})
-    )
-    return str(path)
+    return extending(tmp_path, routes=["client"], exclude=[], engine=engine)
 
 
 def given_to_vllm(source: str, role: str, environment: EngineEnvironment = ENVIRONMENT) -> dict:
@@ -78,11 +73,6 @@ def test_connectors_that_make_no_sense_are_refused(tmp_path, engine, words):
 
 
 def test_a_router_hands_off_by_nixl_only(tmp_path):
-    source = written(tmp_path, kv_connector="MooncakeConnector")
-    assert not load_profile(source).engine.by_nixl
-    raw = yaml.safe_load(Path(source).read_text())
-    del raw["routes"], raw["exclude"]
+    assert not load_profile(written(tmp_path, kv_connector="MooncakeConnector")).engine.by_nixl
     with pytest.raises(ProfileError, match="expected client alone with engine"):
-        path = tmp_path / "routed.yaml"
-        path.write_text(yaml.safe_dump({**raw, "engine": {"kv_connector": "X"}}))
-        load_profile(str(path))
+        load_profile(extending(tmp_path, engine={"kv_connector": "X"}))

@@ -6,7 +6,6 @@ import json
 import shutil
 
 import pytest
-import yaml
 
 from harness.engines.command import build_command
 from harness.errors import ProfileError
@@ -15,6 +14,7 @@ from harness.profiles.cells import CellName, all_cells
 from harness.profiles.methods import SHORT_FORMS, recorded_traits
 from harness.profiles.model import REPOSITORY, load_profile
 from harness.workload.prepare import prepare
+from tests.support.builders import extending
 from tests.support.engines import ENVIRONMENT, option
 
 NGRAM = {"kind": "ngram", "num_speculative_tokens": 5, "speculative_config": {"prompt_lookup_max": 4}}
@@ -22,10 +22,7 @@ EAGLE3 = str(REPOSITORY / "models" / "probe" / "eagle3")
 
 
 def written(tmp_path, *methods: dict, **changes) -> str:
-    path = tmp_path / "mine.yaml"
-    raw = {"extends": "cpu", "name": "mine", "scenarios": [], "methods": [{"kind": "none"}, *methods], **changes}
-    path.write_text(yaml.safe_dump(raw))
-    return str(path)
+    return extending(tmp_path, **{"scenarios": [], "methods": [{"kind": "none"}, *methods], **changes})
 
 
 def given_to_vllm(source: str, kind: str) -> dict:

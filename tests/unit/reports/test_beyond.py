@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.history.folder import write_run
 from harness.history.verdict import Verdict
 from harness.reports.beyond import print_comparison, print_trend, render_comparison, render_trend
 from harness.reports.compare import compare_runs
 from harness.reports.trend import limit_for, load_trend, trend_of
 from harness.reports.trend_model import TrendRun
-from tests.support.builders import garbled, history, observation, speculation
+from tests.support.builders import garbled, history, observation, speculation, written_run
 from tests.support.pages import Page, printed
-from tests.support.run_files import write_observations
 
 LENGTHS = (32, 64, 96)
 
@@ -24,9 +22,7 @@ LENGTHS = (32, 64, 96)
 def recorded(folder: Path, cells=("pd-eagle3", "single-none"), change=lambda o: o, **run) -> Path:
     """A run in a folder of its own."""
     made = history([change(observation(c, n, sequence=i)) for c in cells for i, n in enumerate(LENGTHS)])
-    write_observations(folder, made.observations)
-    write_run(folder, made.run.model_copy(update={"run_id": folder.name, **run}))
-    return folder
+    return written_run(folder, made, **{"run_id": folder.name, **run})
 
 
 def slower(o):

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 import harness.runner.groups
 import harness.runner.record_cells
@@ -33,6 +32,7 @@ from harness.runner.run import new_folder, prepared_recorder, record_into
 from harness.scheduling.model import Device, Placement
 from harness.util.progress import Reporter
 from harness.workload.prepare import Prepared, prepare
+from tests.support.builders import extending
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_session import FakeSession
 
@@ -98,10 +98,8 @@ def no_engines(monkeypatch):
 
 
 def axes(tmp_path: Path, **changes: object) -> str:
-    path = tmp_path / "axes.yaml"
     values = {f"v{n}": {"engine": {"kv_lease_s": 10 + n}} for n in range(3)}
-    path.write_text(yaml.safe_dump({"extends": "cpu", "name": "axes", "axes": {"lease": values}, **changes}))
-    return str(path)
+    return extending(tmp_path, **{"axes": {"lease": values}, **changes})
 
 
 def run(prepared: Prepared, folder: Path, executor: FakeExecutor) -> History:
