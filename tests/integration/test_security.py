@@ -20,7 +20,16 @@ from harness.profiles.model import load_profile
 from harness.reports.judge_run import assess
 from harness.util.names import SafeName
 from harness.util.paths import REPOSITORY, recorded
-from tests.support.builders import changed_profile, engine, extending, history, identity, observation, written_run
+from tests.support.builders import (
+    changed_profile,
+    engine,
+    extending,
+    history,
+    identity,
+    observation,
+    with_run,
+    written_run,
+)
 from tests.support.reseal import reseal
 from tests.support.run_files import answers
 
@@ -301,17 +310,10 @@ def test_recorded_run_does_not_choose_its_references(tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "known.yaml").write_text("not: read")
     made = history([observation("single-none")], folder=tmp_path / "run")
-    run = made.run.model_copy(
-        update={
-            "profile": {
-                **made.run.profile,
-                "baselines": str(tmp_path / "theirs"),
-                "known_defects": str(tmp_path / "known.yaml"),
-            },
-            "identities": {"none": identity().model_dump(mode="json")},
-        }
-    )
-    made = made.model_copy(update={"run": run, "own": False})
+    named = {"baselines": str(tmp_path / "theirs"), "known_defects": str(tmp_path / "known.yaml")}
+    identities = {"none": identity().model_dump(mode="json")}
+    made = with_run(made, profile={**made.run.profile, **named}, identities=identities)
+    made = made.model_copy(update={"own": False})
     lookup = baselines_for(made)["none"]
     assert lookup.baseline is None and "--baselines" in lookup.reason
     assert judge(made, baselines_for(made)).verdict is not Verdict.PASS and known_of(made) is None

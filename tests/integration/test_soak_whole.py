@@ -36,6 +36,7 @@ from harness.runner.run import prepared_recorder
 from harness.util.signals import deferred, ignored, raise_once
 from harness.util.storage import FolderLock
 from harness.workload.prepare import prepare
+from tests.support.builders import with_run
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_answers import perform
 from tests.support.fake_soak import FLAT, FakeSession, FakeWatcher
@@ -380,7 +381,7 @@ def test_only_a_plain_run_is_a_reference(tmp_path: Path, kind: str):
     history = recorder.finish()
     with pytest.raises(UsageError, match=f"found one of `harness {kind}`"):
         record_from(history, None, prepared.sets, tmp_path / "baselines")
-    require_reference_run(history.model_copy(update={"run": history.run.model_copy(update={"kind": "run"})}))
+    require_reference_run(with_run(history, kind="run"))
     assert not (tmp_path / "baselines").exists()
 
 

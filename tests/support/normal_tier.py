@@ -115,8 +115,8 @@ def scored(made: History, gap: Callable[[Observation], float] = lambda o: 0.0) -
             legs=(leg("single", (*o.sent_ids, *output), (1,), rescored=gaps),),
             started_at=0.0,
         )
-    run = made.run.model_copy(update={"rescore": True})
-    return made.model_copy(update={"run": run, "observations": (*made.observations, *scores.values())})
+    rescored = made.model_copy(update={"observations": (*made.observations, *scores.values())})
+    return with_run(rescored, rescore=True)
 
 
 def noisy(lookups: dict[str, Lookup], method: str, gaps: Sequence[float | None]) -> dict[str, Lookup]:

@@ -210,9 +210,8 @@ def test_a_setting_that_an_inherited_axis_overrides_is_refused(tmp_path):
 
 def test_outputs_are_to_be_rescored_where_the_variant_has_a_plain_engine():
     made = history([observation("pd-none", 40), observation("single-none", 40)])
-    run = made.run.model_copy(update={"rescore": True})
-    both = made.model_copy(update={"run": run})
-    alone = both.model_copy(update={"run": run.model_copy(update={"cells": run.cells[:1]})})
+    both = with_run(made, rescore=True)
+    alone = with_run(both, cells=made.run.cells[:1])
 
     def asked(made: History) -> bool:
         [view] = [v for v in Evidence(made, {}, Judging()).views() if v.id == "pd-none"]

@@ -685,10 +685,8 @@ def test_a_server_that_does_not_say_its_tokens_per_step_could_be_started_so_that
 def test_scenario_without_observations_is_unknown():
     the_history = history([observation("single-none")], scenarios=[REFILL])
     record = the_history.run.cells[0].model_copy(update={"scenarios": {"refill": 3}})
-    the_history = the_history.model_copy(
-        update={"run": the_history.run.model_copy(update={"cells": (record,)}), "observations": ()}
-    )
-    judgement = judge(the_history, lookups([40]))
+    unanswered = with_run(the_history, cells=(record,)).model_copy(update={"observations": ()})
+    judgement = judge(unanswered, lookups([40]))
     assert judgement.verdict is Verdict.UNKNOWN
     assert {c.scenario for c in judgement.cells} == {"cold", "refill"}
 
