@@ -619,10 +619,6 @@ PROMPT = ["--cell", "single-none", "--prompt", "copy-096-19"]
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["/tmp", "--good", "0.30.0", "--bad", "0.32.0"], "expected [RUN_DIR] FINDING, or --cell and --prompt"),
-        (["--good", "0.30.0", "--bad", "0.32.0"], "expected [RUN_DIR] FINDING, or --cell and --prompt, found neither"),
-        (["/nowhere", "x", "--good", "0.30.0", "--bad", "0.32.0"], "expected the folder of a recorded run"),
-        (["--cell", "pd-none", "--good", "0.30.0", "--bad", "0.32.0"], "expected --prompt ID or --scenario"),
         ([*PROMPT, "--good", "/nowhere", "--bad", "0.32.0"], "--good /nowhere: expected a version such as"),
         ([*PROMPT, "--good", "0.32.0", "--bad", "0.30.0"], "to be older"),
         ([*PROMPT, "--good", "0.1", "--bad", "0.3", "--candidate", "0.9"], "--candidate: expected versions between"),

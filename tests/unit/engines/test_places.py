@@ -215,7 +215,7 @@ def test_ports_are_looked_for_on_the_address_of_the_place():
         taken.listen()
         port = taken.getsockname()[1]
         assert trouble(port) == ""
-        with pytest.raises(EngineStartError, match=f"{HOST}.*{port}"):
+        with pytest.raises(EngineStartError, match=f"{HOST}.*{port}.*--base-port"):
             claim([port], HOST)
     assert len(set(LocalPlace(host=HOST).ports(3))) == 3
 
