@@ -8,9 +8,7 @@ import json
 import re
 import shutil
 import sys
-import threading
 import zlib
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -25,6 +23,7 @@ from harness.util.paths import REPOSITORY
 from harness.workload.scripts import scripts
 from tests.support.engines import ENVIRONMENT
 from tests.support.exported import exported, exported_once, literal, named, rewritten, run
+from tests.support.fake_server import Quiet, serving
 
 __all__ = ["exported", "exported_once"]
 
@@ -104,27 +103,20 @@ def test_engine_that_answers_strangers_is_not_asked(exported):
 def test_key_and_prompts_do_not_go_to_a_proxy(exported, monkeypatch):
     heard = []
 
-    class Proxy(BaseHTTPRequestHandler):
+    class Proxy(Quiet):
         def do_GET(self) -> None:
             heard.append(dict(self.headers))
-            self.send_response(200)
-            self.end_headers()
+            self.say(200, b"")
 
-        def do_POST(self) -> None:
-            self.do_GET()
+        do_POST = do_GET  # noqa: N815
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
-        threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    with serving(Proxy) as url:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.server_address[1]}")
+            monkeypatch.setenv(name, url)
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
         engines = {"prefill": {**WARM, "62": right()}, "decode": {**WARM, "62": right()}}
         code, output = run(rewritten(exported, engines))
-        proxy.shutdown()
     assert code == 0, output
     assert heard == []
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import stat
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,6 +21,7 @@ from harness.errors import EngineStartError
 from harness.profiles.model import load_profile
 from harness.supervision.server import full_environment, joined_path
 from tests.support.engines import ENVIRONMENT
+from tests.support.fake_server import Quiet, serving
 
 
 def command(key: ApiKey, **changes: object):
@@ -189,7 +187,7 @@ def test_guard_needs_nothing_but_the_standard_library():
 # --- the drill: an engine that does not refuse -----------------------------------------------------------------------
 
 
-class FakeOpenServer(BaseHTTPRequestHandler):
+class FakeOpenServer(Quiet):
     """Answers everybody, or whoever has the key where its own folder says so; no model is behind it."""
 
     refused: tuple[str, ...] = ()
@@ -197,24 +195,14 @@ class FakeOpenServer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.seen.append(self.headers.get("Authorization") or "")
-        status = 401 if self.path in self.refused else 200
-        data = json.dumps({}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.say(401 if self.path in self.refused else 200, b"{}")
 
 
 @pytest.fixture
 def server():
     FakeOpenServer.refused, FakeOpenServer.seen = (), []
-    with ThreadingHTTPServer(("127.0.0.1", 0), FakeOpenServer) as running:
-        threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
+    with serving(FakeOpenServer) as url:
+        yield url
 
 
 @pytest.mark.parametrize("refused", [(), ("/v1/models",), ("/v1/models", "/metrics")])
