@@ -11,20 +11,17 @@ import pytest
 from harness.engines.environment import inspect_environment
 from harness.errors import EngineDiedError, EngineStartError, EnvironmentFault
 from harness.supervision.process import SupervisedProcess
+from tests.support.program import script
 from tests.support.supervised import gone, supervised_program, wait_for
 
 
 def test_engine_python_without_vllm(tmp_path):
     with pytest.raises(EnvironmentFault, match="could not be run"):
         inspect_environment(str(tmp_path / "nothing"))
-    bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
-    bare.chmod(0o755)
+    bare = script(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
     with pytest.raises(EnvironmentFault, match=r"expected vllm to be installed there, .*; install vllm and nixl there"):
         inspect_environment(str(bare))
-    no_python = tmp_path / "cat"
-    no_python.write_text("#!/bin/sh\necho hello\n")
-    no_python.chmod(0o755)
+    no_python = script(tmp_path / "cat", "#!/bin/sh\necho hello\n")
     with pytest.raises(EnvironmentFault, match="expected a Python interpreter"):
         inspect_environment(str(no_python))
 

@@ -15,15 +15,12 @@ from pathlib import Path
 import pytest
 
 from harness.engines.command import EngineCommand
-from harness.engines.session import EngineGroupSession
 from harness.errors import EngineStartError, StorageError
 from harness.history.records import CellRecord
-from harness.profiles.cells import make_plan, select_cells
-from harness.profiles.model import load_profile
 from harness.supervision import orphans, ports, procfs
 from harness.supervision.log import EngineLog
 from harness.supervision.process import SupervisedEngine, SupervisedProcess, TreeDetails
-from tests.support.engines import ENVIRONMENT
+from tests.support.engines import session_of
 from tests.support.supervised import (
     bystander,
     engine_program,
@@ -323,9 +320,7 @@ class FakeHandle:
 
 
 def test_one_that_cannot_be_ended_does_not_keep_the_others_running(tmp_path):
-    profile = load_profile("cpu")
-    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
-    session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
+    session = session_of("pd-none", tmp_path)
     router, decode = FakeHandle(tmp_path, KeyError("x")), FakeHandle(tmp_path, OSError("y"))
     prefill = FakeHandle(tmp_path)
     session._routers.running = [router]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from harness.engines.command import EngineCommand
 from harness.engines.environment import EngineEnvironment
+from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError
 from harness.history.records import Leg
+from harness.profiles.cells import EngineGroup, make_plan, select_cells
+from harness.profiles.model import Profile, load_profile
 
 ENVIRONMENT = EngineEnvironment(
     executable="/somewhere/bin/python",
@@ -21,6 +26,18 @@ ENVIRONMENT = EngineEnvironment(
 
 def option(command: EngineCommand, name: str) -> str:
     return command.argv[command.argv.index(name) + 1]
+
+
+def group_of(cell: str, profile: Profile | str = "cpu") -> EngineGroup:
+    """The engines of a cell, or of cells that share them."""
+    known = load_profile(profile) if isinstance(profile, str) else profile
+    (group,) = make_plan(known, select_cells(known, [cell])).groups
+    return group
+
+
+def session_of(cell: str, folder: Path, **more: object) -> EngineGroupSession:
+    """A session with the engines of a cell of the cpu profile, none of which is started."""
+    return EngineGroupSession(group_of(cell), load_profile("cpu"), ENVIRONMENT, folder, **more)
 
 
 class FakeClient:

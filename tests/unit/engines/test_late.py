@@ -6,14 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.engines.session import EngineGroupSession
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks import transfer
-from harness.profiles.cells import make_plan, select_cells
-from harness.profiles.model import load_profile
 from tests.support.builders import change_final, history, observation, view
-from tests.support.engines import ENVIRONMENT
+from tests.support.engines import session_of
 
 
 def hand_off(seconds: float, expired: float = 0.0, **fields: object) -> Observation:
@@ -74,12 +71,10 @@ def test_one_that_was_asked_again_explains_one_ended_lease_and_no_second():
     ],
 )
 def test_late_hand_offs_are_asked_once_more(answers, kept, asked, tmp_path, monkeypatch):
-    profile = load_profile("cpu")
-    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
-    session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
+    session = session_of("pd-none", tmp_path)
     left = list(answers)
     monkeypatch.setattr(session, "_observe_once", lambda *_: left.pop(0))
-    found = session.observe(group.cells[0], SimpleNamespace(id="p40"), "ids", 0)
+    found = session.observe(session.group.cells[0], SimpleNamespace(id="p40"), "ids", 0)
     assert len(answers) - len(left) == asked
     assert found.final == answers[kept].final and found.attempts == kept + 1
     assert bool(judged(found)) is (found.final.seconds > 25)

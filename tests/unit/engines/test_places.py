@@ -17,7 +17,6 @@ from harness.engines.command import EngineCommand, build_command
 from harness.engines.executor import local_places, lone_places
 from harness.engines.inventory import cpu_inventory, jobs_of, local_inventory
 from harness.engines.places import LocalPlace, default_places
-from harness.engines.session import EngineGroupSession
 from harness.errors import EngineStartError
 from harness.profiles.cells import make_plan, select_cells
 from harness.profiles.model import Profile, load_profile, merged
@@ -26,7 +25,7 @@ from harness.scheduling.model import EnginePlace, Placement
 from harness.supervision import gpus, procfs
 from harness.supervision.ports import claim, free_ports, release, trouble
 from harness.supervision.process import SupervisedEngine
-from tests.support.engines import ENVIRONMENT, option
+from tests.support.engines import ENVIRONMENT, group_of, option, session_of
 
 HOST = "127.0.0.9"
 """Not where engines listen unless they are told to, and an address of every Linux machine."""
@@ -98,9 +97,7 @@ def test_local_engines_have_consecutive_ports():
 
 
 def test_local_engines_have_a_core_each():
-    profile = load_profile("cpu")
-    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
-    places = default_places(group.roles, load_profile("cpu").engine)
+    places = default_places(group_of("pd-none").roles, load_profile("cpu").engine)
     cores = [str(c) for c in sorted(os.sched_getaffinity(0))]
     assert list(places) == ["decode", "prefill"]
     assert [p.devices for p in places.values()] == [tuple(cores[:1]), tuple(cores[1:2])]
@@ -132,10 +129,9 @@ def test_engines_that_are_no_runs_are_placed_on_gpus_as_those_of_a_run(monkeypat
     """`baseline record`, `repro`, `up`, `selftest`, `aa` and `soak` start one group at a time."""
     monkeypatch.setattr(inventory_module, "visible_here", lambda node: visible_devices(None, GPUS[:count], node))
     monkeypatch.setattr(inventory_module, "query_links", lambda: {frozenset((0, 1)): "NVLink (NV18)"})
-    profile = load_profile("gpu")
-    (group,) = make_plan(profile, select_cells(profile, [cell])).groups
     told: list[str] = []
-    assert {role: place.devices for role, place in lone_places(group, profile, told.append).items()} == devices
+    found = lone_places(group_of(cell, "gpu"), load_profile("gpu"), told.append)
+    assert {role: place.devices for role, place in found.items()} == devices
     assert said in " ".join(told)
 
 
@@ -183,9 +179,8 @@ def test_a_pair_that_fits_on_no_gpu_is_not_started(monkeypatch):
     monkeypatch.setattr(inventory_module, "query_links", dict)
     wide = {"engine": {"tensor_parallel": {"prefill": 4, "decode": 1}}}
     profile = Profile.model_validate(merged(load_profile("gpu").model_dump(), wide))
-    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
     with pytest.raises(EngineStartError, match=r"pd-none: expected .* 4 × .* for prefill"):
-        lone_places(group, profile, lambda _: None)
+        lone_places(group_of("pd-none", profile), profile, lambda _: None)
 
 
 def test_every_engine_gets_the_tensor_parallel_size_of_its_role_or_none_is_started():
@@ -273,14 +268,12 @@ class ReadyClient:
 
 
 def test_session_starts_engines_at_their_places_and_asks_the_side_channel_there(tmp_path, monkeypatch):
-    profile = load_profile("cpu")
-    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
     with socket.socket() as side_channel:
         side_channel.bind((HOST, 0))
         side_channel.listen()
         open_port, closed_port = side_channel.getsockname()[1], free_ports(1, HOST)[0]
         places = {"decode": FarPlace(7000, open_port), "prefill": FarPlace(7002, closed_port)}
-        session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path, places=places)
+        session = session_of("pd-none", tmp_path, places=places)
         enough = EngineStartError("far enough")
         monkeypatch.setattr(session._readiness, "wait", lambda *_: (_ for _ in ()).throw(enough))
         with pytest.raises(EngineStartError, match="far enough"), session:

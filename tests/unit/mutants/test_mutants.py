@@ -17,7 +17,6 @@ from harness.commands.selftest.run import SelfTester
 from harness.commands.selftest.trials import OWN_ENGINES, TRIALS, make_setups, select_trials, trial_works
 from harness.engines.command import EngineCommand
 from harness.engines.request import Ask
-from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, UsageError
 from harness.history.verdict import Verdict
 from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement, Law
@@ -25,7 +24,6 @@ from harness.mutants import LOG_MARK, hooks
 from harness.mutants.catalogue import HISTORIC, MUTANTS
 from harness.mutants.exchange import MutatedExchange
 from harness.mutants.install import EnabledMutants, patched_roles, unbound, with_mutants
-from harness.profiles.cells import EngineGroup, make_plan, select_cells
 from harness.profiles.model import load_profile
 from harness.prompts.model import load_prompts
 from harness.reports.selftest_result import Kill
@@ -33,16 +31,11 @@ from harness.supervision.server import full_environment
 from harness.util.progress import Reporter
 from harness.workload.prepare import prepare
 from tests.support.builders import changed_profile, history, observation
-from tests.support.engines import ENVIRONMENT, FakeClient
+from tests.support.engines import ENVIRONMENT, FakeClient, group_of, session_of
 from tests.support.self_tests import self_test
 
 PROFILE = load_profile("cpu")
 PROMPTS = load_prompts(PROFILE.workload.prompts)
-
-
-def plan_of(cell: str) -> EngineGroup:
-    (group,) = make_plan(PROFILE, select_cells(PROFILE, [cell])).groups
-    return group
 
 
 # --- the plugin ------------------------------------------------------------------------------------------------------
@@ -172,11 +165,10 @@ def test_router_that_knows_of_no_p_gets_the_hand_offs(on, asked):
 
 
 def test_mutants_of_the_client_are_switched_in_the_session(tmp_path):
-    group = plan_of("pd-none")
     arming = EnabledMutants(["M9", "N6"], pair=True, folder=tmp_path)
-    session = EngineGroupSession(group, PROFILE, ENVIRONMENT, tmp_path, mutation=arming)
+    session = session_of("pd-none", tmp_path, mutation=arming)
     calls: list[str] = []
-    for role in group.roles:
+    for role in session.group.roles:
         session._launcher.clients[role] = FakeClient(role, calls)
     session.ask(Ask(True, [1, 2]), [])
     assert session._exchange.kept_by_p == 0
@@ -192,7 +184,7 @@ def test_router_that_knows_of_no_p_is_started_beside_the_one_that_hands_off(cell
 
 
 def test_mutant_of_the_command_line_takes_the_drafter_from_p_alone(tmp_path):
-    pair, single = plan_of("pd-eagle3"), plan_of("single-eagle3")
+    pair, single = group_of("pd-eagle3"), group_of("single-eagle3")
     changed, _ = with_mutants(pair, PROFILE, ["M10"], tmp_path, together=False)
     assert (changed.method_of("prefill").kind, changed.method_of("decode").kind) == ("none", "eagle3")
     assert with_mutants(single, PROFILE, ["M10"], tmp_path, together=False)[0] == single

@@ -17,12 +17,10 @@ import harness.runner.groups
 import harness.runner.record_cells
 from harness.engines.executor import local_places
 from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
-from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, ModelUnavailableError
 from harness.history.folder import History
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
-from harness.profiles.cells import make_plan, select_cells
 from harness.profiles.model import load_profile
 from harness.prompts.probe_task import WEIGHTS
 from harness.runner.groups import Runner
@@ -33,7 +31,7 @@ from harness.scheduling.model import Device, Placement
 from harness.util.progress import Reporter
 from harness.workload.prepare import Prepared, prepare
 from tests.support.builders import extending
-from tests.support.engines import ENVIRONMENT
+from tests.support.engines import ENVIRONMENT, session_of
 from tests.support.fake_session import FakeSession
 
 RUN_CELL = harness.runner.record_cells.run_cell
@@ -266,9 +264,7 @@ def test_what_cannot_be_ended_is_a_notice_of_its_cell(tmp_path):
 
 def test_engines_that_were_told_to_end_complete_no_cell(tmp_path):
     """They may still live when the last answer is there: a cell was complete with 14 of 48 requests after TERM."""
-    profile = load_profile("cpu")
-    (group,) = make_plan(profile, select_cells(profile, ["single-none"])).groups
-    session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
+    session = session_of("single-none", tmp_path)
     session.require_alive()
     session.end_engines()
     with pytest.raises(EngineDiedError, match="ended from outside"):
@@ -277,9 +273,9 @@ def test_engines_that_were_told_to_end_complete_no_cell(tmp_path):
 
 def test_waiting_for_engines_that_hang_is_not_the_harness_own_time(tmp_path, monkeypatch):
     prepared = prepare("cpu", ["single-none"], ["cold"])
-    (group,), (work,) = prepared.plan.groups, prepared.works
+    (work,) = prepared.works
     recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path)
-    session = EngineGroupSession(group, prepared.profile, ENVIRONMENT, tmp_path)
+    session = session_of("single-none", tmp_path)
 
     def stuck(*_):
         time.sleep(0.3)
