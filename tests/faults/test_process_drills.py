@@ -38,6 +38,7 @@ from harness.judging.findings import Finding, Judgement
 from harness.util.progress import Reporter
 from harness.workload.prepare import prepare
 from tests.faults.fake_server import ask
+from tests.support import builders
 
 DRILLS = {d.drill.id: d for d in PROCESSES}
 
@@ -405,9 +406,7 @@ def test_reasons_are_vllms_own_and_ours():
 
 
 def finding(prompt: str, check: str = "transfer", verdict: Verdict = Verdict.UNKNOWN) -> Finding:
-    return Finding(
-        check=check, cell="pd-eagle3", verdict=verdict, damage="infrastructure", message="m", prompt_id=prompt
-    )
+    return builders.finding("pd-eagle3", prompt, check=check, verdict=verdict, damage="infrastructure")
 
 
 def judged(*findings: Finding) -> Judgement:

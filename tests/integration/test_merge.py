@@ -39,11 +39,11 @@ from tests.support.builders import (
     garbled,
     history,
     identity,
-    leg,
+    known_entry,
     observation,
     plan_of,
-    prompt_ids,
     provenance,
+    rescoring,
     with_run,
     written_run,
 )
@@ -106,31 +106,14 @@ def answering(made: History, observations: Iterable[Observation]) -> History:
 
 def scores(observations: Iterable[Observation]) -> list[Observation]:
     """What the plain engine says of each distinct output: it would say the same."""
-    outputs = Outputs()
-    known = {}
+    outputs, known = Outputs(), {}
     for o in observations:
         outputs.add(o)
-        known[o.prompt_id, output_key(o.final.output_ids)] = (*o.sent_ids, *o.final.output_ids)
+        known[o.prompt_id, output_key(o.final.output_ids)] = (o.prompt_id, o.sent_ids, o.final.output_ids)
     out = []
-    for number, key in enumerate(outputs.scored_by):
-        cell, request = key
+    for number, (cell, request) in enumerate(outputs.scored_by):
         prompt, _, part = request.partition("#0.")
-        read = known[prompt, part]
-        new = len(read) - len(prompt_ids(int(prompt.removeprefix("p"))))
-        out.append(
-            Observation(
-                cell=cell,
-                prompt_id=prompt,
-                form="ids",
-                scenario=RESCORE,
-                part=part,
-                sequence=number,
-                sent_ids=read,
-                engine_roles=("single",),
-                legs=(leg("single", read, (1,), rescored=(0.0,) * new),),
-                started_at=0.0,
-            )
-        )
+        out.append(rescoring(*known[prompt, part], cell=cell, sequence=number))
     return out
 
 
@@ -510,11 +493,9 @@ def test_recordings_that_do_not_count_are_judged_against_baselines(tmp_path):
 
 def test_known_defect_of_a_recording_that_does_not_count_is_known(tmp_path):
     listed = tmp_path / "known.yaml"
-    defect = {
-        **{"id": "comes-and-goes", "cells": ["pd-mtp"], "classes": ["drafter-kv"], "at_most": 3, "vllm": ">=0"},
-        **{"checks": ["acceptance-*", "first-step"], "added": "2026-01-01", "expires": "2026-04-01"},
-        **{"reason": "a race at the hand-off", "link": "https://example.org/1"},
-    }
+    days = {"added": "2026-01-01", "expires": "2026-04-01"}
+    checks = ["acceptance-*", "first-step"]
+    defect = known_entry(cells=["pd-mtp"], classes=["drafter-kv"], checks=checks, at_most=3, vllm=">=0", **days)
     listed.write_text(yaml.safe_dump({"format": 1, "defects": [defect]}))
     tried = broken(part_of(night(accept={"pd-mtp": worse}, stages=1), PARTS[1], "try-1"), "pd-mtp")
     folders = retried(tmp_path, tried, night(stages=1))

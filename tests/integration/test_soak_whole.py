@@ -28,7 +28,6 @@ from harness.commands.soak.rounds import RoundJudge
 from harness.commands.soak.run import Ended, Wanted, prepare_soak, soak
 from harness.errors import EngineDiedError, StorageError, UsageError
 from harness.history.folder import load_history
-from harness.history.records import EngineRecord
 from harness.history.verdict import Verdict
 from harness.reports.judge_run import check
 from harness.reports.trend import load_trend
@@ -36,7 +35,7 @@ from harness.runner.run import prepared_recorder
 from harness.util.signals import deferred, ignored, raise_once
 from harness.util.storage import FolderLock
 from harness.workload.prepare import prepare
-from tests.support.builders import with_run
+from tests.support.builders import engine, with_run
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_answers import perform
 from tests.support.fake_soak import FLAT, FakeSession, FakeWatcher
@@ -336,14 +335,8 @@ def test_a_round_without_a_verdict_is_no_pass(tmp_path: Path, session: type[Fake
 def test_routers_are_watched_beside_the_engines(
     tmp_path: Path, session: type[FakeSession], monkeypatch: pytest.MonkeyPatch
 ):
-    def engine(role: str, pid: int) -> EngineRecord:
-        return EngineRecord(
-            role=role, group="g", pid=pid, argv=(), env={}, log="l", ready_seconds=1, model_runner=None,
-            attention_backend=None,
-        )  # fmt: skip
-
     watched: dict[str, int] = {}
-    session.engines = (engine("single", 11), engine("router", 12))
+    session.engines = tuple(engine("g", r).model_copy(update={"pid": p}) for r, p in (("single", 11), ("router", 12)))
     monkeypatch.setattr(soak_run, "Watcher", lambda roots: watched.update(roots) or FakeWatcher())
     played(tmp_path, 1)
     assert watched == {HARNESS: os.getpid(), "single": 11, "router": 12}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from harness.baselines.lookup import Lookup
-from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
+from harness.baselines.model import Again, Row
 from harness.history.acceptance import counts_of_steps
 from harness.history.token_ids import common_prefix
 from harness.judging.checks.hypothesis_tests import run_tests
@@ -19,7 +19,7 @@ from harness.judging.evidence import Evidence
 from harness.profiles.model import Judging
 from harness.stats.multiplicity import stage_alpha
 from tests.statistics.nights import FAMILY_ALPHA, Share
-from tests.support.builders import change_final, history, identity, observation, provenance, speculation
+from tests.support.builders import change_final, history, lookup_of, observation, speculation
 
 PROMPTS = list(range(40, 40 + 48))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3")
@@ -88,8 +88,7 @@ def recorded(method: str, ties: dict[int, dict[int, float]], rng: random.Random,
                 again=again,
             )
         )
-    header = Header(format=FORMAT, identity=identity(method), provenance=provenance(), summary={}, rows_sha256="")
-    return Lookup(Baseline(header=header, rows=tuple(rows)), "")
+    return lookup_of(method, rows)
 
 
 def tripped(share: float, seed: int, hard: float = 0.0, rounding: float = 0.3) -> set[TestName]:

@@ -23,6 +23,7 @@ from harness.profiles.hub import GIB, Hub
 from harness.profiles.model import Profile, load_profile, read_profile, references_of
 from harness.prompts.probe_task import WEIGHTS
 from tests.support.builders import changed_profile
+from tests.support.engines import ENVIRONMENT
 from tests.support.fake_hub import FakeRepository, fake_hub
 from tests.support.program import script
 
@@ -38,16 +39,7 @@ def gpu_profile(tmp_path: Path, **engine: object) -> Profile:
 
 
 def environment(executable: str) -> EngineEnvironment:
-    return EngineEnvironment(
-        executable=executable,
-        python="3",
-        prefix="/",
-        vllm="0",
-        vllm_build="gpu",
-        torch=None,
-        transformers=None,
-        nixl=None,
-    )
+    return ENVIRONMENT.model_copy(update={"executable": executable, "vllm_build": "gpu", "torch": None, "nixl": None})
 
 
 def fake_python(tmp_path: Path, cuda: str = "13.0", transports: bytes = b"cuda_copy\0cuda_ipc\0") -> EngineEnvironment:

@@ -10,6 +10,7 @@ from harness.errors import UsageError
 from harness.judging.checks.registry import judge
 from harness.reports.aa_result import AgainstItself
 from tests.support.builders import change_final, history, lookups, observation, speculation, written_run
+from tests.support.self_tests import against_itself
 
 LENGTHS = [31, 40]
 
@@ -19,15 +20,8 @@ def repetition(change=lambda o: o):
 
 
 def result(histories) -> AgainstItself:
-    return AgainstItself(
-        run_id="r",
-        started="2026-01-01",
-        profile="cpu",
-        versions={"vllm": "0"},
-        repetitions=len(histories),
-        counts=count(histories, [judge(h, lookups(LENGTHS)) for h in histories]),
-        seconds=1.0,
-    )
+    counts = count(histories, [judge(h, lookups(LENGTHS)) for h in histories])
+    return against_itself(*counts, repetitions=len(histories), versions={"vllm": "0"})
 
 
 def test_equal_repetitions_have_no_alarm():
@@ -65,17 +59,14 @@ def test_broken_repetition_is_unknown():
 
 
 def test_nothing_repeated_is_unknown():
-    empty = AgainstItself(run_id="r", started="", profile="cpu", versions={}, repetitions=2, counts=(), seconds=0.0)
+    empty = against_itself()
     assert empty.exit_code == 2 and empty.alarm_bound == 1.0
 
 
 def test_recorded_repetitions_are_judged_again(tmp_path):
     with pytest.raises(UsageError, match=r"aa\.json"):
         judge_again(tmp_path)
-    result = AgainstItself(
-        run_id="r", started="2026-01-01", profile="cpu", versions={}, repetitions=2, counts=(), seconds=1.0
-    )
-    write_repeat(result, tmp_path)
+    write_repeat(against_itself(), tmp_path)
     with pytest.raises(UsageError, match="expected 2 repetitions, found 0"):
         judge_again(tmp_path)
     for number in (1, 2):

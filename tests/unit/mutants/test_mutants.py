@@ -19,7 +19,7 @@ from harness.engines.command import EngineCommand
 from harness.engines.request import Ask
 from harness.errors import HandoffError, UsageError
 from harness.history.verdict import Verdict
-from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement, Law
+from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Judgement, Law
 from harness.mutants import LOG_MARK, hooks
 from harness.mutants.catalogue import HISTORIC, MUTANTS
 from harness.mutants.exchange import MutatedExchange
@@ -30,7 +30,7 @@ from harness.reports.selftest_result import Kill
 from harness.supervision.server import full_environment
 from harness.util.progress import Reporter
 from harness.workload.prepare import prepare
-from tests.support.builders import changed_profile, history, observation
+from tests.support.builders import changed_profile, finding, history, observation
 from tests.support.engines import ENVIRONMENT, FakeClient, group_of, session_of
 from tests.support.self_tests import self_test
 
@@ -272,8 +272,8 @@ LAW = Law(text="", residues=(0, 30, 31), modulus=32, tested=(0, 1, 10, 29, 30, 3
 
 
 def judged(cell="pd-eagle3", check="tokens-baseline", verdict=Verdict.REGRESSION, damage="target-kv", law=LAW, more=()):
-    finding = Finding(check=check, cell=cell, verdict=verdict, damage=damage, message="")
-    result = CheckResult(check=check, cell=cell, verdict=verdict, judged=1, findings=(finding,))
+    found = finding(cell, None, check=check, verdict=verdict, damage=damage)
+    result = CheckResult(check=check, cell=cell, verdict=verdict, judged=1, findings=(found,))
     diagnosis = Diagnosis(damage=damage, failed=1, judged=2, law=law, text="somewhere")
     bad = CellVerdict(cell=cell, verdict=verdict, results=(result,), diagnosis=diagnosis)
     return Judgement(run_id="r", verdict=verdict, cells=(bad, *more))
@@ -336,9 +336,8 @@ def test_what_was_answered_until_the_first_finding_is_counted_in_its_cell():
     lengths = (31, 40, 65)
     made = history([observation(c, n, sequence=i) for c in ("pd-none", "single-none") for i, n in enumerate(lengths)])
     tokens = {o.prompt_id: len(o.final.output_ids) for o in made.observations}
-    named = judged("single-none").cells[0].results[0].findings[0]
-    finding = named.model_copy(update={"prompt_id": list(made.of("single-none"))[1], "form": "ids"})
-    result = CheckResult(check="c", cell="single-none", verdict=Verdict.REGRESSION, judged=3, findings=(finding,))
+    named = finding("single-none", list(made.of("single-none"))[1], form="ids")
+    result = CheckResult(check="c", cell="single-none", verdict=Verdict.REGRESSION, judged=3, findings=(named,))
     cell = CellVerdict(cell="single-none", verdict=Verdict.REGRESSION, results=(result,))
     caught = first_caught(Judgement(run_id="r", verdict=Verdict.REGRESSION, cells=(cell,)), made)
     assert caught is not None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from harness.history.folder import History, load_history
-from harness.history.records import RESCORE
-from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.judging.diagnosis.lost_drafts import without_drafts
@@ -21,7 +19,17 @@ from harness.reports.terminal import print_summary
 from harness.reports.write import write_reports
 from harness.util.files import write_json
 from tests.golden.oracle import BASELINES, RUNS
-from tests.support.builders import LENGTHS, change_final, history, leg, lookups, observation, steps_for, view, with_run
+from tests.support.builders import (
+    LENGTHS,
+    change_final,
+    history,
+    lookups,
+    observation,
+    rescoring,
+    steps_for,
+    view,
+    with_run,
+)
 from tests.support.normal_tier import baselines, night, worse
 from tests.support.pages import printed
 
@@ -125,11 +133,7 @@ def test_wrong_answers_are_still_offered_a_repro():
 def score(o, nats: float):
     """What the plain engine says of an answer: it dislikes one token by ``nats``."""
     output = o.final.output_ids
-    read = (*o.sent_ids, *output)
-    scored = leg("single", read, (1,), rescored=(nats, *(0.0 for _ in output[1:])))
-    return observation(
-        "single-none", len(o.sent_ids), scenario=RESCORE, part=output_key(output), legs=(scored,), sent_ids=read
-    )
+    return rescoring(o.prompt_id, o.sent_ids, output, [nats, *(0.0 for _ in output[1:])])
 
 
 def test_unknown_names_the_answers_that_are_garbage():

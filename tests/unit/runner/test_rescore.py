@@ -19,10 +19,10 @@ from tests.support.builders import (
     change_final,
     changed_rows,
     history,
-    leg,
     lookup,
     lookups,
     observation,
+    rescoring,
     view,
     with_run,
 )
@@ -32,22 +32,8 @@ CELLS = ["pd-eagle3", "single-eagle3", "single-none"]
 
 
 def score(o: Observation, gaps: tuple[float, ...] | None = None, error: str | None = None) -> Observation:
-    output = o.final.output_ids
-    sent = (*o.sent_ids, *output)
-    scored = leg("single", sent, (1,), rescored=gaps if gaps is not None else (0.0,) * len(output))
-    return Observation(
-        cell="single-none",
-        prompt_id=o.prompt_id,
-        form="ids",
-        scenario=RESCORE,
-        part=output_key(output),
-        sequence=0,
-        sent_ids=sent,
-        engine_roles=("single",),
-        legs=() if error else (scored,),
-        error=error,
-        started_at=0.0,
-    )
+    changes = {"legs": (), "error": error} if error else {}
+    return rescoring(o.prompt_id, o.sent_ids, o.final.output_ids, gaps, **changes)
 
 
 def made(change=lambda o: o, gaps=None, scored=LENGTHS, error=None):
