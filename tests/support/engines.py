@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.engines.command import EngineCommand
+from harness.engines.command import EngineCommand, build_command
 from harness.engines.environment import EngineEnvironment
 from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError
@@ -26,6 +26,20 @@ ENVIRONMENT = EngineEnvironment(
 
 def option(command: EngineCommand, name: str) -> str:
     return command.argv[command.argv.index(name) + 1]
+
+
+def command_of(
+    role: str = "decode",
+    profile: Profile | str = "cpu",
+    kind: str = "none",
+    environment: EngineEnvironment = ENVIRONMENT,
+    **place: object,
+) -> EngineCommand:
+    """The command of an engine with this method, on ports 1000 and 1001."""
+    known = load_profile(profile) if isinstance(profile, str) else profile
+    method = next(m for m in known.methods if m.kind == kind)
+    ports = {"port": 1000, "side_channel_port": None if role == "single" else 1001}
+    return build_command(known, method, role, environment, **{**ports, **place})
 
 
 def group_of(cell: str, profile: Profile | str = "cpu") -> EngineGroup:

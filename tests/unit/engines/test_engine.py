@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_late
 import harness.engines.client
 from harness.engines import log_facts
 from harness.engines.client import Client, parse_completion
-from harness.engines.command import EngineCommand, build_command
+from harness.engines.command import EngineCommand
 from harness.engines.counters import ALL, READ_ONLY, KvPool, delta, parse_counters, parse_kv_pool
 from harness.engines.environment import need_build, need_nixl
 from harness.engines.request import Ask, Exchange
@@ -23,16 +23,11 @@ from harness.errors import EnvironmentFault, HandoffError
 from harness.history.records import Leg
 from harness.profiles.model import load_profile
 from harness.supervision.server import INHERITED, INHERITED_PREFIXES, full_environment
-from tests.support.engines import ENVIRONMENT, FakeClient, option
+from tests.support.engines import ENVIRONMENT, FakeClient, command_of, option
 
 
 def commands(kind: str, profile_name: str = "cpu") -> dict[str, EngineCommand]:
-    profile = load_profile(profile_name)
-    method = next(m for m in profile.methods if m.kind == kind)
-    return {
-        role: build_command(profile, method, role, ENVIRONMENT, 1000, None if role == "single" else 1001)
-        for role in ("single", "prefill", "decode")
-    }
+    return {role: command_of(role, profile_name, kind) for role in ("single", "prefill", "decode")}
 
 
 @pytest.mark.parametrize("kind", ["none", "eagle3", "dflash", "mtp"])

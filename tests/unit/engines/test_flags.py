@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from harness.commands.baseline import accept
-from harness.engines.command import build_command
 from harness.engines.flags import NO_FLAGS, parse_flags, require_same_flags
 from harness.errors import UsageError
 from harness.history.identity import identity_of
@@ -15,7 +14,7 @@ from harness.reports.html import repro_line
 from harness.runner.run import require_free
 from harness.workload.prepare import prepare
 from tests.support.builders import LENGTHS, change_final, flawless, history, lookups, with_run
-from tests.support.engines import ENVIRONMENT
+from tests.support.engines import ENVIRONMENT, command_of
 from tests.support.program import inside
 
 PROFILE = load_profile("cpu")
@@ -23,8 +22,7 @@ FLAGS = parse_flags(["--my-flag", "prefill:--x=a b", "decode:--y"], ["VLLM_MINE=
 
 
 def command(role: str, flags=FLAGS):
-    environment = ENVIRONMENT.model_copy(update={"flags": flags})
-    return build_command(PROFILE, PROFILE.methods[0], role, environment, 1000, None if role == "single" else 1001)
+    return command_of(role, environment=ENVIRONMENT.model_copy(update={"flags": flags}))
 
 
 def test_each_engine_gets_what_is_for_all_and_for_its_role():

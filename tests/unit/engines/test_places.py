@@ -25,14 +25,10 @@ from harness.scheduling.model import EnginePlace, Placement
 from harness.supervision import gpus, procfs
 from harness.supervision.ports import claim, free_ports, release, trouble
 from harness.supervision.process import SupervisedEngine
-from tests.support.engines import ENVIRONMENT, group_of, option, session_of
+from tests.support.engines import ENVIRONMENT, command_of, group_of, option, session_of
 
 HOST = "127.0.0.9"
 """Not where engines listen unless they are told to, and an address of every Linux machine."""
-
-
-def on(profile: Profile, **place) -> EngineCommand:
-    return build_command(profile, profile.methods[0], "decode", ENVIRONMENT, 1000, 1001, **place)
 
 
 def gpu_profile() -> Profile:
@@ -47,13 +43,13 @@ def wide(profile: Profile, ranks: int) -> Profile:
 
 
 def test_engine_binds_the_host_of_its_place_with_both_ports():
-    command = on(load_profile("cpu"), host=HOST)
+    command = command_of(host=HOST)
     assert option(command, "--host") == HOST and command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == HOST
     assert command.host == HOST
 
 
 def test_loopback_is_the_default():
-    command = on(load_profile("cpu"))
+    command = command_of()
     assert option(command, "--host") == command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
 
 
@@ -61,7 +57,7 @@ def test_loopback_is_the_default():
     ("devices", "bound", "ranks"), [((), "nobind", None), (("3",), "3", None), (("3", "5"), "3|5", "2")]
 )
 def test_cores_are_bound_one_per_rank(devices, bound, ranks):
-    command = on(wide(load_profile("cpu"), len(devices)), devices=devices)
+    command = command_of(profile=wide(load_profile("cpu"), len(devices)), devices=devices)
     assert command.env["VLLM_CPU_OMP_THREADS_BIND"] == bound
     assert "CUDA_VISIBLE_DEVICES" not in command.env
     assert ("--tensor-parallel-size" in command.argv) == (ranks is not None)
@@ -70,17 +66,17 @@ def test_cores_are_bound_one_per_rank(devices, bound, ranks):
 
 
 def test_gpus_are_the_only_ones_that_the_engine_sees():
-    command = on(wide(gpu_profile(), 2), devices=("2", "GPU-5e"))
+    command = command_of(profile=wide(gpu_profile(), 2), devices=("2", "GPU-5e"))
     assert command.env["CUDA_VISIBLE_DEVICES"] == "2,GPU-5e"
     assert "VLLM_CPU_OMP_THREADS_BIND" not in command.env
     assert option(command, "--tensor-parallel-size") == "2"
-    assert "CUDA_VISIBLE_DEVICES" not in on(gpu_profile()).env
+    assert "CUDA_VISIBLE_DEVICES" not in command_of(profile=gpu_profile()).env
 
 
 def test_profile_can_still_set_variables():
     profile = load_profile("cpu")
     profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"env": {"UCX_NET_DEVICES": "e"}})})
-    assert on(profile, host=HOST).env["UCX_NET_DEVICES"] == "e"
+    assert command_of(profile=profile, host=HOST).env["UCX_NET_DEVICES"] == "e"
 
 
 def test_local_engines_have_consecutive_ports():

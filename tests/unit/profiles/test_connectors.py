@@ -6,12 +6,10 @@ import json
 
 import pytest
 
-from harness.engines.command import build_command
-from harness.engines.environment import EngineEnvironment
 from harness.errors import ProfileError
 from harness.profiles.model import load_profile
 from tests.support.builders import extending
-from tests.support.engines import ENVIRONMENT, option
+from tests.support.engines import command_of, option
 
 OFFLOADING = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1024}}
 MULTI = {
@@ -25,10 +23,8 @@ def written(tmp_path, **engine) -> str:
     return extending(tmp_path, routes=["client"], exclude=[], engine=engine)
 
 
-def given_to_vllm(source: str, role: str, environment: EngineEnvironment = ENVIRONMENT) -> dict:
-    profile = load_profile(source)
-    made = build_command(profile, profile.methods[0], role, environment, 1000, 1001)
-    return json.loads(option(made, "--kv-transfer-config"))
+def given_to_vllm(source: str, role: str) -> dict:
+    return json.loads(option(command_of(role, source), "--kv-transfer-config"))
 
 
 def test_nixl_is_given_what_it_was(tmp_path):
