@@ -344,10 +344,7 @@ def test_wrong_answers_and_missing_metrics_are_never_recorded():
 
 def test_speculation_that_changes_tokens_is_never_recorded(tmp_path):
     run = run_of()
-    wrong = [
-        change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "single-eagle3" else o
-        for o in run.observations
-    ]
+    wrong = [garbled(o, at=0) if o.cell == "single-eagle3" else o for o in run.observations]
     with pytest.raises(UsageError, match="expected the tokens of the plain engine"):
         record_from(run.model_copy(update={"observations": tuple(wrong)}), None, {"": prompts()}, tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -9,17 +9,14 @@ from harness.errors import UsageError
 from harness.history.verdict import Verdict
 from harness.judging.references import References
 from harness.reports.compare import compare_runs
-from tests.support.builders import change_final, flawless, history, identity, written_run
+from tests.support.builders import flawless, garbled, history, identity, written_run
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_server import SAID, fake_server
 from tests.support.program import inside
 
 
 def broken(cell: str, tokens: int):
-    return [
-        change_final(o, output_ids=(9, *o.final.output_ids[1:])) if (o.cell, len(o.sent_ids)) == (cell, tokens) else o
-        for o in flawless()
-    ]
+    return [garbled(o, at=0) if (o.cell, len(o.sent_ids)) == (cell, tokens) else o for o in flawless()]
 
 
 def recorded(folder, observations):

@@ -9,7 +9,7 @@ from harness.commands.aa.run import count, judge_again
 from harness.errors import UsageError
 from harness.judging.checks.registry import judge
 from harness.reports.aa_result import AgainstItself
-from tests.support.builders import change_final, history, lookups, observation, speculation, written_run
+from tests.support.builders import change_final, garbled, history, lookups, observation, speculation, written_run
 from tests.support.self_tests import against_itself
 
 LENGTHS = [31, 40]
@@ -34,12 +34,7 @@ def test_equal_repetitions_have_no_alarm():
 
 
 def test_one_request_that_differs_is_counted_and_fails():
-    def other(o):
-        if len(o.sent_ids) == 31:
-            return change_final(o, output_ids=(7, *o.final.output_ids[1:]))
-        return o
-
-    found = result([repetition(), repetition(other)])
+    found = result([repetition(), repetition(lambda o: garbled(o, at=0) if len(o.sent_ids) == 31 else o)])
     (row,) = found.counts
     assert (row.tokens_differ, row.steps_differ) == (1, 0)
     assert row.findings > 0

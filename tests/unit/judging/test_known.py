@@ -31,6 +31,7 @@ from tests.support.builders import (
     engine,
     evidence_of_test,
     finding,
+    garbled,
     history,
     known_entry,
     lookups,
@@ -47,9 +48,7 @@ def made(cells=("pd-none", "single-none"), wrong=("pd-none",), started="2026-01-
     for cell in cells:
         for n in LENGTHS:
             o = observation(cell, n)
-            if cell in wrong and n == 40:
-                o = change_final(o, output_ids=(9, *o.final.output_ids[1:]))
-            observations.append(o)
+            observations.append(garbled(o, at=0) if cell in wrong and n == 40 else o)
     return with_run(history(observations), started=started, versions={"vllm": version})
 
 

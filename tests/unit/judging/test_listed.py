@@ -20,7 +20,7 @@ from harness.judging.known_defects import apply_known
 from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects
 from harness.reports.junit import render_junit
 from harness.reports.summary import describe, grouped_findings, summarise_run
-from tests.support.builders import change_final, evidence_of_test, finding, history, known_entry, observation
+from tests.support.builders import evidence_of_test, finding, garbled, history, known_entry, observation
 
 CELL = "pd-eagle3"
 STRATA = ("aligned", "short", "other", None)
@@ -129,13 +129,9 @@ def test_a_lost_reference_gives_few_records_and_true_counts(monkeypatch: pytest.
 
 
 def test_how_many_requests_gave_the_recorded_tokens_is_of_all(monkeypatch: pytest.MonkeyPatch):
-    def wrong(tokens: int):
-        o = observation("pd-none", tokens)
-        assert o.final is not None and o.final.output_ids is not None
-        return change_final(o, output_ids=(9, *o.final.output_ids[1:]))
-
     prompts = range(40, 80)
-    run = history([*(observation("single-none", n) for n in prompts), *(wrong(n) for n in prompts)])
+    wrong = [garbled(observation("pd-none", n), at=0) for n in prompts]
+    run = history([*(observation("single-none", n) for n in prompts), *wrong])
     monkeypatch.setattr(module, "_MOST", 5)
     judgement = judge(run, {})
     assert summarise_run(run, judgement).equal_tokens["pd-none"] == f"0/{len(prompts)}"

@@ -13,7 +13,7 @@ from harness.reports.beyond import print_comparison, print_trend, render_compari
 from harness.reports.compare import compare_runs
 from harness.reports.trend import limit_for, load_trend, trend_of
 from harness.reports.trend_model import TrendRun
-from tests.support.builders import garbled, history, observation, speculation, written_run
+from tests.support.builders import change_final, garbled, history, observation, speculation, written_run
 from tests.support.pages import Page, printed
 
 LENGTHS = (32, 64, 96)
@@ -29,8 +29,7 @@ def slower(o):
     """The same tokens with fewer accepted drafts."""
     if o.cell != "pd-eagle3":
         return o
-    ones = speculation((0, *(0, 1) * (len(o.final.output_ids) // 3)))
-    return o.model_copy(update={"legs": (*o.legs[:-1], o.final.model_copy(update={"speculation": ones}))})
+    return change_final(o, speculation=speculation((0, *(0, 1) * (len(o.final.output_ids) // 3))))
 
 
 def test_equal_runs_have_nothing_to_say(tmp_path):

@@ -21,7 +21,7 @@ from harness.util.files import write_json
 from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import (
     LENGTHS,
-    change_final,
+    garbled,
     history,
     lookups,
     observation,
@@ -121,7 +121,7 @@ def test_broken_request_is_counted_among_those_asked():
 
 
 def test_wrong_answers_are_still_offered_a_repro():
-    wrong = [change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "pd-none" else o for o in pair()]
+    wrong = [garbled(o, at=0) if o.cell == "pd-none" else o for o in pair()]
     summary = of(history(wrong))
     assert "reproduce the first: harness repro run pd-none/tokens-reference/p31/ids" in printed(print_summary, summary)
     assert "Repro:" in render_html(summary)
@@ -212,7 +212,7 @@ def test_exposure_stands_in_every_report():
 
 
 def test_answers_that_a_known_defect_excuses_are_not_exposed():
-    wrong = [change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "pd-none" else o for o in pair()]
+    wrong = [garbled(o, at=0) if o.cell == "pd-none" else o for o in pair()]
     judgement = judge(history(wrong), lookups(LENGTHS))
     assert exposure_of(judgement).by_cell == {"pd-none": 4, "single-none": 4}
     raw = judgement.model_dump(mode="json")

@@ -18,6 +18,7 @@ from harness.workload.outputs import Outputs
 from tests.support.builders import (
     change_final,
     changed_rows,
+    garbled,
     history,
     lookup,
     lookups,
@@ -79,9 +80,7 @@ def test_output_that_was_not_scored_is_unknown():
 
 def test_other_output_needs_a_score_of_its_own():
     h = made()
-    wrong = [
-        change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "pd-eagle3" else o for o in h.observations
-    ]
+    wrong = [garbled(o, at=0) if o.cell == "pd-eagle3" else o for o in h.observations]
     assert result(h.model_copy(update={"observations": tuple(wrong)})).verdict is Verdict.UNKNOWN
 
 

@@ -373,10 +373,8 @@ def test_a_restarted_p_is_another_engine(second, verdict):
 
 
 def _of_engine(o, name: str, hits: float):
-    prefill, decode = o.legs
-    params = {**prefill.kv_transfer_params, "remote_engine_id": name}
-    prefill = prefill.model_copy(update={"kv_transfer_params": params})
-    return o.model_copy(update={"legs": (prefill, decode.model_copy(update={"counters": {"prefix_hits": hits}}))})
+    params = {**o.legs[0].kv_transfer_params, "remote_engine_id": name}
+    return change_final(with_prefill(o, kv_transfer_params=params), counters={"prefix_hits": hits})
 
 
 APPENDED = {"id": "more", "kind": "appended-token", "prompts": ["p96"]}
@@ -384,21 +382,16 @@ APPENDED = {"id": "more", "kind": "appended-token", "prompts": ["p96"]}
 
 def of_p(o, tokens: int, said: int):
     """The observation with an answer of P to so many tokens of the prompt."""
-    prefill, decode = o.legs
-    prefill = prefill.model_copy(
-        update={
-            "echoed_ids": o.sent_ids[:tokens],
-            "usage_prompt_tokens": tokens,
-            "output_ids": (said,),
-            "kv_transfer_params": {
-                **prefill.kv_transfer_params,
-                "remote_num_tokens": tokens,
-                "remote_block_ids": [list(range(1, -(-tokens // 32) + 1))],
-            },
-            "counters": prefill.counters | {"prompt_tokens": tokens, "prefix_queries": tokens},
-        }
+    prefill = o.legs[0]
+    blocks = [list(range(1, -(-tokens // 32) + 1))]
+    return with_prefill(
+        o,
+        echoed_ids=o.sent_ids[:tokens],
+        usage_prompt_tokens=tokens,
+        output_ids=(said,),
+        kv_transfer_params={**prefill.kv_transfer_params, "remote_num_tokens": tokens, "remote_block_ids": blocks},
+        counters=prefill.counters | {"prompt_tokens": tokens, "prefix_queries": tokens},
     )
-    return o.model_copy(update={"legs": (prefill, decode)})
 
 
 @pytest.mark.parametrize(
@@ -720,8 +713,7 @@ def test_lease_of_a_hand_off_that_d_never_took_over_has_to_end():
     broken = in_scenario("pd-none", "late-pull", "subject", sequence=0, error="D was not asked")
     broken = broken.model_copy(update={"legs": broken.legs[:1]})
     after = observation("pd-none", scenario="late-pull", part="later", sequence=1)
-    leg = after.legs[0].model_copy(update={"counters": {"nixl_expired": 1.0}})
-    after = after.model_copy(update={"legs": (leg, *after.legs[1:])})
+    after = with_prefill(after, counters={"nixl_expired": 1.0})
 
     def ended(*made, kept=0):
         engines = (engine("pd-none", "prefill").model_copy(update={"kept_blocks": kept}), engine("pd-none", "decode"))
