@@ -11,12 +11,12 @@ from rich.console import Console
 
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
-from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement
+from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Judgement
 from harness.reports.junit import render_junit
 from harness.reports.markdown import MAX_LINES, render_markdown
 from harness.reports.summary import RunSummary, summarise_run
 from harness.reports.terminal import print_summary
-from tests.support.builders import CELLS, LENGTHS, flawless, history, lookups
+from tests.support.builders import CELLS, LENGTHS, finding, flawless, history, lookups
 from tests.support.junit import SCHEMA
 
 _HISTORY = history(flawless(), CELLS)
@@ -36,20 +36,11 @@ def very_red(draw) -> RunSummary:
         # The first one can be tried again: evidence that is missing cannot.
         verdict = draw(RED if number else RED.filter(lambda v: v is not Verdict.UNKNOWN))
         message, prompt = draw(TEXT), draw(TEXT)
+        said = {"scenario": scenario, "verdict": verdict, "message": message, "stratum": "aligned"}
+        if verdict is Verdict.KNOWN:
+            said |= {"known": "some-defect", "link": "https://example.org/1"}
         findings = tuple(
-            Finding(
-                check=check,
-                cell=cell,
-                scenario=scenario,
-                verdict=verdict,
-                damage="target-kv",
-                message=message,
-                prompt_id=prompt,
-                stratum="aligned",
-                known="some-defect" if verdict is Verdict.KNOWN else None,
-                link="https://example.org/1" if verdict is Verdict.KNOWN else None,
-            )
-            for check in ("tokens-baseline", "tokens-reference", "transfer")
+            finding(cell, prompt, check=check, **said) for check in ("tokens-baseline", "tokens-reference", "transfer")
         )
         results = tuple(
             CheckResult(check=f.check, cell=cell, verdict=verdict, judged=9, findings=(f,), note=message)
