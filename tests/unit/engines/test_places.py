@@ -92,7 +92,9 @@ def test_local_engines_have_consecutive_ports():
     assert [p.ports(2) for p in places.values()] == [[base, base + 1], [base + 2, base + 3]]
 
 
-def test_local_engines_have_a_core_each():
+def test_local_engines_have_a_core_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # Engines of another harness on this machine may have claimed cores.
+    monkeypatch.setattr(procfs, "state_folder", lambda: tmp_path)
     places = default_places(group_of("pd-none").roles, load_profile("cpu").engine)
     cores = [str(c) for c in sorted(os.sched_getaffinity(0))]
     assert list(places) == ["decode", "prefill"]
