@@ -134,12 +134,10 @@ def _hash(script: str) -> str:
 
 def _worst_first(summary: RunSummary) -> list[str]:
     """Return the scenarios, those that do not pass first: the last columns of a wide table may lie beyond the edge."""
-    order = list(Verdict)
-    found = {
-        name: max((order.index(row[name]) for row in summary.scenario_grid.values() if name in row), default=0)
-        for name in summary.scenarios
-    }
-    return sorted(summary.scenarios, key=lambda name: -found[name])
+    rows = summary.scenario_grid.values()
+    return sorted(
+        summary.scenarios, key=lambda name: -max((row[name].severity for row in rows if name in row), default=0)
+    )
 
 
 def _tails(summary: RunSummary) -> dict[str, dict[str, str]]:

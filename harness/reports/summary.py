@@ -85,9 +85,8 @@ class RunSummary(NamedTuple):
     @property
     def diagnosed(self) -> list[CellVerdict]:
         """Cells and scenarios with a diagnosis of KV damage, worst first; broken engines are left out."""
-        order = list(Verdict)
         found = [c for c in self.judgement.cells if c.diagnosis is not None and c.diagnosis.damage != "infrastructure"]
-        return sorted(found, key=lambda c: -order.index(c.verdict))
+        return sorted(found, key=lambda c: -c.verdict.severity)
 
     @property
     def exposure(self) -> Exposure:
@@ -283,12 +282,11 @@ def grouped_findings(judgement: Judgement) -> list[Group]:
     groups: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
     for f in judgement.findings:
         groups[_group(f)].append(f)
-    order = list(Verdict)
     out = [(fs[0], how_many(fs), sorted({f.stratum for f in fs if f.stratum})) for fs in groups.values()]
 
     def place(group: Group) -> tuple[bool, int, bool]:
         first = group[0]
-        return first.damage == "nothing-tested", -order.index(first.verdict), first.damage != "infrastructure"
+        return first.damage == "nothing-tested", -first.verdict.severity, first.damage != "infrastructure"
 
     return sorted(out, key=place)
 

@@ -152,8 +152,7 @@ def _cells(summary: RunSummary, width: int) -> Table:
     Cell and verdict are never cut. Where room is short, acceptance goes without its baseline, then altogether, then the
     list of strata is cut, then the number of cold prompts with equal tokens goes.
     """
-    order = list(Verdict)
-    worst_first = sorted(summary.cells.items(), key=lambda item: -order.index(item[1]))[:_CELLS]
+    worst_first = sorted(summary.cells.items(), key=lambda item: -item[1].severity)[:_CELLS]
     rows = {row.cell: row for row in summary.acceptance}
     cells = [cell for cell, _ in worst_first]
     columns = {
