@@ -33,7 +33,6 @@ from harness.cli.target import (
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from harness.commands.export.finding import Exported
     from harness.commands.repro import Target
     from harness.workload.prepare import Prepared
 
@@ -127,10 +126,18 @@ def repro_command(
             _shrink(prepared, target, mutants, out, engine_python, (run, finding), export, export_issue, starts)
         )
     if export is not None:
-        from harness.commands.export.finding import export_target
+        from harness.commands.export.finding import case_from
+        from harness.commands.export.finding import export as write_export
 
-        written = export_target(prepared, target, run, finding, export, export_issue, engine_python, mutants)
-        _print_exported(written, mutants)
+        write_export(
+            lambda environment: case_from(prepared, target, environment, mutants),
+            prepared,
+            (run, finding),
+            export,
+            export_issue,
+            engine_python,
+        )
+        _print_exported(export, export_issue, mutants)
         return
 
     def wait(lines: list[str]) -> None:
@@ -171,7 +178,8 @@ def _shrink(
     starts: int,
 ) -> int:
     """Shrink, print the result, export it when asked to, and return the exit code."""
-    from harness.commands.shrink.export import export_shrunk
+    from harness.commands.export.finding import Smallest
+    from harness.commands.export.finding import export as write_export
     from harness.commands.shrink.run import expected_s, shrink
     from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
@@ -186,7 +194,9 @@ def _shrink(
         print(f"prompt: {list(result.variant.subject.prompt.ids)}")
     print(f"record: {result.folder / 'shrink.json'}")
     if export is not None and result.symptom is not None:
-        _print_exported(export_shrunk(result, prepared, found, export, issue, engine_python), mutants)
+        smallest = Smallest(result.law, result.observed)
+        write_export(lambda _: result.case(prepared), prepared, found, export, issue, engine_python, smallest)
+        _print_exported(export, issue, mutants)
     return result.exit_code
 
 
@@ -199,11 +209,11 @@ def _require_new(export: Path, issue: bool) -> None:
             raise UsageError(f"--export {export}: expected no file {file}, found one; name another, or remove it")
 
 
-def _print_exported(written: Exported, mutants: tuple[str, ...]) -> None:
+def _print_exported(file: Path, issue: bool, mutants: tuple[str, ...]) -> None:
     from harness.commands.export.case import injected
 
-    print(f"{written.case}: `python {written.case.name}` starts the engines and says whether the defect shows")
-    if written.issue is not None:
-        print(f"{written.issue}: the text of an issue")
+    print(f"{file}: `python {file.name}` starts the engines and says whether the defect shows")
+    if issue:
+        print(f"{file.with_suffix('.md')}: the text of an issue")
     if mutants:
         print(f"note: {injected(mutants)}")
