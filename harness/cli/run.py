@@ -1,4 +1,4 @@
-"""``harness run``, with ``--resume`` and ``--part``."""
+"""``harness run``, with ``--resume`` and ``--part``, and ``harness fuzz``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from harness.cli.options import (
     KeyVariableOption,
     MutantOption,
     OutOption,
+    ProfileOption,
     PythonOption,
     QuickOption,
     QuickProfileOption,
     ScenarioOption,
     chosen_profile,
+    flags_for,
     key_in,
     make_console,
 )
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from harness.supervision.apart import Tell
     from harness.util.progress import Reporter
     from harness.workload.prepare import Prepared
+
 
 _RAY = "Ray cluster"
 
@@ -325,3 +328,40 @@ def _exit_of_part(folder: Path) -> int:
     if not missing:
         print("part: everything was recorded; `harness merge` judges it together with the other parts")
     return EXIT_UNKNOWN if missing else EXIT_PASS
+
+
+def fuzz_command(
+    profile: ProfileOption = "cpu",
+    cell: CellOption = None,
+    minutes: Annotated[float, typer.Option("--minutes", metavar="N", min=0.1, help="About how long it takes.")] = 5,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed gives the same traces.")] = 0,
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+    engine_arg: EngineArgOption = None,
+    engine_env: EngineEnvOption = None,
+) -> None:
+    """Send random traces: requests that share prefixes, overlap, outgrow the KV pool and are given up.
+
+    Judged like any run: every answer by its tokens, acceptance and log-probs, and the engines by whether they give all
+    KV blocks back. The traces are written as a profile beside the run: `harness run --profile` repeats them, and
+    `harness repro --shrink` makes a finding smaller.
+    """
+    from harness.commands.fuzz import prepare_fuzz
+    from harness.commands.run import execute
+    from harness.engines.executor import ExecutorChoice, make_executor
+    from harness.runner.options import RunOptions
+    from harness.util.paths import DEFAULT_OUT
+
+    folder = out or DEFAULT_OUT
+    prepared = prepare_fuzz(profile, cell or [], seed, minutes, folder)
+    executor = make_executor(ExecutorChoice("local", None, None), [], None)
+    options = RunOptions(engine_python, executor, flags=flags_for(prepared, engine_arg, engine_env))
+    carry_out(
+        executor,
+        lambda _: None,
+        prepared,
+        f"{counted(len(prepared.profile.scenarios), 'trace')} of seed {seed}, "
+        f"{counted(len(prepared.plan.cells), 'cell')}",
+        lambda reporter: execute(prepared, folder, reporter, options),
+        part=False,
+    )

@@ -8,8 +8,7 @@ from pathlib import Path
 from harness.baselines.lookup import Lookup
 from harness.commands.merge.assemble import assemble
 from harness.commands.merge.night import Loaded, Wanted
-from harness.commands.merge.score_index import ScoreIndex
-from harness.commands.merge.selection import Holdings
+from harness.commands.merge.selection import Holdings, ScoreIndex
 from harness.commands.merge.shards import Evidence
 from harness.history.folder import History
 from harness.history.index import RecordedCells

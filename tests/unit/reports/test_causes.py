@@ -9,7 +9,7 @@ from harness.history.records import RESCORE
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
-from harness.judging.diagnosis.lost_drafts import without_drafts
+from harness.judging.diagnosis.diagnose import without_drafts
 from harness.judging.exposure import Exposure, exposure_of, one_in
 from harness.judging.findings import Judgement
 from harness.judging.references import References
