@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -31,7 +31,7 @@ from harness.judging.checks import (
 )
 from harness.judging.checks.aggregation import listed, most_listed
 from harness.judging.checks.attached import without_blame
-from harness.judging.checks.hypothesis_tests import run_tests
+from harness.judging.checks.hypothesis_tests import registered, run_tests
 from harness.judging.checks.model import RegisteredTest, Results, TestName
 from harness.judging.checks.pooled import pooled
 from harness.judging.checks.statistical import judge_pooled, judge_test, tripped
@@ -166,17 +166,24 @@ def _crash_is_unknown(cell: CellView, check: str, what: str, results: list[Check
         results.append(CheckResult(check=check, cell=cell.id, verdict=Verdict.UNKNOWN, judged=0, note=note))
 
 
-def run_registered_tests(evidence: Evidence, second: History | None = None) -> Results:
-    """Compute the registered tests of the normal tier, and on the second stage, if any, those that failed."""
+def run_registered_tests(
+    evidence: Evidence, second: History | None = None, cells: Collection[str] | None = None
+) -> Results:
+    """Compute the registered tests of the normal tier, and on the second stage, if any, those that failed.
+
+    With ``cells``, only theirs, as a part of the family of the whole run, and none of many cells together.
+    """
     judging = evidence.judging
     if judging.tier == "bitwise":
         return _NO_TESTS
     views = list(evidence.views())
-    first, together = run_tests(views, judging), pooled(views, judging)
-    if second is None:
-        return Results(first, pooled=together)
-    fresh = evidence._replace(history=second)
-    return Results(first, run_tests(list(fresh.views()), judging, tripped(views, first)), together)
+    announced = registered(views)
+    mine = [v for v in views if cells is None or v.id in cells]
+    first = run_tests(mine, judging, [t for t in announced if cells is None or t.cell in cells], len(announced))
+    again = None
+    if second is not None:
+        again = run_tests(list(evidence._replace(history=second).views()), judging, tripped(mine, first))
+    return Results(first, again, pooled(views, judging) if cells is None else {})
 
 
 def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[RegisteredTest]:
@@ -196,12 +203,19 @@ def judging_of(history: History) -> Judging:
         ) from error
 
 
+def judge_cells(
+    evidence: Evidence, second: History | None = None, cells: Collection[str] | None = None
+) -> tuple[CellVerdict, ...]:
+    """Judge all cells of a run, or with ``cells`` only those, in every scenario."""
+    tests = run_registered_tests(evidence, second, cells)
+    most = most_listed(sum(1 for _ in evidence.views()))
+    views = (view for view in evidence.views() if cells is None or view.id in cells)
+    return tuple(listed(judge_cell(view, tests), most) for view in views)
+
+
 def judge(history: History, baselines: Mapping[str, Lookup], second: History | None = None) -> Judgement:
     """Judge a recorded run and its second stage, if it has one, from the arguments alone."""
-    evidence = Evidence(history, baselines, judging_of(history))
-    tests = run_registered_tests(evidence, second)
-    most = most_listed(sum(1 for _ in evidence.views()))
-    cells = tuple(listed(judge_cell(view, tests), most) for view in evidence.views())
+    cells = judge_cells(Evidence(history, baselines, judging_of(history)), second)
     verdict = worst(c.verdict for c in cells)
     notices = [n for lookup in baselines.values() for n in lookup.notices]
     if history.torn_line:
