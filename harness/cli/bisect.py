@@ -68,10 +68,8 @@ def bisect_command(
     run, finding = run_and_finding(run_dir, finding, cell, prompt, scenario)
     from harness.commands.bisect.environments import (
         DISTRIBUTIONS,
-        Cache,
-        UvInstaller,
-        cache_folder,
         in_order,
+        installed,
         read_candidate,
         release,
         released_versions,
@@ -103,7 +101,7 @@ def bisect_command(
     folder = new_folder(out or DEFAULT_OUT, prepared.profile, "bisect")
     with Reporter(expected_total_s(prepared, target.goal.tries, len(candidates))) as reporter:
         reporter.line(f"{len(candidates)} versions from {candidates[0].version} to {candidates[-1].version}")
-        cache = Cache(cache_folder(), UvInstaller(device), reporter.line)
+        cache = installed(device, reporter.line)
         trier = VersionTrier(
             prepared, target, mutants, most, lambda version, log: cache.python(release(package, version), log), reporter
         )

@@ -19,11 +19,11 @@ from harness.commands.bisect.environments import (
     Build,
     Cache,
     Candidate,
-    UvInstaller,
     companions,
     final_releases,
     find_links,
     in_order,
+    install_with_uv,
     problem_of,
     read_candidate,
     release,
@@ -326,7 +326,7 @@ def install_with(monkeypatch, tmp_path):
         target = tmp_path / "made"
         target.mkdir()
         package = environments.DISTRIBUTIONS[device]
-        UvInstaller(device)(build or release(package, Version("0.30.0")), target, tmp_path / "install.log")
+        install_with_uv(device, build or release(package, Version("0.30.0")), target, tmp_path / "install.log")
         return (tmp_path / "bin" / "calls").read_text().splitlines(), target
 
     return install
