@@ -187,6 +187,10 @@ class RecordedCell:
         """Largest number of prompt and output tokens of a request; None if the profile does not say."""
         return self.engine_settings.get("max_model_len")
 
+    def fills_context(self, o: Observation, leg: Leg) -> bool:
+        """Return whether a prompt and its answer fill the context, which ends a request early."""
+        return self.context_tokens is not None and len(o.sent_ids) + len(leg.output_ids or ()) >= self.context_tokens
+
     @property
     def kv_item_bytes(self) -> int:
         """Bytes of one number in the KV cache; 1 where the profile does not say, which every size is a multiple of."""
