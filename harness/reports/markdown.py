@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.reports.summary import RunSummary, group_place, grouped_findings
@@ -23,6 +25,11 @@ def plain_cell(text: str, most: int = 300) -> str:
         flat = flat.replace(char, f"\\{char}")
     # A name behind "@" would be notified where the text is posted.
     return flat.replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
+
+
+def versions_in_words(versions: Mapping[str, str | None]) -> str:
+    """Return the versions that matter most, as far as they are known."""
+    return ", ".join(f"{k} {v}" for k, v in versions.items() if v and k in ("vllm", "torch", "nixl"))
 
 
 def _cut(text: str, most: int) -> str:

@@ -44,6 +44,12 @@ def verdict_text(verdict: Verdict) -> Text:
     return Text(f"{verdict.symbol} {verdict.value}", style=STYLE[verdict])
 
 
+def print_conclusion(sentence: str, exit_code: int, console: Console) -> None:
+    """Print a sentence in the colour of what its exit code means."""
+    meant = {0: Verdict.PASS, 1: Verdict.REGRESSION}.get(exit_code, Verdict.UNKNOWN)
+    console.print(Text(sentence, style=STYLE[meant]))
+
+
 def print_summary(summary: RunSummary, console: Console) -> None:
     """Print the verdict, then the cells and findings, then where to read on."""
     console.print()

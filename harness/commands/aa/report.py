@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from harness.history.verdict import Verdict
-from harness.reports.aa_result import AgainstItself
-from harness.reports.terminal import STYLE
+from harness.reports.aa_result import AgainstItself, Count
+from harness.reports.markdown import versions_in_words
+from harness.reports.terminal import print_conclusion
 from harness.util.files import write_atomic, write_json
 
-_COLUMNS = (
-    "cell",
-    "scenario",
-    "requests",
-    "compared",
-    "different tokens",
-    "different accepted counts",
-    "findings",
-    "verdicts",
-)
+_COLUMNS: dict[str, Callable[[Count], object]] = {
+    "cell": lambda c: c.cell,
+    "scenario": lambda c: c.scenario,
+    "requests": lambda c: c.requests,
+    "compared": lambda c: c.compared,
+    "different tokens": lambda c: c.tokens_differ,
+    "different accepted counts": lambda c: c.steps_differ,
+    "findings": lambda c: c.findings,
+    "verdicts": lambda c: ", ".join(f"{n} {v}" for v, n in c.verdicts.items()),
+}
 
 
 def write_repeat(result: AgainstItself, folder: Path) -> None:
@@ -32,24 +32,12 @@ def write_repeat(result: AgainstItself, folder: Path) -> None:
 
 
 def _rows(result: AgainstItself) -> list[list[str]]:
-    return [
-        [
-            c.cell,
-            c.scenario,
-            str(c.requests),
-            str(c.compared),
-            str(c.tokens_differ),
-            str(c.steps_differ),
-            str(c.findings),
-            ", ".join(f"{n} {v}" for v, n in c.verdicts.items()),
-        ]
-        for c in result.counts
-    ]
+    return [[str(value(c)) for value in _COLUMNS.values()] for c in result.counts]
 
 
 def render_markdown(result: AgainstItself) -> str:
     """Render the counts as a Markdown page that fits into ``docs/``."""
-    versions = ", ".join(f"{k} {v}" for k, v in result.versions.items() if v and k in ("vllm", "torch", "nixl"))
+    versions = versions_in_words(result.versions)
     lines = ["# A/A", "", f"{result.sentence} Profile {result.profile}, {versions}, {result.seconds:.0f} s.", ""]
     lines += ["| " + " | ".join(_COLUMNS) + " |", "|---|---|" + "---:|" * 5 + "---|"]
     lines += ["| " + " | ".join(row) + " |" for row in _rows(result)]
@@ -63,7 +51,4 @@ def print_repeat(result: AgainstItself, console: Console) -> None:
     for row in _rows(result):
         table.add_row(*row)
     console.print(table)
-    style = STYLE[
-        Verdict.PASS if result.exit_code == 0 else Verdict.REGRESSION if result.exit_code == 1 else Verdict.UNKNOWN
-    ]
-    console.print(Text(result.sentence, style=style))
+    print_conclusion(result.sentence, result.exit_code, console)
