@@ -90,6 +90,11 @@ class RecordedCell:
         return self.name.lineup
 
     @property
+    def is_plain(self) -> bool:
+        """Whether this is the plain single engine, which the tokens of its variant are compared with."""
+        return self.id == self.name.reference
+
+    @property
     def cold(self) -> bool:
         return self.scenario == COLD
 

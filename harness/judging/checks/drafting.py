@@ -173,6 +173,10 @@ def _rounded(rates: Rates) -> tuple[float, ...]:
     return tuple(round(r, 6) for r in rates.rates)
 
 
+def has_single(cell: CellView) -> bool:
+    return cell.handed_off and cell.speculative and cell.cold and cell.asked(cell.name.single)
+
+
 def acceptance_single(cell: CellView) -> CheckResult:
     """Check that P/D accepts, step for step, as many drafts as the single engine of the same method in this run."""
     single = cell.sibling("single")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -54,53 +54,33 @@ class Check(NamedTuple):
     judge: Callable[[CellView], CheckResult]
 
 
-def _always(_: CellView) -> bool:
-    return True
-
-
-def _has_text(cell: CellView) -> bool:
-    return bool(cell.observations("text"))
-
-
-def _has_reference(cell: CellView) -> bool:
-    return cell.id != cell.name.reference and cell.asked(cell.name.reference)
-
-
-def _has_plain(cell: CellView) -> bool:
-    return cell.id != cell.name.reference and cell.selected(cell.name.reference)
-
-
-def _has_single(cell: CellView) -> bool:
-    return cell.handed_off and cell.speculative and cell.cold and cell.asked(cell.name.single)
-
-
 _COMMON: tuple[Check, ...] = (
     Check("state-occurred", lambda c: not c.cold, preconditions.state_occurred),
     Check("cold-stays-cold", lambda c: c.cold, preconditions.cold_stays_cold),
-    Check("complete", _always, responses.complete),
+    Check("complete", lambda _: True, responses.complete),
     Check(settings.NAME, lambda c: c.judged_whole, settings.engine_as_asked),
     Check(counters.NAME, lambda c: c.judged_whole, counters.counters_offered),
     Check(counters.AGREE, counters.agree_applies, counters.counters_agree),
     Check(pools.NAME, pools.applies, pools.pool_returned),
-    Check("echoed-prompt", _always, responses.echoed_prompt),
-    Check("response-invariants", _always, responses.response_invariants),
-    Check("transfer", _always, transfer.transfer),
+    Check("echoed-prompt", lambda _: True, responses.echoed_prompt),
+    Check("response-invariants", lambda _: True, responses.response_invariants),
+    Check("transfer", lambda _: True, transfer.transfer),
     Check("prefill-token", tokens.has_prefill, tokens.prefill_token),
-    Check("finish-reason", _has_plain, responses.finish_reason),
+    Check("finish-reason", lambda c: not c.is_plain and c.selected(c.name.reference), responses.finish_reason),
 )
 _DRAFTS = Check("drafts-happened", lambda c: c.speculative, drafting.drafts_happened)
 
 CHECKS: tuple[Check, ...] = (
     *_COMMON,
-    Check("text-form", _has_text, responses.text_form),
-    Check("tokens-reference", _has_reference, tokens.tokens_reference),
-    Check("tokens-baseline", _always, tokens.tokens_baseline),
+    Check("text-form", lambda c: bool(c.observations("text")), responses.text_form),
+    Check("tokens-reference", lambda c: not c.is_plain and c.asked(c.name.reference), tokens.tokens_reference),
+    Check("tokens-baseline", lambda _: True, tokens.tokens_baseline),
     Check("logprobs-single", logprobs.has_reference, logprobs.logprobs_single),
-    Check("logprobs-baseline", _always, logprobs.logprobs_baseline),
+    Check("logprobs-baseline", lambda _: True, logprobs.logprobs_baseline),
     Check("prompt-logprobs", logprobs.has_prompt_logprobs, logprobs.prompt_logprobs),
     Check("rescored", rescored.applies, rescored.rescored),
     _DRAFTS,
-    Check("acceptance-single", _has_single, drafting.acceptance_single),
+    Check("acceptance-single", drafting.has_single, drafting.acceptance_single),
     Check("acceptance-baseline", lambda c: c.speculative, drafting.acceptance_baseline),
 )
 """The checks of the bitwise tier."""
@@ -120,15 +100,13 @@ def check_names(tier: Tier) -> tuple[str, ...]:
     return (*(c.name for c in NORMAL_CHECKS), *TEST_NAMES)
 
 
-def judge_cell(cell: CellView, tests: Results = _NO_TESTS, checks: Sequence[Check] | None = None) -> CellVerdict:
+def judge_cell(cell: CellView, tests: Results = _NO_TESTS) -> CellVerdict:
     """Judge one cell by all applicable checks and by its registered tests.
 
     A check that raises is UNKNOWN and does not hide the others.
     """
-    if checks is None:
-        checks = CHECKS if cell.judging.tier == "bitwise" else NORMAL_CHECKS
     results: list[CheckResult] = []
-    for check in checks:
+    for check in CHECKS if cell.judging.tier == "bitwise" else NORMAL_CHECKS:
         with _crash_is_unknown(cell, check.name, "the check itself failed", results):
             if check.applies(cell):
                 results.append(check.judge(cell))
