@@ -74,8 +74,7 @@ def bisect_command(
         release,
         released_versions,
     )
-    from harness.commands.bisect.report import print_bisection
-    from harness.commands.bisect.run import VersionTrier, expected_total_s, start
+    from harness.commands.bisect.run import VersionTrier, expected_total_s, print_bisection, start
     from harness.commands.bisect.run import bisect as search_versions
     from harness.commands.repro import MOST_TRIES
     from harness.runner.run import new_folder

@@ -82,8 +82,7 @@ def aa_command(
 
     The exit code is 0 only if no repetition had a finding in any cell and scenario.
     """
-    from harness.commands.aa.report import print_repeat, write_repeat
-    from harness.commands.aa.run import judge_again, repeat_cells
+    from harness.commands.aa import judge_again, print_repeat, repeat_cells, write_repeat
     from harness.engines.flags import parse_flags
     from harness.util.paths import DEFAULT_OUT
 

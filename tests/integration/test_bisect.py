@@ -30,8 +30,7 @@ from harness.commands.bisect.environments import (
     released_versions,
     unreleased,
 )
-from harness.commands.bisect.report import print_bisection
-from harness.commands.bisect.run import Bisection, Step, VersionTrier, bisect, judged
+from harness.commands.bisect.run import Bisection, Step, VersionTrier, bisect, judged, print_bisection
 from harness.commands.bisect.search import next_index, search
 from harness.commands.repro import Attempt, Goal, Result, find, from_names, settled, target_of
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, EngineStartError, EnvironmentFault, UsageError

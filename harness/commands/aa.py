@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
 
 from harness.engines.environment import engines_for, versions
 from harness.engines.flags import NO_FLAGS, EngineFlags
@@ -20,9 +23,12 @@ from harness.judging.findings import Judgement, how_many
 from harness.profiles.cells import start_expected_s
 from harness.reports.aa_result import AgainstItself, Count
 from harness.reports.judge_run import judge_and_report
+from harness.reports.markdown import versions_in_words
+from harness.reports.terminal import print_conclusion
 from harness.runner.repetitions import record_repetitions
 from harness.runner.run import new_folder, require_free
 from harness.util import json_io, machine
+from harness.util.files import write_atomic, write_json
 from harness.util.progress import Reporter
 from harness.util.text import counted, lasting
 from harness.workload.prepare import prepare
@@ -92,8 +98,6 @@ def repeat_cells(
 ) -> tuple[AgainstItself, Path]:
     """Run A/A on real engines: repeat the cells, judge every repetition and count the differences. Return the counts
     and the run folder."""
-    from harness.commands.aa.report import write_repeat
-
     prepared = prepare(source, patterns, scenarios, prompts_per_stratum=prompts_per_stratum)
     require_free(prepared, flags)
     environment = engines_for(prepared.profile, prepared.plan, engine_python, flags)
@@ -120,3 +124,44 @@ def repeat_cells(
         )
     write_repeat(result, folder)
     return result, folder
+
+
+_COLUMNS: dict[str, Callable[[Count], object]] = {
+    "cell": lambda c: c.cell,
+    "scenario": lambda c: c.scenario,
+    "requests": lambda c: c.requests,
+    "compared": lambda c: c.compared,
+    "different tokens": lambda c: c.tokens_differ,
+    "different accepted counts": lambda c: c.steps_differ,
+    "findings": lambda c: c.findings,
+    "verdicts": lambda c: ", ".join(f"{n} {v}" for v, n in c.verdicts.items()),
+}
+
+
+def write_repeat(result: AgainstItself, folder: Path) -> None:
+    """Write every report file of an A/A run into its folder."""
+    write_json(folder / "aa.json", {**result.model_dump(mode="json"), "exit_code": result.exit_code})
+    write_atomic(folder / "aa.md", render_markdown(result))
+
+
+def _rows(result: AgainstItself) -> list[list[str]]:
+    return [[str(value(c)) for value in _COLUMNS.values()] for c in result.counts]
+
+
+def render_markdown(result: AgainstItself) -> str:
+    """Render the counts as a Markdown page that fits into ``docs/``."""
+    versions = versions_in_words(result.versions)
+    lines = ["# A/A", "", f"{result.sentence} Profile {result.profile}, {versions}, {result.seconds:.0f} s.", ""]
+    lines += ["| " + " | ".join(_COLUMNS) + " |", "|---|---|" + "---:|" * 5 + "---|"]
+    lines += ["| " + " | ".join(row) + " |" for row in _rows(result)]
+    return "\n".join(lines) + "\n"
+
+
+def print_repeat(result: AgainstItself, console: Console) -> None:
+    table = Table(title=f"A/A, {result.repetitions} repetitions", title_justify="left")
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in ("cell", "scenario", "verdicts") else "right")
+    for row in _rows(result):
+        table.add_row(*row)
+    console.print(table)
+    print_conclusion(result.sentence, result.exit_code, console)
