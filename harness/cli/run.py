@@ -293,7 +293,6 @@ def _resume(
     base_port: int | None,
     part: bool,
 ) -> NoReturn:
-    """Resume a run and exit."""
     from harness.commands.resume import prepare_resume, resume
     from harness.engines.executor import make_executor
     from harness.engines.flags import require_same_flags
@@ -312,7 +311,6 @@ def _resume(
 
 
 def _end(outcome: Outcome, part: bool, tell: Tell) -> NoReturn:
-    """Print the summary of a run and exit accordingly."""
     from harness.reports.terminal import print_summary
 
     print_summary(outcome.summary, make_console())

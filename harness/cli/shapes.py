@@ -221,7 +221,6 @@ def plan(prepared: Prepared, found: Sensitivity, effect_points: float, models: S
 
 
 def model(m: Model) -> dict[str, Any]:
-    """Return a model on the hub."""
     return {
         "role": m.role,
         "repository": m.reference.repo,

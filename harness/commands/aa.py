@@ -139,7 +139,6 @@ _COLUMNS: dict[str, Callable[[Count], object]] = {
 
 
 def write_repeat(result: AgainstItself, folder: Path) -> None:
-    """Write every report file of an A/A run into its folder."""
     write_json(folder / "aa.json", {**result.model_dump(mode="json"), "exit_code": result.exit_code})
     write_atomic(folder / "aa.md", render_markdown(result))
 

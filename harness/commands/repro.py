@@ -95,16 +95,12 @@ class Target(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One attempt to reproduce a finding."""
-
     verdict: Verdict
     again: bool | None
     """Whether the finding appeared; None when the attempt is inconclusive."""
 
 
 class Result(NamedTuple):
-    """The outcome of all attempts."""
-
     target: Target
     attempts: tuple[Attempt, ...]
     folder: Path

@@ -30,8 +30,6 @@ CACHED = 64 << 20
 
 
 class CellRows(NamedTuple):
-    """The observations of one cell."""
-
     by_place: dict[tuple[str, str], list[Observation]]
     """Observations by form and scenario, in the order of the record."""
     ordered: list[Observation]

@@ -92,7 +92,6 @@ class Evidence(NamedTuple):
     judging: Judging
 
     def view(self, record: CellRecord, scenario: str = COLD) -> CellView:
-        """Return the view of one cell in one scenario."""
         return CellView(self.history, record, scenario, baselines=self.baselines, judging=self.judging)
 
     def views(self) -> Iterator[CellView]:

@@ -100,7 +100,6 @@ class RecordedCell:
 
     @property
     def planned(self) -> int:
-        """Number of planned observations."""
         return self.record.planned if self.cold else self.record.scenarios.get(self.scenario, 0)
 
     @property

@@ -59,7 +59,6 @@ def _run_name(summary: RunSummary) -> str:
 
 
 def render_junit(summary: RunSummary) -> str:
-    """Render junit.xml."""
     root = ET.Element("testsuites", name=xml_safe(_run_name(summary)))
     for cell in summary.judgement.cells:
         record = summary.history.cell(cell.cell)

@@ -41,10 +41,8 @@ def _newest(folder: Path, name: str, kind: type[_Model], page: str) -> Beside[_M
 
 
 def newest_selftest(folder: Path) -> Beside[SelfTest] | None:
-    """Return the newest self-test beside a run."""
     return _newest(folder, "selftest.json", SelfTest, "report.html")
 
 
 def newest_aa(folder: Path) -> Beside[AgainstItself] | None:
-    """Return the newest A/A run beside a run."""
     return _newest(folder, "aa.json", AgainstItself, "aa.md")

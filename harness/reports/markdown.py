@@ -48,7 +48,6 @@ def _notices(summary: RunSummary) -> list[str]:
 
 
 def render_markdown(summary: RunSummary) -> str:
-    """Render summary.md."""
     run = summary.history.run
     lines = [
         f"# {summary.verdict.symbol} {summary.verdict}",

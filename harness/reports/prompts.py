@@ -70,8 +70,6 @@ class Side(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One request."""
-
     place: Place
     prompt_id: str
     length: int

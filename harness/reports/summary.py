@@ -79,7 +79,6 @@ class RunSummary(NamedTuple):
 
     @property
     def cells(self) -> dict[str, Verdict]:
-        """The verdict of each cell over all its scenarios."""
         return self.judgement.by_cell()
 
     @property
@@ -190,7 +189,6 @@ def _acceptance_row(view: RecordedCell, judgement: Judgement) -> AcceptanceRow:
 
 
 def describe(history: History, judgement: Judgement) -> str:
-    """Describe the result in one sentence."""
     verdicts = judgement.by_cell()
     cells = len(verdicts)
     bad = [f"{cell} {v}" for cell, v in verdicts.items() if v.exit_code != 0]

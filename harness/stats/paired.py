@@ -69,8 +69,6 @@ class Difference(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """Outcome of the label-swap test."""
-
     p: float
     """Two-sided p-value of the maximum over all columns."""
     adjusted: tuple[float, ...]
@@ -219,8 +217,6 @@ def label_swap(arms: Arms, permutations: int, seed: int, level: float = 1.0) -> 
 
 
 class _SwapTest:
-    """The label-swap test of two arms, for any number of swaps."""
-
     def __init__(self, arms: Arms, seed: int) -> None:
         self._seed = seed
         half_h = (arms.hits[1] - arms.hits[0]) / 2

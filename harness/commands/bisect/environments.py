@@ -203,7 +203,6 @@ the reason when the folder cannot be used afterwards."""
 
 
 def cache_folder() -> Path:
-    """Return the folder that keeps installed versions."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / PROJECT / "vllm"
 
 

@@ -43,7 +43,6 @@ def script_of(prepared: Prepared) -> Script | Stage:
 
 
 def sends_of(script: Script | Stage) -> list[Send]:
-    """Return all requests of the case."""
     stages = script.stages if isinstance(script, Script) else (script,)
     return [s for stage in stages for s in stage.sends]
 

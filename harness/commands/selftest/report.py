@@ -21,7 +21,6 @@ KILL_STYLE = {Kill.KILLED: "green", Kill.OTHER: "yellow", Kill.SURVIVED: "bold r
 
 
 def write_selftest(test: SelfTest, folder: Path) -> None:
-    """Write every report file of a self-test into its folder."""
     write_json(folder / "selftest.json", {**test.model_dump(mode="json"), "exit_code": test.exit_code})
     write_atomic(folder / "selftest.md", render_markdown(test))
     template = environment().get_template("selftest.html.j2")

@@ -190,7 +190,6 @@ _NAMES: dict[str, str] = {
 
 
 def damage_name(damage: str) -> str:
-    """Return a damage class in words."""
     return _NAMES.get(damage, damage)
 
 
