@@ -1,4 +1,4 @@
-"""``harness repro``: try a finding again, shrink it, or export it as a file of its own."""
+"""``harness repro`` and ``harness bisect``, which try a finding of a run, or a cell with a prompt or scenario."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli import completion
 from harness.cli.options import (
+    LATEST,
     EngineArgOption,
     EngineEnvOption,
     MutantOption,
@@ -19,22 +21,111 @@ from harness.cli.options import (
     PythonOption,
     make_console,
 )
-from harness.cli.target import (
-    CellOption,
-    FindingArgument,
-    PromptOption,
-    RateOption,
-    RunArgument,
-    ScenarioOption,
-    TrustOption,
-    run_and_finding,
-    what_to_try,
-)
 from harness.errors import UsageError
+from harness.history.layout import require_run
 
 if TYPE_CHECKING:
     from harness.commands.repro import Target
+    from harness.engines.flags import EngineFlags
     from harness.workload.prepare import Prepared
+
+
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN_DIR",
+        help="The run that had the finding; may be left out.",
+        show_default="reports/latest",
+        autocompletion=completion.runs_or_findings,
+    ),
+]
+FindingArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="FINDING",
+        help="The finding's id, or a unique prefix of it.",
+        show_default=False,
+        autocompletion=completion.findings,
+    ),
+]
+CellOption = Annotated[
+    str | None,
+    typer.Option("--cell", "-c", autocompletion=completion.cells, help="Without a run: the cell, e.g. pd-eagle3."),
+]
+PromptOption = Annotated[str | None, typer.Option("--prompt", help="Without a run: the id of a prompt, or a stratum.")]
+ScenarioOption = Annotated[
+    str, typer.Option("--scenario", "-s", autocompletion=completion.scenarios, help="Without a run: the scenario.")
+]
+RateOption = Annotated[
+    float | None,
+    typer.Option(
+        "--rate",
+        metavar="SHARE",
+        min=0.001,
+        max=1.0,
+        help="Share of attempts in which it shows, if you know it; quiet attempts must exclude it. Default: the share "
+        "of requests that had it in the run, or 0.05 without one.",
+    ),
+]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-recorded-code", help="Allow trust_remote_code for the models for which the recorded profile sets it."
+    ),
+]
+
+
+def run_and_finding(
+    run_dir: str | None, finding: str | None, cell: str | None, prompt: str | None, scenario: str
+) -> tuple[Path | None, str | None]:
+    """Return the run and its finding to try, or twice None when a cell is given instead.
+
+    The latest run is meant by a finding alone. Raises UsageError unless exactly one of the two ways is taken,
+    and NotARunError when there is no such run.
+    """
+    if cell is not None:
+        if run_dir is not None:
+            raise UsageError(f"expected a finding of a run or --cell, found both: {run_dir} and --cell {cell}")
+        if prompt is None and scenario == "cold":
+            raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
+        return None, None
+    if run_dir is None or (finding is None and Path(run_dir).is_dir()):
+        found = f"no finding of {run_dir}" if run_dir is not None else "neither"
+        raise UsageError(
+            f"expected [RUN_DIR] FINDING, or --cell and --prompt, found {found}; `harness check RUN_DIR --json` lists "
+            "the findings of a run"
+        )
+    folder, wanted = (Path(run_dir), finding) if finding is not None else (LATEST, run_dir)
+    require_run(folder)
+    return folder, wanted
+
+
+def what_to_try(
+    run_dir: Path | None,
+    finding: str | None,
+    cell: str | None,
+    prompt: str | None,
+    scenario: str,
+    profile: str,
+    trust_code: bool,
+    rate: float | None,
+    flags: EngineFlags | None = None,
+) -> tuple[Prepared, Target, tuple[str, ...]]:
+    """Return the cell, the prompt or scenario in it, and the mutants that repro and bisect try.
+
+    The run, finding and cell are those of ``run_and_finding``; ``rate`` replaces that of the run. Raises UsageError
+    when there is no such finding or prompt, or when ``flags`` are not those of the run's engines.
+    """
+    from harness.commands.repro import Goal, from_names, from_run
+    from harness.engines.flags import NO_FLAGS
+
+    if run_dir is not None and finding is not None:
+        prepared, target, mutants = from_run(run_dir, finding, trust_code, flags or NO_FLAGS)
+    else:
+        prepared, target, mutants = from_names(profile, cell or "", prompt or "", scenario)
+    if rate is not None:
+        target = target._replace(goal=Goal(rate, "as --rate says"))
+    return prepared, target, mutants
 
 
 def repro_command(
@@ -217,3 +308,94 @@ def _print_exported(file: Path, issue: bool, mutants: tuple[str, ...]) -> None:
         print(f"{file.with_suffix('.md')}: the text of an issue")
     if mutants:
         print(f"note: {injected(mutants)}")
+
+
+def bisect_command(
+    good: Annotated[
+        str,
+        typer.Option(
+            "--good", metavar="VERSION|PYTHON", help="The older end, without the defect: 0.30.0, or an interpreter."
+        ),
+    ],
+    bad: Annotated[str, typer.Option("--bad", metavar="VERSION|PYTHON", help="The newer end, with the defect.")],
+    run_dir: RunArgument = None,
+    finding: FindingArgument = None,
+    cell: CellOption = None,
+    prompt: PromptOption = None,
+    scenario: ScenarioOption = "cold",
+    profile: ProfileOption = "cpu",
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--candidate",
+            metavar="VERSION|PYTHON",
+            help="An intermediate version. Repeatable. Default: every release between the ends, or none when both ends "
+            "are interpreters.",
+        ),
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            "--repeat",
+            "-n",
+            metavar="N",
+            min=1,
+            max=10_000,
+            help="Maximum attempts per version: one that shows the defect makes it bad; it is good once the quiet ones "
+            "exclude the rate of the run. Default: 60.",
+        ),
+    ] = None,
+    rate: RateOption = None,
+    trust_code: TrustOption = False,
+    out: OutOption = None,
+) -> None:
+    """Find the first vLLM version in which a finding shows, by binary search with repro as the test.
+
+    Versions are installed into a cache, both ends are tried first, and versions that cannot start or are inconclusive
+    are skipped. Exit code 0 when the first bad version is found (or a few that it is among), 2 when undecided.
+    """
+    run, finding = run_and_finding(run_dir, finding, cell, prompt, scenario)
+    from harness.commands.bisect.environments import (
+        DISTRIBUTIONS,
+        in_order,
+        installed,
+        read_candidate,
+        release,
+        released_versions,
+    )
+    from harness.commands.bisect.run import VersionTrier, expected_total_s, print_bisection, start
+    from harness.commands.bisect.run import bisect as search_versions
+    from harness.commands.repro import MOST_TRIES
+    from harness.runner.run import new_folder
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+
+    prepared, target, mutants = what_to_try(run, finding, cell, prompt, scenario, profile, trust_code, rate)
+    most = repeat or MOST_TRIES
+    if most < target.goal.tries:
+        raise UsageError(
+            f"--repeat: expected at least {target.goal.tries} attempts per version, which exclude {target.goal.words} "
+            f"when they are quiet, found {most}, with which no version could be called good; give --repeat "
+            f"{target.goal.tries}, or --rate if it shows more often than that"
+        )
+    device = prepared.profile.engine.device
+    package = DISTRIBUTIONS[device]
+    candidates = in_order(
+        read_candidate("--good", good),
+        read_candidate("--bad", bad),
+        [read_candidate("--candidate", c) for c in candidate or []],
+        lambda: released_versions(package),
+    )
+    folder = new_folder(out or DEFAULT_OUT, prepared.profile, "bisect")
+    with Reporter(expected_total_s(prepared, target.goal.tries, len(candidates))) as reporter:
+        reporter.line(f"{len(candidates)} versions from {candidates[0].version} to {candidates[-1].version}")
+        cache = installed(device, reporter.line)
+        trier = VersionTrier(
+            prepared, target, mutants, most, lambda version, log: cache.python(release(package, version), log), reporter
+        )
+        begun = start(prepared, target, mutants, candidates, most)
+        found = search_versions(begun, candidates, folder, trier, reporter.line)
+    console = make_console()
+    print_bisection(found, console)
+    console.print(f"steps: {folder / 'bisect.json'}", soft_wrap=True, highlight=False)
+    raise typer.Exit(found.exit_code)
