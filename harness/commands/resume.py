@@ -41,6 +41,10 @@ _VARYING = {"memory_gib"}
 """Hardware fields that may differ: memory is rounded, and operating-system kernels reserve different amounts of it."""
 
 
+_SETTINGS = {"block_size", "lookahead", "draft_tokens", "route"}
+"""Fields of a cell's record that are settled before it is asked."""
+
+
 class Resumable(NamedTuple):
     """An interrupted run, and the work that is left."""
 
@@ -172,20 +176,6 @@ def _to_rescore(history: History, done: set[str]) -> set[str]:
 # --- unchanged conditions --------------------------------------------------------------------------------------------
 
 
-def _plan_of(run: RunRecord) -> dict[str, Any]:
-    return {
-        c.cell: {
-            "block_size": c.block_size,
-            "lookahead": c.lookahead,
-            "draft_tokens": c.draft_tokens,
-            "route": c.route,
-            **counts_of(c),
-            "plan": c.plan,
-        }
-        for c in run.cells
-    }
-
-
 def _conditions(plain: Mapping[str, Any], run: RunRecord) -> dict[str, Any]:
     """Return what must be unchanged when a run is resumed; ``plain`` is the record in its JSON form."""
     return {
@@ -194,7 +184,7 @@ def _conditions(plain: Mapping[str, Any], run: RunRecord) -> dict[str, Any]:
         "identities": plain["identities"],
         "versions": plain["versions"],
         "hardware": {k: v for k, v in plain["hardware"].items() if k not in _VARYING},
-        "cells": _plan_of(run),
+        "cells": {c.cell: {**c.model_dump(include=_SETTINGS), **counts_of(c), "plan": c.plan} for c in run.cells},
         "mutants": list(run.mutants),
         "engine_flags": list(run.engine_flags),
         "rescore": run.rescore,
