@@ -14,11 +14,10 @@ from harness.judging.exposure import Exposure, exposure_of, one_in
 from harness.judging.findings import Judgement
 from harness.judging.references import References
 from harness.reports.html import render_html
-from harness.reports.judge_run import assess
+from harness.reports.judge_run import assess, write_reports
 from harness.reports.markdown import render_markdown
 from harness.reports.summary import RunSummary, asked_in_words, summarise_run
 from harness.reports.terminal import print_summary
-from harness.reports.write import write_reports
 from harness.util.files import write_json
 from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import LENGTHS, change_final, history, leg, lookups, observation, steps_for, view, with_run
