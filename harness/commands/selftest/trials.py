@@ -142,10 +142,6 @@ class Setup(NamedTuple):
     """Everything that any of the trials sends; sent first with all mutants disabled."""
 
     @property
-    def mutants(self) -> tuple[str, ...]:
-        return tuple(t.mutant for t in self.trials)
-
-    @property
     def controlled(self) -> bool:
         """Whether these engines can answer without the mutant."""
         return all(t.starts for t in self.trials)
