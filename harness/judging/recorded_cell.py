@@ -100,12 +100,16 @@ class RecordedCell:
         return self.name.lineup
 
     @property
+    def is_plain(self) -> bool:
+        """Whether this is the plain single engine, which the tokens of its variant are compared with."""
+        return self.id == self.name.reference
+
+    @property
     def cold(self) -> bool:
         return self.scenario == COLD
 
     @property
     def planned(self) -> int:
-        """Number of planned observations."""
         return self.record.planned if self.cold else self.record.scenarios.get(self.scenario, 0)
 
     @property
@@ -196,6 +200,10 @@ class RecordedCell:
     def context_tokens(self) -> int | None:
         """Largest number of prompt and output tokens of a request; None if the profile does not say."""
         return self.engine_settings.get("max_model_len")
+
+    def fills_context(self, o: Observation, leg: Leg) -> bool:
+        """Return whether a prompt and its answer fill the context, which ends a request early."""
+        return self.context_tokens is not None and len(o.sent_ids) + len(leg.output_ids or ()) >= self.context_tokens
 
     @property
     def kv_item_bytes(self) -> int:

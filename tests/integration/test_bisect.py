@@ -19,19 +19,18 @@ from harness.commands.bisect.environments import (
     Build,
     Cache,
     Candidate,
-    UvInstaller,
     companions,
     final_releases,
     find_links,
     in_order,
+    install_with_uv,
     problem_of,
     read_candidate,
     release,
     released_versions,
     unreleased,
 )
-from harness.commands.bisect.report import print_bisection
-from harness.commands.bisect.run import Bisection, Step, VersionTrier, bisect, judged
+from harness.commands.bisect.run import Bisection, Step, VersionTrier, bisect, judged, print_bisection
 from harness.commands.bisect.search import next_index, search
 from harness.commands.repro import Attempt, Goal, Result, find, from_names, settled, target_of
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, EngineStartError, EnvironmentFault, UsageError
@@ -319,7 +318,7 @@ def install_with(monkeypatch, tmp_path):
         target = tmp_path / "made"
         target.mkdir()
         package = environments.DISTRIBUTIONS[device]
-        UvInstaller(device)(build or release(package, Version("0.30.0")), target, tmp_path / "install.log")
+        install_with_uv(device, build or release(package, Version("0.30.0")), target, tmp_path / "install.log")
         return (tmp_path / "bin" / "calls").read_text().splitlines(), target
 
     return install

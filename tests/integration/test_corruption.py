@@ -30,8 +30,7 @@ from harness.judging.references import References
 from harness.profiles.known_defects import load_known
 from harness.profiles.model import load_profile
 from harness.prompts.model import load_prompts
-from harness.reports.judge_run import assess
-from harness.reports.write import write_reports
+from harness.reports.judge_run import assess, write_reports
 from harness.runner.run import prepared_recorder
 from harness.util import clock
 from harness.util.paths import REPOSITORY

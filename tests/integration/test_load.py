@@ -20,7 +20,7 @@ from harness.commands.merge import merge
 from harness.commands.merge.assemble import assemble
 from harness.commands.merge.load import load_parts
 from harness.commands.merge.night import Wanted
-from harness.commands.merge.score_index import ScoreIndex
+from harness.commands.merge.selection import ScoreIndex
 from harness.errors import DataError
 from harness.history import index
 from harness.history.folder import History, load_history, read_cells

@@ -29,8 +29,8 @@ from harness.judging.references import load_second
 from harness.profiles.cells import CellName
 from harness.profiles.model import Profile, load_profile
 from harness.prompts.model import load_prompts
+from harness.reports.judge_run import write_reports
 from harness.reports.summary import summarise_run
-from harness.reports.write import write_reports
 from harness.workload.outputs import Outputs
 from tests.support.builders import (
     change_final,

@@ -17,7 +17,7 @@ import typer
 
 import harness.commands.soak.report
 from harness.baselines.build import record_from, require_reference_run
-from harness.cli.soak import soak_command
+from harness.cli.trust import soak_command
 from harness.commands.merge.load import load_parts
 from harness.commands.merge.night import Wanted as Parts
 from harness.commands.resume import prepare_resume

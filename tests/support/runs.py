@@ -20,10 +20,10 @@ from harness.profiles.known_defects import load_known
 from harness.reports.aa_result import AgainstItself, Count
 from harness.reports.beyond import render_comparison, render_trend
 from harness.reports.compare import compare_runs
+from harness.reports.judge_run import write_reports
 from harness.reports.selftest_result import Kill
 from harness.reports.summary import RunSummary, summarise_run
 from harness.reports.trend import load_trend
-from harness.reports.write import write_reports
 from harness.util.files import write_atomic, write_json
 from tests.support.builders import (
     CELLS,

@@ -36,8 +36,6 @@ _WIDTH = 116
 
 
 class Right(NamedTuple):
-    """The right answer to a request."""
-
     tokens: tuple[int, ...]
     accepted: tuple[int, ...] | None
     """Accepted drafts per verify step; None if they are not compared."""
@@ -64,7 +62,6 @@ class Case(NamedTuple):
 
 
 def cold_stage(prompt: Prompt, max_tokens: int | None = None) -> Stage:
-    """Return a stage that sends one cold prompt."""
     return Stage((Send(prompt, "subject", "a", max_tokens=max_tokens),))
 
 

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from harness.cli.app import main
-from harness.cli.target import run_and_finding
+from harness.cli.investigate import run_and_finding
 from harness.errors import NotARunError, UsageError
 from harness.runner.run import removed_if_empty
 from harness.util.paths import REPOSITORY
@@ -93,7 +93,7 @@ def latest(tmp_path: Path, monkeypatch) -> Path:
     run = tmp_path / "latest"
     run.mkdir()
     (run / "run.json").touch()
-    monkeypatch.setattr("harness.cli.target.LATEST", run)
+    monkeypatch.setattr("harness.cli.investigate.LATEST", run)
     return run
 
 

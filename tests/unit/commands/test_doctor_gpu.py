@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness.commands.doctor import Item
 from harness.commands.doctor.gpu import (
     Gpu,
     gpu_items,
@@ -17,7 +18,6 @@ from harness.commands.doctor.gpu import (
     transport_items,
     weights_of,
 )
-from harness.commands.doctor.model import Item
 from harness.engines.environment import EngineEnvironment
 from harness.profiles.hub import GIB, Hub
 from harness.profiles.model import Profile, load_profile, read_profile, references_of

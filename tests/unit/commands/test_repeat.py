@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.commands.aa.report import render_markdown, write_repeat
-from harness.commands.aa.run import count, judge_again
+from harness.commands.aa import count, judge_again, render_markdown, write_repeat
 from harness.errors import UsageError
 from harness.judging.checks.registry import judge
 from harness.reports.aa_result import AgainstItself

@@ -91,7 +91,7 @@ def test_a_run_with_flags_says_so_and_is_tried_again_with_the_same():
 
 # By command: where it asks for the environment of the engines, which the flags belong to.
 COMMANDS = {
-    ("aa", "-c", "single-none"): "harness.commands.aa.run.engines_for",
+    ("aa", "-c", "single-none"): "harness.commands.aa.engines_for",
     ("soak", "-c", "single-none"): "harness.commands.soak.run.engines_for",
     ("fuzz", "-c", "single-none", "--minutes", "0.1"): "harness.runner.run.engines_for",
     ("up", "single-none"): "harness.commands.serve.engines_for",
@@ -114,14 +114,12 @@ def test_every_command_that_starts_engines_takes_flags(command, asks, tmp_path, 
 
 
 def test_baselines_of_engines_with_flags_have_a_folder_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "harness.commands.record_baselines.inspect_environment", lambda python: ENVIRONMENT.model_copy()
-    )
+    monkeypatch.setattr("harness.engines.environment.inspect_environment", lambda python: ENVIRONMENT.model_copy())
 
     def stopped(prepared, environment, *_):
         raise UsageError(f"stopped: {environment.flags.options}")
 
-    monkeypatch.setattr("harness.commands.record_baselines.record_repetitions", stopped)
+    monkeypatch.setattr("harness.runner.repetitions.record_repetitions", stopped)
     record = ("baseline", "record", "-c", "single-none", "--engine-arg=--my-flag", "--out", str(tmp_path / "out"))
     code, words = inside(*record)
     assert code == 64 and "expected --baselines DIR, a folder of its own" in words and "--my-flag, found" in words

@@ -227,7 +227,7 @@ def test_every_mutant_of_an_engine_can_be_shown_with_either_model_runner(tmp_pat
 
 def test_no_engine_is_started_twice_for_the_same_configuration():
     setups = make_setups(select_trials([], quick=False, complete=True), PROFILE, PROMPTS)
-    shared = [s for s in setups if s.controlled and OWN_ENGINES.keys().isdisjoint(s.mutants)]
+    shared = [s for s in setups if s.controlled and OWN_ENGINES.keys().isdisjoint(t.mutant for t in s.trials)]
     assert len({(s.group.topology, s.group.method.kind) for s in shared}) == len(shared)
     # Seven of engines that read with drafters, two that write, two of which P is restarted, two that a second P joins,
     # six without drafters.

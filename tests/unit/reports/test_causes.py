@@ -7,16 +7,15 @@ import pytest
 from harness.history.folder import History, load_history
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
-from harness.judging.diagnosis.lost_drafts import without_drafts
+from harness.judging.diagnosis.diagnose import without_drafts
 from harness.judging.exposure import Exposure, exposure_of, one_in
 from harness.judging.findings import Judgement
 from harness.judging.references import References
 from harness.reports.html import render_html
-from harness.reports.judge_run import assess
+from harness.reports.judge_run import assess, write_reports
 from harness.reports.markdown import render_markdown
 from harness.reports.summary import RunSummary, asked_in_words, summarise_run
 from harness.reports.terminal import print_summary
-from harness.reports.write import write_reports
 from harness.util.files import write_json
 from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import (

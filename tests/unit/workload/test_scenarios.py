@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 import pytest
 
@@ -13,7 +14,7 @@ from harness.judging.checks import tokens as tokens_checks
 from harness.judging.checks.registry import judge
 from harness.profiles.cells import Cell
 from harness.profiles.model import load_profile
-from harness.profiles.scenarios import Abandon, Crowd, PrefixHit, Trace
+from harness.profiles.scenarios import Abandon, Crowd, PrefixHit, Scenario, Trace
 from harness.prompts.model import load_prompts
 from harness.workload.cells import RECORDING, cell_work, choose_scenarios, cold_prompts
 from harness.workload.features import feature_fields, for_prefill
@@ -302,6 +303,11 @@ def proof(observations: list, raw: dict, cell: str = "single-eagle3", engines=No
     the_history = history(observations, scenarios=[raw], engines=engines or (engine(cell, cell.split("-")[0]),))
     the_history = with_run(the_history, versions={**the_history.run.versions, "vllm": vllm})
     return preconditions.state_occurred(view(the_history, cell, scenario=raw["id"]))
+
+
+def test_every_kind_of_scenario_has_a_proof():
+    kinds = {get_args(one.model_fields["kind"].annotation)[0] for one in get_args(get_args(Scenario)[0])}
+    assert preconditions.PROOFS.keys() == kinds
 
 
 HIT = {"id": "hit", "kind": "prefix-hit", "where": "decode", "pairs": [{"donor": "p96", "subject": "p96"}]}
