@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import unicodedata
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -64,7 +64,7 @@ def very_red(draw) -> RunSummary:
 
 
 @given(very_red())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 def test_summary_has_at_most_60_lines_and_the_verdict_first(summary: RunSummary):
     lines = render_markdown(summary).split("\n")
     assert len(lines) <= MAX_LINES == 60
@@ -73,7 +73,7 @@ def test_summary_has_at_most_60_lines_and_the_verdict_first(summary: RunSummary)
 
 
 @given(very_red(), st.sampled_from([80, 100, 160, 220]))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 def test_terminal_has_at_most_40_lines_with_the_verdict_first_and_the_report_last(summary: RunSummary, width: int):
     stream = io.StringIO()
     print_summary(summary, Console(file=stream, width=width, color_system=None))
@@ -87,6 +87,6 @@ def test_terminal_has_at_most_40_lines_with_the_verdict_first_and_the_report_las
 
 
 @given(very_red())
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20)
 def test_junit_is_valid_whatever_the_texts_hold(summary: RunSummary):
     SCHEMA.validate(render_junit(summary))

@@ -69,7 +69,7 @@ def of(findings: list[Finding]) -> CellVerdict:
     return CellVerdict(cell=CELL, verdict=result.verdict, results=(result,))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(_findings, min_size=1, max_size=60), st.lists(_defects, max_size=3), st.integers(1, 12))
 def test_no_verdict_count_or_known_defect_depends_on_how_many_are_listed(findings, defects, most):
     whole = of(findings)
