@@ -40,8 +40,8 @@ from harness.judging.findings import Judgement, how_many
 from harness.judging.references import References, lookups_for
 from harness.profiles.cells import CellName
 from harness.profiles.model import Profile, load_profile
+from harness.reports.judge_run import write_reports
 from harness.reports.summary import summarise_run
-from harness.reports.write import write_reports
 from harness.util.files import write_json
 from harness.util.paths import REPOSITORY
 from tests.support.builders import (

@@ -20,7 +20,7 @@ from harness.errors import HarnessError
 from harness.history.folder import History, load_history
 from harness.history.layout import RUN, files_by_cell
 from harness.history.verdict import Verdict
-from harness.reports.write import judgement_from
+from harness.reports.judge_run import judgement_from
 from harness.util.paths import REPOSITORY
 
 _POLL_S = 0.05

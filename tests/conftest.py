@@ -6,6 +6,11 @@ An exhaustive test repeats, with more or larger samples or with real engines, wh
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes is the machine's affair: a busy one must not turn a right property red.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 _LEFT_OUT = pytest.StashKey[int]()
 _SENT = "exhaustive_left_out"

@@ -49,8 +49,6 @@ def _why_incomplete(history: History) -> str:
 
 
 class Recorded(NamedTuple):
-    """One baseline that was written."""
-
     method: str
     path: Path
     rows: int

@@ -16,14 +16,10 @@ _NAMED = 5
 
 def diff(old: Baseline, new: Baseline) -> list[str]:
     """Return one line per difference; empty if the baselines are equal."""
-    return [*_identity(old.header.identity, new.header.identity), *describe_change(old, new.rows, new.header.identity)]
-
-
-def _identity(old: Identity, new: Identity) -> Iterator[str]:
-    for field in Identity.model_fields:
-        a, b = getattr(old, field), getattr(new, field)
-        if a != b:
-            yield f"{field}: {shortened(a)} → {shortened(b)}"
+    ours, theirs = old.header.identity, new.header.identity
+    values = {field: (getattr(ours, field), getattr(theirs, field)) for field in Identity.model_fields}
+    fields = [f"{field}: {shortened(a)} → {shortened(b)}" for field, (a, b) in values.items() if a != b]
+    return [*fields, *describe_change(old, new.rows, theirs)]
 
 
 def describe_change(old: Baseline | None, rows: Sequence[Row], identity: Identity) -> list[str]:

@@ -5,7 +5,7 @@ All rows of a large run do not fit into memory, so only those of the most recent
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,22 +55,14 @@ class BaselineIndex:
     """The headers of all baselines in a folder. Rows are not read."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._by_method: dict[str, list[StoredBaseline]] = {}
-        self._damaged: dict[str, list[str]] = {}
+        self.by_method: dict[str, list[StoredBaseline]] = defaultdict(list)
+        """Those whose header is readable, sorted by path."""
+        self.damaged: dict[str, list[str]] = defaultdict(list)
+        """What is wrong with the other ones, by the method that their file is named after."""
         for path in stored(folder):
             try:
                 header = load_header(path)
             except DataError as error:
-                # Its method is known only from its file name.
-                self._damaged.setdefault(path.stem.split("-", 1)[0], []).append(str(error))
+                self.damaged[path.stem.split("-", 1)[0]].append(str(error))
                 continue
-            self._by_method.setdefault(header.identity.method, []).append(StoredBaseline(path, header))
-
-    def of_method(self, method: str) -> Sequence[StoredBaseline]:
-        """Return the baselines of a method whose header is readable, sorted by path."""
-        return self._by_method.get(method, ())
-
-    def damaged(self, method: str) -> Sequence[str]:
-        """Return an error message for each baseline file named after the method whose header is unreadable."""
-        return self._damaged.get(method, ())
+            self.by_method[header.identity.method].append(StoredBaseline(path, header))

@@ -110,9 +110,9 @@ def look_up(
     index = index or BaselineIndex(folder)
     remedy = f"record it with `harness baseline record --profile {profile_name}`"
     candidates = [
-        (item, differing(identity, item.header.identity, limits.across)) for item in index.of_method(identity.method)
+        (item, differing(identity, item.header.identity, limits.across)) for item in index.by_method[identity.method]
     ]
-    damaged = list(index.damaged(identity.method))
+    damaged = list(index.damaged[identity.method])
     for item in _nearest(identity, (item for item, fields in candidates if not fields)):
         try:
             # Bypass the cache: the file may have been damaged since.

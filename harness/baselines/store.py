@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -16,27 +16,6 @@ from harness.history.identity import Identity
 from harness.util import json_io
 from harness.util.files import sha256_bytes, write_atomic, write_json
 from harness.util.strict import describe_validation_error
-
-COLUMNS = (
-    "prompt_id",
-    "prompt_sha256",
-    "output_tokens",
-    "steps",
-    "accepted",
-    "min_top_gap",
-    "close",
-    "again_divergence",
-    "again_gap",
-    "again_steps",
-    "again_accepted_at",
-    "output_ids",
-    "again_token",
-    "gaps",
-)
-"""``accepted`` holds the accepted drafts of every verify step; lists are numbers separated by spaces, in ``gaps`` with
-``-`` for one that is not known, and ``close`` is a list of ``index:gap:runner-up``, the last if it is known."""
-UP_TO_COLUMNS = ("drafted", "again_drafted_at")
-"""Columns that only files of methods that draft up to k tokens a step have."""
 
 _MOST_BYTES = 256 * json_io.MIB
 _REMEDY = "restore the file from version control, or record it again with `harness baseline record`"
@@ -87,7 +66,7 @@ def with_rows(path: Path, header: Header, text: str) -> Baseline:
 
 def _parse(text: str, table: Path) -> tuple[Row, ...]:
     reader = csv.DictReader(io.StringIO(text))
-    if tuple(reader.fieldnames or ()) not in (COLUMNS, (*COLUMNS, *UP_TO_COLUMNS)):
+    if tuple(reader.fieldnames or ()) not in (tuple(COLUMNS), (*COLUMNS, *UP_TO_COLUMNS)):
         raise DataError(
             f"baseline {table}: expected the columns {', '.join(COLUMNS)}, found {reader.fieldnames}; record it again "
             "with `harness baseline record`"
@@ -136,33 +115,47 @@ def _row(raw: dict[str, str]) -> Row:
     )
 
 
+def _of_again(read: Callable[[Again], object]) -> Callable[[Row], object]:
+    return lambda row: None if row.again is None else read(row.again)
+
+
+def _close(row: Row) -> str:
+    second = dict(row.runner_ups)
+    return _words(f"{at}:{gap}" + (f":{second[at]}" if at in second else "") for at, gap in row.close)
+
+
+COLUMNS: dict[str, Callable[[Row], object]] = {
+    "prompt_id": lambda r: r.prompt_id,
+    "prompt_sha256": lambda r: r.prompt_sha256,
+    "output_tokens": lambda r: len(r.output_ids),
+    "steps": lambda r: len(r.accepted),
+    "accepted": lambda r: _words(r.accepted),
+    "min_top_gap": lambda r: r.min_top_gap,
+    "close": _close,
+    "again_divergence": _of_again(lambda a: a.divergence),
+    "again_gap": _of_again(lambda a: a.gap),
+    "again_steps": _of_again(lambda a: a.steps),
+    "again_accepted_at": _of_again(lambda a: _words(a.accepted_at)),
+    "output_ids": lambda r: _words(r.output_ids),
+    "again_token": _of_again(lambda a: a.token),
+    "gaps": lambda r: _words(r.gaps),
+}
+"""What each column has of a row, None for nothing: ``accepted`` the accepted drafts of every verify step; lists are
+numbers separated by spaces, in ``gaps`` with ``-`` for one that is not known, and ``close`` is a list of
+``index:gap:runner-up``, the last if it is known."""
+UP_TO_COLUMNS: dict[str, Callable[[Row], object]] = {
+    "drafted": lambda r: _words(r.drafted),
+    "again_drafted_at": lambda r: _words(r.again.drafted_at if r.again else ()),
+}
+"""Columns that only files of methods that draft up to k tokens a step have."""
+
+
 def _text(rows: Sequence[Row]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    up_to = any(r.drafted for r in rows)
-    writer.writerow((*COLUMNS, *(UP_TO_COLUMNS if up_to else ())))
-    for r in rows:
-        again, second = r.again, dict(r.runner_ups)
-        # None is written as an empty column.
-        writer.writerow(
-            [
-                r.prompt_id,
-                r.prompt_sha256,
-                len(r.output_ids),
-                len(r.accepted),
-                _words(r.accepted),
-                r.min_top_gap,
-                _words(f"{at}:{gap}" + (f":{second[at]}" if at in second else "") for at, gap in r.close),
-                again and again.divergence,
-                again and again.gap,
-                again and again.steps,
-                again and _words(again.accepted_at),
-                _words(r.output_ids),
-                again and again.token,
-                _words(r.gaps),
-                *((_words(r.drafted), _words(again.drafted_at if again else ())) if up_to else ()),
-            ]
-        )
+    columns = COLUMNS | (UP_TO_COLUMNS if any(r.drafted for r in rows) else {})
+    writer.writerow(columns)
+    writer.writerows([value(r) for value in columns.values()] for r in rows)
     return out.getvalue()
 
 

@@ -15,23 +15,17 @@ import typer
 
 from harness.cli.ab import ab_command
 from harness.cli.baseline import baseline_app
-from harness.cli.bisect import bisect_command
 from harness.cli.ci import ci_app
-from harness.cli.fuzz import fuzz_command
 from harness.cli.help import HelpfulGroup, finish
-from harness.cli.init import init_command
+from harness.cli.investigate import bisect_command, repro_command
 from harness.cli.judge import check_command, merge_command, report_command, trend_command
 from harness.cli.leftovers import clean_command, ps_command
 from harness.cli.listing import list_app
-from harness.cli.models import models_command
-from harness.cli.plan import doctor_command, plan_command
-from harness.cli.probe import probe_app
+from harness.cli.models import models_command, probe_app
+from harness.cli.plan import doctor_command, init_command, plan_command
 from harness.cli.prompts import prompts_app
-from harness.cli.repro import repro_command
-from harness.cli.run import run_command
-from harness.cli.soak import soak_command
-from harness.cli.trust import aa_command, selftest_command
-from harness.cli.up import up_command
+from harness.cli.run import fuzz_command, run_command, up_command
+from harness.cli.trust import aa_command, selftest_command, soak_command
 from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, HarnessError
 from harness.util.extras import why_missing
 from harness.util.text import harmless

@@ -66,6 +66,7 @@ def record(
     """Record baselines from single engines (never from P/D) and write them to the profile's folder."""
     from harness.baselines.build import record_from
     from harness.commands.baseline import folder_for
+    from harness.commands.baseline import record as record_single_engines
     from harness.history.folder import load_history
     from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
@@ -81,11 +82,11 @@ def record(
         folder = folder_for(prepared, baselines, history.run.engine_flags)
         recorded = record_from(history, repetition, prepared.sets, folder)
     else:
-        from harness.commands.record_baselines import record_references
-
         folder = folder_for(prepared, baselines, flags.options)
         with Reporter(repeat * prepared.expected_s) as reporter:
-            recorded = record_references(prepared, out or DEFAULT_OUT, engine_python, reporter, repeat, folder, flags)
+            recorded = record_single_engines(
+                prepared, out or DEFAULT_OUT, engine_python, reporter, repeat, folder, flags
+            )
     _print_recorded(recorded)
 
 

@@ -1,14 +1,17 @@
-"""``harness models``: the models on the hub that a profile names."""
+"""``harness models``: the models on the hub that a profile names; ``harness probe``: those of the cpu profile."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from harness.cli import shapes
-from harness.cli.options import CellOption, JsonOption, ProfileOption, make_console, print_json
+from harness.cli.help import HelpfulGroup
+from harness.cli.options import LATEST, CellOption, JsonOption, ProfileOption, RunDir, make_console, print_json
 from harness.errors import EXIT_UNKNOWN
 
 if TYPE_CHECKING:
@@ -84,3 +87,23 @@ def _show(found: list[Model]) -> None:
         here = "yes" if m.cached else "no"
         table.add_row(m.role, m.reference.repo, m.reference.revision, m.commit or "?", size, here, gated)
     make_console().print(table)
+
+
+probe_app = typer.Typer(
+    cls=HelpfulGroup, no_args_is_help=True, help="The tiny trained models that the cpu profile runs on."
+)
+
+
+@probe_app.command("measure")
+def measure(
+    run_dir: RunDir = LATEST,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write. Default: beside the weights.")
+    ] = None,
+) -> None:
+    """Measure exactness, acceptance and top-2 gaps of the probe models from a recorded run with single-engine cells."""
+    from harness.commands.probe_quality import write_quality
+    from harness.history.folder import load_history
+    from harness.prompts.probe_task import WEIGHTS
+
+    typer.echo(json.dumps(write_quality(load_history(run_dir), out or WEIGHTS / "quality.json"), indent=2))

@@ -1,15 +1,25 @@
-"""``harness prompts``: the options of building prompt sets. What they do is in ``harness.cli.prompt_sets``."""
+"""``harness prompts``: builds prompt sets from options, or from the recipes of a profile."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from harness.cli import completion
 from harness.cli.help import HelpfulGroup
-from harness.errors import UsageError
+from harness.cli.options import make_console
+from harness.errors import EXIT_UNKNOWN, HarnessError, UsageError
+
+if TYPE_CHECKING:
+    from harness.profiles.model import Profile
+    from harness.prompts.datasets import Texts
+    from harness.prompts.model import Layout, PromptSet, SizedStratum
+
 
 prompts_app = typer.Typer(cls=HelpfulGroup, no_args_is_help=True, help="Prompt sets.")
 
@@ -150,7 +160,6 @@ def build(
     ] = None,
 ) -> None:
     """Build a prompt set on and around block boundaries, and show how many prompts each stratum has."""
-    from harness.cli import prompt_sets
     from harness.prompts.model import build_probe_prompts, write_prompts
     from harness.prompts.probe_task import WEIGHTS
     from harness.util.paths import REPOSITORY
@@ -158,12 +167,12 @@ def build(
     if kind not in _KINDS:
         raise UsageError(f"--kind {kind!r}: expected {', '.join(_KINDS)}")
     if for_profile is not None and tokenizer is None and out is None:
-        parts = prompt_sets.parts_with_recipes(for_profile)
+        parts = parts_with_recipes(for_profile)
         if parts:
             _require_alone(context, for_profile)
-            raise typer.Exit(prompt_sets.build_recipes(parts, file, overwrite))
-    profile = prompt_sets.profile_without_prompts(for_profile) if for_profile is not None else None
-    layout = prompt_sets.layout_of(block_size, lookahead, profile)._replace(
+            raise typer.Exit(build_recipes(parts, file, overwrite))
+    profile = profile_without_prompts(for_profile) if for_profile is not None else None
+    layout = layout_of(block_size, lookahead, profile)._replace(
         max_blocks=max_blocks, seed=seed, per_length=per_length, held_out=held_out
     )
     folder = tokenizer or (profile.tokenizer_folder if profile is not None else None)
@@ -186,13 +195,13 @@ def build(
         else:
             from harness.prompts.padded import build_natural_prompts
 
-            count = prompt_sets.count_per_stratum(per_stratum, for_profile, effect)
-            read_day = prompt_sets.parse_day(day)
-            texts = prompt_sets.texts_of(file, dataset, config, split, column, revision)
+            count = count_per_stratum(per_stratum, for_profile, effect)
+            read_day = parse_day(day)
+            texts = texts_of(file, dataset, config, split, column, revision)
             prompts, dropped = build_natural_prompts(folder, texts, layout, count, read_day)
-            prompt_sets.print_shortages(prompts, count)
+            print_shortages(prompts, count)
     write_prompts(prompts, path)
-    prompt_sets.print_coverage(prompts)
+    print_coverage(prompts)
     for reason, number in dropped.items():
         typer.echo(f"{number} texts left out: {reason}")
     typer.echo(f"{len(prompts.prompts)} prompts: {path}")
@@ -207,3 +216,153 @@ def _require_alone(context: typer.Context, profile: str) -> None:
             f"--for-profile {profile}: expected its recipes (workload.recipe) to determine the prompts, found "
             f"{', '.join(ignored)} too; change the recipe, or build one set with --out FILE"
         )
+
+
+_BLOCK_SIZE, _LOOKAHEAD = 32, 4
+
+
+def parts_with_recipes(name: str) -> list[Profile]:
+    """Return the parts of a profile whose prompt sets have a recipe, one part per set."""
+    from harness.profiles.model import localise, read_profile
+
+    parts = [localise(p, name) for p in read_profile(name).written_parts if p.workload.recipe is not None]
+    return list({p.workload.prompts: p for p in reversed(parts)}.values())
+
+
+def build_recipes(parts: Sequence[Profile], file: Path | None, overwrite: bool) -> int:
+    """Build the prompt set of each part from its recipe and return the exit code.
+
+    ``file`` replaces the dataset of the recipe. A set that cannot be built does not stop the others. Existing sets are
+    kept unless ``overwrite`` is set, because baselines belong to them.
+    """
+    from harness.prompts.model import load_prompts, write_prompts
+    from harness.prompts.padded import build_from_recipe
+
+    code = 0
+    for part in parts:
+        recipe, path = part.workload.recipe, part.workload.prompts
+        if recipe is None:
+            continue
+        try:
+            folder = part.tokenizer_folder
+            if path.is_file() and not overwrite:
+                kept = load_prompts(path)
+                kept.check_tokenizer(folder, path)
+                typer.echo(f"{path} already exists with {len(kept.prompts)} prompts; --overwrite rebuilds it")
+                continue
+            texts = texts_of(
+                file, None if file else recipe.dataset, recipe.config, recipe.split, recipe.column, recipe.revision
+            )
+            built = build_from_recipe(folder, texts, recipe)
+        except HarnessError as error:
+            typer.echo(f"{path}: not built: {error}")
+            code = max(code, EXIT_UNKNOWN)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if recipe.per_stratum is not None:
+            print_shortages(built.prompts, recipe.per_stratum)
+        write_prompts(built.prompts, path)
+        typer.echo(f"{len(built.prompts.prompts)} prompts: {path}")
+    return code
+
+
+def profile_without_prompts(name: str) -> Profile:
+    """Load a profile whose prompts need not exist yet."""
+    from harness.profiles.model import localise, read_profile
+
+    return localise(read_profile(name, with_prompts=False), name)
+
+
+def layout_of(block_sizes: list[int] | None, lookaheads: list[int] | None, profile: Profile | None) -> Layout:
+    """Return the block sizes and lookaheads to cover: as given, else the profile's, else the defaults.
+
+    Raises UsageError when a lookahead does not fit into the smallest block.
+    """
+    from harness.prompts.model import Layout
+
+    sizes = tuple(dict.fromkeys(block_sizes or [profile.engine.block_size if profile else _BLOCK_SIZE]))
+    wanted = lookaheads or ([m.lookahead for m in profile.methods] if profile else [_LOOKAHEAD])
+    largest, *smaller = sorted(set(wanted), reverse=True)
+    if largest >= min(sizes):
+        raise UsageError(f"--lookahead: expected less than --block-size {min(sizes)}, found {largest}")
+    # Below 2, the lookahead stratum has no length of its own.
+    more = tuple(n for n in smaller if n > 1)
+    return Layout(block_size=sizes[0], lookahead=largest, more_sizes=sizes[1:], more_lookaheads=more)
+
+
+def texts_of(
+    file: Path | None, dataset: str | None, config: str | None, split: str, column: str, revision: str
+) -> Texts:
+    """Read texts from a file or fetch them from the hub. Raises UsageError when both are given."""
+    from harness.profiles.hub import Hub
+    from harness.prompts.datasets import MT_BENCH, fetch_texts, read_texts
+
+    if file is not None and dataset is not None:
+        raise UsageError("expected --file or --dataset, found both")
+    if file is not None:
+        return read_texts(file, column)
+    return fetch_texts(dataset or MT_BENCH, config, split, column, revision, Hub())
+
+
+def count_per_stratum(given: int | None, source: str | None, effect: float | None) -> int:
+    """Return the number of prompts per stratum: as given, as ``effect`` needs in the profile ``source``, or 8."""
+    if given is not None and effect is not None:
+        raise UsageError("expected --per-stratum or --effect, found both")
+    if effect is None:
+        return given or 8
+    if source is None:
+        raise UsageError("--effect: expected --for-profile NAME with it, found none")
+    from harness.judging.power import per_stratum
+    from harness.workload.prepare import prepare
+
+    prompts = profile_without_prompts(source).workload.prompts
+    if not prompts.is_file():
+        raise UsageError(
+            f"--effect: expected the profile's prompt set {prompts}, which determines the tests, found none; build a "
+            "first one with --per-stratum"
+        )
+    return per_stratum(prepare(source, ()), effect)
+
+
+def parse_day(given: str | None) -> date:
+    """Parse ``--date``; without one, return the date that prompt sets have by default."""
+    from harness.prompts.padded import DATE
+
+    if given is None:
+        return DATE
+    try:
+        return date.fromisoformat(given)
+    except ValueError as error:
+        raise UsageError(f"--date {given!r}: expected a day as YYYY-MM-DD, found something else") from error
+
+
+def print_shortages(prompts: PromptSet, wanted: int) -> None:
+    """Print the strata that have fewer prompts than wanted."""
+    from harness.prompts.padded import coverage
+
+    held = bool(prompts.held_out)
+    for row in coverage(prompts):
+        found = min(row.cold, row.held_out) if held else row.cold
+        if found < wanted:
+            typer.echo(
+                f"block size {row.key.block_size}, {_stratum_name(row.key)}: expected {wanted} prompts, found {found}: "
+                "too few texts have such a length"
+            )
+
+
+def _stratum_name(key: SizedStratum) -> str:
+    # Only in this stratum does the lookahead matter to a reader.
+    return f"{key.stratum} {key.lookahead}" if key.stratum == "lookahead" else key.stratum.value
+
+
+def print_coverage(prompts: PromptSet) -> None:
+    """Print a table of the number of prompts per stratum."""
+    from harness.prompts.padded import coverage
+
+    table = Table(title="prompts per stratum", title_justify="left")
+    for name in ("block size", "stratum", "cold", "held out", "whole blocks"):
+        table.add_column(name, justify="left" if name in ("stratum", "whole blocks") else "right")
+    for row in coverage(prompts):
+        blocks = ", ".join(map(str, row.blocks)) or "–"
+        table.add_row(str(row.key.block_size), _stratum_name(row.key), str(row.cold), str(row.held_out), blocks)
+    make_console(120).print(table)

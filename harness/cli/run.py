@@ -1,7 +1,10 @@
-"""``harness run``, with ``--resume`` and ``--part``."""
+"""``harness run``, with ``--resume`` and ``--part``, ``harness fuzz`` and ``harness up``: what starts engines."""
 
 from __future__ import annotations
 
+import shlex
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
@@ -18,11 +21,13 @@ from harness.cli.options import (
     KeyVariableOption,
     MutantOption,
     OutOption,
+    ProfileOption,
     PythonOption,
     QuickOption,
     QuickProfileOption,
     ScenarioOption,
     chosen_profile,
+    flags_for,
     key_in,
     make_console,
 )
@@ -31,6 +36,7 @@ from harness.history.layout import require_run
 from harness.util.text import counted, lasting
 
 if TYPE_CHECKING:
+    from harness.commands.serve import Address
     from harness.engines.attached import AttachedExecutor
     from harness.engines.executor import Executor, ExecutorChoice
     from harness.engines.flags import EngineFlags
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
     from harness.supervision.apart import Tell
     from harness.util.progress import Reporter
     from harness.workload.prepare import Prepared
+
 
 _RAY = "Ray cluster"
 
@@ -286,7 +293,6 @@ def _resume(
     base_port: int | None,
     part: bool,
 ) -> NoReturn:
-    """Resume a run and exit."""
     from harness.commands.resume import prepare_resume, resume
     from harness.engines.executor import make_executor
     from harness.engines.flags import require_same_flags
@@ -305,7 +311,6 @@ def _resume(
 
 
 def _end(outcome: Outcome, part: bool, tell: Tell) -> NoReturn:
-    """Print the summary of a run and exit accordingly."""
     from harness.reports.terminal import print_summary
 
     print_summary(outcome.summary, make_console())
@@ -325,3 +330,89 @@ def _exit_of_part(folder: Path) -> int:
     if not missing:
         print("part: everything was recorded; `harness merge` judges it together with the other parts")
     return EXIT_UNKNOWN if missing else EXIT_PASS
+
+
+def fuzz_command(
+    profile: ProfileOption = "cpu",
+    cell: CellOption = None,
+    minutes: Annotated[float, typer.Option("--minutes", metavar="N", min=0.1, help="About how long it takes.")] = 5,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed gives the same traces.")] = 0,
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+    engine_arg: EngineArgOption = None,
+    engine_env: EngineEnvOption = None,
+) -> None:
+    """Send random traces: requests that share prefixes, overlap, outgrow the KV pool and are given up.
+
+    Judged like any run: every answer by its tokens, acceptance and log-probs, and the engines by whether they give all
+    KV blocks back. The traces are written as a profile beside the run: `harness run --profile` repeats them, and
+    `harness repro --shrink` makes a finding smaller.
+    """
+    from harness.commands.fuzz import prepare_fuzz
+    from harness.commands.run import execute
+    from harness.engines.executor import ExecutorChoice, make_executor
+    from harness.runner.options import RunOptions
+    from harness.util.paths import DEFAULT_OUT
+
+    folder = out or DEFAULT_OUT
+    prepared = prepare_fuzz(profile, cell or [], seed, minutes, folder)
+    executor = make_executor(ExecutorChoice("local", None, None), [], None)
+    options = RunOptions(engine_python, executor, flags=flags_for(prepared, engine_arg, engine_env))
+    carry_out(
+        executor,
+        lambda _: None,
+        prepared,
+        f"{counted(len(prepared.profile.scenarios), 'trace')} of seed {seed}, "
+        f"{counted(len(prepared.plan.cells), 'cell')}",
+        lambda reporter: execute(prepared, folder, reporter, options),
+        part=False,
+    )
+
+
+def up_command(
+    cell: Annotated[
+        str, typer.Argument(metavar="CELL", help="The cell, e.g. pd-eagle3.", autocompletion=completion.cells)
+    ],
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="PORT", min=1024, max=65535, help="Port to listen on. Default: a free one."),
+    ] = None,
+    profile: ProfileOption = "cpu",
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+    engine_arg: EngineArgOption = None,
+    engine_env: EngineEnvOption = None,
+) -> None:
+    """Serve a cell's engines behind one OpenAI-compatible address until Ctrl-C.
+
+    The router is vllm-router, without retries. One request is sent through it first, and D's counters tell whether KV
+    moved. The exit code is 2 when they do not prove it.
+    """
+    from harness.commands.serve import asking, bring_up, prepare_cell
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+
+    prepared = prepare_cell(profile, cell)
+    flags = flags_for(prepared, engine_arg, engine_env)
+    proven: list[bool] = []
+
+    def serve(address: Address) -> None:
+        proof = address.proof
+        proven.append(proof.good)
+        for role, url in address.engines.items():
+            print(f"{role} engine: {url}")
+        print(f"example: {address.example}")
+        print(address.key)
+        print(f"matrix: {shlex.join(asking(prepared, profile, address))}")
+        print(proof.sentence)
+        print(f"address: {address.url}/v1 (until Ctrl-C)", flush=True)
+        if proof.answered:
+            reporter.rest()
+            signal.pause()
+
+    with Reporter(prepared.expected_s) as reporter:
+        try:
+            bring_up(prepared, out or DEFAULT_OUT, engine_python or sys.executable, port, reporter, serve, flags)
+        except KeyboardInterrupt:
+            reporter.line("engines and router have stopped")
+    raise typer.Exit(0 if proven and all(proven) else EXIT_UNKNOWN)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.commands.doctor.model import Item
+    from harness.commands.doctor import Item
     from harness.judging.findings import Finding
     from harness.judging.power import Sensitivity
     from harness.profiles.hub import Hub
@@ -221,7 +221,6 @@ def plan(prepared: Prepared, found: Sensitivity, effect_points: float, models: S
 
 
 def model(m: Model) -> dict[str, Any]:
-    """Return a model on the hub."""
     return {
         "role": m.role,
         "repository": m.reference.repo,

@@ -35,8 +35,6 @@ PAGE = "compare.html"
 
 
 class Side(NamedTuple):
-    """One of the two vLLMs."""
-
     name: str
     prepared: Prepared
     where: str

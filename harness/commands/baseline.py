@@ -1,11 +1,12 @@
-"""``harness baseline``: accept, compare and list baselines."""
+"""``harness baseline``: record, accept, compare and list baselines."""
 
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.baselines.build import Recorded, record_from
 from harness.baselines.diff import diff
@@ -18,6 +19,35 @@ from harness.history.identity import identity_of
 from harness.profiles.model import reason_for
 from harness.scheduling.gpus import gpus
 from harness.workload.prepare import Prepared, prepare
+
+if TYPE_CHECKING:
+    from harness.engines.flags import EngineFlags
+    from harness.util.progress import Reporter
+
+
+def record(
+    prepared: Prepared,
+    out: Path,
+    engine_python: str | None,
+    reporter: Reporter,
+    repeat: int,
+    folder: Path,
+    flags: EngineFlags,
+) -> list[Recorded]:
+    """Send every prompt to single engines ``repeat`` times and write the answers as baselines.
+
+    The second repetition measures by how much equal runs differ. Raises UsageError, before anything is written, when
+    something is missing or wrong.
+    """
+    from harness.engines.environment import inspect_environment
+    from harness.runner.repetitions import record_repetitions
+    from harness.runner.run import new_folder, point_latest
+
+    environment = inspect_environment(engine_python or sys.executable).model_copy(update={"flags": flags})
+    runs = new_folder(out, prepared.profile, "baseline")
+    done = record_repetitions(prepared, environment, runs, repeat, reporter)
+    point_latest(runs / "repetition-01", "latest")
+    return record_from(done.histories[0], done.histories[1] if repeat > 1 else None, prepared.sets, folder)
 
 
 def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Path | None) -> list[Recorded]:

@@ -28,7 +28,6 @@ from harness.workload.prepare import Prepared
 
 
 def print_plan(prepared: Prepared, effect_points: float, console: Console) -> None:
-    """Print the plan of a prepared run."""
     console.print(_engines(prepared))
     profile = prepared.profile
     # Variants that differ in anything else have the same strata.

@@ -10,7 +10,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -95,16 +95,12 @@ class Target(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One attempt to reproduce a finding."""
-
     verdict: Verdict
     again: bool | None
     """Whether the finding appeared; None when the attempt is inconclusive."""
 
 
 class Result(NamedTuple):
-    """The outcome of all attempts."""
-
     target: Target
     attempts: tuple[Attempt, ...]
     folder: Path
@@ -299,12 +295,14 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
     profile = whole.part(CellName.of(target.cell).variant)
     prompts = load_prompts(profile.workload.prompts)
     prompts.check_tokenizer(profile.tokenizer_folder, profile.workload.prompts)
-    recorded = _prompts_of(history, target) if history is not None else None
-    if recorded is not None and prompts.sha256 != recorded:
-        raise UsageError(
-            f"{profile.workload.prompts}: expected the prompts of the run ({recorded[:12]}…), found "
-            f"different ones ({prompts.sha256[:12]}…); restore the file that the run used"
-        )
+    if history is not None:
+        identity = history.run.identities.get(CellName.of(target.cell).lineup, {})
+        recorded = str(identity.get("prompts_sha256", history.run.prompts_sha256))
+        if prompts.sha256 != recorded:
+            raise UsageError(
+                f"{profile.workload.prompts}: expected the prompts of the run ({recorded[:12]}…), found "
+                f"different ones ({prompts.sha256[:12]}…); restore the file that the run used"
+            )
     cells = {c.id: c for c in all_cells(profile)}
     if target.cell not in cells:
         raise UsageError(f"expected a cell of profile {profile.name} ({', '.join(cells)}), found {target.cell!r}")
@@ -326,22 +324,12 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
     if not work.requests:
         raise UsageError(f"expected {target.cell} to be sent something in {target.scenario}, found nothing to send")
     # A single cell may have run on the decode engine of a pair, so the same engines are started.
-    together = history.cell(target.cell) if history is not None else None
-    group = [c for c in cells.values() if c.id == target.cell or _shared(history, together, c.id)]
+    groups = {c.cell: c.group for c in history.run.cells} if history is not None else {}
+    together = {cell for cell, group in groups.items() if group == groups.get(target.cell)}
+    group = [c for c in cells.values() if c.id in {target.cell, *together}]
     # Outputs are not re-scored here; if the profile asked for it, evidence would be missing in every attempt.
     alone = profile.model_copy(update={"workload": profile.workload.model_copy(update={"rescore": False})})
     return Prepared(alone, source, {profile.variant: prompts}, make_plan(alone, group), (work,))
-
-
-def _prompts_of(history: History, target: Target) -> str:
-    """Return the hash of the prompts sent to the target's cell."""
-    identity = history.run.identities.get(CellName.of(target.cell).lineup, {})
-    return str(identity.get("prompts_sha256", history.run.prompts_sha256))
-
-
-def _shared(history: History | None, mine: Any, other: str) -> bool:
-    record = history.cell(other) if history is not None else None
-    return record is not None and mine is not None and record.group == mine.group
 
 
 # --- attempts --------------------------------------------------------------------------------------------------------

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import redact
-from harness.commands.merge.shards import rescored, unfinished
+from harness.commands.merge.shards import not_rescored, unfinished
 from harness.commands.run import second_stage
 from harness.engines.environment import engines_for
 from harness.errors import UsageError
 from harness.history.folder import History, load_history, write_run
 from harness.history.layout import CELLS, LINES, PARQUET, SCORES, SECOND, bytes_recorded
 from harness.history.plan import counts_of, unanswered
-from harness.history.records import COLD, RESCORE, CellRecord, EngineRecord, Resumption, RunRecord
+from harness.history.records import COLD, RESCORE, CellRecord, Resumption, RunRecord
 from harness.history.run_kind import require_plain
 from harness.judging.checks.registry import baselines_for, tripped_tests
 from harness.judging.references import load_second
@@ -39,6 +39,10 @@ from harness.workload.prepare import Prepared, prepare
 
 _VARYING = {"memory_gib"}
 """Hardware fields that may differ: memory is rounded, and operating-system kernels reserve different amounts of it."""
+
+
+_SETTINGS = {"block_size", "lookahead", "draft_tokens", "route"}
+"""Fields of a cell's record that are settled before it is asked."""
 
 
 class Resumable(NamedTuple):
@@ -164,33 +168,12 @@ def _complete(history: History, record: CellRecord) -> bool:
 def _to_rescore(history: History, done: set[str]) -> set[str]:
     """Return the plain single cells that have to re-score outputs: those of variants in which cells are asked again or
     outputs are not all scored."""
-    from harness.workload.outputs import Outputs
-
-    outputs = Outputs(history.run.normal)
-    for o in history.observations:
-        if o.scenario != RESCORE:
-            outputs.add(o)
-    scored = {(o.cell, o.key) for o in history.observations if o.scenario == RESCORE and rescored(o)}
-    missing = {cell for cell, key in outputs.scored_by if (cell, key) not in scored}
+    missing = {cell for cell, _ in not_rescored(history)}
     changed = {CellName.of(c.cell).reference for c in history.run.cells if c.cell not in done}
     return (missing | changed) & {c.cell for c in history.run.cells}
 
 
 # --- unchanged conditions --------------------------------------------------------------------------------------------
-
-
-def _plan_of(run: RunRecord) -> dict[str, Any]:
-    return {
-        c.cell: {
-            "block_size": c.block_size,
-            "lookahead": c.lookahead,
-            "draft_tokens": c.draft_tokens,
-            "route": c.route,
-            **counts_of(c),
-            "plan": c.plan,
-        }
-        for c in run.cells
-    }
 
 
 def _conditions(plain: Mapping[str, Any], run: RunRecord) -> dict[str, Any]:
@@ -201,7 +184,7 @@ def _conditions(plain: Mapping[str, Any], run: RunRecord) -> dict[str, Any]:
         "identities": plain["identities"],
         "versions": plain["versions"],
         "hardware": {k: v for k, v in plain["hardware"].items() if k not in _VARYING},
-        "cells": _plan_of(run),
+        "cells": {c.cell: {**c.model_dump(include=_SETTINGS), **counts_of(c), "plan": c.plan} for c in run.cells},
         "mutants": list(run.mutants),
         "engine_flags": list(run.engine_flags),
         "rescore": run.rescore,
@@ -265,7 +248,7 @@ def _reopen(left: Resumable, fresh: RunRecord) -> RunRecord:
         update={
             "finished": None,
             "interrupted": False,
-            "engines": tuple(_renamed(e, restarted, number) for e in run.engines),
+            "engines": tuple(e.in_group(_earlier(e.group, number)) if e.group in restarted else e for e in run.engines),
             "cells": tuple(_again(c, again, restarted, number) for c in run.cells),
             "resumed": (*run.resumed, resumption),
         }
@@ -297,13 +280,6 @@ def _found(history: History) -> tuple[str, ...]:
 def _earlier(group: str, number: int) -> str:
     """Return the name under which the earlier engines of a restarted group are kept."""
     return f"{group}~{number}"
-
-
-def _renamed(engine: EngineRecord, restarted: set[str], number: int) -> EngineRecord:
-    if engine.group not in restarted:
-        return engine
-    group = _earlier(engine.group, number)
-    return engine.model_copy(update={"group": group, "log": group + engine.log.removeprefix(engine.group)})
 
 
 def _again(cell: CellRecord, again: set[str], restarted: set[str], number: int) -> CellRecord:

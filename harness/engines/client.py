@@ -19,7 +19,7 @@ from harness.engines.http import LEAVE_AFTER, LimitedClient
 from harness.engines.response import finish_reason, finite, recordable, require_model, token_ids, transfer_params
 from harness.errors import AbandonedError, HandoffError, RequestTimeoutError
 from harness.history.records import Leg, Speculation
-from harness.profiles.cells import Role
+from harness.profiles.cells import SECOND_P, Role
 from harness.profiles.scenarios import Abandon
 
 # The parameters that ask P to keep its blocks for a decode engine (NixlConnector, pull mode).
@@ -296,7 +296,7 @@ def parse_completion(
         logprobs = choice.get("logprobs") or {}
         best = _best_two(logprobs.get("top_logprobs"))
         leg = Leg(
-            role=role,
+            role="prefill" if role == SECOND_P else role,
             request_id=request_id,
             status=status,
             echoed_ids=token_ids(choice.get("prompt_token_ids")),

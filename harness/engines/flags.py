@@ -14,18 +14,20 @@ from typing import get_args
 
 from harness import redact
 from harness.errors import UsageError
+from harness.history.records import LegRole
 from harness.profiles.cells import Role
 from harness.util.strict import Strict
 
 _ARGUMENT = re.compile(r"--[A-Za-z][A-Za-z0-9_.-]*(=.*)?", re.DOTALL)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-_PREFIX = re.compile(rf"({'|'.join(get_args(Role))}):(.*)", re.DOTALL)
+_ROLES = get_args(LegRole)
+_PREFIX = re.compile(rf"({'|'.join(_ROLES)}):(.*)", re.DOTALL)
 
 
 class Flag(Strict):
     """One argument or variable, for the engines of a role or, with None, for all."""
 
-    role: Role | None
+    role: LegRole | None
     text: str
 
 
@@ -110,7 +112,7 @@ def _flag(option: str, text: str, shape: re.Pattern[str], what: str) -> Flag:
     role, rest = (prefixed[1], prefixed[2]) if prefixed else (None, text)
     if not shape.fullmatch(rest):
         raise UsageError(
-            f"{option} {text!r}: expected {what}, for some engines with {', '.join(f'{r}:' for r in get_args(Role))} "
+            f"{option} {text!r}: expected {what}, for some engines with {', '.join(f'{r}:' for r in _ROLES)} "
             "before it, found something else"
         )
     return Flag.model_validate({"role": role, "text": rest})

@@ -18,7 +18,7 @@ from harness.engines.executor import lone_places
 from harness.engines.mutation import Mutation
 from harness.engines.places import EngineHandle, Place, Places, end_and_report
 from harness.errors import EngineDiedError, HandoffError, RequestTimeoutError
-from harness.profiles.cells import EngineGroup, Role
+from harness.profiles.cells import SECOND_P, EngineGroup, Role
 from harness.profiles.model import Profile
 from harness.supervision.process import SupervisedEngine
 from harness.supervision.stacks import StackFiles
@@ -49,10 +49,18 @@ class Launcher:
         """Start the engines without waiting until they are ready; without ``places``, on this machine. Raises
         EngineStartError when one cannot be started, EngineDiedError when they are being ended meanwhile."""
         self.places = places or lone_places(self._group, self._profile, self._progress)
-        commands = [self._command(role, place, environment, mutation) for role, place in self.places.items()]
+        self._build = partial(self._command, environment=environment, mutation=mutation)
+        commands = [self._build(role, place) for role, place in self.places.items()]
         for command in commands:
             self.require_not_ended()
             self._start_engine(command)
+
+    def start_second_p(self) -> None:
+        """Start another P on the devices of the first one, without waiting until it is ready. Raises as ``restart``
+        does."""
+        self._require_own("prefill", "start another one like")
+        self.places = {**self.places, SECOND_P: self.places["prefill"]}
+        self._start_engine(self._build("prefill", self.places[SECOND_P])._replace(role=SECOND_P))
 
     def _command(self, role: Role, place: Place, environment: EngineEnvironment, mutation: Mutation) -> EngineCommand:
         """Build the command of an engine; its ports are picked on the machine where it will run."""
@@ -92,16 +100,22 @@ class Launcher:
         Raises HandoffError when this harness did not start it on this machine, EngineStartError when it cannot be
         started, EngineDiedError when the engines are being ended meanwhile.
         """
-        self.require_not_ended()
-        process = self.processes[role]
-        if not isinstance(process, SupervisedEngine):
-            raise HandoffError(
-                f"expected to restart the {role} engine, found one that this harness did not start on this machine; "
-                "leave the scenario out"
-            )
+        process = self._require_own(role, "restart")
         left = process.restart(self._profile.timeouts.stop)
         self._progress(f"{self._group.id}: restarted {role} engine, pid {process.pid}, {process.url}")
         return left
+
+    def _require_own(self, role: Role, verb: str) -> SupervisedEngine:
+        """Return an engine that this harness started on this machine. Raises HandoffError when it did not,
+        EngineDiedError when the engines are being ended."""
+        self.require_not_ended()
+        process = self.processes[role]
+        if isinstance(process, SupervisedEngine):
+            return process
+        raise HandoffError(
+            f"expected to {verb} the {role} engine, found one that this harness did not start on this machine; leave "
+            "the scenario out"
+        )
 
     @property
     def attached_router(self) -> Front | None:

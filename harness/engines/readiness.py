@@ -145,7 +145,7 @@ class Readiness:
                     f"expected an answer to the first request of {self._group.id}, {error}{process.root_error()}"
                 ) from error
 
-    def warm_up_hand_off(self, exchange: Exchange) -> None:
+    def warm_up_hand_off(self, exchange: Exchange, by_second_p: bool = False) -> None:
         """Do one full hand-off of a pair before anything is judged, with retries, because the NIXL handshake times out
         on busy machines. Raises EngineStartError when all attempts fail, EngineDiedError when an engine is gone."""
         if self._group.topology == "single":
@@ -155,7 +155,7 @@ class Readiness:
         for attempt in range(1, attempts + 1):
             try:
                 legs: list[Leg] = []
-                exchange.send(Ask(True, ids, max_tokens=sampling.max_tokens), legs)
+                exchange.send(Ask(True, ids, max_tokens=sampling.max_tokens, by_second_p=by_second_p), legs)
                 # An engine that recomputes what it cannot fetch answers all the same.
                 self._require_moved(legs[-1])
                 return

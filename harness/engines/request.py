@@ -16,7 +16,7 @@ from harness.engines.client import REMOTE_DECODE, Client, Sampling
 from harness.engines.counters import credited
 from harness.errors import AbandonedError, HandoffError
 from harness.history.records import Form, Leg
-from harness.profiles.cells import Role
+from harness.profiles.cells import SECOND_P, Role
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import Abandon
 from harness.prompts.model import Prompt
@@ -51,6 +51,8 @@ class Ask(NamedTuple):
     """Whether the last token of the payload, which is of ids then, is P's answer: P is asked for the others alone."""
     fields: Mapping[str, Any] = MappingProxyType({})
     """More fields of the request's body (``harness.workload.features``)."""
+    by_second_p: bool = False
+    """Whether the second P hands the request off."""
     read_back: Mapping[str, Any] | None = None
     """Parameters of D's last answer, by which P may read its blocks; None: P reads nothing."""
 
@@ -58,6 +60,11 @@ class Ask(NamedTuple):
     def prefilled(self) -> list[int] | str:
         """The prompt that P is asked."""
         return self.payload[:-1] if self.appended else self.payload
+
+    @property
+    def prefilling(self) -> Role:
+        """The engine that prefills a hand-off."""
+        return SECOND_P if self.by_second_p else "prefill"
 
     def given_up(self, leg: Role) -> Abandon | None:
         """Return when the request is given up at an engine with this role in the hand-off."""
@@ -165,7 +172,7 @@ class Exchange:
         Raises HandoffError when a leg fails, P returns no parameters, or D could not be asked in time.
         """
         request_id, salt = new_id(), ask.salt or new_id()
-        p, d = self._clients["prefill"], self._clients["decode"]
+        p, d = self._clients[ask.prefilling], self._clients["decode"]
         before = {client: client.last_snapshot for client in (p, d)}
         # Before it is asked: it may end just before it breaks or is given up.
         self.kept_by_p += 1

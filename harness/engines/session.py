@@ -24,7 +24,7 @@ from harness.engines.request import Ask, payload
 from harness.engines.routers import Routers
 from harness.errors import HandoffError
 from harness.history.records import EngineRecord, Form, Leg, Observation
-from harness.profiles.cells import Cell, EngineGroup, Role
+from harness.profiles.cells import SECOND_P, Cell, EngineGroup, Role
 from harness.profiles.model import Profile
 from harness.prompts.model import Prompt
 from harness.util import clock
@@ -57,7 +57,7 @@ class EngineGroupSession:
         """The key that the engines and routers of the group require."""
         self.ready_seconds: float = 0.0
         self.restart_seconds: float = 0.0
-        """Time that restarts of engines have taken."""
+        """Time that engines have taken that were started, or started again, after the first request."""
         self.left: list[str] = []
         """Descriptions of what could not be ended or removed."""
         self.senders = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix=f"send-{group.id}")
@@ -120,12 +120,27 @@ class EngineGroupSession:
         cannot be restarted from here, EngineStartError when it does not get ready."""
         begun = time.monotonic()
         self._report_left_over(self._launcher.restart(role))
+        self._take_in(role, begun)
+        self._exchange.kept_by_p = 0
+
+    def second_p(self) -> None:
+        """Start another P beside the pair, if there is none yet, and do a hand-off from it. Raises HandoffError when it
+        cannot be started from here, EngineStartError when it does not get ready."""
+        if SECOND_P in self._launcher.processes:
+            return
+        begun = time.monotonic()
+        self._launcher.start_second_p()
+        self._take_in(SECOND_P, begun)
+        self._readiness.warm_up_hand_off(self._exchange, by_second_p=True)
+        self.refresh_counters()
+
+    def _take_in(self, role: Role, begun: float) -> None:
+        """Wait until an engine that was started after the others is ready, too."""
         deadline = begun + self.profile.timeouts.start
         # The threads of the others were settled when they had used little time, by which those that poll are told.
         self._readiness.wait(deadline, self._settle_threads, (role,))
         self._readiness.send_first_requests(deadline)
         self._settle_threads(role)
-        self._exchange.kept_by_p = 0
         self.refresh_counters()
         self.restart_seconds += time.monotonic() - begun
 
@@ -174,6 +189,10 @@ class EngineGroupSession:
         """Return how the engines and routers were started, for the provenance of a run."""
         engines = [self._record(role, process) for role, process in self._launcher.processes.items()]
         return [*engines, *self._routers.records()]
+
+    def second_p_records(self) -> list[EngineRecord]:
+        """Return how the second P was started, or nothing if there is none."""
+        return [self._record(r, p) for r, p in self._launcher.processes.items() if r == SECOND_P]
 
     def _record(self, role: Role, process: EngineHandle) -> EngineRecord:
         facts = process.server.info.facts if isinstance(process, AttachedEngine) else facts_in(process.log_text())
@@ -230,7 +249,7 @@ class EngineGroupSession:
             sent_ids=prompt.ids,
             source=prompt.source,
             known_answer=prompt.expected,
-            engine_roles=tuple(self._launcher.processes),
+            engine_roles=self.roles,
             legs=tuple(legs),
             max_tokens=self.profile.workload.max_tokens,
             shared_counters=shared,
@@ -287,7 +306,8 @@ class EngineGroupSession:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        return tuple(self._launcher.processes)
+        """The engines of the topology."""
+        return tuple(role for role in self._launcher.processes if role != SECOND_P)
 
     def url(self, role: Role) -> str:
         """Return the URL of an engine of the group."""

@@ -7,6 +7,7 @@ run keeps everything; at its end they are copied to Parquet, which is easier to 
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import Field, InstanceOf, ValidationError
 from harness.errors import DataError
 from harness.history import index
 from harness.history.checksum import OWN_SHA256, check_observations, opened, sealed
-from harness.history.index import CellRows, HeldCells, RecordedCells, RecordedFile
+from harness.history.index import CellRows, RecordedCells, RecordedFile, cell_rows
 from harness.history.layout import CELLS, LINES, RUN, SCORES, bytes_recorded, files_by_cell, require_run
 from harness.history.migrations import OLDEST, SCHEMA, migrate
 from harness.history.plan import contradictions, counts_of
@@ -107,12 +108,17 @@ class History(Strict):
         return {o.key: o for o in self.of_cell(cell).by_place.get((form, scenario), ())}
 
     @cached_property
-    def _cells(self) -> RecordedCells | HeldCells:
-        return self.observations if isinstance(self.observations, RecordedCells) else HeldCells(self.observations)
+    def _in_memory(self) -> dict[str, CellRows]:
+        by_cell: dict[str, list[Observation]] = defaultdict(list)
+        for o in self.observations:
+            by_cell[o.cell].append(o)
+        return {cell: cell_rows(rows) for cell, rows in by_cell.items()}
 
     def of_cell(self, cell: str) -> CellRows:
         """Return the observations of a cell, which are empty for a cell that was not recorded."""
-        return self._cells.of_cell(cell)
+        if isinstance(self.observations, RecordedCells):
+            return self.observations.of_cell(cell)
+        return self._in_memory.get(cell, CellRows({}, []))
 
     def of_scenario(self, scenario: str) -> Iterator[Observation]:
         """Iterate over all observations of a scenario, in the order of the record."""

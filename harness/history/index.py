@@ -7,7 +7,7 @@ recently used cells are kept parsed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -30,8 +30,6 @@ CACHED = 64 << 20
 
 
 class CellRows(NamedTuple):
-    """The observations of one cell."""
-
     by_place: dict[tuple[str, str], list[Observation]]
     """Observations by form and scenario, in the order of the record."""
     ordered: list[Observation]
@@ -164,17 +162,3 @@ class RecordedCells:
 
 
 _CACHE: ByteCache[tuple[RecordedFile, ...], CellRows] = ByteCache(CACHED)
-
-
-class HeldCells:
-    """Observations in memory, by cell."""
-
-    def __init__(self, observations: Iterable[Observation]) -> None:
-        by_cell: dict[str, list[Observation]] = {}
-        for o in observations:
-            by_cell.setdefault(o.cell, []).append(o)
-        self._rows = {cell: cell_rows(rows) for cell, rows in by_cell.items()}
-        self._none: CellRows = CellRows({}, [])
-
-    def of_cell(self, cell: str) -> CellRows:
-        return self._rows.get(cell, self._none)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from harness.errors import StorageError
 from harness.history.layout import PARQUET
@@ -14,12 +13,30 @@ from harness.history.records import Observation
 from harness.util.extras import INSTALL_RUN
 from harness.util.storage import writing
 
-if TYPE_CHECKING:
-    import pyarrow
-
-
 _GROUP = 4096
 """Number of rows that are written together."""
+
+
+def _steps(o: Observation, name: str) -> list[int]:
+    return list(getattr(o.final.speculation, name)) if o.final and o.final.speculation else []
+
+
+_COLUMNS: dict[str, tuple[str, Callable[[Observation], object]]] = {
+    "cell": ("text", lambda o: o.cell),
+    "prompt_id": ("text", lambda o: o.prompt_id),
+    "form": ("text", lambda o: o.form),
+    "scenario": ("text", lambda o: o.scenario),
+    "part": ("text", lambda o: o.part),
+    "sequence": ("number", lambda o: o.sequence),
+    "prompt_tokens": ("number", lambda o: len(o.sent_ids)),
+    "output_ids": ("numbers", lambda o: list(o.final.output_ids or ()) if o.final else []),
+    "per_step_accepted": ("numbers", lambda o: _steps(o, "per_step_accepted")),
+    "per_step_drafted": ("numbers", lambda o: _steps(o, "per_step_drafted")),
+    "seconds": ("seconds", lambda o: sum(leg.seconds for leg in o.legs)),
+    "error": ("text", lambda o: o.error),
+    "record": ("text", lambda o: o.model_dump_json()),
+}
+"""The columns, each with its type and what it has of an observation."""
 
 
 def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:
@@ -36,13 +53,14 @@ def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:
             f"{folder / PARQUET}: expected pyarrow to write it, found none; the JSON lines have the same, and only "
             f"this copy is missing; {INSTALL_RUN}"
         ) from error
-    columns = _columns()
+    types = {"text": pa.string(), "number": pa.int64(), "numbers": pa.list_(pa.int64()), "seconds": pa.float64()}
+    columns = pa.schema([(name, types[kind]) for name, (kind, _) in _COLUMNS.items()])
     temporary = folder / f".{PARQUET}"
     rows = iter(observations)
     try:
         with writing(folder / PARQUET):
             with pq.ParquetWriter(temporary, columns) as writer:
-                while group := [_row(o) for o in islice(rows, _GROUP)]:
+                while group := [{n: value(o) for n, (_, value) in _COLUMNS.items()} for o in islice(rows, _GROUP)]:
                     writer.write_table(pa.Table.from_pylist(group, columns))
             temporary.replace(folder / PARQUET)
     except (OverflowError, pa.ArrowException) as error:
@@ -53,45 +71,3 @@ def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-
-
-def _columns() -> pyarrow.Schema:
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("cell", pa.string()),
-            ("prompt_id", pa.string()),
-            ("form", pa.string()),
-            ("scenario", pa.string()),
-            ("part", pa.string()),
-            ("sequence", pa.int64()),
-            ("prompt_tokens", pa.int64()),
-            ("output_ids", pa.list_(pa.int64())),
-            ("per_step_accepted", pa.list_(pa.int64())),
-            ("per_step_drafted", pa.list_(pa.int64())),
-            ("seconds", pa.float64()),
-            ("error", pa.string()),
-            ("record", pa.string()),
-        ]
-    )
-
-
-def _row(o: Observation) -> dict[str, Any]:
-    final = o.final
-    spec = final.speculation if final else None
-    return {
-        "cell": o.cell,
-        "prompt_id": o.prompt_id,
-        "form": o.form,
-        "scenario": o.scenario,
-        "part": o.part,
-        "sequence": o.sequence,
-        "prompt_tokens": len(o.sent_ids),
-        "output_ids": list(final.output_ids or ()) if final else [],
-        "per_step_accepted": list(spec.per_step_accepted) if spec else [],
-        "per_step_drafted": list(spec.per_step_drafted) if spec else [],
-        "seconds": sum(leg.seconds for leg in o.legs),
-        "error": o.error,
-        "record": o.model_dump_json(),
-    }

@@ -268,6 +268,10 @@ class EngineRecord(Strict):
         """Whether it ran already, and was only asked."""
         return self.argv[:1] == (ATTACHED,)
 
+    def in_group(self, name: str) -> EngineRecord:
+        """Return the record under another name of its group, which its log begins with."""
+        return self.model_copy(update={"group": name, "log": name + self.log.removeprefix(self.group)})
+
 
 COUNTED = "counted"
 """Stands for the plan of a cell that was recorded before schema 5."""

@@ -43,6 +43,11 @@ class Verdict(StrEnum):
         """Whether a difference was found that stays one until somebody acts: not a doubt and no missing evidence."""
         return self in (Verdict.REGRESSION, Verdict.DRIFT, Verdict.IMPROVED)
 
+    @property
+    def severity(self) -> int:
+        """The place in the order from harmless to worst: a proven regression outweighs missing evidence elsewhere."""
+        return _SEVERITY.index(self)
+
 
 _EXIT_CODES = {
     Verdict.PASS: EXIT_PASS,
@@ -54,10 +59,9 @@ _EXIT_CODES = {
     Verdict.SUSPECT: EXIT_SUSPECT,
 }
 
-# From harmless to worst. A proven regression outweighs missing evidence elsewhere.
 _SEVERITY = list(Verdict)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the most severe verdict, or UNKNOWN when nothing was judged."""
-    return max(verdicts, key=_SEVERITY.index, default=Verdict.UNKNOWN)
+    return max(verdicts, key=lambda v: v.severity, default=Verdict.UNKNOWN)

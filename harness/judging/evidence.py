@@ -67,9 +67,9 @@ class CellView(RecordedCell):
         )
 
     def untested(
-        self, check: str, message: str, observation: Observation, evidence: FindingEvidence = NO_EVIDENCE
+        self, check: str, message: str, observation: Observation | None = None, evidence: FindingEvidence = NO_EVIDENCE
     ) -> Finding:
-        """Return a finding that a request gave no evidence, so that nothing was tested (UNKNOWN)."""
+        """Return a finding that the cell, or one of its requests, gave no evidence: nothing was tested (UNKNOWN)."""
         return self.finding(check, Verdict.UNKNOWN, "nothing-tested", message, observation, evidence)
 
     def no_baseline(self, check: str, message: str, observation: Observation | None = None) -> Finding:
@@ -92,7 +92,6 @@ class Evidence(NamedTuple):
     judging: Judging
 
     def view(self, record: CellRecord, scenario: str = COLD) -> CellView:
-        """Return the view of one cell in one scenario."""
         return CellView(self.history, record, scenario, baselines=self.baselines, judging=self.judging)
 
     def views(self) -> Iterator[CellView]:

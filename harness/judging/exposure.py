@@ -35,7 +35,6 @@ class Exposure(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The exposure in words."""
         if not self.answers:
             return "no answer was checked on its own, token by token: a defect of single requests is not excluded"
         checked = f"{counted(self.answers, 'answer')} checked token by token"
@@ -76,7 +75,6 @@ def one_in(answers: int) -> int:
 
 
 def exposure_of(judgement: Judgement) -> Exposure:
-    """Return the exposure of a judged run."""
     by_cell: dict[str, int] = {}
     handed_off = 0
     for cell in judgement.cells:

@@ -91,8 +91,6 @@ class Together(NamedTuple):
 
 
 class Sensitivity(NamedTuple):
-    """The power of a whole run."""
-
     judging: Judging
     rows: tuple[Row, ...]
     pooled: Mapping[str, Together] = {}

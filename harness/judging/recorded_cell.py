@@ -17,10 +17,20 @@ from harness.history.folder import History
 from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, Form, Leg, Observation
 from harness.history.token_ids import common_prefix
 from harness.profiles import connectors
-from harness.profiles.cells import CellName
+from harness.profiles.cells import SECOND_P, CellName
 from harness.profiles.methods import Traits, recorded_traits
 from harness.profiles.model import part_of
-from harness.profiles.scenarios import AppendedToken, Crowd, Pressure, Recovery, Refill, Scenario, Trace
+from harness.profiles.scenarios import (
+    SECOND,
+    AppendedToken,
+    Crowd,
+    Pressure,
+    Recovery,
+    Refill,
+    Scenario,
+    SecondPrefill,
+    Trace,
+)
 from harness.prompts.lengths import blocks, classify, published_blocks
 
 PRESSURE_SLACK = 0.1
@@ -90,12 +100,16 @@ class RecordedCell:
         return self.name.lineup
 
     @property
+    def is_plain(self) -> bool:
+        """Whether this is the plain single engine, which the tokens of its variant are compared with."""
+        return self.id == self.name.reference
+
+    @property
     def cold(self) -> bool:
         return self.scenario == COLD
 
     @property
     def planned(self) -> int:
-        """Number of planned observations."""
         return self.record.planned if self.cold else self.record.scenarios.get(self.scenario, 0)
 
     @property
@@ -137,8 +151,8 @@ class RecordedCell:
 
     @property
     def engine_roles(self) -> set[str]:
-        """Roles of the engines that are recorded for this cell, without routers."""
-        return self._engines.keys() - {"router"}
+        """Roles of the engines that are recorded for this cell, without routers and a second P."""
+        return self._engines.keys() - {"router", SECOND_P}
 
     @property
     def _engines(self) -> dict[str, EngineRecord]:
@@ -186,6 +200,10 @@ class RecordedCell:
     def context_tokens(self) -> int | None:
         """Largest number of prompt and output tokens of a request; None if the profile does not say."""
         return self.engine_settings.get("max_model_len")
+
+    def fills_context(self, o: Observation, leg: Leg) -> bool:
+        """Return whether a prompt and its answer fill the context, which ends a request early."""
+        return self.context_tokens is not None and len(o.sent_ids) + len(leg.output_ids or ()) >= self.context_tokens
 
     @property
     def kv_item_bytes(self) -> int:
@@ -242,8 +260,10 @@ class RecordedCell:
         """Return the observations of both forms."""
         return [*self.observations("ids").values(), *self.observations("text").values()]
 
-    def restarts_before(self, o: Observation) -> int:
-        """Return how often P was restarted in this scenario before a request was sent."""
+    def p_of(self, o: Observation) -> int:
+        """Return which P of this scenario a request met, counted from 0: P is restarted, or not the only one."""
+        if isinstance(self.config, SecondPrefill):
+            return int(o.part.startswith(SECOND))
         if not (isinstance(self.config, Recovery) and self.config.restart):
             return 0
         return sum(other.route == "former-p" and other.sequence < o.sequence for other in self.all_observations())

@@ -338,6 +338,13 @@ MUTANTS: dict[str, Mutant] = {
             "the state that a hit continues from is replaced by that of the null block, which stands for those before",
         ),
         Mutant(
+            "N29",
+            "D takes one P for another",
+            "two P for one D",
+            "decode",
+            "what a second P holds is read from the first one that D has met, at the same block numbers",
+        ),
+        Mutant(
             "N30",
             "placeholders of drafts are taken for tokens of the prompt",
             "class of vllm #55178",

@@ -1005,6 +1005,21 @@ def _n25(original: Any, active: Active) -> Any:
     return _read_blocks
 
 
+# --- N29: one of several P --------------------------------------------------------------------------------------------
+
+
+@patch("N29", f"{_NIXL}.pull_worker", "NixlPullConnectorWorker._read_blocks", ("self", "read_spec", "dst_engine_id"))
+def _n29(original: Any, active: Active) -> Any:
+    def _read_blocks(self: Any, read_spec: Any, dst_engine_id: str, *args: Any, **kwargs: Any) -> Any:
+        first = next(iter(self.dst_xfer_side_handles))
+        if active() and dst_engine_id != first:
+            active.fired()
+            kwargs["remote_xfer_side_handle"] = self.dst_xfer_side_handles[first][read_spec.remote_rank]
+        return original(self, read_spec, dst_engine_id, *args, **kwargs)
+
+    return _read_blocks
+
+
 # --- N27, N28: recurrent state ---------------------------------------------------------------------------------------
 
 

@@ -9,8 +9,10 @@ from typing import Literal, NamedTuple
 from harness.errors import UsageError
 from harness.profiles.model import ROUTES, Expected, Method, Profile, Route, TopologyName
 
-Role = Literal["single", "prefill", "decode"]
+Role = Literal["single", "prefill", "decode", "second-prefill"]
 """The role of an engine in its group."""
+SECOND_P: Role = "second-prefill"
+"""Another P beside a pair, which is started for a scenario alone."""
 _ROUTER_MARK = "-router"
 _VARIANT_MARK = "+"
 

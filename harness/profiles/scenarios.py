@@ -156,6 +156,25 @@ class Recovery(_Scenario):
         return ("pd",)
 
 
+SECOND = "second"
+"""Begins the part of requests that a second P hands off."""
+
+
+class SecondPrefill(_Scenario):
+    """Two P for one D, which has to read each prompt from the one that computed it.
+
+    The second P is started for this scenario, on the devices of the first one. By turns, both hand over each prompt,
+    with nothing cached on D.
+    """
+
+    kind: Literal["second-prefill"]
+    prompts: tuple[str, ...] = Field(min_length=2)
+
+    @property
+    def topologies(self) -> tuple[Topology, ...]:
+        return ("pd",)
+
+
 class AppendedToken(_Scenario):
     """D's prompt is P's and the token that P answered with, as some routers send it.
 
@@ -306,6 +325,7 @@ Scenario = Annotated[
     | Refill
     | LatePull
     | Recovery
+    | SecondPrefill
     | AppendedToken
     | SharedBlock
     | Continuation

@@ -68,7 +68,6 @@ class AgainstItself(Strict):
 
     @property
     def sentence(self) -> str:
-        """The result in one sentence."""
         requests = sum(c.requests for c in self.counts)
         compared = sum(c.compared for c in self.counts)
         return (

@@ -138,10 +138,9 @@ def causes_of(judgement: Judgement, lengths: Mapping[Place, int]) -> list[Cause]
         # Another answer has other drafts: what changed in a request that is wrong needs no cause of its own.
         cause = by_request.get(place_of(finding)) if finding.prompt_id else None
         _add(cause or causes.setdefault(("found", finding.damage), Cause(finding.damage)), view, finding)
-    order = list(Verdict)
     return sorted(
         causes.values(),
-        key=lambda c: (c.damage in _NOT_A_CAUSE, -order.index(c.verdict), c.damage != "infrastructure", -c.count),
+        key=lambda c: (c.damage in _NOT_A_CAUSE, -c.verdict.severity, c.damage != "infrastructure", -c.count),
     )
 
 

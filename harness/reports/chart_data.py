@@ -88,8 +88,6 @@ class Survival(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """All data of the charts."""
-
     positions: tuple[Position, ...]
     smallest_changes: tuple[SmallestChange, ...]
     """One per speculative cell."""

@@ -45,7 +45,6 @@ class Comparison(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The comparison in one sentence."""
         changed = [c for c in self.cells if c.verdicts[0] != c.verdicts[1]]
         tokens = sum(c.common - c.equal for c in self.cells)
         moved = [f"{c.cell}@{d.column.rpartition('@')[2]}" for c in self.cells for d in c.positions if d.excludes_zero]

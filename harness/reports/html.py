@@ -7,6 +7,7 @@ Content-Security-Policy allows only our script, by its hash.
 from __future__ import annotations
 
 import base64
+import contextlib
 import glob
 import hashlib
 import json
@@ -16,7 +17,7 @@ import shlex
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -33,14 +34,15 @@ from harness.judging.findings import Finding
 from harness.mutants.catalogue import MUTANTS
 from harness.profiles.cells import CellName
 from harness.prompts.lengths import Stratum
+from harness.reports.aa_result import AgainstItself
 from harness.reports.causes import causes_of, consequences
 from harness.reports.charts import Chart, charts_of
-from harness.reports.links import newest_aa, newest_selftest
 from harness.reports.prompts import changes, page_data
-from harness.reports.selftest_result import matrix_columns
+from harness.reports.selftest_result import SelfTest, matrix_columns
 from harness.reports.summary import RunSummary, can_be_tried
 from harness.reports.suspects import asked_by, shown_folder
 from harness.reports.timeline import timeline_of
+from harness.util import json_io
 from harness.util.files import ends_of
 from harness.util.text import harmless, shortened
 
@@ -134,12 +136,10 @@ def _hash(script: str) -> str:
 
 def _worst_first(summary: RunSummary) -> list[str]:
     """Return the scenarios, those that do not pass first: the last columns of a wide table may lie beyond the edge."""
-    order = list(Verdict)
-    found = {
-        name: max((order.index(row[name]) for row in summary.scenario_grid.values() if name in row), default=0)
-        for name in summary.scenarios
-    }
-    return sorted(summary.scenarios, key=lambda name: -found[name])
+    rows = summary.scenario_grid.values()
+    return sorted(
+        summary.scenarios, key=lambda name: -max((row[name].severity for row in rows if name in row), default=0)
+    )
 
 
 def _tails(summary: RunSummary) -> dict[str, dict[str, str]]:
@@ -197,7 +197,7 @@ def render_html(summary: RunSummary) -> str:
     env.filters["short"] = lambda text: shortened(" ".join(text.split()), 400)
     env.filters["changes"] = lambda row: changes(row.expected, row.output)
     env.filters["piece"] = lambda token: prompts.pieces.get(token, str(token))
-    selftest = newest_selftest(history.folder)
+    selftest = _newest(history.folder, "selftest.json", SelfTest, "report.html")
     causes = causes_of(summary.judgement, {r.place: r.length for r in prompts.rows})
     found, untested = consequences([c for c in causes if c.known is None])
     tried = {f.id: repro_line(history, f) for f in summary.judgement.findings if can_be_tried(f)}
@@ -223,7 +223,7 @@ def render_html(summary: RunSummary) -> str:
         selftest=selftest,
         kill_columns=matrix_columns(selftest.found.outcomes) if selftest else [],
         mutants=MUTANTS,
-        aa=newest_aa(history.folder),
+        aa=_newest(history.folder, "aa.json", AgainstItself, "aa.md"),
         tails=_tails(summary),
         files=files_of(history),
         transfers={
@@ -233,3 +233,31 @@ def render_html(summary: RunSummary) -> str:
             if c.scenario == COLD and isinstance(r.figures, TransferFigures)
         },
     )
+
+
+_Model = TypeVar("_Model", SelfTest, AgainstItself)
+
+
+class Beside(NamedTuple, Generic[_Model]):
+    """A result in a folder beside a run's."""
+
+    found: _Model
+    links: dict[str, str]
+    """Its pages: name → path relative to the run's folder, quoted for a URL."""
+
+
+def _newest(folder: Path, name: str, kind: type[_Model], page: str) -> Beside[_Model] | None:
+    """Return the newest valid result in a JSON file of that name in a folder beside the run, with its page."""
+    found = []
+    for path in folder.resolve().parent.glob(f"*/{name}"):
+        # A text that is no result, or one of another version, is none.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            raw = json_io.loads(json_io.read_text(path, 256 * json_io.MIB))
+            result = kind.model_validate({k: v for k, v in raw.items() if k in kind.model_fields})
+            if not path.parent.is_symlink():
+                found.append((result.started, path.parent, result))
+    if not found:
+        return None
+    _, beside, result = max(found, key=lambda item: item[0])
+    link = f"../{quote(os.fsencode(beside.name), safe='')}/{page}"
+    return Beside(result, {page: link} if (beside / page).is_file() else {})

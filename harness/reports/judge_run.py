@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from harness.baselines.lookup import Lookup
 from harness.errors import DataError, StorageError, UsageError
@@ -27,10 +30,12 @@ from harness.judging.references import (
     unused_second,
 )
 from harness.profiles.known_defects import KnownDefects, load_known
+from harness.reports.html import REPORTS, render_html
 from harness.reports.inputs import inputs_of, judged_otherwise
+from harness.reports.junit import render_junit
+from harness.reports.markdown import render_markdown
 from harness.reports.summary import NOT_WHOLE, RunSummary, summarise_run
-from harness.reports.write import write_reports
-from harness.util.files import write_traceback
+from harness.util.files import write_atomic, write_json, write_traceback
 from harness.util.text import counted
 from harness.workload.expected import lacking
 
@@ -119,3 +124,33 @@ def check(run_dir: Path, references: References = PROFILE_OWN, into: Path | None
     if into is None:
         return Outcome(run_dir, assess(history, references))
     return Outcome(run_dir, judge_and_report(history, references, into))
+
+
+def judgement_json(summary: RunSummary) -> dict[str, Any]:
+    """Return the judgement with the run's exposure and what it was made of, which files of earlier versions lack."""
+    made_of = {"inputs": summary.inputs.as_json()} if summary.inputs is not None else {}
+    return {**summary.judgement.model_dump(mode="json"), "exposure": summary.exposure.as_json(), **made_of}
+
+
+def judgement_from(raw: dict[str, Any]) -> Judgement:
+    """Return the judgement that ``judgement_json`` wrote. Raises ValueError when it cannot be one."""
+    return Judgement.model_validate({key: raw[key] for key in raw.keys() & Judgement.model_fields.keys()})
+
+
+def linked_from(folder: Path, run: Path, page: str) -> str:
+    """Return the page of a run as it has to be in another folder: with relative links that start at the run's, but for
+    those to the reports written beside it."""
+    if folder.absolute() == run.absolute():
+        return page
+    to_run = quote(os.fsencode(os.path.relpath(run.resolve(), folder.resolve())))
+    markup, script, rest = page.partition("<script")
+    beside = "|".join(map(re.escape, REPORTS))
+    return re.sub(rf'(?<=\shref=")(?![#/]|[a-z]+:|\./(?:{beside})")', f"{to_run}/", markup) + script + rest
+
+
+def write_reports(summary: RunSummary, folder: Path) -> None:
+    """Write judgement.json, report.html, junit.xml and summary.md into a folder, whose page links to the run's."""
+    write_json(folder / "judgement.json", judgement_json(summary))
+    write_atomic(folder / "report.html", linked_from(folder, summary.history.folder, render_html(summary)))
+    write_atomic(folder / "junit.xml", render_junit(summary))
+    write_atomic(folder / "summary.md", render_markdown(summary))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.reports.summary import RunSummary, group_place, grouped_findings
@@ -25,6 +27,11 @@ def plain_cell(text: str, most: int = 300) -> str:
     return flat.replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
 
 
+def versions_in_words(versions: Mapping[str, str | None]) -> str:
+    """Return the versions that matter most, as far as they are known."""
+    return ", ".join(f"{k} {v}" for k, v in versions.items() if v and k in ("vllm", "torch", "nixl"))
+
+
 def _cut(text: str, most: int) -> str:
     """Return at most ``most`` characters of a line, cut between words, so that no address is cut in two."""
     if len(text) <= most:
@@ -41,7 +48,6 @@ def _notices(summary: RunSummary) -> list[str]:
 
 
 def render_markdown(summary: RunSummary) -> str:
-    """Render summary.md."""
     run = summary.history.run
     lines = [
         f"# {summary.verdict.symbol} {summary.verdict}",

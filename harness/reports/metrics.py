@@ -28,8 +28,6 @@ _HELP = {
 
 
 class Metric(NamedTuple):
-    """One figure."""
-
     name: str
     labels: dict[str, str]
     value: float

@@ -107,7 +107,6 @@ class Plot:
         self._marks.append(Markup('<a href="{}" tabindex="-1">{}</a>').format(link, mark) if link else mark)
 
     def interval(self, x: float, low: float, high: float, series: str) -> None:
-        """Draw the interval around a point."""
         self._add(
             '<path class="line k{}" d="M{} {}V{}"/>',
             self._colour(series),
@@ -129,7 +128,6 @@ class Plot:
         )
 
     def rule(self, x: float) -> None:
-        """Draw a dashed vertical line."""
         self._add('<path class="rule" d="M{} {}V{}"/>', self._at_x(x), _TOP, HEIGHT - _BOTTOM)
 
     @property

@@ -70,8 +70,6 @@ class Side(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One request."""
-
     place: Place
     prompt_id: str
     length: int
@@ -198,8 +196,7 @@ def prompts_of(history: History, judgement: Judgement, baselines: Mapping[str, L
             # A prompt that was not recorded has no row, and is no less missing for it.
             if finding.scenario == COLD and finding.stratum:
                 by_stratum[finding.cell][finding.stratum].missing(finding)
-    order = list(Verdict)
-    telling.sort(key=lambda r: -order.index(r.verdict or Verdict.PASS))
+    telling.sort(key=lambda r: -(r.verdict or Verdict.PASS).severity)
     rows = (*telling, *(others if count <= MOST_ROWS else ()))
     return Prompts(rows, count - len(rows), _pieces(history, rows), by_length, by_stratum)
 

@@ -100,7 +100,6 @@ class SelfTest(Strict):
 
     @property
     def sentence(self) -> str:
-        """The result in one sentence."""
         counts = {k: sum(o.kill is k for o in self.outcomes) for k in Kill}
         passed = sum(c.verdict.exit_code == EXIT_PASS for c in self.controls)
         parts = [f"{n} {k.value}" for k, n in counts.items() if n]

@@ -79,15 +79,13 @@ class RunSummary(NamedTuple):
 
     @property
     def cells(self) -> dict[str, Verdict]:
-        """The verdict of each cell over all its scenarios."""
         return self.judgement.by_cell()
 
     @property
     def diagnosed(self) -> list[CellVerdict]:
         """Cells and scenarios with a diagnosis of KV damage, worst first; broken engines are left out."""
-        order = list(Verdict)
         found = [c for c in self.judgement.cells if c.diagnosis is not None and c.diagnosis.damage != "infrastructure"]
-        return sorted(found, key=lambda c: -order.index(c.verdict))
+        return sorted(found, key=lambda c: -c.verdict.severity)
 
     @property
     def exposure(self) -> Exposure:
@@ -191,7 +189,6 @@ def _acceptance_row(view: RecordedCell, judgement: Judgement) -> AcceptanceRow:
 
 
 def describe(history: History, judgement: Judgement) -> str:
-    """Describe the result in one sentence."""
     verdicts = judgement.by_cell()
     cells = len(verdicts)
     bad = [f"{cell} {v}" for cell, v in verdicts.items() if v.exit_code != 0]
@@ -283,12 +280,11 @@ def grouped_findings(judgement: Judgement) -> list[Group]:
     groups: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
     for f in judgement.findings:
         groups[_group(f)].append(f)
-    order = list(Verdict)
     out = [(fs[0], how_many(fs), sorted({f.stratum for f in fs if f.stratum})) for fs in groups.values()]
 
     def place(group: Group) -> tuple[bool, int, bool]:
         first = group[0]
-        return first.damage == "nothing-tested", -order.index(first.verdict), first.damage != "infrastructure"
+        return first.damage == "nothing-tested", -first.verdict.severity, first.damage != "infrastructure"
 
     return sorted(out, key=place)
 

@@ -25,11 +25,6 @@ _Place = tuple[str, str, str]
 """Cell, scenario and check."""
 
 
-class _Earlier(NamedTuple):
-    run_id: str
-    failed: frozenset[_Place]
-
-
 class _Result(BaseModel):
     check: str
     verdict: str
@@ -65,7 +60,7 @@ def next_step(history: History, judgement: Judgement) -> str:
     if not suspects:
         return ""
     earlier = list(_earlier(history))
-    repeated = [(f, runs) for f in suspects if (runs := [e.run_id for e in earlier if _place(f) in e.failed])]
+    repeated = [(f, runs) for f in suspects if (runs := [run for run, failed in earlier if _place(f) in failed])]
     if repeated:
         finding, runs = repeated[0]
         others = f" ({len(repeated)} tests in all)" if len(repeated) > 1 else ""
@@ -142,8 +137,9 @@ def _place(finding: Finding) -> _Place:
     return finding.cell, finding.scenario, finding.check
 
 
-def _earlier(history: History) -> Iterator[_Earlier]:
-    """Yield the judged runs of the same profile beside this one that started before it, oldest first."""
+def _earlier(history: History) -> Iterator[tuple[str, frozenset[_Place]]]:
+    """Yield the judged runs of the same profile beside this one that started before it, oldest first, with the tests
+    that failed there."""
     found = []
     for folder in history.folder.resolve().parent.iterdir():
         run = None if folder.is_symlink() else part_of(folder / "run.json", _Run)
@@ -154,4 +150,4 @@ def _earlier(history: History) -> Iterator[_Earlier]:
     for _, folder in sorted(found)[-_LOOKED_AT:]:
         judged = part_of(folder / JUDGEMENT, _Judged)
         if judged is not None:
-            yield _Earlier(folder.name, judged.failed)
+            yield folder.name, judged.failed

@@ -44,6 +44,12 @@ def verdict_text(verdict: Verdict) -> Text:
     return Text(f"{verdict.symbol} {verdict.value}", style=STYLE[verdict])
 
 
+def print_conclusion(sentence: str, exit_code: int, console: Console) -> None:
+    """Print a sentence in the colour of what its exit code means."""
+    meant = {0: Verdict.PASS, 1: Verdict.REGRESSION}.get(exit_code, Verdict.UNKNOWN)
+    console.print(Text(sentence, style=STYLE[meant]))
+
+
 def print_summary(summary: RunSummary, console: Console) -> None:
     """Print the verdict, then the cells and findings, then where to read on."""
     console.print()
@@ -152,8 +158,7 @@ def _cells(summary: RunSummary, width: int) -> Table:
     Cell and verdict are never cut. Where room is short, acceptance goes without its baseline, then altogether, then the
     list of strata is cut, then the number of cold prompts with equal tokens goes.
     """
-    order = list(Verdict)
-    worst_first = sorted(summary.cells.items(), key=lambda item: -order.index(item[1]))[:_CELLS]
+    worst_first = sorted(summary.cells.items(), key=lambda item: -item[1].severity)[:_CELLS]
     rows = {row.cell: row for row in summary.acceptance}
     cells = [cell for cell, _ in worst_first]
     columns = {

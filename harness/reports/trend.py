@@ -196,11 +196,11 @@ class _Sums:
     def add(self, run: int, effect: float, error: float) -> None:
         z = _residual(effect, error, self.before)
         self.before.append(effect)
-        sums = {False: max(0.0, self.upper + z - ALLOWANCE), True: max(0.0, self.lower - z - ALLOWANCE)}
-        for falls, (old, new) in {False: (self.upper, sums[False]), True: (self.lower, sums[True])}.items():
+        upper, lower = max(0.0, self.upper + z - ALLOWANCE), max(0.0, self.lower - z - ALLOWANCE)
+        for falls, old, new in ((False, self.upper, upper), (True, self.lower, lower)):
             if old == 0 and new > 0:
                 self.since[falls] = run
-        self.upper, self.lower = sums[False], sums[True]
+        self.upper, self.lower = upper, lower
 
 
 def _series(runs: Sequence[TrendRun], cell: str, position: int, limit: float) -> tuple[list[Point], list[Drift]]:

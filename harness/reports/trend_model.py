@@ -20,8 +20,6 @@ class Answers(NamedTuple):
 
 
 class TrendRun(NamedTuple):
-    """One recorded run."""
-
     run_id: str
     started: str
     folder: Path
@@ -113,7 +111,6 @@ class Trend(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The trend in one sentence."""
         red = sum(n.verdict.exit_code != 0 for n in self.runs)
         return (
             f"{len(self.runs)} runs, {red} of them not passing; {len(self.drifts)} notices of slow drift (limit "

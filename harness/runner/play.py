@@ -154,6 +154,7 @@ class Player:
             abandon=send.abandon,
             former=self._params if send.route == "former-p" else None,
             restarted=send.restart,
+            by_second_p=send.by_second_p,
             appended=send.appended,
             fields=self._fields(send),
             read_back=self._answered if send.read_back else None,
@@ -173,6 +174,9 @@ class Player:
         try:
             if send.restart:
                 self._session.restart("prefill")
+                answer.started = clock.now()
+            if send.by_second_p:
+                self._session.second_p()
                 answer.started = clock.now()
             ask = self._ask(send, salts, counted=True)
         except HandoffError as failure:

@@ -68,6 +68,7 @@ def _limit_s(session: EngineGroupSession, topology: TopologyName, requests: int)
 
 def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, reporter: Reporter) -> None:
     begun, restarting = time.monotonic(), session.restart_seconds
+    second_p = session.second_p_records()
     errors = done = 0
     waited = 0.0
     busy_until = 0.0
@@ -84,6 +85,8 @@ def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, r
         busy_until = max(busy_until, end)
         step = session.group.expected.request_s(work.cell.topology)
         reporter.step(f"{work.cell.id} {observation.scenario} {done}/{work.requests}", step)
+    if not second_p:
+        recorder.engines(session.second_p_records())
     # Check before the cell counts as complete: another server may have taken over the port of a dead engine.
     session.require_alive()
     restarting = session.restart_seconds - restarting

@@ -16,7 +16,7 @@ of all copies of a text are added up (``by_unit``), and:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -69,8 +69,6 @@ class Difference(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """Outcome of the label-swap test."""
-
     p: float
     """Two-sided p-value of the maximum over all columns."""
     adjusted: tuple[float, ...]
@@ -219,8 +217,6 @@ def label_swap(arms: Arms, permutations: int, seed: int, level: float = 1.0) -> 
 
 
 class _SwapTest:
-    """The label-swap test of two arms, for any number of swaps."""
-
     def __init__(self, arms: Arms, seed: int) -> None:
         self._seed = seed
         half_h = (arms.hits[1] - arms.hits[0]) / 2
@@ -274,32 +270,16 @@ def _statistic(shift: Matrix, total_h: Matrix, total_t: Matrix, scale: Matrix) -
     return np.where(np.isfinite(out), out, 0.0)
 
 
-def _signs(n: int, count: int, exact: bool, seed: int) -> list[npt.NDArray[np.float32]] | _Random:
+def _signs(n: int, count: int, exact: bool, seed: int) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield chunks of ``count`` signs [chunk, n]: all that there are if ``exact``, else random ones of that seed."""
     if exact:
-        bits = (np.arange(count)[:, None] >> np.arange(n)[None, :]) & 1
-        return [(bits * 2 - 1).astype(np.float32)]
-    return _Random(n, count, seed)
-
-
-class _Random:
-    """Chunks of random signs [chunk, n], reproducible from the seed."""
-
-    def __init__(self, n: int, count: int, seed: int) -> None:
-        self._n, self._count, self._seed = n, count, seed
-
-    def __iter__(self) -> _Random:
-        self._left = self._count
-        self._generator = np.random.default_rng(self._seed)
-        return self
-
-    def __next__(self) -> npt.NDArray[np.float32]:
-        if self._left <= 0:
-            raise StopIteration
-        rows = min(_CHUNK, self._left)
-        self._left -= rows
-        packed = self._generator.integers(0, 256, size=(rows, -(-self._n // 8)), dtype=np.uint8)
-        bits = np.unpackbits(packed, axis=1, count=self._n)
-        return bits.astype(np.float32) * np.float32(2) - np.float32(1)
+        yield ((np.arange(count)[:, None] >> np.arange(n)[None, :] & 1) * 2 - 1).astype(np.float32)
+        return
+    generator = np.random.default_rng(seed)
+    for begun in range(0, count, _CHUNK):
+        packed = generator.integers(0, 256, size=(min(_CHUNK, count - begun), -(-n // 8)), dtype=np.uint8)
+        bits = np.unpackbits(packed, axis=1, count=n)
+        yield bits.astype(np.float32) * np.float32(2) - np.float32(1)
 
 
 class Ratio(NamedTuple):

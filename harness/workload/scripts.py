@@ -12,6 +12,7 @@ from harness.history.records import Form, SentTo
 from harness.history.token_ids import common_prefix
 from harness.profiles.model import Profile, TopologyName
 from harness.profiles.scenarios import (
+    SECOND,
     Abandon,
     AppendedToken,
     ChunkedPrefill,
@@ -29,6 +30,7 @@ from harness.profiles.scenarios import (
     SameStep,
     Sampled,
     Scenario,
+    SecondPrefill,
     SharedBlock,
     Trace,
     TraceRequest,
@@ -69,6 +71,8 @@ class Send(NamedTuple):
     """A parameter that must not change the answer."""
     restart: bool = False
     """Whether P is restarted before it is sent."""
+    by_second_p: bool = False
+    """Whether the second P hands it off."""
     read_back: bool = False
     """Whether P may read the blocks of the request before it back from D."""
 
@@ -161,6 +165,8 @@ def _stages(scenario: Scenario, prompts: Mapping[str, Prompt], chosen: Sequence[
                 ]
                 for p in scenario.prompts
             ]
+        case SecondPrefill():
+            return [_by_turns(scenario, [prompts[p] for p in scenario.prompts])]
         case AppendedToken():
             return [_appended(scenario, prompts, p) for p in scenario.prompts]
         case Sampled():
@@ -222,6 +228,16 @@ def _continuation(scenario: Continuation, prompts: Mapping[str, Prompt], name: s
     answered = max(repeated - donor.tokens + (repeated == continued.tokens), SHORT)
     subject = Send(continued, "subject", "a", max_tokens=scenario.max_tokens, read_back=scenario.read_back)
     return [_one(donor, "donor", "a", answered), Stage((subject,))]
+
+
+def _by_turns(scenario: SecondPrefill, prompts: Sequence[Prompt]) -> list[Stage]:
+    """Return hand-offs of all prompts by each P, of which one is always a prompt ahead of the other."""
+    ahead = [*prompts[1:], prompts[0]]
+    return [
+        Stage((Send(prompt, f"{by}{n}", f"{by}{n}", max_tokens=scenario.max_tokens, by_second_p=by == SECOND),))
+        for n, pair in enumerate(zip(prompts, ahead, strict=True))
+        for by, prompt in zip(("first", SECOND), pair, strict=True)
+    ]
 
 
 def _appended(scenario: AppendedToken, prompts: Mapping[str, Prompt], name: str) -> list[Stage]:
@@ -404,6 +420,12 @@ def _impossible(scenario: Scenario, profile: Profile, prompts: Mapping[str, Prom
                 return (
                     "expected engine.kv_transfer: pull, with which D finds that P is gone, found push, with which D "
                     "waits for P; leave the scenario out (without_scenarios)"
+                )
+        case SecondPrefill():
+            if not profile.engine.by_nixl:
+                return (
+                    "expected NIXL's connector, whose hand-offs name the P that D reads from, found "
+                    f"engine.kv_connector: {profile.engine.kv_connector}; leave the scenario out"
                 )
         case AppendedToken():
             return _not_appended(scenario, profile, prompts)

@@ -11,13 +11,11 @@ import pytest
 
 from harness.util.paths import REPOSITORY
 from tests.browser.chromium import NoBrowser, find_chromium
+from tests.support.program import script
 
 
-def program(folder: Path, name: str, script: str = "exit 0") -> Path:
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
+def program(folder: Path, name: str, does: str = "exit 0") -> Path:
+    return script(folder / name, f"#!/bin/sh\n{does}\n")
 
 
 @pytest.fixture

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from http.server import BaseHTTPRequestHandler
 
 from faults.proxy import Proxy
 from harness.engines.client import Client, Sampling
+from tests.support.fake_server import Quiet
 
 
-class FakeServer(BaseHTTPRequestHandler):
+class FakeServer(Quiet):
     """Answers every completion alike; no model is behind it."""
 
     protocol_version = "HTTP/1.1"
     seen: list[dict] = []  # noqa: RUF012
 
     def do_GET(self) -> None:
-        self._say(b"vllm:num_preemptions_total 1.0\nvllm:generation_tokens_total 1.0\n")
+        self.say(200, b"vllm:num_preemptions_total 1.0\nvllm:generation_tokens_total 1.0\n")
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -41,17 +41,11 @@ class FakeServer(BaseHTTPRequestHandler):
             "metrics": {"speculative_decoding": {**spec, **totals}},
             "kv_transfer_params": {"remote_block_ids": [[1, 2]], "remote_port": 1, "remote_engine_id": "x"},
         }
-        self._say(json.dumps(answer).encode())
+        self.say(200, json.dumps(answer).encode())
 
-    def _say(self, data: bytes) -> None:
-        self.send_response(200)
+    def end_headers(self) -> None:
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        super().end_headers()
 
 
 def ask(proxy: Proxy, timeout: float = 3.0):

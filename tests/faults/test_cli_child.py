@@ -22,13 +22,11 @@ from faults.leaks import MARK, new_mark
 from faults.model import ControlRun, Ending
 from faults.results import Tried
 from harness.errors import EnvironmentFault
-from harness.history.folder import write_run
 from harness.history.verdict import Verdict
 from harness.util.paths import REPOSITORY
 from harness.util.progress import Reporter
 from tests.support import program
-from tests.support.builders import history, observation
-from tests.support.run_files import write_observations
+from tests.support.builders import history, observation, written_run
 from tests.support.supervised import wait_for
 
 
@@ -36,10 +34,8 @@ def recorded(folder: Path, state: str = "complete", count: int = 3) -> Path:
     """A run of three observations of which so many are there."""
     made = history([observation("single-none", n) for n in (40, 50, 60)], folder=folder)
     cells = tuple(c.model_copy(update={"state": state}) for c in made.run.cells)
-    run = made.run.model_copy(update={"cells": cells, "finished": made.run.finished if count == 3 else None})
-    write_observations(folder, made.observations[:count])
-    write_run(folder, run)
-    return folder
+    left = made.model_copy(update={"observations": made.observations[:count]})
+    return written_run(folder, left, cells=cells, finished=made.run.finished if count == 3 else None)
 
 
 def test_a_run_that_was_cut_short_is_unknown_and_keeps_what_it_has(tmp_path):
@@ -116,21 +112,22 @@ class FakeHarness(Child):
             time.sleep(0.05)
 
 
-def context(folder: Path, reporter: Reporter, mark: str, tried: Tried) -> Context:
-    return Context(SimpleNamespace(source="cpu"), None, None, folder, reporter, mark, tried)
+@pytest.fixture
+def context(tmp_path, monkeypatch):
+    """A set of drills whose controls are there already."""
+    judged_by_a_fork(monkeypatch)
+    mark, tried = new_mark(), Tried()
+    monkeypatch.setitem(os.environ, MARK, mark)
+    for cell in ("single-none", "pd-eagle3"):
+        tried.controls.append(ControlRun(id=f"control-{cell}", verdict=Verdict.PASS, requests=3, seconds=2.0))
+    with Reporter(1.0) as reporter:
+        yield Context(SimpleNamespace(source="cpu"), None, None, tmp_path, reporter, mark, tried)
 
 
 @pytest.fixture
-def driller(tmp_path, monkeypatch):
-    judged_by_a_fork(monkeypatch)
+def driller(context, monkeypatch):
     monkeypatch.setattr(kill_timing, "Child", FakeHarness)
-    mark = new_mark()
-    monkeypatch.setitem(os.environ, MARK, mark)
-    tried = Tried()
-    for cell in ("single-none", "pd-eagle3"):
-        tried.controls.append(ControlRun(id=f"control-{cell}", verdict=Verdict.PASS, requests=1, seconds=2.0))
-    with Reporter(1.0) as reporter:
-        yield MomentDriller(context(tmp_path, reporter, mark, tried), 1), tried
+    return MomentDriller(context, 1), context.tried
 
 
 def test_a_killed_harness_is_judged_by_what_it_left(driller):
@@ -274,19 +271,12 @@ class FakeFiller(Child):
 
 
 @pytest.fixture
-def of_a_folder(tmp_path, monkeypatch):
-    """Tries one drill on a folder; its control is there already."""
-
-    judged_by_a_fork(monkeypatch)
+def of_a_folder(context):
+    """Tries one drill on a folder."""
 
     def tried(drill):
-        known = Tried()
-        known.controls.append(ControlRun(id="control-single-none", verdict=Verdict.PASS, requests=3, seconds=2.0))
-        mark = new_mark()
-        monkeypatch.setitem(os.environ, MARK, mark)
-        with Reporter(1.0) as reporter:
-            filesystem.FolderDriller(context(tmp_path, reporter, mark, known)).run([drill])
-        return known.results[0]
+        filesystem.FolderDriller(context).run([drill])
+        return context.tried.results[0]
 
     return tried
 

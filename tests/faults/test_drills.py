@@ -81,27 +81,6 @@ def test_a_fault_strikes_its_prompt_only_while_it_is_armed(proxy):
     assert ask(proxy).output_ids == tuple(range(10, 20))
 
 
-BREAKING = [
-    (rf.cut, "RemoteProtocolError"),
-    (rf.closed, "RemoteProtocolError"),
-    (rf.reset, "ReadError|RemoteProtocolError"),
-    (rf.garbage, "RemoteProtocolError"),
-    (rf.old_http, "expected a completion"),
-    (rf.labelled("gzip"), "DecodingError"),
-    (rf.spoiled_text(rf.nested), "expected a completion"),
-    (rf.instead(200, rf.SURROGATE), "an error body"),
-    (rf.instead(200, rf.HTML), "expected a completion"),
-]
-
-
-@pytest.mark.parametrize(("fault", "reason"), BREAKING)
-def test_broken_answers_are_named_by_the_real_client(proxy, fault, reason):
-    with proxy.armed(fault, completions()) as armed, pytest.raises(HandoffError, match=reason):
-        ask(proxy)
-    assert armed.failed == ""
-    assert ask(proxy).output_ids == tuple(range(10, 20))
-
-
 def test_a_hang_ends_with_the_limit_and_with_the_proxy(proxy):
     begun = time.monotonic()
     with proxy.armed(rf.hung, completions()), pytest.raises(HandoffError, match="Timeout"):

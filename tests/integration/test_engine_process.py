@@ -3,82 +3,63 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 
-import psutil
 import pytest
 
-from harness.engines.command import EngineCommand
 from harness.engines.environment import inspect_environment
-from harness.errors import EngineDiedError, EnvironmentFault
-from harness.supervision.process import SupervisedEngine
+from harness.errors import EngineDiedError, EngineStartError, EnvironmentFault
+from harness.supervision.process import SupervisedProcess
+from tests.support.program import script
+from tests.support.supervised import gone, supervised_program, wait_for
 
 
 def test_engine_python_without_vllm(tmp_path):
     with pytest.raises(EnvironmentFault, match="could not be run"):
         inspect_environment(str(tmp_path / "nothing"))
-    bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
-    bare.chmod(0o755)
+    bare = script(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
     with pytest.raises(EnvironmentFault, match=r"expected vllm to be installed there, .*; install vllm and nixl there"):
         inspect_environment(str(bare))
-    no_python = tmp_path / "cat"
-    no_python.write_text("#!/bin/sh\necho hello\n")
-    no_python.chmod(0o755)
+    no_python = script(tmp_path / "cat", "#!/bin/sh\necho hello\n")
     with pytest.raises(EnvironmentFault, match="expected a Python interpreter"):
         inspect_environment(str(no_python))
 
 
-def process(tmp_path, code: str) -> SupervisedEngine:
-    command = EngineCommand("single", 1, None, [sys.executable, "-c", code], {})
-    return SupervisedEngine(command, tmp_path / "engine.log", dict(os.environ))
-
-
-def test_died_engine_is_quoted(tmp_path):
-    started = process(tmp_path, "print('about to fail'); raise SystemExit(3)")
-    while started.alive():
-        time.sleep(0.01)
-    with pytest.raises(EngineDiedError, match="exit status 3") as caught:
+def test_exit_status_and_output_are_those_of_the_command(tmp_path):
+    code = "import sys; print('out'); print('err', file=sys.stderr); print(sys.stdin.read()); raise SystemExit(7)"
+    started = supervised_program(tmp_path, code)
+    wait_for(lambda: not started.alive())
+    with pytest.raises(EngineDiedError, match=r"exit status 7(.|\n)*out"):
         started.require_alive()
-    assert "about to fail" in str(caught.value)
+    assert {"out", "err"} <= set(started.log_text().split())
     started.stop(1)
 
 
+def test_ignored_signals_are_not_handed_down(tmp_path):
+    """An engine must still be interruptible: what the warden ignores is its own affair."""
+    code = "import signal; print([n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_IGN])"
+    started = supervised_program(tmp_path, code)
+    wait_for(lambda: not started.alive())
+    assert started.log_text().strip() == "[]"
+    started.stop(1)
+
+
+def test_missing_program_is_named(tmp_path):
+    with (tmp_path / "log").open("wb") as log, pytest.raises(EngineStartError, match=r"/nowhere/python.*No such file"):
+        SupervisedProcess(["/nowhere/python"], os.environ, log)
+
+
 def test_stop_ends_the_whole_family_even_when_it_ignores_term(tmp_path):
-    code = (
-        "import signal, subprocess, sys, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "subprocess.Popen([sys.executable, '-c', 'import signal, time; "
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)'])\n"
-        "print('up', flush=True)\n"
-        "time.sleep(600)\n"
+    deaf = "import signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    child = f"{deaf}time.sleep(600)"
+    started = supervised_program(
+        tmp_path, f"{deaf}subprocess.Popen([sys.executable, '-c', {child!r}])\nprint('up', flush=True)\ntime.sleep(600)"
     )
-    started = process(tmp_path, code)
-    while "up" not in started.log_tail() or len(started.family()) < 2:
-        time.sleep(0.02)
+    wait_for(lambda: "up" in started.log_tail() and len(started.family()) == 2)
     pids = [p.pid for p in started.family()]
     started.stop(0.2)
-    assert [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE] == []
-
-
-def test_orphans_of_a_killed_engine_are_ended(tmp_path):
-    code = (
-        "import subprocess, sys, time\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        "print('up', flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    started = process(tmp_path, code)
-    while "up" not in started.log_tail() or len(started.family()) < 2:
-        time.sleep(0.02)
-    orphan = next(p for p in started.family() if p.pid != started.pid)
-    os.kill(started.pid, signal.SIGKILL)
-    while started.alive():
-        time.sleep(0.01)
-    started.stop(0.2)
-    assert not psutil.pid_exists(orphan.pid) or orphan.status() == psutil.STATUS_ZOMBIE
+    assert gone(pids)
 
 
 def test_threads_that_poll_leave_the_core_to_the_model(tmp_path):
@@ -96,8 +77,7 @@ print("up", waiting.native_id, flush=True)
 time.sleep(600)
 """
     core = min(os.sched_getaffinity(0))
-    command = EngineCommand("decode", 1, None, [sys.executable, "-c", code], {"VLLM_CPU_OMP_THREADS_BIND": str(core)})
-    started = SupervisedEngine(command, tmp_path / "engine.log", dict(os.environ))
+    started = supervised_program(tmp_path, code, role="decode", VLLM_CPU_OMP_THREADS_BIND=str(core))
     try:
         while not started.log_text().endswith("\n"):
             started.require_alive()

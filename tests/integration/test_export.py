@@ -8,9 +8,8 @@ import json
 import re
 import shutil
 import sys
-import threading
 import zlib
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +24,7 @@ from harness.util.paths import REPOSITORY
 from harness.workload.scripts import scripts
 from tests.support.engines import ENVIRONMENT
 from tests.support.exported import exported, exported_once, literal, named, rewritten, run
+from tests.support.fake_server import Quiet, serving
 
 __all__ = ["exported", "exported_once"]
 
@@ -37,6 +37,13 @@ def right() -> dict:
 
 
 WARM = {"33": {"tokens": [1, 1]}}
+
+
+def tried(file: Path, *options: str, **changes) -> tuple[int, str]:
+    """What the file says with fake engines that answer rightly but for changes by role or with changes of its case."""
+    usual = {**WARM, "62": right()}
+    engines = {role: usual | changes.pop(role, {}) for role in ("prefill", "decode")}
+    return run(rewritten(file, engines, **changes), *options)
 
 
 def test_file_is_plain_python_without_this_machine_or_this_project(exported):
@@ -63,15 +70,13 @@ def test_file_is_plain_python_without_this_machine_or_this_project(exported):
     ],
 )
 def test_verdict_of_the_file(exported, change, code, words):
-    decode = {**WARM, "62": {**right(), **change}}
-    found, output = run(rewritten(exported, {"prefill": {**WARM, "62": right()}, "decode": decode}))
+    found, output = tried(exported, decode={"62": right() | change})
     assert (found, words in output) == (code, True), output
 
 
 def test_file_of_an_injected_fault_says_that_it_cannot_show_it(exported):
     found = "the defect is M4, which the harness injected, and the file does not have"
-    engines = {"prefill": {**WARM, "62": right()}, "decode": {**WARM, "62": right()}}
-    code, output = run(rewritten(exported, engines, injected=injected(("M4",))))
+    code, output = tried(exported, injected=injected(("M4",)))
     assert injected(("M4",)) == found and (code, f"that says nothing: {found}" in output) == (0, True), output
 
 
@@ -91,40 +96,31 @@ def test_file_of_an_injected_fault_says_that_it_cannot_show_it(exported):
 )
 def test_answer_of_another_shape_tells_nothing(exported, raw):
     """Python ends with 1 when it does not know what else to do, and 1 says that the defect is there."""
-    decode = {**WARM, "62": {"tokens": [], "raw": raw}}
-    code, output = run(rewritten(exported, {"prefill": {**WARM, "62": right()}, "decode": decode}))
+    code, output = tried(exported, decode={"62": {"tokens": [], "raw": raw}})
     assert (code, "cannot tell: " in output, "Traceback" in output) == (2, True, False), output
 
 
 def test_engine_that_answers_strangers_is_not_asked(exported):
-    code, output = run(rewritten(exported, {"prefill": WARM, "decode": {**WARM, "62": right(), "open": True}}))
+    code, output = tried(exported, decode={"open": True})
     assert (code, "expected the decode engine to refuse strangers" in output) == (2, True), output
 
 
 def test_key_and_prompts_do_not_go_to_a_proxy(exported, monkeypatch):
     heard = []
 
-    class Proxy(BaseHTTPRequestHandler):
+    class Proxy(Quiet):
         def do_GET(self) -> None:
             heard.append(dict(self.headers))
-            self.send_response(200)
-            self.end_headers()
+            self.say(200, b"")
 
-        def do_POST(self) -> None:
-            self.do_GET()
+        do_POST = do_GET  # noqa: N815
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
-        threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    with serving(Proxy) as url:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.server_address[1]}")
+            monkeypatch.setenv(name, url)
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        engines = {"prefill": {**WARM, "62": right()}, "decode": {**WARM, "62": right()}}
-        code, output = run(rewritten(exported, engines))
-        proxy.shutdown()
+        code, output = tried(exported)
     assert code == 0, output
     assert heard == []
 
@@ -167,10 +163,8 @@ def test_tries_until_the_rate_that_was_seen_is_excluded(tmp_path, wrong_at, opti
     """Exit codes mean what they mean for ``harness repro``."""
     file = tmp_path / "repro.py"
     write_case(named("pd-eagle3", goal=HALF), ENVIRONMENT, file)
-    decode = {**WARM, "62": {**right(), **({"wrong_at": wrong_at} if wrong_at else {})}, "salted": True}
-    found, output = run(
-        rewritten(file, {"prefill": {**WARM, "62": right(), "salted": True}, "decode": decode}), *options
-    )
+    decode = {"62": right() | ({"wrong_at": wrong_at} if wrong_at else {}), "salted": True}
+    found, output = tried(file, *options, prefill={"salted": True}, decode=decode)
     assert (found, words in output) == (code, True), output
     assert "try 4" not in output or wrong_at is None
 
@@ -186,25 +180,22 @@ def test_more_tries_than_60_are_made_only_when_asked_for(tmp_path):
 @pytest.mark.parametrize(("tries", "filled", "code"), [(3, {}, 0), (1, {"broken": True}, 0), (2, {"broken": True}, 2)])
 def test_blocks_of_one_try_are_overwritten_before_the_next(exported, tries, filled, code):
     """With prompts of 12 blocks, the longest that a request may have."""
-    decode = {**WARM, "62": right(), "384": {"tokens": [1], **filled}, "blocks": 28, "salted": True}
-    engines = {"prefill": {**WARM, "62": right()}, "decode": decode}
-    found, output = run(rewritten(exported, engines), "--tries", str(tries))
+    decode = {"384": {"tokens": [1], **filled}, "blocks": 28, "salted": True}
+    found, output = tried(exported, "--tries", str(tries), decode=decode)
     assert found == code, output
 
 
 def test_near_tie_is_no_defect(exported):
     other = right()
     other["tokens"][5] += 1
-    decode = {**WARM, "62": {**other, "gap": 0.01}}
-    code, output = run(rewritten(exported, {"prefill": {**WARM, "62": right()}, "decode": decode}))
+    code, output = tried(exported, decode={"62": {**other, "gap": 0.01}})
     assert code == 0, output
     assert "0.010 nats apart: no defect" in output
 
 
 @pytest.mark.parametrize(("gap", "code"), [(2.0, 1), (0.01, 0)])
 def test_token_of_p_must_be_the_first_one(exported, gap, code):
-    prefill = {**WARM, "62": {"tokens": [9], "gap": gap}}
-    found, output = run(rewritten(exported, {"prefill": prefill, "decode": {**WARM, "62": right()}}))
+    found, output = tried(exported, prefill={"62": {"tokens": [9], "gap": gap}})
     assert (found, "the prefill engine's own token is 9, not" in output) == (code, bool(code)), output
 
 
@@ -220,13 +211,12 @@ def test_requests_that_a_file_cannot_send_are_refused():
 
 
 def test_prefill_without_parameters_tells_nothing(exported):
-    prefill = {**WARM, "62": {**right(), "no_parameters": True}}
-    code, output = run(rewritten(exported, {"prefill": prefill, "decode": {**WARM, "62": right()}}))
+    code, output = tried(exported, prefill={"62": right() | {"no_parameters": True}})
     assert (code, "found none" in output) == (2, True), output
 
 
 def test_engine_that_does_not_start_tells_nothing_and_says_why(exported):
-    code, output = run(rewritten(exported, {"prefill": {"die": True}, "decode": WARM}))
+    code, output = tried(exported, prefill={"die": True})
     assert code == 2 and "expected the prefill engine to start" in output
     assert "RuntimeError: no such device" in output
 

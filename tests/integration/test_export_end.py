@@ -69,6 +69,13 @@ def program(exported, tmp_path):
         os.kill(pid, signal.SIGKILL)
 
 
+def standing_in(exported: Path, program: Path, code: str) -> None:
+    """Let the exported file start this program in the place of its engines."""
+    program.write_text(code)
+    rewritten(exported, {"prefill": {}, "decode": {}})
+    exported.write_text(exported.read_text().replace(FAKE, str(program)))
+
+
 CLOSED = ["sh", "-c", 'exec "$@" <&- >&-', "sh"]
 """Starts a program without input and output, so that its first pipes get their numbers."""
 
@@ -79,9 +86,7 @@ CLOSED = ["sh", "-c", 'exec "$@" <&- >&-', "sh"]
     ids=["killed", "killed-closed", "terminated", "interrupted"],
 )
 def test_nothing_is_left_by_a_file_that_is_ended(exported, program, tmp_path, numbers, shell):
-    program.write_text(LINGERING)
-    rewritten(exported, {"prefill": {}, "decode": {}})
-    exported.write_text(exported.read_text().replace(FAKE, str(program)))
+    standing_in(exported, program, LINGERING)
     process = subprocess.Popen(
         [*shell, sys.executable, "-I", "-S", str(exported)], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -135,10 +140,8 @@ def test_no_engine_is_left_by_a_file_that_is_ended_while_it_starts_one(
 ):
     # Where the folder of a try that is killed itself stays.
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    program.write_text("import time\ntime.sleep(600)\n")
-    rewritten(exported, {"prefill": {}, "decode": {}})
+    standing_in(exported, program, "import time\ntime.sleep(600)\n")
     changed(exported, *BETWEEN[moment])
-    exported.write_text(exported.read_text().replace(FAKE, str(program)))
     process = subprocess.Popen([sys.executable, "-I", "-S", str(exported)], start_new_session=True)
     assert process.wait(60) == (-signal.SIGKILL if moment.startswith("killed") else 2)
     # First whoever tries the case ends, which may just be starting an engine; then nothing may begin any more.
@@ -212,9 +215,8 @@ def test_output_that_cannot_be_written_is_no_defect(exported, both):
 
 def test_folder_that_is_too_long_for_sockets_is_not_taken(exported, program, tmp_path, monkeypatch):
     """Their names have 107 bytes at most."""
-    program.write_text("import os, sys\nsys.exit(f\"sockets: {os.environ.get('VLLM_RPC_BASE_PATH')}\")\n")
-    rewritten(exported, {"prefill": {}, "decode": {}})
-    exported.write_text(exported.read_text().replace(FAKE, str(program)))
+    code = "import os, sys\nsys.exit(f\"sockets: {os.environ.get('VLLM_RPC_BASE_PATH')}\")\n"
+    standing_in(exported, program, code)
     monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
     folder = tmp_path / ("x" * 70)
     folder.mkdir()

@@ -27,7 +27,7 @@ from harness.runner.run import new_folder, record_into
 from harness.util.files import model_hash, sha256_file, sha256_files
 from harness.util.progress import Reporter
 from harness.workload.prepare import prepare
-from tests.support.builders import changed_profile
+from tests.support.builders import changed_profile, with_run
 from tests.support.fake_hub import FakeRepository, fake_hub
 from tests.support.program import run as cli
 
@@ -460,10 +460,7 @@ def test_models_command_shows_fetches_and_verifies(served, tmp_path):
     ("target", "code", "sentence"),
     [
         ({"repo": GATED, "revision": "main"}, 2, "found no token; ask for access at"),
-        ({"repo": "fake/nothing", "revision": "main"}, 64, "expected a repository"),
-        ({"repo": TARGET, "revision": "nine"}, 64, "expected a commit, tag or branch 'nine'"),
         ({"repo": TARGET, "revision": "main", "commit": B}, 64, f"expected commit {B}, found that 'main' is now {A}"),
-        ({"repo": TARGET, "revision": "main", "commit": "b" * 12}, 64, "40 lower-case hex digits"),
         ({"repo": TARGET}, 64, "Field required"),
     ],
 )
@@ -503,6 +500,5 @@ def test_missing_drafter_makes_its_own_cells_unknown(tmp_path, monkeypatch):
     summary = judge_and_report(history)
     assert (summary.verdict, summary.verdict.exit_code) == (Verdict.UNKNOWN, 2)
     assert "harness models" in (history.folder / "summary.md").read_text()
-    alone = history.model_copy(update={"run": history.run.model_copy(update={"cells": (cell,)})})
     with pytest.raises(UsageError, match="expected the models of single-eagle3, found that they were missing"):
-        record_from(alone, None, prepared.sets, tmp_path / "baselines")
+        record_from(with_run(history, cells=(cell,)), None, prepared.sets, tmp_path / "baselines")

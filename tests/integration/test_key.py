@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import stat
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from harness.engines.api_key import GUARD, GUARD_FOLDER, ApiKey, HeaderFile, header_file, require_guarded
 from harness.engines.client import Client
-from harness.engines.command import build_command
 from harness.engines.guard.kv_harness_guard import KeyGuard
 from harness.engines.ray.node import engine_environment
 from harness.engines.router import router_command
 from harness.errors import EngineStartError
-from harness.profiles.model import load_profile
 from harness.supervision.server import full_environment, joined_path
-from tests.support.engines import ENVIRONMENT
-
-
-def command(key: ApiKey, **changes: object):
-    profile = load_profile("cpu")
-    arguments = {"port": 1, "side_channel_port": 2, "key": key, **changes}
-    return build_command(profile, profile.methods[0], "decode", ENVIRONMENT, **arguments)
-
+from tests.support.engines import command_of
+from tests.support.fake_server import Quiet, serving
 
 # --- handing it out --------------------------------------------------------------------------------------------------
 
@@ -45,7 +34,7 @@ def test_keys_are_long_random_and_shy():
 
 def test_engine_gets_the_key_and_the_guard_and_no_key_on_its_command_line():
     key = ApiKey()
-    made = command(key)
+    made = command_of(key=key)
     assert made.env["VLLM_API_KEY"] == key.value
     assert key.value not in " ".join(made.argv)
     assert made.argv[made.argv.index("--middleware") + 1] == GUARD
@@ -55,12 +44,14 @@ def test_engine_gets_the_key_and_the_guard_and_no_key_on_its_command_line():
 
 
 def test_transfer_listens_on_loopback_unless_engines_are_elsewhere():
-    assert command(ApiKey()).env["UCX_NET_DEVICES"] == "lo"
-    assert "UCX_NET_DEVICES" not in command(ApiKey(), host="10.0.0.1").env
+    assert command_of(key=ApiKey()).env["UCX_NET_DEVICES"] == "lo"
+    assert "UCX_NET_DEVICES" not in command_of(key=ApiKey(), host="10.0.0.1").env
 
 
 def test_guard_comes_before_what_a_mutant_puts_on_the_path():
-    made = command(ApiKey(), extra_env={"PYTHONPATH": "/armed:relative::/repository", "KV_HARNESS_MUTANTS": "M1"})
+    made = command_of(
+        key=ApiKey(), extra_env={"PYTHONPATH": "/armed:relative::/repository", "KV_HARNESS_MUTANTS": "M1"}
+    )
     assert made.env["PYTHONPATH"] == os.pathsep.join([str(GUARD_FOLDER), "/armed", "/repository"])
 
 
@@ -189,7 +180,7 @@ def test_guard_needs_nothing_but_the_standard_library():
 # --- the drill: an engine that does not refuse -----------------------------------------------------------------------
 
 
-class FakeOpenServer(BaseHTTPRequestHandler):
+class FakeOpenServer(Quiet):
     """Answers everybody, or whoever has the key where its own folder says so; no model is behind it."""
 
     refused: tuple[str, ...] = ()
@@ -197,24 +188,14 @@ class FakeOpenServer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.seen.append(self.headers.get("Authorization") or "")
-        status = 401 if self.path in self.refused else 200
-        data = json.dumps({}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.say(401 if self.path in self.refused else 200, b"{}")
 
 
 @pytest.fixture
 def server():
     FakeOpenServer.refused, FakeOpenServer.seen = (), []
-    with ThreadingHTTPServer(("127.0.0.1", 0), FakeOpenServer) as running:
-        threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
+    with serving(FakeOpenServer) as url:
+        yield url
 
 
 @pytest.mark.parametrize("refused", [(), ("/v1/models",), ("/v1/models", "/metrics")])
@@ -245,7 +226,7 @@ def test_engine_that_is_gone_is_a_failed_start():
 
 def test_python_of_engines_does_not_import_from_the_current_folder(tmp_path):
     (tmp_path / "torch.py").write_text("print('planted')")
-    env = full_environment(command(ApiKey()).env)
+    env = full_environment(command_of(key=ApiKey()).env)
     code = "import importlib.util as u; print(u.find_spec('torch').origin)"
     said = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True

@@ -20,10 +20,10 @@ from harness.commands.merge import merge
 from harness.commands.merge.assemble import assemble
 from harness.commands.merge.load import load_parts
 from harness.commands.merge.night import Wanted
-from harness.commands.merge.score_index import ScoreIndex
+from harness.commands.merge.selection import ScoreIndex
 from harness.errors import DataError
 from harness.history import index
-from harness.history.folder import History, load_history, read_cells, write_run
+from harness.history.folder import History, load_history, read_cells
 from harness.history.index import RecordedCells, cell_rows
 from harness.history.layout import SECOND
 from harness.history.parquet import write_parquet
@@ -32,8 +32,8 @@ from harness.profiles.model import load_profile
 from harness.reports.judge_run import judge_and_report
 from harness.util.byte_cache import ByteCache
 from harness.util.paths import REPOSITORY
-from tests.support.builders import change_final, history, observation
-from tests.support.run_files import answers, write_observations
+from tests.support.builders import change_final, garbled, history, observation, written_run
+from tests.support.run_files import answers
 
 CELLS = ("pd-eagle3", "single-eagle3", "pd-none", "single-none")
 LENGTHS = (40, 63, 64, 65, 96, 117)
@@ -46,8 +46,7 @@ def rows() -> list[Observation]:
         for cell in CELLS:
             o = observation(cell, tokens, sequence=len(LENGTHS) - number)
             if cell == "pd-eagle3" and tokens in (64, 96):
-                assert o.final is not None and o.final.output_ids is not None
-                o = change_final(o, output_ids=(9, *o.final.output_ids[1:]))
+                o = garbled(o, at=0)
             if cell == "single-eagle3" and tokens == 40:
                 o = o.model_copy(update={"error": "the exchange broke"})
             out.append(o)
@@ -58,10 +57,9 @@ def rows() -> list[Observation]:
 
 def recorded(folder: Path, observations: list[Observation], **changes: object) -> Path:
     """A run folder."""
-    write_observations(folder, observations)
     profile = {**load_profile("cpu").model_dump(mode="json"), "source": "cpu", "scenarios": []}
-    write_run(folder, history(observations).run.model_copy(update={"profile": profile, **changes}))
-    return folder
+    made = history(observations).model_copy(update={"observations": tuple(observations)})
+    return written_run(folder, made, profile=profile, **changes)
 
 
 def both(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[History, History]:

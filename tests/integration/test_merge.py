@@ -17,7 +17,7 @@ from harness.baselines.store import write_baseline
 from harness.commands.merge import Wanted, merge
 from harness.commands.merge.shards import find_runs, missing_evidence
 from harness.errors import HarnessError, InfrastructureError, UsageError
-from harness.history.folder import History, load_history, write_run
+from harness.history.folder import History, load_history
 from harness.history.layout import SECOND
 from harness.history.plan import plan_key
 from harness.history.records import RESCORE, Observation
@@ -29,30 +29,34 @@ from harness.judging.references import load_second
 from harness.profiles.cells import CellName
 from harness.profiles.model import Profile, load_profile
 from harness.prompts.model import load_prompts
+from harness.reports.judge_run import write_reports
 from harness.reports.summary import summarise_run
-from harness.reports.write import write_reports
 from harness.workload.outputs import Outputs
 from tests.support.builders import (
     change_final,
     engine,
     engines_of,
+    garbled,
     history,
     identity,
-    leg,
+    known_entry,
     observation,
     plan_of,
-    prompt_ids,
     provenance,
+    rescoring,
+    with_run,
+    written_run,
 )
 from tests.support.normal_tier import again, baselines, recorded, worse
 from tests.support.program import run as cli
 from tests.support.reseal import reseal as edited
-from tests.support.run_files import answers, write_observations
+from tests.support.run_files import answers
 
 LENGTHS = list(range(32, 32 + 30))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3", "pd-mtp", "single-mtp")
 PARTS = (("single-none", "pd-eagle3", "single-eagle3"), ("single-none", "pd-mtp", "single-mtp"))
 PROFILE = load_profile("cpu")
+LATER = "2026-01-01T02:00:00+00:00"
 Accept = Callable[[int], tuple[int, ...]]
 Change = Callable[[Observation], Observation]
 
@@ -84,52 +88,37 @@ def night(tier: str = "normal", accept: dict[str, Accept] | None = None, change:
             accepted = () if cell == "single-none" else (accept or {}).get(cell, recorded)(n)
             observations.append(change(observation(cell, n, accepted=accepted)))
     made = history(observations, engines=tuple(e for c in CELLS for e in engines_of(c)))
-    observations = list(made.observations)
-    record = made.run.model_copy(
-        update={
-            "profile": {**profile(tier, **judging).model_dump(mode="json"), "source": "cpu"},
-            "rescore": True,
-            "run_id": "whole",
-            "identities": {m: identity(m).model_dump(mode="json") for m in ("none", "eagle3", "mtp")},
-            "hardware": {**made.run.hardware, "platform": "Linux x86_64"},
-        }
+    made = with_run(
+        made,
+        profile={**profile(tier, **judging).model_dump(mode="json"), "source": "cpu"},
+        rescore=True,
+        run_id="whole",
+        identities={m: identity(m).model_dump(mode="json") for m in ("none", "eagle3", "mtp")},
+        hardware={**made.run.hardware, "platform": "Linux x86_64"},
     )
-    return made.model_copy(update={"run": record, "observations": (*observations, *scores(observations))})
+    return answering(made, (*made.observations, *scores(made.observations)))
+
+
+def answering(made: History, observations: Iterable[Observation]) -> History:
+    """The run with these observations; a copy of it would keep what it has looked up in its own."""
+    return History(folder=made.folder, run=made.run, observations=tuple(observations), own=made.own)
 
 
 def scores(observations: Iterable[Observation]) -> list[Observation]:
     """What the plain engine says of each distinct output: it would say the same."""
-    outputs = Outputs()
-    known = {}
+    outputs, known = Outputs(), {}
     for o in observations:
         outputs.add(o)
-        known[o.prompt_id, output_key(o.final.output_ids)] = (*o.sent_ids, *o.final.output_ids)
+        known[o.prompt_id, output_key(o.final.output_ids)] = (o.prompt_id, o.sent_ids, o.final.output_ids)
     out = []
-    for number, key in enumerate(outputs.scored_by):
-        cell, request = key
+    for number, (cell, request) in enumerate(outputs.scored_by):
         prompt, _, part = request.partition("#0.")
-        read = known[prompt, part]
-        new = len(read) - len(prompt_ids(int(prompt.removeprefix("p"))))
-        out.append(
-            Observation(
-                cell=cell,
-                prompt_id=prompt,
-                form="ids",
-                scenario=RESCORE,
-                part=part,
-                sequence=number,
-                sent_ids=read,
-                engine_roles=("single",),
-                legs=(leg("single", read, (1,), rescored=(0.0,) * new),),
-                started_at=0.0,
-            )
-        )
+        out.append(rescoring(*known[prompt, part], cell=cell, sequence=number))
     return out
 
 
 def write(made: History, folder: Path, **changes: object) -> Path:
-    write_observations(folder, made.observations)
-    write_run(folder, made.run.model_copy(update=changes))
+    written_run(folder, made, **changes)
     (folder / "logs").mkdir(exist_ok=True)
     for e in made.run.engines:
         (folder / "logs" / f"{e.group}.{e.role}.log").write_text(f"log of {e.group}\n")
@@ -145,14 +134,10 @@ def part_of(made: History, own: Iterable[str], name: str, /, **changes: object) 
     asked = set(outputs.scored_by)
     scores_ = any(CellName.of(c).reference == c for c in own)
     kept = [o for o in made.observations if o.scenario == RESCORE and (o.cell, o.key) in asked and scores_]
-    update: dict[str, object] = {
-        "run_id": name,
-        "cells": tuple(c for c in made.run.cells if c.cell in own),
-        "engines": tuple(e for e in made.run.engines if e.group in own),
-        "rescore": scores_,
-        **changes,
-    }
-    return made.model_copy(update={"run": made.run.model_copy(update=update), "observations": (*mine, *kept)})
+    cells = tuple(c for c in made.run.cells if c.cell in own)
+    engines = tuple(e for e in made.run.engines if e.group in own)
+    update = {"run_id": name, "cells": cells, "engines": engines, "rescore": scores_, **changes}
+    return with_run(answering(made, (*mine, *kept)), **update)
 
 
 def split(made: History, tmp_path: Path, second: History | None = None) -> list[Path]:
@@ -190,16 +175,12 @@ def said(judgement: Judgement) -> dict[tuple[str, str], str]:
     return {(c.cell, c.scenario): c.model_dump_json() for c in judgement.cells}
 
 
-def drop(n: int) -> tuple[int, ...]:
-    return worse(n)
-
-
 NIGHTS: dict[str, dict[str, object]] = {
     "as recorded": {},
     "equal runs": {"accept": {"pd-eagle3": again, "single-mtp": again}},
-    "one pair worse": {"accept": {"pd-mtp": drop}},
-    "one method worse": {"accept": {"pd-mtp": drop, "single-mtp": drop}},
-    "all worse": {"accept": dict.fromkeys(CELLS, drop)},
+    "one pair worse": {"accept": {"pd-mtp": worse}},
+    "one method worse": {"accept": {"pd-mtp": worse, "single-mtp": worse}},
+    "all worse": {"accept": dict.fromkeys(CELLS, worse)},
 }
 
 
@@ -221,7 +202,7 @@ def test_merged_parts_are_judged_as_one_run_of_the_same_cells(tmp_path, name, st
 def test_bitwise_night_with_a_wrong_token_is_judged_alike(tmp_path):
     def change(o: Observation) -> Observation:
         wrong = o.cell == "pd-mtp" and o.prompt_id == "p40"
-        return change_final(o, output_ids=(9, *o.final.output_ids[1:])) if wrong else o
+        return garbled(o, at=0) if wrong else o
 
     made = night("bitwise", change=change)
     one = judged(load_history(write(made, tmp_path / "whole")))
@@ -239,7 +220,7 @@ def test_parts_trip_whatever_the_whole_family_trips(tmp_path):
 
 
 def test_second_stage_that_no_part_ran_is_missing(tmp_path):
-    folders = split(night(accept={"pd-mtp": drop}), tmp_path, night(accept={"pd-mtp": drop}))
+    folders = split(night(accept={"pd-mtp": worse}), tmp_path, night(accept={"pd-mtp": worse}))
     assert judged(merge(folders, tmp_path / "with")).verdict is Verdict.REGRESSION
     shutil.rmtree(folders[1] / SECOND)
     assert judged(merge(folders, tmp_path / "without")).verdict is Verdict.UNKNOWN
@@ -285,29 +266,25 @@ def in_variant(made: History, variant: str) -> History:
     }
     axes = {"lease": {v: {"engine": {"kv_lease_s": n}} for v, n in (("a", 10), ("b", 11))}}
     raw = {k: v for k, v in made.run.profile.items() if k != "source"}
-    update = {
-        "cells": tuple(c.model_copy(update={"cell": name(c.cell), "group": name(c.group)}) for c in made.run.cells),
-        "engines": tuple(e.model_copy(update={"group": name(e.group)}) for e in made.run.engines),
-        "identities": identities,
-        "prompts_sha256": f"prompts of {variant}",
-        "profile": {**Profile.model_validate({**raw, "axes": axes}).model_dump(mode="json"), "source": "cpu"},
-        "run_id": f"part-{variant}",
-    }
-    return made.model_copy(
-        update={"run": made.run.model_copy(update=update), "observations": (*observations, *scores(observations))}
+    return with_run(
+        answering(made, (*observations, *scores(observations))),
+        cells=tuple(c.model_copy(update={"cell": name(c.cell), "group": name(c.group)}) for c in made.run.cells),
+        engines=tuple(e.model_copy(update={"group": name(e.group)}) for e in made.run.engines),
+        identities=identities,
+        prompts_sha256=f"prompts of {variant}",
+        profile={**Profile.model_validate({**raw, "axes": axes}).model_dump(mode="json"), "source": "cpu"},
+        run_id=f"part-{variant}",
     )
 
 
 def together(first: History, second: History) -> History:
     """The run that recorded what both did."""
-    update = {
-        "cells": (*first.run.cells, *second.run.cells),
-        "engines": (*first.run.engines, *second.run.engines),
-        "identities": {**first.run.identities, **second.run.identities},
-        "run_id": "whole",
-    }
-    return first.model_copy(
-        update={"run": first.run.model_copy(update=update), "observations": (*first.observations, *second.observations)}
+    return with_run(
+        answering(first, (*first.observations, *second.observations)),
+        cells=(*first.run.cells, *second.run.cells),
+        engines=(*first.run.engines, *second.run.engines),
+        identities={**first.run.identities, **second.run.identities},
+        run_id="whole",
     )
 
 
@@ -411,11 +388,11 @@ def test_retry_fills_in_what_is_missing(tmp_path):
     made = night()
     first, _ = split(made, tmp_path)
     tried = part_of(made, PARTS[1], "try-1", **failed(made, "pd-mtp"))
-    lacking = tried.model_copy(update={"observations": tuple(o for o in tried.observations if o.cell != "pd-mtp")})
+    lacking = answering(tried, (o for o in tried.observations if o.cell != "pd-mtp"))
     folders = [
         first,
         write(lacking, tmp_path / "try-1"),
-        write(part_of(made, PARTS[1], "try-2", started="2026-01-01T02:00:00+00:00"), tmp_path / "try-2"),
+        write(part_of(made, PARTS[1], "try-2", started=LATER), tmp_path / "try-2"),
     ]
     merged = merge(folders, tmp_path / "merged")
     parts = {p.run_id: p for p in merged.run.merged.parts}
@@ -426,9 +403,8 @@ def test_retry_fills_in_what_is_missing(tmp_path):
 
 def test_retry_is_no_second_chance(tmp_path):
     """A whole recording that finds something stays, however well a later one looks."""
-    first, bad = split(night(accept={"pd-mtp": drop}, stages=1), tmp_path)
-    later = "2026-01-01T02:00:00+00:00"
-    good = write(part_of(night(stages=1), PARTS[1], "try-2", started=later), tmp_path / "try-2")
+    first, bad = split(night(accept={"pd-mtp": worse}, stages=1), tmp_path)
+    good = write(part_of(night(stages=1), PARTS[1], "try-2", started=LATER), tmp_path / "try-2")
     for order in ([first, bad, good], [good, bad, first]):
         merged = merge(order, tmp_path / f"merged-{order[0].name}")
         assert judged(merged).by_cell()["pd-mtp"] is Verdict.REGRESSION
@@ -439,9 +415,9 @@ def test_recordings_that_contradict_each_other_cannot_pass(tmp_path):
     first, second = split(night("bitwise"), tmp_path)
 
     def change(o: Observation) -> Observation:
-        return change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "single-none" else o
+        return garbled(o, at=0) if o.cell == "single-none" else o
 
-    other = part_of(night("bitwise", change=change), ("single-none",), "other", started="2026-01-01T02:00:00+00:00")
+    other = part_of(night("bitwise", change=change), ("single-none",), "other", started=LATER)
     judgement = judged(merge([first, second, write(other, tmp_path / "other")], tmp_path / "merged"))
     assert judgement.verdict is Verdict.UNKNOWN
     assert any("single-none: 30 of 30 cold prompts gave different tokens" in n for n in judgement.notices)
@@ -451,12 +427,9 @@ def test_recordings_that_contradict_each_other_cannot_pass(tmp_path):
 def broken(made: History, cell: str, state: str = "complete") -> History:
     """The run with one request of a cell without an answer."""
     first = next(o for o in made.observations if o.cell == cell)
-    observations = tuple(o.model_copy(update={"error": "timeout"}) if o is first else o for o in made.observations)
     cells = tuple(c.model_copy(update={"state": state}) if c.cell == cell else c for c in made.run.cells)
-    return made.model_copy(update={"observations": observations, "run": made.run.model_copy(update={"cells": cells})})
-
-
-LATER = "2026-01-01T02:00:00+00:00"
+    lost = (o.model_copy(update={"error": "timeout"}) if o is first else o for o in made.observations)
+    return with_run(answering(made, lost), cells=cells)
 
 
 def retried(tmp_path: Path, tried: History, good: History, second: History | None = None) -> list[Path]:
@@ -470,7 +443,7 @@ def retried(tmp_path: Path, tried: History, good: History, second: History | Non
 @pytest.mark.parametrize("state", ["complete", "failed"])
 def test_recording_with_a_finding_and_a_lost_request_is_judged_too(tmp_path, state):
     """A defect that comes and goes: the first try found it and lost a request, the second one is clean."""
-    tried = broken(part_of(night(accept={"pd-mtp": drop}, stages=1), PARTS[1], "try-1"), "pd-mtp", state)
+    tried = broken(part_of(night(accept={"pd-mtp": worse}, stages=1), PARTS[1], "try-1"), "pd-mtp", state)
     folders = retried(tmp_path, tried, night(stages=1))
     assert judged(load_history(folders[1])).verdict is Verdict.REGRESSION
     merged = merge(folders, tmp_path / "merged")
@@ -486,7 +459,7 @@ def test_recording_with_a_finding_and_a_lost_request_is_judged_too(tmp_path, sta
 
 
 def test_whole_later_recording_with_a_finding_is_judged_too(tmp_path):
-    bad = part_of(night(accept={"pd-mtp": drop}, stages=1), PARTS[1], "try-2", started=LATER)
+    bad = part_of(night(accept={"pd-mtp": worse}, stages=1), PARTS[1], "try-2", started=LATER)
     folders = [*split(night(stages=1), tmp_path), write(bad, tmp_path / "try-2")]
     assert judged(merge(folders, tmp_path / "merged")).verdict is Verdict.UNKNOWN
 
@@ -495,7 +468,7 @@ def test_whole_later_recording_with_a_finding_is_judged_too(tmp_path):
     ("second", "word"), [("confirms", "REGRESSION"), ("is clean", "SUSPECT"), (None, "failed once")]
 )
 def test_second_stage_of_a_recording_that_does_not_count_is_heard(tmp_path, second, word):
-    bad, good = night(accept={"pd-mtp": drop}), night()
+    bad, good = night(accept={"pd-mtp": worse}), night()
     tried = broken(part_of(bad, PARTS[1], "try-1"), "pd-mtp")
     folders = retried(tmp_path, tried, good, {"confirms": bad, "is clean": good, None: None}[second])
     merged = merge(folders, tmp_path / "merged")
@@ -507,7 +480,7 @@ def test_recordings_that_do_not_count_are_judged_against_baselines(tmp_path):
     """Both topologies worse is a finding against the record alone."""
     for method, found in references().items():
         write_baseline(tmp_path / "baselines" / f"{method}.json", identity(method), provenance(), found.baseline.rows)
-    tried = part_of(night(accept={"pd-mtp": drop, "single-mtp": drop}, stages=1), PARTS[1], "try-1")
+    tried = part_of(night(accept={"pd-mtp": worse, "single-mtp": worse}, stages=1), PARTS[1], "try-1")
     for cell in ("pd-mtp", "single-mtp"):
         tried = broken(tried, cell)
     folders = retried(tmp_path, tried, night(stages=1))
@@ -520,28 +493,11 @@ def test_recordings_that_do_not_count_are_judged_against_baselines(tmp_path):
 
 def test_known_defect_of_a_recording_that_does_not_count_is_known(tmp_path):
     listed = tmp_path / "known.yaml"
-    listed.write_text(
-        yaml.safe_dump(
-            {
-                "format": 1,
-                "defects": [
-                    {
-                        "id": "comes-and-goes",
-                        "cells": ["pd-mtp"],
-                        "classes": ["drafter-kv"],
-                        "checks": ["acceptance-*", "first-step"],
-                        "at_most": 3,
-                        "vllm": ">=0",
-                        "reason": "a race at the hand-off",
-                        "link": "https://example.org/1",
-                        "added": "2026-01-01",
-                        "expires": "2026-04-01",
-                    }
-                ],
-            }
-        )
-    )
-    tried = broken(part_of(night(accept={"pd-mtp": drop}, stages=1), PARTS[1], "try-1"), "pd-mtp")
+    days = {"added": "2026-01-01", "expires": "2026-04-01"}
+    checks = ["acceptance-*", "first-step"]
+    defect = known_entry(cells=["pd-mtp"], classes=["drafter-kv"], checks=checks, at_most=3, vllm=">=0", **days)
+    listed.write_text(yaml.safe_dump({"format": 1, "defects": [defect]}))
+    tried = broken(part_of(night(accept={"pd-mtp": worse}, stages=1), PARTS[1], "try-1"), "pd-mtp")
     folders = retried(tmp_path, tried, night(stages=1))
     assert merge(folders, tmp_path / "without").run.merged.unsettled
     assert not merge(folders, tmp_path / "with", Wanted(known=listed)).run.merged.unsettled
@@ -558,19 +514,14 @@ def refilled(wrong: bool, text: bool = False) -> History:
         for n in LENGTHS[:4]:
             o = observation(cell, n)
             if wrong and cell == "pd-mtp":
-                o = change_final(o, output_ids=(9, *o.final.output_ids[1:]))
+                o = garbled(o, at=0)
             more.append(o.model_copy(update={"form": "text"} if text else {"scenario": REFILL.id}))
     raw = made.run.profile if text else {**made.run.profile, "scenarios": [REFILL.model_dump(mode="json")]}
     cells = tuple(
         c.model_copy(update={"planned": c.planned + 4} if text else {"scenarios": {REFILL.id: 4}})
         for c in made.run.cells
     )
-    return made.model_copy(
-        update={
-            "observations": (*made.observations, *more),
-            "run": made.run.model_copy(update={"profile": raw, "cells": cells}),
-        }
-    )
+    return with_run(answering(made, (*made.observations, *more)), profile=raw, cells=cells)
 
 
 def test_wrong_tokens_in_a_scenario_of_a_cell_whose_engine_died_do_not_disappear(tmp_path):
@@ -603,7 +554,7 @@ def test_plain_engines_that_score_the_same_output_differently_cannot_pass(tmp_pa
 
     second = part_of(made, PARTS[1], "part-2")
     shutil.rmtree(folders[1])
-    write(second.model_copy(update={"observations": tuple(map(bad, second.observations))}), folders[1])
+    write(answering(second, map(bad, second.observations)), folders[1])
     merged = merge(folders, tmp_path / "merged")
     assert judged(merged).verdict is Verdict.UNKNOWN
     assert any("single-none: 30 outputs were right in one part and wrong" in n for n in merged.run.merged.notices)
@@ -618,8 +569,7 @@ def rescored_of(judgement: Judgement, cell: str) -> Verdict:
 
 
 def without_scores(made: History, wanted: Callable[[Observation], bool] = lambda _: True) -> History:
-    kept = tuple(o for o in made.observations if o.scenario != RESCORE or not wanted(o))
-    return History(folder=made.folder, run=made.run, observations=kept)
+    return answering(made, (o for o in made.observations if o.scenario != RESCORE or not wanted(o)))
 
 
 def wrong_end(every: int) -> Change:
@@ -662,7 +612,7 @@ def test_missing_scores_hide_no_wrong_outputs_and_are_no_pass():
             else o
         )
 
-    bad = History(folder=bad.folder, run=bad.run, observations=tuple(map(scored, bad.observations)))
+    bad = answering(bad, map(scored, bad.observations))
     assert rescored_of(judge(bad, references()), "pd-mtp") is Verdict.REGRESSION
     lost = without_scores(bad, lambda o: o.prompt_id == "p40")
     assert rescored_of(judge(lost, references()), "pd-mtp") is Verdict.REGRESSION
@@ -679,7 +629,7 @@ def test_engines_of_two_parts_with_the_same_name_stay_apart(tmp_path):
     made = night()
     groups = {"pd-mtp": "pd-mtp", "single-mtp": "pd-mtp"}
     cells = tuple(c.model_copy(update={"group": groups.get(c.cell, c.group)}) for c in made.run.cells)
-    made = made.model_copy(update={"run": made.run.model_copy(update={"cells": cells})})
+    made = with_run(made, cells=cells)
     folders = []
     for name, cell, size in (("a", "pd-mtp", 10), ("b", "single-mtp", 20)):
         own = part_of(made, (cell,), name, engines=(engine("pd-mtp", "decode", size),))
@@ -761,7 +711,7 @@ def test_damaged_observations_are_refused_and_a_torn_line_is_said(tmp_path, fold
 
 
 def test_damaged_second_stage_is_refused_or_missing(tmp_path):
-    made = night(accept={"pd-mtp": drop})
+    made = night(accept={"pd-mtp": worse})
     folders = split(made, tmp_path, made)
     (folders[1] / SECOND / "run.json").write_text("{")
     refused("second stage of part-2", folders, tmp_path / "merged")
@@ -781,7 +731,7 @@ def test_interrupted_part_that_was_retried_wholly_costs_nothing(tmp_path):
     edited(folders[1], lambda r: r.update(interrupted=True))
     alone = merge(folders, tmp_path / "alone", Wanted(keep_going=True))
     assert alone.run.interrupted and judged(alone).verdict is Verdict.UNKNOWN
-    again_ = write(part_of(made, PARTS[1], "again", started="2026-01-01T02:00:00+00:00"), tmp_path / "again")
+    again_ = write(part_of(made, PARTS[1], "again", started=LATER), tmp_path / "again")
     mended = merge([*folders, again_], tmp_path / "mended", Wanted(keep_going=True))
     assert not mended.run.interrupted and judged(mended).verdict is Verdict.PASS
 
@@ -812,7 +762,7 @@ def test_parts_without_a_known_commit_are_said(tmp_path, folders):
 
 @pytest.mark.parametrize("second", [False, True])
 def test_different_runs_of_one_name_are_no_copies(tmp_path, second):
-    made = night(accept={"pd-mtp": drop}) if second else night()
+    made = night(accept={"pd-mtp": worse}) if second else night()
     folders = split(made, tmp_path, made if second else None)
     twin = shutil.copytree(folders[1], tmp_path / "twin")
     changed = twin / SECOND if second else twin
@@ -883,13 +833,8 @@ def test_profile_that_was_expected_must_be_the_recorded_one(tmp_path, folders):
 
 def cold_part_of_cpu(tmp_path: Path, prompts_sha256: str) -> Path:
     made = history([observation(c, n) for c in ("single-none", "pd-none") for n in (40, 41)])
-    record = made.run.model_copy(
-        update={
-            "profile": {**PROFILE.model_dump(mode="json"), "source": "cpu", "baselines": "/elsewhere"},
-            "prompts_sha256": prompts_sha256,
-        }
-    )
-    return write(made.model_copy(update={"run": record}), tmp_path / "part")
+    raw = {**PROFILE.model_dump(mode="json"), "source": "cpu", "baselines": "/elsewhere"}
+    return write(made, tmp_path / "part", profile=raw, prompts_sha256=prompts_sha256)
 
 
 def test_cells_are_expected_with_all_their_requests(tmp_path):
@@ -923,8 +868,7 @@ def test_scenarios_that_no_part_was_asked_for_are_missing_without_the_prompts(tm
     """Their ids are in the profile; how many requests they have is not known here."""
     made = night("bitwise")
     raw = {**made.run.profile, "scenarios": [s.model_dump(mode="json") for s in PROFILE.scenarios]}
-    made = made.model_copy(update={"run": made.run.model_copy(update={"profile": raw})})
-    folders = split(made, tmp_path)
+    folders = split(with_run(made, profile=raw), tmp_path)
     merged = merge(folders, tmp_path / "merged")
     assert {"refill", "late-pull"} <= set(merged.cell("pd-mtp").scenarios)
     assert "late-pull" not in merged.cell("single-mtp").scenarios
@@ -942,8 +886,7 @@ def test_cold_prompts_that_no_part_was_asked_for_are_missing_without_the_prompts
     kept = tuple(o for o in made.observations if o.scenario == REFILL.id)
     plans = {c.cell: plan_of([o for o in kept if o.cell == c.cell]) for c in made.run.cells}
     cells = tuple(c.model_copy(update={"planned": 0, "plan": plan_key(plans[c.cell])}) for c in made.run.cells)
-    changes = {"cells": cells, "plans": {plan_key(rows): rows for rows in plans.values()}}
-    made = made.model_copy(update={"observations": kept, "run": made.run.model_copy(update=changes)})
+    made = with_run(answering(made, kept), cells=cells, plans={plan_key(rows): rows for rows in plans.values()})
     merged = merge(split(made, tmp_path), tmp_path / "merged")
     assert merged.cell("pd-mtp").planned == 1
     cold = {c.cell: c.verdict for c in judged(merged).cells if c.scenario == "cold"}
@@ -961,8 +904,9 @@ def test_part_says_what_trying_again_could_mend(tmp_path):
 
     def part(change: Change | None = same, **changes: object) -> History:
         own = part_of(made, PARTS[1], "part", **changes)
-        kept = [o if change is None else change(o) for o in own.observations if change or o.scenario != RESCORE]
-        return own.model_copy(update={"observations": tuple(kept)})
+        return answering(
+            own, (o if change is None else change(o) for o in own.observations if change or o.scenario != RESCORE)
+        )
 
     assert missing_evidence(part()) == []
     assert missing_evidence(part(interrupted=True)) == ["the run was interrupted"]

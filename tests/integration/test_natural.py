@@ -31,7 +31,7 @@ from harness.prompts.model import Layout, PromptSet, TextSource, filling, load_p
 from harness.prompts.padded import DATE, Chat, build_from_recipe, build_natural_prompts, coverage, pad
 from harness.prompts.probe_task import WEIGHTS
 from harness.workload.prepare import prepare
-from tests.support.builders import changed_profile
+from tests.support.builders import changed_profile, extending
 from tests.support.fake_hub import FakeRepository, fake_hub
 from tests.support.program import inside
 from tests.support.program import run as forked
@@ -337,6 +337,10 @@ def write_jsonl(path: Path, rows: list[dict]) -> Path:
     return path
 
 
+def write_questions(folder: Path) -> Path:
+    return write_jsonl(folder / "questions.jsonl", [{"prompt": q} for q in QUESTIONS])
+
+
 def test_files_give_distinct_first_turns_with_their_rows(tmp_path):
     rows = [{"prompt": ["a", "b"]}, {"prompt": []}, {"prompt": ["a"]}, {"prompt": ["c"]}]
     lines = read_texts(write_jsonl(tmp_path / "p.jsonl", rows), "prompt")
@@ -408,7 +412,7 @@ def test_data_set_of_a_hub_by_revision(bench, folder, tmp_path):
 
 
 def test_several_block_sizes_from_a_file_with_the_table(folder, tmp_path):
-    source = write_jsonl(tmp_path / "q.jsonl", [{"prompt": q} for q in QUESTIONS])
+    source = write_questions(tmp_path)
     out = tmp_path / "natural.jsonl"
     sizes = ["--block-size", "64", "--block-size", "16", "--max-blocks", "3"]
     start = ["prompts", "build", "--kind", "natural", "--tokenizer", str(folder), "--out", str(out)]
@@ -447,7 +451,7 @@ def test_wrong_usage_of_build(arguments, sentence, folder, tmp_path):
 def test_profile_gives_tokenizer_sizes_and_the_number_of_prompts(folder, tmp_path):
     """A first set makes the profile whole; from it the number for a wanted effect follows."""
     first = tmp_path / "first.jsonl"
-    source = write_jsonl(tmp_path / "q.jsonl", [{"prompt": q} for q in QUESTIONS])
+    source = write_questions(tmp_path)
 
     def change(raw: dict) -> None:
         raw["tokenizer"] = str(folder)
@@ -497,15 +501,12 @@ def recipe_profile(tmp_path: Path, folder: Path, **recipe: object) -> str:
             },
         }
     }
-    path = tmp_path / "recipes.yaml"
-    base = {"extends": "cpu", "name": "recipes", "scenarios": [], "methods": [{"kind": "none"}]}
-    path.write_text(yaml.safe_dump({**base, "axes": axes, "workload": {"recipe": made}}, sort_keys=False))
-    return str(path)
+    methods = [{"kind": "none"}]
+    return extending(tmp_path, scenarios=[], methods=methods, axes=axes, workload={"recipe": made})
 
 
 def test_recipes_of_a_profile_are_built_and_one_that_cannot_be_hides_no_other(tmp_path, folder):
-    file = tmp_path / "questions.jsonl"
-    file.write_text("".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS))
+    file = write_questions(tmp_path)
     source = recipe_profile(tmp_path, folder)
     before = prepare(source, [], planned=True)
     assert all(p.origin.startswith("planned, not built") for p in before.prompts.prompts)
@@ -522,8 +523,7 @@ def test_recipes_of_a_profile_are_built_and_one_that_cannot_be_hides_no_other(tm
 
 def test_a_set_that_is_there_is_kept_and_options_beside_a_recipe_are_refused(tmp_path, folder):
     """Baselines belong to the set that is there: a nightly job must not replace it."""
-    file = tmp_path / "questions.jsonl"
-    file.write_text("".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS))
+    file = write_questions(tmp_path)
     inside("prompts", "build", "--for-profile", recipe_profile(tmp_path, folder), "--file", str(file))
     made = (tmp_path / "here.jsonl").read_bytes()
     more = recipe_profile(tmp_path, folder, per_stratum=3)

@@ -23,13 +23,12 @@ from harness.engines.ray import driver, node
 from harness.engines.ray.driver import Actor, RayExecutor, RayHandle, RayPlace
 from harness.engines.ray.node import EngineState, Wanted, engine_environment, problems
 from harness.errors import EngineDiedError, EngineStartError, EnvironmentFault, HandoffError, UsageError
-from harness.profiles.cells import EngineGroup, make_plan, select_cells
 from harness.profiles.model import TensorParallel, load_profile
 from harness.scheduling.model import Placement
 from harness.scheduling.planning import planned
 from harness.supervision.cores import Cores
 from harness.workload.prepare import prepare
-from tests.support.engines import ENVIRONMENT
+from tests.support.engines import ENVIRONMENT, group_of
 from tests.support.program import run as cli
 
 # --- what may be asked for -------------------------------------------------------------------------------------------
@@ -86,12 +85,6 @@ def test_missing_ray_is_said_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EnvironmentFault, match=r"kv-acceptance-harness\[ray\]"):
         RayExecutor("127.0.0.1:1").__enter__()
-
-
-def group_of(cell: str) -> EngineGroup:
-    profile = load_profile("cpu")
-    (group,) = make_plan(profile, select_cells(profile, [cell])).groups
-    return group
 
 
 # --- what a node is checked for --------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ from harness.reports.judge_run import Outcome, assess, check
 from harness.util.progress import Reporter
 from harness.util.storage import LOCK, FolderLock
 from harness.workload.prepare import prepare
-from tests.support.builders import change_final, history, observation
+from tests.support.builders import change_final, garbled, history, observation
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_answers import perform, score
 from tests.support.fake_session import FakeSession
@@ -56,7 +55,7 @@ class Engines:
         """Answers to a cell."""
         self.in_cell = ""
         self.kill_rescoring = False
-        self.change: Callable[[Observation], Observation] = lambda o: o
+        self.wrong_in = ""
 
     def run_cell(self, _session: object, work, recorder, _reporter) -> None:
         if not work.requests:
@@ -69,7 +68,7 @@ class Engines:
             count += 1
             if self.in_cell == work.cell.id and count == self.kill_after:
                 raise Killed
-            return self.change(o)
+            return garbled(o, at=0) if o.cell == self.wrong_in and o.sequence == 2 else o
 
         perform(recorder, work, change)
 
@@ -104,11 +103,11 @@ def start(out: Path, cells: list[str] | None = None) -> Outcome:
         return execute(prepare("cpu", cells or CELLS, [COLD]), out, reporter)
 
 
-def killed(out: Path, engines: Engines, cell: str = "single-none", after: int = 5) -> Path:
-    engines.kill_after, engines.in_cell = after, cell
+def killed(out: Path, engines: Engines, cell: str = "single-none", after: int = 5, wrong_in: str = "") -> Path:
+    engines.kill_after, engines.in_cell, engines.wrong_in = after, cell, wrong_in
     with pytest.raises(Killed):
         start(out)
-    engines.kill_after = None
+    engines.kill_after, engines.wrong_in = None, ""
     engines.asked.clear()
     return next(p for p in out.iterdir() if p.is_dir() and not p.is_symlink())
 
@@ -186,25 +185,15 @@ def test_killed_again_while_it_went_on(tmp_path, engines):
     assert [r.set_aside for r in load_history(folder).run.resumed] == [8, 19]
 
 
-def wrong(o: Observation) -> Observation:
-    leg = o.final
-    assert leg is not None
-    return change_final(o, output_ids=(leg.output_ids[0] + 1, *leg.output_ids[1:])) if o.sequence == 2 else o
-
-
 def test_regression_of_a_complete_cell_stays(tmp_path, engines):
-    engines.change = lambda o: wrong(o) if o.cell == "single-eagle3" else o
-    folder = killed(tmp_path, engines)
-    engines.change = lambda o: o
+    folder = killed(tmp_path, engines, wrong_in="single-eagle3")
     outcome = go_on(folder)
     assert engines.asked == ["single-none"]
     assert outcome.summary.verdict is Verdict.REGRESSION
 
 
 def test_regression_in_what_is_set_aside_is_no_second_chance(tmp_path, engines):
-    engines.change = lambda o: wrong(o) if o.cell == "single-eagle3" else o
-    folder = killed(tmp_path, engines, "single-eagle3", 10)
-    engines.change = lambda o: o
+    folder = killed(tmp_path, engines, "single-eagle3", 10, wrong_in="single-eagle3")
     outcome = go_on(folder)
     assert outcome.summary.verdict is Verdict.UNKNOWN
     (notice,) = (n for n in outcome.summary.judgement.notices if n.startswith("resumed"))
@@ -214,9 +203,7 @@ def test_regression_in_what_is_set_aside_is_no_second_chance(tmp_path, engines):
 
 
 def test_regression_is_found_where_judging_a_foreign_run_would_read_no_baselines(tmp_path, engines, monkeypatch):
-    engines.change = lambda o: wrong(o) if o.cell == "single-eagle3" else o
-    folder = killed(tmp_path, engines, "single-eagle3", 10)
-    engines.change = lambda o: o
+    folder = killed(tmp_path, engines, "single-eagle3", 10, wrong_in="single-eagle3")
     monkeypatch.setattr(harness.judging.checks.registry, "recorded", lambda _: None)
     assert go_on(folder).summary.verdict is Verdict.UNKNOWN
     assert "single-eagle3 tokens-baseline REGRESSION" in load_history(folder).run.resumed[0].found[0]
@@ -278,9 +265,7 @@ def test_bytes_that_are_no_text_in_the_command_can_be_read_again(tmp_path, engin
 
 @pytest.mark.parametrize("make", ["killed", "asked twice"])
 def test_run_that_cannot_pass_is_no_reference(tmp_path, engines, make):
-    engines.change = lambda o: wrong(o) if o.cell == "single-eagle3" else o
-    folder = killed(tmp_path, engines, "single-eagle3", 10)
-    engines.change = lambda o: o
+    folder = killed(tmp_path, engines, "single-eagle3", 10, wrong_in="single-eagle3")
     if make == "asked twice":
         go_on(folder)
     history = load_history(folder)

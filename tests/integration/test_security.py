@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import DataError, ProfileError
-from harness.history.folder import load_history, write_run
+from harness.history.folder import load_history
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
 from harness.judging.references import known_of
@@ -21,9 +20,18 @@ from harness.profiles.model import load_profile
 from harness.reports.judge_run import assess
 from harness.util.names import SafeName
 from harness.util.paths import REPOSITORY, recorded
-from tests.support.builders import changed_profile, engine, history, identity, observation
+from tests.support.builders import (
+    changed_profile,
+    engine,
+    extending,
+    history,
+    identity,
+    observation,
+    with_run,
+    written_run,
+)
 from tests.support.reseal import reseal
-from tests.support.run_files import answers, write_observations
+from tests.support.run_files import answers
 
 PACKAGE = REPOSITORY / "harness"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -211,25 +219,17 @@ def test_variables_that_only_tune_are_taken():
     assert not any(v.endswith(endings) for v in VARIABLES)
 
 
-def written(folder: Path, **changes: object) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "p.yaml"
-    path.write_text(yaml.safe_dump({"extends": "cpu", "name": "p", **changes}))
-    return str(path)
-
-
 @pytest.mark.parametrize("where", ["../elsewhere", "models/../../elsewhere", "a/../../../etc"])
 def test_relative_paths_stay_in_the_profile_s_folder(where, tmp_path):
-    with pytest.raises(ProfileError, match="leads out of it"):
-        load_profile(written(tmp_path / "mine", target=where))
-    with pytest.raises(ProfileError, match="leads out of it"):
-        load_profile(written(tmp_path / "mine", extends=f"{where}.yaml"))
+    for changes in ({"target": where}, {"base": f"{where}.yaml"}):
+        with pytest.raises(ProfileError, match="leads out of it"):
+            load_profile(extending(tmp_path, **changes))
 
 
 def test_relative_paths_inside_and_absolute_ones_are_taken(tmp_path):
-    profile = load_profile(written(tmp_path / "mine", baselines="sub/../baselines"))
-    assert profile.baselines == tmp_path / "mine" / "baselines"
-    assert load_profile(written(tmp_path / "mine", baselines="/var/baselines")).baselines == Path("/var/baselines")
+    profile = load_profile(extending(tmp_path, baselines="sub/../baselines"))
+    assert profile.baselines == tmp_path / "baselines"
+    assert load_profile(extending(tmp_path, baselines="/var/baselines")).baselines == Path("/var/baselines")
 
 
 @pytest.mark.parametrize("text", ["!!python/object/apply:os.system ['true']", "!!python/name:os.system", "!x {}"])
@@ -251,12 +251,9 @@ def test_names_that_could_leave_the_folder_are_none(name):
         TypeAdapter(SafeName).validate_python(name)
 
 
-def kept(folder: Path, **changes: object) -> Path:
-    """A recorded run with one engine, and ``changes`` made to its run.json."""
-    made = history([observation("pd-none")], folder=folder, engines=(engine("pd-none", "decode"),))
-    write_observations(folder, made.observations)
-    write_run(folder, made.run)
-    return folder
+def kept(folder: Path) -> Path:
+    """A recorded run with one engine."""
+    return written_run(folder, history([observation("pd-none")], engines=(engine("pd-none", "decode"),)))
 
 
 def damage(folder: Path, *steps: str | int, value: object) -> None:
@@ -313,17 +310,10 @@ def test_recorded_run_does_not_choose_its_references(tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "known.yaml").write_text("not: read")
     made = history([observation("single-none")], folder=tmp_path / "run")
-    run = made.run.model_copy(
-        update={
-            "profile": {
-                **made.run.profile,
-                "baselines": str(tmp_path / "theirs"),
-                "known_defects": str(tmp_path / "known.yaml"),
-            },
-            "identities": {"none": identity().model_dump(mode="json")},
-        }
-    )
-    made = made.model_copy(update={"run": run, "own": False})
+    named = {"baselines": str(tmp_path / "theirs"), "known_defects": str(tmp_path / "known.yaml")}
+    identities = {"none": identity().model_dump(mode="json")}
+    made = with_run(made, profile={**made.run.profile, **named}, identities=identities)
+    made = made.model_copy(update={"own": False})
     lookup = baselines_for(made)["none"]
     assert lookup.baseline is None and "--baselines" in lookup.reason
     assert judge(made, baselines_for(made)).verdict is not Verdict.PASS and known_of(made) is None

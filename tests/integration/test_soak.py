@@ -1,35 +1,28 @@
-"""Soaks: growth on hand-made series, the sampler on processes of this machine, rounds on a fake session."""
+"""Soaks: growth on hand-made series, the sampler on processes of this machine, how rounds are judged."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
-from concurrent.futures import wait
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-import harness.runner.recorder
-from harness.commands.soak import run as soak_run
 from harness.commands.soak.growth import LIMITS, PARTS, judge_growth, split
 from harness.commands.soak.model import COUNTED, HARNESS, Round, Sample, Soak, Tree
 from harness.commands.soak.rounds import RoundJudge
-from harness.commands.soak.run import Wanted, prepare_soak, soak
+from harness.commands.soak.run import prepare_soak
 from harness.commands.soak.sampler import Record, Sampler, Watcher
-from harness.engines.flags import NO_FLAGS
 from harness.errors import UsageError
-from harness.history.folder import load_history
 from harness.history.verdict import Verdict
 from harness.judging.figures import AcceptanceFigures, RatesFigures
 from harness.judging.findings import CellVerdict, CheckResult
 from harness.supervision import procfs
 from harness.supervision.procfs import Segment
 from tests.support.builders import change_final, history, observation
-from tests.support.fake_soak import FLAT, FakeSession, FakeWatcher
+from tests.support.fake_soak import FLAT, FakeWatcher
 
 HOUR = np.arange(0, 3600, 5.0)
 
@@ -319,70 +312,7 @@ def test_one_round_far_off_is_a_regression_at_once(tmp_path: Path, monkeypatch: 
     assert [f.check for f in judge.findings] == ["soak-acceptance"]
 
 
-# --- a whole soak, on a fake session ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch):
-    class Session(FakeSession):
-        pass
-
-    monkeypatch.setattr(soak_run, "EngineGroupSession", Session)
-    environment = SimpleNamespace(vllm="0.32.0", has=lambda _: True, flags=NO_FLAGS)
-    monkeypatch.setattr(soak_run, "engines_for", lambda *_: environment)
-    for place in (soak_run, harness.runner.recorder):
-        monkeypatch.setattr(place, "versions", lambda _: {"vllm": "0.32.0"})
-    monkeypatch.setattr("harness.runner.recorder._identities", lambda *_: {})
-    return Session
-
-
-def test_a_soak_sends_rounds_at_the_concurrency_and_records_them(tmp_path: Path, fake: type[FakeSession]):
-    prepared = prepare_soak("cpu", "single-none")
-    found, folder, _ = soak(prepared, Wanted(0.01, 4, 0.05), tmp_path, None)
-    prompts = len(prepared.works[0].items)
-    assert found.rounds >= 1 and found.answered == found.rounds * prompts
-    assert fake.newest.most == 4 and fake.newest.ended
-    assert found.verdict is Verdict.UNKNOWN, "too short, and no baseline"
-    assert {g.verdict for g in found.growths} == {Verdict.UNKNOWN}
-    recorded = load_history(folder)
-    assert len(recorded.observations) == found.answered
-    assert {o.concurrent for o in recorded.observations} == {4}
-    written = json.loads((folder / "soak.json").read_text())
-    assert written["verdict"] == "UNKNOWN" and written["exit_code"] == 2
-    page = (folder / "soak.html").read_text()
-    assert "too short to say" in page and "soak-rss_mib" in page
-
-
-def test_an_engine_that_dies_keeps_what_was_seen(tmp_path: Path, fake: type[FakeSession]):
-    fake.dies_after = 60
-    found, folder, _ = soak(prepare_soak("cpu", "single-none"), Wanted(5, 4), tmp_path, None)
-    assert found.verdict is Verdict.UNKNOWN
-    assert any("the engine is gone" in d for d in found.doubts)
-    assert 50 <= len(load_history(folder).observations) <= 61
-
-
-def test_an_interrupt_keeps_what_was_seen(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch):
-    def interrupted(requests, return_when):
-        while wait(requests, 0.01, return_when).not_done:
-            if fake.newest.fake.count > 42:
-                raise KeyboardInterrupt
-        return wait(requests)
-
-    monkeypatch.setattr("harness.commands.soak.load.wait", interrupted)
-    found, folder, _ = soak(prepare_soak("cpu", "single-none"), Wanted(5, 4), tmp_path, None)
-    assert found.verdict is Verdict.UNKNOWN and "interrupted by the user" in found.doubts
-    assert 42 <= len(load_history(folder).observations) < 84
-    assert load_history(folder).run.interrupted
-
-
-def test_a_crash_of_the_harness_keeps_what_was_seen(
-    tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(RoundJudge, "judge", lambda *_: 1 / 0)
-    found, folder, _ = soak(prepare_soak("cpu", "single-none"), Wanted(5, 4), tmp_path, None)
-    assert found.verdict is Verdict.UNKNOWN
-    assert any("ZeroDivisionError" in d for d in found.doubts)
-    assert load_history(folder).observations
+# --- what is sent ----------------------------------------------------------------------------------------------------
 
 
 def test_a_soak_refuses_more_than_one_cell():
@@ -393,9 +323,3 @@ def test_a_soak_refuses_more_than_one_cell():
 def test_a_soak_is_of_cold_prompts_as_ids():
     (work,) = prepare_soak("cpu", "pd-eagle3").works
     assert {i.form for i in work.items} == {"ids"} and not work.scripts
-
-
-def test_what_could_not_be_ended_is_a_doubt(tmp_path: Path, fake: type[FakeSession]):
-    fake.stays = ("process 17 of the single engine",)
-    found, *_ = soak(prepare_soak("cpu", "single-none"), Wanted(0.01, 4), tmp_path, None)
-    assert "could not be ended: process 17 of the single engine" in found.doubts

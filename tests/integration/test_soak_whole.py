@@ -17,17 +17,17 @@ import typer
 
 import harness.commands.soak.report
 from harness.baselines.build import record_from, require_reference_run
-from harness.cli.soak import soak_command
+from harness.cli.trust import soak_command
 from harness.commands.merge.load import load_parts
 from harness.commands.merge.night import Wanted as Parts
 from harness.commands.resume import prepare_resume
 from harness.commands.soak import growth, sampler
 from harness.commands.soak import run as soak_run
 from harness.commands.soak.model import HARNESS
+from harness.commands.soak.rounds import RoundJudge
 from harness.commands.soak.run import Ended, Wanted, prepare_soak, soak
-from harness.errors import StorageError, UsageError
+from harness.errors import EngineDiedError, StorageError, UsageError
 from harness.history.folder import load_history
-from harness.history.records import EngineRecord
 from harness.history.verdict import Verdict
 from harness.reports.judge_run import check
 from harness.reports.trend import load_trend
@@ -35,8 +35,9 @@ from harness.runner.run import prepared_recorder
 from harness.util.signals import deferred, ignored, raise_once
 from harness.util.storage import FolderLock
 from harness.workload.prepare import prepare
+from tests.support.builders import engine, with_run
 from tests.support.engines import ENVIRONMENT
-from tests.support.fake_answers import answer, perform
+from tests.support.fake_answers import perform
 from tests.support.fake_soak import FLAT, FakeSession, FakeWatcher
 from tests.support.reseal import reseal
 from tests.support.run_files import all_lines
@@ -44,40 +45,10 @@ from tests.support.run_files import all_lines
 PROMPTS = 42
 
 
-class FakeAnswers(FakeSession):
-    """One engine that says what the baseline says, but for the answers whose number is in ``wrong``."""
-
-    wrong = range(0)
-    after: int | None = None
-    """Answers after which ``event`` is called, once."""
-    event = staticmethod(lambda: None)
-    engines: tuple[EngineRecord, ...] = ()
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.work = prepare_soak("cpu", "single-none").works[0]
-        self.items = {i.prompt.ids: i for i in self.work.items}
-
-    def records(self):
-        return list(self.engines) or super().records()
-
-    def ask(self, ask, legs):
-        FakeWatcher.await_sample(0.005)
-        with self.lock:
-            self.fake.count += 1
-            count = int(self.fake.count)
-        if count == self.after:
-            type(self).event()
-        (leg,) = answer(self.work, self.items[tuple(ask.payload)], 0).legs
-        if count in self.wrong:
-            leg = leg.model_copy(update={"output_ids": (*leg.output_ids[:-1], leg.output_ids[-1] ^ 1)})
-        legs.append(leg)
-
-
 class FakeClock:
     """Ten seconds go by with each round: how many there are must not depend on the machine."""
 
-    def __init__(self, session: type[FakeAnswers]) -> None:
+    def __init__(self, session: type[FakeSession]) -> None:
         self.session, self.begun = session, time.monotonic()
 
     def monotonic(self) -> float:
@@ -96,15 +67,20 @@ class SamplerClock:
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch):
-    class Session(FakeAnswers):
+def fake(monkeypatch: pytest.MonkeyPatch):
+    class Session(FakeSession):
         pass
 
     monkeypatch.setattr(soak_run, "EngineGroupSession", Session)
     monkeypatch.setattr(soak_run, "engines_for", lambda *_: ENVIRONMENT)
+    return Session
+
+
+@pytest.fixture
+def session(fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(soak_run, "Watcher", lambda *_: FakeWatcher())
     # A busy machine must not decide what these come to.
-    clock = FakeClock(Session)
+    clock = FakeClock(fake)
     monkeypatch.setattr(soak_run, "time", clock)
     monkeypatch.setattr(sampler, "time", SamplerClock(clock.begun))
     monkeypatch.setattr(growth, "SHORTEST_S", 0)
@@ -114,7 +90,7 @@ def session(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sampler, "_SHARE", 0)
     # How it looks is tested elsewhere.
     monkeypatch.setattr(harness.commands.soak.report, "render_soak", lambda *_: "")
-    return Session
+    return fake
 
 
 def played(out: Path, rounds: int = 4, concurrency: int = 4) -> Ended:
@@ -136,7 +112,22 @@ def recorded(folder: Path) -> list[dict]:
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_soak_that_is_right_and_flat_passes_and_so_does_its_check(tmp_path: Path, session: type[FakeAnswers]):
+def test_a_soak_sends_rounds_at_the_concurrency_and_records_them(tmp_path: Path, fake: type[FakeSession]):
+    """With the clock and the process trees of this machine."""
+    fake.takes_s = 0.05
+    found, folder, _ = soak(prepare_soak("cpu", "single-none"), Wanted(0.01, 4, 0.05), tmp_path, None)
+    assert found.rounds >= 1 and found.answered == found.rounds * PROMPTS
+    assert fake.newest.most == 4 and fake.newest.ended
+    assert found.verdict is Verdict.UNKNOWN, "too short"
+    assert {g.verdict for g in found.growths} == {Verdict.UNKNOWN}
+    kept = load_history(folder).observations
+    assert len(kept) == found.answered and {o.concurrent for o in kept} == {4}
+    assert (written(folder)["verdict"], written(folder)["exit_code"]) == ("UNKNOWN", 2)
+    page = (folder / "soak.html").read_text()
+    assert "too short to say" in page and "soak-rss_mib" in page
+
+
+def test_a_soak_that_is_right_and_flat_passes_and_so_does_its_check(tmp_path: Path, session: type[FakeSession]):
     ended = played(tmp_path)
     assert (ended.result.verdict, ended.exit_code) == (Verdict.PASS, 0), ended.result
     assert ended.result.rounds == 4 and written(ended.folder)["verdict"] == "PASS"
@@ -148,7 +139,7 @@ def test_a_soak_that_is_right_and_flat_passes_and_so_does_its_check(tmp_path: Pa
     assert any("the soak as a whole ended with PASS" in n for n in again.judgement.notices)
 
 
-def test_one_wrong_round_is_a_regression_even_if_later_rounds_are_right(tmp_path: Path, session: type[FakeAnswers]):
+def test_one_wrong_round_is_a_regression_even_if_later_rounds_are_right(tmp_path: Path, session: type[FakeSession]):
     session.wrong = range(PROMPTS + 1, 2 * PROMPTS + 1)
     ended = played(tmp_path)
     assert (ended.result.verdict, ended.exit_code) == (Verdict.REGRESSION, 1)
@@ -161,7 +152,7 @@ def test_one_wrong_round_is_a_regression_even_if_later_rounds_are_right(tmp_path
 
 
 def test_a_leak_is_a_regression_and_its_check_is_none_the_greener(
-    tmp_path: Path, session: type[FakeAnswers], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, session: type[FakeSession], monkeypatch: pytest.MonkeyPatch
 ):
     class Leaking(FakeWatcher):
         def sample(self):
@@ -175,7 +166,7 @@ def test_a_leak_is_a_regression_and_its_check_is_none_the_greener(
     assert ended.exit_code == 1 and check(ended.folder).summary.verdict is Verdict.REGRESSION
 
 
-def test_a_soak_without_a_verdict_never_passes_a_check(tmp_path: Path, session: type[FakeAnswers]):
+def test_a_soak_without_a_verdict_never_passes_a_check(tmp_path: Path, session: type[FakeSession]):
     folder = played(tmp_path).folder
 
     def forget(run):
@@ -188,7 +179,7 @@ def test_a_soak_without_a_verdict_never_passes_a_check(tmp_path: Path, session: 
 
 
 def test_baselines_outside_of_the_checkout_are_found(
-    tmp_path: Path, session: type[FakeAnswers], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, session: type[FakeSession], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("harness.judging.checks.registry.recorded", lambda _: None)
     assert played(tmp_path).result.verdict is Verdict.PASS
@@ -197,8 +188,34 @@ def test_baselines_outside_of_the_checkout_are_found(
 # --- what ends a soak early ------------------------------------------------------------------------------------------
 
 
+def test_an_engine_that_dies_keeps_what_was_seen(tmp_path: Path, session: type[FakeSession]):
+    def die():
+        raise EngineDiedError("the engine is gone")
+
+    session.after, session.event = PROMPTS + 18, die
+    ended = played(tmp_path, 99)
+    assert ended.result.verdict is Verdict.UNKNOWN
+    assert any("the engine is gone" in d for d in ended.result.doubts)
+    assert PROMPTS + 8 <= len(load_history(ended.folder).observations) <= 2 * PROMPTS
+
+
+def test_a_crash_of_the_harness_keeps_what_was_seen(
+    tmp_path: Path, session: type[FakeSession], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(RoundJudge, "judge", lambda *_: 1 / 0)
+    ended = played(tmp_path, 99)
+    assert ended.result.verdict is Verdict.UNKNOWN
+    assert any("ZeroDivisionError" in d for d in ended.result.doubts)
+    assert load_history(ended.folder).observations
+
+
+def test_what_could_not_be_ended_is_a_doubt(tmp_path: Path, session: type[FakeSession]):
+    session.stays = ("process 17 of the single engine",)
+    assert "could not be ended: process 17 of the single engine" in played(tmp_path, 1).result.doubts
+
+
 def test_reports_that_cannot_be_written_do_not_cost_the_verdict(
-    tmp_path: Path, session: type[FakeAnswers], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, session: type[FakeSession], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def full(_path, _value):
         raise StorageError("soak.json: expected to write it, found No space left on device")
@@ -215,7 +232,7 @@ def test_reports_that_cannot_be_written_do_not_cost_the_verdict(
 
 
 def test_a_full_disk_in_a_round_is_a_named_doubt(
-    tmp_path: Path, session: type[FakeAnswers], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, session: type[FakeSession], monkeypatch: pytest.MonkeyPatch
 ):
     real, full = os.write, []
 
@@ -232,7 +249,7 @@ def test_a_full_disk_in_a_round_is_a_named_doubt(
     assert written(ended.folder)["rounds"] == 1 and len(recorded(ended.folder)) == 2 * PROMPTS
 
 
-def test_two_interrupts_leave_a_result(tmp_path: Path, session: type[FakeAnswers], monkeypatch: pytest.MonkeyPatch):
+def test_two_interrupts_leave_a_result(tmp_path: Path, session: type[FakeSession], monkeypatch: pytest.MonkeyPatch):
     def strike():
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -254,12 +271,13 @@ def test_two_interrupts_leave_a_result(tmp_path: Path, session: type[FakeAnswers
     assert signal.getsignal(signal.SIGINT) is before
     assert session.newest.ended and ended.result.doubts == ("interrupted by the user",)
     assert written(ended.folder)["verdict"] == "UNKNOWN"
-    run = load_history(ended.folder).run
-    assert run.interrupted and run.finished and run.came_to is Verdict.UNKNOWN
+    kept = load_history(ended.folder)
+    assert kept.run.interrupted and kept.run.finished and kept.run.came_to is Verdict.UNKNOWN
+    assert PROMPTS <= len(kept.observations) < 2 * PROMPTS
 
 
 def test_an_interrupt_while_a_round_is_kept_records_each_answer_once(
-    tmp_path: Path, session: type[FakeAnswers], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, session: type[FakeSession], monkeypatch: pytest.MonkeyPatch
 ):
     real, count = soak_run.Recorder.append, 0
 
@@ -276,7 +294,7 @@ def test_an_interrupt_while_a_round_is_kept_records_each_answer_once(
     assert [o["sequence"] for o in recorded(ended.folder)] == list(range(PROMPTS))
 
 
-def test_the_answers_of_the_round_under_way_are_on_disk(tmp_path: Path, session: type[FakeAnswers]):
+def test_the_answers_of_the_round_under_way_are_on_disk(tmp_path: Path, session: type[FakeSession]):
     """What is there when the process is killed at this moment."""
     seen: list[int] = []
 
@@ -290,7 +308,7 @@ def test_the_answers_of_the_round_under_way_are_on_disk(tmp_path: Path, session:
 
 
 def test_the_result_is_written_before_the_history_is_read(
-    tmp_path: Path, session: type[FakeAnswers], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, session: type[FakeSession], monkeypatch: pytest.MonkeyPatch
 ):
     at_the_end: list[dict] = []
 
@@ -306,7 +324,7 @@ def test_the_result_is_written_before_the_history_is_read(
     assert check(ended.folder).summary.verdict is Verdict.UNKNOWN
 
 
-def test_a_round_without_a_verdict_is_no_pass(tmp_path: Path, session: type[FakeAnswers]):
+def test_a_round_without_a_verdict_is_no_pass(tmp_path: Path, session: type[FakeSession]):
     result = played(tmp_path).result
     assert result.verdict is Verdict.PASS
     for verdicts in ({}, {"PASS": result.rounds - 1}):
@@ -315,16 +333,10 @@ def test_a_round_without_a_verdict_is_no_pass(tmp_path: Path, session: type[Fake
 
 
 def test_routers_are_watched_beside_the_engines(
-    tmp_path: Path, session: type[FakeAnswers], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, session: type[FakeSession], monkeypatch: pytest.MonkeyPatch
 ):
-    def engine(role: str, pid: int) -> EngineRecord:
-        return EngineRecord(
-            role=role, group="g", pid=pid, argv=(), env={}, log="l", ready_seconds=1, model_runner=None,
-            attention_backend=None,
-        )  # fmt: skip
-
     watched: dict[str, int] = {}
-    session.engines = (engine("single", 11), engine("router", 12))
+    session.engines = tuple(engine("g", r).model_copy(update={"pid": p}) for r, p in (("single", 11), ("router", 12)))
     monkeypatch.setattr(soak_run, "Watcher", lambda roots: watched.update(roots) or FakeWatcher())
     played(tmp_path, 1)
     assert watched == {HARNESS: os.getpid(), "single": 11, "router": 12}
@@ -333,7 +345,7 @@ def test_routers_are_watched_beside_the_engines(
 # --- other commands --------------------------------------------------------------------------------------------------
 
 
-def test_a_soak_holds_its_folder_and_no_other_command_takes_it_for_a_run(tmp_path: Path, session: type[FakeAnswers]):
+def test_a_soak_holds_its_folder_and_no_other_command_takes_it_for_a_run(tmp_path: Path, session: type[FakeSession]):
     locked: list[bool] = []
 
     def look():
@@ -362,7 +374,7 @@ def test_only_a_plain_run_is_a_reference(tmp_path: Path, kind: str):
     history = recorder.finish()
     with pytest.raises(UsageError, match=f"found one of `harness {kind}`"):
         record_from(history, None, prepared.sets, tmp_path / "baselines")
-    require_reference_run(history.model_copy(update={"run": history.run.model_copy(update={"kind": "run"})}))
+    require_reference_run(with_run(history, kind="run"))
     assert not (tmp_path / "baselines").exists()
 
 

@@ -22,7 +22,7 @@ from harness.cli.app import app
 from harness.commands.merge import merge
 from harness.commands.run import execute
 from harness.errors import EXIT_UNKNOWN, InfrastructureError, StorageError, UsageError
-from harness.history.folder import HistoryWriter, load_history, write_run
+from harness.history.folder import HistoryWriter, load_history
 from harness.history.verdict import Verdict
 from harness.reports.judge_run import check
 from harness.runner.recorder import Recorder
@@ -32,10 +32,10 @@ from harness.util.files import write_atomic
 from harness.util.progress import Reporter
 from harness.util.storage import LOCK, FolderLock, LineFile
 from harness.workload.prepare import prepare
-from tests.support.builders import history, observation
+from tests.support.builders import history, observation, written_run
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_session import FakeSession
-from tests.support.run_files import answers, write_observations
+from tests.support.run_files import answers
 
 
 def mounted(folder: Path, options: str) -> bool:
@@ -67,9 +67,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 
 def recorded(folder: Path) -> None:
-    made = history([observation("single-none", n) for n in (31, 32, 33)], folder=folder)
-    write_observations(folder, made.observations)
-    write_run(folder, made.run)
+    written_run(folder, history([observation("single-none", n) for n in (31, 32, 33)]))
 
 
 def test_full_disk_keeps_every_whole_line(tiny: Path):

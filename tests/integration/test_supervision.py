@@ -19,21 +19,26 @@ from harness.errors import EngineStartError
 from harness.supervision import orphans, ports, procfs
 from harness.supervision.process import SupervisedProcess, TreeDetails
 from tests.support.supervised import (
+    bystander,
     engine_program,
     gone,
+    held,
     kill_supervisors,
     made_by,
     made_by_program,
     marks,
+    nothing_left,
+    only_ledger,
     own_folder,
     read_pids,
-    start_engine,
     start_harness,
+    started,
     state,
     wait_for,
+    warden,
 )
 
-__all__ = ["engine_program", "own_folder"]
+__all__ = ["bystander", "engine_program", "held", "own_folder", "started"]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -58,27 +63,38 @@ def test_sigkill_of_the_harness_at_any_moment_leaves_nothing(engine_program, tmp
         assert not ports.in_use(int((folder / "port").read_text()))
 
 
-def test_stop_ends_everything_and_says_that_nothing_is_left(engine_program, tmp_path):
-    engine, port = start_engine(engine_program, tmp_path)
-    pids = read_pids(tmp_path)
-    assert len(made_by(pids)) == 2
-    (ledger,) = procfs.ledgers(procfs.state_folder())
-    found = orphans.read_ledger(ledger)
+def test_stop_ends_everything_and_says_that_nothing_is_left(started, tmp_path):
+    engine, port, pids = started
+    assert len(made_by(pids)) == 2 and os.getsid(engine.pid) == engine.pid in pids
+    found = orphans.read_ledger(only_ledger())
     assert (found.name, found.ports[0], found.run) == ("cell.single", port, str(tmp_path))
     assert found.holder_lives
     assert {p.pid for p in found.living()} == set(pids)
     assert engine.stop(2.0) == [] and engine.stop(2.0) == []
-    assert gone(pids) and made_by(pids) == []
-    assert state() == []
+    assert engine.exit_code() == -signal.SIGTERM and nothing_left(pids)
     assert not ports.in_use(port) and ports.held([port]) == ()
 
 
-def test_shared_memory_that_others_use_stays(engine_program, tmp_path):
-    engine, _ = start_engine(engine_program, tmp_path)
-    pids = read_pids(tmp_path)
-    (used,) = [procfs.SHM / name for name in made_by(pids) if name.startswith("ucx_shm_posix_test_")]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_harness_whose_children_are_killed_with_it_takes_its_tree_along(held, number):
+    """As Ray does with the children of its workers: the supervisor is none of them."""
+    assert psutil.Process(held.harness.pid).children() == []
+    held.harness.send_signal(number)
+    held.harness.wait(10)
+    wait_for(lambda: nothing_left(held.pids))
+
+
+def test_tree_ends_when_its_first_process_is_killed(started):
+    os.kill(started.engine.pid, signal.SIGKILL)
+    wait_for(lambda: not started.engine.alive())
+    assert started.engine.exit_code() == -signal.SIGKILL and gone(started.pids)
+    assert started.engine.stop(1.0) == []
+
+
+def test_shared_memory_that_others_use_stays(started):
+    (used,) = [procfs.SHM / name for name in made_by(started.pids) if name.startswith("ucx_shm_posix_test_")]
     with used.open("rb"):
-        assert engine.stop(1.0) == []
+        assert started.engine.stop(1.0) == []
         assert used.exists()
     used.unlink(missing_ok=True)
 
@@ -102,57 +118,47 @@ def test_shared_memory_of_python_goes_with_the_killed_process_that_made_it(tmp_p
     assert not segment.exists() and time.monotonic() - begun < 1.5
 
 
-def test_registration_of_a_zombie_is_removed():
+def test_registration_of_a_zombie_is_removed(bystander):
     """A killed process stays in the table until its parent asks for it, and holds nothing any more."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    path = procfs.SHM / f"__KMP_REGISTERED_LIB_{child.pid}_{os.getuid()}"
+    path = procfs.SHM / f"__KMP_REGISTERED_LIB_{bystander.pid}_{os.getuid()}"
     path.write_bytes(b"x")
     began = time.time()
-    assert path.name not in [s.name for s in procfs.abandoned(began, [child.pid])]
-    child.kill()
-    wait_for(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
-    assert path.name in procfs.remove_abandoned(began, [child.pid]) and not path.exists()
-    child.wait()
+    assert path.name not in [s.name for s in procfs.abandoned(began, [bystander.pid])]
+    bystander.kill()
+    wait_for(lambda: psutil.Process(bystander.pid).status() == psutil.STATUS_ZOMBIE)
+    assert path.name in procfs.remove_abandoned(began, [bystander.pid]) and not path.exists()
 
 
 @pytest.mark.parametrize("which", ["owner", "standby", "both"])
-def test_killed_supervisors_are_stood_in_for(engine_program, tmp_path, which):
+def test_killed_supervisors_are_stood_in_for(started, which):
     """The grandchild has left the session, and its mark tells whose it is."""
-    engine, _ = start_engine(engine_program, tmp_path)
-    pids = read_pids(tmp_path)
-    (ledger,) = procfs.ledgers(procfs.state_folder())
-    owner = orphans.read_ledger(ledger).warden.pid
+    owner = warden().pid
+    assert "supervisor.py" in " ".join(psutil.Process(owner).cmdline())
     if which == "both":
         kill_supervisors(owner)
     else:
         os.kill(owner if which == "owner" else psutil.Process(owner).ppid(), signal.SIGKILL)
-    wait_for(lambda: not engine.alive())
-    assert engine.stop(1.0) == []
-    assert gone(pids) and made_by(pids) == []
-    assert state() == []
+    wait_for(lambda: not started.engine.alive())
+    assert started.engine.stop(1.0) == []
+    assert started.engine.exit_code() == -signal.SIGKILL and nothing_left(started.pids)
 
 
-def test_reused_pids_are_never_killed():
+def test_reused_pids_are_never_killed(bystander):
     """Another process that has the pid of a listed one now has another start time."""
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        real = wait_for(lambda: procfs.process(bystander.pid))
-        other = real._replace(start=real.start - 1)
-        later = real._replace(start=real.start + 1)
-        ledger = orphans.Ledger(
-            format=1, boot=procfs.boot(), namespace=procfs.namespace(), mark="0" * 16, holder=other, warden=later,
-            engine=other, members=(other, later), name="x", ports=(), host="127.0.0.1", run="",
-            started=0.0,
-        )  # fmt: skip
-        assert ledger.living() == []
-        procfs.send(other, signal.SIGKILL)
-        assert bystander.poll() is None
-        assert not ledger.holder_lives
-        assert ledger.model_copy(update={"members": (real,)}).living() == [real]
-        assert ledger.model_copy(update={"members": (real,), "boot": "another"}).living() == []
-    finally:
-        bystander.kill()
-        bystander.wait()
+    real = wait_for(lambda: procfs.process(bystander.pid))
+    other = real._replace(start=real.start - 1)
+    later = real._replace(start=real.start + 1)
+    ledger = orphans.Ledger(
+        format=1, boot=procfs.boot(), namespace=procfs.namespace(), mark="0" * 16, holder=other, warden=later,
+        engine=other, members=(other, later), name="x", ports=(), host="127.0.0.1", run="",
+        started=0.0,
+    )  # fmt: skip
+    assert ledger.living() == []
+    procfs.send(other, signal.SIGKILL)
+    assert bystander.poll() is None
+    assert not ledger.holder_lives
+    assert ledger.model_copy(update={"members": (real,)}).living() == [real]
+    assert ledger.model_copy(update={"members": (real,), "boot": "another"}).living() == []
 
 
 def test_folder_of_somebody_else_is_refused(own_folder, tmp_path):
@@ -227,20 +233,15 @@ def test_claims_of_a_base_port_are_exclusive_and_end_with_their_process(tmp_path
     assert [p.name for p in procfs.state_folder().glob("port-*")] == ["port-28200"]
 
 
-def test_claims_outlive_the_harness_as_long_as_its_engines(engine_program, tmp_path):
+def test_claims_outlive_the_harness_as_long_as_its_engines(held):
     """The warden holds them too; it is stopped here, so that it cannot end the tree at once."""
-    folder = tmp_path / "run"
-    harness = start_harness(engine_program, folder)
-    read_pids(folder)
-    (ledger,) = procfs.ledgers(procfs.state_folder())
-    warden = orphans.read_ledger(ledger).warden
-    os.kill(warden.pid, signal.SIGSTOP)
-    harness.kill()
-    harness.wait()
-    port = int((folder / "port").read_text())
+    owner = warden().pid
+    os.kill(owner, signal.SIGSTOP)
+    held.kill()
+    port = int((held.folder / "port").read_text())
     with pytest.raises(EngineStartError, match="claimed by another harness"):
         ports.claim([port + 1])
-    os.kill(warden.pid, signal.SIGCONT)
+    os.kill(owner, signal.SIGCONT)
     wait_for(lambda: not state(), 30)
     ports.claim([port, port + 1])
     ports.release([port, port + 1])
@@ -277,5 +278,5 @@ print(one.poll(), *one.close(), one.returncode, sep="|")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "None|shared memory that cannot be examined (KeyError: 7)|-9"
-    (ledger,) = procfs.ledgers(procfs.state_folder())
+    ledger = only_ledger()
     assert orphans.clean().left == [] and not ledger.exists()

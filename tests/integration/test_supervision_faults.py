@@ -15,31 +15,29 @@ from pathlib import Path
 import pytest
 
 from harness.engines.command import EngineCommand
-from harness.engines.session import EngineGroupSession
 from harness.errors import EngineStartError, StorageError
 from harness.history.records import CellRecord
-from harness.profiles.cells import make_plan, select_cells
-from harness.profiles.model import load_profile
 from harness.supervision import orphans, ports, procfs
 from harness.supervision.log import EngineLog
 from harness.supervision.process import SupervisedEngine, SupervisedProcess, TreeDetails
-from tests.support.engines import ENVIRONMENT
+from tests.support.engines import session_of
 from tests.support.supervised import (
+    bystander,
     engine_program,
     gone,
+    held,
     kill_supervisors,
     made_by,
+    nothing_left,
+    only_ledger,
     own_folder,
-    read_pids,
-    start_engine,
-    start_harness,
-    state,
+    started,
+    supervised_program,
     wait_for,
+    warden,
 )
 
-__all__ = ["engine_program", "own_folder"]
-
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+__all__ = ["bystander", "engine_program", "held", "own_folder", "started"]
 
 
 @pytest.fixture
@@ -56,20 +54,12 @@ def shm():
         path.unlink(missing_ok=True)
 
 
-def program(folder: Path, code: str, *arguments: object) -> SupervisedEngine:
-    """An engine that runs this code."""
-    argv = [sys.executable, "-c", code, *map(str, arguments)]
-    return SupervisedEngine(EngineCommand("single", 1, None, argv, {}), folder / "engine.log", dict(os.environ))
-
-
-def test_segment_with_two_names(engine_program, tmp_path, shm):
+def test_segment_with_two_names(started, shm):
     """``sem_open`` links each semaphore; anybody of this user may do so too."""
-    engine, _ = start_engine(engine_program, tmp_path)
-    pids = read_pids(tmp_path)
-    (used,) = [procfs.SHM / name for name in made_by(pids) if name.startswith("ucx_shm_posix_test_")]
+    (used,) = [procfs.SHM / name for name in made_by(started.pids) if name.startswith("ucx_shm_posix_test_")]
     os.link(used, shm(f"{used.name}_two"))
-    assert engine.stop(1.0) == []
-    assert gone(pids) and made_by(pids) == [] and state() == []
+    assert started.engine.stop(1.0) == []
+    assert nothing_left(started.pids)
 
 
 SCANS = """
@@ -93,29 +83,21 @@ def test_processes_that_have_ended_are_not_kept_in_the_ledger(tmp_path):
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.05])
-def test_term_to_a_warden_that_ends_its_tree_already(engine_program, tmp_path, delay):
-    folder = tmp_path / "run"
-    harness = start_harness(engine_program, folder)
-    pids = read_pids(folder)
-    (ledger,) = procfs.ledgers(procfs.state_folder())
-    warden = orphans.read_ledger(ledger).warden
-    harness.kill()
-    harness.wait()
+def test_term_to_a_warden_that_ends_its_tree_already(held, delay):
+    owner = warden()
+    held.kill()
     time.sleep(delay)
-    while procfs.lives(warden):
-        procfs.send(warden, signal.SIGTERM)
+    while procfs.lives(owner):
+        procfs.send(owner, signal.SIGTERM)
         time.sleep(0.002)
-    assert gone(pids) and made_by(pids) == [] and state() == []
+    assert nothing_left(held.pids)
 
 
-def test_term_to_a_warden_ends_its_tree(engine_program, tmp_path):
-    engine, _ = start_engine(engine_program, tmp_path)
-    pids = read_pids(tmp_path)
-    (ledger,) = procfs.ledgers(procfs.state_folder())
-    procfs.send(orphans.read_ledger(ledger).warden, signal.SIGTERM)
-    wait_for(lambda: not engine.alive())
-    assert engine.stop(1.0) == []
-    assert gone(pids) and made_by(pids) == [] and state() == []
+def test_term_to_a_warden_ends_its_tree(started):
+    procfs.send(warden(), signal.SIGTERM)
+    wait_for(lambda: not started.engine.alive())
+    assert started.engine.stop(1.0) == []
+    assert nothing_left(started.pids)
 
 
 READER = """
@@ -131,18 +113,17 @@ with path.open("rb"):
 
 def test_file_of_somebody_that_the_engine_opened_stays(tmp_path, shm):
     data = shm(f"weights-{os.getpid()}.safetensors")
-    engine = program(tmp_path, READER, data)
+    engine = supervised_program(tmp_path, READER, data)
     data.write_bytes(b"x")
     wait_for(lambda: "opened" in engine.log_text())
     assert engine.stop(1.0) == []
     assert data.read_bytes() == b"x"
 
 
-def test_what_was_removed_is_in_the_log(engine_program, tmp_path):
-    engine, _ = start_engine(engine_program, tmp_path)
-    names = made_by(read_pids(tmp_path))
-    assert engine.stop(1.0) == []
-    assert all(f"harness: removed shared memory /dev/shm/{name}\n" in engine.log_text() for name in names)
+def test_what_was_removed_is_in_the_log(started):
+    names = made_by(started.pids)
+    assert started.engine.stop(1.0) == []
+    assert all(f"harness: removed shared memory /dev/shm/{name}\n" in started.engine.log_text() for name in names)
 
 
 # In a pid namespace of its own, as in a container: an engine with an OpenMP registration, and what another container
@@ -218,18 +199,17 @@ ctypes.CDLL(None).syscall(60, 0)
 
 
 def test_process_whose_first_thread_has_ended_lives(tmp_path, shm):
-    held = shm(f"ucx_shm_posix_headless_{os.getpid()}")
-    engine = program(tmp_path, HEADLESS, held)
+    segment_file = shm(f"ucx_shm_posix_headless_{os.getpid()}")
+    engine = supervised_program(tmp_path, HEADLESS, segment_file)
     wait_for(lambda: Path(f"/proc/{engine.pid}/stat").read_text().split()[2] == "Z")
     wait_for(lambda: "held" in engine.log_text())
-    segment = procfs.Segment(held.name, held.stat().st_ino)
+    segment = procfs.Segment(segment_file.name, segment_file.stat().st_ino)
     assert procfs.stat_of(engine.pid).state in "SR"
     assert procfs.users([segment], [engine.pid]) == {segment: {engine.pid}}
-    (ledger,) = procfs.ledgers(procfs.state_folder())
-    known = orphans.read_ledger(ledger)
+    known = orphans.read_ledger(only_ledger())
     assert procfs.marked(engine.pid, known.mark) and segment not in procfs.abandoned(0.0, [])
     assert engine.alive() and engine.stop(0.5) == []
-    assert not held.exists()
+    assert not segment_file.exists()
     assert procfs.stat_of(engine.pid) is None
 
 
@@ -245,14 +225,12 @@ def test_without_a_ledger_nothing_is_started(tmp_path, monkeypatch):
     assert not made.exists()
 
 
-def test_lost_ledger_and_killed_supervisors_are_no_good_end(engine_program, tmp_path):
-    engine, _ = start_engine(engine_program, tmp_path)
-    pids = read_pids(tmp_path)
+def test_lost_ledger_and_killed_supervisors_are_no_good_end(started):
+    engine, _, pids = started
     try:
-        (ledger,) = procfs.ledgers(procfs.state_folder())
-        known = orphans.read_ledger(ledger)
-        ledger.unlink()
-        kill_supervisors(known.warden.pid)
+        owner = warden()
+        only_ledger().unlink()
+        kill_supervisors(owner.pid)
         wait_for(lambda: not engine.alive())
         assert [words for words in engine.stop(1.0) if "expected its ledger" in words]
         assert gone(pids)
@@ -261,26 +239,18 @@ def test_lost_ledger_and_killed_supervisors_are_no_good_end(engine_program, tmp_
             (procfs.SHM / name).unlink()
 
 
-def test_another_process_with_the_pid_of_the_engine_is_not_signalled(engine_program, tmp_path):
-    engine, _ = start_engine(engine_program, tmp_path)
-    pids = read_pids(tmp_path)
-    bystander = subprocess.Popen(SLEEPER, start_new_session=True)
-    try:
-        (ledger,) = procfs.ledgers(procfs.state_folder())
-        engine._process.pid = bystander.pid
-        engine._process.terminate()
-        warden = orphans.read_ledger(ledger).warden.pid
-        os.kill(warden, signal.SIGSTOP)
-        # As of a warden that is killed while it writes.
-        procfs.partial_ledger(ledger).write_text('{"format": ')
-        os.kill(warden, signal.SIGKILL)
-        wait_for(lambda: not engine.alive())
-        engine.stop(1.0)
-        assert bystander.poll() is None
-        assert gone(pids) and made_by(pids) == [] and state() == []
-    finally:
-        bystander.kill()
-        bystander.wait()
+def test_another_process_with_the_pid_of_the_engine_is_not_signalled(started, bystander):
+    engine, ledger, owner = started.engine, only_ledger(), warden().pid
+    engine._process.pid = bystander.pid
+    engine._process.terminate()
+    os.kill(owner, signal.SIGSTOP)
+    # As of a warden that is killed while it writes.
+    procfs.partial_ledger(ledger).write_text('{"format": ')
+    os.kill(owner, signal.SIGKILL)
+    wait_for(lambda: not engine.alive())
+    engine.stop(1.0)
+    assert bystander.poll() is None
+    assert nothing_left(started.pids)
 
 
 def test_what_cannot_be_started_lets_go_of_its_claims(tmp_path):
@@ -350,9 +320,7 @@ class FakeHandle:
 
 
 def test_one_that_cannot_be_ended_does_not_keep_the_others_running(tmp_path):
-    profile = load_profile("cpu")
-    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
-    session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
+    session = session_of("pd-none", tmp_path)
     router, decode = FakeHandle(tmp_path, KeyError("x")), FakeHandle(tmp_path, OSError("y"))
     prefill = FakeHandle(tmp_path)
     session._routers.running = [router]

@@ -16,40 +16,29 @@ import pytest
 from harness.supervision import orphans, ports, procfs
 from harness.util.storage import LOCK, FolderLock
 from tests.support.supervised import (
+    bystander,
     call,
     engine_program,
     gone,
+    held,
     kill_supervisors,
     ledger_of,
     made_by,
+    nothing_left,
+    only_ledger,
     own_folder,
     own_machine,
     ps,
-    read_pids,
-    start_engine,
-    start_harness,
-    state,
+    started,
     wait_for,
+    warden,
 )
 
-__all__ = ["engine_program", "own_folder", "own_machine"]
+__all__ = ["bystander", "engine_program", "held", "own_folder", "own_machine", "started"]
 
 
-def abandoned(engine_program: Path, folder: Path) -> list[int]:
-    """A tree whose supervisors and harness were killed; its processes live on."""
-    harness = start_harness(engine_program, folder)
-    pids = read_pids(folder)
-    ledger = wait_for(lambda: next(iter(procfs.ledgers(procfs.state_folder())), None))
-    kill_supervisors(orphans.read_ledger(ledger).warden.pid)
-    harness.kill()
-    harness.wait()
-    assert not gone(pids)
-    return pids
-
-
-def test_a_living_tree_is_shown_and_not_touched(engine_program, tmp_path):
-    engine, port = start_engine(engine_program, tmp_path)
-    pids = read_pids(tmp_path)
+def test_a_living_tree_is_shown_and_not_touched(started):
+    engine, port, pids = started
     (tree,) = ps()["trees"]
     assert (tree["state"], tree["name"], tree["harness_pid"]) == ("running", "cell.single", os.getpid())
     assert (tree["engine_pid"], set(tree["processes"])) == (engine.pid, set(pids))
@@ -64,25 +53,24 @@ def test_a_living_tree_is_shown_and_not_touched(engine_program, tmp_path):
 
 
 @pytest.mark.parametrize("which", ["owner", "standby"])
-def test_supervisor_and_harness_that_are_killed_together_leave_nothing(engine_program, tmp_path, which):
-    harness = start_harness(engine_program, tmp_path / "run")
-    pids = read_pids(tmp_path / "run")
-    ledger = wait_for(lambda: next(iter(procfs.ledgers(procfs.state_folder())), None))
-    owner = orphans.read_ledger(ledger).warden
-    victims = [harness.pid, owner.pid if which == "owner" else psutil.Process(owner.pid).ppid()]
+def test_supervisor_and_harness_that_are_killed_together_leave_nothing(held, which):
+    owner = warden().pid
+    victims = [held.harness.pid, owner if which == "owner" else psutil.Process(owner).ppid()]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in victims:
             os.kill(pid, number)
-    harness.wait()
-    wait_for(lambda: gone(pids) and made_by(pids) == [] and state() == [])
+    held.harness.wait()
+    wait_for(lambda: nothing_left(held.pids))
     assert orphans.left_over() is None
 
 
-def test_what_killed_supervisors_left_is_removed(engine_program, tmp_path):
-    pids = abandoned(engine_program, tmp_path / "run")
+def test_what_killed_supervisors_left_is_removed(held, bystander):
+    kill_supervisors(warden().pid)
+    held.kill()
+    pids = held.pids
+    assert not gone(pids)
     other = procfs.SHM / f"psm_test_other_{os.getpid()}"
     other.write_bytes(b"x")
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
         (tree,) = ps()["trees"]
         # The kernel has ended the engine's first process with its supervisor.
@@ -94,28 +82,22 @@ def test_what_killed_supervisors_left_is_removed(engine_program, tmp_path):
         code, text = call("clean")
         assert code == 0
         assert all(str(pid) in text for pid in tree["processes"])
-        assert gone(pids) and made_by(pids) == [] and state() == []
+        assert nothing_left(pids)
         assert orphans.left_over() is None
         assert other.exists() and bystander.poll() is None
         assert call("clean") == (0, "nothing to clean\n")
         assert not [p for p in procfs.state_folder().iterdir() if p.name != "ports.lock"]
     finally:
         other.unlink()
-        bystander.kill()
-        bystander.wait()
 
 
-def test_a_warden_that_hangs_is_told_to_end(engine_program, tmp_path, monkeypatch):
+def test_a_warden_that_hangs_is_told_to_end(held, monkeypatch):
     monkeypatch.setattr(orphans, "_SUPERVISOR_S", 0.5)
-    harness = start_harness(engine_program, tmp_path / "run")
-    pids = read_pids(tmp_path / "run")
-    (ledger,) = procfs.ledgers(procfs.state_folder())
-    os.kill(orphans.read_ledger(ledger).warden.pid, signal.SIGSTOP)
-    harness.kill()
-    harness.wait()
+    os.kill(warden().pid, signal.SIGSTOP)
+    held.kill()
     code, text = call("clean")
     assert (code, "told supervisor" in text) == (0, True)
-    assert gone(pids) and made_by(pids) == [] and state() == []
+    assert nothing_left(held.pids)
 
 
 def test_logs_of_killed_runs_lose_their_secrets(tmp_path):
@@ -208,12 +190,10 @@ def test_machine_that_has_no_id_is_not_taken_for_another_without_one(tmp_path, o
     assert call("clean") == (0, "nothing to clean\n") and path.exists() and folder.exists()
 
 
-def test_warden_says_which_machine_its_tree_is_of(engine_program, tmp_path):
-    engine, _ = start_engine(engine_program, tmp_path)
-    (path,) = procfs.ledgers(procfs.state_folder())
-    ledger = orphans.read_ledger(path)
+def test_warden_says_which_machine_its_tree_is_of(started):
+    ledger = orphans.read_ledger(only_ledger())
     assert (ledger.format, ledger.machine) == (4, procfs.machine())
-    assert engine.stop(1.0) == []
+    assert started.engine.stop(1.0) == []
 
 
 def test_memory_that_nobody_uses_goes_with_the_first_tree_that_is_older(tmp_path, monkeypatch):
@@ -256,23 +236,18 @@ def test_damaged_ledger_is_said_and_kept(data):
     assert "damaged" in call("ps")[1]
 
 
-def test_corrupted_ledgers_never_cost_anything_that_is_not_theirs(tmp_path, monkeypatch):
+def test_corrupted_ledgers_never_cost_anything_that_is_not_theirs(tmp_path, monkeypatch, bystander):
     """Bit flips in the ledger of a running tree, and swapped fields: no traceback, and no signal to anything."""
     sent: list[procfs.Process] = []
     monkeypatch.setattr(procfs, "send", lambda one, _number: sent.append(one))
     me = list(procfs.process(os.getpid()))
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        there = wait_for(lambda: procfs.process(bystander.pid))
-        _corrupt_all(tmp_path, me, list(there))
-        assert sent == []
-        # The same would be acted on if it were whole and its harness gone.
-        monkeypatch.setattr(orphans, "_KILL_S", 0.1)
-        ledger_of(tmp_path, holder=[2**22 + 1, me[1]], members=[list(there)])
-        assert orphans.clean().left and set(sent) == {there}
-    finally:
-        bystander.kill()
-        bystander.wait()
+    there = wait_for(lambda: procfs.process(bystander.pid))
+    _corrupt_all(tmp_path, me, list(there))
+    assert sent == []
+    # The same would be acted on if it were whole and its harness gone.
+    monkeypatch.setattr(orphans, "_KILL_S", 0.1)
+    ledger_of(tmp_path, holder=[2**22 + 1, me[1]], members=[list(there)])
+    assert orphans.clean().left and set(sent) == {there}
 
 
 def _corrupt_all(tmp_path: Path, me: list[int], there: list[int]) -> None:

@@ -22,7 +22,6 @@ from harness.engines.client import Client, Sampling
 from harness.engines.command import EngineCommand
 from harness.engines.executor import LocalExecutor
 from harness.engines.places import LocalPlace
-from harness.engines.session import EngineGroupSession
 from harness.errors import AbandonedError, EngineDiedError, HandoffError, RequestTimeoutError
 from harness.history.folder import History
 from harness.history.records import COLD, RESCORE
@@ -40,7 +39,8 @@ from harness.supervision.process import SupervisedEngine
 from harness.util.progress import Reporter
 from harness.workload.prepare import prepare
 from tests.support import stand_in_engine
-from tests.support.engines import ENVIRONMENT
+from tests.support.engines import ENVIRONMENT, session_of
+from tests.support.program import script
 from tests.support.supervised import own_folder, state
 
 __all__ = ["own_folder"]
@@ -352,14 +352,10 @@ def test_stacks_that_cannot_be_taken_are_said_and_no_error(tmp_path, monkeypatch
     stacks.dump([], target, "cell")
     monkeypatch.setattr(stacks, "program", lambda: tmp_path / "missing")
     stacks.dump([os.getpid()], target, "cell")
-    refusing = tmp_path / "py-spy"
-    refusing.write_text("#!/bin/sh\necho Permission Denied >&2\nexit 1\n")
-    refusing.chmod(0o755)
+    refusing = script(tmp_path / "py-spy", "#!/bin/sh\necho Permission Denied >&2\nexit 1\n")
     monkeypatch.setattr(stacks, "program", lambda: refusing)
     stacks.dump([os.getpid()], target, "run")
-    hanging = tmp_path / "hanging"
-    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
-    hanging.chmod(0o755)
+    hanging = script(tmp_path / "hanging", "#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(stacks, "program", lambda: hanging)
     monkeypatch.setattr(stacks, "_LIMIT_S", 0.3)
     begun = time.monotonic()
@@ -374,9 +370,8 @@ def test_stacks_that_cannot_be_taken_are_said_and_no_error(tmp_path, monkeypatch
 
 def test_stacks_hold_no_secrets(tmp_path, monkeypatch):
     """The first line of a dump is the whole command line of the process."""
-    program = tmp_path / "py-spy"
-    program.write_text("#!/bin/sh\necho 'Process 1: python server.py --hf-token hf_abcdefghijklmnopqrst'\n")
-    program.chmod(0o755)
+    text = "#!/bin/sh\necho 'Process 1: python server.py --hf-token hf_abcdefghijklmnopqrst'\n"
+    program = script(tmp_path / "py-spy", text)
     monkeypatch.setattr(stacks, "program", lambda: program)
     assert stacks.dump([os.getpid()], tmp_path / "x.stacks.txt", "cell") == stacks.Dumped(1)
     text = (tmp_path / "x.stacks.txt").read_text()
@@ -396,11 +391,8 @@ def refused() -> list[int]:
 
 def test_only_stacks_that_were_taken_are_announced(tmp_path, monkeypatch):
     """Also when the engines are ended meanwhile, by the thread that uses them."""
-    (group,) = prepare("cpu", ["pd-none"]).plan.groups
     said: list[str] = []
-    session = EngineGroupSession(
-        group, prepare("cpu", ["pd-none"]).profile, ENVIRONMENT, tmp_path, progress=said.append
-    )
+    session = session_of("pd-none", tmp_path, progress=said.append)
 
     def ending() -> list[int]:
         session._launcher.processes.clear()
@@ -412,9 +404,7 @@ def test_only_stacks_that_were_taken_are_announced(tmp_path, monkeypatch):
     assert "are in the logs" not in line
     assert "no stacks of decode: no Python process" in line and "no stacks of prefill: its processes" in line
     assert "AccessDenied" in (tmp_path / "pd-none.prefill.stacks.txt").read_text()
-    program = tmp_path / "py-spy"
-    program.write_text("#!/bin/sh\necho 'Thread 1'\n")
-    program.chmod(0o755)
+    program = script(tmp_path / "py-spy", "#!/bin/sh\necho 'Thread 1'\n")
     monkeypatch.setattr(stacks, "program", lambda: program)
     session._launcher.processes = {"decode": Elusive(lambda: [1]), "prefill": Elusive(refused)}
     session._launcher.dump_stacks("run")
@@ -422,8 +412,7 @@ def test_only_stacks_that_were_taken_are_announced(tmp_path, monkeypatch):
 
 
 def test_engines_are_given_up_whatever_comes_of_their_stacks(tmp_path, monkeypatch):
-    prepared = prepare("cpu", ["single-none"])
-    session = EngineGroupSession(prepared.plan.groups[0], prepared.profile, ENVIRONMENT, tmp_path)
+    session = session_of("single-none", tmp_path)
     monkeypatch.setattr(session._launcher, "dump_stacks", lambda _: refused())
     with pytest.raises(psutil.AccessDenied):
         session.give_up("cell", "it took too long")

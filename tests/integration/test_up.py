@@ -10,6 +10,7 @@ from harness.commands.serve import Address, Proof, asking, prepare_cell
 from harness.engines import router, router_program
 from harness.engines.api_key import ApiKey
 from harness.errors import EnvironmentFault, UsageError
+from tests.support.program import script
 
 KEY = ApiKey()
 URLS = {"decode": "http://127.0.0.1:1", "prefill": "http://127.0.0.1:2"}
@@ -42,9 +43,7 @@ def test_environment_without_the_router_is_refused_in_words(tmp_path, monkeypatc
 
 
 def test_router_that_ends_at_once_is_an_error_with_its_log(tmp_path, monkeypatch):
-    program = tmp_path / router.PROGRAM
-    program.write_text("#!/bin/sh\necho no such flag >&2\nexit 3\n")
-    program.chmod(0o755)
+    program = script(tmp_path / router.PROGRAM, "#!/bin/sh\necho no such flag >&2\nexit 3\n")
     monkeypatch.setattr(router, "launcher", lambda: [str(program)])
     with (
         pytest.raises(Exception, match=r"the router .* exit status 3(.|\n)*no such flag"),

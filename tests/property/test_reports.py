@@ -5,18 +5,18 @@ from __future__ import annotations
 import io
 import unicodedata
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
-from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement
+from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Judgement
 from harness.reports.junit import render_junit
 from harness.reports.markdown import MAX_LINES, render_markdown
 from harness.reports.summary import RunSummary, summarise_run
 from harness.reports.terminal import print_summary
-from tests.support.builders import CELLS, LENGTHS, flawless, history, lookups
+from tests.support.builders import CELLS, LENGTHS, finding, flawless, history, lookups
 from tests.support.junit import SCHEMA
 
 _HISTORY = history(flawless(), CELLS)
@@ -36,20 +36,11 @@ def very_red(draw) -> RunSummary:
         # The first one can be tried again: evidence that is missing cannot.
         verdict = draw(RED if number else RED.filter(lambda v: v is not Verdict.UNKNOWN))
         message, prompt = draw(TEXT), draw(TEXT)
+        said = {"scenario": scenario, "verdict": verdict, "message": message, "stratum": "aligned"}
+        if verdict is Verdict.KNOWN:
+            said |= {"known": "some-defect", "link": "https://example.org/1"}
         findings = tuple(
-            Finding(
-                check=check,
-                cell=cell,
-                scenario=scenario,
-                verdict=verdict,
-                damage="target-kv",
-                message=message,
-                prompt_id=prompt,
-                stratum="aligned",
-                known="some-defect" if verdict is Verdict.KNOWN else None,
-                link="https://example.org/1" if verdict is Verdict.KNOWN else None,
-            )
-            for check in ("tokens-baseline", "tokens-reference", "transfer")
+            finding(cell, prompt, check=check, **said) for check in ("tokens-baseline", "tokens-reference", "transfer")
         )
         results = tuple(
             CheckResult(check=f.check, cell=cell, verdict=verdict, judged=9, findings=(f,), note=message)
@@ -73,7 +64,7 @@ def very_red(draw) -> RunSummary:
 
 
 @given(very_red())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 def test_summary_has_at_most_60_lines_and_the_verdict_first(summary: RunSummary):
     lines = render_markdown(summary).split("\n")
     assert len(lines) <= MAX_LINES == 60
@@ -82,7 +73,7 @@ def test_summary_has_at_most_60_lines_and_the_verdict_first(summary: RunSummary)
 
 
 @given(very_red(), st.sampled_from([80, 100, 160, 220]))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 def test_terminal_has_at_most_40_lines_with_the_verdict_first_and_the_report_last(summary: RunSummary, width: int):
     stream = io.StringIO()
     print_summary(summary, Console(file=stream, width=width, color_system=None))
@@ -96,6 +87,6 @@ def test_terminal_has_at_most_40_lines_with_the_verdict_first_and_the_report_las
 
 
 @given(very_red())
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20)
 def test_junit_is_valid_whatever_the_texts_hold(summary: RunSummary):
     SCHEMA.validate(render_junit(summary))

@@ -16,7 +16,7 @@ from harness.scheduling.planning import one_by_one, planned, simulate
 from harness.scheduling.scheduler import Rule, Scheduler
 
 POLICIES = [planned, first_fit, one_by_one]
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 
 
 @st.composite
@@ -172,7 +172,7 @@ def fits_by_trying_everything(job, devices):
     return False
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(one_shape())
 def test_refused_is_exactly_what_fits_in_no_way(case):
     job, devices = case

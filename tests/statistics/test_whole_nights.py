@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from harness.baselines.lookup import Lookup
-from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
+from harness.baselines.model import Again
 from harness.history.acceptance import counts_of_steps
 from harness.history.token_ids import common_prefix
 from harness.judging.checks.hypothesis_tests import run_tests
@@ -19,7 +19,7 @@ from harness.judging.evidence import Evidence
 from harness.profiles.model import Judging
 from harness.stats.multiplicity import stage_alpha
 from tests.statistics.nights import FAMILY_ALPHA, Share
-from tests.support.builders import change_final, history, identity, observation, provenance, speculation
+from tests.support.builders import baseline_row, change_final, history, lookup_of, observation, speculation
 
 PROMPTS = list(range(40, 40 + 48))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3")
@@ -75,21 +75,10 @@ def recorded(method: str, ties: dict[int, dict[int, float]], rng: random.Random,
             steps=counted.steps if method != "none" else 0,
             accepted_at=counted.accepted_at if method != "none" else (),
         )
-        close = tuple(ties[n].items())
+        tied = {"close": tuple(ties[n].items()), "min_top_gap": min(ties[n].values(), default=9.0)}
         accepted = one.accepted if method != "none" else ()
-        rows.append(
-            Row(
-                prompt_id=f"p{n}",
-                prompt_sha256="s",
-                output_ids=one.tokens,
-                min_top_gap=min(ties[n].values(), default=9.0),
-                accepted=accepted,
-                close=close,
-                again=again,
-            )
-        )
-    header = Header(format=FORMAT, identity=identity(method), provenance=provenance(), summary={}, rows_sha256="")
-    return Lookup(Baseline(header=header, rows=tuple(rows)), "")
+        rows.append(baseline_row(f"p{n}", one.tokens, accepted, again=again, **tied))
+    return lookup_of(method, rows)
 
 
 def tripped(share: float, seed: int, hard: float = 0.0, rounding: float = 0.3) -> set[TestName]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
 from pathlib import Path
 
 import yaml
@@ -24,10 +25,12 @@ from harness.history.records import (
     RunRecord,
     Speculation,
 )
+from harness.history.token_ids import output_key
 from harness.judging.checks import counters
 from harness.judging.checks.registry import judge
 from harness.judging.evidence import CellView, Evidence
 from harness.judging.figures import ConditionalRates, PositionRates, TokenTestEvidence
+from harness.judging.findings import Finding
 from harness.profiles.cells import CellName
 from harness.profiles.model import SHIPPED_PROFILES, Judging
 from harness.prompts import probe_task
@@ -124,6 +127,29 @@ def observation(cell: str, tokens: int = 40, accepted: tuple[int, ...] | None = 
         started_at=0.0,
     )
     return base.model_copy(update=changes)
+
+
+Ids = tuple[int, ...]
+
+
+def rescoring(
+    prompt_id: str, sent: Ids, output: Ids, gaps: Sequence[float] | None = None, **changes: object
+) -> Observation:
+    """What the plain engine says of an answer: by how many nats it dislikes each token; by default by none."""
+    read = (*sent, *output)
+    made = Observation(
+        cell="single-none",
+        prompt_id=prompt_id,
+        form="ids",
+        scenario=RESCORE,
+        part=output_key(output),
+        sequence=0,
+        sent_ids=read,
+        engine_roles=("single",),
+        legs=(leg("single", read, (1,), rescored=tuple((0.0,) * len(output) if gaps is None else gaps)),),
+        started_at=0.0,
+    )
+    return made.model_copy(update=changes)
 
 
 def change_final(o: Observation, **changes: object) -> Observation:
@@ -274,25 +300,26 @@ def provenance() -> Provenance:
     )
 
 
+def baseline_row(prompt_id: str, output_ids: tuple[int, ...], accepted: Sequence[int] = (), **changes: object) -> Row:
+    base = {"prompt_sha256": "s", "min_top_gap": 9.0, "accepted": accepted}
+    return Row.model_validate({"prompt_id": prompt_id, "output_ids": output_ids, **base, **changes})
+
+
 def rows(lengths: list[int], method: str = "none") -> list[Row]:
     out = []
     for tokens in lengths:
         output = tuple(probe_task.expected_output(list(prompt_ids(tokens))))
-        out.append(
-            Row(
-                prompt_id=f"p{tokens}",
-                prompt_sha256="s",
-                output_ids=output,
-                min_top_gap=9.0,
-                accepted=() if method == "none" else steps_for(len(output)),
-            )
-        )
+        out.append(baseline_row(f"p{tokens}", output, () if method == "none" else steps_for(len(output))))
     return out
 
 
-def lookup(lengths: list[int], method: str = "none") -> Lookup:
+def lookup_of(method: str, rows: Iterable[Row]) -> Lookup:
     header = Header(format=FORMAT, identity=identity(method), provenance=provenance(), summary={}, rows_sha256="")
-    return Lookup(Baseline(header=header, rows=tuple(rows(lengths, method))), "")
+    return Lookup(Baseline(header=header, rows=tuple(rows)), "")
+
+
+def lookup(lengths: list[int], method: str = "none") -> Lookup:
+    return lookup_of(method, rows(lengths, method))
 
 
 def lookups(lengths: list[int]) -> dict[str, Lookup]:
@@ -341,6 +368,29 @@ def view(
     return Evidence(the_history, baselines or {}, Judging()).view(record, scenario)
 
 
+def finding(cell: str = "pd-eagle3", prompt_id: str | None = "p32", **changes: object) -> Finding:
+    """A wrong token after a hand-off."""
+    base = {"check": "tokens-baseline", "verdict": "REGRESSION", "damage": "target-kv", "message": "expected x"}
+    return Finding.model_validate({"cell": cell, "prompt_id": prompt_id, **base, **changes})
+
+
+def known_entry(**changes: object) -> dict[str, object]:
+    """An entry of a list of known defects, as it is read."""
+    base: dict[str, object] = {
+        "id": "wrong-tokens",
+        "classes": ["target-kv"],
+        "cells": ["pd-none"],
+        "checks": ["tokens-*"],
+        "at_most": 4,
+        "vllm": ">=0.32,<0.33",
+        "link": "https://example.org/issues/1",
+        "reason": "P/D gives other tokens than the single engine",
+        "added": date(2026, 3, 1),
+        "expires": date(2026, 6, 1),
+    }
+    return base | changes
+
+
 def evidence_of_test(changed: list[str]) -> TokenTestEvidence:
     """The evidence of a registered test that found a change in some columns."""
     return TokenTestEvidence(
@@ -372,6 +422,13 @@ def changed_profile(tmp_path: Path, change: Callable[[dict], object]) -> str:
     return str(path)
 
 
+def extending(folder: Path, base: str = "cpu", name: str = "mine", **changes: object) -> str:
+    """Path of a profile that says something else than the one that it extends."""
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({"extends": base, "name": name, **changes}, sort_keys=False))
+    return str(path)
+
+
 def flawless() -> list:
     """Observations in which no check finds anything."""
     return [observation(c, n) for c in CELLS for n in LENGTHS]
@@ -390,9 +447,15 @@ def judged(*observations):
     return summarise_run(h, judge(h, lookups([32, 64, 96])))
 
 
+def written_run(folder: Path, made: History, **changes: object) -> Path:
+    """Write a run, with fields of its record replaced, as the harness would have recorded it; return its folder."""
+    write_observations(folder, made.observations)
+    write_run(folder, made.run.model_copy(update=changes))
+    return folder
+
+
 def recorded(folder: Path) -> History:
     """A short run, written to a folder."""
     h = history([observation("pd-eagle3", n) for n in (31, 32, 33)], folder=folder)
-    write_observations(folder, h.observations)
-    write_run(folder, h.run)
+    written_run(folder, h)
     return h

@@ -218,7 +218,7 @@ def _renamed_copy(rows: list[dict[str, Any]], rng: random.Random) -> None:
     one |= copy.deepcopy({**other, **place})
 
 
-def _moved_to_scenario(rows: list[dict[str, Any]], rng: random.Random) -> None:
+def _moved_to_a_scenario(rows: list[dict[str, Any]], rng: random.Random) -> None:
     rng.choice(rows)["scenario"] = "prefix-hit" if rows[0].get("scenario") == "cold" else "cold"
 
 
@@ -245,7 +245,7 @@ def _without_a_leg(rows: list[dict[str, Any]], rng: random.Random) -> None:
     rng.choice([r for r in rows if len(r["legs"]) > 1] or rows)["legs"].pop(0)
 
 
-def _leg_twice(rows: list[dict[str, Any]], rng: random.Random) -> None:
+def _a_leg_twice(rows: list[dict[str, Any]], rng: random.Random) -> None:
     row = rng.choice(rows)
     row["legs"].append(row["legs"][-1])
 
@@ -255,18 +255,11 @@ def _failed(rows: list[dict[str, Any]], rng: random.Random) -> None:
 
 
 ROWS: dict[str, Callable[[list[dict[str, Any]], random.Random], None]] = {
-    "doubled": _doubled,
-    "wrong before right": _wrong_before_right,
-    "missing": _missing,
-    "answers swapped": _answers_swapped,
-    "renamed copy": _renamed_copy,
-    "moved to a scenario": _moved_to_scenario,
-    "reversed": _reversed,
-    "cut to one token": _cut_to_one_token,
-    "all prompts sevens": _all_prompts_sevens,
-    "without a leg": _without_a_leg,
-    "a leg twice": _leg_twice,
-    "failed": _failed,
+    change.__name__.strip("_").replace("_", " "): change
+    for change in (
+        *(_doubled, _wrong_before_right, _missing, _answers_swapped, _renamed_copy, _moved_to_a_scenario, _reversed),
+        *(_cut_to_one_token, _all_prompts_sevens, _without_a_leg, _a_leg_twice, _failed),
+    )
 }
 
 

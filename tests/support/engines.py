@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from harness.engines.command import EngineCommand
+from pathlib import Path
+
+from harness.engines.command import EngineCommand, build_command
 from harness.engines.environment import EngineEnvironment
+from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError
 from harness.history.records import Leg
+from harness.profiles.cells import EngineGroup, make_plan, select_cells
+from harness.profiles.model import Profile, load_profile
 
 ENVIRONMENT = EngineEnvironment(
     executable="/somewhere/bin/python",
@@ -21,6 +26,32 @@ ENVIRONMENT = EngineEnvironment(
 
 def option(command: EngineCommand, name: str) -> str:
     return command.argv[command.argv.index(name) + 1]
+
+
+def command_of(
+    role: str = "decode",
+    profile: Profile | str = "cpu",
+    kind: str = "none",
+    environment: EngineEnvironment = ENVIRONMENT,
+    **place: object,
+) -> EngineCommand:
+    """The command of an engine with this method, on ports 1000 and 1001."""
+    known = load_profile(profile) if isinstance(profile, str) else profile
+    method = next(m for m in known.methods if m.kind == kind)
+    ports = {"port": 1000, "side_channel_port": None if role == "single" else 1001}
+    return build_command(known, method, role, environment, **{**ports, **place})
+
+
+def group_of(cell: str, profile: Profile | str = "cpu") -> EngineGroup:
+    """The engines of a cell, or of cells that share them."""
+    known = load_profile(profile) if isinstance(profile, str) else profile
+    (group,) = make_plan(known, select_cells(known, [cell])).groups
+    return group
+
+
+def session_of(cell: str, folder: Path, **more: object) -> EngineGroupSession:
+    """A session with the engines of a cell of the cpu profile, none of which is started."""
+    return EngineGroupSession(group_of(cell), load_profile("cpu"), ENVIRONMENT, folder, **more)
 
 
 class FakeClient:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import cache
 
 from harness.baselines.store import load_baseline
-from harness.history.records import RESCORE, Leg, Observation, Speculation
+from harness.history.records import Observation, Speculation
 from harness.history.token_ids import output_key
 from harness.runner.recorder import Recorder
 from harness.util.paths import REPOSITORY
 from harness.workload.cells import CellWork, Item
-from tests.support.builders import counted, engine, leg
+from tests.support.builders import counted, engine, leg, rescoring
 
 
 @cache
@@ -62,19 +62,5 @@ def perform(recorder: Recorder, work: CellWork, change: Callable[[Observation], 
 def score(recorder: Recorder) -> None:
     """Record that the plain engine would have said every output."""
     for number, ((prompt, key), (sent, output)) in enumerate(recorder.outputs._known.get("", {}).items()):
-        plain = leg("single", (*sent, *output), (1,))
         assert output_key(output) == key
-        recorder.append(
-            Observation(
-                cell="single-none",
-                prompt_id=prompt,
-                form="ids",
-                scenario=RESCORE,
-                part=key,
-                sequence=number,
-                sent_ids=(*sent, *output),
-                engine_roles=("single",),
-                legs=(Leg.model_validate({**plain.model_dump(), "rescored": (0.0,) * len(output)}),),
-                started_at=0.0,
-            )
-        )
+        recorder.append(rescoring(prompt, sent, output, sequence=number))

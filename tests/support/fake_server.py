@@ -1,4 +1,4 @@
-"""A fake server that says of itself what a vLLM says, and answers nothing else."""
+"""Fake servers on loopback, and one that says of itself what a vLLM says, and answers nothing else."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ SAID = {
 }
 
 
+class Quiet(BaseHTTPRequestHandler):
+    """Answers with whole bodies, and logs nothing."""
+
+    def say(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -43,7 +56,7 @@ def fake_server(
 ) -> Iterator[str]:
     """Serve what a vLLM says of itself; ``said`` is its configuration, offered with ``dev`` alone."""
 
-    class FakeServer(BaseHTTPRequestHandler):
+    class FakeServer(Quiet):
         def do_GET(self) -> None:
             paths = {"/v1/models": {"data": [{"id": "mine"}]}, "/version": {"version": "0.32.0+cpu"}, "/health": {}}
             if dev:
@@ -52,13 +65,7 @@ def fake_server(
             known = 405 if dev and self.path in ("/pause", "/reset_prefix_cache") else 404
             status = (200 if self.path in (*paths, "/metrics") else known) if allowed else 401
             body = METRICS.encode() if self.path == "/metrics" else json.dumps(paths.get(self.path, {})).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.say(status, body)
 
     with serving(FakeServer, tls) as url:
         yield url

@@ -6,8 +6,10 @@ import threading
 import time
 
 from harness.commands.soak.model import HARNESS, Tree
-from harness.errors import EngineDiedError
-from tests.support.builders import engine, observation
+from harness.commands.soak.run import prepare_soak
+from harness.history.records import EngineRecord
+from tests.support.builders import engine
+from tests.support.fake_answers import answer
 
 FLAT = Tree(processes=1, threads=8, descriptors=30, rss_mib=200, pss_mib=180, shm_files=2, shm_mib=16)
 
@@ -56,14 +58,23 @@ class FakeClient:
 
 
 class FakeSession:
-    """Answers every prompt with its right tokens, as one engine; no engine is behind it."""
+    """One engine that answers every prompt as the committed baseline says, but for the answers whose number is in
+    ``wrong``; no engine is behind it."""
 
     roles = ("single",)
-    dies_after: int | None = None
     stays: tuple[str, ...] = ()
+    """What cannot be ended."""
+    wrong = range(0)
+    after: int | None = None
+    """Answers after which ``event`` is called, once."""
+    event = staticmethod(lambda: None)
+    engines: tuple[EngineRecord, ...] = ()
+    takes_s = 0.005
 
     def __init__(self, group, profile, *_args, **_kwargs):
         self.group, self.profile, self.fake = group, profile, FakeClient()
+        self.work = prepare_soak("cpu", "single-none").works[0]
+        self.items = {i.prompt.ids: i for i in self.work.items}
         self.under_way = self.most = 0
         self.lock = threading.Lock()
         self.ended = False
@@ -81,7 +92,7 @@ class FakeSession:
         self.ended = True
 
     def records(self):
-        return [engine(self.group.id, "single")]
+        return list(self.engines) or [engine(self.group.id, "single")]
 
     def require_alive(self):
         pass
@@ -96,12 +107,14 @@ class FakeSession:
         with self.lock:
             self.under_way += 1
             self.most = max(self.most, self.under_way)
-        FakeWatcher.await_sample(0.05)
+        FakeWatcher.await_sample(self.takes_s)
         with self.lock:
             self.under_way -= 1
             self.fake.count += 1
-            if self.dies_after is not None and self.fake.count > self.dies_after:
-                raise EngineDiedError("the engine is gone")
-        sent = tuple(ask.payload)
-        (leg,) = observation("single-none", len(sent)).legs
-        legs.append(leg.model_copy(update={"echoed_ids": sent, "usage_prompt_tokens": len(sent)}))
+            count = int(self.fake.count)
+        if count == self.after:
+            type(self).event()
+        (leg,) = answer(self.work, self.items[tuple(ask.payload)], 0).legs
+        if count in self.wrong:
+            leg = leg.model_copy(update={"output_ids": (*leg.output_ids[:-1], leg.output_ids[-1] ^ 1)})
+        legs.append(leg)

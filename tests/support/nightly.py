@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.baselines.lookup import Lookup
-from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
+from harness.baselines.model import Again, Row
 from harness.history.acceptance import counts_of_steps
 from harness.history.folder import History
 from harness.history.records import COLD, RESCORE, Observation
@@ -24,7 +24,7 @@ from harness.prompts.model import Prompt
 from harness.workload.cells import CellWork
 from harness.workload.prepare import Prepared
 from harness.workload.scripts import SHORT, Send
-from tests.support.builders import counted, engines_of, history, identity, leg, provenance, speculation, with_run
+from tests.support.builders import counted, engines_of, history, leg, lookup_of, speculation, with_run
 
 OUTPUTS = 256
 TIE_NATS = 0.1
@@ -175,10 +175,7 @@ class Nights:
                     ),
                 )
             )
-        header = Header(
-            format=FORMAT, identity=identity(work.cell.method.kind), provenance=provenance(), summary={}, rows_sha256=""
-        )
-        return Lookup(Baseline(header=header, rows=tuple(rows)), ""), dict(zip(ids, steps, strict=True))
+        return lookup_of(work.cell.method.kind, rows), dict(zip(ids, steps, strict=True))
 
     def _answers(
         self,
@@ -359,7 +356,8 @@ def _template(work: CellWork, prompt: Prompt, form: str, prepared: Prepared) -> 
     if work.cell.topology == "single":
         legs = (leg("single", sent, nothing, **final),)
     else:
-        blocks = -(-len(sent) // part.engine.block_size)
+        size = part.engine.block_size
+        blocks = -(-len(sent) // size)
         params = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -368,7 +366,7 @@ def _template(work: CellWork, prompt: Prompt, form: str, prepared: Prepared) -> 
         }
         counters = {
             "finished_requests": 1.0,
-            "nixl_bytes": (98304.0 + 3072.0 * (work.cell.method.kind in ("eagle3", "dflash"))) * blocks,
+            "nixl_bytes": (6144.0 + 192.0 * (work.cell.method.kind in ("eagle3", "dflash"))) * size * blocks,
             "nixl_descriptors": 3.0 * blocks,
             "prompt_tokens_external_kv_transfer": float(len(sent)),
         }

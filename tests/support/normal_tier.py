@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable, Sequence
 
 from harness.baselines.lookup import Lookup
-from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
+from harness.baselines.model import Again, Row
 from harness.history.acceptance import counts_of_steps
 from harness.history.folder import History
-from harness.history.records import RESCORE, Observation
+from harness.history.records import Observation
 from harness.history.token_ids import output_key
-from tests.support.builders import changed_rows, history, identity, leg, observation, provenance, with_run
+from tests.support.builders import baseline_row, changed_rows, history, lookup_of, observation, rescoring, with_run
 
 LENGTHS = list(range(32, 32 + 96))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3")
@@ -80,19 +80,9 @@ def baselines(
             accepted = recorded(n) if method == "eagle3" else ()
             repeated = (again(n) if quiet else worse(n)) if method == "eagle3" else ()
             counted = counts_of_steps(repeated, None, 3 if method == "eagle3" else 0)
-            rows.append(
-                Row(
-                    prompt_id=o.prompt_id,
-                    prompt_sha256="s",
-                    output_ids=o.final.output_ids,
-                    min_top_gap=9.0,
-                    accepted=accepted,
-                    close=close,
-                    again=Again(divergence=None, gap=None, steps=counted.steps, accepted_at=counted.accepted_at),
-                )
-            )
-        header = Header(format=FORMAT, identity=identity(method), provenance=provenance(), summary={}, rows_sha256="")
-        out[method] = Lookup(Baseline(header=header, rows=tuple(rows)), "")
+            twice = Again(divergence=None, gap=None, steps=counted.steps, accepted_at=counted.accepted_at)
+            rows.append(baseline_row(o.prompt_id, o.final.output_ids, accepted, close=close, again=twice))
+        out[method] = lookup_of(method, rows)
     return out
 
 
@@ -101,22 +91,10 @@ def scored(made: History, gap: Callable[[Observation], float] = lambda o: 0.0) -
     scores = {}
     for o in made.observations:
         output = o.final.output_ids
-        key = output_key(output)
-        gaps = tuple(gap(o) if i == 2 else 0.0 for i in range(len(output)))
-        scores[o.prompt_id, key] = Observation(
-            cell="single-none",
-            prompt_id=o.prompt_id,
-            form="ids",
-            scenario=RESCORE,
-            part=key,
-            sequence=0,
-            sent_ids=(*o.sent_ids, *output),
-            engine_roles=("single",),
-            legs=(leg("single", (*o.sent_ids, *output), (1,), rescored=gaps),),
-            started_at=0.0,
-        )
-    run = made.run.model_copy(update={"rescore": True})
-    return made.model_copy(update={"run": run, "observations": (*made.observations, *scores.values())})
+        gaps = [gap(o) if i == 2 else 0.0 for i in range(len(output))]
+        scores[o.prompt_id, output_key(output)] = rescoring(o.prompt_id, o.sent_ids, output, gaps)
+    rescored = made.model_copy(update={"observations": (*made.observations, *scores.values())})
+    return with_run(rescored, rescore=True)
 
 
 def noisy(lookups: dict[str, Lookup], method: str, gaps: Sequence[float | None]) -> dict[str, Lookup]:

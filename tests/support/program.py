@@ -60,6 +60,14 @@ def inside(*arguments: str) -> tuple[int, str]:
     return code, " ".join(said.getvalue().split())
 
 
+def script(path: Path, text: str) -> Path:
+    """Write a program that can be started, and the folder that it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 @contextlib.contextmanager
 def keeping_signals() -> Iterator[None]:
     """Give this process its handlers of signals back, which the program replaces."""

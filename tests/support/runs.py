@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import yaml
+
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import Again, Baseline, Row
-from harness.history.folder import History, write_run
+from harness.history.folder import History
 from harness.history.migrations import SCHEMA
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
@@ -18,10 +20,10 @@ from harness.profiles.known_defects import load_known
 from harness.reports.aa_result import AgainstItself, Count
 from harness.reports.beyond import render_comparison, render_trend
 from harness.reports.compare import compare_runs
+from harness.reports.judge_run import write_reports
 from harness.reports.selftest_result import Kill
 from harness.reports.summary import RunSummary, summarise_run
 from harness.reports.trend import load_trend
-from harness.reports.write import write_reports
 from harness.util.files import write_atomic, write_json
 from tests.support.builders import (
     CELLS,
@@ -31,12 +33,13 @@ from tests.support.builders import (
     flawless,
     garbled,
     history,
+    known_entry,
     lookup,
     speculation,
     with_run,
+    written_run,
 )
-from tests.support.run_files import write_observations
-from tests.support.self_tests import self_test
+from tests.support.self_tests import against_itself, self_test
 
 STARTED = "2026-01-02T03:04:05+00:00"
 RTL = "\u202eesrever \u05e9\u05dc\u05d5\u05dd"
@@ -148,25 +151,17 @@ def summarise_known(folder: Path) -> RunSummary:
     """That run, with an entry that covers it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "known-defects.yaml"
-    path.write_text(_KNOWN)
+    days = {"added": "2026-01-01", "expires": "2026-05-01"}
+    covers = {
+        "classes": ["target-kv", "drafter-kv", "sampler"],
+        "cells": ["pd-*"],
+        "checks": ["tokens-*", "rescored", "text-form", "acceptance-*"],
+    }
+    listed = known_entry(**covers, **days, at_most=40, vllm=">=0.32")
+    path.write_text(yaml.safe_dump({"format": 1, "defects": [listed]}))
     h = known().model_copy(update={"folder": folder})
     baselines = references()
     return summarise_run(h, apply_known(judge(h, baselines), load_known(path), h), baselines)
-
-
-_KNOWN = """format: 1
-defects:
-  - id: wrong-tokens
-    classes: [target-kv, drafter-kv, sampler]
-    cells: ["pd-*"]
-    checks: ["tokens-*", rescored, text-form, "acceptance-*"]
-    at_most: 40
-    vllm: ">=0.32"
-    link: https://example.org/issues/1
-    reason: P/D gives other tokens than the single engine
-    added: 2026-01-01
-    expires: 2026-05-01
-"""
 
 
 def summarise(h: History, folder: Path) -> RunSummary:
@@ -220,27 +215,10 @@ def known_report(root: Path) -> Path:
 
 
 def _aa(text: str) -> AgainstItself:
-    counts = (
-        Count(
-            cell=f"pd-none {text}",
-            scenario=text,
-            requests=8,
-            compared=4,
-            tokens_differ=1,
-            steps_differ=0,
-            findings=2,
-            verdicts={"PASS": 1, "REGRESSION": 1},
-        ),
-    )
-    return AgainstItself(
-        run_id=f"aa {text}",
-        started=f"2026 {text}",
-        profile="cpu",
-        versions={},
-        repetitions=2,
-        counts=counts,
-        seconds=1.0,
-    )
+    verdicts = {"PASS": 1, "REGRESSION": 1}
+    counted = Count(cell=f"pd-none {text}", scenario=text, requests=8, compared=4, tokens_differ=1, steps_differ=0,
+                    findings=2, verdicts=verdicts)  # fmt: skip
+    return against_itself(counted, run_id=f"aa {text}", started=f"2026 {text}")
 
 
 def record(h: History, folder: Path, **run: object) -> Path:
@@ -248,10 +226,9 @@ def record(h: History, folder: Path, **run: object) -> Path:
     refused when it is read."""
     names = {c.cell: c.cell.removesuffix(HOSTILE) for c in h.run.cells}
     cells = tuple(c.model_copy(update={"cell": names[c.cell], "group": names[c.cell]}) for c in h.run.cells)
-    write_observations(folder, (o.model_copy(update={"cell": names[o.cell]}) for o in h.observations))
+    plain = tuple(o.model_copy(update={"cell": names[o.cell]}) for o in h.observations)
     named = {"schema_version": SCHEMA, "cells": cells, "run_id": h.run.run_id.removesuffix(f" {HOSTILE}")}
-    write_run(folder, h.run.model_copy(update={**named, **run}))
-    return folder
+    return written_run(folder, h.model_copy(update={"observations": plain}), **{**named, **run})
 
 
 def comparison(name: str, first: History, second: History, root: Path) -> Path:

@@ -1,8 +1,9 @@
-"""Results of self-tests, made by hand."""
+"""Results of self-tests and of A/A runs, made by hand."""
 
 from __future__ import annotations
 
 from harness.history.verdict import Verdict
+from harness.reports.aa_result import AgainstItself, Count
 from harness.reports.selftest_result import Control, Kill, Outcome, SelfTest
 
 
@@ -32,5 +33,12 @@ def self_test(kills: list[Kill], controls: list[Verdict], **changes) -> SelfTest
         controls=tuple(Control(id="c", verdict=v, requests=1, folder="control-c", seconds=1.0) for v in controls),
         engine_starts=2,
         seconds=10.0,
+    )
+    return base.model_copy(update=changes)
+
+
+def against_itself(*counts: Count, **changes) -> AgainstItself:
+    base = AgainstItself(
+        run_id="r", started="2026-01-01", profile="cpu", versions={}, repetitions=2, counts=counts, seconds=1.0
     )
     return base.model_copy(update=changes)

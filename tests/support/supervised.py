@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from harness.cli.app import app
 from harness.engines.command import EngineCommand
-from harness.supervision import ports, procfs
+from harness.supervision import orphans, ports, procfs
 from harness.supervision.process import SupervisedEngine
 
 # Stands for an engine: a server on a port; a child; and a grandchild whose parent has ended, which ignores TERM, has a
@@ -107,6 +108,24 @@ def start_harness(engine_program: Path, folder: Path) -> subprocess.Popen:
     return subprocess.Popen(command, start_new_session=True)
 
 
+class Held(NamedTuple):
+    """A program that stands for a harness, and the processes of its engine."""
+
+    harness: subprocess.Popen
+    folder: Path
+    pids: list[int]
+
+    def kill(self) -> None:
+        self.harness.kill()
+        self.harness.wait()
+
+
+@pytest.fixture
+def held(engine_program, tmp_path) -> Held:
+    harness = start_harness(engine_program, tmp_path / "run")
+    return Held(harness, tmp_path / "run", read_pids(tmp_path / "run"))
+
+
 def state() -> list[str]:
     """Names of ledgers, and of claims that are held."""
     folder = procfs.state_folder()
@@ -126,11 +145,48 @@ def marks(log: Path) -> list[int]:
     return found
 
 
-def start_engine(engine_program: Path, folder: Path) -> tuple[SupervisedEngine, int]:
+class Started(NamedTuple):
+    """An engine that this process started: its first process, and the one that left its session."""
+
+    engine: SupervisedEngine
+    port: int
+    pids: list[int]
+
+
+@pytest.fixture
+def started(engine_program, tmp_path) -> Started:
     claimed = ports.free_ports(2)
-    argv = [sys.executable, str(engine_program), "first", str(claimed[0]), str(folder / "pids")]
+    argv = [sys.executable, str(engine_program), "first", str(claimed[0]), str(tmp_path / "pids")]
     command = EngineCommand("single", claimed[0], None, argv, {})
-    return SupervisedEngine(command, folder / "logs" / "cell.single.log", dict(os.environ), claimed), claimed[0]
+    engine = SupervisedEngine(command, tmp_path / "logs" / "cell.single.log", dict(os.environ), claimed)
+    return Started(engine, claimed[0], read_pids(tmp_path))
+
+
+def supervised_program(
+    folder: Path, code: str, *arguments: object, role: str = "single", **env: str
+) -> SupervisedEngine:
+    """An engine that runs this code."""
+    argv = [sys.executable, "-c", code, *map(str, arguments)]
+    return SupervisedEngine(EngineCommand(role, 1, None, argv, env), folder / "engine.log", dict(os.environ))
+
+
+@pytest.fixture
+def bystander():
+    """A process of this user that belongs to no tree."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def only_ledger() -> Path:
+    (path,) = procfs.ledgers(procfs.state_folder())
+    return path
+
+
+def warden() -> procfs.Process:
+    """The owner of the only tree that there is."""
+    return orphans.read_ledger(only_ledger()).warden
 
 
 def wait_for(what, seconds: float = 20.0):
@@ -143,6 +199,11 @@ def wait_for(what, seconds: float = 20.0):
 
 def gone(pids: list[int]) -> bool:
     return not any(map(_runs, pids))
+
+
+def nothing_left(pids: list[int]) -> bool:
+    """Whether neither these processes nor what they made nor any ledger or claim is there."""
+    return gone(pids) and made_by(pids) == [] and state() == []
 
 
 def _runs(pid: int) -> bool:

@@ -24,17 +24,14 @@ from harness.engines.api_key import ApiKey
 from harness.engines.client import parse_completion
 from harness.engines.counters import KvPool
 from harness.engines.router import Router
-from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, EngineStartError, HandoffError
 from harness.history.folder import load_history
-from harness.profiles.cells import make_plan, select_cells
-from harness.profiles.model import load_profile
 from harness.reports.judge_run import judge_and_report
 from harness.supervision.log import EngineLog
 from harness.util.progress import Reporter
 from harness.workload.prepare import prepare
 from tests.support.builders import changed_profile, engine, observation
-from tests.support.engines import ENVIRONMENT
+from tests.support.engines import ENVIRONMENT, session_of
 from tests.support.run_files import answers
 
 PATTERNED = {
@@ -303,9 +300,7 @@ class FakeHandle:
 
 
 def test_ended_engines_leave_no_key_in_logs_and_records(tmp_path, monkeypatch):
-    profile = load_profile("cpu")
-    (group,) = make_plan(profile, select_cells(profile, ["single-none"])).groups
-    session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
+    session = session_of("single-none", tmp_path)
     session._launcher.processes = {"single": FakeHandle(tmp_path / "x.log", session.key)}
     session._launcher.places = {"single": SimpleNamespace(node=None, give_back=lambda: None)}
     session._launcher.clients = {"single": SimpleNamespace(last_snapshot={"prefix_hits": 0.0}, close=lambda: None)}

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -193,8 +194,7 @@ def engine_python(option: str, text: str, device: str, say: Callable[[str], None
         if found.executable is not None:
             return found.executable
         build = release(DISTRIBUTIONS[device], found.version)
-    root = cache_folder()
-    return Cache(root, UvInstaller(device), say).python(build, root / "install.log")
+    return installed(device, say).python(build, cache_folder() / "install.log")
 
 
 Installer = Callable[[Build, Path, Path], None]
@@ -203,7 +203,6 @@ the reason when the folder cannot be used afterwards."""
 
 
 def cache_folder() -> Path:
-    """Return the folder that keeps installed versions."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / PROJECT / "vllm"
 
 
@@ -262,41 +261,37 @@ class Cache:
             shutil.rmtree(making, ignore_errors=True)
 
 
-class UvInstaller:
-    """Installs with uv, starting from the project's lock file, so that environments differ in as little as possible."""
+def install_with_uv(device: str, build: Build, folder: Path, log: Path) -> None:
+    """Install with uv, starting from the project's lock file, so that environments differ in as little as possible."""
+    uv = find_uv()
+    python = str(folder / "bin" / "python")
+    # The environment is created in a temporary folder and moved: scripts must not hard-code the interpreter.
+    _must([uv, "venv", "--relocatable", "--clear", "--python", sys.executable, str(folder)], log)
+    wanted, resolved = folder / "wanted.txt", folder / "requirements.txt"
+    wanted.write_text("\n".join([build.requirement, *companions(device)]) + "\n", encoding="utf-8")
+    lock, overrides = (REPOSITORY / "requirements" / f"{device}.{end}" for end in ("txt", "overrides.txt"))
+    # uv keeps the versions of an existing output file wherever it can.
+    resolved.write_bytes(lock.read_bytes() if lock.is_file() else b"")
+    compile_ = [uv, "pip", "compile", "--no-header", "--no-annotate", "--python", python, str(wanted)]
+    compile_ += ["-o", str(resolved), *(["--overrides", str(overrides)] if overrides.is_file() else [])]
+    install = [uv, "pip", "install", "--python", python, "--no-deps", "-r", str(resolved)]
+    links = [option for link in find_links() for option in ("--find-links", link)]
+    links += ["--extra-index-url", build.wheels] if build.wheels is not None else []
+    problems = []
+    # Without a local build of torch, uv knows where PyTorch keeps its CPU builds.
+    for backend in ([], ["--torch-backend", "cpu"]) if device == "cpu" else ([],):
+        problem = _run([*compile_, *links, *backend], log) or _run([*install, *links, *backend], log)
+        if not problem:
+            break
+        problems.append(problem)
+    else:
+        raise EnvironmentFault(f"{build.requirement} cannot be installed: {'; then: '.join(problems)}")
+    _must([python, "-c", "from vllm import LLM"], log)
 
-    def __init__(self, device: str) -> None:
-        self._device = device
 
-    def __call__(self, build: Build, folder: Path, log: Path) -> None:
-        uv = find_uv()
-        python = str(folder / "bin" / "python")
-        # The environment is created in a temporary folder and moved: scripts must not hard-code the interpreter.
-        self._must([uv, "venv", "--relocatable", "--clear", "--python", sys.executable, str(folder)], log)
-        wanted, resolved = folder / "wanted.txt", folder / "requirements.txt"
-        wanted.write_text("\n".join([build.requirement, *companions(self._device)]) + "\n", encoding="utf-8")
-        lock, overrides = (REPOSITORY / "requirements" / f"{self._device}.{end}" for end in ("txt", "overrides.txt"))
-        # uv keeps the versions of an existing output file wherever it can.
-        resolved.write_bytes(lock.read_bytes() if lock.is_file() else b"")
-        compile_ = [uv, "pip", "compile", "--no-header", "--no-annotate", "--python", python, str(wanted)]
-        compile_ += ["-o", str(resolved), *(["--overrides", str(overrides)] if overrides.is_file() else [])]
-        install = [uv, "pip", "install", "--python", python, "--no-deps", "-r", str(resolved)]
-        links = [option for link in find_links() for option in ("--find-links", link)]
-        links += ["--extra-index-url", build.wheels] if build.wheels is not None else []
-        problems = []
-        # Without a local build of torch, uv knows where PyTorch keeps its CPU builds.
-        for backend in ([], ["--torch-backend", "cpu"]) if self._device == "cpu" else ([],):
-            problem = _run([*compile_, *links, *backend], log) or _run([*install, *links, *backend], log)
-            if not problem:
-                break
-            problems.append(problem)
-        else:
-            raise EnvironmentFault(f"{build.requirement} cannot be installed: {'; then: '.join(problems)}")
-        self._must([python, "-c", "from vllm import LLM"], log)
-
-    def _must(self, command: list[str], log: Path) -> None:
-        if problem := _run(command, log):
-            raise EnvironmentFault(problem)
+def installed(device: str, say: Callable[[str], None]) -> Cache:
+    """Return the versions installed on this machine, to which uv adds."""
+    return Cache(cache_folder(), partial(install_with_uv, device), say)
 
 
 def companions(device: str) -> list[str]:
@@ -346,6 +341,11 @@ def _run(command: list[str], log: Path) -> str:
     if done.returncode == 0:
         return ""
     return problem_of(log.read_bytes()[before:].decode(errors="replace")) + f" (see {log.name})"
+
+
+def _must(command: list[str], log: Path) -> None:
+    if problem := _run(command, log):
+        raise EnvironmentFault(problem)
 
 
 def problem_of(output: str) -> str:

@@ -44,8 +44,6 @@ class Step(NamedTuple):
 
 
 class SplitRun(NamedTuple):
-    """A run of a profile, split into steps."""
-
     profile: Profile
     source: str
     patterns: tuple[str, ...]
@@ -98,8 +96,6 @@ def split_run(
 
 
 class _Machine(NamedTuple):
-    """Where a step runs."""
-
     profile: Profile
     works: dict[str, CellWork]
     given: int | None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.baselines.index import BaselineIndex
 from harness.baselines.lookup import Lookup
-from harness.commands.doctor.model import Item
+from harness.commands.doctor import Item
 from harness.engines.environment import EngineEnvironment, inspect_environment, need_build, need_nixl
 from harness.engines.inventory import ENGINE_GIB
 from harness.engines.router_program import program

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.commands.doctor.model import Item
+from harness.commands.doctor import Item
 from harness.engines.environment import EngineEnvironment
 from harness.engines.inventory import WORKING_GIB
 from harness.profiles.hub import GIB, Hub

@@ -36,8 +36,6 @@ _WIDTH = 116
 
 
 class Right(NamedTuple):
-    """The right answer to a request."""
-
     tokens: tuple[int, ...]
     accepted: tuple[int, ...] | None
     """Accepted drafts per verify step; None if they are not compared."""
@@ -64,7 +62,6 @@ class Case(NamedTuple):
 
 
 def cold_stage(prompt: Prompt, max_tokens: int | None = None) -> Stage:
-    """Return a stage that sends one cold prompt."""
     return Stage((Send(prompt, "subject", "a", max_tokens=max_tokens),))
 
 
@@ -76,7 +73,8 @@ def case_of(
     Raises UsageError without one, and for requests that a file cannot send.
     """
     stages = script.stages if isinstance(script, Script) else (script,)
-    if any(s.abandon or s.appended or s.feature or s.route == "former-p" for stage in stages for s in stage.sends):
+    sends = [s for stage in stages for s in stage.sends]
+    if any(s.abandon or s.appended or s.feature or s.by_second_p or s.route == "former-p" for s in sends):
         raise UsageError(
             f"{title}: expected requests that are sent whole and answered, found {scenario}, which gives them up, "
             "changes them or tells D of another P; an exported file cannot: use `harness repro` alone"

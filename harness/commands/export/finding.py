@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,13 +27,6 @@ from harness.workload.scripts import Script, Send, Stage
 _LINE = 100
 
 
-class Exported(NamedTuple):
-    """The files that were written."""
-
-    case: Path
-    issue: Path | None
-
-
 class Smallest(NamedTuple):
     """The result of shrinking, for the issue."""
 
@@ -49,12 +43,13 @@ def script_of(prepared: Prepared) -> Script | Stage:
 
 
 def sends_of(script: Script | Stage) -> list[Send]:
-    """Return all requests of the case."""
     stages = script.stages if isinstance(script, Script) else (script,)
     return [s for stage in stages for s in stage.sends]
 
 
-def case_from(prepared: Prepared, target: Target, environment: EngineEnvironment) -> Case:
+def case_from(
+    prepared: Prepared, target: Target, environment: EngineEnvironment, mutants: tuple[str, ...] = ()
+) -> Case:
     """Return the case of a prompt or a scenario, with the recorded answers as the right ones. Raises UsageError when no
     right answer is known."""
     (work,) = prepared.works
@@ -73,42 +68,28 @@ def case_from(prepared: Prepared, target: Target, environment: EngineEnvironment
     config = next((s for s in prepared.profile.scenarios if s.id == target.scenario), None)
     case = case_of(target.words, prepared.profile, work.cell, target.scenario, script, right)
     slack = PRESSURE_SLACK if isinstance(config, Pressure) else 0.0
-    return case._replace(slack=slack, tries=target.goal.tries, seen=target.goal.words)
-
-
-def export_target(
-    prepared: Prepared,
-    target: Target,
-    run_dir: Path | None,
-    finding: str | None,
-    file: Path,
-    issue: bool,
-    engine_python: str | None,
-    mutants: tuple[str, ...],
-) -> Exported:
-    """Export what ``harness repro`` would try, without starting an engine."""
-    environment = engines_for(prepared.profile, prepared.plan, engine_python)
-    history = load_history(run_dir) if run_dir is not None else None
-    case = case_from(prepared, target, environment)._replace(mutants=mutants)
-    return export(case, environment, file, history, finding, issue)
+    return case._replace(slack=slack, tries=target.goal.tries, seen=target.goal.words, mutants=mutants)
 
 
 def export(
-    case: Case,
-    environment: EngineEnvironment,
+    make: Callable[[EngineEnvironment], Case],
+    prepared: Prepared,
+    origin: tuple[Path | None, str | None],
     target: Path,
-    history: History | None,
-    finding: str | None,
     issue: bool,
+    engine_python: str | None,
     smallest: Smallest | None = None,
-) -> Exported:
-    """Write the file and, with ``issue``, the text of an issue next to it."""
+) -> None:
+    """Write a case to a file and, with ``issue``, the text of an issue next to it, without starting an engine.
+    ``origin`` is the run and the finding that it comes from."""
+    environment = engines_for(prepared.profile, prepared.plan, engine_python)
+    run_dir, finding = origin
+    history = load_history(run_dir) if run_dir is not None else None
+    case = make(environment)
     write_case(case, environment, target)
-    if not issue:
-        return Exported(target, None)
-    beside = target.with_suffix(".md")
-    write_atomic(beside, issue_text(case, environment, target.name, history, finding, smallest))
-    return Exported(target, beside)
+    if issue:
+        text = issue_text(case, environment, target.name, history, finding, smallest)
+        write_atomic(target.with_suffix(".md"), text)
 
 
 def issue_text(

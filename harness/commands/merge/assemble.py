@@ -47,11 +47,7 @@ def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores: Re
         names = {g: g if g not in taken else f"{g}~{i + 1}" for g in dict.fromkeys(c.group for c in mine)}
         taken.update(names.values())
         cells |= {c.cell: c.model_copy(update={"group": names[c.group]}) for c in mine}
-        for engine in history.run.engines:
-            if engine.group in names:
-                group = names[engine.group]
-                log = group + engine.log.removeprefix(engine.group)
-                engines.append(engine.model_copy(update={"group": group, "log": log}))
+        engines += [e.in_group(names[e.group]) for e in history.run.engines if e.group in names]
         logs += _logs(history.folder / "logs", names)
     return _Assembled(cells, tuple(engines), _files(histories, chosen, scores), tuple(logs))
 

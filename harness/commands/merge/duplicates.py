@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from harness.baselines.lookup import Lookup
 from harness.commands.merge.assemble import assemble
 from harness.commands.merge.night import Loaded, Wanted
-from harness.commands.merge.score_index import ScoreIndex
-from harness.commands.merge.selection import Holdings
+from harness.commands.merge.selection import Holdings, ScoreIndex
 from harness.commands.merge.shards import Evidence
 from harness.history.folder import History
 from harness.history.index import RecordedCells
 from harness.history.records import COLD, RESCORE, RunRecord
 from harness.history.verdict import Verdict, worst
-from harness.judging.checks.aggregation import listed, most_listed
-from harness.judging.checks.hypothesis_tests import registered, run_tests
-from harness.judging.checks.model import Results
-from harness.judging.checks.registry import baselines_for, judge_cell, judging_of
-from harness.judging.checks.statistical import tripped
+from harness.judging.checks.registry import baselines_for, judge_cells, judging_of
 from harness.judging.evidence import Evidence as Judged
-from harness.judging.findings import CellVerdict, Finding, Judgement
+from harness.judging.findings import Finding, Judgement
 from harness.judging.known_defects import apply_known
 from harness.judging.references import known_of
 from harness.profiles.known_defects import load_known
@@ -58,8 +52,9 @@ def findings_in_duplicates(
     for at in sorted(range(len(together)), key=lambda n: together[n][0]):
         i, cells = together[at]
         substituted = _substituted(holdings, scores.scores(i), chosen, run, out, i, cells)
-        verdicts = _judge_cells(substituted, parts[i].second, baselines, cells)
-        judgement = Judgement(run_id=run.run_id, verdict=Verdict.UNKNOWN, cells=tuple(verdicts))
+        evidence = Judged(substituted, baselines, judging_of(substituted))
+        verdicts = judge_cells(evidence, parts[i].second, cells)
+        judgement = Judgement(run_id=run.run_id, verdict=Verdict.UNKNOWN, cells=verdicts)
         notices[at] = [
             f"{item.cell}: {', '.join(f'{name} {verdict}' for name, verdict in found)}"
             + (f" in {item.scenario}" if item.scenario != COLD else "")
@@ -106,23 +101,6 @@ def _substituted(
     )
     substituted = run.model_copy(update={"cells": records, "engines": whole.engines})
     return History(folder=out, run=substituted, observations=whole.observations)
-
-
-def _judge_cells(
-    substituted: History, second: History | None, baselines: Mapping[str, Lookup], cells: Sequence[str]
-) -> list[CellVerdict]:
-    """Judge some cells of a run, with their tests as part of the whole run's family."""
-    judging = judging_of(substituted)
-    everything = list(Judged(substituted, baselines, judging).views())
-    mine = [v for v in everything if v.id in cells]
-    results = Results()
-    if judging.tier == "normal":
-        announced = registered(everything)
-        first = run_tests(mine, judging, [t for t in announced if t.cell in cells], len(announced))
-        again = list(Judged(second, baselines, judging).views()) if second is not None else None
-        results = Results(first, run_tests(again, judging, tripped(mine, first)) if again is not None else None)
-    most = most_listed(len(everything))
-    return [listed(judge_cell(v, results), most) for v in mine]
 
 
 def _is_wrong(finding: Finding) -> bool:

@@ -65,23 +65,23 @@ def missing_evidence(history: History) -> list[str]:
             out.append(f"{record.cell} is {record.state}: {record.reason or 'no reason was recorded'}")
         elif found is Evidence.BROKEN:
             out.append(f"{record.cell}: requests failed or are missing")
-    missing = _not_rescored(history) if history.run.rescore else 0
-    if missing:
-        out.append(f"{missing} outputs were not re-scored by the plain engine")
+    if history.run.rescore and (missing := not_rescored(history)):
+        out.append(f"{len(missing)} outputs were not re-scored by the plain engine")
     second = history.folder / SECOND
     if (second / RUN).is_file():
         out += [f"second stage: {why}" for why in missing_evidence(load_history(second))]
     return out
 
 
-def _not_rescored(history: History) -> int:
+def not_rescored(history: History) -> list[tuple[str, str]]:
+    """Return the plain cell that was to re-score each output that has no score, and the key of that request."""
     outputs = Outputs(history.run.normal)
     for o in history.observations:
         if o.scenario != RESCORE:
             outputs.add(o)
     # Only whether there are scores: the scores of a large run do not fit into memory.
     scores = {(o.cell, o.key): rescored(o) for o in history.of_scenario(RESCORE)}
-    return sum(not scores.get(key, False) for key in outputs.scored_by)
+    return [place for place in outputs.scored_by if not scores.get(place, False)]
 
 
 def rescored(o: Observation) -> bool:

@@ -10,8 +10,7 @@ from harness import redact
 from harness.commands.merge.assemble import NO_PART, as_planned, assemble, missing, save, with_whole_plan
 from harness.commands.merge.duplicates import findings_in_duplicates
 from harness.commands.merge.night import ExpectedRun, Loaded, Wanted
-from harness.commands.merge.score_index import ScoreIndex
-from harness.commands.merge.selection import Holdings, choose, compare_duplicates
+from harness.commands.merge.selection import Holdings, ScoreIndex, choose, compare_duplicates
 from harness.commands.merge.shards import Evidence, unfinished
 from harness.history.folder import History, load_history
 from harness.history.layout import SECOND

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.commands.selftest.trials import Trial, View
 from harness.history.folder import History
-from harness.history.verdict import Verdict
+from harness.history.verdict import Verdict, worst
 from harness.judging.findings import CellVerdict, Judgement
 from harness.profiles.cells import CellName
 from harness.prompts.lengths import spills
@@ -91,11 +91,10 @@ def _law_mismatch(cell: CellVerdict, lookahead: int) -> str | None:
 
 def check_verdicts(judgement: Judgement) -> dict[str, Verdict]:
     """Return the worst verdict of each check over all cells and scenarios, for the kill matrix."""
-    order = list(Verdict)
     out: dict[str, Verdict] = {}
     for cell in judgement.cells:
         for result in cell.results:
-            out[result.check] = max(out.get(result.check, Verdict.PASS), result.verdict, key=order.index)
+            out[result.check] = worst([out.get(result.check, Verdict.PASS), result.verdict])
     return out
 
 

@@ -12,16 +12,15 @@ from rich.text import Text
 from harness.history.verdict import Verdict
 from harness.mutants.catalogue import MUTANTS
 from harness.reports.html import environment
-from harness.reports.markdown import plain_cell
+from harness.reports.markdown import plain_cell, versions_in_words
 from harness.reports.selftest_result import Kill, Outcome, SelfTest, matrix_columns
-from harness.reports.terminal import STYLE, verdict_text
+from harness.reports.terminal import STYLE, print_conclusion, verdict_text
 from harness.util.files import write_atomic, write_json
 
 KILL_STYLE = {Kill.KILLED: "green", Kill.OTHER: "yellow", Kill.SURVIVED: "bold red", Kill.UNTESTED: "yellow"}
 
 
 def write_selftest(test: SelfTest, folder: Path) -> None:
-    """Write every report file of a self-test into its folder."""
     write_json(folder / "selftest.json", {**test.model_dump(mode="json"), "exit_code": test.exit_code})
     write_atomic(folder / "selftest.md", render_markdown(test))
     template = environment().get_template("selftest.html.j2")
@@ -61,10 +60,7 @@ def print_selftest(test: SelfTest, console: Console) -> None:
             )
             console.print(f"    expected {escape(outcome.expected)}", highlight=False)
             console.print(f"    found {escape(outcome.reason)}", highlight=False)
-    style = STYLE[
-        Verdict.PASS if test.exit_code == 0 else Verdict.REGRESSION if test.exit_code == 1 else Verdict.UNKNOWN
-    ]
-    console.print(Text(test.sentence, style=style))
+    print_conclusion(test.sentence, test.exit_code, console)
 
 
 def _after(outcome: Outcome) -> str:
@@ -80,11 +76,10 @@ def _mark(verdict: Verdict | None) -> Text:
 def render_markdown(test: SelfTest) -> str:
     """Render the kill matrix as a Markdown page that fits into ``docs/``."""
     columns = matrix_columns(test.outcomes)
-    versions = ", ".join(f"{k} {v}" for k, v in test.versions.items() if v and k in ("vllm", "torch", "nixl"))
     lines = [
         "# Kill matrix",
         "",
-        f"{test.sentence} Profile {test.profile}, {versions}.",
+        f"{test.sentence} Profile {test.profile}, {versions_in_words(test.versions)}.",
         "",
         "✘ the check fails, ? it is UNKNOWN, ▲ improved, ⇄ drift, · it passes, empty: it does not apply to what the "
         "fault needs. *after* is how many requests of its cell and scenario were answered until the first one with a "

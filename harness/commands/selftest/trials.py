@@ -29,17 +29,18 @@ class Trial(NamedTuple):
     """One mutant, the smallest workload that can show it, and what must be found."""
 
     mutant: str
-    method: str
-    views: tuple[View, ...]
-    """The views to run; the mutant must be caught in at least one of ``caught``."""
     caught: tuple[View, ...]
+    """The views of which at least one must catch the mutant."""
     damage: DamageClass
     checks: tuple[str, ...]
     """At least one of these must fail where the mutant is caught."""
-    prompts: PromptChoice = "few"
-    forms: tuple[Literal["ids", "text"], ...] = ("ids",)
     clean: tuple[View, ...] = ()
     """Views that must pass although the mutant is enabled, as the right reason implies."""
+    beside: tuple[View, ...] = ()
+    """Views that are run, too, whatever they show."""
+    method: str = "eagle3"
+    prompts: PromptChoice = "few"
+    forms: tuple[Literal["ids", "text"], ...] = ("ids",)
     spills_only: bool = False
     """Whether failures must be at the residues at which the lookahead spills into another block, and only there."""
     unknown: bool = False
@@ -48,124 +49,91 @@ class Trial(NamedTuple):
     """For mutants with which engines must refuse to start: a regular expression for their error."""
 
     @property
+    def views(self) -> tuple[View, ...]:
+        """The views to run."""
+        return (*self.caught, *self.clean, *self.beside)
+
+    @property
     def starts(self) -> bool:
         """Whether the engines are expected to start."""
         return self.refusal is None
 
 
 _PD_COLD, _ONE_COLD = View("pd", COLD), View("single", COLD)
-_ROUTED_COLD = View("pd", COLD, "router")
+_AFTER, _ALONE = (_PD_COLD,), (_ONE_COLD,)
 _TOKENS = ("tokens-baseline", "tokens-reference")
 _STEPS = ("acceptance-baseline", "acceptance-single")
 _LOGPROBS = ("logprobs-single", "logprobs-baseline")
+_BOTH_FORMS: tuple[Literal["ids", "text"], ...] = ("ids", "text")
+
+
+def _pd(scenario: str) -> tuple[View, ...]:
+    return (View("pd", scenario),)
+
+
+def _one(scenario: str) -> tuple[View, ...]:
+    return (View("single", scenario),)
 
 
 def _both(scenario: str) -> tuple[View, ...]:
-    return (View("pd", scenario), View("single", scenario))
-
-
-_NEXT_TURN = (View("single", "continuation"),)
-_SAME_STEP = (View("single", "same-step"),)
-
-
-def _in_state(
-    mutant: str,
-    state: tuple[View, ...],
-    cold: View,
-    damage: DamageClass,
-    checks: tuple[str, ...],
-    unknown: bool = False,
-    method: str = "eagle3",
-) -> Trial:
-    """Return the trial of a mutant that shows in a state alone, while cold prompts pass."""
-    return Trial(mutant, method, (*state, cold), state, damage, checks, clean=(cold,), unknown=unknown)
-
-
-def _handed_off(
-    mutant: str,
-    damage: DamageClass,
-    checks: tuple[str, ...],
-    method: str = "eagle3",
-    prompts: PromptChoice = "few",
-) -> Trial:
-    """Return the trial of a mutant that shows after a hand-off alone, while the same engine passes without one."""
-    both = (_PD_COLD, _ONE_COLD)
-    return Trial(mutant, method, both, (_PD_COLD,), damage, checks, prompts=prompts, clean=(_ONE_COLD,))
+    return (*_pd(scenario), *_one(scenario))
 
 
 TRIALS: tuple[Trial, ...] = (
-    Trial("M1", "eagle3", (_PD_COLD,), (_PD_COLD,), "target-kv", _TOKENS, prompts="short", spills_only=True),
-    _in_state("M1c", (View("pd", "chunked-prefill"),), _PD_COLD, "target-kv", _TOKENS),
-    _in_state("M1d", (View("pd", "prefix-hit"),), _PD_COLD, "target-kv", _TOKENS),
-    Trial(
-        "M2", "eagle3", (_PD_COLD, _ONE_COLD), (_PD_COLD, _ONE_COLD), "input", ("echoed-prompt",), forms=("ids", "text")
-    ),
-    Trial("M3", "dflash", _both("concurrent")[1:], _both("concurrent")[1:], "drafter-kv", _STEPS),
-    _handed_off("M4", "drafter-kv", _STEPS),
-    _handed_off("M4g", "drafter-kv", _STEPS),
-    Trial("M5a", "eagle3", _both("pressure"), _both("pressure"), "target-kv", _TOKENS),
-    Trial("M5b", "eagle3", _both("refill"), _both("refill"), "target-kv", (*_TOKENS, "state-occurred")),
-    Trial("M6", "eagle3", (View("pd", "late-pull"),), (View("pd", "late-pull"),), "target-kv", _TOKENS),
-    Trial("M7", "eagle3", _both("shared-block"), _both("shared-block"), "target-kv", (*_TOKENS, "state-occurred")),
-    Trial("M8", "eagle3", (_PD_COLD, _ONE_COLD), (_ONE_COLD,), "sampler", _STEPS),
-    Trial("M9", "eagle3", (_PD_COLD,), (_PD_COLD,), "nothing-tested", ("transfer",), unknown=True),
-    Trial(
-        "M10",
-        "eagle3",
-        (_PD_COLD,),
-        (_PD_COLD,),
-        "infrastructure",
-        ("complete",),
-        unknown=True,
-        refusal="NIXL compatibility hash mismatch",
-    ),
-    Trial("M11", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "sampler", _TOKENS, prompts="some"),
-    Trial("N1", "eagle3", (View("pd", "late-pull"),), (View("pd", "late-pull"),), "target-kv", (*_TOKENS, "transfer")),
-    _handed_off("N2", "target-kv", _TOKENS),
-    Trial("N3", "eagle3", (_PD_COLD,), (_PD_COLD,), "target-kv", (*_TOKENS, "transfer")),
-    _in_state("N4", (View("single", "prefix-hit"),), _ONE_COLD, "drafter-kv", _STEPS),
-    _in_state("N5", _both("prefix-hit"), _ONE_COLD, "target-kv", _TOKENS),
-    Trial("N6", "eagle3", (_ROUTED_COLD, _PD_COLD), (_ROUTED_COLD,), "routing", ("transfer",), clean=(_PD_COLD,)),
-    _handed_off("N7", "target-kv", _LOGPROBS),
-    _in_state("N8", _NEXT_TURN, _ONE_COLD, "target-kv", _TOKENS),
-    _in_state("N9", _NEXT_TURN, _ONE_COLD, "drafter-kv", _STEPS),
-    _in_state("N10", _SAME_STEP, _ONE_COLD, "target-kv", _TOKENS),
-    Trial("N11", "eagle3", (View("single", "abandoned"), _ONE_COLD), (_ONE_COLD,), "blocks-kept", ("pool-returned",)),
-    _in_state("N12", (View("pd", "recovery"),), _PD_COLD, "target-kv", _TOKENS),
+    Trial("M1", _AFTER, "target-kv", _TOKENS, prompts="short", spills_only=True),
+    Trial("M1c", _pd("chunked-prefill"), "target-kv", _TOKENS, _AFTER),
+    Trial("M1d", _pd("prefix-hit"), "target-kv", _TOKENS, _AFTER),
+    Trial("M2", (_PD_COLD, _ONE_COLD), "input", ("echoed-prompt",), forms=_BOTH_FORMS),
+    Trial("M3", _one("concurrent"), "drafter-kv", _STEPS, method="dflash"),
+    Trial("M4", _AFTER, "drafter-kv", _STEPS, _ALONE),
+    Trial("M4g", _AFTER, "drafter-kv", _STEPS, _ALONE),
+    Trial("M5a", _both("pressure"), "target-kv", _TOKENS),
+    Trial("M5b", _both("refill"), "target-kv", (*_TOKENS, "state-occurred")),
+    Trial("M6", _pd("late-pull"), "target-kv", _TOKENS),
+    Trial("M7", _both("shared-block"), "target-kv", (*_TOKENS, "state-occurred")),
+    Trial("M8", _ALONE, "sampler", _STEPS, beside=_AFTER),
+    Trial("M9", _AFTER, "nothing-tested", ("transfer",), unknown=True),
+    Trial("M10", _AFTER, "infrastructure", ("complete",), unknown=True, refusal="NIXL compatibility hash mismatch"),
+    Trial("M11", _ALONE, "sampler", _TOKENS, prompts="some"),
+    Trial("N1", _pd("late-pull"), "target-kv", (*_TOKENS, "transfer")),
+    Trial("N2", _AFTER, "target-kv", _TOKENS, _ALONE),
+    Trial("N3", _AFTER, "target-kv", (*_TOKENS, "transfer")),
+    Trial("N4", _one("prefix-hit"), "drafter-kv", _STEPS, _ALONE),
+    Trial("N5", _both("prefix-hit"), "target-kv", _TOKENS, _ALONE),
+    Trial("N6", (View("pd", COLD, "router"),), "routing", ("transfer",), _AFTER),
+    Trial("N7", _AFTER, "target-kv", _LOGPROBS, _ALONE),
+    Trial("N8", _one("continuation"), "target-kv", _TOKENS, _ALONE),
+    Trial("N9", _one("continuation"), "drafter-kv", _STEPS, _ALONE),
+    Trial("N10", _one("same-step"), "target-kv", _TOKENS, _ALONE),
+    Trial("N11", _ALONE, "blocks-kept", ("pool-returned",), beside=_one("abandoned")),
+    Trial("N12", _pd("recovery"), "target-kv", _TOKENS, _AFTER),
     # A plain engine of the same run shows that it is a regression; the self-test's have the drafter alone.
-    _in_state("N13", (View("single", "prefix-hit"),), _ONE_COLD, "nothing-tested", ("state-occurred",), unknown=True),
-    _in_state("N14", (View("single", "features"),), _ONE_COLD, "infrastructure", ("complete",), unknown=True),
-    Trial(
-        "N15", "eagle3", (View("single", "abandoned"), _ONE_COLD), (View("single", "abandoned"),), "target-kv", _TOKENS
-    ),
-    Trial(
-        "N16",
-        "eagle3",
-        (View("pd", "pressure-on-p"), _PD_COLD),
-        (View("pd", "pressure-on-p"),),
-        "target-kv",
-        (*_TOKENS, "transfer"),
-    ),
+    Trial("N13", _one("prefix-hit"), "nothing-tested", ("state-occurred",), _ALONE, unknown=True),
+    Trial("N14", _one("features"), "infrastructure", ("complete",), _ALONE, unknown=True),
+    Trial("N15", _one("abandoned"), "target-kv", _TOKENS, beside=_ALONE),
+    Trial("N16", _pd("pressure-on-p"), "target-kv", (*_TOKENS, "transfer"), beside=_AFTER),
     # Without a drafter, beside the plain engine of the same run, which re-scores the outputs, too.
-    _handed_off("N19", "target-kv", ("tokens-reference", "rescored"), "none"),
+    Trial("N19", _AFTER, "target-kv", ("tokens-reference", "rescored"), _ALONE, method="none"),
     # The pair is right, and compared with the single engine all the same.
-    Trial("N18", "eagle3", (_PD_COLD, _ONE_COLD), (_ONE_COLD,), "target-kv", _TOKENS),
-    _in_state("N17", (View("pd", "prefix-hit"),), _PD_COLD, "target-kv", _TOKENS),
+    Trial("N18", _ALONE, "target-kv", _TOKENS, beside=_AFTER),
+    Trial("N17", _pd("prefix-hit"), "target-kv", _TOKENS, _AFTER),
     # Of a target with windows, which has no drafters: the plain engine of the same run is the reference.
-    _handed_off("N20", "target-kv", ("tokens-reference", *_LOGPROBS), "none", "some"),
+    Trial("N20", _AFTER, "target-kv", ("tokens-reference", *_LOGPROBS), _ALONE, method="none", prompts="some"),
     # Of a target with recurrent state, likewise. A hit on D that gets a state from P does not continue from its own.
-    _handed_off("N27", "target-kv", _TOKENS, "none", "some"),
-    _in_state("N28", (View("single", "prefix-hit"),), _ONE_COLD, "target-kv", _TOKENS, method="none"),
+    Trial("N27", _AFTER, "target-kv", _TOKENS, _ALONE, method="none", prompts="some"),
+    Trial("N28", _one("prefix-hit"), "target-kv", _TOKENS, _ALONE, method="none"),
     # Of the same target with its drafter: D computes the last token of a prompt from a state of P's, with placeholders
     # behind it where they fit into the block. A known defect shows where they do not.
-    _handed_off("N30", "target-kv", _TOKENS, "hybrid-mtp", "roomy"),
-    _handed_off("N21", "sampler", ("finish-reason",), "none"),
-    Trial("N22", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "input", ("text-form",), forms=("ids", "text")),
+    Trial("N30", _AFTER, "target-kv", _TOKENS, _ALONE, method="hybrid-mtp", prompts="roomy"),
+    Trial("N21", _AFTER, "sampler", ("finish-reason",), _ALONE, method="none"),
+    Trial("N22", _ALONE, "input", ("text-form",), forms=_BOTH_FORMS),
     # That nothing was drafted is UNKNOWN; that the steps account for less than the answer is not.
-    Trial("N23", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "sampler", ("response-invariants", "drafts-happened")),
-    Trial("N24", "eagle3", (_ONE_COLD,), (_ONE_COLD,), "target-kv", ("cold-stays-cold",), forms=("ids", "text")),
-    _in_state("N25", (View("pd", "restarted-p"),), _PD_COLD, "target-kv", (*_TOKENS, "transfer")),
-    _in_state("N26", (View("pd", "read-back"),), _PD_COLD, "target-kv", (*_TOKENS, *_LOGPROBS)),
+    Trial("N23", _ALONE, "sampler", ("response-invariants", "drafts-happened")),
+    Trial("N24", _ALONE, "target-kv", ("cold-stays-cold",), forms=_BOTH_FORMS),
+    Trial("N25", _pd("restarted-p"), "target-kv", (*_TOKENS, "transfer"), _AFTER),
+    # The second P is never told that its blocks were read, which is found with the cold prompts.
+    Trial("N29", _pd("second-p"), "target-kv", _TOKENS, beside=_AFTER),
+    Trial("N26", _pd("read-back"), "target-kv", (*_TOKENS, *_LOGPROBS), _AFTER),
 )
 
 
@@ -177,10 +145,6 @@ class Setup(NamedTuple):
     trials: tuple[Trial, ...]
     control: tuple[CellWork, ...]
     """Everything that any of the trials sends; sent first with all mutants disabled."""
-
-    @property
-    def mutants(self) -> tuple[str, ...]:
-        return tuple(t.mutant for t in self.trials)
 
     @property
     def controlled(self) -> bool:
@@ -220,8 +184,8 @@ def select_trials(
     return trials
 
 
-_LONG = ("N25", "N26", "N27", "N28", "N30")
-"""Mutants that take half of the time of all others: of engines that are restarted, or built otherwise."""
+_LONG = ("N25", "N26", "N27", "N28", "N29", "N30")
+"""Mutants that take half of the time of all others: of engines that are restarted, added, or built otherwise."""
 _NOT_WITHOUT_DRAFTS = frozenset({"M1", "M1c", "N18"})
 """Mutants that cannot be shown as listed where nothing is drafted, beside those of drafter and sampler: without a
 lookahead M1 and M1c damage nothing, and N18 damages the plain engine itself, which all else is compared with."""
@@ -309,6 +273,7 @@ OWN_ENGINES = {
     "N20": "a target with windows",
     "N25": "a P that is restarted, and reads from D",
     "N26": "a P that is restarted, and reads from D",
+    "N29": "a second P",
     "N27": "a target with recurrent state",
     "N28": "a target with recurrent state",
     "N30": "a target with recurrent state and its drafter",
@@ -336,6 +301,8 @@ def _of_mutant(profile: Profile, mutant: str) -> Profile:
             # Each prompt is a restart.
             restarted = _with_scenario(connected, load_profile("cpu-full"), "restarted-p", prompts=("copy-117-22",))
             return _with_scenario(_with_pool(restarted, back), back, "read-back")
+        case "N29":
+            return _with_scenario(profile, load_profile("cpu-full"), "second-p")
     return profile
 
 

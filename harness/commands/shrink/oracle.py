@@ -20,8 +20,6 @@ Symptom = Literal["input", "tokens", "acceptance"]
 
 
 class Seen(NamedTuple):
-    """The result of trying a variant once."""
-
     symptom: Symptom | None
     position: int | None
     """Index of the output token at which the symptom begins."""

@@ -34,7 +34,6 @@ _CURVES = (
 
 
 def write_soak(result: Soak, record: Record, folder: Path) -> None:
-    """Write every report file of a soak into its folder."""
     values = {**result.model_dump(mode="json"), "verdict": result.verdict, "exit_code": result.verdict.exit_code}
     write_json(folder / RESULT, values)
     write_atomic(folder / "soak.html", render_soak(result, record))
@@ -63,7 +62,6 @@ def _charts(record: Record) -> list[Chart]:
 
 
 def sentence(result: Soak) -> str:
-    """Summarize the soak in one sentence."""
     share = f"{100 * result.acceptance:.2f} %" if result.acceptance is not None else "none"
     return (
         f"{result.cell}, {result.seconds / 60:.1f} minutes at concurrency {result.concurrency}: "

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from harness.history.records import COLD, Leg, Observation
 from harness.history.surfaces import BY_SOURCE, STEP_TOKENS
-from harness.history.verdict import Verdict
 from harness.judging.evidence import CellView
 from harness.judging.figures import Counted
 from harness.judging.findings import CheckResult, Finding, conclude
@@ -50,10 +49,8 @@ def _lacking(cell: CellView, role: str) -> Iterator[Finding]:
     if not lacking:
         return
     found = "the record does not say what it counts" if offered is None else "no such metric"
-    yield cell.finding(
+    yield cell.untested(
         NAME,
-        Verdict.UNKNOWN,
-        "nothing-tested",
         f"expected the {role} engine to count {', '.join(lacking)}, which checks read, found {found}: what nobody "
         "counts looks like 0; this vLLM may have renamed it, see harness.engines.counters",
     )

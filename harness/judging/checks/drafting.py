@@ -129,7 +129,7 @@ def _mixed(cell: CellView, name: str, found: Counter[bool]) -> Finding:
         f"expected a padded first step after every hand-off or after none, found one in {found[True]} requests and "
         f"none in {found[False]}: an empty first step cannot be told from padding, so lost drafts may look like it"
     )
-    return cell.finding(name, Verdict.UNKNOWN, "nothing-tested", message)
+    return cell.untested(name, message)
 
 
 def _omitted(cell: CellView, name: str, o: Observation) -> list[Finding]:
@@ -171,6 +171,10 @@ def rates_figures(rates: Rates) -> RatesFigures:
 
 def _rounded(rates: Rates) -> tuple[float, ...]:
     return tuple(round(r, 6) for r in rates.rates)
+
+
+def has_single(cell: CellView) -> bool:
+    return cell.handed_off and cell.speculative and cell.cold and cell.asked(cell.name.single)
 
 
 def acceptance_single(cell: CellView) -> CheckResult:
@@ -228,7 +232,7 @@ def _judge(
                 findings.append(_no_reference(cell, name, o, against))
             elif counted is not None and wanted is not None and not _shortened(cell, o):
                 by_totals.append(counted)
-                findings += _totals(cell, name, o, counted, wanted, against, recognised)
+                findings += _totals(cell, name, o, leg, counted, wanted, against, recognised)
             continue
         if reference is None:
             findings.append(_no_reference(cell, name, o, against))
@@ -280,12 +284,6 @@ def _shortened(cell: CellView, o: Observation) -> bool:
     return o.max_tokens is not None and most is not None and o.max_tokens < int(most)
 
 
-def _fills_context(cell: CellView, o: Observation) -> bool:
-    answer = o.final.output_ids if o.final is not None else None
-    context = cell.context_tokens
-    return context is not None and len(o.sent_ids) + len(answer or ()) >= context
-
-
 def _totals_note(by_totals: Sequence[RequestCounts], recognised: bool) -> str:
     if not by_totals:
         return ""
@@ -299,6 +297,7 @@ def _totals(
     cell: CellView,
     name: str,
     o: Observation,
+    leg: Leg,
     counted: RequestCounts,
     wanted: RequestCounts,
     against: str,
@@ -313,7 +312,7 @@ def _totals(
     if (
         cell.handed_off
         and not recognised
-        and (counted.surplus >= (0 if _fills_context(cell, o) else 1) or cell.traits.up_to)
+        and (counted.surplus >= (0 if cell.fills_context(o, leg) else 1) or cell.traits.up_to)
         and (counted.steps - 1, counted.accepted_at) == (steps, at)
     ):
         return []

@@ -19,7 +19,7 @@ The unit is the text that a prompt was made of: padded copies of one text may ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -125,7 +125,7 @@ def run_tests(
             raw[test] = _Raw(None, problem="expected this cell among those observed, found it missing")
             continue
         try:
-            raw[test] = _compute(view, test, judging, alpha)
+            raw[test] = _TESTS[test.name](view, alpha)
         except Exception as error:
             raw[test] = _Raw(None, problem=f"the test itself failed: {type(error).__name__}: {error}")
     adjusted = holm({str(t): r.p for t, r in raw.items() if r.p is not None}, family)
@@ -190,31 +190,9 @@ def _least(columns: Sequence[Seen]) -> Seen | None:
 # --- the tests -------------------------------------------------------------------------------------------------------
 
 
-def _compute(view: CellView, test: RegisteredTest, judging: Judging, alpha: float) -> _Raw:
-    match test.name:
-        case "acceptance-baseline":
-            return _acceptance_baseline(view, judging, alpha)
-        case "acceptance-cold":
-            cold = of_cold(view, replace(view, scenario=COLD).counts.by_key)
-            return _acceptance(view, cold, "the cold answers of this run", judging, alpha)
-        case "acceptance-single":
-            single = view.sibling("single")
-            reference = single.counts.by_key if single else {}
-            return _acceptance(view, reference, f"{view.name.single} of this run", judging, alpha)
-        case "first-step":
-            return _first_step(view, judging, alpha)
-        case "survival":
-            return _survival(view, judging, alpha)
-        case "rescored":
-            return _rescored(view, judging, alpha)
-        case "logprobs-single":
-            return _logprobs(view, judging, alpha)
-        case "pooled":
-            raise ValueError("expected a test of one cell, found that of all P/D cells together")
-
-
-def _test(rows: Arms, units: Sequence[str], what: str, judging: Judging, alpha: float) -> _Raw:
-    """Compare two arms with a row per prompt; ``units`` names the text that each prompt was made of."""
+def _test(view: CellView, rows: Arms, keys: Sequence[str], what: str, alpha: float) -> _Raw:
+    """Compare two arms with a row per prompt, whose answers have these keys."""
+    judging, units = view.judging, units_of(view, keys)
     if not units:
         return _Raw(None, problem=f"expected {what} of the same prompts on both sides, found none in common")
     arms = by_unit(rows, units)
@@ -250,13 +228,13 @@ def units_of(view: CellView, keys: Iterable[str]) -> list[str]:
     return [answered[key].source or answered[key].prompt_id for key in keys]
 
 
-def _acceptance_baseline(view: CellView, judging: Judging, alpha: float) -> _Raw:
+def _acceptance_baseline(view: CellView, alpha: float) -> _Raw:
     baseline = view.baseline_or_reason(view.lineup)
     if isinstance(baseline, str):
         return _Raw(None, problem=baseline)
     k = view.record.draft_tokens
     reference = {row.prompt_id: row.counts(k) for row in baseline.rows}
-    raw = _acceptance(view, reference, "the baseline", judging, alpha)
+    raw = _acceptance(view, reference, "the baseline", alpha)
     # Equal runs of the prompts that were sent, whose texts are known.
     unit = {o.prompt_id: o.source or o.prompt_id for o in view.answered().values()}
     again = {
@@ -268,15 +246,24 @@ def _acceptance_baseline(view: CellView, judging: Judging, alpha: float) -> _Raw
         return _Raw(None, problem="the baseline has no A/A: record it with `harness baseline record --repeat 2`")
     rows = _rows(view, {p: reference[p] for p in again}, again, dict.fromkeys(again, "all"))
     units = [unit[p] for p in sorted(again)]
-    swap = label_swap(by_unit(rows, units), judging.permutations, judging.seed, alpha)
+    swap = label_swap(by_unit(rows, units), view.judging.permutations, view.judging.seed, alpha)
     within = correlation_within(rows, units)
     copies = f"equal runs: padded copies of a text correlate by {within:.2f}" if within is not None else ""
     return raw._replace(aa_p=swap.p, note="; ".join(n for n in (raw.note, copies) if n))
 
 
-def _acceptance(
-    view: CellView, reference: Mapping[str, RequestCounts], against: str, judging: Judging, alpha: float
-) -> _Raw:
+def _acceptance_cold(view: CellView, alpha: float) -> _Raw:
+    reference = of_cold(view, replace(view, scenario=COLD).counts.by_key)
+    return _acceptance(view, reference, "the cold answers of this run", alpha)
+
+
+def _acceptance_single(view: CellView, alpha: float) -> _Raw:
+    single = view.sibling("single")
+    reference = single.counts.by_key if single else {}
+    return _acceptance(view, reference, f"{view.name.single} of this run", alpha)
+
+
+def _acceptance(view: CellView, reference: Mapping[str, RequestCounts], against: str, alpha: float) -> _Raw:
     ours, padded = view.counts
     answered = view.answered()
     # A scenario has too few texts to tell strata apart.
@@ -291,7 +278,7 @@ def _acceptance(
             "steps since the hand-off are not known"
             + (", and the padded first step was recognised from the totals" if padded else "")
         )
-    raw = _test(rows, units_of(view, sorted(theirs)), f"acceptance counts of {against}", judging, alpha)
+    raw = _test(view, rows, sorted(theirs), f"acceptance counts of {against}", alpha)
     return raw._replace(note="; ".join(notes), slack=view.mean_slack)
 
 
@@ -317,10 +304,10 @@ def _rows(
     return make_arms(columns, (sides[0][0], sides[0][1]), (sides[1][0], sides[1][1]))
 
 
-def _first_step(view: CellView, judging: Judging, alpha: float) -> _Raw:
+def _first_step(view: CellView, alpha: float) -> _Raw:
     single = view.sibling("single")
     reference = _first_accepted(single) if single is not None else {}
-    return _yes_or_no(view, "first step", reference, _first_accepted(view), "first draft steps", judging, alpha)
+    return _yes_or_no(view, "first step", reference, _first_accepted(view), "first draft steps", alpha)
 
 
 def _first_accepted(view: CellView) -> dict[str, bool]:
@@ -373,7 +360,7 @@ def rows_with_repetition(view: CellView) -> dict[str, Row] | str:
     return baseline.by_prompt()
 
 
-def _survival(view: CellView, judging: Judging, alpha: float) -> _Raw:
+def _survival(view: CellView, alpha: float) -> _Raw:
     rows = rows_with_repetition(view)
     if isinstance(rows, str):
         return _Raw(None, problem=rows)
@@ -392,7 +379,7 @@ def _survival(view: CellView, judging: Judging, alpha: float) -> _Raw:
         sides.append(np.array([[float(a is not None and a < t) for t in at] for a in left]).reshape(len(keys), len(at)))
     ones = np.ones((len(keys), len(at)))
     arms = make_arms([f"all@token {t}" for t in at], (sides[0], ones), (sides[1], ones))
-    raw = _test(arms, units_of(view, keys), "tokens with A/A", judging, alpha)
+    raw = _test(view, arms, keys, "tokens with A/A", alpha)
     beside = "between equal runs" if view.cold else "cold"
     return raw if raw.problem else raw._replace(note=_partings(parted.values(), beside))
 
@@ -409,7 +396,7 @@ def _partings(pairs: Iterable[tuple[Divergence, Divergence]], beside: str) -> st
     )
 
 
-def _rescored(view: CellView, judging: Judging, alpha: float) -> _Raw:
+def _rescored(view: CellView, alpha: float) -> _Raw:
     """Test whether more outputs have a token that the plain engine would not have produced, beyond a near tie, than its
     own outputs of the same prompts, which differ from its prefill only by rounding; in a scenario, than the same
     cell's cold outputs."""
@@ -417,7 +404,7 @@ def _rescored(view: CellView, judging: Judging, alpha: float) -> _Raw:
     other = replace(view, record=plain or view.record, scenario=COLD)
     sides = [wrong_when_rescored(v) for v in (other, view)]
     theirs = sides[0] if view.cold else of_cold(view, sides[0])
-    raw = _yes_or_no(view, "re-scored", theirs, sides[1], "re-scored outputs", judging, alpha)
+    raw = _yes_or_no(view, "re-scored", theirs, sides[1], "re-scored outputs", alpha)
     outputs = sum(bool(a.output) for v in (other, view) for a in v.answers().values())
     missing = outputs - len(sides[0]) - len(sides[1])
     if raw.problem or not missing:
@@ -436,7 +423,7 @@ def wrong_when_rescored(view: CellView) -> dict[str, bool]:
     return {key: any(gap > bound for gap in gaps) for key, gaps in scored.items() if gaps is not None}
 
 
-def _logprobs(view: CellView, judging: Judging, alpha: float) -> _Raw:
+def _logprobs(view: CellView, alpha: float) -> _Raw:
     """Test whether P/D finds the tokens before the first difference of two outputs as probable as the single engine.
 
     The mean of the probabilities is compared, not that of their logarithms, which one unlikely token can outweigh.
@@ -457,7 +444,7 @@ def _logprobs(view: CellView, judging: Judging, alpha: float) -> _Raw:
     sums = np.array([pair.sum(axis=1) for pair in compared.values()]).reshape(len(compared), 2)
     tokens = np.array([[float(pair.shape[1])] for pair in compared.values()]).reshape(len(compared), 1)
     arms = make_arms(["all@probability"], (sums[:, :1], tokens), (sums[:, 1:], tokens))
-    raw = _test(arms, units_of(view, compared), "output tokens with log-probs", judging, alpha)
+    raw = _test(view, arms, list(compared), "output tokens with log-probs", alpha)
     note = f"{int(tokens.sum())} tokens before the first difference of two outputs"
     return raw if raw.problem else raw._replace(note=note)
 
@@ -477,7 +464,6 @@ def _yes_or_no(
     reference: Mapping[str, bool],
     ours: Mapping[str, bool],
     what: str,
-    judging: Judging,
     alpha: float,
 ) -> _Raw:
     """Compare one answer per prompt in each arm, for the prompts that both have."""
@@ -485,4 +471,16 @@ def _yes_or_no(
     first, second = (np.array([[float(side[key])] for key in keys]).reshape(len(keys), 1) for side in (reference, ours))
     ones = np.ones((len(keys), 1))
     arms = make_arms([f"all@{column}"], (first, ones), (second, ones))
-    return _test(arms, units_of(view, keys), what, judging, alpha)
+    return _test(view, arms, keys, what, alpha)
+
+
+_TESTS: dict[TestName, Callable[[CellView, float], _Raw]] = {
+    "survival": _survival,
+    "rescored": _rescored,
+    "logprobs-single": _logprobs,
+    "acceptance-baseline": _acceptance_baseline,
+    "acceptance-cold": _acceptance_cold,
+    "acceptance-single": _acceptance_single,
+    "first-step": _first_step,
+}
+"""The tests of one cell, each by the level at which it has to reject."""

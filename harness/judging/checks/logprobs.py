@@ -171,7 +171,7 @@ def _changed(
     """Return the finding on an answer that is not as recorded: DRIFT if the plain engine of this run moved with it."""
     other = plain.get(o.key)
     theirs = other.final if other is not None and other.error is None else None
-    same = cell.id == cell.name.reference
+    same = cell.is_plain
     if theirs is not None and _complete(theirs):
         bound = _otherwise_rounded(cell)
         same |= _moved(leg, theirs.output_ids or (), theirs.chosen_logprobs, theirs.top_gaps, bound) is None

@@ -45,8 +45,6 @@ class RegisteredTest(NamedTuple):
 
 
 class Column(NamedTuple):
-    """The result of one column of a test."""
-
     difference: Difference
     adjusted: float
     """p-value, adjusted for the number of columns in this test (maxT)."""

@@ -20,24 +20,18 @@ def applies(cell: CellView) -> bool:
 def pool_returned(cell: CellView) -> CheckResult:
     """Check that no block of any engine of the cell was in use once the last request was over."""
     emptied = cell.record.emptied_s or {}
-    roles = sorted(cell.engine_roles)
-    findings = [
-        _unmeasured(cell, role) if role not in emptied else _stranded(cell, role)
-        for role in roles
-        if emptied.get(role) is None
-    ]
+    roles = sorted(cell.engine_roles | emptied.keys())
+    findings = [_not_emptied(cell, role, role in emptied) for role in roles if emptied.get(role) is None]
     return conclude(NAME, cell.id, len(roles), findings)
 
 
-def _unmeasured(cell: CellView, role: str) -> Finding:
-    message = (
-        f"expected the record to say when the KV pool of the {role} engine was empty after the last request, found "
-        "nothing; record the cell again"
-    )
-    return cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)
-
-
-def _stranded(cell: CellView, role: str) -> Finding:
+def _not_emptied(cell: CellView, role: str, measured: bool) -> Finding:
+    if not measured:
+        message = (
+            f"expected the record to say when the KV pool of the {role} engine was empty after the last request, found "
+            "nothing; record the cell again"
+        )
+        return cell.untested(NAME, message)
     message = (
         f"expected the {role} engine to have no KV block in use when all requests and P's leases had ended, found that "
         "it refuses POST /reset_prefix_cache: blocks of a request that is over were not given back"

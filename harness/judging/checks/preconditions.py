@@ -7,9 +7,9 @@ or belong to another prompt. These are defects, not missing evidence.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from itertools import accumulate
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 from harness.history.records import Leg, Observation
 from harness.history.verdict import Verdict
@@ -18,23 +18,7 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import CacheHit
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.judging.recorded_cell import Hit
-from harness.profiles.scenarios import (
-    AppendedToken,
-    ChunkedPrefill,
-    Concurrent,
-    Continuation,
-    Crowd,
-    Features,
-    LatePull,
-    PrefixHit,
-    Pressure,
-    Recovery,
-    Refill,
-    SameStep,
-    Sampled,
-    SharedBlock,
-    Trace,
-)
+from harness.profiles.scenarios import Concurrent, Continuation, Crowd, PrefixHit, Trace
 from harness.prompts.lengths import blocks
 
 NAME = "state-occurred"
@@ -59,13 +43,22 @@ def state_occurred(cell: CellView) -> CheckResult:
     instances: dict[int, dict[str, Observation]] = {}
     for o in observations:
         instances.setdefault(o.instance, {})[o.part] = o
-    gaps = [list(_proof(cell)(cell, parts)) for parts in instances.values()]
+    gaps = [_gaps(cell, parts) for parts in instances.values()]
     proven = sum(not found for found in gaps)
     note = ""
     if _enough(cell, len(gaps)) <= proven < len(gaps):
         note = f"the state is proven for {proven} of {len(gaps)} rounds"
         gaps = [[g for g in found if g.impossible] for found in gaps]
     return conclude(NAME, cell.id, len(instances), [_finding(cell, g) for found in gaps for g in found], note)
+
+
+def _gaps(cell: CellView, parts: dict[str, Observation]) -> list[Gap]:
+    """Return what the proof of one instance lacks; nothing where a request is missing, which another check says."""
+    config = cell.config
+    if config is None:
+        raise ValueError(f"scenario {cell.scenario} is not part of the recorded profile")
+    proof = PROOFS[config.kind]
+    return list(proof.gaps(cell, parts)) if proof.of <= parts.keys() else []
 
 
 def _enough(cell: CellView, instances: int) -> int:
@@ -118,48 +111,6 @@ def _hits(leg: Leg | None) -> int:
     return int(leg.counters.get("prefix_hits", 0)) if leg is not None else 0
 
 
-_Proof = Callable[[CellView, dict[str, Observation]], Iterator[Gap]]
-
-
-def _proof(cell: CellView) -> _Proof:
-    scenario = cell.config
-    match scenario:
-        case None:
-            raise ValueError(f"scenario {cell.scenario} is not part of the recorded profile")
-        case PrefixHit():
-            return _prefix_hit
-        case ChunkedPrefill():
-            return _chunked
-        case Concurrent():
-            return _concurrent
-        case Crowd():
-            return _crowd
-        case Pressure():
-            return _pressure
-        case Refill():
-            return _refill
-        case LatePull():
-            return _late_pull
-        case Recovery():
-            return _recovery
-        case AppendedToken():
-            return _appended_token
-        case Sampled():
-            return _sampled
-        case Features():
-            return _features
-        case SharedBlock():
-            return _shared_block
-        case Continuation():
-            return _continuation
-        case SameStep():
-            return _same_step
-        case Trace():
-            return _trace
-        case _:
-            assert_never(scenario)
-
-
 def _judge_hit(cell: CellView, o: Observation, leg: Leg | None, wanted: Hit, why: str) -> Iterator[Gap]:
     """Judge a cache hit: a smaller one than ``wanted`` tested nothing, a larger one cannot be right."""
     if leg is None or not leg.counters:
@@ -183,10 +134,13 @@ def _judge_hit(cell: CellView, o: Observation, leg: Leg | None, wanted: Hit, why
         )
 
 
+def _computed_before(cell: CellView, donor: Observation, o: Observation, leg: Leg | None) -> Iterator[Gap]:
+    """Judge the hit of a request on an engine that computed the donor's prompt."""
+    return _judge_hit(cell, o, leg, cell.expected_hit(donor, o), f"it computed {donor.prompt_id} before")
+
+
 def _prefix_hit(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
-    donor, subject = parts.get("donor"), parts.get("subject")
-    if donor is None or subject is None:
-        return
+    donor, subject = parts["donor"], parts["subject"]
     config = cell.config
     assert isinstance(config, PrefixHit)
     leg = subject.leg("prefill") if config.where == "prefill" else subject.final
@@ -200,10 +154,7 @@ def _prefix_hit(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
 
 
 def _chunked(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
-    subject = parts.get("subject")
-    if subject is None:
-        return
-    role = cell.prefilling
+    subject, role = parts["subject"], cell.prefilling
     engine, leg = cell.engine(role), subject.leg(role)
     budget = engine.step_tokens if engine else None
     if budget is None or leg is None:
@@ -222,10 +173,10 @@ def _chunked(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
 
 
 def _concurrent(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
-    holder = parts.get("holder")
+    holder = parts["holder"]
     late = [o for part, o in parts.items() if part.startswith("late")]
     short = [o for part, o in parts.items() if part.startswith("together")]
-    if holder is None or not late or not short:
+    if not late or not short:
         return
     role = cell.prefilling
     yield from _one_step(cell, holder, short, holder.shared_counters.get(_shared(cell, role), {}), role)
@@ -236,8 +187,7 @@ def _concurrent(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
         yield Gap(holder, "expected a short request to end before the long one, so that rows move, found none")
     again = parts.get("again")
     if again is not None:
-        wanted = cell.expected_hit(holder, again)
-        yield from _judge_hit(cell, again, again.final, wanted, f"it computed {holder.prompt_id} before")
+        yield from _computed_before(cell, holder, again, again.final)
 
 
 def _shared(cell: CellView, role: str) -> str:
@@ -341,9 +291,7 @@ def _step_overflows(cell: CellView, requests: list[Observation]) -> Iterator[Gap
 
 
 def _pressure(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
-    waiting = parts.get("waiting")
-    if waiting is None:
-        return
+    waiting = parts["waiting"]
     load = [o for part, o in parts.items() if part.startswith(("load", "local"))]
     counters = waiting.shared_counters.get(_shared(cell, cell.answering), {})
     if counters.get("preemptions", 0) < 1:
@@ -408,9 +356,7 @@ def _computed(leg: Leg) -> int:
 
 
 def _refill(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
-    subject = parts.get("subject")
-    if subject is None:
-        return
+    subject = parts["subject"]
     for role in cell.roles:
         yield from _fill(cell, parts, role)
         leg = _leg(cell, subject, role)
@@ -418,15 +364,12 @@ def _refill(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
 
 
 def _late_pull(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
-    if "subject" in parts:
-        yield from _fill(cell, parts, "prefill")
+    return _fill(cell, parts, "prefill")
 
 
 def _recovery(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     """Prove that D fetched nothing and computed the prompt by itself, and that the next request found those blocks."""
-    subject, again = parts.get("subject"), parts.get("again")
-    if subject is None or again is None:
-        return
+    subject, again = parts["subject"], parts["again"]
     counters = subject.final.counters if subject.final is not None else {}
     computed = int(counters.get("prompt_tokens_local_compute", 0))
     failed = int(counters.get("nixl_failed_transfers", 0))
@@ -436,12 +379,24 @@ def _recovery(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
             f"expected D to compute all {len(subject.sent_ids)} prompt tokens after it had failed to fetch them, found "
             f"{computed} computed and {failed} failed transfers: nothing had to be recovered",
         )
-    yield from _judge_hit(
-        cell, again, again.final, cell.expected_hit(subject, again), f"it computed {subject.prompt_id} before"
-    )
+    yield from _computed_before(cell, subject, again, again.final)
     before = parts.get("before")
-    if cell.restarts_before(again) and before is not None and _engine_of_p(before) == _engine_of_p(again):
+    if cell.p_of(again) and before is not None and _engine_of_p(before) == _engine_of_p(again):
         yield Gap(again, f"expected another P after its restart, found engine {_engine_of_p(again)} as before")
+
+
+def _second_prefill(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
+    """Prove that there were two P, and that D read as much from each of them as if it were the only one."""
+    met: dict[object, list[Observation]] = {}
+    for o in parts.values():
+        met.setdefault(_engine_of_p(o), []).append(o)
+    last = max(parts.values(), key=lambda o: o.sequence)
+    if len(met) != 2 or any(len({cell.p_of(o) for o in asked}) != 1 for asked in met.values()):
+        yield Gap(last, f"expected hand-offs of two P, each with its own name, found {len(met)} names in them")
+    for o in parts.values():
+        fetched, handed = o.final.external_tokens if o.final is not None else 0, cell.handed_tokens(o)
+        if fetched < handed:
+            yield Gap(o, f"expected D to read {handed} prompt tokens from P, found {fetched:.0f} read")
 
 
 def _engine_of_p(o: Observation) -> object:
@@ -451,19 +406,13 @@ def _engine_of_p(o: Observation) -> object:
 
 def _appended_token(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     """Prove that D had blocks of the earlier prompt cached; what P and D were asked, the echoed prompts prove."""
-    donor, subject = parts.get("donor"), parts.get("subject")
-    if donor is not None and subject is not None:
-        wanted = cell.expected_hit(donor, subject)
-        yield from _judge_hit(cell, subject, subject.final, wanted, f"it computed {donor.prompt_id} before")
+    return _computed_before(cell, parts["donor"], parts["subject"], parts["subject"].final)
 
 
 def _shared_block(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
-    donor, again, bridge, subject = (parts.get(p) for p in ("donor", "again", "bridge", "subject"))
-    if donor is None or again is None or bridge is None or subject is None:
-        return
+    donor, again, bridge, subject = (parts[p] for p in ("donor", "again", "bridge", "subject"))
     for role in cell.roles:
-        wanted = cell.expected_hit(donor, again)
-        yield from _judge_hit(cell, again, _leg(cell, again, role), wanted, f"it computed {donor.prompt_id} before")
+        yield from _computed_before(cell, donor, again, _leg(cell, again, role))
         wanted = cell.expected_hit(bridge, subject)
         yield from _judge_hit(
             cell, subject, _leg(cell, subject, role), wanted, f"it has only the start of {bridge.prompt_id} in common"
@@ -471,9 +420,7 @@ def _shared_block(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap
 
 
 def _continuation(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
-    donor, subject = parts.get("donor"), parts.get("subject")
-    if donor is None or subject is None:
-        return
+    donor, subject = parts["donor"], parts["subject"]
     for role in cell.roles:
         wanted = cell.expected_hit(donor, subject, role)
         why = f"it computed {donor.prompt_id}" + (" and its answer before" if role == cell.answering else " before")
@@ -503,10 +450,7 @@ def _same_step(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     The step must have more tokens than the longer of the two, and the hits are of the second: nothing else has the
     salt.
     """
-    donor, subject = parts.get("donor"), parts.get("subject")
-    if donor is None or subject is None:
-        return
-    role = cell.prefilling
+    donor, subject, role = parts["donor"], parts["subject"], cell.prefilling
     counters = donor.shared_counters.get(_shared(cell, role), {})
     wanted, hits = cell.expected_hit(donor, subject, "prefill"), int(counters.get("prefix_hits", 0))
     if wanted.least == 0 or not wanted.least <= hits <= wanted.most:
@@ -549,9 +493,7 @@ def _sampled(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
 
     Any other token has at most the probability exp(-gap / T); the union bound is over vocabulary and output length.
     """
-    subject = parts.get("subject")
-    if subject is None:
-        return
+    subject = parts["subject"]
     if subject.temperature <= 0:
         yield Gap(subject, "expected a temperature above zero, found greedy decoding: nothing was sampled")
         return
@@ -593,3 +535,32 @@ def _grown(observations: list[Observation], name: str) -> bool:
     counted = [leg.counters for o in observations for leg in o.legs]
     counted += [counters for o in observations for counters in o.shared_counters.values()]
     return any(counters.get(name, 0) for counters in counted)
+
+
+class Proof(NamedTuple):
+    """How the state of a scenario is proven."""
+
+    gaps: Callable[[CellView, dict[str, Observation]], Iterator[Gap]]
+    of: Set[str] = frozenset()
+    """Parts of the scenario's script without which there is nothing to say."""
+
+
+PROOFS = {
+    "prefix-hit": Proof(_prefix_hit, {"donor", "subject"}),
+    "chunked-prefill": Proof(_chunked, {"subject"}),
+    "concurrent": Proof(_concurrent, {"holder"}),
+    "crowd": Proof(_crowd),
+    "pressure": Proof(_pressure, {"waiting"}),
+    "refill": Proof(_refill, {"subject"}),
+    "late-pull": Proof(_late_pull, {"subject"}),
+    "recovery": Proof(_recovery, {"subject", "again"}),
+    "second-prefill": Proof(_second_prefill),
+    "appended-token": Proof(_appended_token, {"donor", "subject"}),
+    "shared-block": Proof(_shared_block, {"donor", "again", "bridge", "subject"}),
+    "continuation": Proof(_continuation, {"donor", "subject"}),
+    "same-step": Proof(_same_step, {"donor", "subject"}),
+    "sampled": Proof(_sampled, {"subject"}),
+    "features": Proof(_features),
+    "trace": Proof(_trace),
+}
+"""By the kind of the scenario."""

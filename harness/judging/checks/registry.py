@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -31,7 +31,7 @@ from harness.judging.checks import (
 )
 from harness.judging.checks.aggregation import listed, most_listed
 from harness.judging.checks.attached import without_blame
-from harness.judging.checks.hypothesis_tests import run_tests
+from harness.judging.checks.hypothesis_tests import registered, run_tests
 from harness.judging.checks.model import RegisteredTest, Results, TestName
 from harness.judging.checks.pooled import pooled
 from harness.judging.checks.statistical import judge_pooled, judge_test, tripped
@@ -54,53 +54,33 @@ class Check(NamedTuple):
     judge: Callable[[CellView], CheckResult]
 
 
-def _always(_: CellView) -> bool:
-    return True
-
-
-def _has_text(cell: CellView) -> bool:
-    return bool(cell.observations("text"))
-
-
-def _has_reference(cell: CellView) -> bool:
-    return cell.id != cell.name.reference and cell.asked(cell.name.reference)
-
-
-def _has_plain(cell: CellView) -> bool:
-    return cell.id != cell.name.reference and cell.selected(cell.name.reference)
-
-
-def _has_single(cell: CellView) -> bool:
-    return cell.handed_off and cell.speculative and cell.cold and cell.asked(cell.name.single)
-
-
 _COMMON: tuple[Check, ...] = (
     Check("state-occurred", lambda c: not c.cold, preconditions.state_occurred),
     Check("cold-stays-cold", lambda c: c.cold, preconditions.cold_stays_cold),
-    Check("complete", _always, responses.complete),
+    Check("complete", lambda _: True, responses.complete),
     Check(settings.NAME, lambda c: c.judged_whole, settings.engine_as_asked),
     Check(counters.NAME, lambda c: c.judged_whole, counters.counters_offered),
     Check(counters.AGREE, counters.agree_applies, counters.counters_agree),
     Check(pools.NAME, pools.applies, pools.pool_returned),
-    Check("echoed-prompt", _always, responses.echoed_prompt),
-    Check("response-invariants", _always, responses.response_invariants),
-    Check("transfer", _always, transfer.transfer),
+    Check("echoed-prompt", lambda _: True, responses.echoed_prompt),
+    Check("response-invariants", lambda _: True, responses.response_invariants),
+    Check("transfer", lambda _: True, transfer.transfer),
     Check("prefill-token", tokens.has_prefill, tokens.prefill_token),
-    Check("finish-reason", _has_plain, responses.finish_reason),
+    Check("finish-reason", lambda c: not c.is_plain and c.selected(c.name.reference), responses.finish_reason),
 )
 _DRAFTS = Check("drafts-happened", lambda c: c.speculative, drafting.drafts_happened)
 
 CHECKS: tuple[Check, ...] = (
     *_COMMON,
-    Check("text-form", _has_text, responses.text_form),
-    Check("tokens-reference", _has_reference, tokens.tokens_reference),
-    Check("tokens-baseline", _always, tokens.tokens_baseline),
+    Check("text-form", lambda c: bool(c.observations("text")), responses.text_form),
+    Check("tokens-reference", lambda c: not c.is_plain and c.asked(c.name.reference), tokens.tokens_reference),
+    Check("tokens-baseline", lambda _: True, tokens.tokens_baseline),
     Check("logprobs-single", logprobs.has_reference, logprobs.logprobs_single),
-    Check("logprobs-baseline", _always, logprobs.logprobs_baseline),
+    Check("logprobs-baseline", lambda _: True, logprobs.logprobs_baseline),
     Check("prompt-logprobs", logprobs.has_prompt_logprobs, logprobs.prompt_logprobs),
     Check("rescored", rescored.applies, rescored.rescored),
     _DRAFTS,
-    Check("acceptance-single", _has_single, drafting.acceptance_single),
+    Check("acceptance-single", drafting.has_single, drafting.acceptance_single),
     Check("acceptance-baseline", lambda c: c.speculative, drafting.acceptance_baseline),
 )
 """The checks of the bitwise tier."""
@@ -120,15 +100,13 @@ def check_names(tier: Tier) -> tuple[str, ...]:
     return (*(c.name for c in NORMAL_CHECKS), *TEST_NAMES)
 
 
-def judge_cell(cell: CellView, tests: Results = _NO_TESTS, checks: Sequence[Check] | None = None) -> CellVerdict:
+def judge_cell(cell: CellView, tests: Results = _NO_TESTS) -> CellVerdict:
     """Judge one cell by all applicable checks and by its registered tests.
 
     A check that raises is UNKNOWN and does not hide the others.
     """
-    if checks is None:
-        checks = CHECKS if cell.judging.tier == "bitwise" else NORMAL_CHECKS
     results: list[CheckResult] = []
-    for check in checks:
+    for check in CHECKS if cell.judging.tier == "bitwise" else NORMAL_CHECKS:
         with _crash_is_unknown(cell, check.name, "the check itself failed", results):
             if check.applies(cell):
                 results.append(check.judge(cell))
@@ -166,17 +144,24 @@ def _crash_is_unknown(cell: CellView, check: str, what: str, results: list[Check
         results.append(CheckResult(check=check, cell=cell.id, verdict=Verdict.UNKNOWN, judged=0, note=note))
 
 
-def run_registered_tests(evidence: Evidence, second: History | None = None) -> Results:
-    """Compute the registered tests of the normal tier, and on the second stage, if any, those that failed."""
+def run_registered_tests(
+    evidence: Evidence, second: History | None = None, cells: Collection[str] | None = None
+) -> Results:
+    """Compute the registered tests of the normal tier, and on the second stage, if any, those that failed.
+
+    With ``cells``, only theirs, as a part of the family of the whole run, and none of many cells together.
+    """
     judging = evidence.judging
     if judging.tier == "bitwise":
         return _NO_TESTS
     views = list(evidence.views())
-    first, together = run_tests(views, judging), pooled(views, judging)
-    if second is None:
-        return Results(first, pooled=together)
-    fresh = evidence._replace(history=second)
-    return Results(first, run_tests(list(fresh.views()), judging, tripped(views, first)), together)
+    announced = registered(views)
+    mine = [v for v in views if cells is None or v.id in cells]
+    first = run_tests(mine, judging, [t for t in announced if cells is None or t.cell in cells], len(announced))
+    again = None
+    if second is not None:
+        again = run_tests(list(evidence._replace(history=second).views()), judging, tripped(mine, first))
+    return Results(first, again, pooled(views, judging) if cells is None else {})
 
 
 def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[RegisteredTest]:
@@ -196,12 +181,19 @@ def judging_of(history: History) -> Judging:
         ) from error
 
 
+def judge_cells(
+    evidence: Evidence, second: History | None = None, cells: Collection[str] | None = None
+) -> tuple[CellVerdict, ...]:
+    """Judge all cells of a run, or with ``cells`` only those, in every scenario."""
+    tests = run_registered_tests(evidence, second, cells)
+    most = most_listed(sum(1 for _ in evidence.views()))
+    views = (view for view in evidence.views() if cells is None or view.id in cells)
+    return tuple(listed(judge_cell(view, tests), most) for view in views)
+
+
 def judge(history: History, baselines: Mapping[str, Lookup], second: History | None = None) -> Judgement:
     """Judge a recorded run and its second stage, if it has one, from the arguments alone."""
-    evidence = Evidence(history, baselines, judging_of(history))
-    tests = run_registered_tests(evidence, second)
-    most = most_listed(sum(1 for _ in evidence.views()))
-    cells = tuple(listed(judge_cell(view, tests), most) for view in evidence.views())
+    cells = judge_cells(Evidence(history, baselines, judging_of(history)), second)
     verdict = worst(c.verdict for c in cells)
     notices = [n for lookup in baselines.values() for n in lookup.notices]
     if history.torn_line:

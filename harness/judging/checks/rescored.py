@@ -20,8 +20,6 @@ DISLIKED = "disliked-tokens"
 
 
 class Scored(NamedTuple):
-    """An output and its score."""
-
     observation: Observation
     gaps: tuple[float, ...] | None
     """By how many nats the plain engine prefers another token, per output token; None if it was not re-scored."""
@@ -69,7 +67,6 @@ def disliked_tokens(cell: CellView) -> CheckResult:
 
 
 def scores(cell: CellView) -> Iterator[Scored]:
-    """Yield the outputs of a cell with their scores."""
     by_key = cell.history.of(cell.name.reference, scenario=RESCORE)
     for o, _, output in cell.answers().values():
         if not output:

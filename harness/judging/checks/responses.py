@@ -126,7 +126,7 @@ def response_invariants(cell: CellView) -> CheckResult:
         for leg in o.legs:
             judged += 1
             engine = OfEngine(role=leg.role)
-            problems: list[tuple[str, OfEngine]] = [(p, engine) for p in _leg_problems(o, leg, cell.context_tokens)]
+            problems: list[tuple[str, OfEngine]] = [(p, engine) for p in _leg_problems(cell, o, leg)]
             if leg.finish_reason == "stop" and leg.output_ids and leg.output_ids[-1] in leg.output_ids[:-1]:
                 words = "expected the token that stopped the request once, at the end, found it earlier too"
                 problems.append((words, StopToken(role=leg.role, token=leg.output_ids[-1])))
@@ -138,9 +138,8 @@ def response_invariants(cell: CellView) -> CheckResult:
     return conclude(name, cell.id, judged, findings)
 
 
-def _leg_problems(o: Observation, leg: Leg, context: int | None) -> Iterator[str]:
-    """Yield the contradictions in a response. ``context`` is the largest number of tokens of a request, which ends it
-    early."""
+def _leg_problems(cell: CellView, o: Observation, leg: Leg) -> Iterator[str]:
+    """Yield the contradictions in a response."""
     if leg.output_ids is None:
         yield "expected output token ids (return_token_ids), found none"
         return
@@ -162,8 +161,7 @@ def _leg_problems(o: Observation, leg: Leg, context: int | None) -> Iterator[str
     if leg.finish_reason not in ("stop", "length"):
         yield f"expected finish reason stop or length, found {leg.finish_reason!r}"
     asked = 1 if own_prefill else o.max_tokens
-    full = context is not None and len(o.sent_ids) + produced >= context
-    if leg.finish_reason == "length" and asked is not None and produced < asked and not full:
+    if leg.finish_reason == "length" and asked is not None and produced < asked and not cell.fills_context(o, leg):
         yield f"expected finish reason length at {asked} tokens only, found it after {produced}"
 
 
@@ -214,11 +212,6 @@ def finish_reason(cell: CellView) -> CheckResult:
     return conclude(name, cell.id, judged, findings)
 
 
-def _echoes(o: Observation) -> list[tuple[int, ...] | None]:
-    """Return the prompt ids that each engine saw."""
-    return [leg.echoed_ids for leg in o.legs]
-
-
 def text_form(cell: CellView) -> CheckResult:
     """Check that a prompt sent as templated text gives the same output as when sent as ids."""
     name = "text-form"
@@ -234,7 +227,8 @@ def text_form(cell: CellView) -> CheckResult:
         if ours != theirs:
             at = common_prefix(ours, theirs)
             # If the engines saw equal ids, the form in which the prompt was sent is not to blame.
-            same = _echoes(o) == _echoes(twin.o) and None not in _echoes(o)
+            seen, seen_as_ids = ([leg.echoed_ids for leg in x.legs] for x in (o, twin.o))
+            same = seen == seen_as_ids and None not in seen
             message = (
                 f"expected the same output for the prompt as text and as ids, found a difference at output token {at}; "
                 + ("the engines saw the same prompt ids both times" if same else "compare the echoed ids")

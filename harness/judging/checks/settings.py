@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from harness.history.folder import History
 from harness.history.records import EngineRecord
-from harness.history.verdict import Verdict
 from harness.judging.evidence import CellView
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.profiles.cells import CellName
@@ -36,7 +35,7 @@ def _otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding]:
                 f"expected the {engine.role} engine to run with engine.{name}: {asked}, found {given}: what was to be "
                 f"tested was not; see logs/{engine.log}, or ask for what this vLLM has"
             )
-            yield cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)
+            yield cell.untested(NAME, message)
 
 
 def shared_gpus(history: History) -> list[str]:

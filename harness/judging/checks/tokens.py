@@ -180,7 +180,7 @@ def _not_as_recorded(
     If the plain engine of this run gives the same tokens, the engine itself changed: DRIFT, unless the right answer is
     known to be another one.
     """
-    same = cell.id == cell.name.reference or (reference is not None and reference.output_ids == output)
+    same = cell.is_plain or (reference is not None and reference.output_ids == output)
     # In a scenario two cells may share the same damage, so only cold prompts can show a drift.
     together = cell.cold and same
     known = o.known_answer[: o.max_tokens] if o.known_answer is not None else None

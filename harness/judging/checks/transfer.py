@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from harness.history.records import Leg, Observation
 from harness.history.verdict import Verdict
@@ -97,7 +97,7 @@ def _by_tokens(cell: CellView, why: str) -> CheckResult:
     That is no proof of what was moved, nor of which blocks, so that such a cell is UNKNOWN at best.
     """
     alone = [o for o in cell.all_observations() if not o.cut_short and o.route == "cell" and o.concurrent == 1]
-    findings = [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", why)]
+    findings = [cell.untested(NAME, why)]
     for o in alone:
         decode = o.leg("decode")
         if decode is None or not decode.counters:
@@ -159,7 +159,7 @@ def _block_bytes(cell: CellView) -> list[Finding]:
             findings.append(cell.untested(NAME, message, o, Counted(counters=decode.counters)))
     if cell.record.recurrent and state <= 0:
         message = "expected NIXL to move a state besides blocks in each hand-off, found the bytes of blocks alone"
-        findings.append(cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message))
+        findings.append(cell.untested(NAME, message))
     return findings + _implausible(cell, size)
 
 
@@ -202,12 +202,15 @@ def _one_p(cell: CellView) -> list[Finding]:
     named = [(o, p, params) for o, p, params in given if params and o.error is None]
     if not named:
         return []
-    names = [json.dumps(_without_request(params), sort_keys=True) for _, _, params in named]
-    lives = [cell.restarts_before(o) for o, _, _ in named]
-    usual_of = {life: statistics.mode(n for n, of in zip(names, lives, strict=True) if of == life) for life in {*lives}}
+    names = [
+        json.dumps({k: v for k, v in params.items() if k not in _OF_A_REQUEST}, sort_keys=True)
+        for _, _, params in named
+    ]
+    which = [cell.p_of(o) for o, _, _ in named]
+    usual_of = {one: statistics.mode(n for n, of in zip(names, which, strict=True) if of == one) for one in {*which}}
     findings = []
-    for (o, leg, params), name, life in zip(named, names, lives, strict=True):
-        usual = usual_of[life]
+    for (o, leg, params), name, one in zip(named, names, which, strict=True):
+        usual = usual_of[one]
         cached = params.get("remote_prefill_cached_tokens")
         wrong = []
         if name != usual:
@@ -225,10 +228,6 @@ def _one_p(cell: CellView) -> list[Finding]:
             for words in wrong
         ]
     return findings
-
-
-def _without_request(params: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in params.items() if k not in _OF_A_REQUEST}
 
 
 class _Sizes(NamedTuple):
@@ -280,7 +279,7 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
             f"expected blocks of {cell.record.block_size} tokens and {cell.kv_item_bytes} bytes a number to have a "
             f"multiple of {unit} bytes, found {size:.6g}: NIXL's bytes do not prove that KV moved"
         )
-        return [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)]
+        return [cell.untested(NAME, message)]
     plain = cell.name.beside("pd", "none")
     record = cell.history.cell(plain.id)
     least = _sizes(replace(cell, record=record)) if record is not None else None
@@ -289,7 +288,7 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
             f"expected blocks with more bytes than the {least.block:.0f} of {plain.id}, because they hold the "
             f"drafter's layers, too, found {size:.0f}: the drafter's KV was not handed over"
         )
-        return [cell.finding(NAME, Verdict.UNKNOWN, "nothing-tested", message)]
+        return [cell.untested(NAME, message)]
     return []
 
 

@@ -10,10 +10,8 @@ from harness.history.acceptance import real_steps
 from harness.history.records import COLD
 from harness.history.token_ids import compare
 from harness.history.verdict import Verdict
-from harness.judging.diagnosis.intermittent import comes_and_goes
 from harness.judging.diagnosis.law import law_of_lengths
 from harness.judging.diagnosis.location import request_of
-from harness.judging.diagnosis.lost_drafts import without_drafts
 from harness.judging.evidence import CellView
 from harness.judging.figures import LogprobDifference
 from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Finding, Law
@@ -192,7 +190,6 @@ _NAMES: dict[str, str] = {
 
 
 def damage_name(damage: str) -> str:
-    """Return a damage class in words."""
     return _NAMES.get(damage, damage)
 
 
@@ -223,3 +220,48 @@ def _tokens(cell: CellView, finding: Finding) -> int:
     key = finding.part or finding.prompt_id
     o = {**cell.observations("text"), **cell.observations("ids")}.get(key or "")
     return len(o.sent_ids) if o else 0
+
+
+def comes_and_goes(cell: CellView, findings: Sequence[Finding]) -> str:
+    """Return in words how often requests fail, and whether one failed that passed when its prompt was sent again, as
+    text instead of as ids or the other way round. The interval of the rate is Clopper and Pearson's."""
+    # It takes long to import, and most runs have no such failure.
+    from scipy.stats import binomtest
+
+    # That a prompt has another answer as text than as ids is this very difference.
+    failed = {(f.part or f.prompt_id, f.form) for f in findings if f.prompt_id and f.check != "text-form"}
+    asked = {(o.key, o.form) for o in cell.all_observations() if o.error is None and o.route == "cell"} | failed
+    both = sorted(str(key) for key, form in failed if any(k == key and (k, f) not in failed for k, f in asked))
+    share = binomtest(len(failed), len(asked)).proportion_ci(0.95, method="exact")
+    bounds = f"{100 * share.low:.2g} to {100 * share.high:.2g} % with 95 % confidence"
+    rate = f"{len(failed)} of {len(asked)} requests, {bounds}"
+    if both:
+        return f"intermittent: {both[0]} fails once and passes once with the same tokens; {rate}"
+    return f"intermittent if these prompts pass when they are sent again ({rate})"
+
+
+_LONG_ENOUGH = 8
+"""An answer of fewer steps may accept no draft by chance."""
+_FEW = 0.1
+"""When more answers than this accept no draft, the drafts are at fault and not single answers."""
+_NAMED = 4
+
+
+def without_drafts(cell: CellView) -> str:
+    """Return a sentence that names the answers none of whose drafts was accepted; empty when there are none.
+
+    Where a test lacks the power to tell, a few such answers are often why: they widen every interval.
+    """
+    answered = cell.answered()
+    drafted = cell.steps()
+    lost = [
+        answered[key].prompt_id
+        for key, steps in drafted.items()
+        if len(steps.accepted) >= _LONG_ENOUGH and not any(steps.accepted)
+    ]
+    if not lost or len(lost) > _FEW * len(drafted):
+        return ""
+    more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    return (
+        f"none of the drafts was accepted in {len(lost)} of {len(answered)} answers: {', '.join(lost[:_NAMED])}{more}"
+    )

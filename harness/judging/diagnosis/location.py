@@ -47,7 +47,7 @@ def _reference_tokens(cell: CellView, o: Observation) -> tuple[int, ...]:
     row = cell.rows(cell.name.plain).get(o.prompt_id)
     if row is not None:
         return row.output_ids[: o.max_tokens]
-    if cell.id == cell.name.reference:
+    if cell.is_plain:
         return ()
     reference = cell.history.of(cell.name.reference, scenario=cell.scenario).get(o.key)
     leg = reference.final if reference else None

@@ -19,7 +19,7 @@ from harness.baselines.model import Again, Baseline
 from harness.baselines.store import load_baseline, stored, with_rows, write_baseline
 from harness.cli.app import app
 from harness.errors import DataError, UsageError
-from harness.history.folder import History, write_run
+from harness.history.folder import History
 from harness.judging.references import References, lookups_for
 from harness.prompts.model import PromptHeader, PromptSet
 from harness.util.byte_cache import ByteCache
@@ -35,8 +35,8 @@ from tests.support.builders import (
     rows,
     speculation,
     with_run,
+    written_run,
 )
-from tests.support.run_files import write_observations
 
 LIMITS = Limits(90, 2)
 STARTED = "2026-01-02T00:00:00+00:00"
@@ -344,10 +344,7 @@ def test_wrong_answers_and_missing_metrics_are_never_recorded():
 
 def test_speculation_that_changes_tokens_is_never_recorded(tmp_path):
     run = run_of()
-    wrong = [
-        change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "single-eagle3" else o
-        for o in run.observations
-    ]
+    wrong = [garbled(o, at=0) if o.cell == "single-eagle3" else o for o in run.observations]
     with pytest.raises(UsageError, match="expected the tokens of the plain engine"):
         record_from(run.model_copy(update={"observations": tuple(wrong)}), None, {"": prompts()}, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -383,8 +380,7 @@ def test_what_the_other_run_asked_of_pairs_alone_is_compared_with_the_baseline(t
     run = with_run(run, profile={**run.run.profile, "baselines": str(tmp_path / "stored")})
     run = run.model_copy(update={"own": True})
     other = tmp_path / "other"
-    write_observations(other, whole)
-    write_run(other, with_run(run, run_id="other").run)
+    written_run(other, run, run_id="other")
     found = lookups_for(run, References(against=other))["none"]
     assert list(found.baseline.by_prompt()) == ["p32"] and found.notices == ()
     record_from(run_of(), run_of(run_id="again"), {"": prompts()}, tmp_path / "stored")

@@ -13,9 +13,8 @@ import pytest
 import typer
 
 from harness.cli.app import main
-from harness.cli.target import run_and_finding
-from harness.errors import NotARunError, ProfileError, UsageError
-from harness.profiles.model import check_paths, load_profile
+from harness.cli.investigate import run_and_finding
+from harness.errors import NotARunError, UsageError
 from harness.runner.run import removed_if_empty
 from harness.util.paths import REPOSITORY
 from tests.support.program import inside, keeping_signals
@@ -94,7 +93,7 @@ def latest(tmp_path: Path, monkeypatch) -> Path:
     run = tmp_path / "latest"
     run.mkdir()
     (run / "run.json").touch()
-    monkeypatch.setattr("harness.cli.target.LATEST", run)
+    monkeypatch.setattr("harness.cli.investigate.LATEST", run)
     return run
 
 
@@ -139,13 +138,3 @@ def test_an_exported_case_replaces_nothing_and_makes_no_folder(tmp_path: Path):
         code, said = inside(*case, str(tmp_path / file), "--export-issue")
         assert code == 64 and words in " ".join(said.split())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.md", "y.py"]
-
-
-def test_the_command_that_builds_missing_prompts_names_the_file(tmp_path: Path):
-    recipe = f"{{dataset: a/b, revision: {'a' * 40}, block_sizes: [32], lookaheads: [4], per_stratum: 3}}"
-    path = tmp_path / "mine.yaml"
-    workload = f"{{prompts: none.jsonl, recipe: {recipe}}}"
-    path.write_text(f"{{format: 1, name: mine, extends: cpu, workload: {workload}}}")
-    with pytest.raises(ProfileError) as caught:
-        check_paths(load_profile(str(path)).written_parts[0], path)
-    assert f"`harness prompts build --for-profile {path}`" in str(caught.value)

@@ -6,30 +6,22 @@ import pytest
 
 from harness.commands.ab import conclusion, with_references
 from harness.errors import UsageError
-from harness.history.folder import write_run
 from harness.history.verdict import Verdict
 from harness.judging.references import References
 from harness.reports.compare import compare_runs
-from tests.support.builders import change_final, flawless, history, identity
+from tests.support.builders import flawless, garbled, history, identity, written_run
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_server import SAID, fake_server
 from tests.support.program import inside
-from tests.support.run_files import write_observations
 
 
 def broken(cell: str, tokens: int):
-    return [
-        change_final(o, output_ids=(9, *o.final.output_ids[1:])) if (o.cell, len(o.sent_ids)) == (cell, tokens) else o
-        for o in flawless()
-    ]
+    return [garbled(o, at=0) if (o.cell, len(o.sent_ids)) == (cell, tokens) else o for o in flawless()]
 
 
 def recorded(folder, observations):
-    made = history(observations)
     identities = {m: identity(m).model_dump(mode="json") for m in ("none", "eagle3", "dflash", "mtp")}
-    write_observations(folder, made.observations)
-    write_run(folder, made.run.model_copy(update={"run_id": folder.name, "identities": identities}))
-    return folder
+    return written_run(folder, history(observations), run_id=folder.name, identities=identities)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness.commands.doctor import Item
 from harness.commands.doctor.gpu import (
     Gpu,
     gpu_items,
@@ -17,13 +18,14 @@ from harness.commands.doctor.gpu import (
     transport_items,
     weights_of,
 )
-from harness.commands.doctor.model import Item
 from harness.engines.environment import EngineEnvironment
 from harness.profiles.hub import GIB, Hub
 from harness.profiles.model import Profile, load_profile, read_profile, references_of
 from harness.prompts.probe_task import WEIGHTS
 from tests.support.builders import changed_profile
+from tests.support.engines import ENVIRONMENT
 from tests.support.fake_hub import FakeRepository, fake_hub
+from tests.support.program import script
 
 A = "a" * 40
 SMI = "NVIDIA L4, 580.65.06, 23034, 22500\nNVIDIA H200 MIG 1g.18gb, 580.65.06, [N/A], [N/A]\n"
@@ -37,16 +39,7 @@ def gpu_profile(tmp_path: Path, **engine: object) -> Profile:
 
 
 def environment(executable: str) -> EngineEnvironment:
-    return EngineEnvironment(
-        executable=executable,
-        python="3",
-        prefix="/",
-        vllm="0",
-        vllm_build="gpu",
-        torch=None,
-        transformers=None,
-        nixl=None,
-    )
+    return ENVIRONMENT.model_copy(update={"executable": executable, "vllm_build": "gpu", "torch": None, "nixl": None})
 
 
 def fake_python(tmp_path: Path, cuda: str = "13.0", transports: bytes = b"cuda_copy\0cuda_ipc\0") -> EngineEnvironment:
@@ -61,11 +54,8 @@ def fake_python(tmp_path: Path, cuda: str = "13.0", transports: bytes = b"cuda_c
     ):
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_bytes(content)
-    script = tmp_path / "python"
     answers = "".join(f"*{name}*) echo {site}/{name}/__init__.py;;\n" for name in ("torch", "nixl"))
-    script.write_text(f'#!/bin/sh\ncase "$2" in\n{answers}esac\n')
-    script.chmod(0o755)
-    return environment(str(script))
+    return environment(str(script(tmp_path / "python", f'#!/bin/sh\ncase "$2" in\n{answers}esac\n')))
 
 
 # --- GPU ------------------------------------------------------------------------------------------------------------
@@ -154,9 +144,8 @@ def test_engines_without_nixl_have_no_transports(tmp_path, no_ucx_info):
 
 
 def test_ucx_info_is_asked_where_there_is_one(tmp_path, monkeypatch):
-    program = tmp_path / "ucx_info"
-    program.write_text("#!/bin/sh\necho '#      Transport: tcp'\necho '#      Transport: cuda_copy'\n")
-    program.chmod(0o755)
+    said = "#!/bin/sh\necho '#      Transport: tcp'\necho '#      Transport: cuda_copy'\n"
+    program = script(tmp_path / "ucx_info", said)
     monkeypatch.setattr("harness.commands.doctor.gpu.shutil.which", lambda _: str(program))
     transports, _ = transport_items(gpu_profile(tmp_path), environment("/nowhere/python"))
     assert transports.found == "cuda_copy (ucx_info -d); no cuda_ipc" and not transports.ok
@@ -193,10 +182,7 @@ def test_every_setting_of_this_shell_that_engines_do_not_get_is_named(tmp_path, 
 
 
 def program_in(folder: Path, name: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("#!/bin/sh\n")
-    (folder / name).chmod(0o755)
-    return folder / name
+    return script(folder / name, "#!/bin/sh\n")
 
 
 @pytest.fixture
@@ -255,8 +241,8 @@ def test_flashinfer_compiles_with_the_nvcc_that_vllm_finds_and_ninja(tmp_path, m
 
 def test_compiled_kernels_need_no_compiler(tmp_path, machine):
     engines = fake_python(tmp_path)
-    script = Path(engines.executable)
-    script.write_text(script.read_text().replace("esac", f"*flashinfer_cubin*) echo {tmp_path}/f/__init__.py;;\nesac"))
+    python = Path(engines.executable)
+    python.write_text(python.read_text().replace("esac", f"*flashinfer_cubin*) echo {tmp_path}/f/__init__.py;;\nesac"))
     item = look(gpu_profile(tmp_path, attention_backend="FLASHINFER"), engines, machine)["FlashInfer kernels"]
     assert item.ok and "flashinfer-cubin" in item.found
 

@@ -13,7 +13,7 @@ from harness.errors import DataError
 from harness.history.folder import History
 from harness.judging.checks.registry import judge
 from harness.util.progress import Reporter
-from tests.support.builders import change_final, history, lookups, observation
+from tests.support.builders import garbled, history, lookups, observation
 
 
 @pytest.fixture
@@ -27,10 +27,7 @@ def reporter(printed: io.StringIO) -> Reporter:
 
 
 def wrong(cell: str) -> History:
-    good = observation(cell)
-    assert good.final is not None
-    output = (*good.final.output_ids[:-1], good.final.output_ids[-1] + 1)
-    return history([change_final(good, output_ids=output)])
+    return history([garbled(observation(cell))])
 
 
 def test_each_cell_is_named_with_its_verdict(printed):

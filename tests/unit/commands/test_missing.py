@@ -5,12 +5,11 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-import yaml
 
 from harness.commands import missing
 from harness.commands.missing import Step, make_missing, next_step
 from harness.errors import EnvironmentFault, UsageError
-from tests.support.builders import changed_profile
+from tests.support.builders import changed_profile, extending
 
 
 def test_a_shipped_profile_with_all_that_it_needs_lacks_nothing():
@@ -44,9 +43,8 @@ def test_baselines_come_after_prompts(tmp_path):
 
 def test_models_come_first(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({"format": 1, "name": "mine", "extends": "cpu", "target": "me/mine"}))
-    assert next_step(str(path)).argv == ("models", "--profile", str(path), "--download")
+    path = extending(tmp_path, target="me/mine")
+    assert next_step(path).argv == ("models", "--profile", path, "--download")
 
 
 STEP = Step("record the baselines: twice", ("baseline", "record", "--profile", "a b.yaml"))

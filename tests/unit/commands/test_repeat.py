@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from harness.commands.aa.report import render_markdown, write_repeat
-from harness.commands.aa.run import count, judge_again
+from harness.commands.aa import count, judge_again, render_markdown, write_repeat
 from harness.errors import UsageError
-from harness.history.folder import write_run
 from harness.judging.checks.registry import judge
 from harness.reports.aa_result import AgainstItself
-from tests.support.builders import change_final, history, lookups, observation, speculation
-from tests.support.run_files import write_observations
+from tests.support.builders import change_final, garbled, history, lookups, observation, speculation, written_run
+from tests.support.self_tests import against_itself
 
 LENGTHS = [31, 40]
 
@@ -21,15 +19,8 @@ def repetition(change=lambda o: o):
 
 
 def result(histories) -> AgainstItself:
-    return AgainstItself(
-        run_id="r",
-        started="2026-01-01",
-        profile="cpu",
-        versions={"vllm": "0"},
-        repetitions=len(histories),
-        counts=count(histories, [judge(h, lookups(LENGTHS)) for h in histories]),
-        seconds=1.0,
-    )
+    counts = count(histories, [judge(h, lookups(LENGTHS)) for h in histories])
+    return against_itself(*counts, repetitions=len(histories), versions={"vllm": "0"})
 
 
 def test_equal_repetitions_have_no_alarm():
@@ -42,12 +33,7 @@ def test_equal_repetitions_have_no_alarm():
 
 
 def test_one_request_that_differs_is_counted_and_fails():
-    def other(o):
-        if len(o.sent_ids) == 31:
-            return change_final(o, output_ids=(7, *o.final.output_ids[1:]))
-        return o
-
-    found = result([repetition(), repetition(other)])
+    found = result([repetition(), repetition(lambda o: garbled(o, at=0) if len(o.sent_ids) == 31 else o)])
     (row,) = found.counts
     assert (row.tokens_differ, row.steps_differ) == (1, 0)
     assert row.findings > 0
@@ -67,24 +53,18 @@ def test_broken_repetition_is_unknown():
 
 
 def test_nothing_repeated_is_unknown():
-    empty = AgainstItself(run_id="r", started="", profile="cpu", versions={}, repetitions=2, counts=(), seconds=0.0)
+    empty = against_itself()
     assert empty.exit_code == 2 and empty.alarm_bound == 1.0
 
 
 def test_recorded_repetitions_are_judged_again(tmp_path):
     with pytest.raises(UsageError, match=r"aa\.json"):
         judge_again(tmp_path)
-    result = AgainstItself(
-        run_id="r", started="2026-01-01", profile="cpu", versions={}, repetitions=2, counts=(), seconds=1.0
-    )
-    write_repeat(result, tmp_path)
+    write_repeat(against_itself(), tmp_path)
     with pytest.raises(UsageError, match="expected 2 repetitions, found 0"):
         judge_again(tmp_path)
     for number in (1, 2):
-        folder = tmp_path / f"repetition-0{number}"
-        made = history([observation("single-none", 40)], folder=folder)
-        write_observations(folder, made.observations)
-        write_run(folder, made.run)
+        written_run(tmp_path / f"repetition-0{number}", history([observation("single-none", 40)]))
     again = judge_again(tmp_path)
     assert again.run_id == "r"
     assert [(c.cell, c.requests, c.compared) for c in again.counts] == [("single-none", 2, 1)]

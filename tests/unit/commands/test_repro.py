@@ -144,14 +144,13 @@ def test_engines_of_a_shared_group_are_those_of_the_run():
     made = history([change_final(observation("single-none", 96)), observation("pd-none", 96)])
     cells = tuple(c.model_copy(update={"group": "pd-none"}) for c in made.run.cells)
     prompts = repro.load_prompts(profile.workload.prompts)
-    run = made.run.model_copy(update={"cells": cells, "prompts_sha256": prompts.sha256})
+    shared = with_run(made, cells=cells, prompts_sha256=prompts.sha256)
     target = repro.Target("single-none", "cold", None, "copy-096-19", "ids", None, None, "x")
-    prepared = repro._prepared(profile, "cpu", target, made.model_copy(update={"run": run}))
+    prepared = repro._prepared(profile, "cpu", target, shared)
     assert [g.topology for g in prepared.plan.groups] == ["pd"]
     assert [w.cell.id for w in prepared.works] == ["single-none"]
-    other = made.model_copy(update={"run": run.model_copy(update={"prompts_sha256": "0" * 64})})
     with pytest.raises(UsageError, match="expected the prompts of the run"):
-        repro._prepared(profile, "cpu", target, other)
+        repro._prepared(profile, "cpu", target, with_run(shared, prompts_sha256="0" * 64))
 
 
 # --- what quiet tries exclude ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from harness.history.records import Leg
 from harness.history.surfaces import PER_REQUEST
 from harness.history.verdict import Verdict
 from harness.judging.checks.drafting import drafts_happened
-from tests.support.builders import change_final, engine, history, observation, view
+from tests.support.builders import change_final, engine, history, observation, view, with_run
 
 
 def answer(**changes: object) -> dict:
@@ -87,8 +87,7 @@ def test_an_engine_that_is_asked_for_acceptance_and_omits_it_is_unknown():
 
     def judged(**changes: object):
         recorded = history([silent], engines=(told.model_copy(update=changes.pop("engine", {})),))
-        run = recorded.run.model_copy(update=changes)
-        return drafts_happened(view(recorded.model_copy(update={"run": run}), "single-eagle3"))
+        return drafts_happened(view(with_run(recorded, **changes), "single-eagle3"))
 
     found = judged()
     assert found.verdict is Verdict.UNKNOWN

@@ -7,7 +7,6 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE, SERVER_INFO
 from harness.profiles.model import load_profile
 from harness.workload.prepare import prepare
 from tests.support.engines import ENVIRONMENT
-from tests.support.fake_server import DRAFTS, SAID, fake_server, serving
+from tests.support.fake_server import DRAFTS, SAID, Quiet, fake_server, serving
 
 PROFILE = load_profile("cpu")
 
@@ -174,24 +173,14 @@ def test_cells_with_a_router_are_asked_through_the_one_that_runs(tmp_path: Path)
 def fake_toy_proxy(status: int = 404) -> Iterator[str]:
     """Serve what the proxy of vLLM's NIXL tests does: completions alone, under whatever name D has for its model."""
 
-    class FakeToyProxy(BaseHTTPRequestHandler):
-        def answer(self, status: int, body: object) -> None:
-            content = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
+    class FakeToyProxy(Quiet):
         def do_GET(self) -> None:
-            self.answer(status, {"detail": "Not Found"})
+            self.say(status, b'{"detail": "Not Found"}')
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             choice = {"token_ids": [7], "prompt_token_ids": asked["prompt"], "finish_reason": "length"}
-            self.answer(200, {"model": asked["model"], "choices": [choice]})
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.say(200, json.dumps({"model": asked["model"], "choices": [choice]}).encode())
 
     with serving(FakeToyProxy) as url:
         yield url

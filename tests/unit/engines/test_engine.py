@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,25 +15,19 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_late
 import harness.engines.client
 from harness.engines import log_facts
 from harness.engines.client import Client, parse_completion
-from harness.engines.command import EngineCommand, build_command
+from harness.engines.command import EngineCommand
 from harness.engines.counters import ALL, READ_ONLY, KvPool, delta, parse_counters, parse_kv_pool
 from harness.engines.environment import need_build, need_nixl
 from harness.engines.request import Ask, Exchange
-from harness.errors import EngineStartError, EnvironmentFault, HandoffError
+from harness.errors import EnvironmentFault, HandoffError
 from harness.history.records import Leg
 from harness.profiles.model import load_profile
-from harness.supervision.ports import claim, free_ports
 from harness.supervision.server import INHERITED, INHERITED_PREFIXES, full_environment
-from tests.support.engines import ENVIRONMENT, FakeClient, option
+from tests.support.engines import ENVIRONMENT, FakeClient, command_of, option
 
 
 def commands(kind: str, profile_name: str = "cpu") -> dict[str, EngineCommand]:
-    profile = load_profile(profile_name)
-    method = next(m for m in profile.methods if m.kind == kind)
-    return {
-        role: build_command(profile, method, role, ENVIRONMENT, 1000, None if role == "single" else 1001)
-        for role in ("single", "prefill", "decode")
-    }
+    return {role: command_of(role, profile_name, kind) for role in ("single", "prefill", "decode")}
 
 
 @pytest.mark.parametrize("kind", ["none", "eagle3", "dflash", "mtp"])
@@ -239,16 +232,6 @@ def test_an_engine_that_can_is_asked_only_for_the_counters_that_are_read(chooses
 
 def test_delta_leaves_out_what_did_not_move():
     assert delta({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 5.0, "c": 2.0}) == {"b": 3.0, "c": 2.0}
-
-
-def test_ports():
-    assert len(set(free_ports(8))) == 8
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(EngineStartError, match=f"{port}.*--base-port"):
-            claim([port, port + 1])
 
 
 def test_pairs_need_nixl():

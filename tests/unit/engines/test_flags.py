@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from harness.commands.baseline import accept
-from harness.engines.command import build_command
 from harness.engines.flags import NO_FLAGS, parse_flags, require_same_flags
 from harness.errors import UsageError
 from harness.history.identity import identity_of
@@ -14,8 +13,8 @@ from harness.profiles.model import load_profile
 from harness.reports.html import repro_line
 from harness.runner.run import require_free
 from harness.workload.prepare import prepare
-from tests.support.builders import LENGTHS, change_final, flawless, history, lookups
-from tests.support.engines import ENVIRONMENT
+from tests.support.builders import LENGTHS, change_final, flawless, history, lookups, with_run
+from tests.support.engines import ENVIRONMENT, command_of
 from tests.support.program import inside
 
 PROFILE = load_profile("cpu")
@@ -23,8 +22,7 @@ FLAGS = parse_flags(["--my-flag", "prefill:--x=a b", "decode:--y"], ["VLLM_MINE=
 
 
 def command(role: str, flags=FLAGS):
-    environment = ENVIRONMENT.model_copy(update={"flags": flags})
-    return build_command(PROFILE, PROFILE.methods[0], role, environment, 1000, None if role == "single" else 1001)
+    return command_of(role, environment=ENVIRONMENT.model_copy(update={"flags": flags}))
 
 
 def test_each_engine_gets_what_is_for_all_and_for_its_role():
@@ -82,19 +80,18 @@ def test_flags_are_recorded_without_secrets_and_no_part_of_a_baseline():
 
 def test_a_run_with_flags_says_so_and_is_tried_again_with_the_same():
     plain = history([change_final(o, output_ids=(9,)) if o.cell == "pd-none" else o for o in flawless()])
-    run = plain.run.model_copy(update={"engine_flags": FLAGS.options})
-    flagged = plain.model_copy(update={"run": run})
+    flagged = with_run(plain, engine_flags=FLAGS.options)
     judgement = judge(flagged, lookups(LENGTHS))
     assert any("engines under test with --engine-arg=--my-flag" in notice for notice in judgement.notices)
     assert repro_line(flagged, judgement.findings[0]).endswith("--engine-env=single:OTHER=x=y")
-    require_same_flags(run.engine_flags, FLAGS, "run")
+    require_same_flags(FLAGS.options, FLAGS, "run")
     with pytest.raises(UsageError, match="expected the options that it was recorded with, --engine-arg=--my-flag"):
-        require_same_flags(run.engine_flags, NO_FLAGS, "run")
+        require_same_flags(FLAGS.options, NO_FLAGS, "run")
 
 
 # By command: where it asks for the environment of the engines, which the flags belong to.
 COMMANDS = {
-    ("aa", "-c", "single-none"): "harness.commands.aa.run.engines_for",
+    ("aa", "-c", "single-none"): "harness.commands.aa.engines_for",
     ("soak", "-c", "single-none"): "harness.commands.soak.run.engines_for",
     ("fuzz", "-c", "single-none", "--minutes", "0.1"): "harness.runner.run.engines_for",
     ("up", "single-none"): "harness.commands.serve.engines_for",
@@ -117,14 +114,12 @@ def test_every_command_that_starts_engines_takes_flags(command, asks, tmp_path, 
 
 
 def test_baselines_of_engines_with_flags_have_a_folder_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "harness.commands.record_baselines.inspect_environment", lambda python: ENVIRONMENT.model_copy()
-    )
+    monkeypatch.setattr("harness.engines.environment.inspect_environment", lambda python: ENVIRONMENT.model_copy())
 
     def stopped(prepared, environment, *_):
         raise UsageError(f"stopped: {environment.flags.options}")
 
-    monkeypatch.setattr("harness.commands.record_baselines.record_repetitions", stopped)
+    monkeypatch.setattr("harness.runner.repetitions.record_repetitions", stopped)
     record = ("baseline", "record", "-c", "single-none", "--engine-arg=--my-flag", "--out", str(tmp_path / "out"))
     code, words = inside(*record)
     assert code == 64 and "expected --baselines DIR, a folder of its own" in words and "--my-flag, found" in words
@@ -135,8 +130,7 @@ def test_baselines_of_engines_with_flags_have_a_folder_of_their_own(tmp_path, mo
 
 
 def test_a_run_with_flags_becomes_no_baseline_of_the_profile(tmp_path, monkeypatch):
-    plain = history(flawless())
-    run = plain.run.model_copy(update={"engine_flags": FLAGS.options, "profile": {"name": "cpu", "source": "cpu"}})
-    monkeypatch.setattr("harness.commands.baseline.load_history", lambda _: plain.model_copy(update={"run": run}))
+    flagged = with_run(history(flawless()), engine_flags=FLAGS.options, profile={"name": "cpu", "source": "cpu"})
+    monkeypatch.setattr("harness.commands.baseline.load_history", lambda _: flagged)
     with pytest.raises(UsageError, match=r"expected --baselines DIR, .* with --engine-arg=--my-flag"):
         accept(tmp_path, None, None, None)

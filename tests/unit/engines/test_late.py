@@ -6,14 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.engines.session import EngineGroupSession
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks import transfer
-from harness.profiles.cells import make_plan, select_cells
-from harness.profiles.model import load_profile
-from tests.support.builders import change_final, history, observation, view
-from tests.support.engines import ENVIRONMENT
+from tests.support.builders import change_final, history, observation, view, with_prefill
+from tests.support.engines import session_of
 
 
 def hand_off(seconds: float, expired: float = 0.0, **fields: object) -> Observation:
@@ -21,9 +18,8 @@ def hand_off(seconds: float, expired: float = 0.0, **fields: object) -> Observat
     made = observation("pd-none", **fields)
     p, d = made.legs
     times = {"queue_seconds": 0.01, "inference_seconds": 0.6}
-    p = p.model_copy(update={"counters": p.counters | ({"nixl_expired": expired} if expired else {})})
-    d = d.model_copy(update={"counters": d.counters | times, "seconds": seconds})
-    return made.model_copy(update={"legs": (p, d)})
+    made = with_prefill(made, counters=p.counters | ({"nixl_expired": expired} if expired else {}))
+    return change_final(made, counters=d.counters | times, seconds=seconds)
 
 
 LATE = hand_off(30.9, expired=1.0)
@@ -40,13 +36,13 @@ def test_lease_of_a_hand_off_that_came_late_is_no_regression_but_no_pass_either(
 
 
 def test_lease_that_ends_while_d_has_the_request_is_a_regression():
-    held = LATE.legs[1].model_copy(update={"counters": LATE.legs[1].counters | {"queue_seconds": 30.0}})
-    assert judged(LATE.model_copy(update={"legs": (LATE.legs[0], held)})) == [Verdict.REGRESSION]
+    held = change_final(LATE, counters=LATE.final.counters | {"queue_seconds": 30.0})
+    assert judged(held) == [Verdict.REGRESSION]
 
 
 def test_without_the_times_of_d_an_ended_lease_is_a_regression():
-    silent = LATE.legs[1].model_copy(update={"counters": observation("pd-none").legs[1].counters})
-    assert judged(LATE.model_copy(update={"legs": (LATE.legs[0], silent)})) == [Verdict.REGRESSION]
+    silent = change_final(LATE, counters=observation("pd-none").final.counters)
+    assert judged(silent) == [Verdict.REGRESSION]
 
 
 def test_lease_of_a_late_hand_off_may_be_counted_with_the_next_one():
@@ -74,12 +70,10 @@ def test_one_that_was_asked_again_explains_one_ended_lease_and_no_second():
     ],
 )
 def test_late_hand_offs_are_asked_once_more(answers, kept, asked, tmp_path, monkeypatch):
-    profile = load_profile("cpu")
-    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
-    session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
+    session = session_of("pd-none", tmp_path)
     left = list(answers)
     monkeypatch.setattr(session, "_observe_once", lambda *_: left.pop(0))
-    found = session.observe(group.cells[0], SimpleNamespace(id="p40"), "ids", 0)
+    found = session.observe(session.group.cells[0], SimpleNamespace(id="p40"), "ids", 0)
     assert len(answers) - len(left) == asked
     assert found.final == answers[kept].final and found.attempts == kept + 1
     assert bool(judged(found)) is (found.final.seconds > 25)

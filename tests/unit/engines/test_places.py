@@ -17,7 +17,6 @@ from harness.engines.command import EngineCommand, build_command
 from harness.engines.executor import local_places, lone_places
 from harness.engines.inventory import cpu_inventory, jobs_of, local_inventory
 from harness.engines.places import LocalPlace, default_places
-from harness.engines.session import EngineGroupSession
 from harness.errors import EngineStartError
 from harness.profiles.cells import make_plan, select_cells
 from harness.profiles.model import Profile, load_profile, merged
@@ -26,14 +25,10 @@ from harness.scheduling.model import EnginePlace, Placement
 from harness.supervision import gpus, procfs
 from harness.supervision.ports import claim, free_ports, release, trouble
 from harness.supervision.process import SupervisedEngine
-from tests.support.engines import ENVIRONMENT, option
+from tests.support.engines import ENVIRONMENT, command_of, group_of, option, session_of
 
 HOST = "127.0.0.9"
 """Not where engines listen unless they are told to, and an address of every Linux machine."""
-
-
-def on(profile: Profile, **place) -> EngineCommand:
-    return build_command(profile, profile.methods[0], "decode", ENVIRONMENT, 1000, 1001, **place)
 
 
 def gpu_profile() -> Profile:
@@ -48,13 +43,13 @@ def wide(profile: Profile, ranks: int) -> Profile:
 
 
 def test_engine_binds_the_host_of_its_place_with_both_ports():
-    command = on(load_profile("cpu"), host=HOST)
+    command = command_of(host=HOST)
     assert option(command, "--host") == HOST and command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == HOST
     assert command.host == HOST
 
 
 def test_loopback_is_the_default():
-    command = on(load_profile("cpu"))
+    command = command_of()
     assert option(command, "--host") == command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
 
 
@@ -62,7 +57,7 @@ def test_loopback_is_the_default():
     ("devices", "bound", "ranks"), [((), "nobind", None), (("3",), "3", None), (("3", "5"), "3|5", "2")]
 )
 def test_cores_are_bound_one_per_rank(devices, bound, ranks):
-    command = on(wide(load_profile("cpu"), len(devices)), devices=devices)
+    command = command_of(profile=wide(load_profile("cpu"), len(devices)), devices=devices)
     assert command.env["VLLM_CPU_OMP_THREADS_BIND"] == bound
     assert "CUDA_VISIBLE_DEVICES" not in command.env
     assert ("--tensor-parallel-size" in command.argv) == (ranks is not None)
@@ -71,17 +66,17 @@ def test_cores_are_bound_one_per_rank(devices, bound, ranks):
 
 
 def test_gpus_are_the_only_ones_that_the_engine_sees():
-    command = on(wide(gpu_profile(), 2), devices=("2", "GPU-5e"))
+    command = command_of(profile=wide(gpu_profile(), 2), devices=("2", "GPU-5e"))
     assert command.env["CUDA_VISIBLE_DEVICES"] == "2,GPU-5e"
     assert "VLLM_CPU_OMP_THREADS_BIND" not in command.env
     assert option(command, "--tensor-parallel-size") == "2"
-    assert "CUDA_VISIBLE_DEVICES" not in on(gpu_profile()).env
+    assert "CUDA_VISIBLE_DEVICES" not in command_of(profile=gpu_profile()).env
 
 
 def test_profile_can_still_set_variables():
     profile = load_profile("cpu")
     profile = profile.model_copy(update={"engine": profile.engine.model_copy(update={"env": {"UCX_NET_DEVICES": "e"}})})
-    assert on(profile, host=HOST).env["UCX_NET_DEVICES"] == "e"
+    assert command_of(profile=profile, host=HOST).env["UCX_NET_DEVICES"] == "e"
 
 
 def test_local_engines_have_consecutive_ports():
@@ -97,10 +92,10 @@ def test_local_engines_have_consecutive_ports():
     assert [p.ports(2) for p in places.values()] == [[base, base + 1], [base + 2, base + 3]]
 
 
-def test_local_engines_have_a_core_each():
-    profile = load_profile("cpu")
-    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
-    places = default_places(group.roles, load_profile("cpu").engine)
+def test_local_engines_have_a_core_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # Engines of another harness on this machine may have claimed cores.
+    monkeypatch.setattr(procfs, "state_folder", lambda: tmp_path)
+    places = default_places(group_of("pd-none").roles, load_profile("cpu").engine)
     cores = [str(c) for c in sorted(os.sched_getaffinity(0))]
     assert list(places) == ["decode", "prefill"]
     assert [p.devices for p in places.values()] == [tuple(cores[:1]), tuple(cores[1:2])]
@@ -132,10 +127,9 @@ def test_engines_that_are_no_runs_are_placed_on_gpus_as_those_of_a_run(monkeypat
     """`baseline record`, `repro`, `up`, `selftest`, `aa` and `soak` start one group at a time."""
     monkeypatch.setattr(inventory_module, "visible_here", lambda node: visible_devices(None, GPUS[:count], node))
     monkeypatch.setattr(inventory_module, "query_links", lambda: {frozenset((0, 1)): "NVLink (NV18)"})
-    profile = load_profile("gpu")
-    (group,) = make_plan(profile, select_cells(profile, [cell])).groups
     told: list[str] = []
-    assert {role: place.devices for role, place in lone_places(group, profile, told.append).items()} == devices
+    found = lone_places(group_of(cell, "gpu"), load_profile("gpu"), told.append)
+    assert {role: place.devices for role, place in found.items()} == devices
     assert said in " ".join(told)
 
 
@@ -183,9 +177,8 @@ def test_a_pair_that_fits_on_no_gpu_is_not_started(monkeypatch):
     monkeypatch.setattr(inventory_module, "query_links", dict)
     wide = {"engine": {"tensor_parallel": {"prefill": 4, "decode": 1}}}
     profile = Profile.model_validate(merged(load_profile("gpu").model_dump(), wide))
-    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
     with pytest.raises(EngineStartError, match=r"pd-none: expected .* 4 × .* for prefill"):
-        lone_places(group, profile, lambda _: None)
+        lone_places(group_of("pd-none", profile), profile, lambda _: None)
 
 
 def test_every_engine_gets_the_tensor_parallel_size_of_its_role_or_none_is_started():
@@ -215,7 +208,7 @@ def test_ports_are_looked_for_on_the_address_of_the_place():
         taken.listen()
         port = taken.getsockname()[1]
         assert trouble(port) == ""
-        with pytest.raises(EngineStartError, match=f"{HOST}.*{port}"):
+        with pytest.raises(EngineStartError, match=f"{HOST}.*{port}.*--base-port"):
             claim([port], HOST)
     assert len(set(LocalPlace(host=HOST).ports(3))) == 3
 
@@ -273,14 +266,12 @@ class ReadyClient:
 
 
 def test_session_starts_engines_at_their_places_and_asks_the_side_channel_there(tmp_path, monkeypatch):
-    profile = load_profile("cpu")
-    (group,) = make_plan(profile, select_cells(profile, ["pd-none"])).groups
     with socket.socket() as side_channel:
         side_channel.bind((HOST, 0))
         side_channel.listen()
         open_port, closed_port = side_channel.getsockname()[1], free_ports(1, HOST)[0]
         places = {"decode": FarPlace(7000, open_port), "prefill": FarPlace(7002, closed_port)}
-        session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path, places=places)
+        session = session_of("pd-none", tmp_path, places=places)
         enough = EngineStartError("far enough")
         monkeypatch.setattr(session._readiness, "wait", lambda *_: (_ for _ in ()).throw(enough))
         with pytest.raises(EngineStartError, match="far enough"), session:

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from harness.errors import DataError
-from harness.history.folder import History, load_history, write_run
+from harness.history.folder import History, load_history
 from harness.history.migrations import SCHEMA
 from harness.history.parquet import write_parquet
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.util import json_io
 from harness.util.files import sha256_json
-from tests.support.builders import history, lookups, observation
+from tests.support.builders import history, lookups, observation, written_run
 from tests.support.reseal import reseal
-from tests.support.run_files import answers, write_observations
+from tests.support.run_files import answers
 
 LENGTHS = [31, 32, 40, 64]
 
@@ -26,10 +26,9 @@ def recorded(folder: Path, parquet: bool = True) -> History:
     """A run that passes, as the harness writes it."""
     cells = ("single-none", "single-eagle3", "pd-eagle3")
     made = history([observation(c, n, sequence=i) for c in cells for i, n in enumerate(LENGTHS)], folder=folder)
-    write_observations(folder, made.observations)
     if parquet:
         write_parquet(folder, made.observations)
-    write_run(folder, made.run)
+    written_run(folder, made)
     return made.model_copy(update={"own": False})
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.history.verdict import Verdict
-from harness.judging.checks import counters, drafting, responses, tokens, transfer
-from harness.judging.checks.registry import CHECKS, Check, judge, judge_cell
+from harness.judging.checks import counters, drafting, registry, responses, tokens, transfer
+from harness.judging.checks.registry import Check, judge, judge_cell
 from tests.support.builders import (
     CELLS,
     LENGTHS,
@@ -38,7 +38,7 @@ def test_flawless_run_passes_every_check():
     judgement = judge(history(flawless()), lookups(LENGTHS))
     assert judgement.findings == [] and judgement.verdict is Verdict.PASS
     pd = {r.check for c in judgement.cells if c.cell == "pd-eagle3" for r in c.results}
-    assert pd == {c.name for c in CHECKS} - {"text-form", "state-occurred", "rescored", "prompt-logprobs"}
+    assert pd == {c.name for c in registry.CHECKS} - {"text-form", "state-occurred", "rescored", "prompt-logprobs"}
 
 
 def test_no_cells_is_unknown():
@@ -49,12 +49,13 @@ def test_interrupted_run_is_never_pass():
     assert judge(with_run(history(flawless()), interrupted=True), lookups(LENGTHS)).verdict is Verdict.UNKNOWN
 
 
-def test_crashed_check_is_unknown_and_hides_nothing():
+def test_crashed_check_is_unknown_and_hides_nothing(monkeypatch):
     def crash(_):
         raise RuntimeError("boom")
 
     cell = view(history(flawless()), "single-none", lookups(LENGTHS))
-    verdict = judge_cell(cell, checks=(Check("broken", lambda _: True, crash), *CHECKS))
+    monkeypatch.setattr(registry, "CHECKS", (Check("broken", lambda _: True, crash), *registry.CHECKS))
+    verdict = judge_cell(cell)
     assert verdict.verdict is Verdict.UNKNOWN and "boom" in verdict.results[0].note
     assert [r.verdict for r in verdict.results[1:]].count(Verdict.PASS) == len(verdict.results) - 1
 

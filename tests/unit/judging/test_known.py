@@ -14,7 +14,7 @@ from harness.history.folder import load_history
 from harness.history.records import Merged
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
-from harness.judging.findings import Finding, Judgement
+from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known
 from harness.judging.references import References
 from harness.profiles.known_defects import load_known
@@ -30,25 +30,17 @@ from tests.support.builders import (
     changed_profile,
     engine,
     evidence_of_test,
+    finding,
+    garbled,
     history,
+    known_entry,
     lookups,
     observation,
     with_run,
 )
 
 LENGTHS = [31, 32, 40, 65]
-ENTRY = {
-    "id": "wrong-tokens",
-    "classes": ["target-kv"],
-    "cells": ["pd-none"],
-    "checks": ["tokens-*"],
-    "at_most": 4,
-    "vllm": ">=0.32,<0.33",
-    "link": "https://example.org/issues/1",
-    "reason": "P/D gives other tokens than the single engine",
-    "added": date(2026, 3, 1),
-    "expires": date(2026, 6, 1),
-}
+ENTRY = known_entry()
 
 
 def made(cells=("pd-none", "single-none"), wrong=("pd-none",), started="2026-01-01T00:00:00+00:00", version="0.32.0"):
@@ -56,9 +48,7 @@ def made(cells=("pd-none", "single-none"), wrong=("pd-none",), started="2026-01-
     for cell in cells:
         for n in LENGTHS:
             o = observation(cell, n)
-            if cell in wrong and n == 40:
-                o = change_final(o, output_ids=(9, *o.final.output_ids[1:]))
-            observations.append(o)
+            observations.append(garbled(o, at=0) if cell in wrong and n == 40 else o)
     return with_run(history(observations), started=started, versions={"vllm": version})
 
 
@@ -148,9 +138,9 @@ def test_missing_evidence_is_never_known(tmp_path):
 
 def test_entry_for_one_stratum_does_not_cover_a_change_of_all(tmp_path):
     defect = known(tmp_path, {**ENTRY, "strata": ["aligned"]}).entries[0].defect
-    base = {"check": "tokens-x", "cell": "pd-none", "verdict": "REGRESSION", "damage": "target-kv", "message": ""}
     for changed, covered in ((["aligned@0", "aligned@1"], True), (["all@0", "aligned@0"], False), ([], False)):
-        assert defect.covers_place(Finding.model_validate({**base, "evidence": evidence_of_test(changed)})) is covered
+        found = finding("pd-none", None, evidence=evidence_of_test(changed))
+        assert defect.covers_place(found) is covered
 
 
 def test_misspelt_list_is_refused(tmp_path):

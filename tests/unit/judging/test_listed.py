@@ -20,20 +20,25 @@ from harness.judging.known_defects import apply_known
 from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects
 from harness.reports.junit import render_junit
 from harness.reports.summary import describe, grouped_findings, summarise_run
-from tests.support.builders import change_final, evidence_of_test, history, observation
+from tests.support.builders import evidence_of_test, finding, garbled, history, known_entry, observation
 
 CELL = "pd-eagle3"
 STRATA = ("aligned", "short", "other", None)
 RUN = history([observation(CELL)])
 
+
+def defect(**changes: object) -> KnownDefect:
+    changes |= {"vllm": ">=0", "added": date(2026, 1, 1), "expires": date(2026, 3, 1)}
+    return KnownDefect.model_validate(known_entry(**changes))
+
+
 _findings = st.builds(
-    lambda number, verdict, damage, stratum, changed: Finding(
-        check="tokens-reference",
-        cell=CELL,
+    lambda number, verdict, damage, stratum, changed: finding(
+        CELL,
+        f"p{number}" if stratum else None,
         verdict=verdict,
         damage=damage,
         message=f"finding {number}",
-        prompt_id=f"p{number}" if stratum else None,
         stratum=stratum,
         evidence=evidence_of_test(changed) if stratum is None else NO_EVIDENCE,
     ),
@@ -44,19 +49,8 @@ _findings = st.builds(
     st.lists(st.sampled_from(["aligned@0", "short@1", "all"]), max_size=2),
 )
 _defects = st.builds(
-    lambda number, classes, strata, cells, at_most: KnownDefect(
-        id=f"defect-{number}",
-        classes=tuple(classes),
-        cells=(cells,),
-        strata=tuple(strata),
-        scenarios=("cold",),
-        checks=("tokens-*",),
-        at_most=at_most,
-        vllm=">=0",
-        link="https://example.org/1",
-        reason="known since long",
-        added=date(2026, 1, 1),
-        expires=date(2026, 3, 1),
+    lambda number, classes, strata, cells, at_most: defect(
+        id=f"defect-{number}", classes=classes, cells=[cells], strata=strata, scenarios=["cold"], at_most=at_most
     ),
     st.integers(0, 3),
     st.sets(st.sampled_from(["target-kv", "drafter-kv"]), min_size=1),
@@ -75,7 +69,7 @@ def of(findings: list[Finding]) -> CellVerdict:
     return CellVerdict(cell=CELL, verdict=result.verdict, results=(result,))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(_findings, min_size=1, max_size=60), st.lists(_defects, max_size=3), st.integers(1, 12))
 def test_no_verdict_count_or_known_defect_depends_on_how_many_are_listed(findings, defects, most):
     whole = of(findings)
@@ -101,14 +95,10 @@ def test_no_verdict_count_or_known_defect_depends_on_how_many_are_listed(finding
 
 
 def test_a_single_uncovered_finding_at_the_end_still_fails_the_run():
-    many = [finding("target-kv", number) for number in range(500)]
-    last = finding("target-kv", 500).model_copy(update={"stratum": "short"})
-    defect = KnownDefect(
-        id="one", classes=("target-kv",), cells=("*",), strata=("aligned",), checks=("tokens-*",), at_most=500,
-        vllm=">=0", link="https://example.org/1", reason="known since long", added=date(2026, 1, 1),
-        expires=date(2026, 3, 1),
-    )  # fmt: skip
-    known = KnownDefects(Path("known-defects.yaml"), (Entry(defect, 1, 2),))
+    many = [aligned(number) for number in range(500)]
+    last = finding(CELL, "p500", stratum="short")
+    one = defect(cells=["*"], strata=["aligned"], at_most=500)
+    known = KnownDefects(Path("known-defects.yaml"), (Entry(one, 1, 2),))
     only = apply_known(judged(listed(of(many), 5)), known, RUN)
     assert only.verdict is Verdict.KNOWN and any("500 findings" in n for n in only.notices)
     judgement = apply_known(judged(listed(of([*many, last]), 5)), known, RUN)
@@ -117,18 +107,8 @@ def test_a_single_uncovered_finding_at_the_end_still_fails_the_run():
     assert worst(f.verdict for f in judgement.findings) is Verdict.REGRESSION
 
 
-def finding(damage: str, number: int) -> Finding:
-    return Finding.model_validate(
-        {
-            "check": "tokens-reference",
-            "cell": CELL,
-            "verdict": "REGRESSION",
-            "damage": damage,
-            "message": "other tokens",
-            "prompt_id": f"p{number}",
-            "stratum": "aligned",
-        }
-    )
+def aligned(number: int, message: str = "other tokens", **changes: object) -> Finding:
+    return finding(CELL, f"p{number}", message=message, stratum="aligned", **changes)
 
 
 def test_a_lost_reference_gives_few_records_and_true_counts(monkeypatch: pytest.MonkeyPatch):
@@ -149,13 +129,9 @@ def test_a_lost_reference_gives_few_records_and_true_counts(monkeypatch: pytest.
 
 
 def test_how_many_requests_gave_the_recorded_tokens_is_of_all(monkeypatch: pytest.MonkeyPatch):
-    def wrong(tokens: int):
-        o = observation("pd-none", tokens)
-        assert o.final is not None and o.final.output_ids is not None
-        return change_final(o, output_ids=(9, *o.final.output_ids[1:]))
-
     prompts = range(40, 80)
-    run = history([*(observation("single-none", n) for n in prompts), *(wrong(n) for n in prompts)])
+    wrong = [garbled(observation("pd-none", n), at=0) for n in prompts]
+    run = history([*(observation("single-none", n) for n in prompts), *wrong])
     monkeypatch.setattr(module, "_MOST", 5)
     judgement = judge(run, {})
     assert summarise_run(run, judgement).equal_tokens["pd-none"] == f"0/{len(prompts)}"
@@ -163,43 +139,22 @@ def test_how_many_requests_gave_the_recorded_tokens_is_of_all(monkeypatch: pytes
 
 
 def test_small_results_stay_as_they_are():
-    cell = of([finding("target-kv", n) for n in range(52)])
+    cell = of([aligned(n) for n in range(52)])
     assert listed(cell, most_listed(12)) == cell
     assert (most_listed(1), most_listed(1000), most_listed(10**6)) == (100, 20, 5)
     assert CheckResult.model_validate(cell.results[0].model_dump(mode="json")).found == 52
 
 
 def test_second_fault_with_the_same_verdict_is_listed_too():
-    def finding(number: int, message: str) -> Finding:
-        return Finding(
-            check="response-invariants",
-            cell=CELL,
-            verdict=Verdict.REGRESSION,
-            damage="sampler",
-            message=message,
-            prompt_id=f"p{number}",
-            stratum="aligned",
-        )
-
-    many = [finding(n, f"expected usage to count {n} tokens, found {n + 1}") for n in range(200)]
-    whole = of([*many, finding(200, "expected no step to accept more than it drafted, found 4 of 3")])
+    many = [aligned(n, f"expected usage to count {n} tokens, found {n + 1}") for n in range(200)]
+    whole = of([*many, aligned(200, "expected no step to accept more than it drafted, found 4 of 3")])
     (result,) = listed(whole, 5).results
     assert len(result.findings) == 5 and result.found == 201
     assert any("no step to accept more" in f.message for f in result.findings)
 
 
 def test_sentences_that_quote_the_request_are_one_kind():
-    many = [
-        Finding(
-            check="complete",
-            cell=CELL,
-            verdict=Verdict.UNKNOWN,
-            damage="infrastructure",
-            message=f"the exchange broke: {chr(97 + n % 26)}{chr(97 + n // 26)}",
-            prompt_id=f"p{n}",
-            stratum="aligned",
-        )
-        for n in range(300)
-    ]
+    broke = {"verdict": Verdict.UNKNOWN, "damage": "infrastructure"}
+    many = [aligned(n, f"the exchange broke: {chr(97 + n % 26)}{chr(97 + n // 26)}", **broke) for n in range(300)]
     (result,) = listed(of(many), 5).results
     assert len(result.findings) == 5 and result.found == 300

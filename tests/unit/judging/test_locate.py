@@ -17,11 +17,13 @@ from tests.support.builders import (
     BLOCK,
     change_final,
     changed_rows,
+    garbled,
     history,
     lookups,
     observation,
     prompt_ids,
     speculation,
+    with_prefill,
 )
 
 LENGTHS = [30, 31, 32, 33, 42, 62, 63, 64, 65, 96, 117]
@@ -115,25 +117,22 @@ def test_block_names(indices, count, text):
 # --- diagnoses -------------------------------------------------------------------------------------------------------
 
 
+def said(o, output, **changes):
+    """The observation with this output, and what an engine says of each of its tokens."""
+    size = len(output)
+    told = {"usage_completion_tokens": size, "chosen_logprobs": (0.0,) * size, "top_gaps": (9.0,) * size}
+    return change_final(o, output_ids=output, **told, **changes)
+
+
 def lookahead_defect(o):
     """What D gives when P publishes one block too many: the prompt's last words, and the surplus in the parameters."""
     n = len(o.sent_ids)
     if not spills(n, BLOCK, 3):
         return o
-    prefill, decode = o.legs
-    params = {**prefill.kv_transfer_params, "remote_block_ids": [list(range(1, -(-n // BLOCK) + 2))]}
+    params = {**o.legs[0].kv_transfer_params, "remote_block_ids": [list(range(1, -(-n // BLOCK) + 2))]}
     output = (*o.sent_ids[n - 6 : n - 2], probe_task.EOT)
     steps = (0, 1, 1)
-    decode = decode.model_copy(
-        update={
-            "output_ids": output,
-            "usage_completion_tokens": len(output),
-            "chosen_logprobs": (0.0,) * len(output),
-            "top_gaps": (9.0,) * len(output),
-            "speculation": speculation(steps),
-        }
-    )
-    return o.model_copy(update={"legs": (prefill.model_copy(update={"kv_transfer_params": params}), decode)})
+    return said(with_prefill(o, kv_transfer_params=params), output, speculation=speculation(steps))
 
 
 def test_shifted_hand_off():
@@ -181,11 +180,7 @@ def test_block_in_the_middle_is_named():
         n = len(o.sent_ids)
         if n < 3 * BLOCK:
             return o
-        output = (*o.sent_ids[2:BLOCK], *o.sent_ids[2 * BLOCK + 4 : n - 2], probe_task.EOT)
-        size = len(output)
-        return change_final(
-            o, output_ids=output, usage_completion_tokens=size, chosen_logprobs=(0.0,) * size, top_gaps=(9.0,) * size
-        )
+        return said(o, (*o.sent_ids[2:BLOCK], *o.sent_ids[2 * BLOCK + 4 : n - 2], probe_task.EOT))
 
     found = diagnosis(cold("pd-none", skip), "pd-none")
     assert found.damage == "target-kv" and found.location.blocks == (1,)
@@ -225,11 +220,8 @@ SAMPLED = {"id": "sampled", "kind": "sampled", "prompts": ["p96"], "temperature"
 
 @pytest.mark.parametrize(("cold_is_right", "damage"), [(True, "sampler"), (False, "target-kv")])
 def test_wrong_only_at_a_temperature_is_the_sampler(cold_is_right, damage):
-    def wrong(o):
-        return change_final(o, output_ids=(9, *o.final.output_ids[1:]))
-
-    made = cold("pd-none", lambda o: o if cold_is_right else wrong(o))
-    made.append(wrong(observation("pd-none", 96, scenario="sampled", temperature=0.2)))
+    made = cold("pd-none", lambda o: o if cold_is_right else garbled(o, at=0))
+    made.append(garbled(observation("pd-none", 96, scenario="sampled", temperature=0.2), at=0))
     judgement = judge(history(made, scenarios=[SAMPLED]), lookups(LENGTHS))
     assert next(c for c in judgement.cells if c.scenario == "sampled").diagnosis.damage == damage
 
@@ -238,11 +230,7 @@ def test_wrong_only_at_a_temperature_is_the_sampler(cold_is_right, damage):
 
 
 def test_what_comes_and_goes_is_called_so_once_the_same_prompt_passes():
-    def broken(o):
-        ids = list(o.final.output_ids)
-        return change_final(o, output_ids=(ids[0], 9, *ids[2:]))
-
-    made = cold("pd-none", lambda o: broken(o) if len(o.sent_ids) in (33, 62) else o)
+    made = cold("pd-none", lambda o: garbled(o, at=1) if len(o.sent_ids) in (33, 62) else o)
     alone = diagnosis(made, "pd-none")
     assert "no rule on the length explains it: 2 of 11 tested lengths fail (33, 62)" in alone.text
     assert "intermittent if these prompts pass when they are sent again (2 of 11 requests, 2.3 to 52 %" in alone.text

@@ -6,13 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from harness.baselines.model import Again, Row, noise_floor
+from harness.baselines.model import Again, noise_floor
 from harness.history.token_ids import compare
 from harness.history.verdict import Verdict
 from harness.judging.checks import tokens
 from harness.judging.checks.registry import judge
 from harness.judging.near_ties import near_tie_nats, rounding_nats
-from tests.support.builders import change_final, changed_rows, garbled, history, lookups, observation, view
+from tests.support.builders import (
+    baseline_row,
+    change_final,
+    changed_rows,
+    garbled,
+    history,
+    lookups,
+    observation,
+    view,
+)
 from tests.support.normal_tier import baselines, night, noisy, scored
 
 
@@ -52,16 +61,8 @@ def test_only_the_runner_up_is_a_near_tie(second, tie):
 
 
 def test_runner_up_of_the_baseline_counts_in_both_arms_or_in_neither():
-    row = Row(
-        prompt_id="p",
-        prompt_sha256="s",
-        output_ids=(1, 2, 3),
-        min_top_gap=0.1,
-        accepted=(),
-        close=((1, 0.1),),
-        runner_ups=((1, 9),),
-        again=Again(divergence=1, gap=0.1, steps=0, accepted_at=(), token=9),
-    )
+    again = Again(divergence=1, gap=0.1, steps=0, accepted_at=(), token=9)
+    row = baseline_row("p", (1, 2, 3), min_top_gap=0.1, close=((1, 0.1),), runner_ups=((1, 9),), again=again)
     assert row.near_tie(1, 9, 0.36) and not row.near_tie(1, 8, 0.36)
     assert not row.near_tie(1, None, 0.36) and not row.near_tie(1, 9, 0.05)
     assert row.model_copy(update={"again": row.again.model_copy(update={"token": None})}).near_tie(1, 8, 0.36)

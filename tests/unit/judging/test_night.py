@@ -283,7 +283,7 @@ def test_too_few_texts_are_unknown_however_many_prompts_they_make():
 
 
 def test_crashed_test_is_unknown_and_hides_nothing(monkeypatch):
-    monkeypatch.setattr("harness.judging.checks.hypothesis_tests._first_step", lambda *_: 1 / 0)
+    monkeypatch.setitem(hypothesis_tests._TESTS, "first-step", lambda *_: 1 / 0)
     judgement = judge(night(stages=1), baselines())
     assert verdict(judgement, "pd-eagle3", "first-step") is Verdict.UNKNOWN
     assert verdict(judgement, "pd-eagle3", "acceptance-single") is Verdict.PASS

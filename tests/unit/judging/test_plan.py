@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.errors import DataError
-from harness.history.folder import load_history, write_run
+from harness.history.folder import load_history
 from harness.history.plan import contradictions, plan_key
 from harness.history.verdict import Verdict
 from harness.judging.checks import counters, responses
@@ -18,8 +18,17 @@ from harness.workload.expected import lacking
 from harness.workload.prepare import prepare
 from harness.workload.rows import planned_rows
 from tests.golden.oracle import BASELINES, RUNS
-from tests.support.builders import COUNTERS, change_final, engine, history, lookups, observation, view, with_run
-from tests.support.run_files import write_observations
+from tests.support.builders import (
+    COUNTERS,
+    change_final,
+    engine,
+    history,
+    lookups,
+    observation,
+    view,
+    with_run,
+    written_run,
+)
 
 LENGTHS = [31, 32, 40]
 
@@ -96,10 +105,8 @@ def test_answers_of_a_cell_that_was_not_to_run_keep_the_run_from_passing():
 
 def edited(folder, **changes):
     made = night("single-none")
-    write_observations(folder, made.observations)
     cell = made.run.cells[0].model_copy(update=changes.pop("cell", {}))
-    write_run(folder, made.run.model_copy(update={"cells": (cell,), **changes}))
-    return folder
+    return written_run(folder, made, cells=(cell,), **changes)
 
 
 def test_record_that_contradicts_itself_is_refused(tmp_path):

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.baselines.lookup import Lookup
-from harness.baselines.model import FORMAT, Again, Baseline, Header, Row
+from harness.baselines.model import Again
 from harness.baselines.published import Band, load_published, matching
 from harness.cli.app import app
 from harness.commands.plan import _correlation
@@ -20,7 +19,7 @@ from harness.profiles.model import Judging
 from harness.prompts.model import load_prompts, prompt_row, write_prompts
 from harness.util.files import sha256_json
 from harness.workload.prepare import prepare
-from tests.support.builders import changed_profile, identity, provenance
+from tests.support.builders import baseline_row, changed_profile, lookup_of
 
 
 def normal(tmp_path: Path, **judging) -> str:
@@ -99,19 +98,8 @@ def test_plan_prints_how_much_padded_copies_correlate(tmp_path, monkeypatch):
     rows = []
     for p in made.prompts:
         again = Again(divergence=None, gap=None, steps=10, accepted_at=(5 + int(p.source.split()[-1]) % 5, 3, 1))
-        rows.append(
-            Row(
-                prompt_id=p.id,
-                prompt_sha256="s",
-                output_ids=(1,),
-                min_top_gap=9.0,
-                accepted=(3, 2, 2, 1, 1, 1, 1, 0, 0, 0),
-                again=again,
-            )
-        )
-    header = Header(format=FORMAT, identity=identity("eagle3"), provenance=provenance(), summary={}, rows_sha256="")
-    lookup = Lookup(Baseline(header=header, rows=tuple(rows)), "")
-    monkeypatch.setattr(power, "lookups_now", lambda *_: {"eagle3": lookup})
+        rows.append(baseline_row(p.id, (1,), (3, 2, 2, 1, 1, 1, 1, 0, 0, 0), again=again))
+    monkeypatch.setattr(power, "lookups_now", lambda *_: {"eagle3": lookup_of("eagle3", rows)})
     found = sensitivity(prepared._replace(sets={"": made}, works=works))
     noise = next(r.noise for r in found.rows if r.cell == "pd-eagle3")
     assert noise.measured and noise.steps == pytest.approx(10) and noise.rate == pytest.approx(0.7)

@@ -17,32 +17,25 @@ from harness.commands.selftest.run import SelfTester
 from harness.commands.selftest.trials import OWN_ENGINES, TRIALS, make_setups, select_trials, trial_works
 from harness.engines.command import EngineCommand
 from harness.engines.request import Ask
-from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, UsageError
 from harness.history.verdict import Verdict
-from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement, Law
+from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Judgement, Law
 from harness.mutants import LOG_MARK, hooks
 from harness.mutants.catalogue import HISTORIC, MUTANTS
 from harness.mutants.exchange import MutatedExchange
 from harness.mutants.install import EnabledMutants, patched_roles, unbound, with_mutants
-from harness.profiles.cells import EngineGroup, make_plan, select_cells
 from harness.profiles.model import load_profile
 from harness.prompts.model import load_prompts
 from harness.reports.selftest_result import Kill
 from harness.supervision.server import full_environment
 from harness.util.progress import Reporter
 from harness.workload.prepare import prepare
-from tests.support.builders import changed_profile, history, observation
-from tests.support.engines import ENVIRONMENT, FakeClient
+from tests.support.builders import changed_profile, finding, history, observation
+from tests.support.engines import ENVIRONMENT, FakeClient, group_of, session_of
 from tests.support.self_tests import self_test
 
 PROFILE = load_profile("cpu")
 PROMPTS = load_prompts(PROFILE.workload.prompts)
-
-
-def plan_of(cell: str) -> EngineGroup:
-    (group,) = make_plan(PROFILE, select_cells(PROFILE, [cell])).groups
-    return group
 
 
 # --- the plugin ------------------------------------------------------------------------------------------------------
@@ -172,11 +165,10 @@ def test_router_that_knows_of_no_p_gets_the_hand_offs(on, asked):
 
 
 def test_mutants_of_the_client_are_switched_in_the_session(tmp_path):
-    group = plan_of("pd-none")
     arming = EnabledMutants(["M9", "N6"], pair=True, folder=tmp_path)
-    session = EngineGroupSession(group, PROFILE, ENVIRONMENT, tmp_path, mutation=arming)
+    session = session_of("pd-none", tmp_path, mutation=arming)
     calls: list[str] = []
-    for role in group.roles:
+    for role in session.group.roles:
         session._launcher.clients[role] = FakeClient(role, calls)
     session.ask(Ask(True, [1, 2]), [])
     assert session._exchange.kept_by_p == 0
@@ -192,7 +184,7 @@ def test_router_that_knows_of_no_p_is_started_beside_the_one_that_hands_off(cell
 
 
 def test_mutant_of_the_command_line_takes_the_drafter_from_p_alone(tmp_path):
-    pair, single = plan_of("pd-eagle3"), plan_of("single-eagle3")
+    pair, single = group_of("pd-eagle3"), group_of("single-eagle3")
     changed, _ = with_mutants(pair, PROFILE, ["M10"], tmp_path, together=False)
     assert (changed.method_of("prefill").kind, changed.method_of("decode").kind) == ("none", "eagle3")
     assert with_mutants(single, PROFILE, ["M10"], tmp_path, together=False)[0] == single
@@ -209,7 +201,7 @@ def test_every_mutant_has_a_trial_and_every_historic_defect_is_quick():
     assert {m[:2] for m in HISTORIC} == {"M1", "M2", "M3", "M4", "M5"}
     assert [t.mutant for t in select_trials(["M7", "M1"], quick=False)] == ["M1", "M7"]
     usual, whole = ({t.mutant for t in select_trials([], False, complete=e)} for e in (False, True))
-    assert (whole - usual, whole) == ({"N25", "N26", "N27", "N28", "N30"}, set(MUTANTS))
+    assert (whole - usual, whole) == ({"N25", "N26", "N27", "N28", "N29", "N30"}, set(MUTANTS))
     with pytest.raises(UsageError, match="M99"):
         select_trials(["M99"], quick=False)
 
@@ -235,11 +227,11 @@ def test_every_mutant_of_an_engine_can_be_shown_with_either_model_runner(tmp_pat
 
 def test_no_engine_is_started_twice_for_the_same_configuration():
     setups = make_setups(select_trials([], quick=False, complete=True), PROFILE, PROMPTS)
-    shared = [s for s in setups if s.controlled and OWN_ENGINES.keys().isdisjoint(s.mutants)]
+    shared = [s for s in setups if s.controlled and OWN_ENGINES.keys().isdisjoint(t.mutant for t in s.trials)]
     assert len({(s.group.topology, s.group.method.kind) for s in shared}) == len(shared)
-    # Seven of engines that read with drafters, two that write, two of which P is restarted, six without drafters, two
-    # with a drafter and recurrent state.
-    assert sum(s.group.engines for s in setups) <= 19
+    # Seven of engines that read with drafters, two that write, two of which P is restarted, two that a second P joins,
+    # six without drafters, two with a drafter and recurrent state.
+    assert sum(s.group.engines for s in setups) <= 21
     for setup in setups:
         assert {(w.cell.id, i) for w in setup.control for i in w.items} or any(w.scripts for w in setup.control)
 
@@ -281,8 +273,8 @@ LAW = Law(text="", residues=(0, 30, 31), modulus=32, tested=(0, 1, 10, 29, 30, 3
 
 
 def judged(cell="pd-eagle3", check="tokens-baseline", verdict=Verdict.REGRESSION, damage="target-kv", law=LAW, more=()):
-    finding = Finding(check=check, cell=cell, verdict=verdict, damage=damage, message="")
-    result = CheckResult(check=check, cell=cell, verdict=verdict, judged=1, findings=(finding,))
+    found = finding(cell, None, check=check, verdict=verdict, damage=damage)
+    result = CheckResult(check=check, cell=cell, verdict=verdict, judged=1, findings=(found,))
     diagnosis = Diagnosis(damage=damage, failed=1, judged=2, law=law, text="somewhere")
     bad = CellVerdict(cell=cell, verdict=verdict, results=(result,), diagnosis=diagnosis)
     return Judgement(run_id="r", verdict=verdict, cells=(bad, *more))
@@ -345,9 +337,8 @@ def test_what_was_answered_until_the_first_finding_is_counted_in_its_cell():
     lengths = (31, 40, 65)
     made = history([observation(c, n, sequence=i) for c in ("pd-none", "single-none") for i, n in enumerate(lengths)])
     tokens = {o.prompt_id: len(o.final.output_ids) for o in made.observations}
-    named = judged("single-none").cells[0].results[0].findings[0]
-    finding = named.model_copy(update={"prompt_id": list(made.of("single-none"))[1], "form": "ids"})
-    result = CheckResult(check="c", cell="single-none", verdict=Verdict.REGRESSION, judged=3, findings=(finding,))
+    named = finding("single-none", list(made.of("single-none"))[1], form="ids")
+    result = CheckResult(check="c", cell="single-none", verdict=Verdict.REGRESSION, judged=3, findings=(named,))
     cell = CellVerdict(cell="single-none", verdict=Verdict.REGRESSION, results=(result,))
     caught = first_caught(Judgement(run_id="r", verdict=Verdict.REGRESSION, cells=(cell,)), made)
     assert caught is not None

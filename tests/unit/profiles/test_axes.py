@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from harness.commands import run as operations
 from harness.commands import run as run_command
@@ -22,7 +21,7 @@ from harness.runner.options import RunOptions
 from harness.util.progress import Reporter
 from harness.workload.outputs import Outputs
 from harness.workload.prepare import narrowed, prepare
-from tests.support.builders import change_final, history, observation, with_run
+from tests.support.builders import change_final, extending, history, observation, with_run
 
 AXES = {
     "runner": {"v1": {"engine": {"model_runner": "V1"}}, "v2": {"engine": {"model_runner": "V2"}}},
@@ -32,9 +31,7 @@ AXES = {
 
 
 def written(tmp_path: Path, **changes: object) -> str:
-    path = tmp_path / "axes.yaml"
-    path.write_text(yaml.safe_dump({"extends": "cpu", "name": "axes", "axes": AXES, **changes}, sort_keys=False))
-    return str(path)
+    return extending(tmp_path, **{"name": "axes", "axes": AXES, **changes})
 
 
 def test_each_varies_one_thing_at_a_time(tmp_path):
@@ -139,10 +136,8 @@ def test_axes_that_cannot_be_expanded_are_refused_in_words(tmp_path, axes, sente
     [("nothing", "extends: expected a shipped profile"), (3, "extends: expected the name"), ("loop.yaml", "itself")],
 )
 def test_profiles_that_extend_nothing_are_refused(tmp_path, parent, sentence):
-    path = tmp_path / "loop.yaml"
-    path.write_text(yaml.safe_dump({"extends": parent, "name": "x"}))
     with pytest.raises(ProfileError, match=sentence):
-        load_profile(str(path))
+        load_profile(extending(tmp_path, parent, "loop"))
 
 
 def test_an_unknown_variant_is_refused():
@@ -207,21 +202,16 @@ def test_what_belongs_to_the_whole_run_is_no_axis(tmp_path, axes, sentence):
 
 def test_a_setting_that_an_inherited_axis_overrides_is_refused(tmp_path):
     above = written(tmp_path)
-    path = tmp_path / "mine.yaml"
-    mine = {"extends": above, "name": "mine", "engine": {"kv_lease_s": 20}}
-    path.write_text(yaml.safe_dump(mine))
     with pytest.raises(ProfileError, match=r"found engine\.kv_lease_s, which axis lease sets"):
-        load_profile(str(path))
+        load_profile(extending(tmp_path, above, engine={"kv_lease_s": 20}))
     own = {"lease": {"lease20": {"engine": {"kv_lease_s": 20}}}}
-    path.write_text(yaml.safe_dump({**mine, "engine": {"block_size": 64}, "axes": own}))
-    assert load_profile(str(path)).axes.keys() >= {"lease"}
+    assert load_profile(extending(tmp_path, above, engine={"block_size": 64}, axes=own)).axes.keys() >= {"lease"}
 
 
 def test_outputs_are_to_be_rescored_where_the_variant_has_a_plain_engine():
     made = history([observation("pd-none", 40), observation("single-none", 40)])
-    run = made.run.model_copy(update={"rescore": True})
-    both = made.model_copy(update={"run": run})
-    alone = both.model_copy(update={"run": run.model_copy(update={"cells": run.cells[:1]})})
+    both = with_run(made, rescore=True)
+    alone = with_run(both, cells=made.run.cells[:1])
 
     def asked(made: History) -> bool:
         [view] = [v for v in Evidence(made, {}, Judging()).views() if v.id == "pd-none"]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-import yaml
 
-from harness.engines.command import build_command
-from harness.engines.environment import EngineEnvironment
 from harness.errors import ProfileError
 from harness.profiles.model import load_profile
-from tests.support.engines import ENVIRONMENT, option
+from tests.support.builders import extending
+from tests.support.engines import command_of, option
 
 OFFLOADING = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1024}}
 MULTI = {
@@ -23,17 +20,11 @@ KEY = "kv_connector_extra_config"
 
 
 def written(tmp_path, **engine) -> str:
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        yaml.safe_dump({"extends": "cpu", "name": "mine", "routes": ["client"], "exclude": [], "engine": engine})
-    )
-    return str(path)
+    return extending(tmp_path, routes=["client"], exclude=[], engine=engine)
 
 
-def given_to_vllm(source: str, role: str, environment: EngineEnvironment = ENVIRONMENT) -> dict:
-    profile = load_profile(source)
-    made = build_command(profile, profile.methods[0], role, environment, 1000, 1001)
-    return json.loads(option(made, "--kv-transfer-config"))
+def given_to_vllm(source: str, role: str) -> dict:
+    return json.loads(option(command_of(role, source), "--kv-transfer-config"))
 
 
 def test_nixl_is_given_what_it_was(tmp_path):
@@ -78,11 +69,6 @@ def test_connectors_that_make_no_sense_are_refused(tmp_path, engine, words):
 
 
 def test_a_router_hands_off_by_nixl_only(tmp_path):
-    source = written(tmp_path, kv_connector="MooncakeConnector")
-    assert not load_profile(source).engine.by_nixl
-    raw = yaml.safe_load(Path(source).read_text())
-    del raw["routes"], raw["exclude"]
+    assert not load_profile(written(tmp_path, kv_connector="MooncakeConnector")).engine.by_nixl
     with pytest.raises(ProfileError, match="expected client alone with engine"):
-        path = tmp_path / "routed.yaml"
-        path.write_text(yaml.safe_dump({**raw, "engine": {"kv_connector": "X"}}))
-        load_profile(str(path))
+        load_profile(extending(tmp_path, engine={"kv_connector": "X"}))

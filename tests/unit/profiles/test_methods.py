@@ -6,33 +6,26 @@ import json
 import shutil
 
 import pytest
-import yaml
 
-from harness.engines.command import build_command
 from harness.errors import ProfileError
 from harness.history.identity import identity_of
 from harness.profiles.cells import CellName, all_cells
 from harness.profiles.methods import SHORT_FORMS, recorded_traits
 from harness.profiles.model import REPOSITORY, load_profile
 from harness.workload.prepare import prepare
-from tests.support.engines import ENVIRONMENT, option
+from tests.support.builders import extending
+from tests.support.engines import command_of, option
 
 NGRAM = {"kind": "ngram", "num_speculative_tokens": 5, "speculative_config": {"prompt_lookup_max": 4}}
 EAGLE3 = str(REPOSITORY / "models" / "probe" / "eagle3")
 
 
 def written(tmp_path, *methods: dict, **changes) -> str:
-    path = tmp_path / "mine.yaml"
-    raw = {"extends": "cpu", "name": "mine", "scenarios": [], "methods": [{"kind": "none"}, *methods], **changes}
-    path.write_text(yaml.safe_dump(raw))
-    return str(path)
+    return extending(tmp_path, **{"scenarios": [], "methods": [{"kind": "none"}, *methods], **changes})
 
 
 def given_to_vllm(source: str, kind: str) -> dict:
-    profile = load_profile(source)
-    method = next(m for m in profile.methods if m.kind == kind)
-    made = build_command(profile, method, "decode", ENVIRONMENT, 1000, 1001)
-    return json.loads(option(made, "--speculative-config"))
+    return json.loads(option(command_of("decode", source, kind), "--speculative-config"))
 
 
 def test_a_method_without_a_drafter_has_cells_and_engines(tmp_path):

@@ -25,6 +25,7 @@ from harness.scheduling.model import Device
 from harness.scheduling.planning import simulate
 from harness.util.paths import REPOSITORY
 from harness.workload.prepare import prepare
+from tests.support.builders import extending
 
 
 def test_schema_is_current():
@@ -51,11 +52,10 @@ def test_full_text_is_the_same_profile(name):
 
 
 def test_more_scenarios_replace_those_with_their_ids_and_follow_the_others(tmp_path):
-    path = tmp_path / "mine.yaml"
     changed = {"id": "recovery", "kind": "recovery", "prompts": ["long-210"]}
     new = {"id": "mine", "kind": "chunked-prefill", "prompts": ["long-210"]}
-    path.write_text(yaml.safe_dump({"extends": "cpu", "name": "mine", "more_scenarios": [new, changed]}))
-    mine, cpu = load_profile(str(path)).scenarios, load_profile("cpu").scenarios
+    mine = load_profile(extending(tmp_path, more_scenarios=[new, changed])).scenarios
+    cpu = load_profile("cpu").scenarios
     assert [s.id for s in mine] == [*(s.id for s in cpu), "mine"]
     assert [s.id for s in mine if s not in cpu] == ["recovery", "mine"]
 
@@ -90,7 +90,7 @@ def test_nightly_covers_methods_and_axes_and_says_why_cells_are_left_out():
     cells = all_cells(profile)
     assert {c.method.kind for c in cells} == {"none", "eagle3", "dflash", "mtp"}
     parts = [p.engine for p in profile.written_parts]
-    assert {e.block_size for e in parts} == {16, 32, 64}
+    assert {e.block_size for e in parts} == {16, 32, 64, 544}
     assert {e.model_runner for e in parts} == {"V1", "V2"}
     assert {e.kv_buffer_device for e in parts} == {"cuda", "cpu"}
     assert {(e.tensor_parallel.prefill, e.tensor_parallel.decode) for e in parts} == {(1, 1), (2, 1), (1, 2)}
@@ -129,8 +129,7 @@ def test_every_cell_of_the_nightly_profile_can_see_what_it_must(tmp_path):
     """Otherwise it would be UNKNOWN every night. With fewer prompts in each stratum the plan says so."""
     prepared = prepare("nightly", [], planned=True)
     assert sensitivity(prepared).blind() == {}
-    few = tmp_path / "few.yaml"
-    few.write_text(yaml.safe_dump({"extends": "nightly", "name": "few", "workload": {"recipe": {"per_stratum": 12}}}))
-    prepared = prepare(str(few), [], planned=True)
+    few = extending(tmp_path, "nightly", workload={"recipe": {"per_stratum": 12}})
+    prepared = prepare(few, [], planned=True)
     blind = sensitivity(prepared).blind()["a change by 20 points in their weakest stratum"]
     assert {c.id for c in prepared.plan.cells if c.method.draft_tokens} == set(blind)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from harness.engines.command import build_command
 from harness.errors import EnvironmentFault, ProfileError, UsageError
@@ -17,7 +16,7 @@ from harness.reports.html import render_html
 from harness.reports.judge_run import assess
 from harness.reports.markdown import render_markdown
 from harness.util.files import model_hash
-from tests.support.builders import changed_profile, history, observation, with_run
+from tests.support.builders import changed_profile, extending, history, observation, with_run
 from tests.support.engines import ENVIRONMENT
 
 
@@ -152,10 +151,8 @@ def test_permission_for_a_drafter_is_for_its_engines_alone(tmp_path):
 
 
 def test_relative_paths_of_models_stay_in_the_profile_s_folder(tmp_path):
-    path = tmp_path / "p.yaml"
-    path.write_text(yaml.safe_dump({"extends": "cpu", "name": "p", "target": {"path": "../m"}}))
     with pytest.raises(ProfileError, match="leads out of it"):
-        load_profile(str(path))
+        load_profile(extending(tmp_path, target={"path": "../m"}))
 
 
 def test_references_carry_their_permission(tmp_path):

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.history.folder import write_run
 from harness.history.verdict import Verdict
 from harness.reports.beyond import print_comparison, print_trend, render_comparison, render_trend
 from harness.reports.compare import compare_runs
 from harness.reports.trend import limit_for, load_trend, trend_of
 from harness.reports.trend_model import TrendRun
-from tests.support.builders import garbled, history, observation, speculation
+from tests.support.builders import change_final, garbled, history, observation, speculation, written_run
 from tests.support.pages import Page, printed
-from tests.support.run_files import write_observations
 
 LENGTHS = (32, 64, 96)
 
@@ -24,17 +22,14 @@ LENGTHS = (32, 64, 96)
 def recorded(folder: Path, cells=("pd-eagle3", "single-none"), change=lambda o: o, **run) -> Path:
     """A run in a folder of its own."""
     made = history([change(observation(c, n, sequence=i)) for c in cells for i, n in enumerate(LENGTHS)])
-    write_observations(folder, made.observations)
-    write_run(folder, made.run.model_copy(update={"run_id": folder.name, **run}))
-    return folder
+    return written_run(folder, made, **{"run_id": folder.name, **run})
 
 
 def slower(o):
     """The same tokens with fewer accepted drafts."""
     if o.cell != "pd-eagle3":
         return o
-    ones = speculation((0, *(0, 1) * (len(o.final.output_ids) // 3)))
-    return o.model_copy(update={"legs": (*o.legs[:-1], o.final.model_copy(update={"speculation": ones}))})
+    return change_final(o, speculation=speculation((0, *(0, 1) * (len(o.final.output_ids) // 3))))
 
 
 def test_equal_runs_have_nothing_to_say(tmp_path):

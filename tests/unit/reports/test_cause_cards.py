@@ -8,13 +8,13 @@ import pytest
 
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
-from harness.judging.figures import NO_EVIDENCE, IncompleteCell
+from harness.judging.figures import IncompleteCell
 from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement, Law
 from harness.reports.causes import Cause, causes_of, consequences
 from harness.reports.html import render_html
 from harness.reports.prompts import Place, place_of, prompts_of
 from harness.reports.summary import RunSummary, summarise_run
-from tests.support import runs
+from tests.support import builders, runs
 from tests.support.builders import LENGTHS, flawless, garbled, history, lookups, with_run
 from tests.support.pages import Page
 
@@ -36,17 +36,7 @@ OTHER = Law(
 
 
 def finding(cell: str, prompt: str | None = "p32", law: Law | None = None, **changes) -> Finding:
-    base = {
-        "check": "tokens-baseline",
-        "cell": cell,
-        "verdict": Verdict.REGRESSION,
-        "damage": "target-kv",
-        "message": "expected x, found y",
-        "prompt_id": prompt,
-        "law": law.text if law else None,
-        "evidence": NO_EVIDENCE,
-    }
-    return Finding.model_validate(base | changes)
+    return builders.finding(cell, prompt, law=law.text if law else None, **changes)
 
 
 def view(*findings: Finding, law: Law | None = None) -> CellVerdict:

@@ -5,23 +5,30 @@ from __future__ import annotations
 import pytest
 
 from harness.history.folder import History, load_history
-from harness.history.records import RESCORE
-from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
-from harness.judging.diagnosis.lost_drafts import without_drafts
+from harness.judging.diagnosis.diagnose import without_drafts
 from harness.judging.exposure import Exposure, exposure_of, one_in
 from harness.judging.findings import Judgement
 from harness.judging.references import References
 from harness.reports.html import render_html
-from harness.reports.judge_run import assess
+from harness.reports.judge_run import assess, write_reports
 from harness.reports.markdown import render_markdown
 from harness.reports.summary import RunSummary, asked_in_words, summarise_run
 from harness.reports.terminal import print_summary
-from harness.reports.write import write_reports
 from harness.util.files import write_json
 from tests.golden.oracle import BASELINES, RUNS
-from tests.support.builders import LENGTHS, change_final, history, leg, lookups, observation, steps_for, view, with_run
+from tests.support.builders import (
+    LENGTHS,
+    garbled,
+    history,
+    lookups,
+    observation,
+    rescoring,
+    steps_for,
+    view,
+    with_run,
+)
 from tests.support.normal_tier import baselines, night, worse
 from tests.support.pages import printed
 
@@ -113,7 +120,7 @@ def test_broken_request_is_counted_among_those_asked():
 
 
 def test_wrong_answers_are_still_offered_a_repro():
-    wrong = [change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "pd-none" else o for o in pair()]
+    wrong = [garbled(o, at=0) if o.cell == "pd-none" else o for o in pair()]
     summary = of(history(wrong))
     assert "reproduce the first: harness repro run pd-none/tokens-reference/p31/ids" in printed(print_summary, summary)
     assert "Repro:" in render_html(summary)
@@ -125,11 +132,7 @@ def test_wrong_answers_are_still_offered_a_repro():
 def score(o, nats: float):
     """What the plain engine says of an answer: it dislikes one token by ``nats``."""
     output = o.final.output_ids
-    read = (*o.sent_ids, *output)
-    scored = leg("single", read, (1,), rescored=(nats, *(0.0 for _ in output[1:])))
-    return observation(
-        "single-none", len(o.sent_ids), scenario=RESCORE, part=output_key(output), legs=(scored,), sent_ids=read
-    )
+    return rescoring(o.prompt_id, o.sent_ids, output, [nats, *(0.0 for _ in output[1:])])
 
 
 def test_unknown_names_the_answers_that_are_garbage():
@@ -208,7 +211,7 @@ def test_exposure_stands_in_every_report():
 
 
 def test_answers_that_a_known_defect_excuses_are_not_exposed():
-    wrong = [change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "pd-none" else o for o in pair()]
+    wrong = [garbled(o, at=0) if o.cell == "pd-none" else o for o in pair()]
     judgement = judge(history(wrong), lookups(LENGTHS))
     assert exposure_of(judgement).by_cell == {"pd-none": 4, "single-none": 4}
     raw = judgement.model_dump(mode="json")

@@ -12,13 +12,13 @@ import pytest
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.reports.html import render_html
+from harness.reports.judge_run import judgement_json, linked_from
 from harness.reports.junit import render_junit
 from harness.reports.markdown import render_markdown
 from harness.reports.prompts import Row
 from harness.reports.selftest_result import Kill
 from harness.reports.summary import RunSummary, grouped_findings, summarise_run
 from harness.reports.terminal import print_summary
-from harness.reports.write import judgement_json, linked_from
 from harness.util.files import write_json
 from tests.support.builders import (
     CELLS,

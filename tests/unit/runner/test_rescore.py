@@ -18,11 +18,12 @@ from harness.workload.outputs import Outputs
 from tests.support.builders import (
     change_final,
     changed_rows,
+    garbled,
     history,
-    leg,
     lookup,
     lookups,
     observation,
+    rescoring,
     view,
     with_run,
 )
@@ -32,22 +33,8 @@ CELLS = ["pd-eagle3", "single-eagle3", "single-none"]
 
 
 def score(o: Observation, gaps: tuple[float, ...] | None = None, error: str | None = None) -> Observation:
-    output = o.final.output_ids
-    sent = (*o.sent_ids, *output)
-    scored = leg("single", sent, (1,), rescored=gaps if gaps is not None else (0.0,) * len(output))
-    return Observation(
-        cell="single-none",
-        prompt_id=o.prompt_id,
-        form="ids",
-        scenario=RESCORE,
-        part=output_key(output),
-        sequence=0,
-        sent_ids=sent,
-        engine_roles=("single",),
-        legs=() if error else (scored,),
-        error=error,
-        started_at=0.0,
-    )
+    changes = {"legs": (), "error": error} if error else {}
+    return rescoring(o.prompt_id, o.sent_ids, o.final.output_ids, gaps, **changes)
 
 
 def made(change=lambda o: o, gaps=None, scored=LENGTHS, error=None):
@@ -93,9 +80,7 @@ def test_output_that_was_not_scored_is_unknown():
 
 def test_other_output_needs_a_score_of_its_own():
     h = made()
-    wrong = [
-        change_final(o, output_ids=(9, *o.final.output_ids[1:])) if o.cell == "pd-eagle3" else o for o in h.observations
-    ]
+    wrong = [garbled(o, at=0) if o.cell == "pd-eagle3" else o for o in h.observations]
     assert result(h.model_copy(update={"observations": tuple(wrong)})).verdict is Verdict.UNKNOWN
 
 

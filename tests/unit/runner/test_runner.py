@@ -12,18 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 import harness.runner.groups
 import harness.runner.record_cells
 from harness.engines.executor import local_places
 from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
-from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, ModelUnavailableError
 from harness.history.folder import History
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
-from harness.profiles.cells import make_plan, select_cells
 from harness.profiles.model import load_profile
 from harness.prompts.probe_task import WEIGHTS
 from harness.runner.groups import Runner
@@ -33,7 +30,8 @@ from harness.runner.run import new_folder, prepared_recorder, record_into
 from harness.scheduling.model import Device, Placement
 from harness.util.progress import Reporter
 from harness.workload.prepare import Prepared, prepare
-from tests.support.engines import ENVIRONMENT
+from tests.support.builders import extending
+from tests.support.engines import ENVIRONMENT, session_of
 from tests.support.fake_session import FakeSession
 
 RUN_CELL = harness.runner.record_cells.run_cell
@@ -49,7 +47,7 @@ def fake_cell(session, work, recorder, _reporter):
 def test_requests_that_cannot_be_held_together_are_not_sent():
     """The server lacks /pause, as those without VLLM_SERVER_DEV_MODE=1 do; nobody answers a request."""
     (work,) = prepare("cpu", ["single-none"], ["concurrent"]).works
-    client = SimpleNamespace(last_snapshot={}, snapshot=dict, post=lambda _: SimpleNamespace(status_code=404))
+    client = SimpleNamespace(last_snapshot={}, snapshot=dict, post=lambda *_: SimpleNamespace(status_code=404))
     session = SimpleNamespace(profile=load_profile("cpu"), roles=("single",), client=lambda _: client)
     script = work.scripts[0]
     held = next(stage for stage in script.stages if stage.hold)
@@ -98,10 +96,8 @@ def no_engines(monkeypatch):
 
 
 def axes(tmp_path: Path, **changes: object) -> str:
-    path = tmp_path / "axes.yaml"
     values = {f"v{n}": {"engine": {"kv_lease_s": 10 + n}} for n in range(3)}
-    path.write_text(yaml.safe_dump({"extends": "cpu", "name": "axes", "axes": {"lease": values}, **changes}))
-    return str(path)
+    return extending(tmp_path, **{"axes": {"lease": values}, **changes})
 
 
 def run(prepared: Prepared, folder: Path, executor: FakeExecutor) -> History:
@@ -268,9 +264,7 @@ def test_what_cannot_be_ended_is_a_notice_of_its_cell(tmp_path):
 
 def test_engines_that_were_told_to_end_complete_no_cell(tmp_path):
     """They may still live when the last answer is there: a cell was complete with 14 of 48 requests after TERM."""
-    profile = load_profile("cpu")
-    (group,) = make_plan(profile, select_cells(profile, ["single-none"])).groups
-    session = EngineGroupSession(group, profile, ENVIRONMENT, tmp_path)
+    session = session_of("single-none", tmp_path)
     session.require_alive()
     session.end_engines()
     with pytest.raises(EngineDiedError, match="ended from outside"):
@@ -279,9 +273,9 @@ def test_engines_that_were_told_to_end_complete_no_cell(tmp_path):
 
 def test_waiting_for_engines_that_hang_is_not_the_harness_own_time(tmp_path, monkeypatch):
     prepared = prepare("cpu", ["single-none"], ["cold"])
-    (group,), (work,) = prepared.plan.groups, prepared.works
+    (work,) = prepared.works
     recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path)
-    session = EngineGroupSession(group, prepared.profile, ENVIRONMENT, tmp_path)
+    session = session_of("single-none", tmp_path)
 
     def stuck(*_):
         time.sleep(0.3)

@@ -68,7 +68,7 @@ def test_difference_of_equal_lengths_is_the_paired_t_interval():
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), min_size=0, max_size=12))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_counts_give_finite_answers(rows):
     """All-zero and all-one positions, prompts without trials, one prompt and none."""
     n = len(rows)

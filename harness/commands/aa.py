@@ -6,10 +6,14 @@ Nothing changes between repetitions, so every finding is a false alarm of the ha
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.engines.environment import EngineEnvironment, engines_for, versions
+from rich.console import Console
+from rich.table import Table
+
+from harness.engines.environment import engines_for, versions
 from harness.engines.flags import NO_FLAGS, EngineFlags
 from harness.errors import UsageError
 from harness.history.acceptance import real_steps
@@ -19,31 +23,15 @@ from harness.judging.findings import Judgement, how_many
 from harness.profiles.cells import start_expected_s
 from harness.reports.aa_result import AgainstItself, Count
 from harness.reports.judge_run import judge_and_report
+from harness.reports.markdown import versions_in_words
+from harness.reports.terminal import print_conclusion
 from harness.runner.repetitions import record_repetitions
 from harness.runner.run import new_folder, require_free
 from harness.util import json_io, machine
+from harness.util.files import write_atomic, write_json
 from harness.util.progress import Reporter
 from harness.util.text import counted, lasting
-from harness.workload.prepare import Prepared, prepare
-
-
-def against_itself(
-    prepared: Prepared, environment: EngineEnvironment, folder: Path, repetitions: int, reporter: Reporter
-) -> AgainstItself:
-    """Repeat the cells, judge every repetition and count the differences."""
-    begun, started = time.monotonic(), machine.now()
-    done = record_repetitions(prepared, environment, folder, repetitions, reporter)
-    return AgainstItself(
-        run_id=folder.name,
-        started=started,
-        profile=prepared.profile.name,
-        versions=versions(environment),
-        engine_flags=environment.flags.options,
-        repetitions=repetitions,
-        counts=count(done.histories, [judge_and_report(history).judgement for history in done.histories]),
-        seconds=round(time.monotonic() - begun, 1),
-        interrupted=done.interrupted,
-    )
+from harness.workload.prepare import prepare
 
 
 def judge_again(folder: Path) -> AgainstItself:
@@ -66,38 +54,26 @@ def judge_again(folder: Path) -> AgainstItself:
 def count(histories: Sequence[History], judged: Sequence[Judgement]) -> tuple[Count, ...]:
     """Compare each repetition with the first, request by request, and count verdicts and findings."""
     first = {_place(o): o for o in histories[0].observations}
-    rows: dict[tuple[str, str], dict[str, int]] = {}
-    verdicts: dict[tuple[str, str], dict[str, int]] = {}
-    findings: dict[tuple[str, str], int] = {}
+    verdicts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for judgement in judged:
         for item in judgement.cells:
-            key = (item.cell, item.scenario)
-            mine = verdicts.setdefault(key, {})
-            mine[item.verdict] = mine.get(item.verdict, 0) + 1
-            findings[key] = findings.get(key, 0) + how_many(
-                f for r in item.results for f in r.findings if f.known is None
-            )
+            place = (item.cell, item.scenario)
+            verdicts[place][item.verdict] += 1
+            counts[place]["findings"] += how_many(f for r in item.results for f in r.findings if f.known is None)
     for number, history in enumerate(histories):
         for o in history.observations:
-            row = rows.setdefault((o.cell, o.scenario), dict.fromkeys(("requests", "compared", "tokens", "steps"), 0))
+            row = counts[o.cell, o.scenario]
             row["requests"] += o.error is None
             other = first.get(_place(o))
             if number and other is not None and o.final is not None and other.final is not None:
                 row["compared"] += 1
-                row["tokens"] += o.final.output_ids != other.final.output_ids
-                row["steps"] += _steps(o) != _steps(other)
+                row["tokens_differ"] += o.final.output_ids != other.final.output_ids
+                row["steps_differ"] += _steps(o) != _steps(other)
+    names = ("requests", "compared", "tokens_differ", "steps_differ", "findings")
     return tuple(
-        Count(
-            cell=cell,
-            scenario=scenario,
-            requests=rows.get((cell, scenario), {}).get("requests", 0),
-            compared=rows.get((cell, scenario), {}).get("compared", 0),
-            tokens_differ=rows.get((cell, scenario), {}).get("tokens", 0),
-            steps_differ=rows.get((cell, scenario), {}).get("steps", 0),
-            findings=findings[cell, scenario],
-            verdicts=dict(mine),
-        )
-        for (cell, scenario), mine in verdicts.items()
+        Count(cell=place[0], scenario=place[1], verdicts=dict(found), **{name: counts[place][name] for name in names})
+        for place, found in verdicts.items()
     )
 
 
@@ -120,9 +96,8 @@ def repeat_cells(
     engine_python: str | None,
     flags: EngineFlags = NO_FLAGS,
 ) -> tuple[AgainstItself, Path]:
-    """Run A/A on real engines; return the counts and the run folder."""
-    from harness.commands.aa.report import write_repeat
-
+    """Run A/A on real engines: repeat the cells, judge every repetition and count the differences. Return the counts
+    and the run folder."""
     prepared = prepare(source, patterns, scenarios, prompts_per_stratum=prompts_per_stratum)
     require_free(prepared, flags)
     environment = engines_for(prepared.profile, prepared.plan, engine_python, flags)
@@ -134,6 +109,58 @@ def repeat_cells(
             f"{repetitions} repetitions of {counted(len(prepared.plan.cells), 'cell')}, "
             f"{counted(repetitions * prepared.requests, 'request')}, about {lasting(seconds)}"
         )
-        result = against_itself(prepared, environment, folder, repetitions, reporter)
+        begun, started = time.monotonic(), machine.now()
+        done = record_repetitions(prepared, environment, folder, repetitions, reporter)
+        result = AgainstItself(
+            run_id=folder.name,
+            started=started,
+            profile=prepared.profile.name,
+            versions=versions(environment),
+            engine_flags=environment.flags.options,
+            repetitions=repetitions,
+            counts=count(done.histories, [judge_and_report(history).judgement for history in done.histories]),
+            seconds=round(time.monotonic() - begun, 1),
+            interrupted=done.interrupted,
+        )
     write_repeat(result, folder)
     return result, folder
+
+
+_COLUMNS: dict[str, Callable[[Count], object]] = {
+    "cell": lambda c: c.cell,
+    "scenario": lambda c: c.scenario,
+    "requests": lambda c: c.requests,
+    "compared": lambda c: c.compared,
+    "different tokens": lambda c: c.tokens_differ,
+    "different accepted counts": lambda c: c.steps_differ,
+    "findings": lambda c: c.findings,
+    "verdicts": lambda c: ", ".join(f"{n} {v}" for v, n in c.verdicts.items()),
+}
+
+
+def write_repeat(result: AgainstItself, folder: Path) -> None:
+    write_json(folder / "aa.json", {**result.model_dump(mode="json"), "exit_code": result.exit_code})
+    write_atomic(folder / "aa.md", render_markdown(result))
+
+
+def _rows(result: AgainstItself) -> list[list[str]]:
+    return [[str(value(c)) for value in _COLUMNS.values()] for c in result.counts]
+
+
+def render_markdown(result: AgainstItself) -> str:
+    """Render the counts as a Markdown page that fits into ``docs/``."""
+    versions = versions_in_words(result.versions)
+    lines = ["# A/A", "", f"{result.sentence} Profile {result.profile}, {versions}, {result.seconds:.0f} s.", ""]
+    lines += ["| " + " | ".join(_COLUMNS) + " |", "|---|---|" + "---:|" * 5 + "---|"]
+    lines += ["| " + " | ".join(row) + " |" for row in _rows(result)]
+    return "\n".join(lines) + "\n"
+
+
+def print_repeat(result: AgainstItself, console: Console) -> None:
+    table = Table(title=f"A/A, {result.repetitions} repetitions", title_justify="left")
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in ("cell", "scenario", "verdicts") else "right")
+    for row in _rows(result):
+        table.add_row(*row)
+    console.print(table)
+    print_conclusion(result.sentence, result.exit_code, console)

@@ -1,0 +1,401 @@
+"""``harness repro`` and ``harness bisect``, which try a finding of a run, or a cell with a prompt or scenario."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli import completion
+from harness.cli.options import (
+    LATEST,
+    EngineArgOption,
+    EngineEnvOption,
+    MutantOption,
+    OutOption,
+    ProfileOption,
+    PythonOption,
+    make_console,
+)
+from harness.errors import UsageError
+from harness.history.layout import require_run
+
+if TYPE_CHECKING:
+    from harness.commands.repro import Target
+    from harness.engines.flags import EngineFlags
+    from harness.workload.prepare import Prepared
+
+
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN_DIR",
+        help="The run that had the finding; may be left out.",
+        show_default="reports/latest",
+        autocompletion=completion.runs_or_findings,
+    ),
+]
+FindingArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="FINDING",
+        help="The finding's id, or a unique prefix of it.",
+        show_default=False,
+        autocompletion=completion.findings,
+    ),
+]
+CellOption = Annotated[
+    str | None,
+    typer.Option("--cell", "-c", autocompletion=completion.cells, help="Without a run: the cell, e.g. pd-eagle3."),
+]
+PromptOption = Annotated[str | None, typer.Option("--prompt", help="Without a run: the id of a prompt, or a stratum.")]
+ScenarioOption = Annotated[
+    str, typer.Option("--scenario", "-s", autocompletion=completion.scenarios, help="Without a run: the scenario.")
+]
+RateOption = Annotated[
+    float | None,
+    typer.Option(
+        "--rate",
+        metavar="SHARE",
+        min=0.001,
+        max=1.0,
+        help="Share of attempts in which it shows, if you know it; quiet attempts must exclude it. Default: the share "
+        "of requests that had it in the run, or 0.05 without one.",
+    ),
+]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-recorded-code", help="Allow trust_remote_code for the models for which the recorded profile sets it."
+    ),
+]
+
+
+def run_and_finding(
+    run_dir: str | None, finding: str | None, cell: str | None, prompt: str | None, scenario: str
+) -> tuple[Path | None, str | None]:
+    """Return the run and its finding to try, or twice None when a cell is given instead.
+
+    The latest run is meant by a finding alone. Raises UsageError unless exactly one of the two ways is taken,
+    and NotARunError when there is no such run.
+    """
+    if cell is not None:
+        if run_dir is not None:
+            raise UsageError(f"expected a finding of a run or --cell, found both: {run_dir} and --cell {cell}")
+        if prompt is None and scenario == "cold":
+            raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
+        return None, None
+    if run_dir is None or (finding is None and Path(run_dir).is_dir()):
+        found = f"no finding of {run_dir}" if run_dir is not None else "neither"
+        raise UsageError(
+            f"expected [RUN_DIR] FINDING, or --cell and --prompt, found {found}; `harness check RUN_DIR --json` lists "
+            "the findings of a run"
+        )
+    folder, wanted = (Path(run_dir), finding) if finding is not None else (LATEST, run_dir)
+    require_run(folder)
+    return folder, wanted
+
+
+def what_to_try(
+    run_dir: Path | None,
+    finding: str | None,
+    cell: str | None,
+    prompt: str | None,
+    scenario: str,
+    profile: str,
+    trust_code: bool,
+    rate: float | None,
+    flags: EngineFlags | None = None,
+) -> tuple[Prepared, Target, tuple[str, ...]]:
+    """Return the cell, the prompt or scenario in it, and the mutants that repro and bisect try.
+
+    The run, finding and cell are those of ``run_and_finding``; ``rate`` replaces that of the run. Raises UsageError
+    when there is no such finding or prompt, or when ``flags`` are not those of the run's engines.
+    """
+    from harness.commands.repro import Goal, from_names, from_run
+    from harness.engines.flags import NO_FLAGS
+
+    if run_dir is not None and finding is not None:
+        prepared, target, mutants = from_run(run_dir, finding, trust_code, flags or NO_FLAGS)
+    else:
+        prepared, target, mutants = from_names(profile, cell or "", prompt or "", scenario)
+    if rate is not None:
+        target = target._replace(goal=Goal(rate, "as --rate says"))
+    return prepared, target, mutants
+
+
+def repro_command(
+    run_dir: RunArgument = None,
+    finding: FindingArgument = None,
+    cell: CellOption = None,
+    prompt: PromptOption = None,
+    scenario: ScenarioOption = "cold",
+    profile: ProfileOption = "cpu",
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            "--repeat",
+            "-n",
+            metavar="N",
+            min=1,
+            max=10_000,
+            help="Maximum attempts, on the same engines, to measure how often it shows. Default: until it shows, or "
+            "until the quiet attempts exclude the rate of the run, at most 60; with --keep one.",
+        ),
+    ] = None,
+    rate: RateOption = None,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="Keep the engines running until Ctrl-C; print their URLs and the curl commands."),
+    ] = False,
+    shrink: Annotated[
+        bool,
+        typer.Option("--shrink", help="Find the smallest case that shows it, and the rule of failing prompt lengths."),
+    ] = False,
+    starts: Annotated[
+        int,
+        typer.Option(
+            "--starts", metavar="N", min=0, help="With --shrink: maximum engine restarts for trying fewer drafts."
+        ),
+    ] = 4,
+    mutant: MutantOption = None,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="FILE", help="Write one Python file that shows it without this project."),
+    ] = None,
+    export_issue: Annotated[
+        bool, typer.Option("--export-issue", help="With --export: write the text of an issue beside the file.")
+    ] = False,
+    trust_code: TrustOption = False,
+    out: OutOption = None,
+    engine_python: PythonOption = None,
+    engine_arg: EngineArgOption = None,
+    engine_env: EngineEnvOption = None,
+) -> None:
+    """Try a finding again: the same cell, engine flags, prompt and scenario.
+
+    Exit code 1 when it shows again, 0 when enough quiet attempts exclude the rate at which it showed in the run, 2 when
+    there were too few or none was conclusive.
+    """
+    run, finding = run_and_finding(run_dir, finding, cell, prompt, scenario)
+    if export_issue and export is None:
+        raise UsageError("--export-issue: expected --export FILE with it, found none")
+    if export is not None:
+        _require_new(export, export_issue)
+    if (keep or repeat is not None) and (export is not None or shrink):
+        raise UsageError(
+            "expected --export or --shrink without --keep and --repeat, found them together; run them separately"
+        )
+    if mutant and run is not None:
+        raise UsageError("--mutant: expected none with a run, found one; the injected faults of the run are used")
+    from harness.commands.repro import MOST_TRIES, expected_s, measured, reproduce, settled
+    from harness.engines.flags import parse_flags
+    from harness.mutants.install import require_alone
+    from harness.reports.terminal import print_summary
+    from harness.runner.run import require_free
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+
+    flags = parse_flags(engine_arg or [], engine_env or [])
+    if flags.options and (shrink or export is not None):
+        raise UsageError(
+            f"expected --shrink and --export without --engine-arg and --engine-env, found {shlex.join(flags.options)}; "
+            "an exported case could not tell what they do; write them into a profile (engine.extra_args, engine.env)"
+        )
+    prepared, target, mutants = what_to_try(run, finding, cell, prompt, scenario, profile, trust_code, rate, flags)
+    require_free(prepared, flags, every_role=run is None)
+    if mutant:
+        require_alone(mutant, together=False)
+        mutants = tuple(mutant)
+    console = make_console()
+    if shrink:
+        raise typer.Exit(
+            _shrink(prepared, target, mutants, out, engine_python, (run, finding), export, export_issue, starts)
+        )
+    if export is not None:
+        from harness.commands.export.finding import case_from
+        from harness.commands.export.finding import export as write_export
+
+        write_export(
+            lambda environment: case_from(prepared, target, environment, mutants),
+            prepared,
+            (run, finding),
+            export,
+            export_issue,
+            engine_python,
+        )
+        _print_exported(export, export_issue, mutants)
+        return
+
+    def wait(lines: list[str]) -> None:
+        console.print("engines keep running until Ctrl-C:", highlight=False)
+        for line in lines:
+            print(f"  {line}", flush=True)
+        signal.pause()
+
+    most = repeat or (1 if keep else MOST_TRIES)
+    with Reporter(expected_s(prepared, min(most, target.goal.tries))) as reporter:
+        result = reproduce(
+            prepared,
+            target,
+            mutants,
+            out or DEFAULT_OUT,
+            engine_python or sys.executable,
+            reporter,
+            most,
+            settled if repeat is None else measured,
+            wait if keep else None,
+            flags,
+        )
+    if result.summary is not None:
+        print_summary(result.summary, console)
+    console.print(f"{result.sentence}; {result.seconds:.0f} s", highlight=False)
+    raise typer.Exit(result.exit_code)
+
+
+def _shrink(
+    prepared: Prepared,
+    target: Target,
+    mutants: tuple[str, ...],
+    out: Path | None,
+    engine_python: str | None,
+    found: tuple[Path | None, str | None],
+    export: Path | None,
+    issue: bool,
+    starts: int,
+) -> int:
+    """Shrink, print the result, export it when asked to, and return the exit code."""
+    from harness.commands.export.finding import Smallest
+    from harness.commands.export.finding import export as write_export
+    from harness.commands.shrink.run import expected_s, shrink
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+
+    with Reporter(expected_s(prepared)) as reporter:
+        python = engine_python or sys.executable
+        result = shrink(prepared, target, mutants, out or DEFAULT_OUT, python, reporter, starts)
+    print(result.sentence)
+    if result.law:
+        print(f"lengths: {result.law}")
+    if result.symptom is not None:
+        print(f"prompt: {list(result.variant.subject.prompt.ids)}")
+    print(f"record: {result.folder / 'shrink.json'}")
+    if export is not None and result.symptom is not None:
+        smallest = Smallest(result.law, result.observed)
+        write_export(lambda _: result.case(prepared), prepared, found, export, issue, engine_python, smallest)
+        _print_exported(export, issue, mutants)
+    return result.exit_code
+
+
+def _require_new(export: Path, issue: bool) -> None:
+    """Raise UsageError unless the files can be written beside what is there."""
+    if not export.parent.is_dir():
+        raise UsageError(f"--export {export}: expected a folder {export.parent}, found none; create it, or correct it")
+    for file in (export, export.with_suffix(".md")) if issue else (export,):
+        if file.exists():
+            raise UsageError(f"--export {export}: expected no file {file}, found one; name another, or remove it")
+
+
+def _print_exported(file: Path, issue: bool, mutants: tuple[str, ...]) -> None:
+    from harness.commands.export.case import injected
+
+    print(f"{file}: `python {file.name}` starts the engines and says whether the defect shows")
+    if issue:
+        print(f"{file.with_suffix('.md')}: the text of an issue")
+    if mutants:
+        print(f"note: {injected(mutants)}")
+
+
+def bisect_command(
+    good: Annotated[
+        str,
+        typer.Option(
+            "--good", metavar="VERSION|PYTHON", help="The older end, without the defect: 0.30.0, or an interpreter."
+        ),
+    ],
+    bad: Annotated[str, typer.Option("--bad", metavar="VERSION|PYTHON", help="The newer end, with the defect.")],
+    run_dir: RunArgument = None,
+    finding: FindingArgument = None,
+    cell: CellOption = None,
+    prompt: PromptOption = None,
+    scenario: ScenarioOption = "cold",
+    profile: ProfileOption = "cpu",
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--candidate",
+            metavar="VERSION|PYTHON",
+            help="An intermediate version. Repeatable. Default: every release between the ends, or none when both ends "
+            "are interpreters.",
+        ),
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            "--repeat",
+            "-n",
+            metavar="N",
+            min=1,
+            max=10_000,
+            help="Maximum attempts per version: one that shows the defect makes it bad; it is good once the quiet ones "
+            "exclude the rate of the run. Default: 60.",
+        ),
+    ] = None,
+    rate: RateOption = None,
+    trust_code: TrustOption = False,
+    out: OutOption = None,
+) -> None:
+    """Find the first vLLM version in which a finding shows, by binary search with repro as the test.
+
+    Versions are installed into a cache, both ends are tried first, and versions that cannot start or are inconclusive
+    are skipped. Exit code 0 when the first bad version is found (or a few that it is among), 2 when undecided.
+    """
+    run, finding = run_and_finding(run_dir, finding, cell, prompt, scenario)
+    from harness.commands.bisect.environments import (
+        DISTRIBUTIONS,
+        in_order,
+        installed,
+        read_candidate,
+        release,
+        released_versions,
+    )
+    from harness.commands.bisect.run import VersionTrier, expected_total_s, print_bisection, start
+    from harness.commands.bisect.run import bisect as search_versions
+    from harness.commands.repro import MOST_TRIES
+    from harness.runner.run import new_folder
+    from harness.util.paths import DEFAULT_OUT
+    from harness.util.progress import Reporter
+
+    prepared, target, mutants = what_to_try(run, finding, cell, prompt, scenario, profile, trust_code, rate)
+    most = repeat or MOST_TRIES
+    if most < target.goal.tries:
+        raise UsageError(
+            f"--repeat: expected at least {target.goal.tries} attempts per version, which exclude {target.goal.words} "
+            f"when they are quiet, found {most}, with which no version could be called good; give --repeat "
+            f"{target.goal.tries}, or --rate if it shows more often than that"
+        )
+    device = prepared.profile.engine.device
+    package = DISTRIBUTIONS[device]
+    candidates = in_order(
+        read_candidate("--good", good),
+        read_candidate("--bad", bad),
+        [read_candidate("--candidate", c) for c in candidate or []],
+        lambda: released_versions(package),
+    )
+    folder = new_folder(out or DEFAULT_OUT, prepared.profile, "bisect")
+    with Reporter(expected_total_s(prepared, target.goal.tries, len(candidates))) as reporter:
+        reporter.line(f"{len(candidates)} versions from {candidates[0].version} to {candidates[-1].version}")
+        cache = installed(device, reporter.line)
+        trier = VersionTrier(
+            prepared, target, mutants, most, lambda version, log: cache.python(release(package, version), log), reporter
+        )
+        begun = start(prepared, target, mutants, candidates, most)
+        found = search_versions(begun, candidates, folder, trier, reporter.line)
+    console = make_console()
+    print_bisection(found, console)
+    console.print(f"steps: {folder / 'bisect.json'}", soft_wrap=True, highlight=False)
+    raise typer.Exit(found.exit_code)

@@ -1,1 +1,0 @@
-"""``harness aa``: repeat the same cells; every finding is a false alarm."""
