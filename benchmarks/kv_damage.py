@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 FILE = "KV_HARNESS_DAMAGE"
-_NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
 _PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 _DRAFTERS: set[str] = set()
 
@@ -24,11 +23,14 @@ def register() -> None:
     if not os.environ.get(FILE):
         return
     from harness.mutants.hooks import Patch, Switch, install_patches
+    from harness.mutants.patches import ARRIVAL, on_arrival
 
     patches = (
-        Patch("damage", _NIXL, "NixlBaseConnectorWorker.get_transfer_results", ("self",), _arrivals),
-        Patch("damage", _PROPOSER, "SpecDecodeBaseProposer.propose", ("self", "num_speculative_tokens"), _inputs),
-        Patch("damage", _PROPOSER, "SpecDecodeBaseProposer.load_model", ("self", "target_model"), _draft_layers),
+        Patch("damage", *ARRIVAL, on_arrival(_damage_arrival)),
+        Patch(
+            "damage", _PROPOSER, "SpecDecodeBaseProposer.propose", ("self", "num_speculative_tokens"), _before_drafting
+        ),
+        Patch("damage", _PROPOSER, "SpecDecodeBaseProposer.load_model", ("self", "target_model"), _note_drafters),
     )
     install_patches(patches, Switch(frozenset({"damage"}), None, together=False))
 
@@ -43,31 +45,23 @@ def _note(suffix: str, text: str) -> None:
         file.write(text + "\n")
 
 
-def _draft_layers(original: Any, active: Any) -> Any:
-    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        _DRAFTERS.update(self._draft_attn_layer_names)
-        return result
-
-    return load_model
+def _note_drafters(original: Any, _active: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(self, *args, **kwargs)
+    _DRAFTERS.update(self._draft_attn_layer_names)
+    return result
 
 
-def _arrivals(original: Any, active: Any) -> Any:
-    from harness.mutants.patches import on_arrival
-
-    def damage(worker: Any, group: list[int]) -> bool:
-        if not Path(os.environ[FILE] + ".layers").exists():
-            for name in worker.device_kv_caches:
-                _note(".layers", f"{name} {'drafter' if name in _DRAFTERS else 'target'}")
-        wanted = _wanted()
-        if "layer" not in wanted:
-            return False
-        at = {"first": 0, "middle": len(group) // 2, "last": len(group) - 1}[wanted["block"]]
-        _damage_block(worker.device_kv_caches[wanted["layer"]], group, at, wanted["part"], wanted["how"])
-        _note(".done", "block")
-        return True
-
-    return on_arrival(original, active, damage)
+def _damage_arrival(worker: Any, group: list[int]) -> bool:
+    if not Path(os.environ[FILE] + ".layers").exists():
+        for name in worker.device_kv_caches:
+            _note(".layers", f"{name} {'drafter' if name in _DRAFTERS else 'target'}")
+    wanted = _wanted()
+    if "layer" not in wanted:
+        return False
+    at = {"first": 0, "middle": len(group) // 2, "last": len(group) - 1}[wanted["block"]]
+    _damage_block(worker.device_kv_caches[wanted["layer"]], group, at, wanted["part"], wanted["how"])
+    _note(".done", "block")
+    return True
 
 
 def _damage_block(cache: Any, group: list[int], at: int, part: str, how: str) -> None:
@@ -83,19 +77,14 @@ def _damage_block(cache: Any, group: list[int], at: int, part: str, how: str) ->
         chosen[group[at]] = chosen[group[at - 1]].clone()
 
 
-def _inputs(original: Any, active: Any) -> Any:
-    signature = inspect.signature(original)
-
-    def propose(self: Any, *args: Any, **kwargs: Any) -> Any:
-        wanted = _wanted()
-        if "input" not in wanted:
-            return original(self, *args, **kwargs)
-        given = signature.bind(self, *args, **kwargs)
-        _damage_input(self, given.arguments, wanted["input"], wanted["how"])
-        _note(".done", "input")
-        return original(*given.args, **given.kwargs)
-
-    return propose
+def _before_drafting(original: Any, _active: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    wanted = _wanted()
+    if "input" not in wanted:
+        return original(self, *args, **kwargs)
+    given = inspect.signature(original).bind(self, *args, **kwargs)
+    _damage_input(self, given.arguments, wanted["input"], wanted["how"])
+    _note(".done", "input")
+    return original(*given.args, **given.kwargs)
 
 
 def _damage_input(proposer: Any, given: dict[str, Any], name: str, how: str) -> None:

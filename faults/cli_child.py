@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from faults.context import Context
 from faults.model import ControlRun
@@ -65,9 +64,7 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the command, with TERM first: after KILL, supervisors have to end the engines, which is slower."""
         if self.running:
             self.popen.send_signal(signal.SIGTERM)

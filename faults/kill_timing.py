@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from faults.cli_child import After, Child, folder_in, no_run, run_arguments, undisturbed, whole_lines
 from faults.context import Context
@@ -57,21 +56,14 @@ def cell_of(number: int) -> str:
     return _PAIR if number % _EVERY_PAIR == 0 else _SINGLE
 
 
-class _Wrong(NamedTuple):
-    """An exit code that does not reflect what happened, and the verdict that a nightly job takes it for."""
-
-    verdict: Verdict | None
+_VERDICTS = {EXIT_PASS: Verdict.PASS, EXIT_REGRESSION: Verdict.REGRESSION}
+"""What a nightly job takes an exit code for."""
 
 
-def _wrong_exit_code(code: int, begun: bool, complete: bool) -> _Wrong | None:
-    """Return what is wrong with the exit code of an interrupted run; None if it is right.
-
-    Right are 2, 0 if everything was recorded, and death by the signal if nothing was.
-    """
-    right = {EXIT_UNKNOWN} | ({EXIT_PASS} if complete else set()) | (set() if begun else {-signal.SIGTERM})
-    if code in right:
-        return None
-    return _Wrong({EXIT_PASS: Verdict.PASS, EXIT_REGRESSION: Verdict.REGRESSION}.get(code))
+def _right_exit_codes(begun: bool, complete: bool) -> set[int]:
+    """Return the right exit codes of an interrupted run: 2, 0 if everything was recorded, and death by the signal if
+    nothing was."""
+    return {EXIT_UNKNOWN} | ({EXIT_PASS} if complete else set()) | (set() if begun else {-signal.SIGTERM})
 
 
 class MomentDriller:
@@ -165,12 +157,9 @@ class MomentDriller:
         if code is None:
             reasons.insert(0, f"the harness did not end within {_BOUND_S:.0f} s of the signal")
             verdict = None
-        if code is not None and not drill.id.startswith("kill"):
-            wrong = _wrong_exit_code(code, folder is not None and not no_run(folder), complete)
-            if wrong is not None:
-                # A nightly job goes by the exit code.
-                reasons.insert(0, f"the harness ended with exit code {code}, which does not reflect what happened")
-                verdict = wrong.verdict
+        elif not drill.id.startswith("kill") and code not in _right_exit_codes(not no_run(folder), complete):
+            reasons.insert(0, f"the harness ended with exit code {code}, which does not reflect what happened")
+            verdict = _VERDICTS.get(code)
         if not reached or (drill.id.startswith("kill") and code != -signal.SIGKILL):
             return lost(drill, f"the run had ended before the signal, with exit code {code}", left, drill.id)
         seen = Seen(verdict, tuple(reasons), before, recorded, seconds, left)

@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Collection
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -62,9 +61,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
         del _WATCHES[self._mark]

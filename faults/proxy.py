@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import httpx
@@ -256,9 +255,7 @@ class Proxy:
     def __enter__(self) -> Proxy:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.closing.set()
         self._server.shutdown()
         self._server.server_close()

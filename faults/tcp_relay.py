@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 import uuid
-from types import TracebackType
 from typing import Any
 
 from faults.proxy import Answer, Call, Fault, FaultError
@@ -18,16 +17,15 @@ _CHUNK = 4096
 
 
 class Relay:
-    """Forwards TCP connections with a delay and a bandwidth limit; without a target, accepts them and stays silent.
+    """Forwards TCP connections with a delay; without a target, accepts them and stays silent.
 
     Use it as a context manager.
     """
 
-    def __init__(self, target: int | None, delay_s: float = 0.0, bytes_per_s: float | None = None) -> None:
+    def __init__(self, target: int | None, delay_s: float = 0.0) -> None:
         """``target`` is a port on loopback."""
         self._target = target
         self._delay = delay_s
-        self._rate = bytes_per_s
         self._closing = threading.Event()
         self._open: list[socket.socket] = []
         self.connections = 0
@@ -40,9 +38,7 @@ class Relay:
     def __enter__(self) -> Relay:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         for sock in (self._listener, *self._open):
             with contextlib.suppress(OSError):
@@ -80,30 +76,28 @@ class Relay:
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK):
-                pause = self._delay + (len(data) / self._rate if self._rate else 0.0)
-                if self._closing.wait(pause):
+                if self._closing.wait(self._delay):
                     return
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
 
 
-def led_to(port: int, new_engine: bool = True) -> Fault:
+def led_to(port: int) -> Fault:
     """Name another side channel in P's parameters; a new engine id makes D repeat its handshake."""
 
     def fault(call: Call) -> Answer:
         answer = call.forward()
         body = answer.json
-        lead(body, port, new_engine)
+        lead(body, port)
         return answer.with_json(body)
 
     return fault
 
 
-def lead(body: dict[str, Any], port: int, new_engine: bool = True) -> None:
+def lead(body: dict[str, Any], port: int) -> None:
     """Change P's parameters in an answer or a request, in place. Raises FaultError when there are none."""
     params = body.get("kv_transfer_params")
     if not params:
         raise FaultError("expected kv_transfer_params to change, found none")
     params["remote_port"] = port
-    if new_engine:
-        params["remote_engine_id"] = str(uuid.uuid4())
+    params["remote_engine_id"] = str(uuid.uuid4())

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
+from typing import Any, cast
 
 from faults.background import Task
 from faults.process_group import ProcessGroup
@@ -18,7 +18,6 @@ from harness.engines.places import EngineHandle, Place, Places
 from harness.profiles.cells import EngineGroup, Role
 from harness.profiles.model import Profile
 from harness.scheduling.model import Placement
-from harness.supervision.server import ServerCommand
 
 
 class Scene:
@@ -39,9 +38,7 @@ class Scene:
     def __enter__(self) -> Scene:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.settle()
         self.resources.close()
 
@@ -107,82 +104,35 @@ class Scene:
         return self.groups[role]
 
     def places(self, inner: Places) -> Places:
-        return {role: ProxiedPlace(place, self) for role, place in inner.items()}
+        return {role: cast(Place, ProxiedPlace(place, self)) for role, place in inner.items()}
 
 
 class ProxiedPlace:
-    """A place whose engine is reached through the scene's proxy of its role."""
+    """A place whose engine is reached through the scene's proxy of its role; all else is the inner one's."""
 
     def __init__(self, inner: Place, scene: Scene) -> None:
         self._inner = inner
         self._scene = scene
 
-    @property
-    def host(self) -> str:
-        return self._inner.host
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        return self._inner.devices
-
-    @property
-    def node(self) -> str | None:
-        return self._inner.node
-
-    def ports(self, count: int) -> list[int]:
-        return self._inner.ports(count)
-
-    def give_back(self) -> None:
-        self._inner.give_back()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def start(self, command: EngineCommand, log_path: Path) -> EngineHandle:
         handle = self._inner.start(command, log_path)
         self._scene.started(command, handle)
-        return ProxiedEngine(handle, self._scene.proxies[command.role], self._scene.settle)
+        return cast(EngineHandle, ProxiedEngine(handle, self._scene.proxies[command.role], self._scene.settle))
 
 
 class ProxiedEngine:
-    """A started engine whose address is that of its proxy."""
+    """A started engine whose address is that of its proxy; all else is the inner one's."""
 
     def __init__(self, inner: EngineHandle, proxy: Proxy, before_end: Callable[[], object]) -> None:
         self._inner = inner
-        self._proxy = proxy
         self._before_end = before_end
-        self.log_path = inner.log_path
-        self.started = inner.started
+        self.url = proxy.url
 
-    @property
-    def command(self) -> ServerCommand:
-        return self._inner.command
-
-    @property
-    def pid(self) -> int:
-        return self._inner.pid
-
-    @property
-    def url(self) -> str:
-        return self._proxy.url
-
-    def alive(self) -> bool:
-        return self._inner.alive()
-
-    def require_alive(self) -> None:
-        self._inner.require_alive()
-
-    def log_text(self) -> str:
-        return self._inner.log_text()
-
-    def log_tail(self) -> str:
-        return self._inner.log_tail()
-
-    def root_error(self) -> str:
-        return self._inner.root_error()
-
-    def python_processes(self) -> list[int]:
-        return self._inner.python_processes()
-
-    def settle_threads(self) -> int:
-        return self._inner.settle_threads()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def stop(self, grace_s: float) -> list[str]:
         self._before_end()

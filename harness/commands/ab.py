@@ -64,11 +64,8 @@ def attached(prepared: Prepared, url: str, key: ApiKey | None) -> Side:
         )
     works = tuple(w for w in prepared.works if w.cell in cells)
     alone = prepared._replace(plan=make_plan(prepared.profile, cells), works=works, lacking={})
-    try:
-        executor = AttachedExecutor({"single": look_at("single", url, key)})
-        executor.require_fit(alone.plan, prepared.profile)
-    except UsageError as error:
-        raise UsageError(str(error).replace("--single", "--base", 1)) from error
+    executor = AttachedExecutor({"single": look_at("base", url, key)})
+    executor.require_fit(alone.plan, prepared.profile)
     environment = executor.environment(prepared.profile)
     return Side("base", alone, url, RunOptions(executor=executor, environment=environment))
 

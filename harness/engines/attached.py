@@ -42,7 +42,8 @@ _GIB = 1e6
 class Server(NamedTuple):
     """A server that runs already."""
 
-    role: Role
+    option: str
+    """The option of the command line that named it, which messages about it begin with."""
     url: str
     key: ApiKey | None
     model: str
@@ -65,18 +66,18 @@ class Front(NamedTuple):
     """Whether it told that name; a bare proxy, as vLLM's tests have one, passes on the one that P and D know."""
 
 
-def look_at(role: Role, url: str, key: ApiKey | None) -> Server:
+def look_at(option: str, url: str, key: ApiKey | None) -> Server:
     """Ask a server for its model, version and settings. Raises UsageError when it does not answer as vLLM does."""
-    root, headers = _root(role, url), _headers(key)
+    root, headers = _root(option, url), _headers(key)
     model, found = _served(root, headers)
     if not model:
-        raise UsageError(_unserved(role, url, found))
+        raise UsageError(_unserved(option, url, found))
     version = ""
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
         version = str(get(f"{root}/version", headers, _TIMEOUT_S).json()["version"]).partition("+")[0]
     info = ask(root, headers)
     surfaces = {name: _has(f"{root}{path}", headers) for name, path in _PROBED.items()} | {SERVER_INFO: info.offered}
-    return Server(role, root, key, model, version, surfaces, info)
+    return Server(option, root, key, model, version, surfaces, info)
 
 
 def look_at_router(url: str, key: ApiKey | None, behind: Iterable[Server]) -> Front:
@@ -276,9 +277,8 @@ class AttachedExecutor(HoldsNothing):
                     "select them with --cell"
                 )
             if not groups and not missing:
-                raise UsageError(
-                    f"expected cells that --{' and --'.join(roles)} can answer, found none; select them with --cell"
-                )
+                named = " and ".join(f"--{server.option}" for role, server in self.servers.items() if role in roles)
+                raise UsageError(f"expected cells that {named} can answer, found none; select them with --cell")
         routed = [c.id for g in plan.groups for c in g.cells if c.routed]
         if routed and self.router is None:
             raise UsageError(
@@ -292,8 +292,8 @@ class AttachedExecutor(HoldsNothing):
                 server, part = self.servers[role], profile.part(group.variant)
                 if others := "; ".join(server.info.differences(part, group.method_of(role), role)):
                     raise UsageError(
-                        f"--{role} {server.url}: expected the settings of the profile: {others}; start the server with "
-                        "them, or give a profile that has the server's (docs/profiles.md)"
+                        f"--{server.option} {server.url}: expected the settings of the profile: {others}; start the "
+                        "server with them, or give a profile that has the server's (docs/profiles.md)"
                     )
 
     def inventory(self, profile: Profile) -> Inventory:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self, cast, get_args
 
 from harness.engines.environment import EngineEnvironment
@@ -38,9 +37,7 @@ class Executor(Protocol):
         """The rule for the nodes that the engines of a pair may be on."""
 
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
     def inventory(self, profile: Profile) -> Inventory:
         """Return the devices that the profile's engines can be put on."""
 
@@ -64,9 +61,7 @@ class HoldsNothing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def lost(self) -> Mapping[str, str]:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 from harness import redact
 from harness.engines.api_key import ApiKey
@@ -83,9 +82,7 @@ class EngineGroupSession:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._launcher.dump_stacks_on_timeout(error, "request")
         self.stop()
 

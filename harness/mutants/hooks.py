@@ -22,6 +22,7 @@ from harness.mutants import LOG_MARK, TOGETHER_VARIABLE
 from harness.mutants.catalogue import MUTANTS
 
 Runner = Literal["V1", "V2"]
+Change = Callable[..., Any]
 
 
 class MutantRefused(RuntimeError):
@@ -37,8 +38,8 @@ class Patch(NamedTuple):
     """Dotted path inside the module."""
     parameters: tuple[str, ...]
     """Leading parameter names of the original that the patch relies on."""
-    make: Callable[[Any, Active], Any]
-    """Returns the replacement, given the original and an ``Active`` that tells whether the mutant is on."""
+    change: Change
+    """Called in place of the original, with the original and an ``Active`` before the arguments."""
     runner: Runner | None = None
     """The model runner whose engines import the module; None: those of both."""
 
@@ -109,12 +110,12 @@ PATCHES: list[Patch] = []
 
 def patch(
     mutant: str, module: str, symbol: str, parameters: Sequence[str], runner: Runner | None = None
-) -> Callable[[Callable[[Any, Active], Any]], Callable[[Any, Active], Any]]:
-    """Declare a patch: the decorated function turns the original into its replacement."""
+) -> Callable[[Change], Change]:
+    """Declare a patch: the decorated function is called in place of the original."""
 
-    def declare(make: Callable[[Any, Active], Any]) -> Callable[[Any, Active], Any]:
-        PATCHES.append(Patch(mutant, module, symbol, tuple(parameters), make, runner))
-        return make
+    def declare(change: Change) -> Change:
+        PATCHES.append(Patch(mutant, module, symbol, tuple(parameters), change, runner))
+        return change
 
     return declare
 
@@ -197,7 +198,11 @@ def install(module: ModuleType, item: Patch, active: Active) -> None:
         raise MutantRefused(f"{missing}something that is not callable") from error
     if found[: len(item.parameters)] != item.parameters:
         raise MutantRefused(f"{missing}({', '.join(found)}) in this vLLM version; rewrite the fault for it")
-    replacement = functools.wraps(original)(item.make(original, active))
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return item.change(original, active, *args, **kwargs)
+
     setattr(owner, name, staticmethod(replacement) if static else replacement)
     say(f"bound {item.mutant} {where}")
 

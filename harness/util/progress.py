@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -47,12 +46,8 @@ class Reporter:
             threading.Thread(target=self._break_silence, name="progress", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        if self._live:
-            self._bar.stop()
+    def __exit__(self, *_: object) -> None:
+        self.rest()
 
     def _break_silence(self) -> None:
         while not self._over.wait(max(0.0, self._printed + self._silence - time.monotonic())):

@@ -300,7 +300,7 @@ def test_what_comes_too_late_is_called_off_and_said(scene):
 def test_engines_are_not_ended_before_faults_are_called_off(scene):
     order: list[str] = []
     scene.task(lambda over: over.wait(30) and order.append("fault"))
-    inner = SimpleNamespace(log_path=None, started=0.0, stop=lambda _: order.append("engine") or [])
+    inner = SimpleNamespace(stop=lambda _: order.append("engine") or [])
     with Proxy() as made:
         ProxiedEngine(inner, made, scene.settle).stop(1.0)  # type: ignore[arg-type]
     assert order == ["fault", "engine"]

@@ -9,7 +9,6 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -117,9 +116,7 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(60)
         self._ended = time.monotonic()

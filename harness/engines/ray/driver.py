@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from harness.engines.command import EngineCommand
@@ -272,9 +271,7 @@ class RayExecutor:
         self._ray = ray
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
 
     @property

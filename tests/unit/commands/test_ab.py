@@ -83,7 +83,7 @@ def test_base_may_be_a_server_that_runs_already(tmp_path, monkeypatch):
         assert code == 64 and "expected cells without speculation" in words and "found single-eagle3;" in words
     with fake_server(key="k" * 20) as url:
         code, words = inside(*given[:2], url, *given[3:], "-c", "pd-none")
-        assert code == 64 and "num_speculative_tokens 0, found 3" in words
+        assert code == 64 and f"--base {url}: expected the settings" in words and "_tokens 0, found 3" in words
     code, words = inside("ab", "--base", "http://127.0.0.1:1", "-c", "pd-none")
     assert code == 64 and "--base http://127.0.0.1:1: expected a server" in words and "--single" not in words
     code, words = inside("ab", "--base", "http://127.0.0.1:1", "--key-variable", "NO_SUCH", "-c", "pd-none")

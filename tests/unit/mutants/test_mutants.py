@@ -58,13 +58,10 @@ def target(source: str = TARGET) -> types.ModuleType:
 
 
 def patch(symbol: str, parameters: tuple[str, ...]) -> hooks.Patch:
-    def make(original, active):
-        def replacement(*args, **kwargs):
-            return "mutated" if active() else original(*args, **kwargs)
+    def change(original, active, *args, **kwargs):
+        return "mutated" if active() else original(*args, **kwargs)
 
-        return replacement
-
-    return hooks.Patch("M1", "target", symbol, parameters, make)
+    return hooks.Patch("M1", "target", symbol, parameters, change)
 
 
 def test_patch_is_switched_by_a_file(tmp_path, capsys):
