@@ -43,21 +43,15 @@ _RESTARTS = 1
 """Retries of an engine start that failed, because starts occasionally time out."""
 
 
-def chosen_prompts(prepared: Prepared) -> list[Prompt]:
-    """Return three cold prompts of two to four blocks, with outputs long enough to be cut, changed and repeated."""
+def require_prompts(prepared: Prepared) -> list[Prompt]:
+    """Return three cold prompts of two to four blocks, with outputs long enough to be cut, changed and repeated. Raises
+    UsageError when there are too few, before anything is started."""
     size = prepared.profile.engine.block_size
     fitting = [
         p for p in prepared.prompts.cold if 2 * size - 2 <= p.tokens <= 4 * size and len(p.expected or ()) >= _OUTPUT
     ]
-    step = max(1, len(fitting) // _PROMPTS)
-    return fitting[::step][:_PROMPTS]
-
-
-def require_prompts(prepared: Prepared) -> list[Prompt]:
-    """Return the prompts for drills. Raises UsageError when there are too few, before anything is started."""
-    found = chosen_prompts(prepared)
+    found = fitting[:: max(1, len(fitting) // _PROMPTS)][:_PROMPTS]
     if len(found) < _PROMPTS:
-        size = prepared.profile.engine.block_size
         raise UsageError(
             f"expected {_PROMPTS} cold prompts of {2 * size - 2} to {4 * size} tokens with a known output of at least "
             f"{_OUTPUT} tokens in profile {prepared.profile.name}, found {len(found)}; fault tests need a profile "

@@ -61,11 +61,11 @@ def spoiled_text(change: Callable[[bytes], bytes]) -> Fault:
     return fault
 
 
-def on_the_wire(answer: Answer, body: bytes, extra: str = "", length: int | None = None) -> bytes:
+def on_the_wire(answer: Answer, body: bytes, length: int | None = None) -> bytes:
     """Return an HTTP/1.1 answer as bytes; ``length`` is what the header claims."""
     kept = "".join(f"{k}: {v}\r\n" for k, v in answer.headers)
     size = len(answer.body) if length is None else length
-    return f"HTTP/1.1 {answer.status} OK\r\n{kept}{extra}Content-Length: {size}\r\n\r\n".encode() + body
+    return f"HTTP/1.1 {answer.status} OK\r\n{kept}Content-Length: {size}\r\n\r\n".encode() + body
 
 
 def _sent(call: Call, data: bytes) -> bool:

@@ -149,14 +149,11 @@ class EngineGroupSession:
         try:
             self._launcher.dump_stacks(cause)
         finally:
-            self._end_engines(reason)
+            self.end_engines(reason)
 
-    def end_engines(self) -> None:
+    def end_engines(self, reason: str = "") -> None:
         """End the engines from another thread. The thread that uses them gets EngineDiedError and leaves the context,
         which also ends an engine that was about to start."""
-        self._end_engines()
-
-    def _end_engines(self, reason: str = "") -> None:
         self._launcher.mark_ended(reason)
         self._report_left_over(self._launcher.end())
 

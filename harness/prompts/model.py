@@ -280,10 +280,13 @@ def planned_prompts(recipe: PromptRecipe) -> PromptSet:
     They serve plans alone and are never sent to an engine.
     """
     layout = Layout.of_recipe(recipe)
+    lengths = layout.lengths(_SHORTEST)
     if not recipe.padded:
-        return _planned(recipe, _planned_texts(layout, recipe.texts or 0))
+        # Nobody knows the lengths of texts as they are.
+        asis = (lengths[n % len(lengths)] for n in range(recipe.texts or 0))
+        return _planned(recipe, [_placeholder(f"planned-cold-{n}", t, "cold", layout, n) for n, t in enumerate(asis)])
     padded = filling(layout, recipe.per_stratum or 0, _SHORTEST)
-    plain = [layout.lengths(_SHORTEST)[n % len(layout.lengths(_SHORTEST))] for n in range(recipe.plain)]
+    plain = [lengths[n % len(lengths)] for n in range(recipe.plain)]
     prompts: list[Prompt] = []
     uses: tuple[Use, ...] = ("cold", "held-out")
     for use in uses:
@@ -312,12 +315,6 @@ def filling(layout: Layout, per_stratum: int, minimum: int) -> list[int]:
             out.append(lengths[n % len(lengths)])
             count.update(layout.strata_of(out[-1]))
     return out
-
-
-def _planned_texts(layout: Layout, count: int) -> list[Prompt]:
-    """Return placeholders for texts as they are, whose lengths nobody knows yet."""
-    lengths = layout.lengths(_SHORTEST)
-    return [_placeholder(f"planned-cold-{n}", lengths[n % len(lengths)], "cold", layout, n) for n in range(count)]
 
 
 def _planned(recipe: PromptRecipe, prompts: Sequence[Prompt]) -> PromptSet:

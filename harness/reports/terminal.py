@@ -126,14 +126,11 @@ def _lines(console: Console, text: str, verdict: Verdict | None = None, most: in
     mark = (f"{verdict.symbol} {verdict}  ", STYLE[verdict]) if verdict is not None else ""
     indent = text[: len(text) - len(text.lstrip(" "))]
     line = Text.assemble(mark, indent + harmless(" ".join(text.split())))
-    # Word wrap leaves up to 16 columns of a line empty.
-    room = most * console.width - (most - 1) * 16
-    if line.cell_len > room:
-        line.truncate(room, overflow="ellipsis")
-    if most == 1:
-        console.print(line, no_wrap=True, overflow="ellipsis")
-    else:
-        console.print(line)
+    wrapped = line.wrap(console, console.width)
+    rest = Text(" ").join(wrapped[most - 1 :])
+    rest.truncate(console.width, overflow="ellipsis")
+    for part in (*wrapped[: most - 1], rest)[: len(wrapped)]:
+        console.print(part)
 
 
 def _unbroken(console: Console, text: str) -> None:

@@ -90,7 +90,7 @@ class Player:
         EngineDiedError when an engine of the group died."""
         salts: dict[str, str] = {}
         for number, stage in enumerate(script.stages):
-            for send in _flat(stage):
+            for send in (one for outer in stage.sends for one in (outer, *outer.between)):
                 salts.setdefault(send.group, uuid.uuid4().hex)
             for observation in self._stage(script, number, stage, salts, sequence):
                 if (prefill := observation.leg("prefill")) is not None:
@@ -115,7 +115,7 @@ class Player:
             Observation(
                 cell=self._cell.id,
                 prompt_id=send.prompt.id,
-                form=send.form,
+                form="ids",
                 scenario=script.scenario,
                 instance=script.instance,
                 part=send.part,
@@ -144,7 +144,7 @@ class Player:
     def _ask(self, send: Send, salts: dict[str, str], counted: bool) -> Ask:
         return Ask(
             hand_off=send.route == "cell" and self._pair,
-            payload=payload(send.prompt, send.form),
+            payload=payload(send.prompt, "ids"),
             salt=salts[send.group],
             max_tokens=send.max_tokens,
             temperature=send.temperature,
@@ -269,7 +269,8 @@ class Player:
 
         ask = self._ask(send, salts, counted=False)
         try:
-            if self._prefills_first(stage) and ask.hand_off:
+            # P answers all requests before D, which is held, is released.
+            if stage.hold == "answering" and ask.hand_off:
                 answer.started = clock.now()
                 answer.error = self._session.ask(ask._replace(between=ready), answer.legs)
             else:
@@ -278,10 +279,6 @@ class Player:
                 answer.error = self._session.ask(ask, answer.legs)
         finally:
             gate.answered(send.part)
-
-    def _prefills_first(self, stage: Stage) -> bool:
-        """Return whether D is held, so that P answers all requests before the release."""
-        return self._pair and stage.hold == "answering"
 
     def _hold(self, role: Role | None) -> str | None:
         """Pause the engine's scheduler, keeping its running requests; return the error, or None.
@@ -334,9 +331,3 @@ class Gate:
         for part in parts:
             if part in self._answers:
                 self._answers[part].wait()
-
-
-def _flat(stage: Stage) -> Iterator[Send]:
-    for send in stage.sends:
-        yield send
-        yield from send.between

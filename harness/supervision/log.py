@@ -9,7 +9,7 @@ from pathlib import Path
 from harness import redact
 from harness.util.files import ends_of
 
-LOG_TAIL_LINES = 8
+_TAIL_LINES = 8
 _MOST = 8 * 2**20
 """Bytes read from each end of a log. A start writes far less, and what is searched for is in it or at the end."""
 # A traceback's last line, behind vLLM's prefix of process and place. EngineDeadError only repeats that there was one.
@@ -48,11 +48,12 @@ class EngineLog:
         found = _EXCEPTION.search(self.log_text())
         return f" (it logged: {redact.text(found.group(1))[:300]})" if found else ""
 
-    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+    def log_tail(self) -> str:
         """Return the last lines of the log that are not blank, indented and without secrets."""
         kept = [line.rstrip() for line in self.log_text().splitlines() if line.strip()]
         return (
-            "\n".join(f"    | {redact.text(line)[:300]}" for line in kept[-lines:]) or "    | (no log, or an empty one)"
+            "\n".join(f"    | {redact.text(line)[:300]}" for line in kept[-_TAIL_LINES:])
+            or "    | (no log, or an empty one)"
         )
 
     def obituary(self, name: str, code: int) -> str:

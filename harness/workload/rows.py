@@ -39,7 +39,7 @@ def _played(cell: Cell, script: Script, number: Iterator[int], max_tokens: int) 
                 yield PlannedRequest(
                     sequence=next(number),
                     prompt_id=send.prompt.id,
-                    form=send.form,
+                    form="ids",
                     scenario=script.scenario,
                     instance=script.instance,
                     part=send.part,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, assert_never
 
 from harness.errors import UsageError
-from harness.history.records import Form, SentTo
+from harness.history.records import SentTo
 from harness.history.token_ids import common_prefix
 from harness.profiles.model import Profile, TopologyName
 from harness.profiles.scenarios import (
@@ -51,10 +51,8 @@ class Send(NamedTuple):
     group: str
     """Requests of the same group may share cached blocks; each run of a script has its own groups."""
     route: SentTo = "cell"
-    form: Form = "ids"
     max_tokens: int | None = None
     temperature: float = 0.0
-    judged: bool = True
     after_s: float = 0.0
     """Delay in seconds after the start of the stage, or after the last answer that it waits for."""
     after: tuple[str, ...] = ()

@@ -175,7 +175,7 @@ def first_variant(prepared: Prepared, target: Target) -> Variant:
 
         return Variant(COLD, (cold_stage(item.prompt),), "subject")
     script = work.scripts[0]
-    parts = [s.part for stage in script.stages for s in stage.sends if s.judged]
+    parts = [s.part for stage in script.stages for s in stage.sends]
     named = (target.key or "").rpartition(".")[2]
     wanted = named if named in parts else "subject" if "subject" in parts else parts[-1]
     return Variant(script.scenario, script.stages, wanted)
