@@ -235,11 +235,26 @@ def toolchain_items(profile: Profile, environment: EngineEnvironment | None, sys
     why = "Triton compiles the launchers of its kernels at the first request"
     return [
         Item("C compiler", compiler or "not found", compiler is not None, True, f"install gcc: {why}"),
+        _sampler_item(profile, environment),
         _flashinfer_item(profile, environment, system),
         _shared_memory_item(profile, system),
         _locked_memory_item(system),
         _stacks_item(system),
     ]
+
+
+def _sampler_item(profile: Profile, environment: EngineEnvironment | None) -> Item:
+    """Check for the package that vLLM 0.32 imports on CUDA whatever its attention is: without it engines end at their
+    start (``vllm/v1/sample/ops/topk_topp_sampler.py``), unless FlashInfer's sampler is switched off."""
+    found = environment is not None and _package_folder(environment.executable, "flashinfer") is not None
+    return Item(
+        "FlashInfer package",
+        "installed" if found else "none",
+        found,
+        any(p.engine.env.get("VLLM_USE_FLASHINFER_SAMPLER") != "0" for p in profile.written_parts),
+        "install flashinfer-python in the version that vLLM requires, or set VLLM_USE_FLASHINFER_SAMPLER to \"0\" in "
+        "engine.env",
+    )
 
 
 def _flashinfer_item(profile: Profile, environment: EngineEnvironment | None, system: Path) -> Item:

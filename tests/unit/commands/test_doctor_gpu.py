@@ -213,13 +213,14 @@ def test_a_bare_container_lacks_all_and_every_lack_has_its_advice(tmp_path, mach
     items = look(wide, fake_python(tmp_path), machine)
     assert not any(i.ok for i in items.values()) and all(i.advice for i in items.values())
     needed = {what for what, i in items.items() if i.needed}
-    assert needed == {"C compiler", "FlashInfer kernels", "shared memory"}
+    assert needed == {"C compiler", "FlashInfer package", "FlashInfer kernels", "shared memory"}
     assert "8 MiB, RDMA devices" in items["locked memory"].found
     assert f"PATH={tmp_path}:" in items["FlashInfer kernels"].advice
 
 
 def test_what_a_profile_does_not_use_is_not_needed(tmp_path, machine):
-    items = look(gpu_profile(tmp_path, attention_backend="FLASH_ATTN"), None, machine)
+    env = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    items = look(gpu_profile(tmp_path, attention_backend="FLASH_ATTN", env=env), None, machine)
     assert {what for what, i in items.items() if i.needed} == {"C compiler"}
     assert items["locked memory"].ok and "no RDMA device" in items["locked memory"].found
 
@@ -237,6 +238,15 @@ def test_flashinfer_compiles_with_the_nvcc_that_vllm_finds_and_ninja(tmp_path, m
     assert not item.ok and str(nvcc) in item.found
     program_in(tmp_path / "path", "ninja")
     assert look(profile, fake_python(tmp_path), machine)["FlashInfer kernels"].ok
+
+
+def test_the_sampler_needs_flashinfer_whatever_the_attention_is(tmp_path, machine):
+    profile, engines = gpu_profile(tmp_path, attention_backend="FLASH_ATTN"), fake_python(tmp_path)
+    lacking = look(profile, engines, machine)["FlashInfer package"]
+    assert lacking.needed and not lacking.ok and "VLLM_USE_FLASHINFER_SAMPLER" in lacking.advice
+    python = Path(engines.executable)
+    python.write_text(python.read_text().replace("esac", f"*flashinfer*) echo {tmp_path}/f/__init__.py;;\nesac"))
+    assert look(profile, engines, machine)["FlashInfer package"].ok
 
 
 def test_compiled_kernels_need_no_compiler(tmp_path, machine):
