@@ -317,7 +317,7 @@ class Judging(Strict):
     """Age in days from which a baseline is reported as expired."""
     baseline_minors: int = Field(default=2, ge=0)
     """Distance in minor vLLM releases from which a baseline is reported as expired."""
-    baseline_across: tuple[Literal["model_runner", "attention_backend", "enforce_eager"], ...] = ()
+    baseline_across: tuple[Literal["model_runner", "attention_backend", "enforce_eager", "extra_args"], ...] = ()
     """Settings in which a baseline may differ from the run: what differs between the two is then a finding, as when
     runner V2 is to answer as V1 did."""
 
