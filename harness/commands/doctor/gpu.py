@@ -252,7 +252,7 @@ def _sampler_item(profile: Profile, environment: EngineEnvironment | None) -> It
         "installed" if found else "none",
         found,
         any(p.engine.env.get("VLLM_USE_FLASHINFER_SAMPLER") != "0" for p in profile.written_parts),
-        "install flashinfer-python in the version that vLLM requires, or set VLLM_USE_FLASHINFER_SAMPLER to \"0\" in "
+        'install flashinfer-python in the version that vLLM requires, or set VLLM_USE_FLASHINFER_SAMPLER to "0" in '
         "engine.env",
     )
 
