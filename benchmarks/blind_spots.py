@@ -1,12 +1,14 @@
 """Damage each part of what D is handed, and each input of its drafter, and see whether a check fails:
-python -m benchmarks.blind_spots [METHOD …]
+python -m benchmarks.blind_spots [-p PROFILE] [METHOD …]
 
-Real engines of the profile ``cpu``, a pair for each method; about two minutes each. The table is Markdown; its
-figures are of the way of damaging that was seen in the fewest prompts. Exit code 1 if some damage is seen in none.
+Real engines of the profile ``cpu``, or of another one with CPU engines, a pair for each method; about two minutes each.
+The table is Markdown; its figures are of the way of damaging that was seen in the fewest prompts. Exit code 1 if some
+damage is seen in none.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -103,6 +105,12 @@ class Seen(NamedTuple):
 
 def _variants(method: Method, layers: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, str, dict[str, str]]]:
     for number, (name, owner) in enumerate(layers):
+        if owner.endswith("-state"):
+            # Of a prompt P hands over one block of state.
+            for part in ("convolution", "state"):
+                what = f"layer {number} ({owner.removesuffix('-state')}), {part}"
+                yield what, "zero", "the block", {"layer": name, "part": part, "block": "last", "how": "zero"}
+            continue
         for part in "KV":
             for how in ("zero", "flip", "block before"):
                 for block in ("first", "middle", "last"):
@@ -201,8 +209,13 @@ def _table(found: Mapping[str, Sequence[Seen]]) -> Iterator[str]:
         yield f"| {what} | {where} | {' | '.join(cells)} |"
 
 
-def main(methods: Sequence[str]) -> int:
-    prepared = prepare("cpu", [], [COLD])
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-p", "--profile", default="cpu")
+    parser.add_argument("methods", nargs="*")
+    given = parser.parse_args(argv)
+    methods = given.methods
+    prepared = prepare(given.profile, [], [COLD])
     found: dict[str, list[Seen]] = {}
     for method in prepared.profile.methods:
         if methods and method.kind not in methods:

@@ -2,7 +2,7 @@
 
 The file holds a JSON object, empty for no damage: ``{"layer", "part", "block", "how"}`` for KV that arrived, or
 ``{"input", "how"}`` for what the drafter is given. Beside it, ``.layers`` gets the names of the layers with a KV cache,
-the drafter's marked, and ``.done`` a line for each time that something was damaged.
+the drafter's and those with recurrent state marked, and ``.done`` a line for each time that something was damaged.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def register() -> None:
     if not os.environ.get(FILE):
         return
     from harness.mutants.hooks import Patch, Switch, install_patches
-    from harness.mutants.patches import ARRIVAL, on_arrival
+    from harness.mutants.patches import ARRIVAL
 
     patches = (
-        Patch("damage", *ARRIVAL, on_arrival(_damage_arrival)),
+        Patch("damage", *ARRIVAL, _after_arrival),
         Patch(
             "damage", _PROPOSER, "SpecDecodeBaseProposer.propose", ("self", "num_speculative_tokens"), _before_drafting
         ),
@@ -51,17 +51,39 @@ def _note_drafters(original: Any, _active: Any, self: Any, *args: Any, **kwargs:
     return result
 
 
-def _damage_arrival(worker: Any, group: list[int]) -> bool:
+def _after_arrival(original: Any, _active: Any, self: Any) -> Any:
+    from harness.mutants.patches import received
+
+    pending = received(self)
+    results = original(self)
+    for request in results.finished_recving or ():
+        _damage_arrival(self, pending[request])
+    return results
+
+
+def _damage_arrival(worker: Any, groups: list[list[int]]) -> None:
+    """Damage a block of a request that arrived: ``groups`` has its blocks in each KV-cache group."""
     if not Path(os.environ[FILE] + ".layers").exists():
         for name in worker.device_kv_caches:
-            _note(".layers", f"{name} {'drafter' if name in _DRAFTERS else 'target'}")
+            state = "-state" if _has_state(worker, name) else ""
+            _note(".layers", f"{name} {'drafter' if name in _DRAFTERS else 'target'}{state}")
     wanted = _wanted()
     if "layer" not in wanted:
-        return False
+        return
+    # Block 0 stands for those that a window has left, which are not handed over.
+    group = [b for b in groups[worker.kv_cache_config.transfer_group_index_by_layer[wanted["layer"]]] if b]
     at = {"first": 0, "middle": len(group) // 2, "last": len(group) - 1}[wanted["block"]]
-    _damage_block(worker.device_kv_caches[wanted["layer"]], group, at, wanted["part"], wanted["how"])
+    if _has_state(worker, wanted["layer"]):
+        layer = worker.vllm_config.compilation_config.static_forward_context[wanted["layer"]]
+        layer.kv_cache[wanted["part"] == "state"][group[at]] = 0
+    else:
+        _damage_block(worker.device_kv_caches[wanted["layer"]], group, at, wanted["part"], wanted["how"])
     _note(".done", "block")
-    return True
+
+
+def _has_state(worker: Any, layer: str) -> bool:
+    """Return whether a layer has recurrent state, a convolution and the state itself, in place of keys and values."""
+    return hasattr(worker._layer_specs[layer], "mamba_cache_mode")
 
 
 def _damage_block(cache: Any, group: list[int], at: int, part: str, how: str) -> None:

@@ -168,7 +168,7 @@ for _mutant in ("M4", "N2", "N4", "N5", "N7", "N8", "N9"):
     patch(_mutant, *_V2_DRAFTER, ("self", "target_model"), runner="V2")(_note_draft_layers)
 
 
-def _received(worker: Any) -> dict[str, list[list[int]]]:
+def received(worker: Any) -> dict[str, list[list[int]]]:
     """Return, per request, the physical block ids per KV-cache group that its transfer writes."""
     return {r: [list(g) for g in m.local_physical_block_ids] for r, m in worker._recving_metadata.items()}
 
@@ -181,7 +181,7 @@ def on_arrival(damage: Callable[[Any, list[int]], bool]) -> Change:
     ``damage`` returns whether it damaged anything."""
 
     def get_transfer_results(original: Any, active: Active, self: Any) -> Any:
-        pending = _received(self) if active() else {}
+        pending = received(self) if active() else {}
         results = original(self)
         for request in results.finished_recving or ():
             for group in pending.get(request, ()):
