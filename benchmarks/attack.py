@@ -1,7 +1,7 @@
 """Write docs/detection.md: python -m benchmarks.attack [NIGHTS] [RIGHT_NIGHTS] [CELL_PATTERN...]
 
 Simulates nights of the nightly profile whose P/D answers are garbage now and then, NIGHTS for each rate, and
-RIGHT_NIGHTS of a part of it with nothing wrong, and judges them. A whole night takes about 20 s.
+RIGHT_NIGHTS of a part of it with nothing wrong, and judges them. A whole night takes half a minute to a minute.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from harness.history.acceptance import real_steps
@@ -30,7 +30,12 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
     damage = _damage(cell, findings)
     supporting = [f for f in findings if _supports(f, damage)] or findings
     keys = {f.part or f.prompt_id for f in supporting if f.prompt_id}
-    judged = {o.key: len(o.sent_ids) for o in cell.all_observations() if o.error is None and o.route == "cell"}
+    untested = _untested(findings, supporting) - keys
+    judged = {
+        o.key: len(o.sent_ids)
+        for o in cell.all_observations()
+        if o.error is None and o.route == "cell" and o.key not in untested
+    }
     # A request that broke, or that only prepared the scenario, may have a finding too.
     asked = len(judged.keys() | keys)
     law = None
@@ -51,7 +56,7 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
             [
                 *_words(cell, damage, chosen, len(keys), asked, law),
                 # Last, since where the damage is helps more, and a terminal cuts long lines.
-                *([comes_and_goes(cell, supporting)] if unruled else []),
+                *([comes_and_goes(cell, supporting, untested)] if unruled else []),
             ]
         ),
     )
@@ -99,7 +104,19 @@ def _supports(finding: Finding, damage: DamageClass) -> bool:
         return finding.damage == damage
     if damage == "drafter-kv":
         return finding.check in _STEP_CHECKS and finding.verdict is not Verdict.UNKNOWN
-    return finding.damage == damage or finding.check in (*_TOKEN_CHECKS, *_STEP_CHECKS)
+    found = finding.damage not in _NOTHING_FAILED
+    return finding.damage == damage or (found and finding.check in (*_TOKEN_CHECKS, *_STEP_CHECKS))
+
+
+def _untested(findings: Sequence[Finding], supporting: Sequence[Finding]) -> set[str | None]:
+    """Return the requests for which each check that found something had nothing to compare with: they neither failed
+    nor passed."""
+    checks = {f.check for f in supporting}
+    lacking: dict[str | None, set[str]] = {}
+    for f in findings:
+        if f.damage in _NOTHING_FAILED and f.check in checks:
+            lacking.setdefault(f.part or f.prompt_id, set()).add(f.check)
+    return {key for key, lacked in lacking.items() if lacked == checks}
 
 
 def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
@@ -222,7 +239,7 @@ def _tokens(cell: CellView, finding: Finding) -> int:
     return len(o.sent_ids) if o else 0
 
 
-def comes_and_goes(cell: CellView, findings: Sequence[Finding]) -> str:
+def comes_and_goes(cell: CellView, findings: Sequence[Finding], untested: Collection[str | None] = ()) -> str:
     """Return in words how often requests fail, and whether one failed that passed when its prompt was sent again, as
     text instead of as ids or the other way round. The interval of the rate is Clopper and Pearson's."""
     # It takes long to import, and most runs have no such failure.
@@ -230,7 +247,8 @@ def comes_and_goes(cell: CellView, findings: Sequence[Finding]) -> str:
 
     # That a prompt has another answer as text than as ids is this very difference.
     failed = {(f.part or f.prompt_id, f.form) for f in findings if f.prompt_id and f.check != "text-form"}
-    asked = {(o.key, o.form) for o in cell.all_observations() if o.error is None and o.route == "cell"} | failed
+    sent = [o for o in cell.all_observations() if o.error is None and o.route == "cell" and o.key not in untested]
+    asked = {(o.key, o.form) for o in sent} | failed
     both = sorted(str(key) for key, form in failed if any(k == key and (k, f) not in failed for k, f in asked))
     share = binomtest(len(failed), len(asked)).proportion_ci(0.95, method="exact")
     bounds = f"{100 * share.low:.2g} to {100 * share.high:.2g} % with 95 % confidence"

@@ -238,3 +238,12 @@ def test_what_comes_and_goes_is_called_so_once_the_same_prompt_passes():
     assert (
         "intermittent: p33 fails once and passes once with the same tokens; 2 of 12" in diagnosis(again, "pd-none").text
     )
+
+
+def test_what_was_compared_with_nothing_neither_failed_nor_passed():
+    """Without a baseline, and with a plain engine that answered a part of the prompts."""
+    plain = [o for o in cold("single-none", lambda o: o) if len(o.sent_ids) not in (33, 96)]
+    made = [*plain, *cold("pd-none", lambda o: garbled(o, at=1) if len(o.sent_ids) == 62 else o)]
+    found = next(c for c in judge(history(made), {}).cells if c.cell == "pd-none").diagnosis
+    assert (found.failed, found.judged) == (1, len(LENGTHS) - 2)
+    assert found.damage == "target-kv" and "only the length 62 fails of 9 tested" in found.text
