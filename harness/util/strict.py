@@ -32,6 +32,9 @@ def shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
+_KINDS = {list: "a list", type(None): "nothing"}
+
+
 def describe_validation_error(error: ValidationError) -> str:
     """Return one line per problem: where it is, what was expected and what was found."""
     lines = []
@@ -41,6 +44,8 @@ def describe_validation_error(error: ValidationError) -> str:
         text = item["msg"]
         if item["type"] == "extra_forbidden":
             text = "unknown key; remove it or check its spelling"
+        elif item["type"] in ("model_type", "dict_type"):
+            text = f"expected keys with values, found {_KINDS.get(type(found), shortened(repr(found)))}"
         elif not isinstance(found, (dict, list)):
             text += f", found {shortened(repr(found))}"
         lines.append(f"  {where}: {text}")
