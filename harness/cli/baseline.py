@@ -26,6 +26,7 @@ from harness.cli.options import (
     print_json,
 )
 from harness.errors import EXIT_REGRESSION, UsageError
+from harness.util.paths import DEFAULT_OUT
 from harness.util.text import counted
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ baseline_app = typer.Typer(
 def record(
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
     engine_python: PythonOption = None,
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
@@ -68,7 +69,6 @@ def record(
     from harness.commands.baseline import folder_for
     from harness.commands.baseline import record as record_single_engines
     from harness.history.folder import load_history
-    from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
     from harness.workload.prepare import prepare
 
@@ -84,9 +84,7 @@ def record(
     else:
         folder = folder_for(prepared, baselines, flags.options)
         with Reporter(repeat * prepared.expected_s) as reporter:
-            recorded = record_single_engines(
-                prepared, out or DEFAULT_OUT, engine_python, reporter, repeat, folder, flags
-            )
+            recorded = record_single_engines(prepared, out, engine_python, reporter, repeat, folder, flags)
     _print_recorded(recorded)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +22,7 @@ from harness.cli.options import (
 )
 from harness.errors import UsageError
 from harness.history.layout import require_run
+from harness.util.paths import DEFAULT_OUT
 
 if TYPE_CHECKING:
     from harness.commands.repro import Target
@@ -171,7 +171,7 @@ def repro_command(
         bool, typer.Option("--export-issue", help="With --export: write the text of an issue beside the file.")
     ] = False,
     trust_code: TrustOption = False,
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
     engine_python: PythonOption = None,
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
@@ -197,7 +197,6 @@ def repro_command(
     from harness.mutants.install import require_alone
     from harness.reports.terminal import print_summary
     from harness.runner.run import require_free
-    from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
 
     flags = parse_flags(engine_arg or [], engine_env or [])
@@ -243,8 +242,8 @@ def repro_command(
             prepared,
             target,
             mutants,
-            out or DEFAULT_OUT,
-            engine_python or sys.executable,
+            out,
+            engine_python,
             reporter,
             most,
             settled if repeat is None else measured,
@@ -261,7 +260,7 @@ def _shrink(
     prepared: Prepared,
     target: Target,
     mutants: tuple[str, ...],
-    out: Path | None,
+    out: Path,
     engine_python: str | None,
     found: tuple[Path | None, str | None],
     export: Path | None,
@@ -272,12 +271,10 @@ def _shrink(
     from harness.commands.export.finding import Smallest
     from harness.commands.export.finding import export as write_export
     from harness.commands.shrink.run import expected_s, shrink
-    from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
 
     with Reporter(expected_s(prepared)) as reporter:
-        python = engine_python or sys.executable
-        result = shrink(prepared, target, mutants, out or DEFAULT_OUT, python, reporter, starts)
+        result = shrink(prepared, target, mutants, out, engine_python, reporter, starts)
     print(result.sentence)
     if result.law:
         print(f"lengths: {result.law}")
@@ -347,7 +344,7 @@ def bisect_command(
     ] = None,
     rate: RateOption = None,
     trust_code: TrustOption = False,
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Find the first vLLM version in which a finding shows, by binary search with repro as the test.
 
@@ -367,7 +364,6 @@ def bisect_command(
     from harness.commands.bisect.run import bisect as search_versions
     from harness.commands.repro import MOST_TRIES
     from harness.runner.run import new_folder
-    from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
 
     prepared, target, mutants = what_to_try(run, finding, cell, prompt, scenario, profile, trust_code, rate)
@@ -386,7 +382,7 @@ def bisect_command(
         [read_candidate("--candidate", c) for c in candidate or []],
         lambda: released_versions(package),
     )
-    folder = new_folder(out or DEFAULT_OUT, prepared.profile, "bisect")
+    folder = new_folder(out, prepared.profile, "bisect")
     with Reporter(expected_total_s(prepared, target.goal.tries, len(candidates))) as reporter:
         reporter.line(f"{len(candidates)} versions from {candidates[0].version} to {candidates[-1].version}")
         cache = installed(device, reporter.line)

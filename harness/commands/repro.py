@@ -340,7 +340,7 @@ def reproduce(
     target: Target,
     mutants: tuple[str, ...],
     out: Path,
-    engine_python: str,
+    engine_python: str | None,
     reporter: Reporter,
     most: int,
     until: Until,

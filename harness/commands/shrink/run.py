@@ -134,7 +134,7 @@ def shrink(
     target: Target,
     mutants: tuple[str, ...],
     out: Path,
-    engine_python: str,
+    engine_python: str | None,
     reporter: Reporter,
     starts: int,
 ) -> Shrunk:
