@@ -161,12 +161,11 @@ def list_stored(
     table = Table(title="baselines", title_justify="left")
     for column in ("file", "prompts", "rates", "length", "equal runs", "vLLM", "recorded"):
         table.add_column(column, overflow="fold")
-    for row in rows:
-        header = row["header"]
+    for name, header in rows:
         s = header.summary
         again = s.get("again")
         table.add_row(
-            row["name"],
+            name,
             str(s.get("prompts")),
             " ".join(f"{r:.3f}" for r in s.get("rates", [])) or "–",
             f"{s['acceptance_length_pooled']:.3f}" if "acceptance_length_pooled" in s else "–",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,10 @@ from harness.history.layout import require_run
 from harness.util.paths import DEFAULT_OUT
 
 if TYPE_CHECKING:
+    from harness.commands.export.case import Case
+    from harness.commands.export.finding import Smallest
     from harness.commands.repro import Target
+    from harness.engines.environment import EngineEnvironment
     from harness.engines.flags import EngineFlags
     from harness.workload.prepare import Prepared
 
@@ -211,23 +215,20 @@ def repro_command(
         require_alone(mutant, together=False)
         mutants = tuple(mutant)
     console = make_console()
-    if shrink:
-        raise typer.Exit(
-            _shrink(prepared, target, mutants, out, engine_python, (run, finding), export, export_issue, starts)
-        )
-    if export is not None:
-        from harness.commands.export.finding import case_from
+
+    def write(make: Callable[[EngineEnvironment], Case], smallest: Smallest | None = None) -> None:
         from harness.commands.export.finding import export as write_export
 
-        write_export(
-            lambda environment: case_from(prepared, target, environment, mutants),
-            prepared,
-            (run, finding),
-            export,
-            export_issue,
-            engine_python,
-        )
-        _print_exported(export, export_issue, mutants)
+        if export is not None:
+            write_export(make, prepared, (run, finding), export, export_issue, engine_python, smallest)
+            _print_exported(export, export_issue, mutants)
+
+    if shrink:
+        raise typer.Exit(_shrink(prepared, target, mutants, out, engine_python, starts, write))
+    if export is not None:
+        from harness.commands.export.finding import case_from
+
+        write(lambda environment: case_from(prepared, target, environment, mutants))
         return
 
     def wait(lines: list[str]) -> None:
@@ -262,14 +263,11 @@ def _shrink(
     mutants: tuple[str, ...],
     out: Path,
     engine_python: str | None,
-    found: tuple[Path | None, str | None],
-    export: Path | None,
-    issue: bool,
     starts: int,
+    write: Callable[[Callable[[EngineEnvironment], Case], Smallest], None],
 ) -> int:
-    """Shrink, print the result, export it when asked to, and return the exit code."""
+    """Shrink, print the result, pass the smallest case on to ``write``, and return the exit code."""
     from harness.commands.export.finding import Smallest
-    from harness.commands.export.finding import export as write_export
     from harness.commands.shrink.run import expected_s, shrink
     from harness.util.progress import Reporter
 
@@ -281,10 +279,8 @@ def _shrink(
     if result.symptom is not None:
         print(f"prompt: {list(result.variant.subject.prompt.ids)}")
     print(f"record: {result.folder / 'shrink.json'}")
-    if export is not None and result.symptom is not None:
-        smallest = Smallest(result.law, result.observed)
-        write_export(lambda _: result.case(prepared), prepared, found, export, issue, engine_python, smallest)
-        _print_exported(export, issue, mutants)
+    if result.symptom is not None:
+        write(lambda _: result.case(prepared), Smallest(result.law, result.observed))
     return result.exit_code
 
 
