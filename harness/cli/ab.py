@@ -18,6 +18,7 @@ from harness.cli.options import (
     make_console,
 )
 from harness.errors import UsageError
+from harness.util.paths import DEFAULT_OUT
 from harness.util.text import counted
 
 
@@ -40,7 +41,7 @@ def ab_command(
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
     key_variable: KeyVariableOption = None,
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Did the change break it? Run the same cells on two vLLMs and judge the second by the first; needs no baseline.
 
@@ -66,7 +67,6 @@ def ab_command(
     from harness.commands.bisect.environments import engine_python
     from harness.reports.beyond import print_comparison
     from harness.runner.run import require_free
-    from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
 
     prepared = with_references(profile, cell or [], scenario or [])
@@ -82,7 +82,7 @@ def ab_command(
         after = head or base
         python = engine_python("--head", after, device, reporter.line) if after is not None else None
         comparison, folder = record_both(
-            prepared.profile, (before, started("head", prepared, python, flags)), out or DEFAULT_OUT, reporter
+            prepared.profile, (before, started("head", prepared, python, flags)), out, reporter
         )
     console = make_console()
     print_comparison(comparison, console)

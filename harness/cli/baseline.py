@@ -26,6 +26,7 @@ from harness.cli.options import (
     print_json,
 )
 from harness.errors import EXIT_REGRESSION, UsageError
+from harness.util.paths import DEFAULT_OUT
 from harness.util.text import counted
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ baseline_app = typer.Typer(
 def record(
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
     engine_python: PythonOption = None,
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
@@ -68,7 +69,6 @@ def record(
     from harness.commands.baseline import folder_for
     from harness.commands.baseline import record as record_single_engines
     from harness.history.folder import load_history
-    from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
     from harness.workload.prepare import prepare
 
@@ -84,9 +84,7 @@ def record(
     else:
         folder = folder_for(prepared, baselines, flags.options)
         with Reporter(repeat * prepared.expected_s) as reporter:
-            recorded = record_single_engines(
-                prepared, out or DEFAULT_OUT, engine_python, reporter, repeat, folder, flags
-            )
+            recorded = record_single_engines(prepared, out, engine_python, reporter, repeat, folder, flags)
     _print_recorded(recorded)
 
 
@@ -163,12 +161,11 @@ def list_stored(
     table = Table(title="baselines", title_justify="left")
     for column in ("file", "prompts", "rates", "length", "equal runs", "vLLM", "recorded"):
         table.add_column(column, overflow="fold")
-    for row in rows:
-        header = row["header"]
+    for name, header in rows:
         s = header.summary
         again = s.get("again")
         table.add_row(
-            row["name"],
+            name,
             str(s.get("prompts")),
             " ".join(f"{r:.3f}" for r in s.get("rates", [])) or "–",
             f"{s['acceptance_length_pooled']:.3f}" if "acceptance_length_pooled" in s else "–",

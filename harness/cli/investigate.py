@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,9 +23,13 @@ from harness.cli.options import (
 )
 from harness.errors import UsageError
 from harness.history.layout import require_run
+from harness.util.paths import DEFAULT_OUT
 
 if TYPE_CHECKING:
+    from harness.commands.export.case import Case
+    from harness.commands.export.finding import Smallest
     from harness.commands.repro import Target
+    from harness.engines.environment import EngineEnvironment
     from harness.engines.flags import EngineFlags
     from harness.workload.prepare import Prepared
 
@@ -171,7 +175,7 @@ def repro_command(
         bool, typer.Option("--export-issue", help="With --export: write the text of an issue beside the file.")
     ] = False,
     trust_code: TrustOption = False,
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
     engine_python: PythonOption = None,
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
@@ -197,7 +201,6 @@ def repro_command(
     from harness.mutants.install import require_alone
     from harness.reports.terminal import print_summary
     from harness.runner.run import require_free
-    from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
 
     flags = parse_flags(engine_arg or [], engine_env or [])
@@ -212,23 +215,20 @@ def repro_command(
         require_alone(mutant, together=False)
         mutants = tuple(mutant)
     console = make_console()
-    if shrink:
-        raise typer.Exit(
-            _shrink(prepared, target, mutants, out, engine_python, (run, finding), export, export_issue, starts)
-        )
-    if export is not None:
-        from harness.commands.export.finding import case_from
+
+    def write(make: Callable[[EngineEnvironment], Case], smallest: Smallest | None = None) -> None:
         from harness.commands.export.finding import export as write_export
 
-        write_export(
-            lambda environment: case_from(prepared, target, environment, mutants),
-            prepared,
-            (run, finding),
-            export,
-            export_issue,
-            engine_python,
-        )
-        _print_exported(export, export_issue, mutants)
+        if export is not None:
+            write_export(make, prepared, (run, finding), export, export_issue, engine_python, smallest)
+            _print_exported(export, export_issue, mutants)
+
+    if shrink:
+        raise typer.Exit(_shrink(prepared, target, mutants, out, engine_python, starts, write))
+    if export is not None:
+        from harness.commands.export.finding import case_from
+
+        write(lambda environment: case_from(prepared, target, environment, mutants))
         return
 
     def wait(lines: list[str]) -> None:
@@ -243,8 +243,8 @@ def repro_command(
             prepared,
             target,
             mutants,
-            out or DEFAULT_OUT,
-            engine_python or sys.executable,
+            out,
+            engine_python,
             reporter,
             most,
             settled if repeat is None else measured,
@@ -261,33 +261,26 @@ def _shrink(
     prepared: Prepared,
     target: Target,
     mutants: tuple[str, ...],
-    out: Path | None,
+    out: Path,
     engine_python: str | None,
-    found: tuple[Path | None, str | None],
-    export: Path | None,
-    issue: bool,
     starts: int,
+    write: Callable[[Callable[[EngineEnvironment], Case], Smallest], None],
 ) -> int:
-    """Shrink, print the result, export it when asked to, and return the exit code."""
+    """Shrink, print the result, pass the smallest case on to ``write``, and return the exit code."""
     from harness.commands.export.finding import Smallest
-    from harness.commands.export.finding import export as write_export
     from harness.commands.shrink.run import expected_s, shrink
-    from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
 
     with Reporter(expected_s(prepared)) as reporter:
-        python = engine_python or sys.executable
-        result = shrink(prepared, target, mutants, out or DEFAULT_OUT, python, reporter, starts)
+        result = shrink(prepared, target, mutants, out, engine_python, reporter, starts)
     print(result.sentence)
     if result.law:
         print(f"lengths: {result.law}")
     if result.symptom is not None:
         print(f"prompt: {list(result.variant.subject.prompt.ids)}")
     print(f"record: {result.folder / 'shrink.json'}")
-    if export is not None and result.symptom is not None:
-        smallest = Smallest(result.law, result.observed)
-        write_export(lambda _: result.case(prepared), prepared, found, export, issue, engine_python, smallest)
-        _print_exported(export, issue, mutants)
+    if result.symptom is not None:
+        write(lambda _: result.case(prepared), Smallest(result.law, result.observed))
     return result.exit_code
 
 
@@ -347,7 +340,7 @@ def bisect_command(
     ] = None,
     rate: RateOption = None,
     trust_code: TrustOption = False,
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Find the first vLLM version in which a finding shows, by binary search with repro as the test.
 
@@ -367,7 +360,6 @@ def bisect_command(
     from harness.commands.bisect.run import bisect as search_versions
     from harness.commands.repro import MOST_TRIES
     from harness.runner.run import new_folder
-    from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
 
     prepared, target, mutants = what_to_try(run, finding, cell, prompt, scenario, profile, trust_code, rate)
@@ -386,7 +378,7 @@ def bisect_command(
         [read_candidate("--candidate", c) for c in candidate or []],
         lambda: released_versions(package),
     )
-    folder = new_folder(out or DEFAULT_OUT, prepared.profile, "bisect")
+    folder = new_folder(out, prepared.profile, "bisect")
     with Reporter(expected_total_s(prepared, target.goal.tries, len(candidates))) as reporter:
         reporter.line(f"{len(candidates)} versions from {candidates[0].version} to {candidates[-1].version}")
         cache = installed(device, reporter.line)

@@ -118,7 +118,8 @@ QuickOption = Annotated[
     typer.Option("--quick", help="Use the profile's quick form, e.g. cpu-quick for cpu: a first answer in minutes."),
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Folder for runs. Default: reports/ of the project.")
+    Path,
+    typer.Option("--out", metavar="DIR", show_default=False, help="Folder for runs. Default: reports/ of the project."),
 ]
 PythonOption = Annotated[
     str | None,

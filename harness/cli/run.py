@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
@@ -33,6 +32,7 @@ from harness.cli.options import (
 )
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
 from harness.history.layout import require_run
+from harness.util.paths import DEFAULT_OUT
 from harness.util.text import counted, lasting
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def run_command(
     cell: CellOption = None,
     scenario: ScenarioOption = None,
     quick: QuickOption = False,
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
     engine_python: PythonOption = None,
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
@@ -170,7 +170,6 @@ def run_command(
     from harness.mutants.install import require_alone
     from harness.runner.options import RunOptions
     from harness.runner.run import require_free
-    from harness.util.paths import DEFAULT_OUT
     from harness.workload.prepare import prepare
 
     require_alone(mutant or [], together)
@@ -213,7 +212,7 @@ def run_command(
         prepared,
         f"{counted(len(prepared.plan.cells), 'cell')}, "
         + ("servers that run already" if any(servers.values()) else counted(prepared.plan.engines, "engine start")),
-        lambda reporter: execute(prepared, out or DEFAULT_OUT, reporter, options, fail_fast),
+        lambda reporter: execute(prepared, out, reporter, options, fail_fast),
         part,
     )
 
@@ -337,7 +336,7 @@ def fuzz_command(
     cell: CellOption = None,
     minutes: Annotated[float, typer.Option("--minutes", metavar="N", min=0.1, help="About how long it takes.")] = 5,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed gives the same traces.")] = 0,
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
     engine_python: PythonOption = None,
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
@@ -352,10 +351,8 @@ def fuzz_command(
     from harness.commands.run import execute
     from harness.engines.executor import ExecutorChoice, make_executor
     from harness.runner.options import RunOptions
-    from harness.util.paths import DEFAULT_OUT
 
-    folder = out or DEFAULT_OUT
-    prepared = prepare_fuzz(profile, cell or [], seed, minutes, folder)
+    prepared = prepare_fuzz(profile, cell or [], seed, minutes, out)
     executor = make_executor(ExecutorChoice("local", None, None), [], None)
     options = RunOptions(engine_python, executor, flags=flags_for(prepared, engine_arg, engine_env))
     carry_out(
@@ -364,7 +361,7 @@ def fuzz_command(
         prepared,
         f"{counted(len(prepared.profile.scenarios), 'trace')} of seed {seed}, "
         f"{counted(len(prepared.plan.cells), 'cell')}",
-        lambda reporter: execute(prepared, folder, reporter, options),
+        lambda reporter: execute(prepared, out, reporter, options),
         part=False,
     )
 
@@ -378,7 +375,7 @@ def up_command(
         typer.Option("--port", metavar="PORT", min=1024, max=65535, help="Port to listen on. Default: a free one."),
     ] = None,
     profile: ProfileOption = "cpu",
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
     engine_python: PythonOption = None,
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
@@ -389,7 +386,6 @@ def up_command(
     moved. The exit code is 2 when they do not prove it.
     """
     from harness.commands.serve import asking, bring_up, prepare_cell
-    from harness.util.paths import DEFAULT_OUT
     from harness.util.progress import Reporter
 
     prepared = prepare_cell(profile, cell)
@@ -412,7 +408,7 @@ def up_command(
 
     with Reporter(prepared.expected_s) as reporter:
         try:
-            bring_up(prepared, out or DEFAULT_OUT, engine_python or sys.executable, port, reporter, serve, flags)
+            bring_up(prepared, out, engine_python, port, reporter, serve, flags)
         except KeyboardInterrupt:
             reporter.line("engines and router have stopped")
     raise typer.Exit(0 if proven and all(proven) else EXIT_UNKNOWN)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from harness.baselines.model import Header
     from harness.commands.doctor import Item
     from harness.judging.findings import Finding
     from harness.judging.power import Sensitivity
@@ -256,22 +257,23 @@ def doctor(profile: str, items: Sequence[Item]) -> dict[str, Any]:
     }
 
 
-def baselines(rows: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str, Any]:
+def baselines(rows: Sequence[tuple[str, Header]], problems: Sequence[str]) -> dict[str, Any]:
     """Return stored baselines: of ``baseline list``."""
     return {
         "baselines": [
             {
-                "file": row["name"],
-                "method": row["header"].identity.method,
-                "prompts": row["header"].summary.get("prompts"),
-                "acceptance": row["header"].summary.get("rates", []),
-                "acceptance_length": row["header"].summary.get("acceptance_length_pooled"),
-                "diverged": (row["header"].summary.get("again") or {}).get("diverged"),
-                "repeated": (row["header"].summary.get("again") or {}).get("prompts"),
-                "vllm": row["header"].identity.vllm,
-                "recorded": row["header"].provenance.recorded,
+                "file": name,
+                "method": header.identity.method,
+                "prompts": header.summary.get("prompts"),
+                "acceptance": header.summary.get("rates", []),
+                "acceptance_length": header.summary.get("acceptance_length_pooled"),
+                "diverged": again.get("diverged"),
+                "repeated": again.get("prompts"),
+                "vllm": header.identity.vllm,
+                "recorded": header.provenance.recorded,
             }
-            for row in rows
+            for name, header in rows
+            for again in (header.summary.get("again") or {},)
         ],
         "problems": list(problems),
     }

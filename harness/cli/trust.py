@@ -21,6 +21,7 @@ from harness.cli.options import (
     flags_for,
     make_console,
 )
+from harness.util.paths import DEFAULT_OUT
 
 
 def selftest_command(
@@ -40,7 +41,7 @@ def selftest_command(
         ),
     ] = None,
     profile: ProfileOption = "cpu",
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
     engine_python: PythonOption = None,
 ) -> None:
     """Inject faults into real engines, one at a time, and check that each is caught for the right reason.
@@ -49,9 +50,8 @@ def selftest_command(
     """
     from harness.commands.selftest.report import print_selftest
     from harness.commands.selftest.run import self_test
-    from harness.util.paths import DEFAULT_OUT
 
-    result, folder = self_test(profile, mutant or [], quick, complete, method, out or DEFAULT_OUT, engine_python)
+    result, folder = self_test(profile, mutant or [], quick, complete, method, out, engine_python)
     console = make_console()
     print_selftest(result, console)
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
@@ -69,7 +69,7 @@ def aa_command(
         int | None,
         typer.Option("--prompts", metavar="N", min=1, help="Number of cold prompts per stratum. Default: all of them."),
     ] = None,
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
     engine_python: PythonOption = None,
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
@@ -84,7 +84,6 @@ def aa_command(
     """
     from harness.commands.aa import judge_again, print_repeat, repeat_cells, write_repeat
     from harness.engines.flags import parse_flags
-    from harness.util.paths import DEFAULT_OUT
 
     if recorded is not None:
         result, folder = judge_again(recorded), recorded
@@ -96,7 +95,7 @@ def aa_command(
             scenario or [],
             prompts,
             repeat,
-            out or DEFAULT_OUT,
+            out,
             engine_python,
             parse_flags(engine_arg or [], engine_env or []),
         )
@@ -116,7 +115,7 @@ def soak_command(
     concurrency: Annotated[
         int, typer.Option("--concurrency", metavar="N", min=1, max=256, help="Number of concurrent requests.")
     ] = 4,
-    out: OutOption = None,
+    out: OutOption = DEFAULT_OUT,
     engine_python: PythonOption = None,
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
@@ -129,11 +128,10 @@ def soak_command(
     """
     from harness.commands.soak.report import print_soak
     from harness.commands.soak.run import Wanted, prepare_soak, soak
-    from harness.util.paths import DEFAULT_OUT
 
     prepared = prepare_soak(profile, cell)
     flags = flags_for(prepared, engine_arg, engine_env)
-    ended = soak(prepared, Wanted(minutes, concurrency), out or DEFAULT_OUT, engine_python, flags)
+    ended = soak(prepared, Wanted(minutes, concurrency), out, engine_python, flags)
     console = make_console()
     print_soak(ended.result, console)
     words = f"no report: {ended.unwritten}" if ended.unwritten else f"report: {ended.folder / 'soak.html'}"

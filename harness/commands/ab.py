@@ -82,8 +82,7 @@ def with_references(source: str, cells: list[str], scenarios: list[str]) -> Prep
         (w.cell.variant, send.prompt.id): send.prompt
         for w in prepared.works
         for script in w.scripts
-        for stage in script.stages
-        for send in stage.sends
+        for send in script.sends
     }
     works = [
         _asked_cold(w, [p for (variant, _), p in used.items() if variant == w.cell.variant])

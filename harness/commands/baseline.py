@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.baselines.build import Recorded, record_from
 from harness.baselines.diff import diff
 from harness.baselines.lookup import unused
-from harness.baselines.model import Baseline
+from harness.baselines.model import Baseline, Header
 from harness.baselines.store import load_baseline, stored
 from harness.errors import DataError, UsageError
 from harness.history.folder import load_history
@@ -108,17 +109,15 @@ def _load(path: Path) -> Baseline:
     return load_baseline(path.with_suffix(".json"))
 
 
-def overview(source: str, folder: Path | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row for each stored baseline, and a sentence for each that is damaged, unused or orphaned."""
+def overview(source: str, folder: Path | None) -> tuple[list[tuple[str, Header]], list[str]]:
+    """Return the file name and header of each stored baseline, and a sentence for each that is damaged, unused or
+    orphaned."""
     prepared = prepare(source, ["single-*"])
     where = folder or prepared.profile.baselines
     rows = []
     for path in stored(where):
-        try:
-            header = load_baseline(path).header
-        except DataError:
-            continue
-        rows.append({"name": path.name, "header": header})
+        with suppress(DataError):
+            rows.append((path.name, load_baseline(path).header))
     hardware = tuple(gpus())
     known = [
         identity_of(part, m, prepared.sets[part.variant].sha256, None, hardware)

@@ -340,7 +340,7 @@ def reproduce(
     target: Target,
     mutants: tuple[str, ...],
     out: Path,
-    engine_python: str,
+    engine_python: str | None,
     reporter: Reporter,
     most: int,
     until: Until,
@@ -470,7 +470,7 @@ def _subject(work: CellWork) -> tuple[Prompt, float] | None:
     """Return the prompt that the case is about, and its temperature, or None."""
     if work.items:
         return work.items[0].prompt, 0.0
-    sends = [s for script in work.scripts for stage in script.stages for s in stage.sends]
+    sends = [s for script in work.scripts for s in script.sends]
     chosen = next((s for s in sends if s.part == "subject"), sends[0] if sends else None)
     return (chosen.prompt, chosen.temperature) if chosen is not None else None
 

@@ -93,7 +93,7 @@ def asking(prepared: Prepared, source: str, address: Address) -> list[str]:
 def bring_up(
     prepared: Prepared,
     out: Path,
-    engine_python: str,
+    engine_python: str | None,
     port: int | None,
     reporter: Reporter,
     serve: Callable[[Address], None],

@@ -211,7 +211,7 @@ def _together(prepared: Prepared) -> dict[str, Together]:
 def _sent_in(work: CellWork, scenario: str) -> list[Prompt]:
     """Return the prompts whose answers are judged in a scenario of a cell."""
     scripts = [s for s in work.scripts if s.scenario == scenario]
-    sent = {s.prompt.id: s.prompt for script in scripts for stage in script.stages for s in stage.sends}
+    sent = {s.prompt.id: s.prompt for script in scripts for s in script.sends}
     return list(sent.values())
 
 

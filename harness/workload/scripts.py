@@ -92,8 +92,13 @@ class Script(NamedTuple):
     stages: tuple[Stage, ...]
 
     @property
+    def sends(self) -> list[Send]:
+        """The requests of all stages, without those that are sent between the legs of another."""
+        return [send for stage in self.stages for send in stage.sends]
+
+    @property
     def requests(self) -> int:
-        return sum(1 + len(send.between) for stage in self.stages for send in stage.sends)
+        return sum(1 + len(send.between) for send in self.sends)
 
 
 def scripts(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands.export.case import Right, case_of, cold_stage, engine_commands, injected, write_case
+from harness.commands.export.case import Right, case_of, cold_script, engine_commands, injected, write_case
 from harness.commands.export.finding import Smallest, issue_text
 from harness.commands.repro import Goal
 from harness.errors import UsageError
@@ -207,7 +207,7 @@ def test_requests_that_a_file_cannot_send_are_refused():
         (scenario,) = (s for s in profile.scenarios if s.id == name)
         script = scripts(scenario, known, "pd")[0]
         with pytest.raises(UsageError, match=f"sent whole and answered, found {name}"):
-            case_of("x", profile, cell, name, script, {"subject": Right((1,), None)})
+            case_of("x", profile, cell, script, {"subject": Right((1,), None)})
 
 
 def test_prefill_without_parameters_tells_nothing(exported):
@@ -288,8 +288,8 @@ def test_prompt_without_a_right_answer_is_refused():
     (cell,) = select_cells(profile, ["single-none"])
     prompt = load_prompts(profile.workload.prompts).prompts[0]
     with pytest.raises(UsageError, match="expected a right answer to compare with, found none"):
-        case_of("x", profile, cell, "cold", cold_stage(prompt), {})
-    known = case_of("x", profile, cell, "cold", cold_stage(prompt), {"subject": Right((1,), None)})
+        case_of("x", profile, cell, cold_script(prompt), {})
+    known = case_of("x", profile, cell, cold_script(prompt), {"subject": Right((1,), None)})
     assert known.right["subject"].tokens == (1,)
 
 

@@ -328,7 +328,7 @@ def _stacks_item(system: Path) -> Item:
     )
 
 
-def weights_of(source: str, hub: Hub | None = None) -> dict[str, int]:
+def weights_of(source: str) -> dict[str, int]:
     """Return the weights' bytes of every target and drafter of a profile, by folder or hub name, as far as known."""
     profile = read_profile(source, with_prompts=False)
     given = {p.target for p in profile.written_parts} | {
@@ -340,7 +340,7 @@ def weights_of(source: str, hub: Hub | None = None) -> dict[str, int]:
         if (folder := folder_of(model)) is not None
     }
     if any(references_of(p) for p in profile.written_parts):
-        out |= {str(m.reference): m.size for m in survey(profile, hub or Hub()) if m.size}
+        out |= {str(m.reference): m.size for m in survey(profile, Hub()) if m.size}
     return out
 
 

@@ -61,31 +61,27 @@ class Case(NamedTuple):
     """That rate, and where it comes from."""
 
 
-def cold_stage(prompt: Prompt, max_tokens: int | None = None) -> Stage:
-    return Stage((Send(prompt, "subject", "a", max_tokens=max_tokens),))
+def cold_script(prompt: Prompt) -> Script:
+    return Script(COLD, 0, (Stage((Send(prompt, "subject", "a"),)),))
 
 
-def case_of(
-    title: str, profile: Profile, cell: Cell, scenario: str, script: Script | Stage, right: Mapping[str, Right]
-) -> Case:
+def case_of(title: str, profile: Profile, cell: Cell, script: Script, right: Mapping[str, Right]) -> Case:
     """Return a case that judges only requests with a known right answer.
 
     Raises UsageError without one, and for requests that a file cannot send.
     """
-    stages = script.stages if isinstance(script, Script) else (script,)
-    sends = [s for stage in stages for s in stage.sends]
-    if any(s.abandon or s.appended or s.feature or s.by_second_p or s.route == "former-p" for s in sends):
+    if any(s.abandon or s.appended or s.feature or s.by_second_p or s.route == "former-p" for s in script.sends):
         raise UsageError(
-            f"{title}: expected requests that are sent whole and answered, found {scenario}, which gives them up, "
-            "changes them or tells D of another P; an exported file cannot: use `harness repro` alone"
+            f"{title}: expected requests that are sent whole and answered, found {script.scenario}, which gives them "
+            "up, changes them or tells D of another P; an exported file cannot: use `harness repro` alone"
         )
-    known = {s.part for stage in stages for s in stage.sends if s.part in right}
+    known = {s.part for s in script.sends if s.part in right}
     if not known:
         raise UsageError(
             f"{title}: expected a right answer to compare with, found none; record a baseline "
             "(harness baseline record) or name a prompt that is in the baseline"
         )
-    return Case(title, profile, cell, scenario, stages, {p: right[p] for p in right if p in known})
+    return Case(title, profile, cell, script.scenario, script.stages, {p: right[p] for p in right if p in known})
 
 
 def write_case(case: Case, environment: EngineEnvironment, target: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.commands.export.case import Case, case_of, cold_stage, engine_commands, right_answers, write_case
+from harness.commands.export.case import Case, case_of, cold_script, engine_commands, right_answers, write_case
 from harness.commands.repro import Target, find
 from harness.engines.environment import EngineEnvironment, engines_for
 from harness.history.folder import History, load_history
@@ -22,7 +22,6 @@ from harness.reports.markdown import plain_cell
 from harness.scheduling.hardware import hardware
 from harness.util.files import write_atomic
 from harness.workload.prepare import Prepared
-from harness.workload.scripts import Script, Send, Stage
 
 _LINE = 100
 
@@ -34,39 +33,27 @@ class Smallest(NamedTuple):
     observed: tuple[int, ...]
 
 
-def script_of(prepared: Prepared) -> Script | Stage:
-    """Return what the prepared cell is sent: one cold prompt, or one run through a scenario."""
-    (work,) = prepared.works
-    if work.scripts:
-        return work.scripts[0]
-    return cold_stage(work.items[0].prompt)
-
-
-def sends_of(script: Script | Stage) -> list[Send]:
-    stages = script.stages if isinstance(script, Script) else (script,)
-    return [s for stage in stages for s in stage.sends]
-
-
 def case_from(
     prepared: Prepared, target: Target, environment: EngineEnvironment, mutants: tuple[str, ...] = ()
 ) -> Case:
     """Return the case of a prompt or a scenario, with the recorded answers as the right ones. Raises UsageError when no
     right answer is known."""
     (work,) = prepared.works
-    script = script_of(prepared)
+    # One run through a scenario, or one cold prompt.
+    script = work.scripts[0] if work.scripts else cold_script(work.items[0].prompt)
     lookups = lookups_now(prepared, environment.vllm)
     plain, own = (lookups.get(m) for m in (work.cell.name.plain, work.cell.name.lineup))
     known = plain.baseline.by_prompt() if plain is not None and plain.baseline is not None else {}
     steps = own.baseline.by_prompt() if own is not None and own.baseline is not None else {}
     tokens = {p.id: known[p.id].output_ids if p.id in known else p.expected for p in prepared.prompts.prompts}
     right = right_answers(
-        sends_of(script),
+        script.sends,
         {k: v for k, v in tokens.items() if v},
         {k: r.accepted for k, r in steps.items()},
         prepared.profile.workload.max_tokens,
     )
     config = next((s for s in prepared.profile.scenarios if s.id == target.scenario), None)
-    case = case_of(target.words, prepared.profile, work.cell, target.scenario, script, right)
+    case = case_of(target.words, prepared.profile, work.cell, script, right)
     slack = PRESSURE_SLACK if isinstance(config, Pressure) else 0.0
     return case._replace(slack=slack, tries=target.goal.tries, seen=target.goal.words, mutants=mutants)
 

@@ -6,10 +6,11 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.commands.export.case import Case, Right, cold_stage
+from harness.commands.export.case import Case, Right, cold_script
 from harness.commands.repro import Target
 from harness.commands.shrink.oracle import Oracle, Reference, Seen, Symptom
 from harness.commands.shrink.search import fewest, smallest_length, smallest_number
@@ -134,7 +135,7 @@ def shrink(
     target: Target,
     mutants: tuple[str, ...],
     out: Path,
-    engine_python: str,
+    engine_python: str | None,
     reporter: Reporter,
     starts: int,
 ) -> Shrunk:
@@ -166,16 +167,10 @@ def shrink(
 def first_variant(prepared: Prepared, target: Target) -> Variant:
     """Return the case as it was found. Raises UsageError when the target names no request."""
     (work,) = prepared.works
-    if work.items:
-        item = work.items[0]
-        if len(work.items) > 1:
-            raise UsageError(
-                "--shrink: expected one prompt, found a finding about a whole cell; choose one with --prompt"
-            )
-
-        return Variant(COLD, (cold_stage(item.prompt),), "subject")
-    script = work.scripts[0]
-    parts = [s.part for stage in script.stages for s in stage.sends]
+    if len(work.items) > 1:
+        raise UsageError("--shrink: expected one prompt, found a finding about a whole cell; choose one with --prompt")
+    script = cold_script(work.items[0].prompt) if work.items else work.scripts[0]
+    parts = [s.part for s in script.sends]
     named = (target.key or "").rpartition(".")[2]
     wanted = named if named in parts else "subject" if "subject" in parts else parts[-1]
     return Variant(script.scenario, script.stages, wanted)
@@ -306,10 +301,7 @@ class _Shrinker:
         result = self._result
         start = result.variant
         ids = start.subject.prompt.ids
-
-        def fails(tokens: int) -> bool:
-            return self._length(oracle, start, ids, tokens)
-
+        fails = partial(self._length, oracle, start, ids)
         found = smallest_length(len(ids), min(self._frame.least, len(ids)), self._block, fails)
         if found < len(ids):
             result.variant = start.with_ids(self._frame.cut(ids, found))
@@ -342,11 +334,8 @@ class _Shrinker:
         start = result.variant
         known = start.subject.max_tokens or len(result.right.tokens if result.right is not None else ()) or 1
         at = result.position or 0
-
-        def fails(tokens: int) -> bool:
-            return self._try(oracle, start.asking(tokens), f"{tokens} output tokens")
-
-        smallest_number(known, 1, (at + 1, at + 2, at + 5), fails)
+        likely = (at + 1, at + 2, at + 5)
+        smallest_number(known, 1, likely, lambda n: self._try(oracle, start.asking(n), f"{n} output tokens"))
 
     def _sweep(self, oracle: Oracle) -> None:
         """Try lengths around the smallest failing one, cut from other prompts in turn, with all output tokens."""

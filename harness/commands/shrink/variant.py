@@ -29,12 +29,12 @@ class Variant(NamedTuple):
 
     @property
     def subject(self) -> Send:
-        return next(s for stage in self.stages for s in stage.sends if s.part == self.part)
+        return next(s for s in self.script.sends if s.part == self.part)
 
     @property
     def others(self) -> tuple[str, ...]:
         """Parts of all other requests, except those sent between the legs of another."""
-        return tuple(s.part for stage in self.stages for s in stage.sends if s.part != self.part)
+        return tuple(s.part for s in self.script.sends if s.part != self.part)
 
     @property
     def requests(self) -> int:

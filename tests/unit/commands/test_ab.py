@@ -44,7 +44,7 @@ def test_single_cells_are_asked_too_and_cold_for_every_prompt():
     prepared = with_references("cpu", ["pd-eagle3"], ["prefix-hit"])
     assert {c.id for c in prepared.plan.cells} == {"pd-eagle3", "single-eagle3", "single-none"}
     works = {w.cell.id: w for w in prepared.works}
-    used = {s.prompt.id for script in works["pd-eagle3"].scripts for stage in script.stages for s in stage.sends}
+    used = {s.prompt.id for script in works["pd-eagle3"].scripts for s in script.sends}
     assert not works["pd-eagle3"].items
     for cell in ("single-eagle3", "single-none"):
         assert {item.prompt.id for item in works[cell].items} == used

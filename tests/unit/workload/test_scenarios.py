@@ -52,13 +52,13 @@ def test_every_shipped_scenario_has_scripts_where_it_makes_sense(config):
         found = scripts(config, KNOWN, topology)
         assert bool(found) == (topology in config.topologies)
         for script in found:
-            keys = [(s.prompt.id, s.part) for stage in script.stages for s in stage.sends]
+            keys = [(s.prompt.id, s.part) for s in script.sends]
             assert len(set(keys)) == len(keys)
 
 
 def test_donor_and_subject_share_a_cache_and_nobody_else_does():
     (first, *_) = scripts(scenario("prefix-hit", where="decode"), KNOWN, "pd")
-    donor, subject = (s for stage in first.stages for s in stage.sends)
+    donor, subject = first.sends
     assert donor.group == subject.group
     assert (donor.route, subject.route) == ("local", "cell")
     (run, *_) = scripts(scenario("concurrent"), KNOWN, "single")
@@ -70,7 +70,7 @@ def test_a_continuation_is_the_first_turn_and_the_beginning_of_its_answer():
     (config,) = (s for s in load_profile("cpu-full").scenarios if s.kind == "continuation")
     assert {KNOWN[p].tokens % 32 for p in config.continued} == set(range(32))
     for run in scripts(config, KNOWN, "pd"):
-        donor, subject = (s for stage in run.stages for s in stage.sends)
+        donor, subject = run.sends
         sent_back = subject.prompt.ids[donor.prompt.tokens :]
         assert subject.prompt.ids == (*donor.prompt.ids, *donor.prompt.expected[: len(sent_back)])
         assert subject.prompt.expected == donor.prompt.expected[len(sent_back) :]
@@ -80,7 +80,7 @@ def test_a_continuation_is_the_first_turn_and_the_beginning_of_its_answer():
 def test_a_next_turn_that_goes_on_otherwise_repeats_the_whole_answer():
     (config,) = (s for s in load_profile("cpu-back").scenarios if s.id == "read-back-past")
     for run in scripts(config.model_copy(update={"continued": ("next-172", "next-175")}), KNOWN, "pd"):
-        donor, subject = (s for stage in run.stages for s in stage.sends)
+        donor, subject = run.sends
         turn = (*donor.prompt.ids, *donor.prompt.expected)
         repeated = donor.prompt.tokens + donor.max_tokens
         assert subject.prompt.ids[:repeated] == turn[:repeated]
@@ -105,7 +105,7 @@ def test_the_full_profile_has_every_scenario_of_the_plain_one():
 
 def test_recovery_repeats_the_parameters_of_a_hand_off_to_d_alone():
     (run,) = scripts(scenario("recovery"), KNOWN, "pd")
-    before, subject, again = (s for stage in run.stages for s in stage.sends)
+    before, subject, again = run.sends
     assert [s.route for s in (before, subject, again)] == ["cell", "former-p", "cell"]
     assert before.group != subject.group == again.group
     work = cell_work(PROFILE, PROMPTS, Cell("pd", PROFILE.methods[0]), choose_scenarios(PROFILE, ["recovery"]))
@@ -114,7 +114,7 @@ def test_recovery_repeats_the_parameters_of_a_hand_off_to_d_alone():
 
 def test_a_restarted_p_hands_off_once_more_with_nothing_cached():
     (run, _) = scripts(next(s for s in load_profile("cpu-full").scenarios if s.id == "restarted-p"), KNOWN, "pd")
-    sends = [s for stage in run.stages for s in stage.sends]
+    sends = run.sends
     assert [(s.part, s.route, s.restart) for s in sends] == [
         ("before", "cell", False), ("subject", "former-p", True), ("again", "cell", False), ("after", "cell", False)
     ]  # fmt: skip
@@ -123,7 +123,7 @@ def test_a_restarted_p_hands_off_once_more_with_nothing_cached():
 
 def test_two_p_hand_over_each_prompt_by_turns():
     (run,) = scripts(next(s for s in load_profile("cpu-full").scenarios if s.id == "second-p"), KNOWN, "pd")
-    sends = [s for stage in run.stages for s in stage.sends]
+    sends = run.sends
     assert [s.by_second_p for s in sends] == [False, True] * 3 == [s.part.startswith("second") for s in sends]
     assert {s.prompt.id for s in sends[0::2]} == {s.prompt.id for s in sends[1::2]}
     assert all(one.prompt != other.prompt for one, other in zip(sends[0::2], sends[1::2], strict=True))
@@ -132,7 +132,7 @@ def test_two_p_hand_over_each_prompt_by_turns():
 
 def test_the_token_that_d_gets_in_addition_is_the_answer_to_the_others():
     (run,) = scripts(scenario("appended-token"), KNOWN, "pd")
-    donor, subject = (s for stage in run.stages for s in stage.sends)
+    donor, subject = run.sends
     turn = subject.prompt
     assert (subject.appended, donor.route, donor.group) == (True, "local", subject.group)
     assert turn.ids[-1] == donor.prompt.expected[turn.tokens - donor.prompt.tokens - 1]
@@ -140,7 +140,7 @@ def test_the_token_that_d_gets_in_addition_is_the_answer_to_the_others():
 
 def test_each_feature_is_asked_for_by_itself_and_a_stop_ends_both_ways_at_the_same_token():
     (run,) = scripts(scenario("features"), KNOWN, "pd")
-    sends = {s.feature: s for stage in run.stages for s in stage.sends}
+    sends = {s.feature: s for s in run.sends}
     assert len(run.stages) == len(sends) == 4
     known = sends["grammar"].prompt.expected
     fields = {f: feature_fields(f, known, lambda ids: f"{len(ids)} words") for f in sends}
@@ -788,7 +788,7 @@ def test_drawn_prompts_are_of_many_texts_and_can_be_found_in_a_cache():
     # EAGLE3 computes the last matched block again.
     assert min(p.tokens for p in chosen) > 64 > min(p.tokens for p in drawn(CROWD, PROFILE, copies))
     (first, *_) = scripts(hit, KNOWN, "pd", chosen)
-    donor, subject = (s for stage in first.stages for s in stage.sends)
+    donor, subject = first.sends
     assert donor.prompt == subject.prompt and (donor.route, donor.max_tokens, donor.group) == ("local", 2, "a")
 
 
