@@ -20,6 +20,7 @@ from tests.support.builders import (
     prompt_ids,
     speculation,
     view,
+    with_cells,
     with_prefill,
     with_run,
 )
@@ -89,8 +90,7 @@ def test_missing_observation_and_failed_exchange_are_unknown():
     broken = observation("single-none", error="engine answered 500")
     assert responses.complete(view(history([broken]), "single-none")).verdict is Verdict.UNKNOWN
     short = history([observation("single-none")])
-    short = with_run(short, cells=(short.run.cells[0].model_copy(update={"planned": 2}),))
-    result = responses.complete(view(short, "single-none"))
+    result = responses.complete(view(with_cells(short, planned=2), "single-none"))
     assert result.verdict is Verdict.UNKNOWN
     assert "expected 2 observations" in result.findings[0].message
 
@@ -166,19 +166,17 @@ def test_other_token_count_is_a_regression():
     assert transfer.transfer(view(history([o]), "pd-none")).verdict is Verdict.REGRESSION
 
 
-def of_windows(groups, tokens_=181, moved=None):
-    """The check of hand-offs of a target with full attention and a window of 48 tokens; blocks have 32 KiB."""
+def of_windows(groups, moved=None):
+    """The check of hand-offs of 181 tokens by a target with full attention and a window of 48; blocks have 32 KiB."""
     usual = [list(range(6)), [6, 7, 8], [9, 10, 11]]
     rows = []
     for number, published in enumerate((usual, usual, groups)):
-        o = with_params(observation("pd-none", tokens_), remote_block_ids=published)
+        o = with_params(observation("pd-none", 181), remote_block_ids=published)
         # Of the three blocks that a window publishes, D leaves out the first, which no query sees any more.
         count = moved if moved and number == 2 else 6 + 2 + 2
         counters = {**o.final.counters, "nixl_bytes": 32768.0 * count}
         rows.append(change_final(o, counters=counters).model_copy(update={"prompt_id": f"p{number}"}))
-    h = history(rows)
-    h = with_run(h, cells=(h.run.cells[0].model_copy(update={"windows": (None, 48)}),))
-    return transfer.transfer(view(h, "pd-none"))
+    return transfer.transfer(view(with_cells(history(rows), windows=(None, 48)), "pd-none"))
 
 
 def test_groups_with_windows_publish_the_last_blocks_only():
