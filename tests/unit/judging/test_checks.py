@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from harness.history.verdict import Verdict
@@ -204,10 +206,22 @@ def test_window_whose_blocks_did_not_move_is_unknown():
     assert "expected NIXL to move 10 blocks of 32768 bytes" in result.findings[0].message
 
 
-@pytest.mark.parametrize("groups", [None, [], [[]], "x", [3]])
-def test_nothing_published_is_unknown(groups):
-    o = with_params(observation("pd-none", 40), remote_block_ids=groups)
-    assert transfer.transfer(view(history([o]), "pd-none")).verdict is Verdict.UNKNOWN
+def from_outside(o, tokens_):
+    return change_final(o, counters={**o.final.counters, "prompt_tokens_external_kv_transfer": tokens_})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(partial(with_params, remote_block_ids=groups) for groups in (None, [], [[]], "x", [3])),
+        partial(with_prefill, kv_transfer_params=None),
+        partial(from_outside, tokens_=32.0),
+    ],
+    ids=["groups null", "no groups", "an empty group", "a word", "a flat list", "no parameters", "part from outside"],
+)
+def test_hand_off_of_unknown_blocks_or_of_part_of_the_prompt_is_unknown(change):
+    made = history([change(observation("pd-none", 40))])
+    assert transfer.transfer(view(made, "pd-none")).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize("missing", ["nixl_bytes", "nixl_descriptors", "prompt_tokens_external_kv_transfer"])
@@ -216,17 +230,6 @@ def test_no_proof_of_movement_is_unknown(missing):
     counters = {k: v for k, v in o.final.counters.items() if k != missing}
     result = transfer.transfer(view(history([change_final(o, counters=counters)]), "pd-none"))
     assert result.verdict is Verdict.UNKNOWN and result.findings[0].damage == "nothing-tested"
-
-
-def test_part_of_the_prompt_from_outside_is_unknown():
-    o = observation("pd-none", 40)
-    counters = {**o.final.counters, "prompt_tokens_external_kv_transfer": 32.0}
-    assert transfer.transfer(view(history([change_final(o, counters=counters)]), "pd-none")).verdict is Verdict.UNKNOWN
-
-
-def test_dropped_parameters_are_unknown():
-    cut = with_prefill(observation("pd-none", 40), kv_transfer_params=None)
-    assert transfer.transfer(view(history([cut]), "pd-none")).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize("counter", ["nixl_bytes", "prompt_tokens_external_kv_transfer"])
