@@ -127,9 +127,14 @@ def undisturbed(context: Context, cell: str) -> ControlRun:
     return control
 
 
+def folders_in(out: Path) -> list[Path]:
+    """Return the run folders below ``out``, and no link to one."""
+    return [p for p in sorted(out.glob("*")) if p.is_dir() and not p.is_symlink()]
+
+
 def folder_in(out: Path) -> Path | None:
     """Return the only run folder below ``out``."""
-    return next((p for p in sorted(out.glob("*")) if p.is_dir() and not p.is_symlink()), None)
+    return next(iter(folders_in(out)), None)
 
 
 def whole_lines(folder: Path | None) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from faults.cli_child import After, Child, folder_in, run_arguments, undisturbed, whole_lines
+from faults.cli_child import After, Child, folder_in, folders_in, run_arguments, undisturbed, whole_lines
 from faults.context import Context
 from faults.leaks import Footprint
 from faults.model import Drill, Result
@@ -93,7 +93,7 @@ class FolderDriller:
             both = children[0].until(lambda: len(_begun(out)) == 2 and children[1].running, _LIMIT_S)
             codes = [c.wait(_LIMIT_S) for c in children]
         seconds = time.monotonic() - begun
-        folders = [p for p in sorted(out.glob("*")) if p.is_dir() and not p.is_symlink()]
+        folders = folders_in(out)
         reasons = []
         verdict: Verdict | None = None
         recorded = 0
@@ -165,7 +165,7 @@ _VERDICTS = {
 
 def _begun(out: Path) -> list[Path]:
     """Return the runs with at least one answer."""
-    return [p for p in out.glob("*") if p.is_dir() and not p.is_symlink() and whole_lines(p)]
+    return [p for p in folders_in(out) if whole_lines(p)]
 
 
 class _Ended(NamedTuple):

@@ -22,7 +22,6 @@ from faults.tcp_relay import Relay, lead
 from faults.testbed import Scene
 from harness.engines.api_key import ApiKey
 from harness.history.records import Observation
-from harness.history.verdict import Verdict
 from harness.profiles.cells import Role
 
 FROZEN_S = 20.0
@@ -212,7 +211,6 @@ def _process(
     proxy: Role | None,
     make: Make | None,
     reason: str,
-    verdicts: tuple[Verdict, ...] = U,
     bound_s: float = 90.0,
     topology: Topology = "pd",
     engine: Mapping[str, Any] | None = None,
@@ -220,7 +218,7 @@ def _process(
     kills: Role | None = None,
 ) -> ProcessDrill:
     return ProcessDrill(
-        Drill(name, group, title, strikes, verdicts, reason, bound_s), topology, proxy, make, engine or {}, kills
+        Drill(name, group, title, strikes, U, reason, bound_s), topology, proxy, make, engine or {}, kills
     )
 
 

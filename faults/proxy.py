@@ -181,11 +181,11 @@ class Armed:
                 self._under_way -= 1
                 self._idle.notify_all()
 
-    def cancel(self, patience_s: float = _CANCEL_S) -> None:
-        """Cancel the fault and wait up to ``patience_s`` seconds for its exchanges to end."""
+    def cancel(self) -> None:
+        """Cancel the fault and wait up to ``_CANCEL_S`` seconds for its exchanges to end."""
         self.over.set()
         with self._idle:
-            self._idle.wait_for(lambda: not self._under_way, patience_s)
+            self._idle.wait_for(lambda: not self._under_way, _CANCEL_S)
 
     def trouble(self, words: str) -> None:
         with self._lock:

@@ -9,6 +9,13 @@ from harness.history.verdict import Verdict
 _SHAPE = "expected a completion with one choice"
 _TOKENS = "expected the tokens of"
 _NO_DRAFT = "speculation was not tested"
+_PROMPT_SENT = "prompt ids that were sent"
+_MODEL = "model 'target'"
+
+_WITHOUT_IDS = a.edited(lambda b: a.choice(b).pop("token_ids"))
+_ANOTHER_ECHO = a.edited(a.echo_another)
+_ANOTHER_MODEL = a.edited(lambda b: b.update(model="other"))
+_WITHOUT_METRICS = a.edited(lambda b: b.pop("metrics"))
 
 _TRANSPORT = (
     on_answers("error-body", "200 with an error body", "D", a.instead(200, a.ERROR_BODY), U, "an error body"),
@@ -82,30 +89,10 @@ _CONTENT = (
     ),
     on_answers("more", "more tokens than usage says", "D", a.edited(a.add_token), R, "usage to count"),
     on_answers("none", "no tokens", "single", a.edited(a.no_tokens), R, "at least one output token"),
-    on_answers(
-        "no-ids", "no token ids", "D", a.edited(lambda b: a.choice(b).pop("token_ids")), R, "expected output token ids"
-    ),
-    on_answers(
-        "no-ids-all",
-        "no token ids",
-        "single",
-        a.edited(lambda b: a.choice(b).pop("token_ids")),
-        R,
-        "output token ids",
-        "all",
-    ),
-    on_answers(
-        "echo", "different prompt ids are echoed", "P", a.edited(a.echo_another), R, "prompt ids that were sent"
-    ),
-    on_answers(
-        "echo-all",
-        "different prompt ids are echoed",
-        "single",
-        a.edited(a.echo_another),
-        R,
-        "prompt ids that were sent",
-        "all",
-    ),
+    on_answers("no-ids", "no token ids", "D", _WITHOUT_IDS, R, "expected output token ids"),
+    on_answers("no-ids-all", "no token ids", "single", _WITHOUT_IDS, R, "output token ids", "all"),
+    on_answers("echo", "different prompt ids are echoed", "P", _ANOTHER_ECHO, R, _PROMPT_SENT),
+    on_answers("echo-all", "different prompt ids are echoed", "single", _ANOTHER_ECHO, R, _PROMPT_SENT, "all"),
     on_answers(
         "no-echo",
         "no prompt ids are echoed",
@@ -120,7 +107,7 @@ _CONTENT = (
         "single",
         a.altered_request(lambda b: b["prompt"].reverse()),
         R,
-        "prompt ids that were sent",
+        _PROMPT_SENT,
     ),
     on_answers(
         "hot",
@@ -146,36 +133,13 @@ _CONTENT = (
         U,
         "found 404",
     ),
-    on_answers(
-        "other-model",
-        "the answer names another model",
-        "single",
-        a.edited(lambda b: b.update(model="other")),
-        U,
-        "model 'target'",
-    ),
-    on_answers(
-        "other-model-all",
-        "every answer names another model",
-        "D",
-        a.edited(lambda b: b.update(model="other")),
-        U,
-        "model 'target'",
-        "all",
-    ),
+    on_answers("other-model", "the answer names another model", "single", _ANOTHER_MODEL, U, _MODEL),
+    on_answers("other-model-all", "every answer names another model", "D", _ANOTHER_MODEL, U, _MODEL, "all"),
 )
 
 _FIGURES = (
-    on_answers("no-acceptance", "no acceptance figures", "D", a.edited(lambda b: b.pop("metrics")), U, "acceptance"),
-    on_answers(
-        "no-acceptance-all",
-        "no acceptance figures",
-        "single",
-        a.edited(lambda b: b.pop("metrics")),
-        U,
-        "acceptance",
-        "all",
-    ),
+    on_answers("no-acceptance", "no acceptance figures", "D", _WITHOUT_METRICS, U, "acceptance"),
+    on_answers("no-acceptance-all", "no acceptance figures", "single", _WITHOUT_METRICS, U, "acceptance", "all"),
     on_answers(
         "acceptance-total",
         "accepted drafts that do not add up",

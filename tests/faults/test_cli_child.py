@@ -26,16 +26,15 @@ from harness.history.verdict import Verdict
 from harness.util.paths import REPOSITORY
 from harness.util.progress import Reporter
 from tests.support import program
-from tests.support.builders import history, observation, written_run
+from tests.support.builders import history, observation, with_answers, with_cells, written_run
 from tests.support.supervised import wait_for
 
 
 def recorded(folder: Path, state: str = "complete", count: int = 3) -> Path:
     """A run of three observations of which so many are there."""
-    made = history([observation("single-none", n) for n in (40, 50, 60)], folder=folder)
-    cells = tuple(c.model_copy(update={"state": state}) for c in made.run.cells)
-    left = made.model_copy(update={"observations": made.observations[:count]})
-    return written_run(folder, left, cells=cells, finished=made.run.finished if count == 3 else None)
+    made = with_cells(history([observation("single-none", n) for n in (40, 50, 60)], folder=folder), state=state)
+    left = with_answers(made, made.observations[:count])
+    return written_run(folder, left, finished=made.run.finished if count == 3 else None)
 
 
 def test_a_run_that_was_cut_short_is_unknown_and_keeps_what_it_has(tmp_path):

@@ -27,6 +27,7 @@ from tests.support.supervised import (
     made_by,
     made_by_program,
     marks,
+    noted_pids,
     nothing_left,
     only_ledger,
     own_folder,
@@ -54,7 +55,7 @@ def test_sigkill_of_the_harness_at_any_moment_leaves_nothing(engine_program, tmp
     harness.wait()
     wait_for(lambda: not marks(folder / "logs" / "x"), 30)
     wait_for(lambda: not state(), 30)
-    pids = list(map(int, (folder / "pids").read_text().split())) if (folder / "pids").exists() else []
+    pids = noted_pids(folder)
     assert gone(pids) and not made_by(pids)
     # Segments of other engines come and go, those of tests that run beside this one too; a segment left over stays.
     new = {s for s in procfs.segments() - before if "ucx_shm_posix_test_" in s.name or made_by_program(s.name)}

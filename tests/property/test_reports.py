@@ -10,17 +10,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import judge
 from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Judgement
 from harness.reports.junit import render_junit
 from harness.reports.markdown import MAX_LINES, render_markdown
-from harness.reports.summary import RunSummary, summarise_run
+from harness.reports.summary import RunSummary
 from harness.reports.terminal import print_summary
-from tests.support.builders import CELLS, LENGTHS, finding, flawless, history, lookups
+from tests.support.builders import CELLS, finding, flawless, history, summarised
 from tests.support.junit import SCHEMA
 
-_HISTORY = history(flawless(), CELLS)
-GREEN = summarise_run(_HISTORY, judge(_HISTORY, lookups(LENGTHS)), lookups(LENGTHS))
+GREEN = summarised(history(flawless(), CELLS))
 RED = st.sampled_from([Verdict.REGRESSION, Verdict.DRIFT, Verdict.UNKNOWN, Verdict.SUSPECT, Verdict.KNOWN])
 TEXT = st.text(st.characters(codec=None), max_size=40) | st.sampled_from(
     ["x" * 3000, "a\nb" * 50, "\x1b[31m", "\u2028"]

@@ -34,7 +34,7 @@ from harness.judging.findings import Finding
 from harness.profiles.cells import CellName
 from harness.profiles.model import SHIPPED_PROFILES, Judging
 from harness.prompts import probe_task
-from harness.reports.summary import summarise_run
+from harness.reports.summary import RunSummary, summarise_run
 from harness.util.paths import REPOSITORY
 from tests.support.run_files import write_observations
 
@@ -60,14 +60,10 @@ def speculation(accepted: tuple[int, ...], k: int = 3) -> Speculation:
     )
 
 
-def steps_for(outputs: int, per_step: int = 1) -> tuple[int, ...]:
-    """Accepted counts that account for ``outputs`` tokens exactly."""
-    left, out = outputs - 1, []
-    while left > 0:
-        accepted = min(per_step, left - 1)
-        out.append(accepted)
-        left -= accepted + 1
-    return tuple(out)
+def steps_for(outputs: int) -> tuple[int, ...]:
+    """Accepted counts, one a step where there is room, that account for ``outputs`` tokens exactly."""
+    pairs, rest = divmod(max(0, outputs - 1), 2)
+    return (1,) * pairs + (0,) * rest
 
 
 def leg(role: str, sent: tuple[int, ...], output: tuple[int, ...], **changes: object) -> Leg:
@@ -277,6 +273,24 @@ def with_run(the_history: History, **changes: object) -> History:
     return the_history.model_copy(update={"run": the_history.run.model_copy(update=changes)})
 
 
+def with_cells(the_history: History, *names: str, **changes: object) -> History:
+    """The history with fields of the records of these cells replaced, or of all."""
+    cells = the_history.run.cells
+    changed = (c.model_copy(update=changes) if c.cell in names or not names else c for c in cells)
+    return with_run(the_history, cells=tuple(changed))
+
+
+def with_profile(the_history: History, **changes: object) -> History:
+    """The history with keys of its recorded profile replaced."""
+    return with_run(the_history, profile={**the_history.run.profile, **changes})
+
+
+def with_answers(the_history: History, observations: Iterable[Observation]) -> History:
+    """The history with these observations; a copy of it would keep what it has looked up in its own."""
+    fields = {name: getattr(the_history, name) for name in History.model_fields}
+    return History(**{**fields, "observations": tuple(observations)})
+
+
 def identity(method: str = "none", **changes: object) -> Identity:
     base: dict[str, object] = {
         "target_sha256": "t",
@@ -439,6 +453,12 @@ def garbled(o, at=2):
     output = o.final.output_ids
     wrong = (*output[:at], output[at] + 1, *output[at + 1 :])
     return change_final(o, output_ids=wrong)
+
+
+def summarised(the_history: History, baselines: dict[str, Lookup] | None = None) -> RunSummary:
+    """The summary of a history that is judged by these baselines, or else by those of LENGTHS."""
+    baselines = lookups(LENGTHS) if baselines is None else baselines
+    return summarise_run(the_history, judge(the_history, baselines), baselines)
 
 
 def judged(*observations):

@@ -59,7 +59,8 @@ class Run(NamedTuple):
 def read(folder: Path) -> Run:
     rows = {
         path.relative_to(folder).as_posix(): [json.loads(line) for line in path.read_text().splitlines()]
-        for path in [path for of in files_by_cell(folder).values() for path in of]
+        for of_cell in files_by_cell(folder).values()
+        for path in of_cell
     }
     return Run(json.loads((folder / RUN).read_text()), rows)
 

@@ -11,7 +11,17 @@ from harness.history.acceptance import counts_of_steps
 from harness.history.folder import History
 from harness.history.records import Observation
 from harness.history.token_ids import output_key
-from tests.support.builders import baseline_row, changed_rows, history, lookup_of, observation, rescoring, with_run
+from tests.support.builders import (
+    baseline_row,
+    changed_rows,
+    history,
+    lookup_of,
+    observation,
+    rescoring,
+    with_answers,
+    with_profile,
+    with_run,
+)
 
 LENGTHS = list(range(32, 32 + 96))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3")
@@ -45,8 +55,7 @@ def night(
         chosen = {"pd-eagle3": pd, "single-eagle3": single}.get(cell) or recorded
         for n in lengths:
             observations.append(change(observation(cell, n, accepted=chosen(n))))
-    made = history(observations)
-    return with_run(made, profile={**made.run.profile, "judging": {**JUDGING, **judging}})
+    return with_profile(history(observations), judging={**JUDGING, **judging})
 
 
 def outputs(n: int) -> int:
@@ -93,8 +102,7 @@ def scored(made: History, gap: Callable[[Observation], float] = lambda o: 0.0) -
         output = o.final.output_ids
         gaps = [gap(o) if i == 2 else 0.0 for i in range(len(output))]
         scores[o.prompt_id, output_key(output)] = rescoring(o.prompt_id, o.sent_ids, output, gaps)
-    rescored = made.model_copy(update={"observations": (*made.observations, *scores.values())})
-    return with_run(rescored, rescore=True)
+    return with_run(with_answers(made, (*made.observations, *scores.values())), rescore=True)
 
 
 def noisy(lookups: dict[str, Lookup], method: str, gaps: Sequence[float | None]) -> dict[str, Lookup]:

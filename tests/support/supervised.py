@@ -81,12 +81,15 @@ def engine_program(tmp_path) -> Path:
     return path
 
 
-def read_pids(folder: Path, count: int = 2) -> list[int]:
-    def read() -> list[int]:
-        found = (folder / "pids").read_text().split() if (folder / "pids").exists() else []
-        return list(map(int, found)) if len(found) >= count else []
+def noted_pids(folder: Path) -> list[int]:
+    """The processes of the program that have noted themselves so far."""
+    path = folder / "pids"
+    return list(map(int, path.read_text().split())) if path.exists() else []
 
-    return wait_for(read, 60)
+
+def read_pids(folder: Path) -> list[int]:
+    """Both processes of the program, once they have noted themselves."""
+    return wait_for(lambda: found if len(found := noted_pids(folder)) >= 2 else [], 60)
 
 
 def made_by(pids: list[int]) -> list[str]:

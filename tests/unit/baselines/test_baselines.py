@@ -34,6 +34,8 @@ from tests.support.builders import (
     provenance,
     rows,
     speculation,
+    with_answers,
+    with_profile,
     with_run,
     written_run,
 )
@@ -325,10 +327,8 @@ def test_changed_rows_do_not_keep_the_old_noise(tmp_path):
         else o
         for o in run_of().observations
     ]
-    path = record_from(run_of().model_copy(update={"observations": tuple(changed)}), None, {"": prompts()}, tmp_path)[
-        1
-    ].path
-    assert [r.again is None for r in load_baseline(path).rows] == [False, True, False]
+    recorded = record_from(with_answers(run_of(), changed), None, {"": prompts()}, tmp_path)
+    assert [r.again is None for r in load_baseline(recorded[1].path).rows] == [False, True, False]
 
 
 def test_wrong_answers_and_missing_metrics_are_never_recorded():
@@ -346,7 +346,7 @@ def test_speculation_that_changes_tokens_is_never_recorded(tmp_path):
     run = run_of()
     wrong = [garbled(o, at=0) if o.cell == "single-eagle3" else o for o in run.observations]
     with pytest.raises(UsageError, match="expected the tokens of the plain engine"):
-        record_from(run.model_copy(update={"observations": tuple(wrong)}), None, {"": prompts()}, tmp_path)
+        record_from(with_answers(run, wrong), None, {"": prompts()}, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -365,7 +365,7 @@ def test_prompts_of_scenarios_are_compared_with_the_longest_plain_answer_of_the_
     short = change_final(short, output_ids=whole.final.output_ids[:2])
     odd = garbled(observation("single-none", 64, scenario="features", feature="grammar", max_tokens=192))
     other = history([observation("single-none", 32), garbled(observation("single-none", 32, scenario="refill")), whole])
-    other = other.model_copy(update={"observations": (*other.observations, short, odd)})
+    other = with_answers(other, (*other.observations, short, odd))
     other = with_run(other, identities={"none": identity("none").model_dump(mode="json")})
     rows = references_in(other, {"none": identity("none")})["none"].baseline.by_prompt()
     assert {p: r.output_ids for p, r in rows.items()} == {
@@ -376,8 +376,7 @@ def test_prompts_of_scenarios_are_compared_with_the_longest_plain_answer_of_the_
 def test_what_the_other_run_asked_of_pairs_alone_is_compared_with_the_baseline(tmp_path):
     ids = {"none": identity("none", prompts_sha256=prompts().sha256).model_dump(mode="json")}
     whole = [observation("single-none", 32), observation("pd-none", 32), observation("pd-none", 40, scenario="append")]
-    run = with_run(history(whole), identities=ids)
-    run = with_run(run, profile={**run.run.profile, "baselines": str(tmp_path / "stored")})
+    run = with_profile(with_run(history(whole), identities=ids), baselines=str(tmp_path / "stored"))
     run = run.model_copy(update={"own": True})
     other = tmp_path / "other"
     written_run(other, run, run_id="other")
@@ -447,7 +446,7 @@ def test_again_of_a_run_that_parts(tmp_path):
         )
         for o in again.observations
     ]
-    again = again.model_copy(update={"observations": tuple(parted)})
+    again = with_answers(again, parted)
     row = load_baseline(record_from(run_of(), again, {"": prompts()}, tmp_path)[0].path).rows[0]
     assert row.again is not None
     assert (row.again.divergence, row.again.gap) == (5, 9.0)

@@ -17,7 +17,7 @@ from harness.profiles.model import load_profile
 from harness.reports.html import repro_line
 from harness.stats.quiet import excluded_above, least_rate, quiet_tries
 from harness.stats.sequential import interval_of
-from tests.support.builders import change_final, engine, garbled, history, judged, observation, with_run
+from tests.support.builders import change_final, engine, garbled, history, judged, observation, with_cells, with_run
 
 
 @pytest.fixture
@@ -142,9 +142,8 @@ def test_prompt_of_a_cell_is_prepared_with_its_engines_only():
 def test_engines_of_a_shared_group_are_those_of_the_run():
     profile = load_profile("cpu")
     made = history([change_final(observation("single-none", 96)), observation("pd-none", 96)])
-    cells = tuple(c.model_copy(update={"group": "pd-none"}) for c in made.run.cells)
     prompts = repro.load_prompts(profile.workload.prompts)
-    shared = with_run(made, cells=cells, prompts_sha256=prompts.sha256)
+    shared = with_run(with_cells(made, group="pd-none"), prompts_sha256=prompts.sha256)
     target = repro.Target("single-none", "cold", None, "copy-096-19", "ids", None, None, "x")
     prepared = repro._prepared(profile, "cpu", target, shared)
     assert [g.topology for g in prepared.plan.groups] == ["pd"]

@@ -16,7 +16,7 @@ from harness.judging.references import References, carry, known_of
 from harness.reports.judge_run import assess, check
 from harness.util.paths import REPOSITORY, recorded
 from tests.golden.oracle import BASELINES, RUNS
-from tests.support.builders import with_run
+from tests.support.builders import with_profile
 
 NAMED = References(BASELINES, REPOSITORY / "known-defects.yaml")
 
@@ -69,7 +69,7 @@ def test_known_defects_are_carried(folder: Path, tmp_path: Path):
     listed.write_text("format: 1\ndefects: []\n")
     carry(history, References(BASELINES, listed))
     assert (folder / CARRIED_KNOWN).read_text() == listed.read_text()
-    away = with_run(history, profile={**history.run.profile, "known_defects": "/elsewhere/mine.yaml"})
+    away = with_profile(history, known_defects="/elsewhere/mine.yaml")
     assert known_of(away) == folder / CARRIED_KNOWN
 
 
@@ -98,6 +98,6 @@ def test_other_references_than_those_of_the_runs_own_judgement_are_said(folder: 
 def test_what_an_installation_has_in_the_place_of_what_a_run_names_is_said(folder: Path):
     history = load_history(folder)
     shutil.rmtree(folder / "references")
-    away = with_run(history, profile={**history.run.profile, "known_defects": "/elsewhere/known-defects.yaml"})
+    away = with_profile(history, known_defects="/elsewhere/known-defects.yaml")
     notices = assess(away, References(baselines=BASELINES)).judgement.notices
     assert "known defects: those of this installation, because those that it names are not here" in notices

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from harness.history.verdict import Verdict
@@ -20,6 +22,7 @@ from tests.support.builders import (
     prompt_ids,
     speculation,
     view,
+    with_cells,
     with_prefill,
     with_run,
 )
@@ -89,8 +92,7 @@ def test_missing_observation_and_failed_exchange_are_unknown():
     broken = observation("single-none", error="engine answered 500")
     assert responses.complete(view(history([broken]), "single-none")).verdict is Verdict.UNKNOWN
     short = history([observation("single-none")])
-    short = with_run(short, cells=(short.run.cells[0].model_copy(update={"planned": 2}),))
-    result = responses.complete(view(short, "single-none"))
+    result = responses.complete(view(with_cells(short, planned=2), "single-none"))
     assert result.verdict is Verdict.UNKNOWN
     assert "expected 2 observations" in result.findings[0].message
 
@@ -166,19 +168,17 @@ def test_other_token_count_is_a_regression():
     assert transfer.transfer(view(history([o]), "pd-none")).verdict is Verdict.REGRESSION
 
 
-def of_windows(groups, tokens_=181, moved=None):
-    """The check of hand-offs of a target with full attention and a window of 48 tokens; blocks have 32 KiB."""
+def of_windows(groups, moved=None):
+    """The check of hand-offs of 181 tokens by a target with full attention and a window of 48; blocks have 32 KiB."""
     usual = [list(range(6)), [6, 7, 8], [9, 10, 11]]
     rows = []
     for number, published in enumerate((usual, usual, groups)):
-        o = with_params(observation("pd-none", tokens_), remote_block_ids=published)
+        o = with_params(observation("pd-none", 181), remote_block_ids=published)
         # Of the three blocks that a window publishes, D leaves out the first, which no query sees any more.
         count = moved if moved and number == 2 else 6 + 2 + 2
         counters = {**o.final.counters, "nixl_bytes": 32768.0 * count}
         rows.append(change_final(o, counters=counters).model_copy(update={"prompt_id": f"p{number}"}))
-    h = history(rows)
-    h = with_run(h, cells=(h.run.cells[0].model_copy(update={"windows": (None, 48)}),))
-    return transfer.transfer(view(h, "pd-none"))
+    return transfer.transfer(view(with_cells(history(rows), windows=(None, 48)), "pd-none"))
 
 
 def test_groups_with_windows_publish_the_last_blocks_only():
@@ -206,10 +206,22 @@ def test_window_whose_blocks_did_not_move_is_unknown():
     assert "expected NIXL to move 10 blocks of 32768 bytes" in result.findings[0].message
 
 
-@pytest.mark.parametrize("groups", [None, [], [[]], "x", [3]])
-def test_nothing_published_is_unknown(groups):
-    o = with_params(observation("pd-none", 40), remote_block_ids=groups)
-    assert transfer.transfer(view(history([o]), "pd-none")).verdict is Verdict.UNKNOWN
+def from_outside(o, tokens_):
+    return change_final(o, counters={**o.final.counters, "prompt_tokens_external_kv_transfer": tokens_})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(partial(with_params, remote_block_ids=groups) for groups in (None, [], [[]], "x", [3])),
+        partial(with_prefill, kv_transfer_params=None),
+        partial(from_outside, tokens_=32.0),
+    ],
+    ids=["groups null", "no groups", "an empty group", "a word", "a flat list", "no parameters", "part from outside"],
+)
+def test_hand_off_of_unknown_blocks_or_of_part_of_the_prompt_is_unknown(change):
+    made = history([change(observation("pd-none", 40))])
+    assert transfer.transfer(view(made, "pd-none")).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize("missing", ["nixl_bytes", "nixl_descriptors", "prompt_tokens_external_kv_transfer"])
@@ -218,17 +230,6 @@ def test_no_proof_of_movement_is_unknown(missing):
     counters = {k: v for k, v in o.final.counters.items() if k != missing}
     result = transfer.transfer(view(history([change_final(o, counters=counters)]), "pd-none"))
     assert result.verdict is Verdict.UNKNOWN and result.findings[0].damage == "nothing-tested"
-
-
-def test_part_of_the_prompt_from_outside_is_unknown():
-    o = observation("pd-none", 40)
-    counters = {**o.final.counters, "prompt_tokens_external_kv_transfer": 32.0}
-    assert transfer.transfer(view(history([change_final(o, counters=counters)]), "pd-none")).verdict is Verdict.UNKNOWN
-
-
-def test_dropped_parameters_are_unknown():
-    cut = with_prefill(observation("pd-none", 40), kv_transfer_params=None)
-    assert transfer.transfer(view(history([cut]), "pd-none")).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize("counter", ["nixl_bytes", "prompt_tokens_external_kv_transfer"])

@@ -14,7 +14,7 @@ from harness.judging.exposure import exposure_of
 from harness.judging.findings import Judgement
 from harness.reports.trend import answers_of
 from harness.reports.trend_model import Answers
-from tests.support.builders import change_final, view
+from tests.support.builders import change_final, view, with_answers
 from tests.support.normal_tier import baselines, night, noisy, scored
 
 PROMPTS = list(range(32, 332))
@@ -73,6 +73,6 @@ def test_bound_rises_with_the_gaps_at_which_equal_runs_part():
 
 def test_output_without_a_score_is_unknown():
     made = scored(night(stages=1, lengths=PROMPTS[:3]))
-    lost = made.model_copy(update={"observations": made.observations[:-1]})
+    lost = with_answers(made, made.observations[:-1])
     result = disliked_tokens(view(lost, "single-none", baselines()))
     assert result.verdict is Verdict.UNKNOWN and "no score" in result.findings[0].message

@@ -25,16 +25,18 @@ from tests.support.builders import (
     speculation,
     steps_for,
     view,
+    with_cells,
     with_prefill,
-    with_run,
+    with_profile,
 )
 from tests.support.normal_tier import baselines, night
 
 
-def everywhere(change, cell: str = "pd-eagle3"):
-    """The verdicts of a cell in which every answer is changed, by check."""
-    judgement = judge(history([change(o) if o.cell == cell else o for o in flawless()], CELLS), lookups(LENGTHS))
-    return {r.check: r.verdict for c in judgement.cells if c.cell == cell for r in c.results}
+def everywhere(change):
+    """The verdicts of a pair in which every answer is changed, by check."""
+    made = [change(o) if o.cell == "pd-eagle3" else o for o in flawless()]
+    judgement = judge(history(made, CELLS), lookups(LENGTHS))
+    return {r.check: r.verdict for c in judgement.cells if c.cell == "pd-eagle3" for r in c.results}
 
 
 # --- how requests end ------------------------------------------------------------------------------------------------
@@ -59,7 +61,7 @@ def test_full_context_ends_a_request_early():
     o = change_final(observation("single-none", 40, max_tokens=192), finish_reason="length")
     made = history([o])
     for context, verdict in ((40 + len(o.final.output_ids), Verdict.PASS), (512, Verdict.REGRESSION)):
-        full = with_run(made, profile={**made.run.profile, "engine": {"max_model_len": context}})
+        full = with_profile(made, engine={"max_model_len": context})
         assert responses.response_invariants(view(full, "single-none")).verdict is verdict
 
 
@@ -87,7 +89,7 @@ def test_fewer_drafts_fit_at_the_end_of_the_context(cell, last, verdict):
     found = speculation((0, *own) if cell.startswith("pd") else own).model_copy(update={"at_limit": True})
     made = history([change_final(whole, speculation=found)])
     context = 40 + len(whole.final.output_ids)
-    made = with_run(made, profile={**made.run.profile, "engine": {"max_model_len": context}})
+    made = with_profile(made, engine={"max_model_len": context})
     result = drafting.acceptance_baseline(view(made, cell, lookups([40])))
     assert result.verdict is verdict, [f.message for f in result.findings]
     assert responses.response_invariants(view(made, cell)).verdict is Verdict.PASS
@@ -133,8 +135,8 @@ def with_bytes(o: Observation, change) -> Observation:
     return change_final(o, counters={**o.final.counters, "nixl_bytes": change(o.final.counters["nixl_bytes"])})
 
 
-def transferred(made: list[Observation], cell: str = "pd-eagle3"):
-    return transfer.transfer(view(history(made), cell))
+def transferred(made: list[Observation]):
+    return transfer.transfer(view(history(made), "pd-eagle3"))
 
 
 @pytest.mark.parametrize("change", [lambda b: 1.0, lambda b: b * 0.8, lambda b: b + 131072, lambda b: b / 2])
@@ -200,8 +202,7 @@ def test_wrong_answer_followed_by_a_right_one_is_unknown():
     made = history([garbled(right), right])
     result = responses.complete(view(made, "single-none"))
     assert "expected one answer to this request, found 2" in result.findings[0].message
-    made = with_run(made, cells=(made.run.cells[0].model_copy(update={"planned": 1}),))
-    assert judge(made, lookups([40])).verdict is Verdict.UNKNOWN
+    assert judge(with_cells(made, planned=1), lookups([40])).verdict is Verdict.UNKNOWN
 
 
 # --- padding ---------------------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ from tests.support.builders import (
     known_entry,
     lookups,
     observation,
+    with_answers,
+    with_profile,
     with_run,
 )
 
@@ -151,8 +153,7 @@ def test_misspelt_list_is_refused(tmp_path):
 def test_other_findings_of_the_same_cell_still_fail(tmp_path):
     h = made()
     broken = h.observations[0].model_copy(update={"error": "engine answered 500"})
-    h = h.model_copy(update={"observations": (broken, *h.observations[1:])})
-    assert judged(h, known(tmp_path, ENTRY)).verdict is Verdict.UNKNOWN
+    assert judged(with_answers(h, (broken, *h.observations[1:])), known(tmp_path, ENTRY)).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -218,9 +219,9 @@ def garbage(o, **changes):
 def test_shipped_entry_does_not_cover_an_answer_that_ended_in_an_error():
     """The answers of the known defect are wrong; they are whole all the same."""
     shipped = load_known(REPOSITORY / "known-defects.yaml")
-    recorded, broken = load_history(RUNS / "known"), load_history(RUNS / "known")
-    damaged = tuple(garbage(o, finish_reason="error") if o.cell == "single-eagle3" else o for o in broken.observations)
-    broken = broken.model_copy(update={"observations": damaged})
+    recorded = load_history(RUNS / "known")
+    damaged = (garbage(o, finish_reason="error") if o.cell == "single-eagle3" else o for o in recorded.observations)
+    broken = with_answers(recorded, damaged)
     assert apply_known(judge(recorded, baselines_for(recorded, BASELINES)), shipped, recorded).verdict is Verdict.KNOWN
     judgement = apply_known(judge(broken, baselines_for(broken, BASELINES)), shipped, broken)
     assert judgement.verdict is Verdict.REGRESSION
@@ -263,8 +264,7 @@ def test_list_that_does_not_exist_is_refused_before_a_run(tmp_path):
 def test_recorded_run_is_judged_without_a_lost_list_and_says_so(tmp_path, monkeypatch):
     """Without the list more is red, never less. Another list may be named, and has to exist."""
     monkeypatch.chdir(tmp_path)
-    h = made()
-    h = with_run(h, profile={**h.run.profile, "known_defects": str(tmp_path / "lost.yaml")})
+    h = with_profile(made(), known_defects=str(tmp_path / "lost.yaml"))
     for own in (True, False):
         judgement = assess(h.model_copy(update={"own": own})).judgement
         assert judgement.by_cell()["pd-none"] is Verdict.REGRESSION

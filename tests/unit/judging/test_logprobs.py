@@ -15,7 +15,17 @@ from harness.judging.checks.logprobs import has_reference, logprobs_baseline, lo
 from harness.judging.checks.registry import judge
 from harness.judging.references import References, lookups_for
 from tests.golden.oracle import BASELINES, RUNS
-from tests.support.builders import LENGTHS, change_final, changed_rows, flawless, history, lookups, observation, view
+from tests.support.builders import (
+    LENGTHS,
+    change_final,
+    changed_rows,
+    flawless,
+    history,
+    lookups,
+    observation,
+    view,
+    with_answers,
+)
 
 
 def moved(o: Observation, gap: float = -4.0, chosen: float = 0.0, tokens: range | None = None) -> Observation:
@@ -163,8 +173,8 @@ def test_recorded_logprobs_of_right_targets_stay_green(run):
 def test_recorded_answers_whose_logprobs_are_moved_fail():
     made = load_history(RUNS / "M4")
     rng = random.Random(3)
-    changed = tuple(moved(o, rng.uniform(-8, -0.1)) if o.cell == "pd-eagle3" else o for o in made.observations)
-    result = logprobs_single(view(made.model_copy(update={"observations": changed}), "pd-eagle3"))
+    changed = (moved(o, rng.uniform(-8, -0.1)) if o.cell == "pd-eagle3" else o for o in made.observations)
+    result = logprobs_single(view(with_answers(made, changed), "pd-eagle3"))
     assert result.verdict is Verdict.REGRESSION and len(result.findings) == 5
 
 

@@ -16,7 +16,7 @@ from harness.judging.checks.registry import judge, tripped_tests
 from harness.judging.evidence import Evidence
 from harness.judging.findings import Judgement
 from harness.profiles.model import Judging
-from tests.support.builders import change_final, changed_rows, history, observation, view, with_run
+from tests.support.builders import change_final, changed_rows, history, observation, view, with_profile
 from tests.support.normal_tier import (
     FOUR,
     JUDGING,
@@ -331,8 +331,7 @@ def test_padding_is_known_without_a_surplus_only_where_the_answer_fills_the_cont
     *short, last = recorded(40)
     assert last == 0
     made = history([without_metrics(observation("pd-eagle3", 40, accepted=tuple(short)))])
-    context = {"max_model_len": 40 + outputs(40) + room}
-    made = with_run(made, profile={**made.run.profile, "engine": context})
+    made = with_profile(made, engine={"max_model_len": 40 + outputs(40) + room})
     lookups = baselines([40])
     lookups["eagle3"] = changed_rows(lookups["eagle3"], lambda _: {"accepted": tuple(short)})
     found = drafting.acceptance_baseline(view(made, "pd-eagle3", lookups))

@@ -26,6 +26,8 @@ from tests.support.builders import (
     lookups,
     observation,
     view,
+    with_answers,
+    with_cells,
     with_run,
     written_run,
 )
@@ -35,10 +37,6 @@ LENGTHS = [31, 32, 40]
 
 def night(cell: str = "pd-eagle3"):
     return history([observation(cell, n, sequence=i) for i, n in enumerate(LENGTHS)])
-
-
-def with_answers(made, answers):
-    return made.model_copy(update={"observations": tuple(answers)})
 
 
 def messages(result):
@@ -89,9 +87,7 @@ def test_missing_request_is_named_and_a_strange_one_does_not_replace_it():
 
 
 def test_record_that_does_not_say_what_was_planned_is_unknown():
-    made = night()
-    made = with_run(made, cells=(made.run.cells[0].model_copy(update={"plan": None}),))
-    assert responses.complete(view(made, "pd-eagle3")).verdict is Verdict.UNKNOWN
+    assert responses.complete(view(with_cells(night(), plan=None), "pd-eagle3")).verdict is Verdict.UNKNOWN
 
 
 def test_answers_of_a_cell_that_was_not_to_run_keep_the_run_from_passing():
@@ -104,9 +100,7 @@ def test_answers_of_a_cell_that_was_not_to_run_keep_the_run_from_passing():
 
 
 def edited(folder, **changes):
-    made = night("single-none")
-    cell = made.run.cells[0].model_copy(update=changes.pop("cell", {}))
-    return written_run(folder, made, cells=(cell,), **changes)
+    return written_run(folder, with_cells(night("single-none"), **changes.pop("cell", {})), **changes)
 
 
 def test_record_that_contradicts_itself_is_refused(tmp_path):

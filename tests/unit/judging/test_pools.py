@@ -8,13 +8,12 @@ from harness.history.surfaces import RESET_PREFIX_CACHE
 from harness.history.verdict import Verdict
 from harness.judging.checks import pools
 from harness.judging.checks.registry import judge
-from tests.support.builders import history, lookups, observation, view, with_run
+from tests.support.builders import history, lookups, observation, view, with_cells, with_run
 
 
 def emptied(after, lacking=()):
     made = history([observation("pd-none", 40)])
-    record = made.run.cells[0].model_copy(update={"emptied_s": after})
-    return with_run(made, cells=(record,), lacking=dict.fromkeys(lacking, "…"))
+    return with_run(with_cells(made, emptied_s=after), lacking=dict.fromkeys(lacking, "…"))
 
 
 @pytest.mark.parametrize(

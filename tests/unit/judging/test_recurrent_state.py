@@ -17,7 +17,9 @@ from tests.support.builders import (
     lookups,
     observation,
     view,
+    with_cells,
     with_prefill,
+    with_profile,
     with_run,
 )
 
@@ -44,10 +46,9 @@ def recorded(*last, block_size: int | None = BLOCK, lengths=LENGTHS, **changes: 
     """A run of such a pair; ``last`` replaces the observations of the same prompts."""
     made = {o.prompt_id: o for o in (*(handed(n) for n in lengths), *last)}
     h = history([*made.values(), *(observation("single-none", n) for n in lengths)])
-    cells = tuple(c.model_copy(update={"recurrent": True, **changes}) for c in h.run.cells)
     engines = [e for name in ("pd-none", "single-none") for e in engines_of(name)]
     told = tuple(e.model_copy(update={"block_size": block_size}) for e in engines)
-    return with_run(h, cells=cells, engines=told)
+    return with_run(with_cells(h, recurrent=True, **changes), engines=told)
 
 
 def check(h: History):
@@ -108,7 +109,7 @@ def test_what_is_not_known_makes_the_pair_unknown_with_the_reason(h, words):
 
 
 def test_another_block_size_than_asked_for_is_unknown():
-    h = with_run(recorded(block_size=544), profile={**recorded().run.profile, "engine": {"block_size": 32}})
+    h = with_profile(recorded(block_size=544), engine={"block_size": 32})
     (first, *_) = settings.engine_as_asked(view(h, "pd-none")).findings
     assert "engine.block_size: 32, found 544" in first.message
 
@@ -117,8 +118,7 @@ def test_another_block_size_than_asked_for_is_unknown():
     ("tokens", "recurrent", "hit"), [(96, True, 64), (96, False, 32), (97, True, 64), (117, True, 64)]
 )
 def test_a_hit_with_a_drafter_may_recompute_a_block_that_ends_with_the_prompt(tokens, recurrent, hit):
-    h = history([observation("single-mtp", tokens)])
-    cells = tuple(c.model_copy(update={"recurrent": recurrent, "block_size": BLOCK}) for c in h.run.cells)
-    cell = view(with_run(h, cells=cells), "single-mtp")
+    h = with_cells(history([observation("single-mtp", tokens)]), recurrent=recurrent, block_size=BLOCK)
+    cell = view(h, "single-mtp")
     (o,) = cell.observations().values()
     assert cell.expected_hit(o, o).least == hit

@@ -7,13 +7,12 @@ import pytest
 from harness.history.verdict import Verdict
 from harness.judging.checks import settings
 from harness.judging.checks.registry import judge
-from tests.support.builders import engine, history, lookups, observation, view, with_run
+from tests.support.builders import engine, history, lookups, observation, view, with_profile
 
 
 def asked(told, **engine_settings):
     engines = tuple(engine("pd-none", role).model_copy(update=told) for role in ("prefill", "decode"))
-    made = history([observation("pd-none", 40)], engines=engines)
-    return with_run(made, profile={**made.run.profile, "engine": engine_settings})
+    return with_profile(history([observation("pd-none", 40)], engines=engines), engine=engine_settings)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,16 @@ from harness.history.records import Leg
 from harness.history.verdict import Verdict
 from harness.judging.checks import transfer
 from harness.judging.checks.registry import judge
-from tests.support.builders import LENGTHS, change_final, history, lookups, observation, view, with_run
+from tests.support.builders import (
+    LENGTHS,
+    change_final,
+    history,
+    lookups,
+    observation,
+    view,
+    with_answers,
+    with_profile,
+)
 
 MULTI = {
     "kv_connector": "MultiConnector",
@@ -24,9 +33,8 @@ def moved_by(connector: dict, lost: int = 0) -> History:
         kept["prompt_tokens_external_kv_transfer"] -= lost
         made += [change_final(o, counters=kept), observation("single-none", tokens)]
     found = history(made)
-    legs = [o.model_copy(update={"legs": tuple(_without_nixl(leg) for leg in o.legs)}) for o in found.observations]
-    found = found.model_copy(update={"observations": tuple(legs)})
-    return with_run(found, profile={**found.run.profile, "engine": connector})
+    silent = (o.model_copy(update={"legs": tuple(_without_nixl(leg) for leg in o.legs)}) for o in found.observations)
+    return with_profile(with_answers(found, silent), engine=connector)
 
 
 def _without_nixl(leg: Leg) -> Leg:

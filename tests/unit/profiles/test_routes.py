@@ -11,7 +11,7 @@ from harness.judging.exposure import exposure_of
 from harness.profiles.cells import CellName, all_cells, excluded_cells, make_plan, select_cells
 from harness.profiles.model import load_profile
 from harness.workload.prepare import prepare
-from tests.support.builders import changed_profile, history, lookups, observation, view, with_run
+from tests.support.builders import changed_profile, history, lookups, observation, view, with_cells
 
 LENGTHS = (32, 40, 96)
 
@@ -83,8 +83,7 @@ def routed(tokens, asked=True, **changes):
 
 
 def run_of(*observations):
-    made = history(list(observations), cells=["pd-eagle3-router"])
-    return with_run(made, cells=(made.run.cells[0].model_copy(update={"route": "router"}),))
+    return with_cells(history(list(observations), cells=["pd-eagle3-router"]), route="router")
 
 
 def checks(*observations):
@@ -165,8 +164,7 @@ def test_direct_and_routed_cells_are_judged_side_by_side():
     direct = [observation("pd-eagle3", n, sequence=i) for i, n in enumerate(LENGTHS)]
     single = [observation("single-eagle3", n, sequence=i) for i, n in enumerate(LENGTHS)]
     made = history([*direct, *single, *(routed(n) for n in LENGTHS)])
-    cells = tuple(c.model_copy(update={"route": "router" if "router" in c.cell else "client"}) for c in made.run.cells)
-    made = with_run(made, cells=cells)
+    made = with_cells(with_cells(made, route="client"), "pd-eagle3-router", route="router")
     judgement = judge(made, lookups(list(LENGTHS)))
     assert judgement.by_cell() == dict.fromkeys(("pd-eagle3", "single-eagle3", "pd-eagle3-router"), Verdict.PASS)
     compared = {c.cell for c in judgement.cells for r in c.results if r.check == "acceptance-single"}

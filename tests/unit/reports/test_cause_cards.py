@@ -13,9 +13,9 @@ from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Findin
 from harness.reports.causes import Cause, causes_of, consequences
 from harness.reports.html import render_html
 from harness.reports.prompts import Place, place_of, prompts_of
-from harness.reports.summary import RunSummary, summarise_run
+from harness.reports.summary import RunSummary
 from tests.support import builders, runs
-from tests.support.builders import LENGTHS, flawless, garbled, history, lookups, with_run
+from tests.support.builders import flawless, garbled, history, summarised, with_cells, with_run
 from tests.support.pages import Page
 
 LAW = Law(
@@ -162,7 +162,7 @@ def test_every_finding_is_in_exactly_one_cause():
 def lookahead() -> str:
     """All pairs give wrong tokens at the length that fills its block: one defect of the hand-off."""
     h = history([garbled(o) if o.cell.startswith("pd-") and len(o.sent_ids) == 32 else o for o in flawless()])
-    return render_html(summarise_run(h, judge(h, lookups(LENGTHS)), lookups(LENGTHS)))
+    return render_html(summarised(h))
 
 
 def test_defect_of_all_pairs_is_one_card(lookahead):
@@ -201,14 +201,8 @@ def test_diagnosis_of_a_law_with_exceptions_is_said_in_full():
 def unfinished(folder, **run) -> RunSummary:
     """A pair that was not asked to its end."""
     made = history([o for o in flawless() if o.cell in ("pd-none", "single-none")], folder=folder)
-    cells = tuple(
-        c.model_copy(update={"planned": 9, "state": "failed", "reason": "ran out of time"})
-        if c.cell == "pd-none"
-        else c
-        for c in made.run.cells
-    )
-    made = with_run(made, cells=cells, run_id="night", **run)
-    return summarise_run(made, judge(made, lookups(LENGTHS)), lookups(LENGTHS))
+    made = with_cells(made, "pd-none", planned=9, state="failed", reason="ran out of time")
+    return summarised(with_run(made, run_id="night", **run))
 
 
 def test_interrupted_run_is_resumed(tmp_path):
@@ -239,4 +233,4 @@ def test_runs_that_say_nothing_about_vllm_are_not_asked_again(tmp_path, run):
 
 def test_complete_runs_have_nothing_to_go_on_with():
     made = history([o for o in flawless() if o.cell in ("pd-none", "single-none")])
-    assert summarise_run(made, judge(made, {}), {}).command == ""
+    assert summarised(made, {}).command == ""

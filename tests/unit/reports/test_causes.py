@@ -27,14 +27,17 @@ from tests.support.builders import (
     rescoring,
     steps_for,
     view,
+    with_answers,
+    with_cells,
+    with_profile,
     with_run,
 )
 from tests.support.normal_tier import baselines, night, worse
 from tests.support.pages import printed
 
 
-def of(h: History, **known) -> RunSummary:
-    return summarise_run(h, judge(h, lookups(LENGTHS)), known)
+def of(h: History) -> RunSummary:
+    return summarise_run(h, judge(h, lookups(LENGTHS)))
 
 
 def pair(cells=("pd-none", "single-none")) -> list:
@@ -47,13 +50,8 @@ def pair(cells=("pd-none", "single-none")) -> list:
 def interrupted() -> History:
     """Ctrl-C while the reference answered: two of its four answers are there, and a pair's are compared with them."""
     made = history([o for o in pair() if o.cell == "pd-none" or len(o.sent_ids) < 35], ["pd-none", "single-none"])
-    records = [
-        c.model_copy(update={"planned": 4, "state": "interrupted", "reason": "interrupted by the user"})
-        if c.cell == "single-none"
-        else c
-        for c in made.run.cells
-    ]
-    return with_run(made, cells=tuple(records), interrupted=True)
+    made = with_cells(made, "single-none", planned=4, state="interrupted", reason="interrupted by the user")
+    return with_run(made, interrupted=True)
 
 
 def test_interrupted_run_says_so_before_anything_else():
@@ -70,10 +68,9 @@ def test_interrupted_run_says_so_before_anything_else():
 
 
 def test_cell_that_ran_out_of_time_is_the_cause():
-    made = interrupted()
     reason = "expected the requests of single-none to take at most 600 s (timeouts.cell), found them unfinished"
-    cells = tuple(c.model_copy(update={"state": "failed", "reason": reason}) if c.reason else c for c in made.run.cells)
-    summary = of(with_run(made, cells=cells, interrupted=False))
+    made = with_cells(interrupted(), "single-none", state="failed", reason=reason)
+    summary = of(with_run(made, interrupted=False))
     assert summary.sentence.startswith(f"Not recorded in full (6 of 8 planned requests): {reason} (1 of 2 cells): ")
 
 
@@ -83,10 +80,8 @@ def test_engines_that_did_not_start_are_asked_again_but_not_with_flags_that_may_
     died = (
         "the decode engine (pid 7) ended by itself (it logged: api_server.py: error: --some-flag); last lines of x:\n|"
     )
-    failed = made.run.cells[0].model_copy(update={"state": "failed", "reason": died})
-    profile = {**made.run.profile, "source": "cpu"}
-    changes = {"cells": (failed,), "engines": (), "engine_flags": flags, "profile": profile}
-    summary = of(with_run(made.model_copy(update={"observations": ()}), **changes))
+    made = with_profile(with_cells(with_answers(made, ()), state="failed", reason=died), source="cpu")
+    summary = of(with_run(made, engines=(), engine_flags=flags))
     assert "ended by itself (it logged: api_server.py: error: --some-flag) (1 of 1 cell)" in summary.sentence
     notices = " ".join(summary.judgement.notices)
     if flags:
@@ -139,7 +134,7 @@ def test_unknown_names_the_answers_that_are_garbage():
     """No test of three prompts can tell, but the gate per request does, and says which answer it is."""
     made = night(lengths=[40, 41, 42])
     scores = [score(o, 15.0 if o.prompt_id == "p41" else 0.0) for o in made.observations if o.cell == "pd-eagle3"]
-    made = with_run(made.model_copy(update={"observations": (*made.observations, *scores)}), rescore=True)
+    made = with_run(with_answers(made, (*made.observations, *scores)), rescore=True)
     summary = summarise_run(made, judge(made, baselines([40, 41, 42])))
     sent = len(made.observations) - len(scores)
     assert asked_in_words(made) == f"{sent} requests and {len(scores)} re-scorings"

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import judge
 from harness.reports.junit import render_junit
-from harness.reports.summary import RunSummary, summarise_run
+from harness.reports.summary import RunSummary
 from tests.support import runs
 from tests.support.builders import (
     CELLS,
@@ -21,31 +20,27 @@ from tests.support.builders import (
     flawless,
     garbled,
     history,
-    lookups,
     observation,
+    summarised,
     with_run,
 )
 from tests.support.junit import SCHEMA
 
 
-def summarise(h) -> RunSummary:
-    return summarise_run(h, judge(h, lookups(LENGTHS)), lookups(LENGTHS))
-
-
 def green(_: Path) -> RunSummary:
-    return summarise(history(flawless(), CELLS))
+    return summarised(history(flawless(), CELLS))
 
 
 def red(_: Path) -> RunSummary:
-    return summarise(runs.red())
+    return summarised(runs.red())
 
 
 def unknown(_: Path) -> RunSummary:
-    return summarise(history([observation("pd-none", n, error="engine answered 500") for n in LENGTHS]))
+    return summarised(history([observation("pd-none", n, error="engine answered 500") for n in LENGTHS]))
 
 
 def drift(_: Path) -> RunSummary:
-    return summarise(history([garbled(o) if len(o.sent_ids) == 32 else o for o in flawless()], CELLS))
+    return summarised(history([garbled(o) if len(o.sent_ids) == 32 else o for o in flawless()], CELLS))
 
 
 def suspect(_: Path) -> RunSummary:
@@ -64,15 +59,15 @@ def known(tmp_path: Path) -> RunSummary:
 
 
 def armed(_: Path) -> RunSummary:
-    return summarise(with_run(history(flawless(), CELLS), mutants=("M1", "M5b")))
+    return summarised(with_run(history(flawless(), CELLS), mutants=("M1", "M5b")))
 
 
 def interrupted(_: Path) -> RunSummary:
-    return summarise(with_run(history(flawless(), CELLS), interrupted=True))
+    return summarised(with_run(history(flawless(), CELLS), interrupted=True))
 
 
 def nothing(_: Path) -> RunSummary:
-    return summarise(history([], []))
+    return summarised(history([], []))
 
 
 def hostile(tmp_path: Path) -> RunSummary:
@@ -86,7 +81,7 @@ def damaged(_: Path) -> RunSummary:
         c.model_copy(update={"seconds": math.nan if i else math.inf, "start_seconds": -5.0})
         for i, c in enumerate(h.run.cells)
     )
-    return summarise(with_run(h, cells=cells, started=f"yesterday {runs.HOSTILE}", run_id=""))
+    return summarised(with_run(h, cells=cells, started=f"yesterday {runs.HOSTILE}", run_id=""))
 
 
 RUNS: dict[str, tuple[Callable[[Path], RunSummary], Verdict]] = {

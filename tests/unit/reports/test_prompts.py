@@ -11,7 +11,7 @@ from harness.reports import prompts
 from harness.reports.prompts import changes, page_data, prompts_of
 from harness.util.files import tokenizer_hash
 from harness.util.paths import REPOSITORY
-from tests.support.builders import LENGTHS, change_final, garbled, history, lookups, observation, with_run
+from tests.support.builders import LENGTHS, change_final, garbled, history, lookups, observation, with_cells, with_run
 
 PAIR = ("pd-none", "single-none")
 
@@ -155,9 +155,7 @@ def test_shipped_profiles_name_the_tokenizer_that_is_tried():
 
 def test_right_tokens_do_not_pass_where_the_cell_as_a_whole_is_in_doubt():
     """A registered test without power, or a cell that was not asked to its end, says nothing of single requests."""
-    made = history(pair())
-    cells = tuple(c.model_copy(update={"planned": 9}) if c.cell == "pd-none" else c for c in made.run.cells)
-    made = with_run(made, cells=cells)
+    made = with_cells(history(pair()), "pd-none", planned=9)
     found = prompts_of(made, judge(made, lookups(LENGTHS)), lookups(LENGTHS))
     assert {r.verdict for r in found.rows if r.place[0] == "pd-none"} == {Verdict.UNKNOWN}
     assert {e.symbol for e in found.by_length["pd-none"].values()} == {"="}

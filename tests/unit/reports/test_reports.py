@@ -30,7 +30,8 @@ from tests.support.builders import (
     history,
     lookups,
     observation,
-    with_run,
+    summarised,
+    with_profile,
 )
 from tests.support.pages import Page, printed
 from tests.support.self_tests import self_test
@@ -39,8 +40,7 @@ HOSTILE = "</pre><script>alert(1)</script>\"'&\x00\x1b[31m‮ | `x` " + "y" * 50
 
 
 def summarise(observations: list) -> RunSummary:
-    h = history(observations, CELLS)
-    return summarise_run(h, judge(h, lookups(LENGTHS)), lookups(LENGTHS))
+    return summarised(history(observations, CELLS))
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def bad() -> RunSummary:
     return summarise(changed)
 
 
-def found_in(summary: RunSummary, cell: str) -> Row:
-    """The first request of a cell with a finding."""
-    return next(r for r in summary.prompts.rows if r.place[0] == cell and r.findings)
+def found_in_pair(summary: RunSummary) -> Row:
+    """The first request of pd-eagle3 with a finding."""
+    return next(r for r in summary.prompts.rows if r.place[0] == "pd-eagle3" and r.findings)
 
 
 def scenario_run(mutants: tuple[str, ...] = ()) -> RunSummary:
@@ -191,8 +191,7 @@ def test_grid_marks_the_stratum_of_the_damage(bad):
 
 def test_strata_and_lengths_say_the_same_of_right_tokens_without_evidence():
     """Without a baseline nothing is compared in the reference cell, and only tokens in the others: no tick is green."""
-    h = history(flawless(), CELLS)
-    html = render_html(summarise_run(h, judge(h, {}), {}))
+    html = render_html(summarised(history(flawless(), CELLS), {}))
     grid = html[: html.index('id="lengths"')]
     rows = {cell: grid.split(f'<tr data-cell="{cell}"')[1].split("</tr>")[0] for cell in ("single-none", "pd-eagle3")}
     assert "✔" not in "".join(rows.values())
@@ -213,7 +212,7 @@ def test_baseline_is_of_the_prompts_that_the_cells_were_sent():
     h = history([o for o in flawless() if len(o.sent_ids) != 32], CELLS)
     rates = {}
     for lengths in (LENGTHS, [n for n in LENGTHS if n != 32]):
-        figures = summarise_run(h, judge(h, lookups(lengths)), lookups(lengths)).figures
+        figures = summarised(h, lookups(lengths)).figures
         rates[len(lengths)] = [p for p in figures.positions if p.side == "baseline"]
     assert rates[len(LENGTHS)] == rates[len(LENGTHS) - 1] != []
 
@@ -245,16 +244,15 @@ def test_smallest_change_is_said_for_every_kind_of_comparison():
     steps = sum(len(o.final.speculation.per_step_accepted) for o in flawless() if o.cell == "single-mtp")
     assert seen["single-mtp"].startswith(f"one draft of {steps} steps ({100 / steps:.2f} points)")
     h = history(flawless(), CELLS)
-    alone = summarise_run(h, judge(h, {}), {})
+    alone = summarised(h, {})
     assert {s.text for s in alone.figures.smallest_changes} == {"unknown, because there is no baseline to compare with"}
-    normal = with_run(h, profile={**h.run.profile, "judging": {"tier": "normal"}})
-    found = summarise_run(normal, judge(normal, lookups(LENGTHS)), lookups(LENGTHS)).figures.smallest_changes
+    found = summarised(with_profile(h, judging={"tier": "normal"})).figures.smallest_changes
     assert not [s for s in found if "one draft" in s.text]
 
 
 def test_counters_that_stood_still_are_told_from_those_never_read(bad):
     """D's prefix cache gave nothing, which is not the same as not knowing."""
-    p, d = (dict(side.facts) for side in found_in(bad, "pd-eagle3").sides)
+    p, d = (dict(side.facts) for side in found_in_pair(bad).sides)
     assert p["handed over: remote_block_ids"] == "[[1]]"
     assert d["counted: NIXL bytes"] == "131,072" and d["counted: prompt tokens from P"] == "32"
     assert d["counted: prompt tokens from its own prefix cache"] == "0"
@@ -262,7 +260,7 @@ def test_counters_that_stood_still_are_told_from_those_never_read(bad):
         change_final(garbled(o), counters={}) if o.cell == "pd-eagle3" and len(o.sent_ids) == 32 else o
         for o in flawless()
     ]
-    assert dict(found_in(summarise(unread), "pd-eagle3").sides[1].facts) == {"counted": "not read for this request"}
+    assert dict(found_in_pair(summarise(unread)).sides[1].facts) == {"counted": "not read for this request"}
 
 
 def test_counters_of_requests_that_ran_together_say_so():
@@ -274,7 +272,7 @@ def test_counters_of_requests_that_ran_together_say_so():
         else o
         for o in flawless()
     ]
-    facts = dict(found_in(summarise(together), "pd-eagle3").sides[1].facts)
+    facts = dict(found_in_pair(summarise(together)).sides[1].facts)
     assert facts["counted: NIXL bytes (of 6 concurrent requests)"] == "500"
 
 

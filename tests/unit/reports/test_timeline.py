@@ -7,7 +7,7 @@ import pytest
 from harness.history.folder import History
 from harness.history.verdict import Verdict
 from harness.reports.timeline import timeline_of
-from tests.support.builders import history, observation, with_run
+from tests.support.builders import history, observation, with_cells
 
 CELLS = ("pd-none", "single-none")
 
@@ -18,12 +18,8 @@ def run(at: dict[str, list[float]], error: str = "", **cells) -> History:
         for cell, times in at.items()
         for i, t in enumerate(times)
     ]
-    made = history(rows, list(CELLS))
-    records = tuple(
-        c.model_copy(update={"group": "g", "start_seconds": 5.0 if c.cell == "pd-none" else 0.0, **cells})
-        for c in made.run.cells
-    )
-    return with_run(made, cells=records)
+    made = with_cells(history(rows, list(CELLS)), group="g", start_seconds=0.0, **cells)
+    return with_cells(made, "pd-none", start_seconds=5.0)
 
 
 def test_engines_start_before_their_first_request_and_wait_between_cells():
@@ -62,7 +58,5 @@ def test_pause_of_the_whole_run_is_cut_short():
 
 
 def test_run_without_requests_has_no_lanes():
-    h = run({})
-    cells = tuple(c.model_copy(update={"start_seconds": 0.0}) for c in h.run.cells)
-    empty = timeline_of(with_run(h, cells=cells), {})
+    empty = timeline_of(with_cells(run({}), start_seconds=0.0), {})
     assert (empty.lanes, empty.total_s) == ((), 0.0)

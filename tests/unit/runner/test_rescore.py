@@ -25,6 +25,7 @@ from tests.support.builders import (
     observation,
     rescoring,
     view,
+    with_answers,
     with_run,
 )
 
@@ -81,7 +82,7 @@ def test_output_that_was_not_scored_is_unknown():
 def test_other_output_needs_a_score_of_its_own():
     h = made()
     wrong = [garbled(o, at=0) if o.cell == "pd-eagle3" else o for o in h.observations]
-    assert result(h.model_copy(update={"observations": tuple(wrong)})).verdict is Verdict.UNKNOWN
+    assert result(with_answers(h, wrong)).verdict is Verdict.UNKNOWN
 
 
 def test_check_applies_only_where_the_run_was_asked_to():

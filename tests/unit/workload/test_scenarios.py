@@ -30,6 +30,8 @@ from tests.support.builders import (
     lookups,
     observation,
     view,
+    with_answers,
+    with_cells,
     with_prefill,
     with_run,
 )
@@ -697,8 +699,7 @@ def test_a_server_that_does_not_say_its_tokens_per_step_could_be_started_so_that
 
 def test_scenario_without_observations_is_unknown():
     the_history = history([observation("single-none")], scenarios=[REFILL])
-    record = the_history.run.cells[0].model_copy(update={"scenarios": {"refill": 3}})
-    unanswered = with_run(the_history, cells=(record,)).model_copy(update={"observations": ()})
+    unanswered = with_answers(with_cells(the_history, scenarios={"refill": 3}), ())
     judgement = judge(unanswered, lookups([40]))
     assert judgement.verdict is Verdict.UNKNOWN
     assert {c.scenario for c in judgement.cells} == {"cold", "refill"}
