@@ -16,7 +16,7 @@ def program() -> Path:
     if not path.is_file():
         raise EnvironmentFault(
             f"expected {PROGRAM} at {path} for cells behind a router, found none; install it with "
-            "pip install 'kv-acceptance-harness[router]', or leave those cells out (routes: [client] in the profile, or "
-            "--cell with the others)"
+            "pip install 'kv-acceptance-harness[router]', or leave those cells out (routes: [client] in the profile, "
+            "or --cell with the others)"
         )
     return path

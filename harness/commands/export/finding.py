@@ -10,6 +10,7 @@ from typing import NamedTuple
 from harness.commands.export.case import Case, case_of, cold_script, engine_commands, right_answers, write_case
 from harness.commands.repro import Target, find
 from harness.engines.environment import EngineEnvironment, engines_for
+from harness.errors import UsageError
 from harness.history.folder import History, load_history
 from harness.judging.diagnosis.diagnose import damage_name
 from harness.judging.figures import TokenDifference
@@ -73,6 +74,11 @@ def export(
     run_dir, finding = origin
     history = load_history(run_dir) if run_dir is not None else None
     case = make(environment)
+    if case.cell.topology == "single" and "/logprobs-" in (finding or ""):
+        raise UsageError(
+            f"{finding}: expected a finding that tokens or drafts show, found one of log-probs alone on a single "
+            "engine; an exported file compares log-probs of P with those of D only: use `harness repro` alone"
+        )
     write_case(case, environment, target)
     if issue:
         text = issue_text(case, environment, target.name, history, finding, smallest)

@@ -22,6 +22,7 @@ import functools
 import hashlib
 import http.client
 import json
+import math
 import os
 import random
 import re
@@ -229,6 +230,9 @@ def compare(send: dict[str, Any], found: dict[str, Any]) -> list[str]:
     for own in (found.get("prefill") or {}).get("choices", ()):
         if own["token_ids"][:1] != expected[:1] and gap(own, 0) > CASE["near_tie_nats"]:
             problems.append(f"{part}: the prefill engine's own token is {own['token_ids'][0]}, not {expected[0]}")
+        elif own["token_ids"][:1] == tokens[:1] and CASE["logprob_nats"] < abs(gap(own, 0) - gap(choice, 0)) < math.inf:
+            apart = f"{abs(gap(own, 0) - gap(choice, 0)):.3g} nats apart"
+            problems.append(f"{part}: P and D, which computes the first token anew from P's KV, are {apart} on it")
     if tokens == expected:
         return problems + other_steps(part, found, send["right"].get("accepted"), len(tokens))
     same = [a == b for a, b in zip(tokens, expected, strict=False)]
