@@ -64,6 +64,7 @@ def test_file_is_plain_python_without_this_machine_or_this_project(exported):
         ({}, 0, "the defect is not there: answers are as expected"),
         ({"tokens": [9, 9, 9]}, 1, "the first wrong token is output 0"),
         ({"accepted": [0, 0, 0, 0]}, 1, "right tokens, different accepted drafts"),
+        ({"gap": 8.9}, 1, "P and D, which computes the first token anew from P's KV, are 0.1 nats apart"),
         ({"echo": [1, 2]}, 1, "the engine saw other prompt tokens"),
         ({"unmoved": True}, 2, "no KV moved: nothing was tested"),
         ({"broken": True}, 2, "expected status 200 of the decode engine, found 500"),
@@ -188,7 +189,7 @@ def test_blocks_of_one_try_are_overwritten_before_the_next(exported, tries, fill
 def test_near_tie_is_no_defect(exported):
     other = right()
     other["tokens"][5] += 1
-    code, output = tried(exported, decode={"62": {**other, "gap": 0.01}})
+    code, output = tried(exported, prefill={"62": {**right(), "gap": 0.01}}, decode={"62": {**other, "gap": 0.01}})
     assert code == 0, output
     assert "0.010 nats apart: no defect" in output
 
