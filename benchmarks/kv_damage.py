@@ -23,10 +23,10 @@ def register() -> None:
     if not os.environ.get(FILE):
         return
     from harness.mutants.hooks import Patch, Switch, install_patches
-    from harness.mutants.patches import ARRIVAL
+    from harness.mutants.patches import ARRIVAL, on_arrival_of_groups
 
     patches = (
-        Patch("damage", *ARRIVAL, _after_arrival),
+        Patch("damage", *ARRIVAL, on_arrival_of_groups(_damage_arrival)),
         Patch(
             "damage", _PROPOSER, "SpecDecodeBaseProposer.propose", ("self", "num_speculative_tokens"), _before_drafting
         ),
@@ -51,25 +51,16 @@ def _note_drafters(original: Any, _active: Any, self: Any, *args: Any, **kwargs:
     return result
 
 
-def _after_arrival(original: Any, _active: Any, self: Any) -> Any:
-    from harness.mutants.patches import received
-
-    pending = received(self)
-    results = original(self)
-    for request in results.finished_recving or ():
-        _damage_arrival(self, pending[request])
-    return results
-
-
-def _damage_arrival(worker: Any, groups: list[list[int]]) -> None:
-    """Damage a block of a request that arrived: ``groups`` has its blocks in each KV-cache group."""
+def _damage_arrival(worker: Any, groups: list[list[int]]) -> bool:
+    """Damage a block of a request that arrived, and return whether one was: ``groups`` has its blocks in each KV-cache
+    group."""
     if not Path(os.environ[FILE] + ".layers").exists():
         for name in worker.device_kv_caches:
             state = "-state" if _has_state(worker, name) else ""
             _note(".layers", f"{name} {'drafter' if name in _DRAFTERS else 'target'}{state}")
     wanted = _wanted()
     if "layer" not in wanted:
-        return
+        return False
     # Block 0 stands for those that a window has left, which are not handed over.
     group = [b for b in groups[worker.kv_cache_config.transfer_group_index_by_layer[wanted["layer"]]] if b]
     at = {"first": 0, "middle": len(group) // 2, "last": len(group) - 1}[wanted["block"]]
@@ -79,6 +70,7 @@ def _damage_arrival(worker: Any, groups: list[list[int]]) -> None:
     else:
         _damage_block(worker.device_kv_caches[wanted["layer"]], group, at, wanted["part"], wanted["how"])
     _note(".done", "block")
+    return True
 
 
 def _has_state(worker: Any, layer: str) -> bool:

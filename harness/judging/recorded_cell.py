@@ -346,12 +346,12 @@ class RecordedCell:
         """
         size = self.record.block_size
         held = (*donor.sent_ids, *(_computed_output(donor) if role in (None, self.answering) else ()))
-        common = common_prefix(held, subject.sent_ids)
+        matched = common_prefix(held, subject.sent_ids) // size * size
         limit = (len(subject.sent_ids) - 1) // size * size
-        whole = min(common // size * size, limit)
+        whole = min(matched, limit)
         drops = self.speculative and self.traits.drops_block
-        matched = common // size * size if self.record.recurrent else whole
-        least = min(max(matched - size, 0), limit) if drops else whole
+        last = matched if self.record.recurrent else whole
+        least = min(max(last - size, 0), limit) if drops else whole
         return Hit(least, whole if drops and _after(self.history.run.versions.get("vllm"), "0.32.0") else least)
 
     def allowed_hit(self, o: Observation) -> int | None:

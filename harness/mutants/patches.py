@@ -168,7 +168,7 @@ for _mutant in ("M4", "N2", "N4", "N5", "N7", "N8", "N9"):
     patch(_mutant, *_V2_DRAFTER, ("self", "target_model"), runner="V2")(_note_draft_layers)
 
 
-def received(worker: Any) -> dict[str, list[list[int]]]:
+def _received(worker: Any) -> dict[str, list[list[int]]]:
     """Return, per request, the physical block ids per KV-cache group that its transfer writes."""
     return {r: [list(g) for g in m.local_physical_block_ids] for r, m in worker._recving_metadata.items()}
 
@@ -179,14 +179,20 @@ ARRIVAL = (f"{_NIXL}.base_worker", "NixlBaseConnectorWorker.get_transfer_results
 def on_arrival(damage: Callable[[Any, list[int]], bool]) -> Change:
     """Return the change of ``ARRIVAL`` that calls ``damage(worker, block ids)`` for each KV-cache group that arrived;
     ``damage`` returns whether it damaged anything."""
+    # ``any`` would leave out the groups behind the first one that is damaged.
+    return on_arrival_of_groups(lambda worker, groups: sum(damage(worker, group) for group in groups) > 0)
+
+
+def on_arrival_of_groups(damage: Callable[[Any, list[list[int]]], bool]) -> Change:
+    """Return the change of ``ARRIVAL`` that calls ``damage`` once for each request that arrived, with its block ids in
+    all KV-cache groups."""
 
     def get_transfer_results(original: Any, active: Active, self: Any) -> Any:
-        pending = received(self) if active() else {}
+        pending = _received(self) if active() else {}
         results = original(self)
         for request in results.finished_recving or ():
-            for group in pending.get(request, ()):
-                if damage(self, group):
-                    active.fired()
+            if request in pending and damage(self, pending[request]):
+                active.fired()
         return results
 
     return get_transfer_results

@@ -321,6 +321,12 @@ class Judging(Strict):
     """Settings in which a baseline may differ from the run: what differs between the two is then a finding, as when
     runner V2 is to answer as V1 did."""
 
+    @property
+    def otherwise_rounded_nats(self) -> float:
+        """``logprob_nats`` where sums may be added in another order: beside other requests in a batch, or on the
+        machine of another run."""
+        return max(self.logprob_nats, 1e-3)
+
     @model_validator(mode="after")
     def _floor_below_must_detect(self) -> Judging:
         if self.floor_points > self.must_detect_points:

@@ -180,8 +180,8 @@ def _described(case: Case, environment: EngineEnvironment, models: dict[str, dic
         "keep_blocks": REMOTE_DECODE,
         "block_size": profile.engine.block_size,
         "near_tie_nats": profile.judging.near_tie_nats,
-        # Between P and D: requests of one stage share a batch, in which sums may be added in another order.
-        "logprob_nats": max(profile.judging.logprob_nats, 1e-3) if profile.judging.tier == "bitwise" else 1e9,
+        # Between P and D: requests of one stage share a batch.
+        "logprob_nats": profile.judging.otherwise_rounded_nats if profile.judging.tier == "bitwise" else 1e9,
         "context": profile.engine.max_model_len,
         "acceptance_slack": case.slack,
         "tries": case.tries,

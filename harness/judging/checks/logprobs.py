@@ -19,9 +19,6 @@ from harness.judging.figures import LogprobDifference, OfEngine
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.profiles.scenarios import Features
 
-_OTHERWISE_ROUNDED = 1e-3
-"""Nats that are allowed at least where sums may be added in another order: beside other requests in a batch, or on the
-machine of another run."""
 _RECORDED_NATS = 5e-4
 """Half of the last digit of the gaps in a baseline."""
 _MOST = 16
@@ -141,7 +138,7 @@ def logprobs_baseline(cell: CellView) -> CheckResult:
         return conclude(name, cell.id, 0, [cell.no_baseline(name, baseline)])
     rows = baseline.by_prompt()
     plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
-    bound = _otherwise_rounded(cell) + _RECORDED_NATS
+    bound = cell.judging.otherwise_rounded_nats + _RECORDED_NATS
     findings: list[Finding] = []
     judged = smallest = 0
     for o, leg, _ in cell.answers().values():
@@ -173,7 +170,7 @@ def _changed(
     theirs = other.final if other is not None and other.error is None else None
     same = cell.is_plain
     if theirs is not None and _complete(theirs):
-        bound = _otherwise_rounded(cell)
+        bound = cell.judging.otherwise_rounded_nats
         same |= _moved(leg, theirs.output_ids or (), theirs.chosen_logprobs, theirs.top_gaps, bound) is None
     # In a scenario two cells may share the same damage, so only cold prompts can show a drift.
     verdict = decide(Facts(change="differ", together=cell.cold and same))[0]
@@ -188,11 +185,7 @@ def _complete(leg: Leg) -> bool:
 
 def _bound(cell: CellView, o: Observation, other: Observation | None) -> float:
     alone = o.concurrent == 1 and (other is None or other.concurrent == 1)
-    return cell.judging.logprob_nats if alone else _otherwise_rounded(cell)
-
-
-def _otherwise_rounded(cell: CellView) -> float:
-    return max(cell.judging.logprob_nats, _OTHERWISE_ROUNDED)
+    return cell.judging.logprob_nats if alone else cell.judging.otherwise_rounded_nats
 
 
 def _moved_from_row(leg: Leg, row: Row, max_tokens: int | None, bound: float) -> LogprobDifference | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.history.acceptance import real_steps
-from harness.history.records import COLD
+from harness.history.records import COLD, Observation
 from harness.history.token_ids import compare
 from harness.history.verdict import Verdict
 from harness.judging.diagnosis.law import law_of_lengths
@@ -31,11 +31,8 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
     supporting = [f for f in findings if _supports(f, damage)] or findings
     keys = {f.part or f.prompt_id for f in supporting if f.prompt_id}
     untested = _untested(findings, supporting) - keys
-    judged = {
-        o.key: len(o.sent_ids)
-        for o in cell.all_observations()
-        if o.error is None and o.route == "cell" and o.key not in untested
-    }
+    compared = [o for o in cell.all_observations() if o.error is None and o.route == "cell" and o.key not in untested]
+    judged = {o.key: len(o.sent_ids) for o in compared}
     # A request that broke, or that only prepared the scenario, may have a finding too.
     asked = len(judged.keys() | keys)
     law = None
@@ -56,7 +53,7 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
             [
                 *_words(cell, damage, chosen, len(keys), asked, law),
                 # Last, since where the damage is helps more, and a terminal cuts long lines.
-                *([comes_and_goes(cell, supporting, untested)] if unruled else []),
+                *([comes_and_goes(compared, supporting)] if unruled else []),
             ]
         ),
     )
@@ -239,7 +236,7 @@ def _tokens(cell: CellView, finding: Finding) -> int:
     return len(o.sent_ids) if o else 0
 
 
-def comes_and_goes(cell: CellView, findings: Sequence[Finding], untested: Collection[str | None] = ()) -> str:
+def comes_and_goes(compared: Sequence[Observation], findings: Sequence[Finding]) -> str:
     """Return in words how often requests fail, and whether one failed that passed when its prompt was sent again, as
     text instead of as ids or the other way round. The interval of the rate is Clopper and Pearson's."""
     # It takes long to import, and most runs have no such failure.
@@ -247,8 +244,7 @@ def comes_and_goes(cell: CellView, findings: Sequence[Finding], untested: Collec
 
     # That a prompt has another answer as text than as ids is this very difference.
     failed = {(f.part or f.prompt_id, f.form) for f in findings if f.prompt_id and f.check != "text-form"}
-    sent = [o for o in cell.all_observations() if o.error is None and o.route == "cell" and o.key not in untested]
-    asked = {(o.key, o.form) for o in sent} | failed
+    asked = {(o.key, o.form) for o in compared} | failed
     both = sorted(str(key) for key, form in failed if any(k == key and (k, f) not in failed for k, f in asked))
     share = binomtest(len(failed), len(asked)).proportion_ci(0.95, method="exact")
     bounds = f"{100 * share.low:.2g} to {100 * share.high:.2g} % with 95 % confidence"
