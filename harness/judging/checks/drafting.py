@@ -115,16 +115,22 @@ def _paddings(cell: CellView) -> Counter[bool]:
     """Count, of the hand-offs whose steps alone decide it, those with a padded first step and those without.
 
     Left out are requests whose prompt D computed by itself, after a transfer that failed, and requests beside others,
-    of which one that is preempted at once does so, too.
+    of which one that is preempted at once does so, too; and those that are not padded because of their length.
     """
-    alone = (o for o in cell.answered().values() if o.route == "cell" and o.concurrent == 1)
+    alone = (o for o in cell.answered().values() if o.route == "cell" and o.concurrent == 1 and not _too_long(cell, o))
     legs = (leg for o in alone if (leg := o.leg("decode")) is not None)
     steps = (real_steps(leg) for leg in legs if leg.counters.get("prompt_tokens_local_compute", 0) <= 1)
     return Counter(s.padded for s in steps if s is not None and s.accepted and s.certain)
 
 
+def _too_long(cell: CellView, o: Observation) -> bool:
+    """Return whether the padding behind a prompt would cross a block of recurrent state, where vLLM leaves it out."""
+    last, size = len(o.sent_ids) - 1, cell.record.block_size
+    return cell.record.recurrent and (last + cell.record.draft_tokens) // size > last // size
+
+
 def _mixed(cell: CellView, name: str, found: Counter[bool]) -> Finding:
-    """Return the finding that an engine pads the first step after some hand-offs only, as no vLLM does."""
+    """Return the finding that an engine pads the first step after some hand-offs only, and not by their length."""
     message = (
         f"expected a padded first step after every hand-off or after none, found one in {found[True]} requests and "
         f"none in {found[False]}: an empty first step cannot be told from padding, so lost drafts may look like it"

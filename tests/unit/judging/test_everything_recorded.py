@@ -222,6 +222,15 @@ def test_padding_after_some_hand_offs_only_is_unknown():
     assert "found one in 2 requests and none in 2" in result.findings[0].message
 
 
+@pytest.mark.parametrize(("recurrent", "verdict"), [(True, Verdict.PASS), (False, Verdict.UNKNOWN)])
+def test_padding_that_would_cross_a_block_of_recurrent_state_is_not_expected(recurrent, verdict):
+    """With three drafts and blocks of 32, vLLM pads no prompt of N tokens with N mod 32 in {30, 31, 0}."""
+    made = [with_steps(observation("pd-eagle3", n)) for n in (62, 95, 96)]
+    made += [with_steps(observation("pd-eagle3", n), 0) for n in (40, 65)]
+    h = with_cells(history(made), recurrent=recurrent, block_size=32)
+    assert drafting.drafts_happened(view(h, "pd-eagle3")).verdict is verdict
+
+
 def test_open_first_step_is_read_as_those_of_the_other_hand_offs():
     """The output ends within the last step, so the counts leave open whether the first one is padding."""
     single = observation("single-eagle3", 40)
