@@ -91,7 +91,7 @@ def engines(
         typer.Argument(
             metavar="VLLM",
             help="A version (0.33.0), a wheel (path or address), a commit of vLLM's main branch (40 digits), or an "
-            "interpreter that has one.",
+            "interpreter that has one. On CPUs, a wheel built for CUDA gives its Python files to the locked CPU build.",
         ),
     ],
     device: Annotated[Literal["cpu", "gpu"], typer.Option("--device", help="What the engines run on.")] = "cpu",

