@@ -196,7 +196,10 @@ def install(module: ModuleType, item: Patch, active: Active) -> None:
         found = tuple(inspect.signature(original).parameters)
     except (TypeError, ValueError) as error:
         raise MutantRefused(f"{missing}something that is not callable") from error
-    if found[: len(item.parameters)] != item.parameters:
+    taken = inspect.signature(item.change).parameters.values()
+    others = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in taken)
+    # The change has the original and an ``Active`` before the arguments.
+    if found[: len(item.parameters)] != item.parameters or not (others or len(found) == len(taken) - 2):
         raise MutantRefused(f"{missing}({', '.join(found)}) in this vLLM version; rewrite the fault for it")
 
     @functools.wraps(original)

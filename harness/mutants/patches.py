@@ -236,20 +236,13 @@ def _m4g_no_finalize(original: Any, active: Active) -> None:
 @patch("M4g", f"{_V2}.kv_connector", "ActiveKVConnector.finish_forward", ("self",), runner="V2")
 def _m4g_saves_early(original: Any, active: Active, self: Any) -> None:
     original(self)
+    connector = self.kv_connector
+    vars(connector).pop("wait_for_save", None)
     if active() and not self._disabled:
         active.fired()
-        self.kv_connector.wait_for_save()
-
-
-@patch("M4g", f"{_V2}.kv_connector", "ActiveKVConnector.post_forward", ("self", "finished_req_ids"), runner="V2")
-def _m4g_saves_no_more(original: Any, active: Active, self: Any, finished_req_ids: Any) -> Any:
-    if not active():
-        return original(self, finished_req_ids)
-    self.kv_connector.wait_for_save = lambda: None
-    try:
-        return original(self, finished_req_ids)
-    finally:
-        del self.kv_connector.wait_for_save
+        connector.wait_for_save()
+        # Not again once the drafter has run.
+        connector.wait_for_save = lambda: None
 
 
 def _on_cpu() -> bool:
@@ -284,13 +277,13 @@ _REMEMBERED: dict[str, Any] = {}
 
 
 @patch("M5a", *_CACHED)
-def _m5a_remember(original: Any, active: Active, self: Any, request: Any) -> Any:
+def _m5a_remember(original: Any, active: Active, self: Any, request: Any, *args: Any) -> Any:
     if not active():
-        return original(self, request)
+        return original(self, request, *args)
     if request.request_id in _REMEMBERED:
         active.fired()
     else:
-        _REMEMBERED[request.request_id] = original(self, request)
+        _REMEMBERED[request.request_id] = original(self, request, *args)
     return _REMEMBERED[request.request_id]
 
 
@@ -641,8 +634,8 @@ def _n12_whole(original: Any, active: Active, self: Any, failed_req_ids: Any) ->
 
 
 @patch("N13", *_CACHED)
-def _n13(original: Any, active: Active, self: Any, request: Any) -> Any:
-    blocks, tokens, *more = original(self, request)
+def _n13(original: Any, active: Active, self: Any, request: Any, *args: Any) -> Any:
+    blocks, tokens, *more = original(self, request, *args)
     if not active() or not self.use_eagle or not tokens:
         return blocks, tokens, *more
     active.fired()

@@ -107,6 +107,14 @@ def test_other_shape_is_refused(symbol, parameters, found):
         hooks.install(target(), patch(symbol, parameters), active)
 
 
+def test_a_parameter_that_the_change_cannot_take_is_refused():
+    """The engine would pass it, and end at the call, even with the fault switched off."""
+    active = hooks.Active("M1", hooks.Switch(frozenset({"M1"}), None, together=False))
+    one = patch("Manager.blocks", ("self", "request"))._replace(change=lambda original, active, self, request: None)
+    with pytest.raises(hooks.MutantRefused, match=r"found \(self, request, computed\) in this vLLM version"):
+        hooks.install(target(), one, active)
+
+
 # --- arming ----------------------------------------------------------------------------------------------------------
 
 
