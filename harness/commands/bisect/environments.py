@@ -292,7 +292,7 @@ def install_with_uv(device: str, build: Build, folder: Path, log: Path) -> None:
     # The environment is created in a temporary folder and moved: scripts must not hard-code the interpreter.
     _must([uv, "venv", "--relocatable", "--clear", "--python", sys.executable, str(folder)], log)
     wanted, resolved = folder / "wanted.txt", folder / "requirements.txt"
-    wanted.write_text("\n".join([build.requirement, *companions(device)]) + "\n", encoding="utf-8")
+    wanted.write_text("\n".join([build.requirement, *companions(device), *needed_by(build)]) + "\n", encoding="utf-8")
     lock, overrides = (REPOSITORY / "requirements" / f"{device}.{end}" for end in ("txt", "overrides.txt"))
     # uv keeps the versions of an existing output file wherever it can.
     resolved.write_bytes(lock.read_bytes() if lock.is_file() else b"")
@@ -313,6 +313,19 @@ def install_with_uv(device: str, build: Build, folder: Path, log: Path) -> None:
     if build.python_of is not None:
         replace_python(build.python_of, build.version, next(folder.glob("lib/python*/site-packages")))
     _must([python, "-c", "from vllm import LLM"], log)
+
+
+def needed_by(build: Build) -> list[str]:
+    """Return the packages of the lock that a wheel wants which gives its Python files, by name: more than the CPU build
+    wants, and without those that only GPUs need."""
+    if build.python_of is None:
+        return []
+    with zipfile.ZipFile(build.python_of) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        wanted = re.findall(r"^Requires-Dist: ([A-Za-z0-9._-]+)", archive.read(name).decode(), re.MULTILINE)
+    lock = (REPOSITORY / "requirements" / "cpu.txt").read_text(encoding="utf-8")
+    locked_names = set(re.findall(r"^([a-z0-9._-]+)==", lock, re.MULTILINE))
+    return sorted({n.lower().replace("_", "-") for n in wanted} & locked_names - {"torch"})
 
 
 def replace_python(wheel: Path, version: Version | None, packages: Path) -> None:
