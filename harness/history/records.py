@@ -289,6 +289,9 @@ class CellRecord(Strict):
     """Of each kind of attention layer of the target, how many tokens a query sees; None means all."""
     recurrent: bool = False
     """Whether the target has layers with a state instead of attention, which is handed over by other rules."""
+    modules: int = 1
+    """Modules of multi-token prediction that draft one after the other, each of which sees one token more than the one
+    before; 1 for other drafters."""
     route: Route = "client"
     """Who performed the hand-off: the harness, or a router."""
     planned: int
@@ -311,6 +314,12 @@ class CellRecord(Strict):
     still had some after P's leases had ended. Empty in records before schema 6, and if vLLM cannot be asked."""
     left_over: tuple[str, ...] = ()
     """What could not be ended or removed when the engines ended, in words; charged to the first cell of the group."""
+
+    @property
+    def held_back(self) -> int:
+        """Tokens at the end of a prompt that P leaves to D (``_prefill_backoff`` of NIXL's connector in vLLM 0.32.0): a
+        state takes a token in once, and what later modules see there are drafts."""
+        return max(int(self.recurrent), self.draft_tokens - 1 if self.modules > 1 else 0)
 
     @property
     def left_running(self) -> bool:

@@ -297,11 +297,11 @@ class RecordedCell:
     def handed_tokens(self, o: Observation) -> int:
         """Return of how many prompt tokens P hands over what it computed.
 
-        Of a model with recurrent state they are all but the last one, which D computes: a state takes a token in once
-        (``_prefill_backoff`` of NIXL's connector in vLLM 0.32.0).
+        They are all but those that it leaves to D, which prompts of no more tokens do not have.
         """
         held = len(self.prompt_of(o, "prefill"))
-        return max(held - int(self.record.recurrent and o.looked_up), 1)
+        back = self.record.held_back if o.looked_up else 0
+        return held - back if held > back else held
 
     def stratum(self, observation: Observation) -> str:
         return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)

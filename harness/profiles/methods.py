@@ -88,6 +88,11 @@ class NoSpeculation(Strict):
         return self
 
     @property
+    def vllm_method(self) -> str:
+        """What vLLM calls the method."""
+        return self.kind
+
+    @property
     def traits(self) -> Traits:
         return _NONE
 
@@ -278,6 +283,15 @@ def recorded_traits(profile: Mapping[str, Any], kind: str) -> Traits:
     raw: Mapping[str, Any] = next((m for m in profile.get("methods") or () if m.get("kind") == kind), {})
     config = raw.get("speculative_config") or {}
     return traits_of(str(config.get("method", kind)), config)
+
+
+def modules_of(method: Method, target: Mapping[str, Any], drafter: Mapping[str, Any]) -> int:
+    """Return how many modules of multi-token prediction a method drafts with, by the configs of target and drafter; a
+    method without a drafter of its own has them in the target (vLLM 0.32.0 ``use_multi_module_mtp``)."""
+    if not method.vllm_method.endswith("mtp"):
+        return 1
+    found = (target if method.drafter is None else drafter).get("num_nextn_predict_layers", 1)
+    return min(max(found, 1), method.draft_tokens) if isinstance(found, int) else 1
 
 
 def engine_config(method: Method) -> dict[str, Any] | None:

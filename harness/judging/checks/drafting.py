@@ -115,7 +115,8 @@ def _paddings(cell: CellView) -> Counter[bool]:
     """Count, of the hand-offs whose steps alone decide it, those with a padded first step and those without.
 
     Left out are requests whose prompt D computed by itself, after a transfer that failed, and requests beside others,
-    of which one that is preempted at once does so, too; and those that are not padded because of their length.
+    of which one that is preempted at once does so, too; and those that are not padded because of their length. vLLM
+    pads where one token of the prompt is left.
     """
     alone = (o for o in cell.answered().values() if o.route == "cell" and o.concurrent == 1 and not _too_long(cell, o))
     legs = (leg for o in alone if (leg := o.leg("decode")) is not None)

@@ -125,9 +125,9 @@ def _apart(o: Observation, prefill: Leg, decode: Leg) -> float:
 
 
 def has_prefill(cell: CellView) -> bool:
-    """Return whether P's answers are seen, which a router keeps to itself, and are to the whole prompt: of a model with
-    recurrent state P computes all tokens but the last."""
-    return cell.handed_off and not cell.routed and not cell.record.recurrent
+    """Return whether P's answers are seen, which a router keeps to itself, and are to the whole prompt: P may leave its
+    last tokens to D."""
+    return cell.handed_off and not cell.routed and not cell.record.held_back
 
 
 def _tie_note(ties: Sequence[Leg | None]) -> str:

@@ -102,15 +102,17 @@ def _by_tokens(cell: CellView, why: str) -> CheckResult:
         decode = o.leg("decode")
         if decode is None or not decode.counters:
             findings.append(cell.untested(NAME, "expected counters of D for this request, found none", o))
-        elif short := _tokens_missing(o, decode):
+        elif short := _tokens_missing(cell, o, decode):
             findings.append(cell.untested(NAME, short, o, Counted(counters=decode.counters)))
     return conclude(NAME, cell.id, len(alone), findings)
 
 
-def _tokens_missing(o: Observation, decode: Leg) -> str:
-    """Return that D took fewer prompt tokens from outside than all but the last and those that it had, or ""."""
+def _tokens_missing(cell: CellView, o: Observation, decode: Leg) -> str:
+    """Return that D took fewer prompt tokens from outside than all but those that it computes, at least the last, and
+    those that it had, or ""."""
     local = decode.counters.get("prefix_hits", 0)
-    wanted = len(o.sent_ids) - 1 - local
+    back = cell.record.held_back if len(o.sent_ids) > cell.record.held_back else 0
+    wanted = len(o.sent_ids) - max(back, 1) - local
     if decode.external_tokens >= wanted:
         return ""
     return (
@@ -469,7 +471,11 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
         return [cell.untested(NAME, message, o)]
     if count != held:
         message = f"expected P to publish KV of {held} tokens, found remote_num_tokens = {count}"
-        findings.append(cell.wrong_kv(NAME, message, o, given))
+        if cell.record.modules > 1 and count > held:
+            message += ": what later modules have of the tokens beyond is the KV of drafts"
+            findings.append(cell.finding(NAME, Verdict.REGRESSION, "drafter-kv", message, o, given))
+        else:
+            findings.append(cell.wrong_kv(NAME, message, o, given))
     if "remote_num_tokens" not in params:
         message = "expected P to say of how many tokens it publishes KV (remote_num_tokens), found nothing"
         findings.append(cell.untested(NAME, message, o, given))
@@ -522,6 +528,6 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
     if absent:
         message = f"expected proof that KV moved to D, found no {', no '.join(absent)}: D may have prefilled by itself"
         findings.append(cell.untested(NAME, message, o, Counted(counters=counters)))
-    elif missing := _tokens_missing(o, decode):
+    elif missing := _tokens_missing(cell, o, decode):
         findings.append(cell.untested(NAME, missing, o, Counted(counters=counters)))
     return findings + _failed(cell, o, counters)

@@ -10,7 +10,7 @@ import pytest
 from harness.errors import ProfileError
 from harness.history.identity import identity_of
 from harness.profiles.cells import CellName, all_cells
-from harness.profiles.methods import SHORT_FORMS, recorded_traits
+from harness.profiles.methods import SHORT_FORMS, modules_of, recorded_traits
 from harness.profiles.model import REPOSITORY, load_profile
 from harness.workload.prepare import prepare
 from tests.support.builders import extending
@@ -121,3 +121,31 @@ def test_the_example_of_lookup_can_be_planned_wherever_it_is_copied_to(tmp_path)
     assert prepared.profile.baselines == tmp_path / "baselines" / "ngram"
     assert {c.id for c in prepared.plan.cells} == {"pd-ngram", "single-ngram", "pd-none", "single-none"}
     assert all(work.scripts for work in prepared.works)
+
+
+@pytest.mark.parametrize(
+    ("kind", "drafter", "k", "target", "own", "modules"),
+    [
+        ("mtp", "x", 3, 1, 3, 3),
+        ("mtp", "x", 2, 1, 3, 2),
+        ("mtp", "x", 4, 1, 2, 2),
+        ("mtp", "x", 3, 3, None, 1),
+        ("mtp", None, 3, 2, None, 2),
+        ("mtp", "x", 3, 1, 0, 1),
+        ("mtp", "x", 3, 1, "3", 1),
+        ("eagle3", "x", 3, 3, 3, 1),
+        ("none", None, None, 3, None, 1),
+    ],
+)
+def test_modules_are_those_of_the_config_that_the_drafter_has(kind, drafter, k, target, own, modules):
+    method = next(m for m in load_profile("cpu").methods if m.kind == kind)
+    if kind != "none":
+        changes = {"num_speculative_tokens": k} | ({} if drafter else {"drafter": None})
+        method = method.model_copy(update=changes)
+    key = "num_nextn_predict_layers"
+    assert modules_of(method, {key: target}, {} if own is None else {key: own}) == modules
+
+
+def test_modules_of_a_method_with_a_name_of_its_own():
+    method = next(m for m in load_profile("cpu-hybrid-mtp").methods if m.kind == "hybrid-mtp")
+    assert modules_of(method, {}, {"num_nextn_predict_layers": 3}) == 3

@@ -1,0 +1,112 @@
+"""Pairs whose drafter has several modules, each of which sees one token more: P leaves the last tokens to D."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.history.folder import History
+from harness.history.verdict import Verdict
+from harness.judging.checks import transfer
+from harness.judging.checks.registry import judge
+from tests.support.builders import (
+    BLOCK,
+    LENGTHS,
+    change_final,
+    history,
+    lookups,
+    observation,
+    view,
+    with_cells,
+    with_prefill,
+)
+
+BACK = 2
+
+
+def handed(tokens: int, count: int | None = None, external: int | None = None, moved: int | None = None):
+    """A hand-off of a prompt of which P computes all tokens but the last two, with three modules."""
+    kept = tokens - BACK
+    filled = -(-kept // BLOCK)
+    o = observation("pd-mtp", tokens)
+    size = o.final.counters["nixl_bytes"] / -(-tokens // BLOCK)
+    params = {
+        **o.leg("prefill").kv_transfer_params,
+        "remote_num_tokens": kept if count is None else count,
+        "remote_block_ids": [list(range(-(-(kept if count is None else count) // BLOCK)))],
+    }
+    computed = dict.fromkeys(("prompt_tokens", "prefix_queries", "prompt_tokens_local_compute"), float(kept))
+    o = with_prefill(o, kv_transfer_params=params, counters={"finished_requests": 1.0, **computed})
+    fetched = {
+        "prompt_tokens_external_kv_transfer": float(kept if external is None else external),
+        "prompt_tokens_local_compute": float(BACK),
+        "nixl_bytes": size * (filled if moved is None else moved),
+    }
+    return change_final(o, counters={**o.final.counters, **fetched})
+
+
+def recorded(*last, modules: int = 3) -> History:
+    """A run of such a pair; ``last`` replaces the observations of the same prompts."""
+    made = {o.prompt_id: o for o in (*(handed(n) for n in (*LENGTHS, 100)), *last)}
+    return with_cells(history([*made.values()]), modules=modules)
+
+
+def check(h: History):
+    return transfer.transfer(view(h, "pd-mtp"))
+
+
+def test_p_hands_over_all_tokens_but_those_that_later_modules_look_at():
+    assert check(recorded()).verdict is Verdict.PASS
+    assert view(recorded(), "pd-mtp").record.held_back == BACK
+
+
+def test_one_module_leaves_nothing_to_d():
+    result = check(recorded(modules=1))
+    assert result.verdict is Verdict.REGRESSION
+    assert "KV of 100 tokens, found remote_num_tokens = 98" in next(
+        f.message for f in result.findings if f.prompt_id == "p100"
+    )
+
+
+@pytest.mark.parametrize(("count", "damage"), [(100, "drafter-kv"), (99, "drafter-kv"), (97, "target-kv")])
+def test_other_tokens_than_those_are_a_regression(count, damage):
+    result = check(recorded(handed(100, count=count)))
+    assert result.verdict is Verdict.REGRESSION
+    assert [(f.prompt_id, f.damage) for f in result.findings] == [("p100", damage)]
+    assert f"KV of 98 tokens, found remote_num_tokens = {count}" in result.findings[0].message
+
+
+@pytest.mark.parametrize(("external", "verdict"), [(98, Verdict.PASS), (97, Verdict.UNKNOWN)])
+def test_d_takes_all_of_them_from_outside(external, verdict):
+    assert check(recorded(handed(100, external=external))).verdict is verdict
+
+
+def test_the_answer_of_p_is_to_another_prompt():
+    checked = {}
+    for modules in (1, 3):
+        (pair,) = judge(recorded(modules=modules), lookups(LENGTHS)).cells
+        checked[modules] = {r.check for r in pair.results}
+    assert checked[1] - checked[3] == {"prefill-token"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "back"),
+    [
+        ({}, 0),
+        ({"modules": 3}, 2),
+        ({"modules": 2}, 2),
+        ({"recurrent": True}, 1),
+        ({"recurrent": True, "modules": 3}, 2),
+    ],
+)
+def test_tokens_that_p_leaves_to_d(changes, back):
+    record = view(with_cells(history([observation("pd-mtp", 40)]), **changes), "pd-mtp").record
+    assert (record.draft_tokens, record.held_back) == (3, back)
+
+
+def test_a_prompt_of_no_more_tokens_is_handed_over_as_a_whole():
+    h = with_cells(history([observation("pd-mtp", 40)]), modules=3)
+    cell = view(h, "pd-mtp")
+    (o,) = cell.observations().values()
+    handed_over = [cell.handed_tokens(o.model_copy(update={"sent_ids": o.sent_ids[:n]})) for n in (1, 2, 3, 40)]
+    assert handed_over == [1, 2, 1, 38]
+    assert cell.handed_tokens(o.model_copy(update={"feature": "prompt-logprobs"})) == 40
