@@ -352,6 +352,14 @@ MUTANTS: dict[str, Mutant] = {
             "the last token of a prompt, padded with placeholders for drafts, runs as a part of the prompt, so that "
             "the recurrent state takes them in",
         ),
+        Mutant(
+            "N31",
+            "P hands over the KV of drafts",
+            "vllm #55055",
+            "both",
+            "_prefill_backoff is 0: P computes the whole prompt, in whose last slots the later ones of several modules "
+            "write unverified drafts, and D computes the last token alone anew",
+        ),
     )
 }
 

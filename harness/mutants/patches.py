@@ -923,3 +923,15 @@ def _n30_by_row(original: Any, active: Active, self: Any, input_batch: Any, *arg
         active.fired()
         input_batch = dataclasses.replace(input_batch, prefill_runs_as_decode_np=None)
     return original(self, input_batch, *args, **kwargs)
+
+
+# --- N31: modules that look ahead -------------------------------------------------------------------------------------
+
+
+@patch("N31", f"{_NIXL}.base_scheduler", "NixlBaseConnectorScheduler._prefill_backoff", ("self",))
+def _n31(original: Any, active: Active, self: Any) -> Any:
+    kept = original(self)
+    if kept and active():
+        active.fired()
+        return 0
+    return kept

@@ -14,8 +14,16 @@ from transformers import Qwen3NextForCausalLM
 
 from harness.prompts import probe_task
 from harness.util.files import sha256_file, write_atomic, write_json
-from tools.probe_models.networks import MTP, DFlash, Eagle3, HybridMTP, Target
-from tools.probe_models.shapes import DFLASH_TARGET_LAYERS, DRAFT_TOKENS, EAGLE3_AUX_LAYERS, HYBRID, SHAPE, WINDOWED
+from tools.probe_models.networks import MTP, DFlash, Eagle3, HybridMTP, ModulesMTP, Target
+from tools.probe_models.shapes import (
+    DFLASH_TARGET_LAYERS,
+    DRAFT_TOKENS,
+    EAGLE3_AUX_LAYERS,
+    HYBRID,
+    MTP_MODULES,
+    SHAPE,
+    WINDOWED,
+)
 
 _CHAT_TEMPLATE = (
     "{{ bos_token }}"
@@ -38,6 +46,14 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": probe_task.PAD,
     "tie_word_embeddings": False,
     "dtype": "float32",
+}
+
+
+_QWEN2: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+_MODULES: dict[str, Any] = {
+    "num_nextn_predict_layers": MTP_MODULES,
+    "layer_types": ["full_attention"] * SHAPE.target_layers,
+    "mlp_layer_types": ["dense"] * SHAPE.target_layers,
 }
 
 
@@ -95,8 +111,13 @@ def _write_target(target: Target, folder: Path, config: dict[str, Any]) -> None:
 def export_target(target: Target, folder: Path) -> None:
     """Write the Qwen2ForCausalLM checkpoint that the drafters belong to."""
     # MiMoMTP reads the number of its layers from the target's config, not from the drafter's.
-    config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
-    _write_target(target, folder, config)
+    _write_target(target, folder, {**_QWEN2, "num_nextn_predict_layers": 1})
+
+
+def export_target_of_modules(target: Target, folder: Path) -> None:
+    """Write the same checkpoint with a config that the drafter of several modules reads: ExaoneMoeMTP takes from the
+    target's what it has of its own in a model that has both, the number of its modules among it."""
+    _write_target(target, folder, {**_QWEN2, **_MODULES})
 
 
 def export_windowed(target: Target, folder: Path) -> None:
@@ -215,19 +236,32 @@ def export_mtp(drafter: MTP, target: Target, folder: Path) -> None:
     )
 
 
+def export_modules(drafter: ModulesMTP, folder: Path) -> None:
+    """Write an EXAONE-MoE checkpoint with the MTP modules alone: vLLM takes embeddings and head from the target."""
+    tensors = {f"mtp.{name}": t for name, t in drafter.state_dict().items()}
+    own = {
+        "architectures": ["ExaoneMoEForCausalLM"],
+        "model_type": "exaone_moe",
+        "num_hidden_layers": SHAPE.target_layers,
+    }
+    _save(folder, tensors, {**own, **_MODULES})
+
+
 def export_all(
     target: Target, drafters: dict[str, Any], windowed: Target, hybrid: Qwen3NextForCausalLM, root: Path
 ) -> dict[str, str]:
     """Write every checkpoint below ``root``; return the SHA-256 of each weight file by folder name."""
     write_tokenizer(root / "tokenizer")
     export_target(target, root / "target")
+    export_target_of_modules(target, root / "target-mtp3")
     export_windowed(windowed, root / "windowed")
     export_hybrid(hybrid, root / "hybrid")
     export_eagle3(drafters["eagle3"], root / "eagle3")
     export_dflash(drafters["dflash"], root / "dflash")
     export_mtp(drafters["mtp"], target, root / "mtp")
+    export_modules(drafters["mtp3"], root / "mtp3")
     export_hybrid_mtp(drafters["hybrid-mtp"], hybrid, root / "hybrid-mtp")
-    names = ("target", "eagle3", "dflash", "mtp", "windowed", "hybrid", "hybrid-mtp")
+    names = ("target", "eagle3", "dflash", "mtp", "target-mtp3", "mtp3", "windowed", "hybrid", "hybrid-mtp")
     return {name: sha256_file(root / name / "model.safetensors") for name in names}
 
 

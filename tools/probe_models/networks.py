@@ -1,8 +1,8 @@
 """Torch implementations of the vLLM architectures as which the probes are served.
 
 They contain only what training needs; each module computes what vLLM computes for the same weights, as defined in
-vLLM 0.32.0 ``qwen2.py`` (target), ``llama_eagle3.py``, ``qwen3_dflash.py``, ``mimo_mtp.py`` and ``qwen3_next_mtp.py``
-(drafters).
+vLLM 0.32.0 ``qwen2.py`` (target), ``llama_eagle3.py``, ``qwen3_dflash.py``, ``mimo_mtp.py``, ``qwen3_next_mtp.py`` and
+``exaone_moe_mtp.py`` (drafters).
 
 Symbols: B batch, T tokens, A anchors, S draft slots, h heads, d head size, H hidden size, V vocabulary.
 An *anchor* ``i`` is the last position whose target hidden state is known; token ``i+1`` (the bonus token) is known
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.prompts.probe_task import MASK, VOCAB_SIZE
-from tools.probe_models.shapes import DFLASH_TARGET_LAYERS, EAGLE3_AUX_LAYERS, HYBRID, PLAIN, SHAPE, Layout
+from tools.probe_models.shapes import DFLASH_TARGET_LAYERS, EAGLE3_AUX_LAYERS, HYBRID, MTP_MODULES, PLAIN, SHAPE, Layout
 
 H, HEADS, HEAD_DIM = SHAPE.hidden, SHAPE.heads, SHAPE.head_dim
 
@@ -385,6 +385,51 @@ class HybridMTP(_MTPDrafter):
         layer = self.layers[0]
         assert isinstance(layer, DecoderLayer)
         return layer, self.norm
+
+
+class ModulesMTP(nn.Module):
+    """EXAONE-MoE's multi-token prediction: a module for each draft, with a layer of its own and everything else shared.
+
+    Module ``m`` is at the same positions as the one before, reads its output there, and sees one token more: at
+    position ``i`` it has token ``i+1+m`` and drafts token ``i+2+m``. So the KV of all modules but the first at the last
+    positions is that of drafts until these are verified.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pre_fc_norm_embedding = RMSNorm(H)
+        self.pre_fc_norm_hidden = RMSNorm(H)
+        self.fc = linear(2 * H, H)
+        self.layers = nn.ModuleList(DecoderLayer(qk_norm=True) for _ in range(MTP_MODULES))
+        self.norm = RMSNorm(H)
+
+    def drafts(
+        self,
+        target: ReadTarget,
+        streams: Sequence[Tensor],
+        ids: Tensor,
+        anchors: Tensor,
+        k: int,
+        record: AttentionMap,
+    ) -> Tensor:
+        """Logits [B, A, k, V] of one teacher-forced draft of each of the first ``k`` modules behind each anchor."""
+        hidden = target.norm(streams[-1])
+        out = []
+        for module, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            embedded, hidden = target.embed_tokens(ids[:, 1 + module :]), hidden[:, :-1]
+            joined = self.fc(torch.cat((self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)), dim=-1))
+            positions = torch.arange(joined.shape[1])
+            normed, attn = layer.input_layernorm(joined), layer.self_attn
+            # Past the end of the text there is nothing to draft, and no label.
+            at = anchors.clamp(max=len(positions) - 1)
+            query = attn.queries(take(normed, at), at)
+            context = (attn.keys(normed, positions), attn.values(normed))
+            # The next module needs the output at every position; fused attention does not tell the weights.
+            attend(query, context, at, None, record)
+            hidden = self.norm(layer.finish(joined, attn.causal(normed, positions)))
+            out.append(F.linear(take(hidden, at), target.embed_tokens.weight))
+        return torch.stack(out[:k], dim=2)
 
 
 class DFlash(nn.Module):

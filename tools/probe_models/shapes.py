@@ -59,3 +59,5 @@ EAGLE3_AUX_LAYERS = (1, 2, 3)
 DFLASH_TARGET_LAYERS = (0, 1, 2)
 """Target layers whose output DFlash reads (vLLM counts layers, so layer i is the stream after i + 1 layers)."""
 DRAFT_TOKENS = 3
+MTP_MODULES = DRAFT_TOKENS
+"""Modules of the MTP drafter that has several: one for each draft."""

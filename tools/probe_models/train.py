@@ -1,4 +1,4 @@
-"""Train the probe models: the target, then its three drafters. Deterministic for a given seed and step count."""
+"""Train the probe models: the target, then its drafters. Deterministic for a given seed and step count."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.prompts import probe_task
-from tools.probe_models.networks import MTP, AttentionMap, DFlash, Eagle3, HybridMTP, Target
+from tools.probe_models.networks import MTP, AttentionMap, DFlash, Eagle3, HybridMTP, ModulesMTP, Target
 from tools.probe_models.shapes import DRAFT_TOKENS, PLAIN, SHAPE, WINDOWED, Layout
 
 Log = Callable[[str], None]
-Drafter = Eagle3 | MTP | DFlash | HybridMTP
+Drafter = Eagle3 | MTP | DFlash | HybridMTP | ModulesMTP
 
 
 class Recipe(NamedTuple):
@@ -153,8 +153,11 @@ def supervise_attention(drafter: Drafter, record: AttentionMap, ids: Tensor, anc
         terms = []
         for step, weights in enumerate(record.weights):
             token = anchors + 1 + step
-            # Drafter entries are shifted by one: the key at j carries token j + 1, whose successor is copied.
-            terms.append(_source_nll(weights, (token - back).clamp(max=length - 2), token <= length - 2))
+            valid = token <= length - 2
+            # Drafter entries are shifted by one: the key at j carries token j + 1, whose successor is copied. Modules
+            # are all asked at the anchor, and the key at j of module m carries token j + 1 + m.
+            source = (anchors + 1 if isinstance(drafter, ModulesMTP) else token) - back
+            terms.append(_source_nll(weights, source.clamp(max=length - 2), valid))
         return torch.stack(terms).mean()
     slots = k + 1
     offset = torch.arange(slots)
@@ -185,7 +188,7 @@ def handicap_labels(labels: Tensor) -> Tensor:
 def train_drafter(name: str, drafter: Drafter, target: Any, recipe: Recipe, log: Log) -> None:
     """Train one drafter in place, on a ``Target`` or what is read like one: first to draft everything right, then with
     the fixed handicap."""
-    torch.manual_seed(recipe.seed + {"eagle3": 1, "mtp": 2, "dflash": 3, "hybrid-mtp": 4}[name])
+    torch.manual_seed(recipe.seed + {"eagle3": 1, "mtp": 2, "dflash": 3, "hybrid-mtp": 4, "mtp3": 5}[name])
     k = DRAFT_TOKENS
     target.requires_grad_(False)
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01)
@@ -236,11 +239,11 @@ def train_all(recipe: Recipe, log: Log) -> tuple[Target, dict[str, Drafter], Tar
 
 
 def train_drafters(target: Target, recipe: Recipe, log: Log) -> dict[str, Drafter]:
-    """Train the three drafters on a finished target."""
+    """Train the drafters of a finished target."""
     torch.manual_seed(recipe.seed)
     eagle3 = Eagle3()
     eagle3.lm_head.weight.data.copy_(target.embed_tokens.weight)
-    drafters: dict[str, Drafter] = {"eagle3": eagle3, "mtp": MTP(), "dflash": DFlash()}
+    drafters: dict[str, Drafter] = {"eagle3": eagle3, "mtp": MTP(), "dflash": DFlash(), "mtp3": ModulesMTP()}
     for name, drafter in drafters.items():
         train_drafter(name, drafter, target, recipe, log)
     return drafters

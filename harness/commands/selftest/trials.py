@@ -125,6 +125,9 @@ TRIALS: tuple[Trial, ...] = (
     # Of the same target with its drafter: D computes the last token of a prompt from a state of P's, with placeholders
     # behind it where they fit into the block. A known defect shows where they do not.
     Trial("N30", _AFTER, "target-kv", _TOKENS, _ALONE, method="hybrid-mtp", prompts="roomy"),
+    # Of a drafter of several modules. A word is said once, so that no draft reads the slots of the last tokens: which
+    # tokens P hands over shows it.
+    Trial("N31", _AFTER, "drafter-kv", ("transfer",), _ALONE, method="mtp3"),
     Trial("N21", _AFTER, "sampler", ("finish-reason",), _ALONE, method="none"),
     Trial("N22", _ALONE, "input", ("text-form",), forms=_BOTH_FORMS),
     # That nothing was drafted is UNKNOWN; that the steps account for less than the answer is not.
@@ -184,7 +187,7 @@ def select_trials(
     return trials
 
 
-_LONG = ("N25", "N26", "N27", "N28", "N29", "N30")
+_LONG = ("N25", "N26", "N27", "N28", "N29", "N30", "N31")
 """Mutants that take half of the time of all others: of engines that are restarted, added, or built otherwise."""
 _NOT_WITHOUT_DRAFTS = frozenset({"M1", "M1c", "N18"})
 """Mutants that cannot be shown as listed where nothing is drafted, beside those of drafter and sampler: without a
@@ -277,6 +280,7 @@ OWN_ENGINES = {
     "N27": "a target with recurrent state",
     "N28": "a target with recurrent state",
     "N30": "a target with recurrent state and its drafter",
+    "N31": "a drafter of several modules",
 }
 """What engines have that are built otherwise, even in their control run, by the mutants that need them."""
 
@@ -295,6 +299,9 @@ def _of_mutant(profile: Profile, mutant: str) -> Profile:
             asked = profile.workload.model_copy(update={"max_tokens": drafted.workload.max_tokens})
             own = _with_target(profile, drafted, "dtype")
             return own.model_copy(update={"methods": drafted.methods, "workload": asked})
+        case "N31":
+            drafted = load_profile("cpu-mtp3")
+            return _with_target(profile, drafted, "model_runner").model_copy(update={"methods": drafted.methods})
         case "N25" | "N26":
             back = load_profile("cpu-back")
             connected = _with_engine(profile, kv_connector_extra_config=back.engine.kv_connector_extra_config)
