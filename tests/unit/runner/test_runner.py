@@ -315,3 +315,17 @@ def test_a_watch_that_decides_nothing_sees_a_group_while_the_next_one_is_asked(t
     # Of the last group, the run's verdict says as much.
     groups = [g.cell_ids for g in prepared.plan.groups]
     assert len(seen) == len(groups) - 1 and set(seen) < set(groups)
+
+
+def test_the_record_says_what_p_leaves_to_d(tmp_path):
+    found = {}
+    for profile in ("cpu-mtp3", "cpu-hybrid-mtp", "cpu"):
+        cells = prepared_recorder(prepare(profile, ["pd-*"]), ENVIRONMENT, tmp_path / profile).record.cells
+        found |= {(profile, c.cell): (c.modules, c.held_back) for c in cells if c.route == "client"}
+    assert found == {
+        ("cpu-mtp3", "pd-none"): (1, 0),
+        ("cpu-mtp3", "pd-mtp3"): (3, 2),
+        ("cpu-hybrid-mtp", "pd-none"): (1, 1),
+        ("cpu-hybrid-mtp", "pd-hybrid-mtp"): (1, 1),
+        **{("cpu", f"pd-{method}"): (1, 0) for method in ("none", "eagle3", "dflash", "mtp")},
+    }
