@@ -66,8 +66,8 @@ _CHECKED_BY = re.compile(r"(harness [0-9][0-9.]*\w*) at [0-9a-f]{12}( with chang
 def outputs(run: Path, checkout: Path = ROOT, home: Path = ROOT) -> dict[str, str]:
     """Judge a copy of a recorded run with the code of ``checkout`` and return every file and text that came out.
 
-    ``home`` is the folder that the recorded run's own paths lie in. Times, folders and free disk space are replaced by
-    fixed words.
+    ``home`` is the folder that the recorded run's own paths lie in. Times, folders, free disk space and the hash of the list
+    of known defects are replaced by fixed words.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / run.name
@@ -78,6 +78,8 @@ def outputs(run: Path, checkout: Path = ROOT, home: Path = ROOT) -> dict[str, st
             path = folder / name
             out[name] = path.read_text(encoding="utf-8") if path.is_file() else "absent\n"
         replaced = {str(folder): "RUN", temporary: "TMP", str(checkout): "CHECKOUT", str(home): "CHECKOUT"}
+        known = hashlib.sha256((checkout / "known-defects.yaml").read_bytes()).hexdigest()
+        replaced |= {known: "KNOWN-DEFECTS", known[:12]: "KNOWN-DEFECTS"}
         return {name: _normalised(text, replaced) for name, text in out.items()}
 
 
