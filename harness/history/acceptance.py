@@ -32,6 +32,7 @@ def real_steps(leg: Leg) -> Steps | None:
 
     Only a decode leg, which follows a hand-off, can have a padded step: since vLLM 0.26, D's first step after a
     hand-off recomputes the last prompt token together with k placeholder drafts, which count as drafted and rejected.
+    Where P leaves more than the last token to D, there are none.
 
     T output tokens need Σ(a+1) = T - 1 + o over the real steps, where the overshoot o ≤ a_last counts tokens accepted
     past the end; a padded step adds one. So a surplus of Σ(a+1) - (T-1) ≥ 1 with nothing accepted in the first step of
@@ -63,7 +64,8 @@ def real_steps(leg: Leg) -> Steps | None:
 
 def _may_be_padded(leg: Leg) -> bool:
     """Return whether the engine had a single token of the prompt left to compute, which is when vLLM pads."""
-    return leg.role == "decode" or leg.counters.get("prompt_tokens_local_compute") == 1
+    unknown = 1 if leg.role == "decode" else 0
+    return leg.counters.get("prompt_tokens_local_compute", unknown) == 1
 
 
 def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:

@@ -316,10 +316,16 @@ class CellRecord(Strict):
     """What could not be ended or removed when the engines ended, in words; charged to the first cell of the group."""
 
     @property
+    def unverified(self) -> int:
+        """Tokens at the end of what an engine has computed of which later modules saw drafts, so that their KV there may
+        change; such blocks are not in the prefix cache (``num_reprefillable_tokens`` of vLLM 0.32.0)."""
+        return self.draft_tokens - 1 if self.modules > 1 else 0
+
+    @property
     def held_back(self) -> int:
         """Tokens at the end of a prompt that P leaves to D (``_prefill_backoff`` of NIXL's connector in vLLM 0.32.0): a
         state takes a token in once, and what later modules see there are drafts."""
-        return max(int(self.recurrent), self.draft_tokens - 1 if self.modules > 1 else 0)
+        return max(int(self.recurrent), self.unverified)
 
     @property
     def left_running(self) -> bool:

@@ -342,10 +342,14 @@ class RecordedCell:
         With drafters that make vLLM recompute the last matched block (``use_eagle_block_drop``) it is one block less.
         Versions after 0.32.0 may reuse that one: vllm-project/vllm#50438 hashes blocks with their lookahead. Of a model
         with recurrent state the block to recompute may end with the prompt: vLLM looks for it beyond the last token but
-        one (``eagle_proof_margin``).
+        one (``eagle_proof_margin``). Tokens of which later modules saw drafts are not cached.
         """
         size = self.record.block_size
-        held = (*donor.sent_ids, *(_computed_output(donor) if role in (None, self.answering) else ()))
+        if role in (None, self.answering):
+            held = (*donor.sent_ids, *_computed_output(donor))
+        else:
+            held = donor.sent_ids[: self.handed_tokens(donor)]
+        held = held[: max(len(held) - self.record.unverified, 0)]
         matched = common_prefix(held, subject.sent_ids) // size * size
         limit = (len(subject.sent_ids) - 1) // size * size
         whole = min(matched, limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.history.acceptance import real_steps
 from harness.history.folder import History
 from harness.history.verdict import Verdict
 from harness.judging.checks import transfer
@@ -110,3 +111,19 @@ def test_a_prompt_of_no_more_tokens_is_handed_over_as_a_whole():
     handed_over = [cell.handed_tokens(o.model_copy(update={"sent_ids": o.sent_ids[:n]})) for n in (1, 2, 3, 40)]
     assert handed_over == [1, 2, 1, 38]
     assert cell.handed_tokens(o.model_copy(update={"feature": "prompt-logprobs"})) == 40
+
+
+@pytest.mark.parametrize(("tokens", "modules", "hit"), [(98, 1, 64), (98, 3, 32), (100, 3, 64), (101, 3, 64)])
+def test_what_p_has_cached_ends_before_the_tokens_that_later_modules_drafted(tokens, modules, hit):
+    cell = view(with_cells(history([observation("pd-mtp", tokens)]), modules=modules), "pd-mtp")
+    (o,) = cell.observations().values()
+    assert cell.expected_hit(o, o, "prefill").least == hit
+
+
+@pytest.mark.parametrize(("local", "padded"), [(1, True), (2, False)])
+def test_a_first_step_without_accepted_drafts_is_padding_only_where_one_token_is_left(local, padded):
+    leg = observation("pd-mtp", 40).final
+    spec = leg.speculation.model_copy(update={"per_step_accepted": (0, 3, 3), "per_step_drafted": (3, 3, 3)})
+    counters = {**leg.counters, "prompt_tokens_local_compute": float(local)}
+    steps = real_steps(leg.model_copy(update={"speculation": spec, "counters": counters, "output_ids": (1,) * 8}))
+    assert (steps.padded, steps.accepted) == (padded, (3, 3) if padded else (0, 3, 3))
