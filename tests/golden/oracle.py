@@ -66,8 +66,8 @@ _CHECKED_BY = re.compile(r"(harness [0-9][0-9.]*\w*) at [0-9a-f]{12}( with chang
 def outputs(run: Path, checkout: Path = ROOT, home: Path = ROOT) -> dict[str, str]:
     """Judge a copy of a recorded run with the code of ``checkout`` and return every file and text that came out.
 
-    ``home`` is the folder that the recorded run's own paths lie in. Times, folders, free disk space and the hash of the list
-    of known defects are replaced by fixed words.
+    ``home`` is the folder that the recorded run's own paths lie in. Times, folders, free disk space and the hash of the
+    known defects are replaced by fixed words.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / run.name
