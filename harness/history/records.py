@@ -317,8 +317,8 @@ class CellRecord(Strict):
 
     @property
     def unverified(self) -> int:
-        """Tokens at the end of what an engine has computed of which later modules saw drafts. Their KV may change, so that
-        they are not in its prefix cache (``num_reprefillable_tokens`` of vLLM 0.32.0)."""
+        """Tokens at the end of what an engine has computed of which later modules saw drafts. Their KV may change, and
+        its prefix cache ends before them (``num_reprefillable_tokens`` of vLLM 0.32.0)."""
         return self.draft_tokens - 1 if self.modules > 1 else 0
 
     @property
