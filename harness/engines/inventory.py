@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -93,17 +94,24 @@ def cpu_engine_gib(profile: Profile) -> float:
 def cpu_inventory(profile: Profile) -> Inventory:
     """Return the cores that this process may use, as far as memory suffices, without those of other harnesses' engines.
 
-    There are at least two devices, because a pair must be able to run on one core, if slowly.
+    There are at least as many devices as a pair has ranks, which must be able to run on one core, if slowly.
     """
     cores = allowance.cores()
     taken = claimed(cores)
     free = [core for core in cores if core not in taken]
     gib = cpu_engine_gib(profile)
     room = int(allowance.memory_gib() / gib)
-    count = max(2, min(len(free), room))
+    ranks = max(p.engine.devices_of("prefill") + p.engine.devices_of("decode") for p in profile.parts)
+    count = max(ranks, min(len(free), room))
     devices = tuple(Device(f"{LOCAL_NODE}/core-{n}", LOCAL_NODE, gib, n) for n in range(count))
-    names = {d.id: str(core) for d, core in zip(devices, [*free, *taken], strict=False)}
-    return Inventory(devices, names, shared=False, notes=_of_others(len(taken), len(cores), len(free) < count))
+    names = {d.id: str(core) for d, core in zip(devices, cycle([*free, *taken]), strict=False)}
+    notes = _of_others(len(taken), len(cores), len(free) < count)
+    if ranks > len(cores):
+        notes += (
+            f"a pair has {ranks} ranks, and there are {counted(len(cores), 'core')}: engines that share one are many "
+            "times slower, and hand-offs may come after P's lease",
+        )
+    return Inventory(devices, names, shared=False, notes=notes)
 
 
 def _of_others(taken: int, cores: int, shared: bool) -> tuple[str, ...]:

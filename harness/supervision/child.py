@@ -82,7 +82,7 @@ class EngineProcess(EngineLog, ABC):
         return [p.pid for p in self.family() if stacks.is_python(p)]
 
     def settle_threads(self) -> int:
-        """Move all threads of the process that runs the model onto the engine's core, and lower the priority of those
+        """Move all threads of the processes that run the model, each onto its core, and lower the priority of those
         that poll; return how many moved.
 
         NIXL's progress thread polls without pause, and vLLM's CPU build pins it, in every engine, to the last core of
@@ -90,11 +90,13 @@ class EngineProcess(EngineLog, ABC):
         would take half of the model's time at equal priority (docs/performance.md). The core is taken from the command,
         because the affinity found may be NIXL's.
         """
-        core = self.command.env.get("VLLM_CPU_OMP_THREADS_BIND", "")
-        if not core.isdigit():
+        cores = self.command.env.get("VLLM_CPU_OMP_THREADS_BIND", "").split("|")
+        runners = self._runners()
+        if not all(core.isdigit() for core in cores) or len(cores) != len(runners):
             return 0
         moved = 0
-        for process in self._runners():
+        # The workers of several ranks have their number in their names.
+        for process, core in zip(sorted(runners, key=lambda p: p.name()), cores, strict=True):
             with contextlib.suppress(OSError, psutil.Error):
                 for thread in process.threads():
                     with contextlib.suppress(OSError):

@@ -92,3 +92,25 @@ time.sleep(600)
         assert all(os.sched_getaffinity(t.id) == {core} for t in process.threads())
     finally:
         started.stop(1)
+
+
+def test_the_workers_of_several_ranks_have_a_core_each(tmp_path):
+    code = """
+import os, time
+from setproctitle import setproctitle
+rank = 1 if os.fork() else 0
+setproctitle(f"VLLM::Worker_TP{rank}")
+print("up", flush=True)
+time.sleep(600)
+"""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    started = supervised_program(tmp_path, code, role="decode", VLLM_CPU_OMP_THREADS_BIND=f"{cores[0]}|{cores[-1]}")
+    try:
+        while started.log_text().count("up") < 2:
+            started.require_alive()
+            time.sleep(0.02)
+        assert started.settle_threads() == 2
+        bound = {p.name(): os.sched_getaffinity(p.pid) for p in started.family() if "Worker" in p.name()}
+        assert bound == {"VLLM::Worker_TP0": {cores[0]}, "VLLM::Worker_TP1": {cores[-1]}}
+    finally:
+        started.stop(1)

@@ -21,13 +21,14 @@ from harness.errors import EngineDiedError, ModelUnavailableError
 from harness.history.folder import History
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
-from harness.profiles.model import load_profile
+from harness.profiles.model import TensorParallel, load_profile
 from harness.prompts.probe_task import WEIGHTS
 from harness.runner.groups import Runner
 from harness.runner.options import RunOptions
 from harness.runner.play import Player
 from harness.runner.run import new_folder, prepared_recorder, record_into
 from harness.scheduling.model import Device, Placement
+from harness.util import allowance
 from harness.util.progress import Reporter
 from harness.workload.prepare import Prepared, prepare
 from tests.support.builders import extending
@@ -220,6 +221,16 @@ def test_jobs_say_what_engines_need():
     assert jobs["pd-eagle3"].after == () and not jobs["pd-eagle3"].share
     alone = jobs_of(prepared.plan, prepared.works, prepared.profile, inventory, rescore=False)
     assert all(j.after == () for j in alone)
+
+
+def test_a_pair_has_a_device_for_each_of_its_ranks(monkeypatch):
+    profile = prepare("cpu", []).profile
+    monkeypatch.setattr(allowance, "cores", lambda: [4, 7])
+    ranks = {"tensor_parallel": TensorParallel(prefill=1, decode=2)}
+    found = cpu_inventory(profile.model_copy(update={"engine": profile.engine.model_copy(update=ranks)}))
+    assert [found.names[d.id] for d in found.devices] == ["4", "7", "4"]
+    assert any("a pair has 3 ranks, and there are 2 cores" in note for note in found.notes)
+    assert not any("ranks" in note for note in cpu_inventory(profile).notes)
 
 
 def test_a_variant_whose_model_is_not_here_is_unknown_and_the_others_run(tmp_path):
