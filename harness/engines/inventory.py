@@ -108,7 +108,7 @@ def cpu_inventory(profile: Profile) -> Inventory:
     notes = _of_others(len(taken), len(cores), len(free) < count)
     if ranks > len(cores):
         notes += (
-            f"a pair has {ranks} ranks, and there are {counted(len(cores), 'core')}: engines that share one are many "
+            f"a pair has {ranks} ranks for {counted(len(cores), 'core')}: engines that share one are many "
             "times slower, and hand-offs may come after P's lease",
         )
     return Inventory(devices, names, shared=False, notes=notes)

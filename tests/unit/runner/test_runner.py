@@ -229,7 +229,7 @@ def test_a_pair_has_a_device_for_each_of_its_ranks(monkeypatch):
     ranks = {"tensor_parallel": TensorParallel(prefill=1, decode=2)}
     found = cpu_inventory(profile.model_copy(update={"engine": profile.engine.model_copy(update=ranks)}))
     assert [found.names[d.id] for d in found.devices] == ["4", "7", "4"]
-    assert any("a pair has 3 ranks, and there are 2 cores" in note for note in found.notes)
+    assert any("a pair has 3 ranks for 2 cores" in note for note in found.notes)
     assert not any("ranks" in note for note in cpu_inventory(profile).notes)
 
 
