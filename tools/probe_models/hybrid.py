@@ -2,19 +2,23 @@
 
 The networks are those of transformers. What is to be copied is divided between the two kinds of layers, so that both
 matter: the word after each of ``state_words()``, and the first one, come from the recurrent state alone, all others by
-attention.
+attention. Every other state word takes the state of both recurrent layers, and the first word the convolution of both,
+so that none of them can be lost unseen.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 from harness.prompts import probe_task
 from harness.prompts.model import load_prompts
@@ -25,6 +29,7 @@ from tools.probe_models.shapes import HYBRID, SHAPE
 from tools.probe_models.train import Log, sample_batch, warm_cosine
 
 _ATTENTION = HYBRID.layers.index("full_attention")
+_LAST = len(HYBRID.layers) - 1
 
 
 class Recipe(NamedTuple):
@@ -35,6 +40,9 @@ class Recipe(NamedTuple):
     peak_lr: float = 2.5e-3
     polish: tuple[tuple[int, float], ...] = ((800, 1e-3), (900, 7e-4))
     """Steps and peak learning rate of each further phase, on prompts of all lengths."""
+    both_steps: int = 1000
+    """Steps that make some words depend on state and convolution of the last layer, too."""
+    both_lr: float = 1e-3
     last_steps: int = 300
     last_lr: float = 5e-4
     known: int = 4
@@ -107,6 +115,13 @@ def sources(ids: Tensor) -> Tensor:
     return torch.where(table[queries], 0, torch.arange(words + 1) + probe_task.FIRST_SOURCE_POSITION)
 
 
+def from_both(queries: Tensor) -> Tensor:
+    """Return which queries (token ids, any shape) are those whose word takes the state of both recurrent layers."""
+    table = torch.zeros(probe_task.VOCAB_SIZE, dtype=torch.bool)
+    table[sorted(probe_task.state_words())[1::2]] = True
+    return table[queries]
+
+
 def blinded(source: Tensor, length: int) -> Tensor:
     """Return the additive mask [B, 1, T, T] of causal attention in which queries with source 0 see <bos> alone."""
     mask = torch.full((length, length), -1e9).triu(1).repeat(source.shape[0], 1, 1)
@@ -123,7 +138,9 @@ def train(recipe: Recipe, log: Log) -> Qwen3NextForCausalLM:
     train_phase(target, recipe, log, recipe.steps, recipe.peak_lr, grows=True)
     for steps, peak_lr in recipe.polish:
         train_phase(target, recipe, log, steps, peak_lr)
-    train_phase(target, recipe, log, recipe.last_steps, recipe.last_lr, known=shipped())
+    # Until here nothing makes the model read the last layer's state, and it does not.
+    train_phase(target, recipe, log, recipe.both_steps, recipe.both_lr, loses=True)
+    train_phase(target, recipe, log, recipe.last_steps, recipe.last_lr, loses=True, known=shipped())
     return target
 
 
@@ -168,9 +185,11 @@ def train_phase(
     total: int,
     peak: float,
     grows: bool = False,
+    loses: bool = False,
     known: Sequence[Tensor] = (),
 ) -> None:
-    """Train for ``total`` steps with or without the curriculum, in place."""
+    """Train for ``total`` steps in place: with or without the curriculum, and the loss of what is handed over of the
+    last layer."""
     params = [p for p in target.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=peak, betas=(0.9, 0.98), weight_decay=0.01)
     start = time.monotonic()
@@ -184,18 +203,56 @@ def train_phase(
         for group in optimizer.param_groups:
             group["lr"] = peak * warm_cosine(step, total, 100, 0.5 if grows else 0.2, 0.01)
         optimizer.zero_grad()
-        said = [_learn(target, ids, blind=grows and progress < 0.6) for ids in batches]
+        said = [_learn(target, ids, grows and progress < 0.6, loses) for ids in batches]
         nn.utils.clip_grad_norm_(params, 1.0)
         optimizer.step()
         if step % 100 == 0 or step == total - 1:
             log(f"hybrid {step}/{total} words {words} {said[0]} t {time.monotonic() - start:.0f}s")
 
 
-def _learn(target: Qwen3NextForCausalLM, ids: Tensor, blind: bool) -> str:
+class Lost(NamedTuple):
+    """What a hand-off loses of the last layer in the rows of a batch [B]: its state, its convolution."""
+
+    state: Tensor
+    convolution: Tensor
+    tokens: int
+    """Tokens that were handed over, from the first one on."""
+
+
+@contextmanager
+def losing(memory: nn.Module, lost: Lost) -> Iterator[None]:
+    """Let a layer compute as an engine does whose state or convolution were zero after the tokens handed over."""
+    convolve, taps = modeling_qwen3_next.causal_conv1d_fn, memory.conv1d.weight
+
+    def write(_module: nn.Module, _inputs: Any, gates: Tensor) -> Tensor:
+        # With one head, the first of the two numbers of a token says how much of it is written.
+        before = torch.arange(gates.shape[1]) < lost.tokens
+        return gates.masked_fill((lost.state[:, None] & before).unsqueeze(-1) & torch.tensor([True, False]), -30.0)
+
+    def shortened(inputs: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tensor:
+        whole = convolve(inputs, weight, *rest, **options)
+        if weight.data_ptr() != taps.data_ptr():
+            return whole
+        after = torch.arange(inputs.shape[-1]) >= lost.tokens
+        return torch.where(
+            lost.convolution[:, None, None] & after, convolve(inputs * after, weight, *rest, **options), whole
+        )
+
+    hook = memory.in_proj_ba.register_forward_hook(write)
+    try:
+        with patch.object(modeling_qwen3_next, "causal_conv1d_fn", shortened):
+            yield
+    finally:
+        hook.remove()
+
+
+def _learn(target: Qwen3NextForCausalLM, ids: Tensor, blind: bool, loses: bool) -> str:
     """Add the gradients of a batch, and return how well it was answered.
 
     With ``blind``, the queries of ``sources`` with source 0 cannot see more; attention is supervised towards its source
-    all along, so that it keeps looking away when it can.
+    all along, so that it keeps looking away when it can. With ``loses``, half of the rows lose the last layer's state
+    before the last token of the prompt, and half its convolution: the words of ``from_both`` must not be said without
+    the one, the first word not without the other.
     """
     words = (ids.shape[1] - 5) // 2
     source = sources(ids)
@@ -203,18 +260,26 @@ def _learn(target: Qwen3NextForCausalLM, ids: Tensor, blind: bool) -> str:
     seen: list[Tensor] = []
     attention = target.model.layers[_ATTENTION].self_attn
     hook = attention.register_forward_hook(lambda _module, _inputs, outputs: seen.append(outputs[1]))
-    hidden = target.model(ids, attention_mask=masks).last_hidden_state[:, words + 3 : -1]
+    state_lost, convolution_lost = (torch.rand(2, ids.shape[0]) < 0.5) & loses
+    with losing(target.model.layers[_LAST].linear_attn, Lost(state_lost, convolution_lost, words + 3)):
+        hidden = target.model(ids, attention_mask=masks).last_hidden_state[:, words + 3 : -1]
     hook.remove()
     logits = target.lm_head(hidden)
     labels = ids[:, words + 4 :]
     entropy = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
-    state = source == 0
-    copy = entropy[~state].mean() + entropy[state].mean()
+    queries = ids[:, words + 3 : -1]
+    lost = from_both(queries) & state_lost[:, None]
+    lost |= (queries == probe_task.ASSISTANT) & convolution_lost[:, None]
+    state = (source == 0) & ~lost
+    copy = entropy[source != 0].mean() + entropy[state].mean()
+    if lost.any():
+        # The likelihood of anything else; the factor keeps it finite.
+        copy = copy - torch.log1p(-0.9999 * torch.exp(-entropy[lost])).mean()
     weight = seen[0][:, :, words + 3 : -1].mean(1).gather(2, source.unsqueeze(-1))
     looks = -(weight + 1e-6).log().mean()
     (copy + 0.5 * looks).backward()
     right = (logits.argmax(-1) == labels).float()
     return (
-        f"copy {copy.item():.5f} looks {looks.item():.4f} right by attention {right[~state].mean():.4f} by state "
-        f"{right[state].mean():.4f}"
+        f"copy {copy.item():.5f} looks {looks.item():.4f} right by attention {right[source != 0].mean():.4f} by state "
+        f"{right[state].mean():.4f} of the lost {right[lost].mean():.4f}"
     )
