@@ -303,6 +303,11 @@ class RecordedCell:
         back = self.record.held_back if o.looked_up else 0
         return held - back if held > back else held
 
+    def has_all_cached(self, o: Observation, decode: Leg) -> bool:
+        """Return whether D, asked alone, had all tokens cached that P hands over, so that nothing moves. Without
+        recurrent state, of which P leaves the last token to D, something always does."""
+        return self.record.recurrent and decode.counters.get("prefix_hits", 0) >= self.handed_tokens(o)
+
     def stratum(self, observation: Observation) -> str:
         return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)
 

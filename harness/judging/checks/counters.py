@@ -265,7 +265,9 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     if handed:
         return expected
     if cell.by_nixl:
-        expected["nixl_transfers"] = sum(leg.role == "decode" and o.route == "cell" for o, leg in counted.answers)
+        expected["nixl_transfers"] = sum(
+            leg.role == "decode" and o.route == "cell" and not cell.has_all_cached(o, leg) for o, leg in counted.answers
+        )
     specs = [leg.speculation for _, leg in counted.answers]
     if cell.speculative and all(spec is not None for spec in specs):
         known = [spec for spec in specs if spec is not None]

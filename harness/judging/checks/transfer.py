@@ -518,6 +518,8 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
     if not counters:
         message = "expected counters of the decode engine for this request, found none: no proof of a transfer"
         return [cell.untested(NAME, message, o)]
+    if cell.has_all_cached(o, decode):
+        return _failed(cell, o, counters)
     findings = []
     proof = {
         "bytes by NIXL": counters.get("nixl_bytes", 0),

@@ -122,3 +122,15 @@ def test_a_hit_with_a_drafter_may_recompute_a_block_that_ends_with_the_prompt(to
     cell = view(h, "single-mtp")
     (o,) = cell.observations().values()
     assert cell.expected_hit(o, o).least == hit
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cached", "recurrent", "all_cached"),
+    [(97, 96, True, True), (97, 64, True, False), (98, 96, True, False), (97, 96, False, False)],
+)
+def test_nothing_moves_where_d_has_all_but_the_last_token_cached(tokens, cached, recurrent, all_cached):
+    h = with_cells(history([observation("pd-none", tokens)]), recurrent=recurrent)
+    cell = view(h, "pd-none")
+    (o,) = cell.observations().values()
+    leg = o.final.model_copy(update={"counters": {**o.final.counters, "prefix_hits": float(cached)}})
+    assert cell.has_all_cached(o, leg) is all_cached
