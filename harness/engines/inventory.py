@@ -1,8 +1,8 @@
 """The devices of a machine, and what each group of engines needs of them.
 
 A group of engines is a job; the scheduler packs jobs onto devices, so that the engines of one group start while others
-answer. On CPU a device is a core with the memory of one engine; two engines never share one, because an engine that
-shares its core is several times slower.
+answer. On CPU a device is a core with the memory of one engine. Two engines share one only where there are fewer cores
+than a pair has ranks, because an engine that shares its core is several times slower.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Inventory(NamedTuple):
     devices: tuple[Device, ...]
     names: Mapping[str, str]
     """What an engine is told, by device id: the number of a core, or an entry of CUDA_VISIBLE_DEVICES. CPU devices
-    beyond the machine's cores have no entry."""
+    beyond the machine's cores have those of the first ones."""
     shared: bool
     """Whether several engines may share a device, as far as its memory suffices."""
     notes: tuple[str, ...] = ()

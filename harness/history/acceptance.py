@@ -63,9 +63,13 @@ def real_steps(leg: Leg) -> Steps | None:
 
 
 def _may_be_padded(leg: Leg) -> bool:
-    """Return whether the engine had a single token of the prompt left to compute, which is when vLLM pads."""
-    unknown = 1 if leg.role == "decode" else 0
-    return leg.counters.get("prompt_tokens_local_compute", unknown) == 1
+    """Return whether the engine had a single token of the prompt left to compute, which is when vLLM pads.
+
+    D counts the token that it computes after an ordinary hand-off as one from outside, so that the counter does not
+    grow; nor is it known of requests together and of servers without counters.
+    """
+    uncounted = 1 if leg.role == "decode" else 0
+    return leg.counters.get("prompt_tokens_local_compute", uncounted) == 1
 
 
 def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:

@@ -327,6 +327,10 @@ class CellRecord(Strict):
         state takes a token in once, and what later modules see there are drafts."""
         return max(int(self.recurrent), self.unverified)
 
+    def left_to_d(self, tokens: int) -> int:
+        """Return how many tokens P leaves to D of a prompt of so many: none of one that has no more than those."""
+        return self.held_back if tokens > self.held_back else 0
+
     @property
     def left_running(self) -> bool:
         """Whether processes of its engines may still be running; anything else left over is memory or a port."""

@@ -300,8 +300,7 @@ class RecordedCell:
         They are all but those that it leaves to D, which prompts of no more tokens do not have.
         """
         held = len(self.prompt_of(o, "prefill"))
-        back = self.record.held_back if o.looked_up else 0
-        return held - back if held > back else held
+        return held - self.record.left_to_d(held) if o.looked_up else held
 
     def has_all_cached(self, o: Observation, decode: Leg) -> bool:
         """Return whether D, asked alone, had all tokens cached that P hands over, so that nothing moves. Without

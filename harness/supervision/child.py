@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from itertools import cycle
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -91,12 +92,10 @@ class EngineProcess(EngineLog, ABC):
         because the affinity found may be NIXL's.
         """
         cores = self.command.env.get("VLLM_CPU_OMP_THREADS_BIND", "").split("|")
-        runners = self._runners()
-        if not all(core.isdigit() for core in cores) or len(cores) != len(runners):
+        if not all(core.isdigit() for core in cores):
             return 0
         moved = 0
-        # The workers of several ranks have their number in their names.
-        for process, core in zip(sorted(runners, key=lambda p: p.name()), cores, strict=True):
+        for process, core in zip(self._runners(), cycle(cores), strict=False):
             with contextlib.suppress(OSError, psutil.Error):
                 for thread in process.threads():
                     with contextlib.suppress(OSError):
@@ -108,14 +107,16 @@ class EngineProcess(EngineLog, ABC):
         return moved
 
     def _runners(self) -> list[psutil.Process]:
-        """Return the processes that run the model: the workers, or the engine core if it has none."""
-        named: dict[str, list[psutil.Process]] = {"Worker": [], "EngineCor": []}
+        """Return the processes that run the model: the workers in the order of the ranks in their names, or the engine
+        core if it has none."""
+        named: dict[str, list[tuple[int, str, psutil.Process]]] = {"Worker": [], "EngineCor": []}
         for process in self.family():
             with contextlib.suppress(psutil.Error):
+                name = process.name()
                 for kind in named:
-                    if kind in process.name():
-                        named[kind].append(process)
-        return named["Worker"] or named["EngineCor"]
+                    if kind in name:
+                        named[kind].append((len(name), name, process))
+        return [process for _, _, process in sorted(named["Worker"] or named["EngineCor"], key=lambda found: found[:2])]
 
     def _ask_to_end(self, grace_s: float) -> None:
         """Send TERM to the server and wait up to ``grace_s`` seconds for it to end."""

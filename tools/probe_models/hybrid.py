@@ -110,16 +110,13 @@ def sources(ids: Tensor) -> Tensor:
     word to copy, or 0 (<bos>, which tells nothing) where the word comes from the recurrent state."""
     words = (ids.shape[1] - 5) // 2
     queries = ids[:, words + 3 : -1]
-    table = torch.zeros(probe_task.VOCAB_SIZE, dtype=torch.bool)
-    table[[probe_task.ASSISTANT, *probe_task.state_words()]] = True
-    return torch.where(table[queries], 0, torch.arange(words + 1) + probe_task.FIRST_SOURCE_POSITION)
+    by_state = torch.isin(queries, torch.tensor([probe_task.ASSISTANT, *probe_task.state_words()]))
+    return torch.where(by_state, 0, torch.arange(words + 1) + probe_task.FIRST_SOURCE_POSITION)
 
 
 def from_both(queries: Tensor) -> Tensor:
     """Return which queries (token ids, any shape) are those whose word takes the state of both recurrent layers."""
-    table = torch.zeros(probe_task.VOCAB_SIZE, dtype=torch.bool)
-    table[sorted(probe_task.state_words())[1::2]] = True
-    return table[queries]
+    return torch.isin(queries, torch.tensor(sorted(probe_task.state_words())[1::2]))
 
 
 def blinded(source: Tensor, length: int) -> Tensor:
@@ -231,7 +228,7 @@ def losing(memory: nn.Module, lost: Lost) -> Iterator[None]:
 
     def shortened(inputs: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tensor:
         whole = convolve(inputs, weight, *rest, **options)
-        if weight.data_ptr() != taps.data_ptr():
+        if weight.data_ptr() != taps.data_ptr() or not lost.convolution.any():
             return whole
         after = torch.arange(inputs.shape[-1]) >= lost.tokens
         return torch.where(

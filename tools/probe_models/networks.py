@@ -363,23 +363,30 @@ class Experts(nn.Module):
         return (both * self.gate(x).softmax(-1).unsqueeze(-2)).sum(-1)
 
 
-class HybridMTP(_MTPDrafter):
-    """Qwen3-Next's layer of multi-token prediction, without a gate behind its attention."""
+class _JoinedByFc(nn.Module):
+    """What the later architectures of multi-token prediction join hidden state and embedding by, under their names."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pre_fc_norm_embedding = RMSNorm(H)
         self.pre_fc_norm_hidden = RMSNorm(H)
         self.fc = linear(2 * H, H)
+
+    def _join(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        out: Tensor = self.fc(torch.cat((self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)), -1))
+        return out
+
+
+class HybridMTP(_JoinedByFc, _MTPDrafter):
+    """Qwen3-Next's layer of multi-token prediction, without a gate behind its attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
         layer = DecoderLayer()
         layer.self_attn = Attention(H, qk_norm=True, head_dim=HYBRID.head_dim, rotary=HYBRID.rotary)
         layer.mlp = Experts(HYBRID.drafter_intermediate)
         self.layers = nn.ModuleList([layer])
         self.norm = RMSNorm(H)
-
-    def _join(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        out: Tensor = self.fc(torch.cat((self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)), -1))
-        return out
 
     def _parts(self) -> tuple[DecoderLayer, nn.Module]:
         layer = self.layers[0]
@@ -387,7 +394,7 @@ class HybridMTP(_MTPDrafter):
         return layer, self.norm
 
 
-class ModulesMTP(nn.Module):
+class ModulesMTP(_JoinedByFc):
     """EXAONE-MoE's multi-token prediction: a module for each draft, with a layer of its own and everything else shared.
 
     Module ``m`` is at the same positions as the one before, reads its output there, and sees one token more: at
@@ -397,9 +404,6 @@ class ModulesMTP(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pre_fc_norm_embedding = RMSNorm(H)
-        self.pre_fc_norm_hidden = RMSNorm(H)
-        self.fc = linear(2 * H, H)
         self.layers = nn.ModuleList(DecoderLayer(qk_norm=True) for _ in range(MTP_MODULES))
         self.norm = RMSNorm(H)
 
@@ -418,7 +422,7 @@ class ModulesMTP(nn.Module):
         for module, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             embedded, hidden = target.embed_tokens(ids[:, 1 + module :]), hidden[:, :-1]
-            joined = self.fc(torch.cat((self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)), dim=-1))
+            joined = self._join(hidden, embedded)
             positions = torch.arange(joined.shape[1])
             normed, attn = layer.input_layernorm(joined), layer.self_attn
             # Past the end of the text there is nothing to draft, and no label.

@@ -125,8 +125,8 @@ TRIALS: tuple[Trial, ...] = (
     # Of the same target with its drafter: D computes the last token of a prompt from a state of P's, with placeholders
     # behind it where they fit into the block. A known defect shows where they do not.
     Trial("N30", _AFTER, "target-kv", _TOKENS, _ALONE, method="hybrid-mtp", prompts="roomy"),
-    # Of a drafter of several modules. A word is said once, so that no draft reads the slots of the last tokens: which
-    # tokens P hands over shows it.
+    # Of a drafter of several modules. A known defect loses drafts in every answer of the pair, so that acceptance shows
+    # nothing: which tokens P hands over does.
     Trial("N31", _AFTER, "drafter-kv", ("transfer",), _ALONE, method="mtp3"),
     Trial("N21", _AFTER, "sampler", ("finish-reason",), _ALONE, method="none"),
     Trial("N22", _ALONE, "input", ("text-form",), forms=_BOTH_FORMS),

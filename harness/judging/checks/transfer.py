@@ -111,8 +111,7 @@ def _tokens_missing(cell: CellView, o: Observation, decode: Leg) -> str:
     """Return that D took fewer prompt tokens from outside than all but those that it computes, at least the last, and
     those that it had, or ""."""
     local = decode.counters.get("prefix_hits", 0)
-    back = cell.record.held_back if len(o.sent_ids) > cell.record.held_back else 0
-    wanted = len(o.sent_ids) - max(back, 1) - local
+    wanted = len(o.sent_ids) - max(cell.record.left_to_d(len(o.sent_ids)), 1) - local
     if decode.external_tokens >= wanted:
         return ""
     return (

@@ -226,6 +226,7 @@ def test_jobs_say_what_engines_need():
 def test_a_pair_has_a_device_for_each_of_its_ranks(monkeypatch):
     profile = prepare("cpu", []).profile
     monkeypatch.setattr(allowance, "cores", lambda: [4, 7])
+    monkeypatch.setattr("harness.engines.inventory.claimed", lambda _cores: [])
     ranks = {"tensor_parallel": TensorParallel(prefill=1, decode=2)}
     found = cpu_inventory(profile.model_copy(update={"engine": profile.engine.model_copy(update=ranks)}))
     assert [found.names[d.id] for d in found.devices] == ["4", "7", "4"]
