@@ -24,7 +24,9 @@ from harness.engines.routers import Routers
 from harness.errors import HandoffError
 from harness.history.records import EngineRecord, Form, Leg, Observation
 from harness.profiles.cells import SECOND_P, Cell, EngineGroup, Role
+from harness.profiles.kv_layout import modules_in
 from harness.profiles.model import Profile
+from harness.profiles.model_reference import folder_of
 from harness.prompts.model import Prompt
 from harness.util import clock
 
@@ -68,6 +70,7 @@ class EngineGroupSession:
         self._launcher = Launcher(group, profile, log_folder, self.key, progress)
         self._readiness = Readiness(group, profile, self._launcher, self._mutation, progress)
         self._routers = Routers(group, log_folder, self.key, profile.timeouts.request, progress)
+        self._modules = modules_in(group.method, folder_of(profile.target))
         self._failed_before = 0.0
         """Failed transfers when the pools were last empty."""
         self._exchange = self._mutation.exchange(self._launcher.clients, profile, self._routers.clients)
@@ -289,6 +292,7 @@ class EngineGroupSession:
         told = {
             "up_to": self.group.method.traits.up_to,
             "at_limit": length >= self.profile.engine.max_model_len,
+            "may_pad": self._modules == 1,
         }
         return leg.model_copy(update={"speculation": leg.speculation.model_copy(update=told)})
 

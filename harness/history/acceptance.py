@@ -68,8 +68,9 @@ def _may_be_padded(leg: Leg) -> bool:
     D counts the token that it computes after an ordinary hand-off as one from outside, so that the counter does not
     grow; nor is it known of requests together and of servers without counters.
     """
-    uncounted = 1 if leg.role == "decode" else 0
-    return leg.counters.get("prompt_tokens_local_compute", uncounted) == 1
+    computed = leg.counters.get("prompt_tokens_local_compute", 0)
+    told = leg.speculation is None or leg.speculation.may_pad
+    return told and (computed == 1 or (leg.role == "decode" and computed == 0))
 
 
 def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:

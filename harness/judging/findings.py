@@ -8,7 +8,14 @@ from typing import Literal
 from pydantic import Field
 
 from harness.history.verdict import Verdict, worst
-from harness.judging.figures import NO_EVIDENCE, CheckFigures, FindingEvidence, IncompleteCell, TokenTestEvidence
+from harness.judging.figures import (
+    NO_EVIDENCE,
+    CheckFigures,
+    FindingEvidence,
+    IncompleteCell,
+    StepsDifference,
+    TokenTestEvidence,
+)
 from harness.util.strict import Strict
 
 DamageClass = Literal[
@@ -101,6 +108,12 @@ class Finding(Strict):
     def changed(self) -> tuple[str, ...]:
         """Columns (``stratum@position``) in which a registered test found a change; empty for other findings."""
         return self.evidence.changed if isinstance(self.evidence, TokenTestEvidence) else ()
+
+    @property
+    def last_step(self) -> bool:
+        """Whether the drafts of an answer's last verify step differ, and no others."""
+        steps = self.evidence
+        return isinstance(steps, StepsDifference) and len(steps.found) == len(steps.expected) == 1
 
     @property
     def reason(self) -> str:

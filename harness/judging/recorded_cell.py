@@ -297,15 +297,26 @@ class RecordedCell:
     def handed_tokens(self, o: Observation) -> int:
         """Return of how many prompt tokens P hands over what it computed.
 
-        They are all but those that it leaves to D, which prompts of no more tokens do not have.
+        They are all but those that it leaves to D, which prompts of no more tokens do not have, nor prompts that are
+        not handed over, or by another connector than NIXL's.
         """
         held = len(self.prompt_of(o, "prefill"))
-        return held - self.record.left_to_d(held) if o.looked_up else held
+        if not self.record.held_back or not self.handed_off or not self.by_nixl:
+            return held
+        handed = o.looked_up and o.route in ("cell", "former-p")
+        return held - self.record.left_to_d(held) if handed else held
 
     def has_all_cached(self, o: Observation, decode: Leg) -> bool:
-        """Return whether D, asked alone, had all tokens cached that P hands over, so that nothing moves. Without
-        recurrent state, of which P leaves the last token to D, something always does."""
-        return self.record.recurrent and decode.counters.get("prefix_hits", 0) >= self.handed_tokens(o)
+        """Return whether D, asked alone, had all tokens cached that P hands over, so that nothing moves. Where P leaves
+        none to D, something always does, since D computes the last one in any case."""
+        return decode.counters.get("prefix_hits", 0) >= self.handed_tokens(o)
+
+    def may_have_all_cached(self, o: Observation) -> bool:
+        """Return whether D may have had all tokens cached that P hands over, of a request beside others, whose counters
+        are known only for all of them together."""
+        if o.concurrent == 1 or self.handed_tokens(o) == len(o.sent_ids):
+            return False
+        return self.hit_of_any(self.all_observations(), o) >= self.handed_tokens(o)
 
     def stratum(self, observation: Observation) -> str:
         return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)
@@ -337,11 +348,14 @@ class RecordedCell:
             for key, a in self.answers().items()
             if len(a.output) > 1 and (found := request_counts(a.leg, k)) is not None
         }
-        return CellCounts(*settle_padding(counted, self.handed_off))
+        return CellCounts(*settle_padding(counted, self.handed_off and self.record.held_back <= 1))
 
-    def expected_hit(self, donor: Observation, subject: Observation, role: str | None = None) -> Hit:
+    def expected_hit(
+        self, donor: Observation, subject: Observation, role: str | None = None, answered: bool = True
+    ) -> Hit:
         """Return how many tokens of the subject an engine must have cached after the donor: the whole common blocks,
-        never the whole prompt. ``role`` defaults to the answering engine, which also holds the donor's answer.
+        never the whole prompt. ``role`` defaults to the answering engine, which also holds the donor's answer once it
+        has ``answered``.
 
         With drafters that make vLLM recompute the last matched block (``use_eagle_block_drop``) it is one block less.
         Versions after 0.32.0 may reuse that one: vllm-project/vllm#50438 hashes blocks with their lookahead. Of a model
@@ -349,33 +363,38 @@ class RecordedCell:
         one (``eagle_proof_margin``). Tokens of which later modules saw drafts are not cached.
         """
         size = self.record.block_size
-        if role in (None, self.answering):
-            held = (*donor.sent_ids, *_computed_output(donor))
-        else:
-            held = donor.sent_ids[: self.handed_tokens(donor)]
+        role = role or self.answering
+        held, asked = self._computed_prompt(donor, role), self._computed_prompt(subject, role)
+        if answered and role == self.answering:
+            held = (*held, *_computed_output(donor))
         held = held[: max(len(held) - self.record.unverified, 0)]
-        matched = common_prefix(held, subject.sent_ids) // size * size
-        limit = (len(subject.sent_ids) - 1) // size * size
+        matched = common_prefix(held, asked) // size * size
+        limit = (len(asked) - 1) // size * size
         whole = min(matched, limit)
         drops = self.speculative and self.traits.drops_block
         last = matched if self.record.recurrent else whole
         least = min(max(last - size, 0), limit) if drops else whole
         return Hit(least, whole if drops and _after(self.history.run.versions.get("vllm"), "0.32.0") else least)
 
-    def allowed_hit(self, o: Observation) -> int | None:
-        """Return the most prompt tokens of a request that may be in a prefix cache: its longest common prefix with an
-        earlier request of the same script. Zero for cold prompts; None if the counters are shared with other requests.
+    def _computed_prompt(self, o: Observation, role: str) -> tuple[int, ...]:
+        """Return the prompt tokens of a request that an engine computes: P all but those that it leaves to D."""
+        return o.sent_ids[: self.handed_tokens(o)] if role == "prefill" else o.sent_ids
+
+    def allowed_hit(self, o: Observation, role: str) -> int | None:
+        """Return the most prompt tokens of a request that may be in an engine's prefix cache: its longest common prefix
+        with an earlier request of the same script. Zero for cold prompts; None if the counters are shared with other
+        requests.
         """
         if o.concurrent > 1:
             return None
         if self.cold or isinstance(self.config, Refill):
             return 0
-        return self.hit_of_any((x for x in self.observations().values() if x.sequence < o.sequence), o)
+        return self.hit_of_any((x for x in self.observations().values() if x.sequence < o.sequence), o, role)
 
-    def hit_of_any(self, donors: Iterable[Observation], subject: Observation) -> int:
+    def hit_of_any(self, donors: Iterable[Observation], subject: Observation, role: str | None = None) -> int:
         """Return the most tokens of the subject that an engine may have cached after the donors of its instance."""
         others = (x for x in donors if x.instance == subject.instance and x is not subject)
-        return max((self.expected_hit(x, subject).most for x in others), default=0)
+        return max((self.expected_hit(x, subject, role).most for x in others), default=0)
 
 
 def _after(version: str | None, other: str) -> bool:

@@ -42,6 +42,8 @@ class Place(Protocol):
     def check(self) -> str: ...
     @property
     def changed(self) -> tuple[str, ...]: ...
+    @property
+    def last_step(self) -> bool: ...
 
 
 class KnownDefect(Strict):
@@ -57,6 +59,8 @@ class KnownDefect(Strict):
     checks: tuple[str, ...] = Field(min_length=1)
     at_most: int = Field(ge=1)
     """Most findings that it covers in one cell and scenario; where more fit, it covers none of them."""
+    last_step: bool = False
+    """Whether it covers only answers of which the drafts of the last verify step alone differ."""
     vllm: str
     """Affected versions of vLLM, as a specifier, e.g. ``>=0.32,<0.33``."""
     devices: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu")
@@ -114,6 +118,7 @@ class KnownDefect(Strict):
             and matches_any(finding.scenario, self.scenarios)
             and self._covers_strata(finding)
             and matches_any(finding.check, self.checks)
+            and (finding.last_step or not self.last_step)
         )
 
     def _covers_strata(self, finding: Place) -> bool:

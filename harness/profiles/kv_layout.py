@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.profiles.methods import Method, modules_of
+from harness.profiles.model_reference import folder_of
 from harness.util import json_io
 
 _MOST_BYTES = 4 * 2**20
@@ -39,6 +41,11 @@ def windows_of(config: Mapping[str, Any]) -> tuple[int | None, ...]:
 def recurrent(config: Mapping[str, Any]) -> bool:
     """Return whether a model has layers with a state instead of attention, such as Qwen3.5's linear ones."""
     return any(str(kind).startswith("linear") or not str(kind).endswith("_attention") for kind in _layers(config))
+
+
+def modules_in(method: Method, target: Path | None) -> int:
+    """Return how many modules of multi-token prediction a method drafts with, for a target in a folder."""
+    return modules_of(method, config_in(target), config_in(folder_of(method.drafter)))
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -58,6 +58,9 @@ _BY_METHOD = {
     "suffix": _LOOKUP,
 }
 
+_ONE_MODULE = {"MiMoV2ForCausalLM", "MiMoV2OmniForCausalLM", "MiMoV2FlashForCausalLM"}
+"""Models of which vLLM 0.32.0 loads the first module alone, whatever their config says."""
+
 KNOWN_METHODS = tuple(sorted(_BY_METHOD))
 
 
@@ -288,9 +291,11 @@ def recorded_traits(profile: Mapping[str, Any], kind: str) -> Traits:
 def modules_of(method: Method, target: Mapping[str, Any], drafter: Mapping[str, Any]) -> int:
     """Return how many modules of multi-token prediction a method drafts with, by the configs of target and drafter; a
     method without a drafter of its own has them in the target (vLLM 0.32.0 ``use_multi_module_mtp``)."""
-    if not method.vllm_method.endswith("mtp"):
+    config = target if method.drafter is None else drafter
+    if not method.vllm_method.endswith("mtp") or _ONE_MODULE & {str(a) for a in config.get("architectures") or ()}:
         return 1
-    found = (target if method.drafter is None else drafter).get("num_nextn_predict_layers", 1)
+    nested = config.get("mtp_config") or {}
+    found = config.get("num_nextn_predict_layers", nested.get("num_nextn_predict_layers", 1))
     return min(max(found, 1), method.draft_tokens) if isinstance(found, int) else 1
 
 

@@ -23,8 +23,7 @@ from harness.history.records import RESCORE, CellRecord, EngineRecord, Kind, Obs
 from harness.history.surfaces import WITHOUT
 from harness.history.verdict import Verdict
 from harness.profiles.cells import CellName
-from harness.profiles.kv_layout import config_in, recurrent, windows_of
-from harness.profiles.methods import modules_of
+from harness.profiles.kv_layout import config_in, modules_in, recurrent, windows_of
 from harness.profiles.model import Profile, reason_for
 from harness.profiles.model_reference import folder_of
 from harness.prompts.model import PromptSet
@@ -132,9 +131,7 @@ class Recorder:
                     draft_tokens=w.cell.method.draft_tokens,
                     windows=windows_of(targets[w.cell.variant]),
                     recurrent=recurrent(targets[w.cell.variant]),
-                    modules=modules_of(
-                        w.cell.method, targets[w.cell.variant], config_in(folder_of(w.cell.method.drafter))
-                    ),
+                    modules=modules_in(w.cell.method, folder_of(profile.part(w.cell.variant).target)),
                     route=w.cell.route,
                     planned=len(w.items),
                     scenarios=w.planned,

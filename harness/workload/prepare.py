@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import HarnessError, ModelUnavailableError, UsageError
-from harness.profiles.cells import Plan, make_plan, select_cells
+from harness.profiles.cells import Cell, Plan, make_plan, select_cells
 from harness.profiles.known_defects import load_known
+from harness.profiles.kv_layout import modules_in
 from harness.profiles.model import Profile, check_paths, load_profile, reason_for
+from harness.profiles.model_reference import folder_of
 from harness.prompts.model import PromptSet, load_prompts, planned_prompts
 from harness.workload.cells import (
     RECORDING,
@@ -106,7 +108,7 @@ def prepare(
             continue
         chosen = _thinned(choice, prompts, prompts_per_stratum)
         works += [w for c in mine if (w := cell_work(part, prompts, c, chosen)).requests]
-        reasons = {} if planned else {c.id: reason_for(part, c.method.kind) for c in mine}
+        reasons = {} if planned else {c.id: reason_for(part, c.method.kind) or _unlike_modules(part, c) for c in mine}
         lacking |= {cell: reason for cell, reason in reasons.items() if reason is not None}
     if works and all(w.cell.id in lacking for w in works):
         words = "\n".join(f"  {reason}" for reason in dict.fromkeys(lacking.values()))
@@ -120,6 +122,17 @@ def prepare(
     plan = make_plan(profile, [w.cell for w in works if w.cell.id not in lacking])
     asked = {w.cell.id for w in works}
     return Prepared(profile, source, sets, plan, tuple(works), {c: r for c, r in lacking.items() if c in asked})
+
+
+def _unlike_modules(part: Profile, cell: Cell) -> str | None:
+    """Return why P and D cannot draft unlike numbers of tokens with several modules, in words, or None."""
+    ours, theirs = cell.method.draft_tokens, cell.method.on_prefill.draft_tokens
+    if cell.topology != "pd" or ours == theirs or modules_in(cell.method, folder_of(part.target)) == 1:
+        return None
+    return (
+        f"{cell.method.kind}: expected as many drafts on P as on D, since each reckons by its own number how much of a "
+        f"prompt P leaves to D, found {theirs} and {ours}; leave out prefill_num_speculative_tokens"
+    )
 
 
 def _planned_prompts(part: Profile) -> PromptSet | None:

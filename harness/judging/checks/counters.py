@@ -247,6 +247,11 @@ def _of(counted: _Counted) -> str:
     return "this request" if n == 1 else f"{n} requests"
 
 
+def _is_transferred(cell: CellView, o: Observation, leg: Leg) -> bool:
+    """Return whether NIXL moves something for an answer, as far as is known of it alone."""
+    return leg.role == "decode" and o.route == "cell" and not cell.has_all_cached(o, leg)
+
+
 def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     """Return the counters that follow from the answers."""
     handed = counted.role == "prefill"
@@ -265,9 +270,9 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     if handed:
         return expected
     if cell.by_nixl:
-        expected["nixl_transfers"] = sum(
-            leg.role == "decode" and o.route == "cell" and not cell.has_all_cached(o, leg) for o, leg in counted.answers
-        )
+        most = [o for o, leg in counted.answers if _is_transferred(cell, o, leg)]
+        least = len(most) - sum(map(cell.may_have_all_cached, most))
+        expected["nixl_transfers"] = min(max(counted.grown.get("nixl_transfers", 0), least), len(most))
     specs = [leg.speculation for _, leg in counted.answers]
     if cell.speculative and all(spec is not None for spec in specs):
         known = [spec for spec in specs if spec is not None]

@@ -134,23 +134,25 @@ def _judge_hit(cell: CellView, o: Observation, leg: Leg | None, wanted: Hit, why
         )
 
 
-def _computed_before(cell: CellView, donor: Observation, o: Observation, leg: Leg | None) -> Iterator[Gap]:
+def _computed_before(cell: CellView, donor: Observation, o: Observation, role: str) -> Iterator[Gap]:
     """Judge the hit of a request on an engine that computed the donor's prompt."""
-    return _judge_hit(cell, o, leg, cell.expected_hit(donor, o), f"it computed {donor.prompt_id} before")
+    wanted = cell.expected_hit(donor, o, role)
+    return _judge_hit(cell, o, _leg(cell, o, role), wanted, f"it computed {donor.prompt_id} before")
 
 
 def _prefix_hit(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     donor, subject = parts["donor"], parts["subject"]
     config = cell.config
     assert isinstance(config, PrefixHit)
-    leg = subject.leg("prefill") if config.where == "prefill" else subject.final
-    wanted = cell.expected_hit(donor, subject)
+    role = "prefill" if config.where == "prefill" else cell.answering
+    wanted = cell.expected_hit(donor, subject, role)
     if wanted.least == 0:
         yield Gap(
             subject, "expected a pair of prompts that gives a prefix hit with this method, found none; share more"
         )
         return
-    yield from _judge_hit(cell, subject, leg, wanted, f"its first blocks were computed for {donor.prompt_id}")
+    why = f"its first blocks were computed for {donor.prompt_id}"
+    yield from _judge_hit(cell, subject, _leg(cell, subject, role), wanted, why)
 
 
 def _chunked(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
@@ -187,7 +189,7 @@ def _concurrent(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
         yield Gap(holder, "expected a short request to end before the long one, so that rows move, found none")
     again = parts.get("again")
     if again is not None:
-        yield from _computed_before(cell, holder, again, again.final)
+        yield from _computed_before(cell, holder, again, cell.answering)
 
 
 def _shared(cell: CellView, role: str) -> str:
@@ -379,7 +381,7 @@ def _recovery(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
             f"expected D to compute all {len(subject.sent_ids)} prompt tokens after it had failed to fetch them, found "
             f"{computed} computed and {failed} failed transfers: nothing had to be recovered",
         )
-    yield from _computed_before(cell, subject, again, again.final)
+    yield from _computed_before(cell, subject, again, cell.answering)
     before = parts.get("before")
     if cell.p_of(again) and before is not None and _engine_of_p(before) == _engine_of_p(again):
         yield Gap(again, f"expected another P after its restart, found engine {_engine_of_p(again)} as before")
@@ -406,14 +408,14 @@ def _engine_of_p(o: Observation) -> object:
 
 def _appended_token(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     """Prove that D had blocks of the earlier prompt cached; what P and D were asked, the echoed prompts prove."""
-    return _computed_before(cell, parts["donor"], parts["subject"], parts["subject"].final)
+    return _computed_before(cell, parts["donor"], parts["subject"], cell.answering)
 
 
 def _shared_block(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     donor, again, bridge, subject = (parts[p] for p in ("donor", "again", "bridge", "subject"))
     for role in cell.roles:
-        yield from _computed_before(cell, donor, again, _leg(cell, again, role))
-        wanted = cell.expected_hit(bridge, subject)
+        yield from _computed_before(cell, donor, again, role)
+        wanted = cell.expected_hit(bridge, subject, role)
         yield from _judge_hit(
             cell, subject, _leg(cell, subject, role), wanted, f"it has only the start of {bridge.prompt_id} in common"
         )
@@ -452,7 +454,8 @@ def _same_step(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     """
     donor, subject, role = parts["donor"], parts["subject"], cell.prefilling
     counters = donor.shared_counters.get(_shared(cell, role), {})
-    wanted, hits = cell.expected_hit(donor, subject, "prefill"), int(counters.get("prefix_hits", 0))
+    wanted = cell.expected_hit(donor, subject, role, answered=False)
+    hits = int(counters.get("prefix_hits", 0))
     if wanted.least == 0 or not wanted.least <= hits <= wanted.most:
         yield Gap(
             subject,

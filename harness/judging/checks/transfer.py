@@ -111,13 +111,20 @@ def _tokens_missing(cell: CellView, o: Observation, decode: Leg) -> str:
     """Return that D took fewer prompt tokens from outside than all but those that it computes, at least the last, and
     those that it had, or ""."""
     local = decode.counters.get("prefix_hits", 0)
-    wanted = len(o.sent_ids) - max(cell.record.left_to_d(len(o.sent_ids)), 1) - local
+    wanted = _fetched(cell, o) - local
     if decode.external_tokens >= wanted:
         return ""
     return (
         f"expected at least {wanted:.0f} prompt tokens from outside ({local:.0f} were cached on D), found "
         f"{decode.external_tokens:.0f}: part of the prompt was not transferred"
     )
+
+
+def _fetched(cell: CellView, o: Observation) -> int:
+    """Return how many prompt tokens D takes from outside if it has none of them cached: all but those that P leaves to
+    it, and never the last one, which it computes in any case."""
+    left = len(cell.prompt_of(o, "prefill")) - cell.handed_tokens(o)
+    return len(o.sent_ids) - max(left, 1)
 
 
 def _moved(cell: CellView) -> TransferFigures:
@@ -385,17 +392,18 @@ def _stages(cell: CellView) -> list[Finding]:
         cached = counters.get("prefix_hits", 0)
         if cached:
             cached = min(cached, sum(cell.hit_of_any(cell.all_observations(), o) for o in members))
-        wanted = sum(len(o.sent_ids) - 1 for o in members) - cached
+        wanted = sum(_fetched(cell, o) for o in members) - cached
+        least = sum(not cell.may_have_all_cached(o) for o in members)
         moved = counters.get("prompt_tokens_external_kv_transfer", counters.get("external_hits", 0.0))
         transfers, whole = counters.get("nixl_transfers", 0), counters.get("nixl_bytes", 0)
-        if moved < wanted or transfers < len(members) or not whole:
+        if moved < wanted or transfers < least or len({bool(n) for n in (moved, transfers, whole)}) > 1:
             message = (
-                f"expected {len(members)} NIXL transfers of {wanted:.0f} prompt tokens for requests sent together, "
+                f"expected {least} NIXL transfers of {wanted:.0f} prompt tokens for requests sent together, "
                 f"found {transfers:.0f} transfers, {moved:.0f} tokens and {whole:.0f} bytes"
             )
             findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
         findings += _failed(cell, members[0], counters)
-        if sizes is not None and (whole - len(members) * sizes.state) % sizes.block:
+        if sizes is not None and (whole - transfers * sizes.state) % sizes.block:
             message = (
                 f"expected whole blocks of {sizes.block:.0f} bytes for requests sent together, found a part of one"
             )

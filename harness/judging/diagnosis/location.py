@@ -255,12 +255,9 @@ def _blocks_pulled(cell: CellView, decode: Leg) -> int | None:
 def _foreign_hit(cell: CellView, o: Observation) -> _Structure | None:
     """Detect blocks taken from a prefix cache that cannot be this prompt's (reported by ``state-occurred``)."""
     size = cell.record.block_size
-    allowed = cell.allowed_hit(o)
-    if allowed is None:
-        return None
     for leg in o.legs:
-        hits = int(leg.counters.get("prefix_hits", 0))
-        if hits > allowed:
+        hits, allowed = int(leg.counters.get("prefix_hits", 0)), cell.allowed_hit(o, o.process_of(leg))
+        if allowed is not None and hits > allowed:
             wrong = tuple(range(allowed // size, hits // size))
             return _Structure(
                 wrong,

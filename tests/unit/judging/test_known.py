@@ -14,6 +14,7 @@ from harness.history.folder import load_history
 from harness.history.records import Merged
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import baselines_for, judge
+from harness.judging.figures import StepsDifference
 from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known
 from harness.judging.references import References
@@ -143,6 +144,31 @@ def test_entry_for_one_stratum_does_not_cover_a_change_of_all(tmp_path):
     for changed, covered in ((["aligned@0", "aligned@1"], True), (["all@0", "aligned@0"], False), ([], False)):
         found = finding("pd-none", None, evidence=evidence_of_test(changed))
         assert defect.covers_place(found) is covered
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "covered"),
+    [((2,), (3,), True), ((2, 3), (3, 3), False), ((2, 0), (3,), False), ((), (3,), False)],
+)
+def test_entry_for_the_last_step_covers_no_other(tmp_path, found, expected, covered):
+    defect = known(tmp_path, {**ENTRY, "classes": ["drafter-kv"], "last_step": True}).entries[0].defect
+    steps = StepsDifference(
+        step=8,
+        positions=(23,),
+        common_steps=9,
+        found=found,
+        expected=expected,
+        found_mean=2.5,
+        expected_mean=2.6,
+        found_rates=(0.5,),
+        expected_rates=(0.5,),
+        padded_first_step=False,
+        raw=(),
+    )
+    place = finding("pd-none", evidence=steps)
+    assert defect.covers_place(place) is covered
+    assert not defect.covers_place(finding("pd-none"))
+    assert defect.model_copy(update={"last_step": False}).covers_place(place)
 
 
 def test_misspelt_list_is_refused(tmp_path):

@@ -19,6 +19,7 @@ from tests.support.builders import (
     view,
     with_cells,
     with_prefill,
+    with_profile,
 )
 
 BACK = 2
@@ -127,3 +128,79 @@ def test_a_first_step_without_accepted_drafts_is_padding_only_where_one_token_is
     counters = {**leg.counters, "prompt_tokens_local_compute": float(local)}
     steps = real_steps(leg.model_copy(update={"speculation": spec, "counters": counters, "output_ids": (1,) * 8}))
     assert (steps.padded, steps.accepted) == (padded, (3, 3) if padded else (0, 3, 3))
+
+
+TRACE = {"id": "trace", "kind": "trace", "stages": [[{"prompt": "p97"}]]}
+
+
+def together(cell: str, tokens: int, counters: dict[str, float], **changes: object) -> History:
+    """Two requests of one prompt at the same time, whose counters D shares out between them."""
+    made = [
+        observation(cell, tokens, scenario="trace", part=part, concurrent=2, shared_counters={"decode": counters})
+        for part in ("r0-0", "r0-1")
+    ]
+    made = [change_final(o.model_copy(update={"sequence": i}), counters={}) for i, o in enumerate(made)]
+    return with_cells(history(made, scenarios=[TRACE]), **changes)
+
+
+@pytest.mark.parametrize(
+    ("modules", "external", "enough"), [(3, 196, True), (3, 195, False), (1, 198, True), (1, 196, False)]
+)
+def test_requests_together_take_what_p_leaves_to_d_from_nobody(modules, external, enough):
+    counters = {"nixl_bytes": 8.0, "nixl_transfers": 2.0, "prompt_tokens_external_kv_transfer": float(external)}
+    h = together("pd-mtp", 100, counters, modules=modules)
+    assert (not of_requests_together(h, "pd-mtp")) is enough
+
+
+def of_requests_together(h: History, cell: str) -> list[str]:
+    found = transfer.transfer(view(h, cell, scenario="trace")).findings
+    return [f.message for f in found if "for requests sent together" in f.message]
+
+
+@pytest.mark.parametrize(("cell", "hit"), [("single-mtp", 32), ("pd-mtp", 0)])
+def test_only_p_of_a_pair_is_asked_for_less_than_the_prompt(cell, hit):
+    """With three modules P computes 65 of 67 tokens, and its cache ends two before that; a single engine all."""
+    asked = view(with_cells(history([observation(cell, 67)]), modules=3), cell)
+    (o,) = asked.observations().values()
+    assert asked.expected_hit(o, o, asked.prefilling, answered=False).least == hit
+
+
+def test_p_is_asked_for_less_than_the_prompt_that_it_may_have_cached():
+    """Of 97 tokens P is asked for 96, of which it computes the last block anew in any case."""
+    cell = view(with_cells(history([observation("pd-none", 97)]), recurrent=True), "pd-none")
+    (o,) = cell.observations().values()
+    assert [cell.expected_hit(o, o, role).least for role in ("prefill", "decode")] == [64, 96]
+
+
+@pytest.mark.parametrize(
+    ("route", "changes", "handed_over"),
+    [
+        ("cell", {}, 38),
+        ("former-p", {}, 38),
+        ("local", {}, 40),
+        ("cell", {"kv_connector": "LMCacheConnectorV1"}, 40),
+    ],
+)
+def test_only_what_nixl_hands_over_is_short_of_what_p_leaves_to_d(route, changes, handed_over):
+    h = with_cells(history([observation("pd-mtp", 40)]), modules=3)
+    cell = view(with_profile(h, engine=changes), "pd-mtp")
+    (o,) = cell.observations().values()
+    assert cell.handed_tokens(o.model_copy(update={"route": route})) == handed_over
+
+
+@pytest.mark.parametrize(
+    ("role", "counters", "may_pad", "padded"),
+    [
+        ("decode", {}, True, True),
+        ("decode", {"prompt_tokens_local_compute": 0.0}, True, True),
+        ("decode", {}, False, False),
+        ("single", {}, True, False),
+        ("single", {"prompt_tokens_local_compute": 0.0}, True, False),
+    ],
+)
+def test_padding_without_a_counter(role, counters, may_pad, padded):
+    leg = observation("pd-mtp", 40).final
+    told = {"per_step_accepted": (0, 3, 3), "per_step_drafted": (3, 3, 3), "may_pad": may_pad}
+    spec = leg.speculation.model_copy(update=told)
+    changes = {"role": role, "speculation": spec, "counters": counters, "output_ids": (1,) * 8}
+    assert real_steps(leg.model_copy(update=changes)).padded is padded

@@ -7,6 +7,7 @@ import pytest
 from harness.history.folder import History
 from harness.history.verdict import Verdict
 from harness.judging.checks import settings, transfer
+from harness.judging.checks.counters import counters_agree
 from harness.judging.checks.registry import judge
 from tests.support.builders import (
     BLOCK,
@@ -17,6 +18,7 @@ from tests.support.builders import (
     lookups,
     observation,
     view,
+    with_answers,
     with_cells,
     with_prefill,
     with_profile,
@@ -134,3 +136,40 @@ def test_nothing_moves_where_d_has_all_but_the_last_token_cached(tokens, cached,
     (o,) = cell.observations().values()
     leg = o.final.model_copy(update={"counters": {**o.final.counters, "prefix_hits": float(cached)}})
     assert cell.has_all_cached(o, leg) is all_cached
+
+
+TRACE = {"id": "trace", "kind": "trace", "stages": [[{"prompt": "p97"}]]}
+
+
+def together(tokens: int, counters: dict[str, float]) -> History:
+    """Such a run with two requests of one prompt at the same time, which share D's counters."""
+    h = recorded()
+    asked = change_final(handed(tokens), counters={})
+    common = {"scenario": "trace", "concurrent": 2, "shared_counters": {"decode": counters}}
+    made = [asked.model_copy(update={**common, "part": f"r0-{i}", "sequence": 90 + i}) for i in range(2)]
+    return with_profile(with_answers(h, (*h.observations, *made)), scenarios=[TRACE])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "transfers", "external", "right", "counted_right"),
+    [
+        (97, 2, 192, True, True),
+        (97, 1, 96, True, True),
+        (97, 0, 0, True, True),
+        (97, 0, 96, False, True),
+        (97, 1, 95, False, True),
+        (98, 1, 98, False, False),
+    ],
+)
+def test_of_requests_together_d_may_have_all_cached(tokens, transfers, external, right, counted_right):
+    """Each may have found the other's 96 tokens, and then nothing is left to pull of 97."""
+    counters = {
+        "nixl_bytes": (STATE + 3 * 32768.0) * transfers,
+        "nixl_transfers": float(transfers),
+        "prompt_tokens_external_kv_transfer": float(external),
+        "prefix_hits": float((192 - external) // 96 * 96),
+    }
+    cell = view(together(tokens, {k: v for k, v in counters.items() if v}), "pd-none", scenario="trace")
+    found = [f for f in transfer.transfer(cell).findings if "for requests sent together" in f.message]
+    assert (not found) is right
+    assert (not [f for f in counters_agree(cell).findings if "nixl_transfers" in f.message]) is counted_right

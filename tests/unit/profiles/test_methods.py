@@ -146,6 +146,30 @@ def test_modules_are_those_of_the_config_that_the_drafter_has(kind, drafter, k, 
     assert modules_of(method, {key: target}, {} if own is None else {key: own}) == modules
 
 
+@pytest.mark.parametrize(
+    ("config", "modules"),
+    [
+        ({"num_nextn_predict_layers": 3, "architectures": ["MiMoV2FlashForCausalLM"]}, 1),
+        ({"num_nextn_predict_layers": 3, "architectures": ["ExaoneMoEForCausalLM"]}, 3),
+        ({"mtp_config": {"num_nextn_predict_layers": 2}}, 2),
+        ({"mtp_config": None}, 1),
+    ],
+)
+def test_modules_that_vllm_reckons_otherwise_than_by_the_usual_key(config, modules):
+    method = next(m for m in load_profile("cpu").methods if m.kind == "mtp")
+    assert modules_of(method.model_copy(update={"drafter": None}), config, {}) == modules
+
+
+def test_several_modules_need_as_many_drafts_on_p_as_on_d(tmp_path):
+    drafter = str(REPOSITORY / "models" / "probe" / "mtp3")
+    unlike = {"num_speculative_tokens": 3, "prefill_num_speculative_tokens": 1, "speculative_config": {"method": "mtp"}}
+    methods = [{"kind": "none"}, {"kind": "mtp3", "drafter": drafter, **unlike}]
+    prepared = prepare(extending(tmp_path, "cpu-mtp3", methods=methods), [], ["cold"])
+    assert list(prepared.lacking) == ["pd-mtp3"]
+    assert "as many drafts on P as on D" in prepared.lacking["pd-mtp3"]
+    assert "found 1 and 3" in prepared.lacking["pd-mtp3"]
+
+
 def test_modules_of_a_method_with_a_name_of_its_own():
     method = next(m for m in load_profile("cpu-hybrid-mtp").methods if m.kind == "hybrid-mtp")
     assert modules_of(method, {}, {"num_nextn_predict_layers": 3}) == 3
