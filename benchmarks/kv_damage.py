@@ -1,7 +1,8 @@
 """Damage that ``benchmarks.blind_spots`` puts into D: loaded by vLLM as a plugin, told by a file what to do.
 
-The file holds a JSON object, empty for no damage: ``{"layer", "part", "block", "how"}`` for KV that arrived, or
-``{"input", "how"}`` for what the drafter is given. Beside it, ``.layers`` gets the names of the layers with a KV cache,
+The file holds a JSON object, empty for no damage: ``{"layer", "part", "block", "how"}`` for KV that arrived,
+``{"input", "how"}`` for what the drafter is given, or ``{"input", "how", "module"}`` for what one of several modules of
+multi-token prediction is given. Beside it, ``.layers`` gets the names of the layers with a KV cache,
 the drafter's and those with recurrent state marked, and ``.done`` a line for each time that something was damaged.
 """
 
@@ -10,11 +11,13 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 FILE = "KV_HARNESS_DAMAGE"
 _PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
+_MODULES = "vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator"
 _DRAFTERS: set[str] = set()
 
 
@@ -31,6 +34,8 @@ def register() -> None:
             "damage", _PROPOSER, "SpecDecodeBaseProposer.propose", ("self", "num_speculative_tokens"), _before_drafting
         ),
         Patch("damage", _PROPOSER, "SpecDecodeBaseProposer.load_model", ("self", "target_model"), _note_drafters),
+        Patch("damage", _MODULES, "MultiModuleMTPSpeculator._run_model", ("self", "num_tokens"), _before_module),
+        Patch("damage", _MODULES, "MultiModuleMTPSpeculator.load_model", ("self", "target_model"), _note_drafters),
     )
     install_patches(patches, Switch(frozenset({"damage"}), None, together=False))
 
@@ -47,8 +52,13 @@ def _note(suffix: str, text: str) -> None:
 
 def _note_drafters(original: Any, _active: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(self, *args, **kwargs)
-    _DRAFTERS.update(self._draft_attn_layer_names)
+    _DRAFTERS.update(_drafting_layers(self))
     return result
+
+
+def _drafting_layers(drafter: Any) -> set[str]:
+    """Return the names of a drafter's layers with a KV cache, in either model runner."""
+    return getattr(drafter, "draft_attn_layer_names", None) or drafter._draft_attn_layer_names
 
 
 def _damage_arrival(worker: Any, groups: list[list[int]]) -> bool:
@@ -101,21 +111,48 @@ def _before_drafting(original: Any, _active: Any, self: Any, *args: Any, **kwarg
     return original(*given.args, **given.kwargs)
 
 
+def _before_module(original: Any, _active: Any, self: Any, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
+    wanted = _wanted()
+    if "module" not in wanted or int(wanted["module"]) != kwargs["spec_module_idx"]:
+        return original(self, num_tokens, *args, **kwargs)
+    buffers = {
+        "hidden states": self.hidden_states,
+        "token ids": self.input_buffers.input_ids,
+        "positions": self.input_buffers.positions,
+    }
+    _note(".done", "input")
+    if wanted["input"] not in buffers:
+        _zero_kv(self, [sorted(self.draft_attn_layer_names)[kwargs["spec_module_idx"]]])
+        return original(self, num_tokens, *args, **kwargs)
+    given = buffers[wanted["input"]][:num_tokens]
+    right = given.clone()
+    given.copy_(_changed(right, wanted["how"]))
+    result = original(self, num_tokens, *args, **kwargs)
+    given.copy_(right)
+    return result
+
+
 def _damage_input(proposer: Any, given: dict[str, Any], name: str, how: str) -> None:
     if name == "own KV":
-        context = proposer.vllm_config.compilation_config.static_forward_context
-        for layer in proposer._draft_attn_layer_names:
-            cache = context[layer].kv_cache
-            (cache[0] if isinstance(cache, (list, tuple)) else cache).zero_()
-        return
-    value = given[name].clone()
-    if how == "zero":
-        value.zero_()
-    elif how == "row before":
-        value = value.roll(1, 0)
-    elif how == "another":
-        # A neighbour in the vocabulary; there is none below the first token.
-        value = (value - 1).clamp(min=0)
+        _zero_kv(proposer, _drafting_layers(proposer))
     else:
-        value += 1
-    given[name] = value
+        given[name] = _changed(given[name], how)
+
+
+def _zero_kv(drafter: Any, layers: Iterable[str]) -> None:
+    context = drafter.vllm_config.compilation_config.static_forward_context
+    for layer in layers:
+        cache = context[layer].kv_cache
+        (cache[0] if isinstance(cache, (list, tuple)) else cache).zero_()
+
+
+def _changed(value: Any, how: str) -> Any:
+    """Return a damaged copy of a tensor of which each row belongs to a token."""
+    if how == "zero":
+        return value.new_zeros(value.shape)
+    if how == "row before":
+        return value.roll(1, 0)
+    if how == "another":
+        # A neighbour in the vocabulary; there is none below the first token.
+        return (value - 1).clamp(min=0)
+    return value + 1

@@ -14,7 +14,7 @@ from harness.errors import EngineStartError
 from harness.history.surfaces import PER_REQUEST
 from harness.profiles.cells import Role
 from harness.profiles.connectors import MULTI, is_nixl
-from harness.profiles.kv_layout import config_in, recurrent
+from harness.profiles.kv_layout import recurrent, target_config
 from harness.profiles.methods import engine_config
 from harness.profiles.model import EngineConfig, Method, Profile, models_of
 from harness.profiles.remote_code import require_loadable, trusts_code
@@ -119,6 +119,8 @@ def build_command(
     argv += ["--seed", "0", "--no-enable-log-requests", "--middleware", GUARD]
     if engine.enforce_eager:
         argv += ["--enforce-eager"]
+    if engine.hf_overrides:
+        argv += ["--hf-overrides", json.dumps(engine.hf_overrides, sort_keys=True)]
     if engine.kv_cache_dtype != "auto":
         argv += ["--kv-cache-dtype", engine.kv_cache_dtype]
     if engine.attention_backend is not None:
@@ -164,7 +166,7 @@ def _needs_triton(profile: Profile, method: Method) -> bool:
     """Return whether vLLM launches kernels for which its CPU platform has no others: those of runner V2, and with
     speculation those that copy recurrent states. Where they can run, vLLM chooses V2 if the profile names no runner."""
     speculates = engine_config(method) is not None
-    return profile.engine.model_runner == "V2" or (speculates and recurrent(config_in(profile.target_folder)))
+    return profile.engine.model_runner == "V2" or (speculates and recurrent(target_config(profile)))
 
 
 def _variables(

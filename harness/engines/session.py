@@ -26,7 +26,6 @@ from harness.history.records import EngineRecord, Form, Leg, Observation
 from harness.profiles.cells import SECOND_P, Cell, EngineGroup, Role
 from harness.profiles.kv_layout import modules_in
 from harness.profiles.model import Profile
-from harness.profiles.model_reference import folder_of
 from harness.prompts.model import Prompt
 from harness.util import clock
 
@@ -70,7 +69,7 @@ class EngineGroupSession:
         self._launcher = Launcher(group, profile, log_folder, self.key, progress)
         self._readiness = Readiness(group, profile, self._launcher, self._mutation, progress)
         self._routers = Routers(group, log_folder, self.key, profile.timeouts.request, progress)
-        self._modules = modules_in(group.method, folder_of(profile.target))
+        self._modules = modules_in(profile, group.method)
         self._failed_before = 0.0
         """Failed transfers when the pools were last empty."""
         self._exchange = self._mutation.exchange(self._launcher.clients, profile, self._routers.clients)

@@ -41,6 +41,8 @@ class Identity(Strict):
     step_tokens: int | None
     """Token budget of an engine step: chunked prefill changes what EAGLE3 and MTP drafters see."""
     temperature: float = 0.0
+    hf_overrides: dict[str, Any] = Field(default_factory=dict)
+    """What the target's ``config.json`` has otherwise than the file; empty unless the profile says so."""
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables that the profile sets for every engine, without those that cannot change an answer."""
@@ -54,8 +56,8 @@ class Identity(Strict):
 
     @model_serializer(mode="wrap")
     def _without_empty_config(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an empty configuration: identities of the short forms stay as they were recorded."""
-        return {k: v for k, v in handler(self).items() if k != "speculative_config" or v}
+        """Leave out empty configurations: identities of those who need none stay as they were recorded."""
+        return {k: v for k, v in handler(self).items() if k not in ("speculative_config", "hf_overrides") or v}
 
 
 def identity_of(
@@ -83,6 +85,7 @@ def identity_of(
         tensor_parallel=profile.engine.tensor_parallel.decode,
         enforce_eager=profile.engine.enforce_eager,
         batch_invariant=profile.batch_invariant,
+        hf_overrides=profile.engine.hf_overrides,
         extra_args=profile.engine.extra_args,
         env={name: value for name, value in profile.engine.env.items() if name not in NEUTRAL_VARIABLES},
         hardware="cpu" if profile.engine.device == "cpu" else gpu_name(gpus),

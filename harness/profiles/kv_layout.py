@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.profiles.methods import Method, modules_of
+from harness.profiles.model import Profile
 from harness.profiles.model_reference import folder_of
 from harness.util import json_io
 
@@ -43,9 +44,14 @@ def recurrent(config: Mapping[str, Any]) -> bool:
     return any(str(kind).startswith("linear") or not str(kind).endswith("_attention") for kind in _layers(config))
 
 
-def modules_in(method: Method, target: Path | None) -> int:
-    """Return how many modules of multi-token prediction a method drafts with, for a target in a folder."""
-    return modules_of(method, config_in(target), config_in(folder_of(method.drafter)))
+def target_config(profile: Profile) -> Mapping[str, Any]:
+    """Return the config of a profile's target, as engines read it."""
+    return {**config_in(folder_of(profile.target)), **profile.engine.hf_overrides}
+
+
+def modules_in(profile: Profile, method: Method) -> int:
+    """Return how many modules of multi-token prediction a method drafts with."""
+    return modules_of(method, target_config(profile), config_in(folder_of(method.drafter)))
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:

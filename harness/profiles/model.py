@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from harness import redact
 from harness.errors import ProfileError, UsageError
 from harness.profiles import connectors, remote_code
-from harness.profiles.engine_args import check_arguments, check_variables, parallel_size
+from harness.profiles.engine_args import check_arguments, check_variables, not_plain, parallel_size
 from harness.profiles.hub import Hub, look_up
 from harness.profiles.methods import Method as Method
 from harness.profiles.methods import NoSpeculation as NoSpeculation
@@ -111,6 +111,8 @@ class EngineConfig(Strict):
     """Seconds that P keeps the blocks of an answered request for D (``kv_lease_duration``; vLLM's default is 30)."""
     kv_cache_dtype: str = "auto"
     """``--kv-cache-dtype``; ``auto`` keeps the model's."""
+    hf_overrides: dict[str, Any] = Field(default_factory=dict)
+    """``--hf-overrides``: keys of the target's ``config.json`` that are to have other values, or to be there."""
     extra_args: tuple[str, ...] = ()
     """Further arguments for vLLM, of those that ``harness.profiles.engine_args`` allows."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -122,6 +124,15 @@ class EngineConfig(Strict):
         if hidden:
             raise ValueError(f"{', '.join(hidden)} would silently inject a fault; use `harness run --mutant FAULT`")
         check_variables(value)
+        return value
+
+    @field_validator("hf_overrides")
+    @classmethod
+    def _plain_overrides(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "auto_map" in value:
+            raise ValueError("expected no auto_map, found it; it names code to run, and a profile is only data")
+        if strange := next(not_plain(value), None):
+            raise ValueError(f"expected numbers and plain words, neither paths nor code, found {strange!r}")
         return value
 
     @field_validator("extra_args")

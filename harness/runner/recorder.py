@@ -23,9 +23,8 @@ from harness.history.records import RESCORE, CellRecord, EngineRecord, Kind, Obs
 from harness.history.surfaces import WITHOUT
 from harness.history.verdict import Verdict
 from harness.profiles.cells import CellName
-from harness.profiles.kv_layout import config_in, modules_in, recurrent, windows_of
+from harness.profiles.kv_layout import modules_in, recurrent, target_config, windows_of
 from harness.profiles.model import Profile, reason_for
-from harness.profiles.model_reference import folder_of
 from harness.prompts.model import PromptSet
 from harness.scheduling import hardware
 from harness.scheduling.gpus import gpus
@@ -107,7 +106,7 @@ class Recorder:
         commit, dirty = machine.git_state()
         rows = {w.cell.id: planned_rows(w, profile.part(w.cell.variant).workload.max_tokens) for w in works}
         keys = {cell: plan_key(of) for cell, of in rows.items()}
-        targets = {v: config_in(folder_of(profile.part(v).target)) for v in {w.cell.variant for w in works}}
+        targets = {v: target_config(profile.part(v)) for v in {w.cell.variant for w in works}}
         self.record = RunRecord(
             schema_version=SCHEMA,
             run_id=run_id,
@@ -131,7 +130,7 @@ class Recorder:
                     draft_tokens=w.cell.method.draft_tokens,
                     windows=windows_of(targets[w.cell.variant]),
                     recurrent=recurrent(targets[w.cell.variant]),
-                    modules=modules_in(w.cell.method, folder_of(profile.part(w.cell.variant).target)),
+                    modules=modules_in(profile.part(w.cell.variant), w.cell.method),
                     route=w.cell.route,
                     planned=len(w.items),
                     scenarios=w.planned,

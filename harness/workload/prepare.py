@@ -11,7 +11,6 @@ from harness.profiles.cells import Cell, Plan, make_plan, select_cells
 from harness.profiles.known_defects import load_known
 from harness.profiles.kv_layout import modules_in
 from harness.profiles.model import Profile, check_paths, load_profile, reason_for
-from harness.profiles.model_reference import folder_of
 from harness.prompts.model import PromptSet, load_prompts, planned_prompts
 from harness.workload.cells import (
     RECORDING,
@@ -127,7 +126,7 @@ def prepare(
 def _unlike_modules(part: Profile, cell: Cell) -> str | None:
     """Return why P and D cannot draft unlike numbers of tokens with several modules, in words, or None."""
     ours, theirs = cell.method.draft_tokens, cell.method.on_prefill.draft_tokens
-    if cell.topology != "pd" or ours == theirs or modules_in(cell.method, folder_of(part.target)) == 1:
+    if cell.topology != "pd" or ours == theirs or modules_in(part, cell.method) == 1:
         return None
     return (
         f"{cell.method.kind}: expected as many drafts on P as on D, since each reckons by its own number how much of a "

@@ -23,7 +23,7 @@ def commands() -> None:
 def build_command(
     out: Annotated[Path, typer.Option("--out", help="Folder to write to. Default: the shipped weights.")] = WEIGHTS,
 ) -> None:
-    """Train the probe models from scratch (about 80 minutes on two cores)."""
+    """Train the probe models from scratch (about 110 minutes on two cores)."""
     description = build(out, typer.echo)
     typer.echo(f"wrote {out}: {description['weights_bytes'] / 1e6:.1f} MB in {description['training_seconds']} s")
     typer.echo("next: harness prompts build, harness baseline record, harness probe measure reports/latest")

@@ -49,14 +49,6 @@ _COMMON: dict[str, Any] = {
 }
 
 
-_QWEN2: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
-_MODULES: dict[str, Any] = {
-    "num_nextn_predict_layers": MTP_MODULES,
-    "layer_types": ["full_attention"] * SHAPE.target_layers,
-    "mlp_layer_types": ["dense"] * SHAPE.target_layers,
-}
-
-
 def _save(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     """Write weights and config in the ``dtype`` that the config names; what it does not name is as in ``_COMMON``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,13 +103,8 @@ def _write_target(target: Target, folder: Path, config: dict[str, Any]) -> None:
 def export_target(target: Target, folder: Path) -> None:
     """Write the Qwen2ForCausalLM checkpoint that the drafters belong to."""
     # MiMoMTP reads the number of its layers from the target's config, not from the drafter's.
-    _write_target(target, folder, {**_QWEN2, "num_nextn_predict_layers": 1})
-
-
-def export_target_of_modules(target: Target, folder: Path) -> None:
-    """Write the same checkpoint with a config that the drafter of several modules reads: ExaoneMoeMTP takes from the
-    target's what it has of its own in a model that has both, the number of its modules among it."""
-    _write_target(target, folder, {**_QWEN2, **_MODULES})
+    own = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
+    _write_target(target, folder, own)
 
 
 def export_windowed(target: Target, folder: Path) -> None:
@@ -237,14 +224,22 @@ def export_mtp(drafter: MTP, target: Target, folder: Path) -> None:
 
 
 def export_modules(drafter: ModulesMTP, folder: Path) -> None:
-    """Write an EXAONE-MoE checkpoint with the MTP modules alone: vLLM takes embeddings and head from the target."""
+    """Write an EXAONE-MoE checkpoint with the MTP modules alone: vLLM takes embeddings and head from the target.
+
+    It also takes from the target's config what such a model has in one, which ``engine.hf_overrides`` of the profile
+    puts there. The weights are rounded, for half of the size.
+    """
     tensors = {f"mtp.{name}": t for name, t in drafter.state_dict().items()}
     own = {
         "architectures": ["ExaoneMoEForCausalLM"],
         "model_type": "exaone_moe",
         "num_hidden_layers": SHAPE.target_layers,
+        "num_nextn_predict_layers": MTP_MODULES,
+        "layer_types": ["full_attention"] * SHAPE.target_layers,
+        "mlp_layer_types": ["dense"] * SHAPE.target_layers,
+        "dtype": "bfloat16",
     }
-    _save(folder, tensors, {**own, **_MODULES})
+    _save(folder, tensors, own)
 
 
 def export_all(
@@ -253,7 +248,6 @@ def export_all(
     """Write every checkpoint below ``root``; return the SHA-256 of each weight file by folder name."""
     write_tokenizer(root / "tokenizer")
     export_target(target, root / "target")
-    export_target_of_modules(target, root / "target-mtp3")
     export_windowed(windowed, root / "windowed")
     export_hybrid(hybrid, root / "hybrid")
     export_eagle3(drafters["eagle3"], root / "eagle3")
@@ -261,7 +255,7 @@ def export_all(
     export_mtp(drafters["mtp"], target, root / "mtp")
     export_modules(drafters["mtp3"], root / "mtp3")
     export_hybrid_mtp(drafters["hybrid-mtp"], hybrid, root / "hybrid-mtp")
-    names = ("target", "eagle3", "dflash", "mtp", "target-mtp3", "mtp3", "windowed", "hybrid", "hybrid-mtp")
+    names = ("target", "eagle3", "dflash", "mtp", "mtp3", "windowed", "hybrid", "hybrid-mtp")
     return {name: sha256_file(root / name / "model.safetensors") for name in names}
 
 

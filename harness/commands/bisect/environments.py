@@ -192,7 +192,11 @@ def unreleased(option: str, text: str, device: str) -> Build | None:
         return Build(folder, f"{name} @ {where}", version)
     if "://" in text:
         raise UsageError(f"{wanted} with operators for CPUs, found one without; download it and give its path")
-    operators = locked_versions()[DISTRIBUTIONS["cpu"]]
+    operators = locked_versions().get(DISTRIBUTIONS["cpu"])
+    if operators is None:
+        raise EnvironmentFault(
+            f"requirements/cpu.txt: expected a version of {DISTRIBUTIONS['cpu']}, found none; restore the file"
+        )
     mixed = Version(f"{version.public}+cpu.operators.{operators}")
     return Build(f"{folder}-cpu-{operators}", f"{DISTRIBUTIONS['cpu']}=={operators}", mixed, python_of=path)
 

@@ -319,7 +319,7 @@ def _with_target(profile: Profile, other: Profile, *settings: str) -> Profile:
     rounding = {name: getattr(other.judging, name) for name in ("logprob_nats", "near_tie_nats")}
     judging = profile.judging.model_copy(update=rounding)
     parts = {"target": other.target, "baselines": other.baselines, "judging": judging}
-    own = _with_engine(profile, **{name: getattr(other.engine, name) for name in settings})
+    own = _with_engine(profile, **{name: getattr(other.engine, name) for name in ("hf_overrides", *settings)})
     return _with_pool(own, other).model_copy(update=parts)
 
 

@@ -122,6 +122,7 @@ def test_files_are_stable_so_that_a_diff_is_short(tmp_path):
         {"hardware": "NVIDIA H200"},
         {"temperature": 1.0},
         {"extra_args": ["--quantization", "fp8"]},
+        {"hf_overrides": {"rope_theta": 1.0}},
     ],
 )
 def test_other_identity_refuses_and_names_the_field_and_the_cure(tmp_path, changes):

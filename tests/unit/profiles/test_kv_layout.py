@@ -6,8 +6,13 @@ import json
 
 import pytest
 
-from harness.profiles.kv_layout import FULL, config_in, recurrent, windows_of
+from harness.errors import ProfileError
+from harness.history.identity import identity_of
+from harness.profiles.kv_layout import FULL, config_in, modules_in, recurrent, target_config, windows_of
+from harness.profiles.model import load_profile
 from harness.prompts.lengths import published_blocks
+from tests.support.builders import extending
+from tests.support.engines import command_of, option
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
@@ -62,3 +67,45 @@ def test_layers_with_a_state(kinds, state):
 @pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (64, 2), (96, 3), (97, 3), (181, 3)])
 def test_window_leaves_the_last_blocks(tokens, blocks):
     assert published_blocks(tokens, 32, 48) == blocks
+
+
+# --- a config with other values --------------------------------------------------------------------------------------
+
+OVERRIDES = {"layer_types": ["full_attention", "linear_attention"], "rope_parameters": {"rope_type": "yarn"}}
+
+
+def test_engines_are_told_of_values_that_the_config_does_not_have(tmp_path):
+    source = extending(tmp_path, engine={"hf_overrides": OVERRIDES})
+    for role in ("single", "prefill", "decode"):
+        assert json.loads(option(command_of(role, source), "--hf-overrides")) == OVERRIDES
+    assert "--hf-overrides" not in command_of("single", "cpu").argv
+    assert recurrent(target_config(load_profile(source))) and not recurrent(target_config(load_profile("cpu")))
+
+
+def test_they_are_part_of_an_identity_which_is_as_before_without_them(tmp_path):
+    plain, other = (load_profile(s) for s in ("cpu", extending(tmp_path, engine={"hf_overrides": OVERRIDES})))
+    found = [identity_of(p, p.methods[0], "p").model_dump() for p in (plain, other)]
+    assert found[1] == found[0] | {"hf_overrides": OVERRIDES}
+    assert "hf_overrides" not in found[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"auto_map": {"AutoModel": "x.Y"}}, "it names code to run"),
+        ({"some": ["/etc/passwd"]}, "neither paths nor code, found '/etc/passwd'"),
+        (["x"], "expected keys with values, found a list"),
+    ],
+)
+def test_values_that_are_no_data_are_refused(tmp_path, overrides, words):
+    with pytest.raises(ProfileError, match="hf_overrides") as refused:
+        load_profile(extending(tmp_path, engine={"hf_overrides": overrides}))
+    assert words in str(refused.value)
+
+
+def test_the_target_is_given_what_its_drafter_of_several_modules_reads_there():
+    profile = load_profile("cpu-mtp3")
+    (method,) = (m for m in profile.methods if m.kind == "mtp3")
+    own = config_in(method.drafter_path)
+    assert profile.engine.hf_overrides == {key: own[key] for key in profile.engine.hf_overrides}
+    assert modules_in(profile, method) == 3
