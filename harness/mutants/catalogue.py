@@ -357,8 +357,8 @@ MUTANTS: dict[str, Mutant] = {
             "P hands over the KV of drafts",
             "vllm #55055",
             "both",
-            "_prefill_backoff is 0: P hands over every token of a prompt, in whose last slots the later ones of several "
-            "modules have written unverified drafts",
+            "_prefill_backoff is 0: P hands over every token of a prompt, in whose last slots the later ones of "
+            "several modules have written unverified drafts",
         ),
     )
 }
