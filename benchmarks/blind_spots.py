@@ -187,8 +187,10 @@ def try_method(
             judged = apply_known(judge(control, baselines), load_known(prepared.profile.known_defects), control)
             if judged.verdict not in (Verdict.PASS, Verdict.KNOWN):
                 raise SystemExit(f"expected the pair to pass without damage, found {judged.verdict}: {judged.cells}")
+            # What is known is found without damage, too.
+            before = frozenset((f.id, f.message) for f in judged.findings)
             return [
-                _try(session, works["input" in variant[-1]], control, baselines, damage, *variant)
+                _try(session, works["input" in variant[-1]], control, baselines, before, damage, *variant)
                 for variant in _variants(method, modules_in(prepared.profile, method), damage.layers)
             ]
 
@@ -198,6 +200,7 @@ def _try(
     work: CellWork,
     control: History,
     baselines: Mapping[str, Lookup],
+    before: frozenset[tuple[str, str]],
     damage: Damage,
     what: str,
     how: str,
@@ -210,8 +213,6 @@ def _try(
     damage.set({})
     others = tuple(o for o in control.observations if o.cell != work.cell.id)
     history = History(folder=control.folder, run=control.run, observations=(*fresh, *others), own=True)
-    # What is known is found without damage, too.
-    before = {(f.id, f.message) for f in judge(control, baselines).findings}
     found = [c for c in judge(history, baselines).cells if c.cell == work.cell.id]
     findings = [f for c in found for r in c.results for f in r.findings if (f.id, f.message) not in before]
     checks = tuple(dict.fromkeys(f.check for f in findings))

@@ -56,7 +56,8 @@ class EngineFlags(Strict):
     def require_free(self, role: Role, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Raise UsageError for a flag that the harness sets for this engine itself."""
         for text in self.argv(role):
-            name = text.partition("=")[0].replace("_", "-")
+            # vLLM takes --NAME.KEY for a key of an argument that is a mapping.
+            name = text.partition("=")[0].partition(".")[0].replace("_", "-")
             if name in argv:
                 raise UsageError(
                     f"--engine-arg {text}: expected an argument that the {role} engine does not have, found one that "

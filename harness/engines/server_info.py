@@ -24,6 +24,7 @@ _SAID = {
     "block_size": "cache_config.block_size",
     "dtype": "model_config.dtype",
     "enforce_eager": "model_config.enforce_eager",
+    "hf_overrides": "model_config.hf_overrides",
     "kv_cache_dtype": "cache_config.cache_dtype",
     "max_num_batched_tokens": "scheduler_config.max_num_batched_tokens",
 }

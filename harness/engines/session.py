@@ -291,7 +291,7 @@ class EngineGroupSession:
         told = {
             "up_to": self.group.method.traits.up_to,
             "at_limit": length >= self.profile.engine.max_model_len,
-            "may_pad": self._modules == 1,
+            "may_pad": self._modules == 1 or self.group.method.draft_tokens <= 2,
         }
         return leg.model_copy(update={"speculation": leg.speculation.model_copy(update=told)})
 

@@ -69,8 +69,8 @@ def _may_be_padded(leg: Leg) -> bool:
     grow; nor is it known of requests together and of servers without counters.
     """
     computed = leg.counters.get("prompt_tokens_local_compute", 0)
-    told = leg.speculation is None or leg.speculation.may_pad
-    return told and (computed == 1 or (leg.role == "decode" and computed == 0))
+    untold = computed == 0 and leg.role == "decode"
+    return computed == 1 or (untold and (leg.speculation is None or leg.speculation.may_pad))
 
 
 def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:

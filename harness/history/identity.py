@@ -42,7 +42,7 @@ class Identity(Strict):
     """Token budget of an engine step: chunked prefill changes what EAGLE3 and MTP drafters see."""
     temperature: float = 0.0
     hf_overrides: dict[str, Any] = Field(default_factory=dict)
-    """What the target's ``config.json`` has otherwise than the file; empty unless the profile says so."""
+    """Values that replace those in the target's ``config.json``, or are added to it."""
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables that the profile sets for every engine, without those that cannot change an answer."""

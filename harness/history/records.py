@@ -39,7 +39,7 @@ class Speculation(Strict):
     at_limit: bool = False
     """Whether prompt and answer fill the context, where a last step has no room for drafts and is not counted."""
     may_pad: bool = True
-    """Whether a first step after a hand-off may be padded: not where P leaves D more than one token of the prompt."""
+    """Whether a first step after a hand-off may be padded: not where P leaves D more than one token of a prompt."""
 
 
 LegRole = Literal["single", "prefill", "decode"]

@@ -197,6 +197,8 @@ class StepsDifference(Strict):
     found_rates: tuple[float, ...]
     expected_rates: tuple[float, ...]
     padded_first_step: bool
+    last_alone: bool = False
+    """Whether only the last of several steps differs, of an answer after a hand-off that ended with an end token."""
     raw: tuple[int, ...]
     """The counts as the engine reported them, including a padded first step."""
 

@@ -111,9 +111,8 @@ class Finding(Strict):
 
     @property
     def last_step(self) -> bool:
-        """Whether the drafts of an answer's last verify step differ, and no others."""
-        steps = self.evidence
-        return isinstance(steps, StepsDifference) and len(steps.found) == len(steps.expected) == 1
+        """Whether only the drafts that look past the end of an answer differ."""
+        return isinstance(self.evidence, StepsDifference) and self.evidence.last_alone
 
     @property
     def reason(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self, get_args
@@ -295,28 +295,40 @@ class RecordedCell:
         return o.sent_ids[:-1] if shortened else o.sent_ids
 
     def handed_tokens(self, o: Observation) -> int:
-        """Return of how many prompt tokens P hands over what it computed.
+        """Return of how many prompt tokens P hands over what it computed: all but those that it leaves to D."""
+        return len(self.prompt_of(o, "prefill")) - self._left_to_d(o)
 
-        They are all but those that it leaves to D, which prompts of no more tokens do not have, nor prompts that are
-        not handed over, or by another connector than NIXL's.
-        """
+    def fetched_tokens(self, o: Observation) -> int:
+        """Return how many prompt tokens D takes from outside if it has none of them cached: all but those that P leaves
+        to it, and never the last one, which it computes in any case."""
+        return len(o.sent_ids) - max(self._left_to_d(o), 1)
+
+    def _left_to_d(self, o: Observation) -> int:
+        """Return how many tokens of a prompt P leaves to D. Of what later modules look at, NIXL's connector alone knows
+        (vLLM 0.32.0); log-probs of a prompt make D compute all of it."""
+        if not self.record.held_back or not self.handed_off or not o.looked_up or o.route not in ("cell", "former-p"):
+            return 0
         held = len(self.prompt_of(o, "prefill"))
-        if not self.record.held_back or not self.handed_off or not self.by_nixl:
-            return held
-        handed = o.looked_up and o.route in ("cell", "former-p")
-        return held - self.record.left_to_d(held) if handed else held
+        return self.record.left_to_d(held) if self.by_nixl else int(self.record.recurrent and held > 1)
 
     def has_all_cached(self, o: Observation, decode: Leg) -> bool:
         """Return whether D, asked alone, had all tokens cached that P hands over, so that nothing moves. Where P leaves
-        none to D, something always does, since D computes the last one in any case."""
-        return decode.counters.get("prefix_hits", 0) >= self.handed_tokens(o)
+        none to D, something always does: D fetches the last token, too, which it computes in any case."""
+        return self._left_to_d(o) > 0 and decode.counters.get("prefix_hits", 0) >= self.fetched_tokens(o)
 
-    def may_have_all_cached(self, o: Observation) -> bool:
-        """Return whether D may have had all tokens cached that P hands over, of a request beside others, whose counters
-        are known only for all of them together."""
-        if o.concurrent == 1 or self.handed_tokens(o) == len(o.sent_ids):
+    def most_all_cached(self, members: Iterable[Observation], counters: Mapping[str, float]) -> int:
+        """Return of how many requests beside each other, whose counters are known for all of them together, D may have
+        had all tokens cached that P hands over: each of them takes that many from the cache."""
+        hits, most = counters.get("prefix_hits", 0), 0
+        for tokens in sorted(self.fetched_tokens(o) for o in members if self._may_have_all_cached(o)):
+            hits -= tokens
+            most += hits >= 0
+        return most
+
+    def _may_have_all_cached(self, o: Observation) -> bool:
+        if o.concurrent == 1 or not self._left_to_d(o):
             return False
-        return self.hit_of_any(self.all_observations(), o) >= self.handed_tokens(o)
+        return self.hit_of_any(self.all_observations(), o) >= self.fetched_tokens(o)
 
     def stratum(self, observation: Observation) -> str:
         return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)

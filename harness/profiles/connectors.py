@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.profiles.engine_args import not_plain
+from harness.profiles.engine_args import keys_in, not_plain
 
 MULTI = "MultiConnector"
 _NIXL = "Nixl"
@@ -56,20 +56,10 @@ def problems(connector: str | None, extra: Mapping[str, Any]) -> Iterator[str]:
                 )
                 return
             own += [dict(child), dict(inner)]
-    if code := next((k for k in _keys(extra) if k.endswith("module_path")), None):
+    if code := next((k for k in keys_in(extra) if k.endswith("module_path")), None):
         yield f"{key}: expected no {code}, found it; it names code to run, and a profile is only data"
     for found in own:
         if taken := next((k for k in found if k in _SET_OTHERWISE), None):
             yield f"{key}: expected no {taken}, found {found[taken]!r}; {_SET_OTHERWISE[taken]}"
     if strange := next(not_plain(extra), None):
         yield f"{key}: expected numbers and plain words, neither paths nor code, found {strange!r}"
-
-
-def _keys(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield str(key)
-            yield from _keys(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _keys(inner)

@@ -145,15 +145,29 @@ def is_plain(value: str) -> bool:
 
 
 def not_plain(value: Any) -> Iterator[str]:
-    """Yield the texts in nested data that are neither numbers nor plain words."""
+    """Yield what is neither a number nor a plain word in nested data, as text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from (*not_plain(key), *not_plain(inner))
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from not_plain(inner)
-    elif isinstance(value, str) and not is_plain(value):
-        yield value
+    elif isinstance(value, str):
+        if not is_plain(value):
+            yield value
+    elif not isinstance(value, int | float | None):
+        yield str(value)
+
+
+def keys_in(value: Any) -> Iterator[str]:
+    """Yield the keys of all mappings in nested data."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from keys_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from keys_in(inner)
 
 
 def check_arguments(arguments: Sequence[str]) -> None:

@@ -60,7 +60,8 @@ class KnownDefect(Strict):
     at_most: int = Field(ge=1)
     """Most findings that it covers in one cell and scenario; where more fit, it covers none of them."""
     last_step: bool = False
-    """Whether it covers only answers of which the drafts of the last verify step alone differ."""
+    """Whether it covers only answers after a hand-off that differ in their last verify step alone, which looks past the
+    end token."""
     vllm: str
     """Affected versions of vLLM, as a specifier, e.g. ``>=0.32,<0.33``."""
     devices: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu")

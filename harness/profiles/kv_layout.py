@@ -46,12 +46,24 @@ def recurrent(config: Mapping[str, Any]) -> bool:
 
 def target_config(profile: Profile) -> Mapping[str, Any]:
     """Return the config of a profile's target, as engines read it."""
-    return {**config_in(folder_of(profile.target)), **profile.engine.hf_overrides}
+    return _overridden(config_in(folder_of(profile.target)), profile.engine.hf_overrides)
+
+
+def _overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with other values. As in vLLM, configs of a part, such as ``text_config``, keep what the
+    overrides do not name; other mappings are replaced."""
+    return {**config, **{key: _value(key, config.get(key), value) for key, value in overrides.items()}}
+
+
+def _value(key: str, now: Any, value: Any) -> Any:
+    is_part = key.endswith("_config") and key != "quantization_config"
+    return _overridden(now, value) if is_part and isinstance(now, dict) and isinstance(value, dict) else value
 
 
 def modules_in(profile: Profile, method: Method) -> int:
-    """Return how many modules of multi-token prediction a method drafts with."""
-    return modules_of(method, target_config(profile), config_in(folder_of(method.drafter)))
+    """Return how many modules of multi-token prediction a method drafts with. Of those in the target, vLLM reads the
+    number in its file: overrides are the target's own."""
+    return modules_of(method, *(config_in(folder_of(model)) for model in (profile.target, method.drafter)))
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:

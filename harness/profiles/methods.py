@@ -60,6 +60,17 @@ _BY_METHOD = {
 
 _ONE_MODULE = {"MiMoV2ForCausalLM", "MiMoV2OmniForCausalLM", "MiMoV2FlashForCausalLM"}
 """Models of which vLLM 0.32.0 loads the first module alone, whatever their config says."""
+_MODULES = "num_nextn_predict_layers"
+_MODULES_IN = dict.fromkeys(
+    (
+        "BailingMoeV3VLForConditionalGeneration",
+        "NemotronH_Omni_Reasoning_V3",
+        "NemotronH_Super_Omni_Reasoning_V3",
+        "Step3p7ForConditionalGeneration",
+    ),
+    "text_config",
+)
+"""Models whose modules vLLM 0.32.0 counts in a part of their config (``SpeculativeConfig.hf_config_override``)."""
 
 KNOWN_METHODS = tuple(sorted(_BY_METHOD))
 
@@ -292,10 +303,13 @@ def modules_of(method: Method, target: Mapping[str, Any], drafter: Mapping[str, 
     """Return how many modules of multi-token prediction a method drafts with, by the configs of target and drafter; a
     method without a drafter of its own has them in the target (vLLM 0.32.0 ``use_multi_module_mtp``)."""
     config = target if method.drafter is None else drafter
-    if not method.vllm_method.endswith("mtp") or _ONE_MODULE & {str(a) for a in config.get("architectures") or ()}:
+    named = config.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else ""
+    if not method.vllm_method.endswith("mtp") or architecture in _ONE_MODULE:
         return 1
-    nested = config.get("mtp_config") or {}
-    found = config.get("num_nextn_predict_layers", nested.get("num_nextn_predict_layers", 1))
+    part = config.get(_MODULES_IN.get(architecture, "mtp_config"))
+    told = part if isinstance(part, Mapping) and _MODULES not in config else config
+    found = told.get(_MODULES, 1)
     return min(max(found, 1), method.draft_tokens) if isinstance(found, int) else 1
 
 

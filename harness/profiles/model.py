@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from harness import redact
 from harness.errors import ProfileError, UsageError
 from harness.profiles import connectors, remote_code
-from harness.profiles.engine_args import check_arguments, check_variables, not_plain, parallel_size
+from harness.profiles.engine_args import check_arguments, check_variables, keys_in, not_plain, parallel_size
 from harness.profiles.hub import Hub, look_up
 from harness.profiles.methods import Method as Method
 from harness.profiles.methods import NoSpeculation as NoSpeculation
@@ -50,6 +50,8 @@ ROUTES: tuple[Route, ...] = ("client", "router")
 Tier = Literal["bitwise", "normal"]
 _MOST_BYTES = 16 * json_io.MIB
 """Largest config.json of a model that is read."""
+_NAMES_CODE = re.compile(r"auto_map|.*module_path|.*_file")
+"""Keys of a model's config whose values name code or files."""
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 
@@ -112,7 +114,7 @@ class EngineConfig(Strict):
     kv_cache_dtype: str = "auto"
     """``--kv-cache-dtype``; ``auto`` keeps the model's."""
     hf_overrides: dict[str, Any] = Field(default_factory=dict)
-    """``--hf-overrides``: keys of the target's ``config.json`` that are to have other values, or to be there."""
+    """``--hf-overrides``: values that replace those in the target's ``config.json``, or are added to it."""
     extra_args: tuple[str, ...] = ()
     """Further arguments for vLLM, of those that ``harness.profiles.engine_args`` allows."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -129,9 +131,9 @@ class EngineConfig(Strict):
     @field_validator("hf_overrides")
     @classmethod
     def _plain_overrides(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if "auto_map" in value:
-            raise ValueError("expected no auto_map, found it; it names code to run, and a profile is only data")
-        if strange := next(not_plain(value), None):
+        if code := next((key for key in keys_in(value) if _NAMES_CODE.fullmatch(key)), None):
+            raise ValueError(f"expected no {code}, found it; it names code or a file, and a profile is only data")
+        if (strange := next(not_plain(value), None)) is not None:
             raise ValueError(f"expected numbers and plain words, neither paths nor code, found {strange!r}")
         return value
 

@@ -125,12 +125,13 @@ def prepare(
 
 def _unlike_modules(part: Profile, cell: Cell) -> str | None:
     """Return why P and D cannot draft unlike numbers of tokens with several modules, in words, or None."""
-    ours, theirs = cell.method.draft_tokens, cell.method.on_prefill.draft_tokens
-    if cell.topology != "pd" or ours == theirs or modules_in(part, cell.method) == 1:
+    methods = (cell.method.on_prefill, cell.method)
+    theirs, ours = (m.draft_tokens for m in methods)
+    if cell.topology != "pd" or ours == theirs or max(modules_in(part, m) for m in methods) == 1:
         return None
     return (
-        f"{cell.method.kind}: expected as many drafts on P as on D, since each reckons by its own number how much of a "
-        f"prompt P leaves to D, found {theirs} and {ours}; leave out prefill_num_speculative_tokens"
+        f"{cell.method.kind}: expected as many drafts on P as on D, since each derives from its own number how many "
+        f"tokens of a prompt P leaves to D, found {theirs} and {ours}; leave out prefill_num_speculative_tokens"
     )
 
 

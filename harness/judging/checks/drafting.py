@@ -318,6 +318,7 @@ def _totals(
     # answer fills the context, where a last step without drafts may be missing.
     if (
         cell.handed_off
+        and cell.record.held_back <= 1
         and not recognised
         and (counted.surplus >= (0 if cell.fills_context(o, leg) else 1) or cell.traits.up_to)
         and (counted.steps - 1, counted.accepted_at) == (steps, at)
@@ -413,6 +414,7 @@ def _difference(
 ) -> Finding:
     """Return the finding on a request; ``alone`` says that the cell's cold answers agree with their references."""
     found, expected = c.steps.accepted, c.reference if cell.cold else c.wanted
+    ended = o.route == "cell" and c.leg.finish_reason == "stop"
     if cell.cold or cell.acceptance_slack or c.up_to:
         mean = _mean(found), _mean(expected)
         means = (
@@ -449,6 +451,7 @@ def _difference(
                 pool([expected], cell.record.draft_tokens, [c.drafted and c.drafted[: len(expected)]])
             ),
             padded_first_step=c.steps.padded,
+            last_alone=ended and 0 < at == len(found) - 1 == len(expected) - 1,
             raw=c.leg.speculation.per_step_accepted[:_SHOWN] if c.leg.speculation else (),
         ),
     )

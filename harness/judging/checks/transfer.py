@@ -111,20 +111,13 @@ def _tokens_missing(cell: CellView, o: Observation, decode: Leg) -> str:
     """Return that D took fewer prompt tokens from outside than all but those that it computes, at least the last, and
     those that it had, or ""."""
     local = decode.counters.get("prefix_hits", 0)
-    wanted = _fetched(cell, o) - local
+    wanted = cell.fetched_tokens(o) - local
     if decode.external_tokens >= wanted:
         return ""
     return (
         f"expected at least {wanted:.0f} prompt tokens from outside ({local:.0f} were cached on D), found "
         f"{decode.external_tokens:.0f}: part of the prompt was not transferred"
     )
-
-
-def _fetched(cell: CellView, o: Observation) -> int:
-    """Return how many prompt tokens D takes from outside if it has none of them cached: all but those that P leaves to
-    it, and never the last one, which it computes in any case."""
-    left = len(cell.prompt_of(o, "prefill")) - cell.handed_tokens(o)
-    return len(o.sent_ids) - max(left, 1)
 
 
 def _moved(cell: CellView) -> TransferFigures:
@@ -392,8 +385,8 @@ def _stages(cell: CellView) -> list[Finding]:
         cached = counters.get("prefix_hits", 0)
         if cached:
             cached = min(cached, sum(cell.hit_of_any(cell.all_observations(), o) for o in members))
-        wanted = sum(_fetched(cell, o) for o in members) - cached
-        least = sum(not cell.may_have_all_cached(o) for o in members)
+        wanted = sum(map(cell.fetched_tokens, members)) - cached
+        least = len(members) - cell.most_all_cached(members, counters)
         moved = counters.get("prompt_tokens_external_kv_transfer", counters.get("external_hits", 0.0))
         transfers, whole = counters.get("nixl_transfers", 0), counters.get("nixl_bytes", 0)
         if moved < wanted or transfers < least or len({bool(n) for n in (moved, transfers, whole)}) > 1:

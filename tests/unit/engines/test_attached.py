@@ -57,6 +57,7 @@ def test_a_server_that_does_not_say_its_settings_has_its_block_size_in_its_metri
         ("cache_config", {"block_size": 16}, "decode", "engine.block_size 32, found 16"),
         ("model_config", {"dtype": "torch.bfloat16"}, "decode", "engine.dtype float32, found bfloat16"),
         ("model_config", {"enforce_eager": False}, "prefill", "engine.enforce_eager True, found False"),
+        ("model_config", {"hf_overrides": {"top": 1}}, "decode", "engine.hf_overrides {}, found {'top': 1}"),
         ("parallel_config", {"tensor_parallel_size": 2}, "decode", "engine.tensor_parallel 1, found 2"),
         ("speculative_config", None, "decode", "num_speculative_tokens 3, found 0"),
         ("speculative_config", {"method": "dflash"} | DRAFTS, "decode", "method eagle3, found dflash"),

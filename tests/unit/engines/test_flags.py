@@ -57,6 +57,7 @@ def test_what_is_neither_argument_nor_variable_is_refused(arguments, variables, 
     ("arguments", "variables", "words"),
     [
         (["--port=1"], [], "--engine-arg --port=1: expected an argument that the .* engine does not have"),
+        (["--kv_transfer_config.kv_role=kv_both"], [], "kv_role=kv_both: expected an argument that the"),
         (["prefill:--kv_transfer_config={}"], [], "the prefill engine does not have, found one that the harness sets"),
         ([], ["UCX_TLS=rc"], r"found UCX_TLS=tcp,sm,self, which the harness sets; leave it out, or change"),
         ([], ["VLLM_API_KEY=abc"], r"found VLLM_API_KEY=<redacted>, which the harness sets"),

@@ -13,8 +13,8 @@ from harness.errors import DataError
 from harness.history.folder import load_history
 from harness.history.records import Merged
 from harness.history.verdict import Verdict
+from harness.judging.checks.drafting import acceptance_baseline
 from harness.judging.checks.registry import baselines_for, judge
-from harness.judging.figures import StepsDifference
 from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known
 from harness.judging.references import References
@@ -29,6 +29,7 @@ from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import (
     change_final,
     changed_profile,
+    changed_rows,
     engine,
     evidence_of_test,
     finding,
@@ -37,6 +38,7 @@ from tests.support.builders import (
     known_entry,
     lookups,
     observation,
+    view,
     with_answers,
     with_profile,
     with_run,
@@ -147,28 +149,29 @@ def test_entry_for_one_stratum_does_not_cover_a_change_of_all(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "covered"),
-    [((2,), (3,), True), ((2, 3), (3, 3), False), ((2, 0), (3,), False), ((), (3,), False)],
+    ("lost_at", "changes", "covered"),
+    [
+        (-1, {}, True),
+        (-2, {}, False),
+        # The answer was cut, so that its last step looks at tokens of the prompt.
+        (-1, {"finish_reason": "length"}, False),
+        (-1, {"route": "local"}, False),
+    ],
 )
-def test_entry_for_the_last_step_covers_no_other(tmp_path, found, expected, covered):
-    defect = known(tmp_path, {**ENTRY, "classes": ["drafter-kv"], "last_step": True}).entries[0].defect
-    steps = StepsDifference(
-        step=8,
-        positions=(23,),
-        common_steps=9,
-        found=found,
-        expected=expected,
-        found_mean=2.5,
-        expected_mean=2.6,
-        found_rates=(0.5,),
-        expected_rates=(0.5,),
-        padded_first_step=False,
-        raw=(),
-    )
-    place = finding("pd-none", evidence=steps)
-    assert defect.covers_place(place) is covered
-    assert not defect.covers_place(finding("pd-none"))
-    assert defect.model_copy(update={"last_step": False}).covers_place(place)
+def test_entry_for_the_last_step_covers_no_other(tmp_path, lost_at, changes, covered):
+    o = change_final(observation("pd-mtp", 96), finish_reason=changes.get("finish_reason", "stop"))
+    o = o.model_copy(update={"route": changes.get("route", "cell")})
+    recorded = lookups([96])
+    steps = list(recorded["mtp"].baseline.rows[0].accepted)
+    steps[lost_at] += 1
+    recorded["mtp"] = changed_rows(recorded["mtp"], lambda _: {"accepted": tuple(steps)})
+    cell = view(history([o]), "pd-mtp", recorded)
+    (found,) = acceptance_baseline(cell).findings
+    entry = {**ENTRY, "classes": ["drafter-kv"], "cells": ["pd-mtp"], "checks": ["acceptance-*"], "last_step": True}
+    defect = known(tmp_path, entry).entries[0].defect
+    assert defect.covers_place(found) is covered
+    assert defect.model_copy(update={"last_step": False}).covers_place(found)
+    assert not defect.covers_place(finding("pd-mtp", check="acceptance-single"))
 
 
 def test_misspelt_list_is_refused(tmp_path):

@@ -179,10 +179,12 @@ def test_p_is_asked_for_less_than_the_prompt_that_it_may_have_cached():
         ("former-p", {}, 38),
         ("local", {}, 40),
         ("cell", {"kv_connector": "LMCacheConnectorV1"}, 40),
+        ("cell", {"kv_connector": "LMCacheConnectorV1", "recurrent": True}, 39),
     ],
 )
-def test_only_what_nixl_hands_over_is_short_of_what_p_leaves_to_d(route, changes, handed_over):
-    h = with_cells(history([observation("pd-mtp", 40)]), modules=3)
+def test_only_what_is_handed_over_is_short_of_what_p_leaves_to_d(route, changes, handed_over):
+    changes = dict(changes)
+    h = with_cells(history([observation("pd-mtp", 40)]), modules=3, recurrent=changes.pop("recurrent", False))
     cell = view(with_profile(h, engine=changes), "pd-mtp")
     (o,) = cell.observations().values()
     assert cell.handed_tokens(o.model_copy(update={"route": route})) == handed_over
@@ -194,6 +196,8 @@ def test_only_what_nixl_hands_over_is_short_of_what_p_leaves_to_d(route, changes
         ("decode", {}, True, True),
         ("decode", {"prompt_tokens_local_compute": 0.0}, True, True),
         ("decode", {}, False, False),
+        # Two modules for two drafts: P leaves one token to D.
+        ("decode", {"prompt_tokens_local_compute": 1.0}, False, True),
         ("single", {}, True, False),
         ("single", {"prompt_tokens_local_compute": 0.0}, True, False),
     ],

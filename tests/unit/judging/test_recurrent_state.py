@@ -126,6 +126,16 @@ def test_a_hit_with_a_drafter_may_recompute_a_block_that_ends_with_the_prompt(to
     assert cell.expected_hit(o, o).least == hit
 
 
+def test_an_appended_token_is_fetched_although_p_was_asked_for_less():
+    """P was asked for all tokens but the last, and leaves none of them to D."""
+    scenario = {"id": "appended", "kind": "appended-token", "prompts": ["p161"]}
+    h = with_profile(history([observation("pd-none", 161, scenario="appended")]), scenarios=[scenario])
+    cell = view(h, "pd-none", scenario="appended")
+    (o,) = cell.observations().values()
+    leg = o.final.model_copy(update={"counters": {**o.final.counters, "prefix_hits": 160.0}})
+    assert (cell.handed_tokens(o), cell.fetched_tokens(o), cell.has_all_cached(o, leg)) == (160, 160, False)
+
+
 @pytest.mark.parametrize(
     ("tokens", "cached", "recurrent", "all_cached"),
     [(97, 96, True, True), (97, 64, True, False), (98, 96, True, False), (97, 96, False, False)],
@@ -156,7 +166,9 @@ def together(tokens: int, counters: dict[str, float]) -> History:
         (97, 2, 192, True, True),
         (97, 1, 96, True, True),
         (97, 0, 0, True, True),
-        (97, 0, 96, False, True),
+        (97, 0, 96, False, False),
+        # One transfer, although D had nothing cached.
+        (97, 1, 192, False, False),
         (97, 1, 95, False, True),
         (98, 1, 98, False, False),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 
 import pytest
 
@@ -82,6 +83,30 @@ def test_engines_are_told_of_values_that_the_config_does_not_have(tmp_path):
     assert recurrent(target_config(load_profile(source))) and not recurrent(target_config(load_profile("cpu")))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "windows"),
+    [
+        ({"text_config": {"rope_theta": 1.0}}, (None, 64)),
+        ({"text_config": {"sliding_window": 32}}, (None, 32)),
+        ({"text_config": 3}, (None,)),
+    ],
+)
+def test_a_part_of_a_config_keeps_what_is_not_overridden(tmp_path, overrides, windows):
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"layer_types": MIXED, "sliding_window": 64}}))
+    profile = load_profile("cpu")
+    engine = profile.engine.model_copy(update={"hf_overrides": overrides})
+    found = target_config(profile.model_copy(update={"target": tmp_path, "engine": engine}))
+    assert windows_of(found) == windows
+
+
+def test_modules_in_the_target_are_those_of_its_file(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"num_nextn_predict_layers": 3}))
+    profile = load_profile("cpu")
+    engine = profile.engine.model_copy(update={"hf_overrides": {"num_nextn_predict_layers": 1}})
+    method = next(m for m in profile.methods if m.kind == "mtp").model_copy(update={"drafter": None})
+    assert modules_in(profile.model_copy(update={"target": tmp_path, "engine": engine}), method) == 3
+
+
 def test_they_are_part_of_an_identity_which_is_as_before_without_them(tmp_path):
     plain, other = (load_profile(s) for s in ("cpu", extending(tmp_path, engine={"hf_overrides": OVERRIDES})))
     found = [identity_of(p, p.methods[0], "p").model_dump() for p in (plain, other)]
@@ -92,7 +117,10 @@ def test_they_are_part_of_an_identity_which_is_as_before_without_them(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"auto_map": {"AutoModel": "x.Y"}}, "it names code to run"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "expected no auto_map, found it; it names code or a file"),
+        ({"text_config": [{"auto_map": {"AutoModel": "x.Y"}}]}, "expected no auto_map"),
+        ({"quantization_config_file": "x.json"}, "expected no quantization_config_file"),
+        ({"some": date(2026, 1, 1)}, "neither paths nor code, found '2026-01-01'"),
         ({"some": ["/etc/passwd"]}, "neither paths nor code, found '/etc/passwd'"),
         (["x"], "expected keys with values, found a list"),
     ],

@@ -153,6 +153,11 @@ def test_modules_are_those_of_the_config_that_the_drafter_has(kind, drafter, k, 
         ({"num_nextn_predict_layers": 3, "architectures": ["ExaoneMoEForCausalLM"]}, 3),
         ({"mtp_config": {"num_nextn_predict_layers": 2}}, 2),
         ({"mtp_config": None}, 1),
+        ({"mtp_config": [3]}, 1),
+        ({"architectures": 3, "num_nextn_predict_layers": 3}, 3),
+        ({"architectures": ["Step3p7ForConditionalGeneration"], "text_config": {"num_nextn_predict_layers": 3}}, 3),
+        # Of others, vLLM looks at the outer config alone.
+        ({"architectures": ["KimiK3ForCausalLM"], "text_config": {"num_nextn_predict_layers": 3}}, 1),
     ],
 )
 def test_modules_that_vllm_reckons_otherwise_than_by_the_usual_key(config, modules):
@@ -160,14 +165,16 @@ def test_modules_that_vllm_reckons_otherwise_than_by_the_usual_key(config, modul
     assert modules_of(method.model_copy(update={"drafter": None}), config, {}) == modules
 
 
-def test_several_modules_need_as_many_drafts_on_p_as_on_d(tmp_path):
+@pytest.mark.parametrize(("on_p", "on_d"), [(1, 3), (3, 1)])
+def test_several_modules_need_as_many_drafts_on_p_as_on_d(tmp_path, on_p, on_d):
     drafter = str(REPOSITORY / "models" / "probe" / "mtp3")
-    unlike = {"num_speculative_tokens": 3, "prefill_num_speculative_tokens": 1, "speculative_config": {"method": "mtp"}}
+    drafts = {"num_speculative_tokens": on_d, "prefill_num_speculative_tokens": on_p}
+    unlike = {**drafts, "speculative_config": {"method": "mtp"}}
     methods = [{"kind": "none"}, {"kind": "mtp3", "drafter": drafter, **unlike}]
     prepared = prepare(extending(tmp_path, "cpu-mtp3", methods=methods), [], ["cold"])
     assert list(prepared.lacking) == ["pd-mtp3"]
     assert "as many drafts on P as on D" in prepared.lacking["pd-mtp3"]
-    assert "found 1 and 3" in prepared.lacking["pd-mtp3"]
+    assert f"found {on_p} and {on_d}" in prepared.lacking["pd-mtp3"]
 
 
 def test_modules_of_a_method_with_a_name_of_its_own():
