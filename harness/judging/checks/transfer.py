@@ -24,6 +24,7 @@ from harness.judging.figures import (
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.judging.recorded_cell import RecordedCell, published_groups
 from harness.prompts.lengths import blocks, published_blocks
+from harness.util.text import counted
 
 NAME = "transfer"
 
@@ -394,6 +395,8 @@ def _stages(cell: CellView) -> list[Finding]:
                 f"expected {least} NIXL transfers of {wanted:.0f} prompt tokens for requests sent together, "
                 f"found {transfers:.0f} transfers, {moved:.0f} tokens and {whole:.0f} bytes"
             )
+            if own := counters.get("prompt_tokens_local_compute"):
+                message += f"; D computed {counted(int(own), 'prompt token')} itself"
             findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
         findings += _failed(cell, members[0], counters)
         if sizes is not None and (whole - transfers * sizes.state) % sizes.block:
