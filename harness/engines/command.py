@@ -19,7 +19,7 @@ from harness.profiles.methods import engine_config
 from harness.profiles.model import EngineConfig, Method, Profile, models_of
 from harness.profiles.remote_code import require_loadable, trusts_code
 from harness.redact import MARK
-from harness.supervision.server import LOOPBACK
+from harness.supervision.server import LOOPBACK, joined_path
 
 MODEL_NAME = "target"
 _INTERPRETER = Path(__file__).resolve().parent / "interpreter"
@@ -157,7 +157,11 @@ def build_command(
     openmp = {"LD_PRELOAD": "an OpenMP library"} if engine.device == "cpu" else {}
     flags.require_free(role, argv, {KEY_VARIABLE: MARK, **openmp, **variables})
     argv += flags.argv(role)
-    variables = {**variables, **flags.env(role), **(extra_env or {})}
+    more = {**flags.env(role), **(extra_env or {})}
+    if "PYTHONPATH" in more:
+        # Of a fault that is injected, beside Triton's interpreter.
+        more["PYTHONPATH"] = joined_path(more["PYTHONPATH"], variables.get("PYTHONPATH", ""))
+    variables = {**variables, **more}
     variables = {**guarded_path(variables), **(key.environment if key is not None else {})}
     return EngineCommand(role, port, side_channel_port, argv, variables, host, preloads=not flags.env(role))
 
