@@ -143,12 +143,16 @@ def _variants(
 def _works(prepared: Prepared, cells: Sequence[Cell], most: int | None) -> list[CellWork]:
     size = prepared.profile.engine.block_size
     long = sorted((p for p in prepared.prompts.cold if p.tokens > (_BLOCKS - 1) * size), key=lambda p: p.tokens)
-    few = [long[i * (len(long) - 1) // (_PROMPTS - 1)].id for i in range(_PROMPTS)]
+    count = max(2, min(_PROMPTS, most or _PROMPTS))
+    few = [long[i * (len(long) - 1) // (count - 1)].id for i in range(count)]
     forms: tuple[Form, ...] = ("ids",)
-    chosen = {"pd": frozenset(few), "single": frozenset(p.id for p in list(prepared.prompts.cold)[:most])}
+    chosen = {"pd": frozenset(few), "single": frozenset((*few, *[p.id for p in prepared.prompts.cold][:most]))}
+    profile = prepared.profile
+    # The profile itself may thin them out.
+    profile = profile.model_copy(update={"workload": profile.workload.model_copy(update={"per_stratum": None})})
     return [
         cell_work(
-            prepared.profile,
+            profile,
             prepared.prompts,
             cell,
             Choice(scenarios=frozenset({COLD}), prompts=chosen[cell.topology], forms=forms),
@@ -160,8 +164,7 @@ def _works(prepared: Prepared, cells: Sequence[Cell], most: int | None) -> list[
 def try_method(
     prepared: Prepared, method: Method, environment: EngineEnvironment, folder: Path, most: int | None
 ) -> list[Seen]:
-    """Start a pair, ask the prompts without damage, then with each damage; at most ``most`` where the drafter's inputs
-    are damaged."""
+    """Start a pair, ask the prompts without damage, then with each damage; ``most`` limits their number."""
     cells = (Cell("pd", method, "client"), Cell("single", method, "client"))
     group = EngineGroup("pd", method, cells)
     damage = Damage(folder)
@@ -235,7 +238,7 @@ def _table(found: Mapping[str, Sequence[Seen]]) -> Iterator[str]:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("-p", "--profile", default="cpu")
-    parser.add_argument("-n", "--prompts", type=int, help="most prompts for each damage to what a drafter is given")
+    parser.add_argument("-n", "--prompts", type=int, help="most prompts for each damage")
     parser.add_argument("methods", nargs="*")
     given = parser.parse_args(argv)
     methods = given.methods
