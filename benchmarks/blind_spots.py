@@ -216,8 +216,9 @@ def _try(
     damage.set({})
     others = tuple(o for o in control.observations if o.cell != work.cell.id)
     history = History(folder=control.folder, run=control.run, observations=(*fresh, *others), own=True)
-    found = [c for c in judge(history, baselines).cells if c.cell == work.cell.id]
-    findings = [f for c in found for r in c.results for f in r.findings if (f.id, f.message) not in before]
+    findings = [
+        f for f in judge(history, baselines).findings if f.cell == work.cell.id and (f.id, f.message) not in before
+    ]
     checks = tuple(dict.fromkeys(f.check for f in findings))
     return Seen(what, how, where, applied, len({f.prompt_id for f in findings}), len(fresh), checks)
 

@@ -22,7 +22,7 @@ from harness.engines.readiness import Readiness
 from harness.engines.request import Ask, payload
 from harness.engines.routers import Routers
 from harness.errors import HandoffError
-from harness.history.records import EngineRecord, Form, Leg, Observation
+from harness.history.records import EngineRecord, Form, Leg, Observation, unverified_tokens
 from harness.profiles.cells import SECOND_P, Cell, EngineGroup, Role
 from harness.profiles.kv_layout import modules_in
 from harness.profiles.model import Profile
@@ -69,7 +69,7 @@ class EngineGroupSession:
         self._launcher = Launcher(group, profile, log_folder, self.key, progress)
         self._readiness = Readiness(group, profile, self._launcher, self._mutation, progress)
         self._routers = Routers(group, log_folder, self.key, profile.timeouts.request, progress)
-        self._modules = modules_in(profile, group.method)
+        self._unverified = unverified_tokens(group.method.draft_tokens, modules_in(profile, group.method))
         self._failed_before = 0.0
         """Failed transfers when the pools were last empty."""
         self._exchange = self._mutation.exchange(self._launcher.clients, profile, self._routers.clients)
@@ -291,7 +291,7 @@ class EngineGroupSession:
         told = {
             "up_to": self.group.method.traits.up_to,
             "at_limit": length >= self.profile.engine.max_model_len,
-            "may_pad": self._modules == 1 or self.group.method.draft_tokens <= 2,
+            "may_pad": self._unverified <= 1,
         }
         return leg.model_copy(update={"speculation": leg.speculation.model_copy(update=told)})
 

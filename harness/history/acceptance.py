@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from harness.history.records import Leg
+from harness.history.records import Leg, Speculation
 
 
 class Steps(NamedTuple):
@@ -50,7 +50,7 @@ def real_steps(leg: Leg) -> Steps | None:
         return None
     accepted = spec.per_step_accepted
     drafted = spec.per_step_drafted if spec.up_to and len(spec.per_step_drafted) == len(accepted) else None
-    if not accepted or accepted[0] != 0 or not _may_be_padded(leg):
+    if not accepted or accepted[0] != 0 or not _may_be_padded(leg, spec):
         return Steps(accepted, padded=False, certain=True, drafted=drafted)
     if drafted is not None:
         padded = drafted[0] == max(drafted)
@@ -62,15 +62,14 @@ def real_steps(leg: Leg) -> Steps | None:
     return Steps(accepted[1:], padded=True, certain=last < surplus)
 
 
-def _may_be_padded(leg: Leg) -> bool:
+def _may_be_padded(leg: Leg, spec: Speculation) -> bool:
     """Return whether the engine had a single token of the prompt left to compute, which is when vLLM pads.
 
     D counts the token that it computes after an ordinary hand-off as one from outside, so that the counter does not
     grow; nor is it known of requests together and of servers without counters.
     """
     computed = leg.counters.get("prompt_tokens_local_compute", 0)
-    untold = computed == 0 and leg.role == "decode"
-    return computed == 1 or (untold and (leg.speculation is None or leg.speculation.may_pad))
+    return computed == 1 or (computed == 0 and leg.role == "decode" and spec.may_pad)
 
 
 def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:

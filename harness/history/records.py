@@ -279,6 +279,12 @@ COUNTED = "counted"
 """Stands for the plan of a cell that was recorded before schema 5."""
 
 
+def unverified_tokens(draft_tokens: int, modules: int) -> int:
+    """Return of how many tokens at the end of what an engine has computed later modules saw drafts. Their KV may
+    change, and its prefix cache ends before them (``num_reprefillable_tokens`` of vLLM 0.32.0)."""
+    return draft_tokens - 1 if modules > 1 else 0
+
+
 class CellRecord(Strict):
     """The course of one cell."""
 
@@ -319,9 +325,8 @@ class CellRecord(Strict):
 
     @property
     def unverified(self) -> int:
-        """Tokens at the end of what an engine has computed of which later modules saw drafts. Their KV may change, and
-        its prefix cache ends before them (``num_reprefillable_tokens`` of vLLM 0.32.0)."""
-        return self.draft_tokens - 1 if self.modules > 1 else 0
+        """``unverified_tokens`` of the cell's method."""
+        return unverified_tokens(self.draft_tokens, self.modules)
 
     @property
     def held_back(self) -> int:

@@ -131,6 +131,11 @@ class RecordedCell:
         return self.topology == "pd"
 
     @property
+    def may_pad(self) -> bool:
+        """Whether D's first step may be padded: after a hand-off that leaves it no more than one token of a prompt."""
+        return self.handed_off and self.record.held_back <= 1
+
+    @property
     def answering(self) -> str:
         """Role of the engine that generates the output."""
         return "decode" if self.handed_off else "single"
@@ -320,6 +325,8 @@ class RecordedCell:
         """Return of how many requests beside each other, whose counters are known for all of them together, D may have
         had all tokens cached that P hands over: each of them takes that many from the cache."""
         hits, most = counters.get("prefix_hits", 0), 0
+        if not hits:
+            return 0
         for tokens in sorted(self.fetched_tokens(o) for o in members if self._may_have_all_cached(o)):
             hits -= tokens
             most += hits >= 0
@@ -360,7 +367,7 @@ class RecordedCell:
             for key, a in self.answers().items()
             if len(a.output) > 1 and (found := request_counts(a.leg, k)) is not None
         }
-        return CellCounts(*settle_padding(counted, self.handed_off and self.record.held_back <= 1))
+        return CellCounts(*settle_padding(counted, self.may_pad))
 
     def expected_hit(
         self, donor: Observation, subject: Observation, role: str | None = None, answered: bool = True

@@ -61,16 +61,13 @@ _BY_METHOD = {
 _ONE_MODULE = {"MiMoV2ForCausalLM", "MiMoV2OmniForCausalLM", "MiMoV2FlashForCausalLM"}
 """Models of which vLLM 0.32.0 loads the first module alone, whatever their config says."""
 _MODULES = "num_nextn_predict_layers"
-_MODULES_IN = dict.fromkeys(
-    (
-        "BailingMoeV3VLForConditionalGeneration",
-        "NemotronH_Omni_Reasoning_V3",
-        "NemotronH_Super_Omni_Reasoning_V3",
-        "Step3p7ForConditionalGeneration",
-    ),
-    "text_config",
-)
-"""Models whose modules vLLM 0.32.0 counts in a part of their config (``SpeculativeConfig.hf_config_override``)."""
+_MODULES_IN_TEXT = {
+    "BailingMoeV3VLForConditionalGeneration",
+    "NemotronH_Omni_Reasoning_V3",
+    "NemotronH_Super_Omni_Reasoning_V3",
+    "Step3p7ForConditionalGeneration",
+}
+"""Models whose modules vLLM 0.32.0 counts in their ``text_config`` (``SpeculativeConfig.hf_config_override``)."""
 
 KNOWN_METHODS = tuple(sorted(_BY_METHOD))
 
@@ -307,7 +304,7 @@ def modules_of(method: Method, target: Mapping[str, Any], drafter: Mapping[str, 
     architecture = str(named[0]) if isinstance(named, list) and named else ""
     if not method.vllm_method.endswith("mtp") or architecture in _ONE_MODULE:
         return 1
-    part = config.get(_MODULES_IN.get(architecture, "mtp_config"))
+    part = config.get("text_config" if architecture in _MODULES_IN_TEXT else "mtp_config")
     told = part if isinstance(part, Mapping) and _MODULES not in config else config
     found = told.get(_MODULES, 1)
     return min(max(found, 1), method.draft_tokens) if isinstance(found, int) else 1

@@ -317,8 +317,7 @@ def _totals(
     # An unrecognised padded first step shows as one extra step that accepted nothing. It leaves a surplus, unless the
     # answer fills the context, where a last step without drafts may be missing.
     if (
-        cell.handed_off
-        and cell.record.held_back <= 1
+        cell.may_pad
         and not recognised
         and (counted.surplus >= (0 if cell.fills_context(o, leg) else 1) or cell.traits.up_to)
         and (counted.steps - 1, counted.accepted_at) == (steps, at)
@@ -414,7 +413,6 @@ def _difference(
 ) -> Finding:
     """Return the finding on a request; ``alone`` says that the cell's cold answers agree with their references."""
     found, expected = c.steps.accepted, c.reference if cell.cold else c.wanted
-    ended = o.route == "cell" and c.leg.finish_reason == "stop"
     if cell.cold or cell.acceptance_slack or c.up_to:
         mean = _mean(found), _mean(expected)
         means = (
@@ -429,6 +427,7 @@ def _difference(
     verdict, damage = _attribute(cell, name, more, together, alone)
     how = "the same mean in another order" if mean[0] == mean[1] else "more" if more else "fewer"
     at = _first_step(c)
+    ended = o.route == "cell" and c.leg.finish_reason == "stop"
     return cell.finding(
         name,
         verdict,

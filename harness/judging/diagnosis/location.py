@@ -256,7 +256,8 @@ def _foreign_hit(cell: CellView, o: Observation) -> _Structure | None:
     """Detect blocks taken from a prefix cache that cannot be this prompt's (reported by ``state-occurred``)."""
     size = cell.record.block_size
     for leg in o.legs:
-        hits, allowed = int(leg.counters.get("prefix_hits", 0)), cell.allowed_hit(o, o.process_of(leg))
+        hits = int(leg.counters.get("prefix_hits", 0))
+        allowed = cell.allowed_hit(o, o.process_of(leg)) if hits else None
         if allowed is not None and hits > allowed:
             wrong = tuple(range(allowed // size, hits // size))
             return _Structure(
