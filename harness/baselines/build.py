@@ -17,7 +17,7 @@ from harness.errors import UsageError
 from harness.history.acceptance import request_counts
 from harness.history.folder import History
 from harness.history.identity import Identity, identity_in
-from harness.history.records import COLD, RESCORE, Leg, Observation, Speculation
+from harness.history.records import COLD, RESCORE, CellRecord, Leg, Observation, Speculation
 from harness.history.run_kind import require_plain
 from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName
@@ -26,26 +26,33 @@ from harness.util.text import counted
 
 
 def require_reference_run(history: History) -> None:
-    """Raise UsageError unless a run is plain, complete and made with unmodified engines."""
+    """Raise UsageError unless a run is plain, made with unmodified engines, and has the answers that were given first.
+    Of a run that was interrupted, complete cells can be references: see ``incomplete``."""
     require_plain(history)
-    mutants = history.run.mutants or tuple(m for e in history.run.engines for m in e.mutants)
-    if mutants or history.run.cannot_pass:
-        names = ", ".join(dict.fromkeys(mutants))
-        found = f"injected faults {names}" if mutants else f"a run that {_why_incomplete(history)}"
-        raise UsageError(
-            f"{history.folder}: expected a complete run of unmodified engines, found {found}; record it again"
-        )
-
-
-def _why_incomplete(history: History) -> str:
     run = history.run
-    if run.interrupted or run.finished is None:
-        return "was interrupted" if run.interrupted else "never finished"
-    return (
-        "was resumed after wrong answers"
-        if run.reasked_after_findings
-        else "was merged from parts that contradict each other"
-    )
+    mutants = run.mutants or tuple(m for e in run.engines for m in e.mutants)
+    if mutants:
+        found = f"injected faults {', '.join(dict.fromkeys(mutants))}"
+    elif run.reasked_after_findings:
+        found = "a run that was resumed after wrong answers"
+    elif run.merged is not None and run.merged.unsettled:
+        found = "a run that was merged from parts that contradict each other"
+    else:
+        return
+    raise UsageError(f"{history.folder}: expected a run of unmodified engines, found {found}; record it again")
+
+
+def incomplete(history: History) -> dict[str, str]:
+    """Return the single cells of a run that cannot be references, with the reason."""
+    return {
+        c.cell: "its engines may still be running" if c.left_running else c.reason or f"the run left it {c.state}"
+        for c in _singles(history)
+        if c.state != "complete" or c.left_running
+    }
+
+
+def _singles(history: History) -> list[CellRecord]:
+    return [c for c in history.run.cells if c.cell.startswith("single-") and c.route == "client"]
 
 
 class Recorded(NamedTuple):
@@ -59,7 +66,7 @@ class Recorded(NamedTuple):
 def record_from(
     history: History, again: History | None, sets: Mapping[str, PromptSet], folder: Path, keep_unasked: bool = False
 ) -> list[Recorded]:
-    """Write one baseline per single cell of a recorded run.
+    """Write one baseline per complete single cell of a recorded run; ``incomplete`` says which are left out.
 
     ``again`` is a repetition of the run (A/A) and ``sets`` holds the prompts by variant. With ``keep_unasked``, prompts
     that are not sent cold may be missing from the run; they keep their rows from the baseline that is replaced, if that
@@ -72,9 +79,14 @@ def record_from(
     require_reference_run(history)
     if again is not None:
         _require_repetition(history, again)
-    singles = [c.cell for c in history.run.cells if c.cell.startswith("single-") and c.route == "client"]
+    missing = incomplete(history)
+    singles = [c.cell for c in _singles(history) if c.cell not in missing]
     if not singles:
-        raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
+        found = "; ".join(f"{cell}: {reason}" for cell, reason in missing.items()) or "none"
+        raise UsageError(
+            f"{history.folder}: expected complete single cells to record baselines from, found {found}; record them "
+            "again"
+        )
     source = history.run.profile.get("source", history.run.profile["name"])
     collected = {}
     kept: dict[str, int] = {}
@@ -82,12 +94,6 @@ def record_from(
     for cell in singles:
         name = CellName.of(cell)
         method = name.lineup
-        if method not in history.run.identities:
-            record = history.cell(cell)
-            raise UsageError(
-                f"{history.folder}: expected the models of {cell}, found that they were missing "
-                f"({record.reason if record else 'no reason recorded'}); fetch them and record again"
-            )
         prompts = sets.get(name.variant)
         if prompts is None or identity_in(history, method).prompts_sha256 != prompts.sha256:
             raise UsageError(
@@ -319,6 +325,8 @@ def references_in(history: History, wanted: Mapping[str, Identity]) -> dict[str,
         prompts = dict.fromkeys([*(o.prompt_id for o in history.of(cell).values()), *warm], "")
         try:
             require_reference_run(history)
+            if reason := incomplete(history).get(cell):
+                raise UsageError(f"{history.folder}: expected {cell} to be complete, found {reason}; record it again")
             rows = rows_from(history, cell, prompts, {}, in_scenarios=warm)
         except UsageError as error:
             out[method] = Lookup(None, str(error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,12 +24,12 @@ from harness.cli.options import (
     make_console,
     print_json,
 )
-from harness.errors import EXIT_REGRESSION, UsageError
+from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
 from harness.util.paths import DEFAULT_OUT
 from harness.util.text import counted
 
 if TYPE_CHECKING:
-    from harness.baselines.build import Recorded
+    from harness.commands.baseline import NewBaselines
 
 baseline_app = typer.Typer(
     cls=HelpfulGroup, no_args_is_help=True, help="Recorded references that runs are compared with."
@@ -64,9 +63,11 @@ def record(
     ] = None,
     baselines: BaselinesFolderOption = None,
 ) -> None:
-    """Record baselines from single engines (never from P/D) and write them to the profile's folder."""
-    from harness.baselines.build import record_from
-    from harness.commands.baseline import folder_for
+    """Record baselines from single engines (never from P/D) and write them to the profile's folder.
+
+    The exit code is 2 when a cell was not complete, which costs the others nothing.
+    """
+    from harness.commands.baseline import folder_for, new_baselines
     from harness.commands.baseline import record as record_single_engines
     from harness.history.folder import load_history
     from harness.util.progress import Reporter
@@ -80,21 +81,25 @@ def record(
         repetition = load_history(again) if again is not None else None
         history = load_history(from_run)
         folder = folder_for(prepared, baselines, history.run.engine_flags)
-        recorded = record_from(history, repetition, prepared.sets, folder)
+        made = new_baselines(history, repetition, prepared.sets, folder)
     else:
         folder = folder_for(prepared, baselines, flags.options)
         with Reporter(repeat * prepared.expected_s) as reporter:
-            recorded = record_single_engines(prepared, out, engine_python, reporter, repeat, folder, flags)
-    _print_recorded(recorded)
+            made = record_single_engines(prepared, out, engine_python, reporter, repeat, folder, flags)
+    _print_made(made)
+    if made.left_out:
+        raise typer.Exit(EXIT_UNKNOWN)
 
 
-def _print_recorded(recorded: Sequence[Recorded]) -> None:
-    for item in recorded:
+def _print_made(made: NewBaselines) -> None:
+    for item in made.recorded:
         typer.echo(
             f"{item.method}: {counted(item.rows, 'prompt')}: {item.path}" + ("" if item.change else ": unchanged")
         )
         for line in item.change:
             typer.echo(f"  {line}")
+    for cell, reason in made.left_out.items():
+        typer.echo(f"{cell}: no baseline, because the cell is not complete ({reason}); record it with -c {cell}")
 
 
 @baseline_app.command("accept")
@@ -120,7 +125,7 @@ def accept(
     """
     from harness.commands.baseline import accept as accept_run
 
-    _print_recorded(accept_run(run_dir, again, profile, baselines))
+    _print_made(accept_run(run_dir, again, profile, baselines))
     typer.echo("accepted: review and commit the files; the exit code is 1, because an accepted change is not a pass")
     raise typer.Exit(EXIT_REGRESSION)
 

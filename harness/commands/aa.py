@@ -118,9 +118,9 @@ def repeat_cells(
             versions=versions(environment),
             engine_flags=environment.flags.options,
             repetitions=repetitions,
-            counts=count(done.histories, [judge_and_report(history).judgement for history in done.histories]),
+            counts=count(done, [judge_and_report(history).judgement for history in done]),
             seconds=round(time.monotonic() - begun, 1),
-            interrupted=done.interrupted,
+            interrupted=done[0].run.interrupted,
         )
     write_repeat(result, folder)
     return result, folder

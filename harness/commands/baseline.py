@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.baselines.build import Recorded, record_from
+from harness.baselines.build import Recorded, incomplete, record_from
 from harness.baselines.diff import diff
 from harness.baselines.lookup import unused
 from harness.baselines.model import Baseline, Header
 from harness.baselines.store import load_baseline, stored
 from harness.errors import DataError, UsageError
-from harness.history.folder import load_history
+from harness.history.folder import History, load_history
 from harness.history.identity import identity_of
 from harness.profiles.model import reason_for
+from harness.prompts.model import PromptSet
 from harness.scheduling.gpus import gpus
 from harness.workload.prepare import Prepared, prepare
 
 if TYPE_CHECKING:
     from harness.engines.flags import EngineFlags
     from harness.util.progress import Reporter
+
+
+class NewBaselines(NamedTuple):
+    recorded: tuple[Recorded, ...]
+    left_out: Mapping[str, str]
+    """Single cells of the run that were not complete, with the reason."""
+
+
+def new_baselines(
+    history: History, again: History | None, sets: Mapping[str, PromptSet], folder: Path, keep_unasked: bool = False
+) -> NewBaselines:
+    """Write the baselines of a recorded run, as ``record_from`` does."""
+    return NewBaselines(tuple(record_from(history, again, sets, folder, keep_unasked)), incomplete(history))
 
 
 def record(
@@ -34,11 +48,11 @@ def record(
     repeat: int,
     folder: Path,
     flags: EngineFlags,
-) -> list[Recorded]:
-    """Send every prompt to single engines ``repeat`` times and write the answers as baselines.
+) -> NewBaselines:
+    """Send every prompt to single engines ``repeat`` times and write the answers of complete cells as baselines.
 
     The second repetition measures by how much equal runs differ. Raises UsageError, before anything is written, when
-    something is missing or wrong.
+    an answer is missing or wrong.
     """
     from harness.engines.environment import inspect_environment
     from harness.runner.repetitions import record_repetitions
@@ -48,10 +62,10 @@ def record(
     runs = new_folder(out, prepared.profile, "baseline")
     done = record_repetitions(prepared, environment, runs, repeat, reporter)
     point_latest(runs / "repetition-01", "latest")
-    return record_from(done.histories[0], done.histories[1] if repeat > 1 else None, prepared.sets, folder)
+    return new_baselines(done[0], done[1] if repeat > 1 else None, prepared.sets, folder)
 
 
-def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Path | None) -> list[Recorded]:
+def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Path | None) -> NewBaselines:
     """Make the single cells of a recorded run the new baselines.
 
     Prompts that a matrix run does not send cold (those of scenarios and of the second stage) keep their old rows, and
@@ -61,7 +75,7 @@ def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Pa
     again = load_history(again_dir) if again_dir is not None else None
     prepared = prepare(source or str(history.run.profile.get("source", history.run.profile["name"])), ["single-*"])
     where = folder_for(prepared, folder, history.run.engine_flags)
-    return record_from(history, again, prepared.sets, where, keep_unasked=True)
+    return new_baselines(history, again, prepared.sets, where, keep_unasked=True)
 
 
 def folder_for(prepared: Prepared, given: Path | None, flags: Sequence[str]) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.baselines.build import require_reference_run
+from harness.baselines.build import incomplete, require_reference_run
 from harness.errors import UsageError
 from harness.history.acceptance import pool, real_steps
 from harness.history.folder import History
@@ -68,6 +68,8 @@ def _as_forecast(steps: list[int], forecast: list[int]) -> bool:
 def write_quality(history: History, target: Path) -> dict[str, object]:
     """Measure the probe models from a recorded run and write the figures to ``target``."""
     require_reference_run(history)
+    if missing := incomplete(history):
+        raise UsageError(f"{history.folder}: expected complete single cells, found {missing}; record them again")
     quality = measure(history)
     write_json(target, quality)
     return quality

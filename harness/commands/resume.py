@@ -213,8 +213,6 @@ def _recorder(left: Resumable, options: RunOptions) -> tuple[Recorder, Any]:
     for o in load_history(left.folder).observations:
         if o.scenario != RESCORE:
             recorder.outputs.add(o)
-    for cell, reason in left.rest.lacking.items():
-        recorder.fail_pending([cell], "failed", reason)
     return recorder, environment
 
 

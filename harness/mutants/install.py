@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from importlib.metadata import distribution
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ from harness.profiles.cells import EngineGroup, Role
 from harness.profiles.model import NoSpeculation, Profile
 from harness.util.paths import IMPORT_ROOT
 
-_ENTRY_POINT = "[vllm.general_plugins]\nkv_harness_mutants = harness.mutants:register\n"
+_PLUGIN = "kv_harness_mutants"
+_ENTRY_POINT = f"[vllm.general_plugins]\n{_PLUGIN} = harness.mutants:register\n"
 
 
 def require_known(ids: Sequence[str]) -> None:
@@ -144,9 +145,7 @@ def plugin_folder(engine_prefix: str, folder: Path) -> Path | None:
 
     Return None when the engine's Python is this one and has the entry point already.
     """
-    if engine_prefix == sys.prefix and any(
-        e.group == "vllm.general_plugins" for e in distribution("kv-acceptance-harness").entry_points
-    ):
+    if engine_prefix == sys.prefix and entry_points(group="vllm.general_plugins", name=_PLUGIN):
         return None
     info = folder / "kv_harness_mutants-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)

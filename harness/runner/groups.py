@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
@@ -41,7 +41,9 @@ class Runner:
         recorder: Recorder,
         reporter: Reporter,
         options: RunOptions = DEFAULTS,
+        again: Sequence[Recorder] = (),
     ) -> None:
+        """Prepare a run; ``again`` takes the answers of repetitions, for which engines are asked the same once more."""
         self._executor = options.executor or LocalExecutor()
         self._options = options
         self._profile = prepared.profile
@@ -50,24 +52,29 @@ class Runner:
         self._works = {w.cell.id: w for w in prepared.works}
         self._environment = environment
         self._recorder = recorder
+        self._recorders = (recorder, *again)
         self._reporter = reporter
         self._lock = threading.Lock()
         self._sessions: set[EngineGroupSession] = set()
         self._on: Counter[str] = Counter()
         """Number of engine groups on each device."""
         self._ending = False
-        self._limit_s = run_limit_s(prepared.profile.timeouts, prepared.expected_s)
+        self._limit_s = run_limit_s(prepared.profile.timeouts, len(self._recorders) * prepared.expected_s)
         self._late = ""
         """Why no further group is started: the time limit, or the watch; empty until then."""
         self._gone: set[str] = set()
         """Nodes already reported as lost."""
 
     def run(self) -> History:
-        """Run all groups and return the history.
+        """Run all groups and return the history, that of the first repetition if there are more.
 
         KeyboardInterrupt ends the engines; what was recorded is kept and returned, marked as interrupted. Raises
         StorageError when recording fails; all engines have ended by then.
         """
+        return self.run_all()[0]
+
+    def run_all(self) -> tuple[History, ...]:
+        """Run all groups as ``run`` does and return the history of each repetition."""
         inventory = self._executor.inventory(self._profile)
         for note in inventory.notes:
             self._reporter.line(note)
@@ -84,8 +91,9 @@ class Runner:
                 self._work(scheduler, inventory)
         except KeyboardInterrupt:
             self._reporter.line("interrupted: the engines were ended; recorded observations are kept")
-            self._recorder.interrupted()
-        return self._recorder.finish()
+            for recorder in self._recorders:
+                recorder.interrupted()
+        return tuple(recorder.finish() for recorder in self._recorders)
 
     def _work(self, scheduler: Scheduler, inventory: Inventory) -> None:
         memory = Memory(inventory)
@@ -157,8 +165,7 @@ class Runner:
     def _give_up(self, refused: Mapping[str, str]) -> None:
         """Mark the cells of groups that fit on no device as failed."""
         for group_id, reason in refused.items():
-            self._reporter.line(f"{group_id}: UNKNOWN: {reason}")
-            self._recorder.fail_pending(self._groups[group_id].cell_ids, "failed", reason)
+            self._failed(self._groups[group_id], reason)
 
     def _end_engines(self) -> None:
         """End all engines now; the threads that use them will notice."""
@@ -213,7 +220,7 @@ class Runner:
                 session.switch(*self._options.mutants)
                 recorder.set_cell(first, start_seconds=round(session.ready_seconds, 3))
                 self._reporter.step(group.id, start_expected_s(group))
-                ask_cells(session, [self._works[c.id] for c in group.cells], recorder, self._reporter)
+                self._ask(session, group)
                 stopping = time.monotonic()
             recorder.stopped(time.monotonic() - stopping)
         except StorageError:
@@ -234,9 +241,17 @@ class Runner:
             write_traceback(log)
             self._failed(group, f"the harness itself failed: {type(error).__name__}: {error}; see {log}")
 
+    def _ask(self, session: EngineGroupSession, group: EngineGroup) -> None:
+        works = [self._works[c.id] for c in group.cells]
+        for number, recorder in enumerate(self._recorders, 1):
+            if len(self._recorders) > 1:
+                self._reporter.line(f"{group.id}: repetition {number} of {len(self._recorders)}")
+            ask_cells(session, works, recorder, self._reporter)
+
     def _failed(self, group: EngineGroup, reason: str) -> None:
         self._reporter.line(f"{group.id}: UNKNOWN: {reason}")
-        self._recorder.fail_pending(group.cell_ids, "failed", reason)
+        for recorder in self._recorders:
+            recorder.fail_pending(group.cell_ids, "failed", reason)
 
     @contextmanager
     def _known(self, session: EngineGroupSession) -> Iterator[EngineGroupSession]:

@@ -38,7 +38,6 @@ def record_into(folder: Path, prepared: Prepared, reporter: Reporter, options: R
     recorder = prepared_recorder(prepared, environment, folder, options.mutants)
     for cell, reason in prepared.lacking.items():
         reporter.line(f"{cell}: UNKNOWN: {reason}")
-        recorder.fail_pending([cell], "failed", reason)
     return Runner(prepared, environment, recorder, reporter, options).run()
 
 
@@ -88,9 +87,9 @@ def prepared_recorder(
     adopt: Callable[[RunRecord], RunRecord] = lambda fresh: fresh,
     kind: Kind = "run",
 ) -> Recorder:
-    """Return a recorder for all prepared cells; ``run_id`` defaults to the folder's name. See ``Recorder`` for
-    ``adopt``."""
-    return Recorder(
+    """Return a recorder for all prepared cells, those that lack something marked as failed; ``run_id`` defaults to the
+    folder's name. See ``Recorder`` for ``adopt``."""
+    recorder = Recorder(
         prepared.profile,
         prepared.source,
         prepared.works,
@@ -105,6 +104,9 @@ def prepared_recorder(
         adopt=adopt,
         kind=kind,
     )
+    for cell, reason in prepared.lacking.items():
+        recorder.fail_pending([cell], "failed", reason)
+    return recorder
 
 
 def point_latest(folder: Path, name: str = "latest") -> None:

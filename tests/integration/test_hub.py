@@ -500,5 +500,5 @@ def test_missing_drafter_makes_its_own_cells_unknown(tmp_path, monkeypatch):
     summary = judge_and_report(history)
     assert (summary.verdict, summary.verdict.exit_code) == (Verdict.UNKNOWN, 2)
     assert "harness models" in (history.folder / "summary.md").read_text()
-    with pytest.raises(UsageError, match="expected the models of single-eagle3, found that they were missing"):
+    with pytest.raises(UsageError, match=r"expected complete single cells .*single-eagle3: expected fake"):
         record_from(with_run(history, cells=(cell,)), None, prepared.sets, tmp_path / "baselines")

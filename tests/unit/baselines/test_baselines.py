@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.baselines import index
-from harness.baselines.build import record_from, references_in, rows_from
+from harness.baselines.build import incomplete, record_from, references_in, rows_from
 from harness.baselines.diff import diff
 from harness.baselines.lookup import Limits, differing, free_place, look_up, minor_distance, unused
 from harness.baselines.model import Again, Baseline
@@ -20,6 +20,7 @@ from harness.baselines.store import load_baseline, stored, with_rows, write_base
 from harness.cli.app import app
 from harness.errors import DataError, UsageError
 from harness.history.folder import History
+from harness.history.identity import identity_in
 from harness.judging.references import References, lookups_for
 from harness.prompts.model import PromptHeader, PromptSet
 from harness.util.byte_cache import ByteCache
@@ -248,6 +249,20 @@ def run_of(lengths: list[int] = LENGTHS, methods: tuple[str, ...] = ("none", "ea
     return with_run(made, **{"identities": ids, **changes})
 
 
+def with_cells(run: History, **changes) -> History:
+    return with_run(run, cells=tuple(c.model_copy(update=changes) for c in run.run.cells))
+
+
+def test_an_interrupted_run_gives_baselines_of_its_complete_cells(tmp_path):
+    plain, drafting = (c.model_copy(update={"state": "complete"}) for c in run_of().run.cells)
+    run = with_run(run_of(interrupted=True), cells=(plain, drafting.model_copy(update={"state": "interrupted"})))
+    assert [r.method for r in record_from(run, run_of(run_id="again"), {"": prompts()}, tmp_path)] == ["none"]
+    assert incomplete(run) == {"single-eagle3": "the run left it interrupted"}
+    found = references_in(run, {m: identity_in(run, m) for m in ("none", "eagle3")})
+    assert found["none"].baseline is not None
+    assert "expected single-eagle3 to be complete" in found["eagle3"].reason
+
+
 def test_record_writes_every_single_cell_and_says_what_is_new(tmp_path):
     recorded = record_from(run_of(), run_of(run_id="again"), {"": prompts()}, tmp_path)
     assert [r.method for r in recorded] == ["none", "eagle3"]
@@ -283,7 +298,8 @@ def test_accepting_a_matrix_run_keeps_prompts_that_it_did_not_send_cold(tmp_path
     ("run", "sentence"),
     [
         (run_of(mutants=("M8",)), "injected faults M8"),
-        (run_of(interrupted=True), "interrupted"),
+        (with_cells(run_of(interrupted=True), state="interrupted", reason="by the user"), "single-none: by the user"),
+        (with_cells(run_of(), left_over=("decode: pid 7",)), "its engines may still be running"),
         (run_of(prompts_sha256="other"), "found a run with different ones"),
         (run_of([31]), "it was not sent"),
     ],

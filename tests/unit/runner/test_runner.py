@@ -124,6 +124,30 @@ def test_many_cores_run_many_pairs_and_the_plain_ones_after_the_others(tmp_path)
         assert mine[-1] == f"pd-none+{variant}" and len(mine) == 4
 
 
+def test_repetitions_are_asked_of_the_same_engines_and_side_by_side(tmp_path):
+    FakeSession.reset(seconds=0.5)
+    first, again = (prepared_recorder(prepare("cpu", ["single-*"]), ENVIRONMENT, tmp_path / n) for n in ("a", "b"))
+    options = RunOptions(executor=FakeExecutor(2))
+    runner = Runner(prepare("cpu", ["single-*"]), ENVIRONMENT, first, Reporter(1.0), options, again=(again,))
+    histories = runner.run_all()
+    assert [h.folder.name for h in histories] == ["a", "b"]
+    assert [states(h) for h in histories] == 2 * [{"complete": 4}]
+    assert FakeSession.most == 2 and len(FakeSession.order) == 4
+
+
+def test_engines_that_fail_fail_every_repetition(tmp_path, monkeypatch):
+    def fails(*_):
+        raise EngineDiedError("it died")
+
+    monkeypatch.setattr(harness.runner.record_cells, "run_cell", fails)
+    first, again = (prepared_recorder(prepare("cpu", ["single-none"]), ENVIRONMENT, tmp_path / n) for n in ("a", "b"))
+    options = RunOptions(executor=FakeExecutor(2))
+    histories = Runner(
+        prepare("cpu", ["single-none"]), ENVIRONMENT, first, Reporter(1.0), options, again=(again,)
+    ).run_all()
+    assert [(c.state, c.reason) for h in histories for c in h.run.cells] == 2 * [("failed", "it died")]
+
+
 def test_single_engines_of_different_methods_run_side_by_side(tmp_path):
     # Long enough for the others to start on a busy machine.
     FakeSession.reset(seconds=0.5)
