@@ -156,6 +156,10 @@ def test_baselines_are_recorded_by_single_engines_alone():
     assert last["artifact_paths"] == ["reports/baselines/**/*"]
     once = sum(s.expected_s for s in split_run("gpu", ["single-mtp"]).steps)
     assert sum(s.expected_s for s in split_run("gpu", ["single-mtp"], record=True).steps) > once
+    # The plain engine verifies the others' tokens.
+    drafting = split_run("cpu", ["single-dflash"], record=True)
+    assert drafting.patterns == ("single-dflash", "single-none")
+    assert [[c.id for c in s.cells] for s in drafting.steps] == [["single-none", "single-dflash"]]
 
 
 def test_a_night_of_two_stages_has_time_for_both(tmp_path):

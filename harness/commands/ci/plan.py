@@ -16,7 +16,7 @@ from harness.scheduling.model import Job
 from harness.scheduling.packing import impossible
 from harness.scheduling.planning import simulate
 from harness.workload.cells import CellWork, expected_s
-from harness.workload.prepare import prepare
+from harness.workload.prepare import Prepared, prepare
 
 SETUP_MINUTES = 20
 """Minutes for the checkout, installing an environment with vLLM, and the artifacts."""
@@ -76,6 +76,9 @@ def split_run(
             )
     chosen = tuple(patterns) or (("single-*",) if record else ())
     prepared = prepare(source, chosen, planned=True, record=record)
+    if record and (plain := _plain_of(prepared)):
+        chosen = (*chosen, *plain)
+        prepared = prepare(source, chosen, planned=True, record=record)
     profile = prepared.profile
     works = {w.cell.id: w for w in prepared.works}
     machine = _Machine(profile, works, gpus, record)
@@ -119,10 +122,12 @@ class _Machine(NamedTuple):
 
     def seconds(self, cells: Sequence[Cell], gpus: int) -> float:
         """Return the expected seconds; groups of engines run at the same time where there are GPUs for them."""
-        if self.record or not gpus:
-            # Baselines are recorded by one engine at a time, which is asked everything twice.
-            return (1 + self.record) * expected_s(make_plan(self.profile, cells), [self.works[c.id] for c in cells])
-        return simulate(self._jobs(cells, gpus), assumed_gpus(gpus).devices).makespan_s
+        if gpus:
+            seconds = simulate(self._jobs(cells, gpus), assumed_gpus(gpus).devices).makespan_s
+        else:
+            seconds = expected_s(make_plan(self.profile, cells), [self.works[c.id] for c in cells])
+        # For baselines everything is asked twice.
+        return (1 + self.record) * seconds
 
     def step(self, name: str, cells: Sequence[Cell], gpus: int) -> Step:
         seconds = self.seconds(cells, gpus)
@@ -134,6 +139,15 @@ class _Machine(NamedTuple):
         works = [self.works[c.id] for c in cells]
         rescores = self.profile.workload.rescore and not self.record
         return jobs_of(make_plan(self.profile, cells), works, self.profile, assumed_gpus(gpus), rescores)
+
+
+def _plain_of(prepared: Prepared) -> list[str]:
+    """Return the plain single engines that verify the chosen ones' tokens and are not among them."""
+    has = {w.cell.id for w in prepared.works}
+    names = dict.fromkeys(w.cell.name for w in prepared.works)
+    return sorted(
+        {n.reference for n in names if "none" in {m.kind for m in prepared.profile.part(n.variant).methods}} - has
+    )
 
 
 def _units(profile: Profile, works: dict[str, CellWork]) -> list[list[Cell]]:
