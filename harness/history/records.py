@@ -334,6 +334,11 @@ class CellRecord(Strict):
         state takes a token in once, and what later modules see there are drafts."""
         return max(int(self.recurrent), self.unverified)
 
+    @property
+    def several_kinds(self) -> bool:
+        """Whether the target's layers are of several kinds, which vLLM keeps and caches in groups of their own."""
+        return self.recurrent or len(self.windows) > 1
+
     def left_to_d(self, tokens: int) -> int:
         """Return how many tokens P leaves to D of a prompt of so many: none of one that has no more than those."""
         return self.held_back if tokens > self.held_back else 0

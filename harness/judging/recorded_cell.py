@@ -377,9 +377,9 @@ class RecordedCell:
         has ``answered``.
 
         With drafters that make vLLM recompute the last matched block (``use_eagle_block_drop``) it is one block less.
-        Versions after 0.32.0 may reuse that one: vllm-project/vllm#50438 hashes blocks with their lookahead. Of a model
-        with recurrent state the block to recompute may end with the prompt: vLLM looks for it beyond the last token but
-        one (``eagle_proof_margin``). Tokens of which later modules saw drafts are not cached.
+        Versions after 0.32.0 may reuse that one: vllm-project/vllm#50438 hashes blocks with their lookahead. Where
+        layers are of several kinds the block to recompute may end with the prompt: vLLM looks for it beyond the last
+        token but one (``eagle_proof_margin``). Tokens of which later modules saw drafts are not cached.
         """
         size = self.record.block_size
         role = role or self.answering
@@ -391,7 +391,7 @@ class RecordedCell:
         limit = (len(asked) - 1) // size * size
         whole = min(matched, limit)
         drops = self.speculative and self.traits.drops_block
-        last = matched if self.record.recurrent else whole
+        last = matched if self.record.several_kinds else whole
         least = min(max(last - size, 0), limit) if drops else whole
         return Hit(least, whole if drops and _after(self.history.run.versions.get("vllm"), "0.32.0") else least)
 

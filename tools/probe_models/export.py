@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -169,7 +171,8 @@ def export_hybrid_mtp(drafter: HybridMTP, target: Qwen3NextForCausalLM, folder: 
     _save(folder, {f"mtp.{name}": t for name, t in tensors.items()}, {**config, **own})
 
 
-def export_eagle3(drafter: Eagle3, folder: Path) -> None:
+def export_eagle3(drafter: Eagle3, folder: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Write a LlamaForCausalLMEagle3 checkpoint whose config has these ``changes``."""
     outer = ("fc.", "norm.", "lm_head.")
     tensors = {n if n.startswith(outer) else f"midlayer.{n}": t for n, t in drafter.state_dict().items()}
     layers = list(EAGLE3_AUX_LAYERS)
@@ -183,6 +186,7 @@ def export_eagle3(drafter: Eagle3, folder: Path) -> None:
             "draft_vocab_size": probe_task.VOCAB_SIZE,
             "eagle_aux_hidden_state_layer_ids": layers,
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True},
+            **changes,
         },
     )
 
@@ -251,11 +255,14 @@ def export_all(
     export_windowed(windowed, root / "windowed")
     export_hybrid(hybrid, root / "hybrid")
     export_eagle3(drafters["eagle3"], root / "eagle3")
+    # Rounded, for half of the size.
+    grouped = {"num_key_value_heads": WINDOWED.kv_heads, "dtype": "bfloat16"}
+    export_eagle3(drafters["windowed-eagle3"], root / "windowed-eagle3", grouped)
     export_dflash(drafters["dflash"], root / "dflash")
     export_mtp(drafters["mtp"], target, root / "mtp")
     export_modules(drafters["mtp3"], root / "mtp3")
     export_hybrid_mtp(drafters["hybrid-mtp"], hybrid, root / "hybrid-mtp")
-    names = ("target", "eagle3", "dflash", "mtp", "mtp3", "windowed", "hybrid", "hybrid-mtp")
+    names = ("target", "eagle3", "dflash", "mtp", "mtp3", "windowed", "windowed-eagle3", "hybrid", "hybrid-mtp")
     return {name: sha256_file(root / name / "model.safetensors") for name in names}
 
 

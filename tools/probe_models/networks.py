@@ -184,6 +184,11 @@ class AttentionMap:
         self.weights: list[Tensor] = []
 
 
+def _shared_by(x: Tensor, heads: int) -> Tensor:
+    """Repeat keys or values [B, h, ...] of grouped-query attention for each head of the queries that shares them."""
+    return x.repeat_interleave(heads // x.shape[1], 1)
+
+
 def attend(
     q: Tensor,
     context: tuple[Tensor, Tensor],
@@ -194,34 +199,36 @@ def attend(
     """Compute attention of draft queries over the shared context and their own draft slots.
 
     ``q`` [B, h, Q, d]; ``context`` keys and values [B, h, T, d], visible up to position ``last`` [B, Q];
-    ``own`` keys and values [B, h, Q, S, d], private to each query, all visible.
+    ``own`` keys and values [B, h, Q, S, d], private to each query, all visible. Keys and values may have fewer heads,
+    each of which several heads of the queries share.
     """
-    k, v = context
+    k, v = (_shared_by(x, q.shape[1]) for x in context)
     scale = q.shape[-1] ** -0.5
     scores = torch.einsum("bhqd,bhtd->bhqt", q, k)
     hidden = torch.arange(k.shape[2]) > last.unsqueeze(-1)
     scores = scores.masked_fill(hidden.unsqueeze(1), float("-inf"))
     if own is not None:
-        scores = torch.cat((scores, torch.einsum("bhqd,bhqsd->bhqs", q, own[0])), dim=-1)
+        own_k, own_v = (_shared_by(x, q.shape[1]) for x in own)
+        scores = torch.cat((scores, torch.einsum("bhqd,bhqsd->bhqs", q, own_k)), dim=-1)
     weights = (scores * scale).softmax(-1)
     record.weights.append(weights)
     tokens = k.shape[2]
     out = weights[..., :tokens] @ v
     if own is not None:
-        out = out + torch.einsum("bhqs,bhqsd->bhqd", weights[..., tokens:], own[1])
+        out = out + torch.einsum("bhqs,bhqsd->bhqd", weights[..., tokens:], own_v)
     return out
 
 
 class Eagle3(nn.Module):
     """EAGLE3 drafter: fuses three target streams with the next token; feeds back its pre-norm state."""
 
-    def __init__(self) -> None:
+    def __init__(self, kv_heads: int = HEADS) -> None:
         super().__init__()
         self.fc = linear(len(EAGLE3_AUX_LAYERS) * H, H, std=0.05)
         self.input_layernorm = RMSNorm(H)
         self.hidden_norm = RMSNorm(H)
         self.post_attention_layernorm = RMSNorm(H)
-        self.self_attn = Attention(2 * H)
+        self.self_attn = Attention(2 * H, kv_heads=kv_heads)
         self.mlp = GatedMLP()
         self.norm = RMSNorm(H)
         self.lm_head = linear(H, VOCAB_SIZE)
