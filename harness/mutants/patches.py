@@ -176,11 +176,17 @@ def _received(worker: Any) -> dict[str, list[list[int]]]:
 ARRIVAL = (f"{_NIXL}.base_worker", "NixlBaseConnectorWorker.get_transfer_results", ("self",))
 
 
-def on_arrival(damage: Callable[[Any, list[int]], bool]) -> Change:
-    """Return the change of ``ARRIVAL`` that calls ``damage(worker, block ids)`` for each KV-cache group that arrived;
-    ``damage`` returns whether it damaged anything."""
-    # ``any`` would leave out the groups behind the first one that is damaged.
-    return on_arrival_of_groups(lambda worker, groups: sum(damage(worker, group) for group in groups) > 0)
+def on_arrival(damage: Callable[[Any, list[int], set[str]], bool]) -> Change:
+    """Return the change of ``ARRIVAL`` that calls ``damage(worker, block ids, layers)`` for each KV-cache group that
+    arrived, with the names of its layers: what other layers have in these blocks belongs to others. ``damage`` returns
+    whether it damaged anything."""
+
+    def damage_all(worker: Any, groups: list[list[int]]) -> bool:
+        layers = [set(group.layer_names) for group in worker.kv_cache_config.transfer_groups]
+        # ``any`` would leave out the groups behind the first one that is damaged.
+        return sum(damage(worker, *of_group) for of_group in zip(groups, layers, strict=True)) > 0
+
+    return on_arrival_of_groups(damage_all)
 
 
 def on_arrival_of_groups(damage: Callable[[Any, list[list[int]]], bool]) -> Change:
@@ -200,10 +206,10 @@ def on_arrival_of_groups(damage: Callable[[Any, list[list[int]]], bool]) -> Chan
 
 @patch("M4", *ARRIVAL)
 @on_arrival
-def _m4(worker: Any, group: list[int]) -> bool:
-    lost = DRAFT_LAYERS & set(worker.device_kv_caches)
+def _m4(worker: Any, blocks: list[int], layers: set[str]) -> bool:
+    lost = layers & DRAFT_LAYERS
     for layer in lost:
-        worker.device_kv_caches[layer][group] = 0
+        worker.device_kv_caches[layer][blocks] = 0
     return bool(lost)
 
 
@@ -432,10 +438,11 @@ def _m11_v2(original: Any, active: Active, self: Any, logits: Any, input_batch: 
 
 @patch("N2", *ARRIVAL)
 @on_arrival
-def _n2(worker: Any, group: list[int]) -> bool:
-    for layer in set(worker.device_kv_caches) - DRAFT_LAYERS if len(group) > 1 else ():
-        worker.device_kv_caches[layer][group[1]] = 0
-    return len(group) > 1
+def _n2(worker: Any, blocks: list[int], layers: set[str]) -> bool:
+    lost = layers - DRAFT_LAYERS if len(blocks) > 1 else set()
+    for layer in lost:
+        worker.device_kv_caches[layer][blocks[1]] = 0
+    return bool(lost)
 
 
 def _depth(layer: str) -> int:
@@ -445,10 +452,11 @@ def _depth(layer: str) -> int:
 
 @patch("N7", *ARRIVAL)
 @on_arrival
-def _n7(worker: Any, group: list[int]) -> bool:
+def _n7(worker: Any, blocks: list[int], layers: set[str]) -> bool:
     last = max(set(worker.device_kv_caches) - DRAFT_LAYERS, key=_depth)
-    worker.device_kv_caches[last][group] = 0
-    return True
+    if last in layers:
+        worker.device_kv_caches[last][blocks] = 0
+    return last in layers
 
 
 def _of_nothing(read_spec: Any) -> Any:
@@ -467,13 +475,24 @@ def _n3(original: Any, active: Active, self: Any, read_spec: Any, dst_engine_id:
     return original(self, read_spec, dst_engine_id, *args, **kwargs)
 
 
-def _cached_blocks(runner: Any, scheduler_output: Any) -> list[list[int]]:
-    """Return, per new request and KV-cache group, the ids of blocks that the request reuses instead of computing."""
+def _layers(runner: Any) -> list[set[str]]:
+    """Return the names of the layers of each KV-cache group."""
+    return [set(group.layer_names) for group in runner.kv_cache_config.kv_cache_groups]
+
+
+def _target_layers(runner: Any) -> set[str]:
+    return set().union(*_layers(runner)) - DRAFT_LAYERS
+
+
+def _cached_blocks(runner: Any, scheduler_output: Any) -> list[tuple[list[int], set[str]]]:
+    """Return, per new request and KV-cache group, the ids of blocks that the request reuses instead of computing, and
+    the group's layers."""
     size = runner.cache_config.block_size
     out = []
     for request in scheduler_output.scheduled_new_reqs:
-        whole = request.num_computed_tokens // size
-        out += [list(group)[:whole] for group in request.block_ids if whole]
+        if whole := request.num_computed_tokens // size:
+            mine = (list(group)[:whole] for group in request.block_ids)
+            out += list(zip(mine, _layers(runner), strict=True))
     return out
 
 
@@ -499,23 +518,19 @@ def _each_step(mutant: str) -> Callable[[Callable[[Active, Any, Any], None]], No
     return declare
 
 
-def _target_layers(runner: Any) -> set[str]:
-    return set(runner.compilation_config.static_forward_context) - DRAFT_LAYERS
-
-
 @_each_step("N4")
 def _n4(active: Active, runner: Any, scheduler_output: Any) -> None:
-    for blocks in _cached_blocks(runner, scheduler_output):
-        for layer in DRAFT_LAYERS:
+    for blocks, layers in _cached_blocks(runner, scheduler_output):
+        for layer in layers & DRAFT_LAYERS:
             active.fired()
             _kv_cache(runner, layer)[blocks] = 0
 
 
 @_each_step("N5")
 def _n5(active: Active, runner: Any, scheduler_output: Any) -> None:
-    for blocks in _cached_blocks(runner, scheduler_output):
+    for blocks, layers in _cached_blocks(runner, scheduler_output):
         if len(blocks) > 1:
-            for layer in _target_layers(runner):
+            for layer in layers - DRAFT_LAYERS:
                 active.fired()
                 cache = _kv_cache(runner, layer)
                 cache[blocks[1]] = cache[blocks[0]]
@@ -537,25 +552,26 @@ def _blocks_of(runner: Any, request: str) -> tuple[list[list[int]], int]:
     return groups, int(runner.req_states.prompt_len.np[row])
 
 
-def _forget_answers(active: Active, runner: Any, scheduler_output: Any, layers: Iterable[str]) -> None:
-    """Zero the blocks with tokens of the answers that have just ended, which stay in the prefix cache."""
+def _forget_answers(active: Active, runner: Any, scheduler_output: Any, drafter: bool) -> None:
+    """Zero, in the layers of the target or the drafter, the blocks with tokens of the answers that have just ended,
+    which stay in the prefix cache."""
     size = runner.cache_config.block_size
     for request in scheduler_output.finished_req_ids:
         groups, prompt_tokens = _blocks_of(runner, request)
-        for group in groups:
-            for layer in layers:
+        for blocks, layers in zip(groups, _layers(runner), strict=False):
+            for layer in layers & DRAFT_LAYERS if drafter else layers - DRAFT_LAYERS:
                 active.fired()
-                _kv_cache(runner, layer)[group[prompt_tokens // size :]] = 0
+                _kv_cache(runner, layer)[blocks[prompt_tokens // size :]] = 0
 
 
 @_each_step("N8")
 def _n8(active: Active, runner: Any, scheduler_output: Any) -> None:
-    _forget_answers(active, runner, scheduler_output, _target_layers(runner))
+    _forget_answers(active, runner, scheduler_output, drafter=False)
 
 
 @_each_step("N9")
 def _n9(active: Active, runner: Any, scheduler_output: Any) -> None:
-    _forget_answers(active, runner, scheduler_output, DRAFT_LAYERS)
+    _forget_answers(active, runner, scheduler_output, drafter=True)
 
 
 _NULL_BLOCK = 0
@@ -761,9 +777,9 @@ def _n18(active: Active, runner: Any, scheduler_output: Any) -> None:
 
 @patch("N19", *ARRIVAL)
 @on_arrival
-def _n19(worker: Any, group: list[int]) -> bool:
-    for cache in worker.device_kv_caches.values():
-        cache[group[0]] = 0
+def _n19(worker: Any, blocks: list[int], layers: set[str]) -> bool:
+    for layer in layers:
+        worker.device_kv_caches[layer][blocks[0]] = 0
     return True
 
 

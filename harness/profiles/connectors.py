@@ -61,5 +61,5 @@ def problems(connector: str | None, extra: Mapping[str, Any]) -> Iterator[str]:
     for found in own:
         if taken := next((k for k in found if k in _SET_OTHERWISE), None):
             yield f"{key}: expected no {taken}, found {found[taken]!r}; {_SET_OTHERWISE[taken]}"
-    if strange := next(not_plain(extra), None):
-        yield f"{key}: expected numbers and plain words, neither paths nor code, found {strange!r}"
+    if problem := not_plain(extra):
+        yield f"{key}: {problem}"

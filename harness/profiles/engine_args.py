@@ -144,14 +144,19 @@ def is_plain(value: str) -> bool:
     return len(value) <= 200 and bool(_VALUE.fullmatch(value) or _LIST_WORD.fullmatch(value))
 
 
-def not_plain(value: Any) -> Iterator[str]:
-    """Yield what is neither a number nor a plain word in nested data, as text."""
+def not_plain(value: Any) -> str:
+    """Return, as a sentence, that nested data has what is neither a number nor a plain word; "" if it does not."""
+    strange = next(_strange(value), None)
+    return "" if strange is None else f"expected numbers and plain words, neither paths nor code, found {strange!r}"
+
+
+def _strange(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from (*not_plain(key), *not_plain(inner))
+            yield from (*_strange(key), *_strange(inner))
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from not_plain(inner)
+            yield from _strange(inner)
     elif isinstance(value, str):
         if not is_plain(value):
             yield value

@@ -249,8 +249,8 @@ class OtherMethod(_Speculative):
                 f"speculative_config: expected `method`, the method of vLLM that {self.kind} stands for "
                 f"({', '.join(KNOWN_METHODS)} or another), found none"
             )
-        if strange := next(not_plain(config), None):
-            yield f"speculative_config: expected numbers and plain words, neither paths nor code, found {strange!r}"
+        if problem := not_plain(config):
+            yield f"speculative_config: {problem}"
         if self.traits.drafter == "needed" and self.drafter is None:
             yield f"expected `drafter`, the model of {self.kind}, which {method} needs, found none"
         if self.traits.drafter == "none" and self.drafter is not None:

@@ -133,8 +133,8 @@ class EngineConfig(Strict):
     def _plain_overrides(cls, value: dict[str, Any]) -> dict[str, Any]:
         if code := next((key for key in keys_in(value) if _NAMES_CODE.fullmatch(key)), None):
             raise ValueError(f"expected no {code}, found it; it names code or a file, and a profile is only data")
-        if (strange := next(not_plain(value), None)) is not None:
-            raise ValueError(f"expected numbers and plain words, neither paths nor code, found {strange!r}")
+        if problem := not_plain(value):
+            raise ValueError(problem)
         return value
 
     @field_validator("extra_args")
