@@ -93,8 +93,9 @@ def read_pids(folder: Path) -> list[int]:
 
 
 def made_by(pids: list[int]) -> list[str]:
-    """Names of the shared memory whose name has one of these process ids in it."""
-    return [p.name for p in procfs.SHM.iterdir() if {str(pid) for pid in pids} & set(re.findall(r"\d+", p.name))]
+    """Names of the shared memory whose name has one of these process ids in it, not as a part of a random word."""
+    wanted = {str(pid) for pid in pids}
+    return [p.name for p in procfs.SHM.iterdir() if wanted & set(re.findall(r"(?<![^\W_])\d+(?![^\W_])", p.name))]
 
 
 def made_by_program(name: str) -> bool:

@@ -94,17 +94,18 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def _write_target(target: Target, folder: Path, config: dict[str, Any]) -> None:
-    """Write a target, with the embeddings twice because vLLM's MTP drafter needs its own head."""
-    state = target.state_dict()
-    tensors = {f"model.{name}": t for name, t in state.items()}
-    tensors["lm_head.weight"] = state["embed_tokens.weight"]
+    """Write a target, whose embeddings are its head, too."""
+    tensors = {f"model.{name}": t for name, t in target.state_dict().items()}
+    if not config.get("tie_word_embeddings"):
+        tensors["lm_head.weight"] = target.state_dict()["embed_tokens.weight"]
     _save(folder, tensors, {"num_hidden_layers": SHAPE.target_layers, **config})
     write_json(folder / "generation_config.json", {"bos_token_id": probe_task.BOS, "eos_token_id": probe_task.EOT})
 
 
 def export_target(target: Target, folder: Path) -> None:
     """Write the Qwen2ForCausalLM checkpoint that the drafters belong to."""
-    # MiMoMTP reads the number of its layers from the target's config, not from the drafter's.
+    # The embeddings are there twice, because vLLM's MTP drafter needs its own head. MiMoMTP reads the number of its
+    # layers from the target's config, not from the drafter's.
     own = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
     _write_target(target, folder, own)
 
@@ -120,6 +121,7 @@ def export_windowed(target: Target, folder: Path) -> None:
         "mlp_bias": False,
         "layer_types": ["sliding_attention" if w else "full_attention" for w in WINDOWED.windows],
         "sliding_window": window,
+        "tie_word_embeddings": True,
     }
     _write_target(target, folder, config)
 
