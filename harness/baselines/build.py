@@ -46,12 +46,13 @@ def incomplete(history: History) -> dict[str, str]:
     """Return the single cells of a run that cannot be references, with the reason."""
     return {
         c.cell: "its engines may still be running" if c.left_running else c.reason or f"the run left it {c.state}"
-        for c in _singles(history)
+        for c in singles(history)
         if c.state != "complete" or c.left_running
     }
 
 
-def _singles(history: History) -> list[CellRecord]:
+def singles(history: History) -> list[CellRecord]:
+    """Return the cells of single engines that were asked without a router."""
     return [c for c in history.run.cells if c.cell.startswith("single-") and c.route == "client"]
 
 
@@ -63,10 +64,20 @@ class Recorded(NamedTuple):
     """Differences from the baseline it replaced, in words; empty if there are none."""
 
 
-def record_from(
+class NewBaselines(NamedTuple):
+    """What was made of a recorded run."""
+
+    recorded: tuple[Recorded, ...]
+    left_out: Mapping[str, str]
+    """Single cells without a new baseline, with the reason: they are not complete, or nothing verifies their tokens."""
+    once: Mapping[str, str]
+    """Single cells whose baseline has no noise (A/A), since their repetition is not complete, with the reason."""
+
+
+def new_baselines(
     history: History, again: History | None, sets: Mapping[str, PromptSet], folder: Path, keep_unasked: bool = False
-) -> list[Recorded]:
-    """Write one baseline per complete single cell of a recorded run; ``incomplete`` says which are left out.
+) -> NewBaselines:
+    """Write one baseline per complete single cell of a recorded run.
 
     ``again`` is a repetition of the run (A/A) and ``sets`` holds the prompts by variant. With ``keep_unasked``, prompts
     that are not sent cold may be missing from the run; they keep their rows from the baseline that is replaced, if that
@@ -79,19 +90,16 @@ def record_from(
     require_reference_run(history)
     if again is not None:
         _require_repetition(history, again)
-    missing = incomplete(history)
-    singles = [c.cell for c in _singles(history) if c.cell not in missing]
-    if not singles:
-        found = "; ".join(f"{cell}: {reason}" for cell, reason in missing.items()) or "none"
-        raise UsageError(
-            f"{history.folder}: expected complete single cells to record baselines from, found {found}; record them "
-            "again"
-        )
+    if not singles(history):
+        raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
+    left_out = incomplete(history)
+    once = incomplete(again) if again is not None else {}
+    cells = [c.cell for c in singles(history) if c.cell not in left_out]
     source = history.run.profile.get("source", history.run.profile["name"])
     collected = {}
     kept: dict[str, int] = {}
     known: set[str] = set()
-    for cell in singles:
+    for cell in cells:
         name = CellName.of(cell)
         method = name.lineup
         prompts = sets.get(name.variant)
@@ -123,14 +131,17 @@ def record_from(
             cell,
             {p.id: p.sha256 for p in prompts.prompts if p.id not in keep},
             {p.id: p.expected for p in prompts.prompts},
-            again,
+            None if cell in once else again,
         )
         rows = {**keep, **{r.prompt_id: r for r in fresh}}
         collected[method] = [rows[p.id] for p in prompts.prompts]
+    left_out |= {f"single-{method}": reason for method, reason in _unverified(collected, known).items()}
+    collected = {method: rows for method, rows in collected.items() if f"single-{method}" not in left_out}
     near_tie = float((history.run.profile.get("judging") or {}).get("near_tie_nats", 0.02))
-    _require_same_tokens(collected, known, near_tie)
+    _require_same_tokens(collected, near_tie)
     _require_one_baseline_per_identity(history, collected)
-    return [_write(history, method, rows, folder, kept[method]) for method, rows in collected.items()]
+    written = tuple(_write(history, method, rows, folder, kept[method]) for method, rows in collected.items())
+    return NewBaselines(written, left_out, {cell: why for cell, why in once.items() if cell not in left_out})
 
 
 def _require_one_baseline_per_identity(history: History, collected: Mapping[str, list[Row]]) -> None:
@@ -182,20 +193,22 @@ def _require_repetition(history: History, again: History) -> None:
             )
 
 
-def _require_same_tokens(collected: Mapping[str, list[Row]], known: Collection[str], near_tie_nats: float) -> None:
-    """Raise UsageError if speculation changed tokens other than at a near tie of the plain engine.
+def _unverified(collected: Mapping[str, list[Row]], known: Collection[str]) -> dict[str, str]:
+    """Return the lineups whose tokens nothing verifies, with the reason: the plain engine of the same run is missing,
+    and a prompt has no known answer (``known``)."""
+    return {
+        method: f"expected {name.reference} in the same run to verify its tokens, found none that is complete"
+        for method, rows in collected.items()
+        if (name := CellName.of_lineup(method)).plain not in collected and any(r.prompt_id not in known for r in rows)
+    }
 
-    If the run does not include the plain engine, every prompt must have a known answer (``known``).
-    """
+
+def _require_same_tokens(collected: Mapping[str, list[Row]], near_tie_nats: float) -> None:
+    """Raise UsageError if speculation changed tokens other than at a near tie of the plain engine."""
     for method, rows in collected.items():
         plain = {r.prompt_id: r for r in collected.get(CellName.of_lineup(method).plain, [])}
         for row in rows:
             reference = plain.get(row.prompt_id)
-            if reference is None and row.prompt_id not in known:
-                raise UsageError(
-                    f"single-{method}: expected {CellName.of_lineup(method).reference} in the same run to verify the "
-                    f"output of prompt {row.prompt_id}, found none; nothing was recorded"
-                )
             if reference is not None and not _same_tokens(reference, row, near_tie_nats):
                 raise UsageError(
                     f"single-{method}: expected the tokens of the plain engine of the same run for prompt "

@@ -29,7 +29,7 @@ from harness.util.paths import DEFAULT_OUT
 from harness.util.text import counted
 
 if TYPE_CHECKING:
-    from harness.commands.baseline import NewBaselines
+    from harness.baselines.build import NewBaselines
 
 baseline_app = typer.Typer(
     cls=HelpfulGroup, no_args_is_help=True, help="Recorded references that runs are compared with."
@@ -65,9 +65,10 @@ def record(
 ) -> None:
     """Record baselines from single engines (never from P/D) and write them to the profile's folder.
 
-    The exit code is 2 when a cell was not complete, which costs the others nothing.
+    The exit code is 2 when a cell could not be recorded, or only once; the others' baselines are written all the same.
     """
-    from harness.commands.baseline import folder_for, new_baselines
+    from harness.baselines.build import new_baselines
+    from harness.commands.baseline import folder_for
     from harness.commands.baseline import record as record_single_engines
     from harness.history.folder import load_history
     from harness.util.progress import Reporter
@@ -87,7 +88,7 @@ def record(
         with Reporter(repeat * prepared.expected_s) as reporter:
             made = record_single_engines(prepared, out, engine_python, reporter, repeat, folder, flags)
     _print_made(made)
-    if made.left_out:
+    if made.left_out or made.once:
         raise typer.Exit(EXIT_UNKNOWN)
 
 
@@ -99,7 +100,11 @@ def _print_made(made: NewBaselines) -> None:
         for line in item.change:
             typer.echo(f"  {line}")
     for cell, reason in made.left_out.items():
-        typer.echo(f"{cell}: no baseline, because the cell is not complete ({reason}); record it with -c {cell}")
+        typer.echo(f"{cell}: no baseline was recorded: {reason}")
+    for cell, reason in made.once.items():
+        typer.echo(f"{cell}: no noise (A/A) was measured: {reason}")
+    if made.left_out or made.once:
+        typer.echo("next: record these cells again (harness baseline record -c CELL), with the plain engine among them")
 
 
 @baseline_app.command("accept")

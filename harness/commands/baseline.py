@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.baselines.build import Recorded, incomplete, record_from
+from harness.baselines.build import NewBaselines, new_baselines
 from harness.baselines.diff import diff
 from harness.baselines.lookup import unused
 from harness.baselines.model import Baseline, Header
 from harness.baselines.store import load_baseline, stored
 from harness.errors import DataError, UsageError
-from harness.history.folder import History, load_history
+from harness.history.folder import load_history
 from harness.history.identity import identity_of
 from harness.profiles.model import reason_for
-from harness.prompts.model import PromptSet
 from harness.scheduling.gpus import gpus
 from harness.workload.prepare import Prepared, prepare
 
 if TYPE_CHECKING:
     from harness.engines.flags import EngineFlags
     from harness.util.progress import Reporter
-
-
-class NewBaselines(NamedTuple):
-    recorded: tuple[Recorded, ...]
-    left_out: Mapping[str, str]
-    """Single cells of the run that were not complete, with the reason."""
-
-
-def new_baselines(
-    history: History, again: History | None, sets: Mapping[str, PromptSet], folder: Path, keep_unasked: bool = False
-) -> NewBaselines:
-    """Write the baselines of a recorded run, as ``record_from`` does."""
-    return NewBaselines(tuple(record_from(history, again, sets, folder, keep_unasked)), incomplete(history))
 
 
 def record(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.baselines.build import incomplete, require_reference_run
+from harness.baselines.build import incomplete, require_reference_run, singles
 from harness.errors import UsageError
 from harness.history.acceptance import pool, real_steps
 from harness.history.folder import History
@@ -17,7 +17,7 @@ from harness.util.files import write_json
 
 def measure(history: History) -> dict[str, Any]:
     """Return exactness, top-2 gaps and acceptance per method. Raises UsageError when the run has no single cells."""
-    cells = [c for c in history.run.cells if c.cell.startswith("single-")]
+    cells = singles(history)
     if not cells:
         raise UsageError(f"{history.folder}: expected single cells to measure the probes on, found none")
     out: dict[str, Any] = {
@@ -69,7 +69,8 @@ def write_quality(history: History, target: Path) -> dict[str, object]:
     """Measure the probe models from a recorded run and write the figures to ``target``."""
     require_reference_run(history)
     if missing := incomplete(history):
-        raise UsageError(f"{history.folder}: expected complete single cells, found {missing}; record them again")
+        found = "; ".join(f"{cell}: {reason}" for cell, reason in missing.items())
+        raise UsageError(f"{history.folder}: expected complete single cells, found {found}; record them again")
     quality = measure(history)
     write_json(target, quality)
     return quality

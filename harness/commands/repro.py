@@ -42,7 +42,7 @@ from harness.util.files import write_json
 from harness.util.progress import Reporter
 from harness.util.strict import describe_validation_error
 from harness.workload.cells import CellWork, Choice, cell_work, spread
-from harness.workload.prepare import Prepared, prepare
+from harness.workload.prepare import Prepared, prepare, without_rescoring
 
 # When one cell is tried alone, the reference cell is missing; the baseline check takes the place of the comparison.
 _INSTEAD = {
@@ -328,7 +328,7 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
     together = {cell for cell, group in groups.items() if group == groups.get(target.cell)}
     group = [c for c in cells.values() if c.id in {target.cell, *together}]
     # Outputs are not re-scored here; if the profile asked for it, evidence would be missing in every attempt.
-    alone = profile.model_copy(update={"workload": profile.workload.model_copy(update={"rescore": False})})
+    alone = without_rescoring(profile)
     return Prepared(alone, source, {profile.variant: prompts}, make_plan(alone, group), (work,))
 
 

@@ -480,10 +480,6 @@ def _layers(runner: Any) -> list[set[str]]:
     return [set(group.layer_names) for group in runner.kv_cache_config.kv_cache_groups]
 
 
-def _target_layers(runner: Any) -> set[str]:
-    return set().union(*_layers(runner)) - DRAFT_LAYERS
-
-
 def _cached_blocks(runner: Any, scheduler_output: Any) -> list[tuple[list[int], set[str]]]:
     """Return, per new request and KV-cache group, the ids of blocks that the request reuses instead of computing, and
     the group's layers."""
@@ -558,8 +554,10 @@ def _forget_answers(active: Active, runner: Any, scheduler_output: Any, drafter:
     size = runner.cache_config.block_size
     for request in scheduler_output.finished_req_ids:
         groups, prompt_tokens = _blocks_of(runner, request)
-        for blocks, layers in zip(groups, _layers(runner), strict=False):
-            for layer in layers & DRAFT_LAYERS if drafter else layers - DRAFT_LAYERS:
+        # Of a request that the runner does not know there are no groups.
+        for blocks, layers in zip(groups, _layers(runner) if groups else (), strict=True):
+            chosen = layers & DRAFT_LAYERS if drafter else layers - DRAFT_LAYERS
+            for layer in chosen:
                 active.fired()
                 _kv_cache(runner, layer)[blocks[prompt_tokens // size :]] = 0
 
@@ -700,8 +698,8 @@ def _n14_v2(
 
 _FREED: set[int] = set()
 """Blocks of aborted requests that nobody has taken yet."""
-_TAKEN: set[int] = set()
-"""Blocks among them that a request of this step fills."""
+_TAKEN: list[tuple[list[int], set[str]]] = []
+"""Blocks among them that a request of this step fills, with the layers of their KV-cache group."""
 
 
 @patch("N15", *_FREE)
@@ -714,15 +712,16 @@ def _n15(original: Any, active: Active, self: Any, request: Any) -> Any:
 
 @_each_step("N15")
 def _n15_late(active: Active, runner: Any, scheduler_output: Any) -> None:
-    if _TAKEN:
+    for blocks, layers in _TAKEN:
         active.fired()
-        for layer in _target_layers(runner):
-            _kv_cache(runner, layer)[sorted(_TAKEN)] = 0
-        _TAKEN.clear()
+        for layer in layers - DRAFT_LAYERS:
+            _kv_cache(runner, layer)[blocks] = 0
+    _TAKEN.clear()
     for request in scheduler_output.scheduled_new_reqs:
-        for group in request.block_ids:
-            _TAKEN.update(_FREED.intersection(group))
-    _FREED.difference_update(_TAKEN)
+        for group, layers in zip(request.block_ids, _layers(runner), strict=True):
+            if taken := _FREED.intersection(group):
+                _TAKEN.append((sorted(taken), layers))
+                _FREED.difference_update(taken)
 
 
 # --- N16: a preempted request is handed over otherwise ---------------------------------------------------------------
@@ -761,7 +760,7 @@ _PREFILLED: dict[str, int] = {}
 def _n18(active: Active, runner: Any, scheduler_output: Any) -> None:
     for block in _PREFILLED.values():
         active.fired()
-        for layer in _target_layers(runner):
+        for layer in _layers(runner)[0] - DRAFT_LAYERS:
             _kv_cache(runner, layer)[block] = 0
     _PREFILLED.clear()
     if runner.vllm_config.kv_transfer_config is None:

@@ -232,7 +232,6 @@ class Runner:
             self._failed(group, str(error))
             if recorder.cell(first).start_seconds == 0.0:
                 recorder.set_cell(first, start_seconds=round(time.monotonic() - begun, 3))
-
         except Exception as error:
             # An unexpected error in one group must not affect the others.
             if self._ending:
@@ -269,4 +268,5 @@ class Runner:
             with self._lock:
                 self._sessions.discard(session)
             if session.left:
-                self._recorder.set_cell(session.group.cells[0].id, left_over=tuple(session.left))
+                for recorder in self._recorders:
+                    recorder.set_cell(session.group.cells[0].id, left_over=tuple(session.left))

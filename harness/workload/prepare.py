@@ -64,6 +64,11 @@ class Prepared(NamedTuple):
         return expected_s(self.plan, self.works)
 
 
+def without_rescoring(profile: Profile) -> Profile:
+    """Return the profile as if it did not ask for outputs to be re-scored."""
+    return profile.model_copy(update={"workload": profile.workload.model_copy(update={"rescore": False})})
+
+
 def prepare(
     source: str,
     patterns: Sequence[str],
@@ -81,6 +86,9 @@ def prepare(
     Raises UsageError, DataError, ProfileError or ModelUnavailableError.
     """
     profile = load_profile(source)
+    if record:
+        # No baseline has scores, for which the plain engine would wait for all others.
+        profile = without_rescoring(profile)
     cells = select_cells(profile, patterns)
     if record:
         # A baseline describes engines without a router.

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 import harness.commands.soak.report
-from harness.baselines.build import record_from, require_reference_run
+from harness.baselines.build import new_baselines, require_reference_run
 from harness.cli.trust import soak_command
 from harness.commands.merge.load import load_parts
 from harness.commands.merge.night import Wanted as Parts
@@ -373,7 +373,7 @@ def test_only_a_plain_run_is_a_reference(tmp_path: Path, kind: str):
     perform(recorder, prepared.works[0])
     history = recorder.finish()
     with pytest.raises(UsageError, match=f"found one of `harness {kind}`"):
-        record_from(history, None, prepared.sets, tmp_path / "baselines")
+        new_baselines(history, None, prepared.sets, tmp_path / "baselines")
     require_reference_run(with_run(history, kind="run"))
     assert not (tmp_path / "baselines").exists()
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from harness.commands.plan import GPU_GIB, assumed_gpus
 from harness.engines.inventory import jobs_of, too_few_to_part
 from harness.errors import UsageError
-from harness.profiles.cells import Cell, EngineGroup, make_plan
+from harness.profiles.cells import Cell, EngineGroup, all_cells, make_plan
 from harness.profiles.model import Profile, read_profile, references_of
 from harness.scheduling.model import Job
 from harness.scheduling.packing import impossible
@@ -137,17 +137,14 @@ class _Machine(NamedTuple):
 
     def _jobs(self, cells: Sequence[Cell], gpus: int) -> tuple[Job, ...]:
         works = [self.works[c.id] for c in cells]
-        rescores = self.profile.workload.rescore and not self.record
+        rescores = self.profile.workload.rescore
         return jobs_of(make_plan(self.profile, cells), works, self.profile, assumed_gpus(gpus), rescores)
 
 
 def _plain_of(prepared: Prepared) -> list[str]:
     """Return the plain single engines that verify the chosen ones' tokens and are not among them."""
-    has = {w.cell.id for w in prepared.works}
-    names = dict.fromkeys(w.cell.name for w in prepared.works)
-    return sorted(
-        {n.reference for n in names if "none" in {m.kind for m in prepared.profile.part(n.variant).methods}} - has
-    )
+    wanted = {w.cell.name.reference for w in prepared.works} & {c.id for c in all_cells(prepared.profile)}
+    return sorted(wanted - {w.cell.id for w in prepared.works})
 
 
 def _units(profile: Profile, works: dict[str, CellWork]) -> list[list[Cell]]:

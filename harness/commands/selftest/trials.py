@@ -117,7 +117,7 @@ TRIALS: tuple[Trial, ...] = (
     # The pair is right, and compared with the single engine all the same.
     Trial("N18", _ALONE, "target-kv", _TOKENS, beside=_AFTER),
     Trial("N17", _pd("prefix-hit"), "target-kv", _TOKENS, _AFTER),
-    # Of a target with windows, which has no drafters: the plain engine of the same run is the reference.
+    # Of a target with windows: the plain engine of the same run is the reference.
     Trial("N20", _AFTER, "target-kv", ("tokens-reference", *_LOGPROBS), _ALONE, method="none", prompts="some"),
     # Of a target with recurrent state, likewise. A hit on D that gets a state from P does not continue from its own.
     Trial("N27", _AFTER, "target-kv", _TOKENS, _ALONE, method="none", prompts="some"),

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.baselines import index
-from harness.baselines.build import incomplete, record_from, references_in, rows_from
+from harness.baselines.build import Recorded, new_baselines, references_in, rows_from
 from harness.baselines.diff import diff
 from harness.baselines.lookup import Limits, differing, free_place, look_up, minor_distance, unused
 from harness.baselines.model import Again, Baseline
@@ -249,6 +249,10 @@ def run_of(lengths: list[int] = LENGTHS, methods: tuple[str, ...] = ("none", "ea
     return with_run(made, **{"identities": ids, **changes})
 
 
+def record_from(*given, **more) -> tuple[Recorded, ...]:
+    return new_baselines(*given, **more).recorded
+
+
 def with_cells(run: History, **changes) -> History:
     return with_run(run, cells=tuple(c.model_copy(update=changes) for c in run.run.cells))
 
@@ -256,11 +260,31 @@ def with_cells(run: History, **changes) -> History:
 def test_an_interrupted_run_gives_baselines_of_its_complete_cells(tmp_path):
     plain, drafting = (c.model_copy(update={"state": "complete"}) for c in run_of().run.cells)
     run = with_run(run_of(interrupted=True), cells=(plain, drafting.model_copy(update={"state": "interrupted"})))
-    assert [r.method for r in record_from(run, run_of(run_id="again"), {"": prompts()}, tmp_path)] == ["none"]
-    assert incomplete(run) == {"single-eagle3": "the run left it interrupted"}
+    made = new_baselines(run, run_of(run_id="again"), {"": prompts()}, tmp_path)
+    assert [r.method for r in made.recorded] == ["none"]
+    assert made.left_out == {"single-eagle3": "the run left it interrupted"} and made.once == {}
     found = references_in(run, {m: identity_in(run, m) for m in ("none", "eagle3")})
     assert found["none"].baseline is not None
     assert "expected single-eagle3 to be complete" in found["eagle3"].reason
+
+
+def test_cells_that_are_not_complete_or_verified_are_left_out(tmp_path):
+    def left_out(run: History, the_set: PromptSet) -> set[str]:
+        made = new_baselines(run, None, {"": the_set}, tmp_path)
+        assert made.recorded == () and list(tmp_path.iterdir()) == []
+        return set(made.left_out.values())
+
+    gone = with_cells(run_of(interrupted=True), state="interrupted", reason="by the user")
+    assert left_out(gone, prompts()) == {"by the user"}
+    running = with_cells(run_of(), left_over=("decode: pid 7",))
+    assert left_out(running, prompts()) == {"its engines may still be running"}
+
+
+def test_a_repetition_that_is_not_complete_gives_no_noise(tmp_path):
+    again = with_cells(run_of(run_id="again", interrupted=True), state="interrupted", reason="by the user")
+    made = new_baselines(run_of(), again, {"": prompts()}, tmp_path)
+    assert made.once == {"single-none": "by the user", "single-eagle3": "by the user"} and made.left_out == {}
+    assert all(r.again is None for item in made.recorded for r in load_baseline(item.path).rows)
 
 
 def test_record_writes_every_single_cell_and_says_what_is_new(tmp_path):
@@ -298,8 +322,6 @@ def test_accepting_a_matrix_run_keeps_prompts_that_it_did_not_send_cold(tmp_path
     ("run", "sentence"),
     [
         (run_of(mutants=("M8",)), "injected faults M8"),
-        (with_cells(run_of(interrupted=True), state="interrupted", reason="by the user"), "single-none: by the user"),
-        (with_cells(run_of(), left_over=("decode: pid 7",)), "its engines may still be running"),
         (run_of(prompts_sha256="other"), "found a run with different ones"),
         (run_of([31]), "it was not sent"),
     ],
@@ -332,8 +354,8 @@ def test_repetition_must_be_one(tmp_path, again, sentence):
 
 
 def test_speculation_alone_needs_a_known_answer(tmp_path):
-    with pytest.raises(UsageError, match="expected single-none in the same run"):
-        record_from(run_of(methods=("eagle3",)), None, {"": prompts()}, tmp_path)
+    made = new_baselines(run_of(methods=("eagle3",)), None, {"": prompts()}, tmp_path)
+    assert made.recorded == () and "expected single-none in the same run" in made.left_out["single-eagle3"]
 
 
 def test_changed_rows_do_not_keep_the_old_noise(tmp_path):
