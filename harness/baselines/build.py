@@ -84,8 +84,8 @@ def new_baselines(
     is of the same vLLM: a baseline names one version.
 
     All rows are collected and checked before the first file is written: against the known answers of the prompts, and
-    for speculative methods against the plain engine's tokens. Raises UsageError, with nothing written, if anything is
-    missing or wrong.
+    for speculative methods against the plain engine's tokens. Raises UsageError, with nothing written, if an answer of
+    a complete cell is missing or wrong.
     """
     require_reference_run(history)
     if again is not None:
@@ -94,12 +94,11 @@ def new_baselines(
         raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
     left_out = incomplete(history)
     once = incomplete(again) if again is not None else {}
-    cells = [c.cell for c in singles(history) if c.cell not in left_out]
     source = history.run.profile.get("source", history.run.profile["name"])
     collected = {}
     kept: dict[str, int] = {}
     known: set[str] = set()
-    for cell in cells:
+    for cell in (c.cell for c in singles(history) if c.cell not in left_out):
         name = CellName.of(cell)
         method = name.lineup
         prompts = sets.get(name.variant)
@@ -135,8 +134,9 @@ def new_baselines(
         )
         rows = {**keep, **{r.prompt_id: r for r in fresh}}
         collected[method] = [rows[p.id] for p in prompts.prompts]
-    left_out |= {f"single-{method}": reason for method, reason in _unverified(collected, known).items()}
-    collected = {method: rows for method, rows in collected.items() if f"single-{method}" not in left_out}
+    unverified = _unverified(collected, known)
+    left_out |= {f"single-{method}": reason for method, reason in unverified.items()}
+    collected = {method: rows for method, rows in collected.items() if method not in unverified}
     near_tie = float((history.run.profile.get("judging") or {}).get("near_tie_nats", 0.02))
     _require_same_tokens(collected, near_tie)
     _require_one_baseline_per_identity(history, collected)

@@ -38,7 +38,7 @@ def record(
     """Send every prompt to single engines ``repeat`` times and write the answers of complete cells as baselines.
 
     The second repetition measures by how much equal runs differ. Raises UsageError, before anything is written, when
-    an answer is missing or wrong.
+    an answer of a complete cell is missing or wrong.
     """
     from harness.engines.environment import inspect_environment
     from harness.runner.repetitions import record_repetitions

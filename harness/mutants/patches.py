@@ -535,31 +535,33 @@ def _n5(active: Active, runner: Any, scheduler_output: Any) -> None:
 # --- N8 to N10: blocks that an answer filled, or that are still to be filled ------------------------------------------
 
 
-def _blocks_of(runner: Any, request: str) -> tuple[list[list[int]], int]:
-    """Return the blocks of a request that the runner knows, per KV-cache group, and the length of its prompt."""
+def _answered_blocks(runner: Any, request: str) -> list[tuple[list[int], set[str]]]:
+    """Return, per KV-cache group, the blocks with tokens of the answer of a request that the runner knows, and the
+    group's layers; none of another request."""
     if hasattr(runner, "requests"):
         state = runner.requests.get(request)
-        return ([list(group) for group in state.block_ids], state.num_prompt_tokens) if state is not None else ([], 0)
-    row = runner.req_states.req_id_to_index.get(request)
-    if row is None:
-        return [], 0
-    tables, counts = runner.block_tables.block_tables, runner.block_tables.num_blocks.np
-    groups = [table.gpu[row, : counts[group, row]].tolist() for group, table in enumerate(tables)]
-    return groups, int(runner.req_states.prompt_len.np[row])
+        if state is None:
+            return []
+        groups, prompt_tokens = [list(group) for group in state.block_ids], state.num_prompt_tokens
+    else:
+        row = runner.req_states.req_id_to_index.get(request)
+        if row is None:
+            return []
+        tables, counts = runner.block_tables.block_tables, runner.block_tables.num_blocks.np
+        groups = [table.gpu[row, : counts[group, row]].tolist() for group, table in enumerate(tables)]
+        prompt_tokens = int(runner.req_states.prompt_len.np[row])
+    first = prompt_tokens // runner.cache_config.block_size
+    return list(zip((group[first:] for group in groups), _layers(runner), strict=True))
 
 
 def _forget_answers(active: Active, runner: Any, scheduler_output: Any, drafter: bool) -> None:
     """Zero, in the layers of the target or the drafter, the blocks with tokens of the answers that have just ended,
     which stay in the prefix cache."""
-    size = runner.cache_config.block_size
     for request in scheduler_output.finished_req_ids:
-        groups, prompt_tokens = _blocks_of(runner, request)
-        # Of a request that the runner does not know there are no groups.
-        for blocks, layers in zip(groups, _layers(runner) if groups else (), strict=True):
-            chosen = layers & DRAFT_LAYERS if drafter else layers - DRAFT_LAYERS
-            for layer in chosen:
+        for blocks, layers in _answered_blocks(runner, request):
+            for layer in layers & DRAFT_LAYERS if drafter else layers - DRAFT_LAYERS:
                 active.fired()
-                _kv_cache(runner, layer)[blocks[prompt_tokens // size :]] = 0
+                _kv_cache(runner, layer)[blocks] = 0
 
 
 @_each_step("N8")

@@ -97,7 +97,7 @@ def _write_target(target: Target, folder: Path, config: dict[str, Any]) -> None:
     """Write a target, whose embeddings are its head, too."""
     tensors = {f"model.{name}": t for name, t in target.state_dict().items()}
     if not config.get("tie_word_embeddings"):
-        tensors["lm_head.weight"] = target.state_dict()["embed_tokens.weight"]
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     _save(folder, tensors, {"num_hidden_layers": SHAPE.target_layers, **config})
     write_json(folder / "generation_config.json", {"bos_token_id": probe_task.BOS, "eos_token_id": probe_task.EOT})
 

@@ -137,8 +137,8 @@ class _Machine(NamedTuple):
 
     def _jobs(self, cells: Sequence[Cell], gpus: int) -> tuple[Job, ...]:
         works = [self.works[c.id] for c in cells]
-        rescores = self.profile.workload.rescore
-        return jobs_of(make_plan(self.profile, cells), works, self.profile, assumed_gpus(gpus), rescores)
+        plan, rescores = make_plan(self.profile, cells), self.profile.workload.rescore
+        return jobs_of(plan, works, self.profile, assumed_gpus(gpus), rescores)
 
 
 def _plain_of(prepared: Prepared) -> list[str]:

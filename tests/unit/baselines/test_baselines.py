@@ -268,16 +268,17 @@ def test_an_interrupted_run_gives_baselines_of_its_complete_cells(tmp_path):
     assert "expected single-eagle3 to be complete" in found["eagle3"].reason
 
 
-def test_cells_that_are_not_complete_or_verified_are_left_out(tmp_path):
-    def left_out(run: History, the_set: PromptSet) -> set[str]:
-        made = new_baselines(run, None, {"": the_set}, tmp_path)
-        assert made.recorded == () and list(tmp_path.iterdir()) == []
-        return set(made.left_out.values())
-
-    gone = with_cells(run_of(interrupted=True), state="interrupted", reason="by the user")
-    assert left_out(gone, prompts()) == {"by the user"}
-    running = with_cells(run_of(), left_over=("decode: pid 7",))
-    assert left_out(running, prompts()) == {"its engines may still be running"}
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"state": "interrupted", "reason": "by the user"}, "by the user"),
+        ({"left_over": ("decode: pid 7",)}, "its engines may still be running"),
+    ],
+)
+def test_cells_that_are_not_complete_are_left_out(tmp_path, changes, reason):
+    made = new_baselines(with_cells(run_of(interrupted=True), **changes), None, {"": prompts()}, tmp_path)
+    assert made.recorded == () and list(tmp_path.iterdir()) == []
+    assert made.left_out == {"single-none": reason, "single-eagle3": reason}
 
 
 def test_a_repetition_that_is_not_complete_gives_no_noise(tmp_path):

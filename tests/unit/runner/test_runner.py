@@ -106,6 +106,12 @@ def run(prepared: Prepared, folder: Path, executor: FakeExecutor) -> History:
     return Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0), RunOptions(executor=executor)).run()
 
 
+def run_twice(prepared: Prepared, folder: Path) -> tuple[History, ...]:
+    first, again = (prepared_recorder(prepared, ENVIRONMENT, folder / name) for name in ("a", "b"))
+    options = RunOptions(executor=FakeExecutor(2))
+    return Runner(prepared, ENVIRONMENT, first, Reporter(1.0), options, again=(again,)).run_all()
+
+
 def states(history: History) -> Counter[str]:
     return Counter(c.state for c in history.run.cells)
 
@@ -126,10 +132,7 @@ def test_many_cores_run_many_pairs_and_the_plain_ones_after_the_others(tmp_path)
 
 def test_repetitions_are_asked_of_the_same_engines_and_side_by_side(tmp_path):
     FakeSession.reset(seconds=0.5)
-    first, again = (prepared_recorder(prepare("cpu", ["single-*"]), ENVIRONMENT, tmp_path / n) for n in ("a", "b"))
-    options = RunOptions(executor=FakeExecutor(2))
-    runner = Runner(prepare("cpu", ["single-*"]), ENVIRONMENT, first, Reporter(1.0), options, again=(again,))
-    histories = runner.run_all()
+    histories = run_twice(prepare("cpu", ["single-*"]), tmp_path)
     assert [h.folder.name for h in histories] == ["a", "b"]
     assert [states(h) for h in histories] == 2 * [{"complete": 4}]
     assert FakeSession.most == 2 and len(FakeSession.order) == 4
@@ -140,11 +143,7 @@ def test_engines_that_fail_fail_every_repetition(tmp_path, monkeypatch):
         raise EngineDiedError("it died")
 
     monkeypatch.setattr(harness.runner.record_cells, "run_cell", fails)
-    first, again = (prepared_recorder(prepare("cpu", ["single-none"]), ENVIRONMENT, tmp_path / n) for n in ("a", "b"))
-    options = RunOptions(executor=FakeExecutor(2))
-    histories = Runner(
-        prepare("cpu", ["single-none"]), ENVIRONMENT, first, Reporter(1.0), options, again=(again,)
-    ).run_all()
+    histories = run_twice(prepare("cpu", ["single-none"]), tmp_path)
     assert [(c.state, c.reason) for h in histories for c in h.run.cells] == 2 * [("failed", "it died")]
 
 
