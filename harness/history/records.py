@@ -294,7 +294,7 @@ class CellRecord(Strict):
     lookahead: int
     draft_tokens: int
     windows: tuple[int | None, ...] = (None,)
-    """Of each kind of attention layer of the target, how many tokens a query sees; None means all."""
+    """Of each kind of attention layer of target and drafter, how many tokens a query sees; None means all."""
     recurrent: bool = False
     """Whether the target has layers with a state instead of attention, which is handed over by other rules."""
     modules: int = 1
@@ -336,7 +336,7 @@ class CellRecord(Strict):
 
     @property
     def several_kinds(self) -> bool:
-        """Whether the target's layers are of several kinds, which vLLM keeps and caches in groups of their own."""
+        """Whether layers are of several kinds, whose KV vLLM keeps and caches in groups of their own."""
         return self.recurrent or len(self.windows) > 1
 
     def left_to_d(self, tokens: int) -> int:

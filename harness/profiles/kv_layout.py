@@ -30,13 +30,27 @@ def windows_of(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Return of each kind of attention in a model's config how many tokens a query sees; None means all.
 
     Layers of a kind that is not attention (state spaces, convolutions) are left out. A model that does not name the
-    kind of each layer counts as full attention.
+    kind of each layer counts as full attention, unless it is a DFlash drafter with ``use_swa``.
     """
-    layers, window = _layers(config), _text(config).get("sliding_window")
+    layers, own = _layers(config), config.get("dflash_config")
+    dflash = own if isinstance(own, dict) else {}
+    if dflash.get("use_swa") and "sliding_attention" not in layers:
+        layers = ["sliding_attention"]
+    window = dflash.get("swa_window_size", _text(config).get("sliding_window"))
     kinds: list[int | None] = [None] if "full_attention" in layers else []
     if "sliding_attention" in layers and isinstance(window, int):
         kinds.append(window)
     return tuple(kinds) or FULL
+
+
+def windows_in(profile: Profile, method: Method) -> tuple[int | None, ...]:
+    """Return ``windows_of`` all layers whose KV engines keep: those of the target and of a drafter with a file of its
+    own. Without its manager of several KV-cache groups, vLLM keeps as much of layers with a window as of the others."""
+    models = [target_config(profile), *([config_in(folder_of(method.drafter))] if method.drafter else [])]
+    windows = {window for config in models for window in windows_of(config)}
+    if None in windows and "--disable-hybrid-kv-cache-manager" in profile.engine.extra_args:
+        return FULL
+    return tuple(sorted(windows, key=lambda window: window or 0))
 
 
 def recurrent(config: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from harness.history.records import RESCORE, CellRecord, EngineRecord, Kind, Obs
 from harness.history.surfaces import WITHOUT
 from harness.history.verdict import Verdict
 from harness.profiles.cells import CellName
-from harness.profiles.kv_layout import modules_in, recurrent, target_config, windows_of
+from harness.profiles.kv_layout import modules_in, recurrent, target_config, windows_in
 from harness.profiles.model import Profile, reason_for
 from harness.prompts.model import PromptSet
 from harness.scheduling import hardware
@@ -128,7 +128,7 @@ class Recorder:
                     block_size=profile.part(w.cell.variant).engine.block_size,
                     lookahead=w.cell.method.lookahead,
                     draft_tokens=w.cell.method.draft_tokens,
-                    windows=windows_of(targets[w.cell.variant]),
+                    windows=windows_in(profile.part(w.cell.variant), w.cell.method),
                     recurrent=recurrent(targets[w.cell.variant]),
                     modules=modules_in(profile.part(w.cell.variant), w.cell.method),
                     route=w.cell.route,

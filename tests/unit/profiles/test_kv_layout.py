@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import ProfileError
 from harness.history.identity import identity_of
-from harness.profiles.kv_layout import FULL, config_in, modules_in, recurrent, target_config, windows_of
+from harness.profiles.kv_layout import FULL, config_in, modules_in, recurrent, target_config, windows_in, windows_of
 from harness.profiles.model import load_profile
 from harness.prompts.lengths import published_blocks
 from tests.support.builders import extending
@@ -31,10 +31,42 @@ MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
         ({"layer_types": MIXED, "sliding_window": None}, (None,)),
         ({"layer_types": ["linear_attention", "full_attention"]}, (None,)),
         ({"layer_types": "full_attention"}, (None,)),
+        # Drafters of DFlash name their window in a part of their own.
+        ({"dflash_config": {"use_swa": True, "swa_window_size": 32}}, (32,)),
+        ({"layer_types": ["full_attention"], "sliding_window": 64, "dflash_config": {"use_swa": True}}, (64,)),
+        ({"layer_types": MIXED, "dflash_config": {"use_swa": False, "swa_window_size": 32}}, (None, 32)),
+        ({"layer_types": MIXED, "sliding_window": 64, "dflash_config": 3}, (None, 64)),
     ],
 )
 def test_kinds_of_attention(config, windows):
     assert windows_of(config) == windows
+
+
+WINDOWED = {"layer_types": ["sliding_attention"], "sliding_window": 64}
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "arguments", "windows"),
+    [
+        ({"layer_types": MIXED, "sliding_window": 48}, WINDOWED, (), (None, 48, 64)),
+        ({}, WINDOWED, (), (None, 64)),
+        (WINDOWED, {}, (), (None, 64)),
+        (WINDOWED, None, (), (64,)),
+        ({}, WINDOWED, ("--disable-hybrid-kv-cache-manager",), (None,)),
+        # vLLM keeps one group of layers that all have this window.
+        (WINDOWED, None, ("--disable-hybrid-kv-cache-manager",), (64,)),
+    ],
+)
+def test_windows_of_target_and_drafter(tmp_path, target, drafter, arguments, windows):
+    profile = load_profile("cpu")
+    method = next(m for m in profile.methods if m.kind == "eagle3")
+    for name, config in (("target", target), ("drafter", drafter)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config or {}))
+    engine = profile.engine.model_copy(update={"extra_args": arguments})
+    profile = profile.model_copy(update={"target": tmp_path / "target", "engine": engine})
+    method = method.model_copy(update={"drafter": tmp_path / "drafter" if drafter is not None else None})
+    assert windows_in(profile, method) == windows
 
 
 @pytest.mark.parametrize("text", [None, "[", "[]", "{}"])
