@@ -32,6 +32,7 @@ from harness.scheduling.model import Device, Placement
 
 _TIMEOUT_S = 10.0
 _NODE = "attached"
+_LARGEST_PORT = 65535
 _PROBED = {PAUSE: "/pause", RESET_PREFIX_CACHE: "/reset_prefix_cache"}
 """What a server offers with VLLM_SERVER_DEV_MODE=1 alone."""
 _NO_SUCH_PATH = ("status 404", "status 405")
@@ -101,8 +102,12 @@ def look_at_router(url: str, key: ApiKey | None, behind: Iterable[Server]) -> Fr
 
 
 def _root(option: str, url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/") or parts.query:
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL:
+        parts = httpx.URL()
+    served = parts.scheme in ("http", "https") and parts.host and (parts.port or 0) <= _LARGEST_PORT
+    if not served or parts.path.rstrip("/") or parts.query:
         remedy = f"; leave out {parts.path}" if parts.path.rstrip("/") else ""
         raise UsageError(f"--{option} {url}: expected the address of a server, such as http://10.0.0.7:8000{remedy}")
     return url.rstrip("/")

@@ -30,7 +30,10 @@ def token_ids(value: Any) -> tuple[int, ...] | None:
 
 def finite(value: Any) -> float:
     """Return a log-prob as a float. Raises ValueError or TypeError when it is not a finite number."""
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"{number} where a log-prob was expected")
     return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, For
 from harness.history.token_ids import common_prefix
 from harness.profiles import connectors
 from harness.profiles.cells import SECOND_P, CellName
+from harness.profiles.engine_args import PIPELINE, parallel_size
 from harness.profiles.methods import Traits, recorded_traits
 from harness.profiles.model import part_of
 from harness.profiles.scenarios import (
@@ -222,6 +224,12 @@ class RecordedCell:
         """What the recorded profile asks of the engines of this cell's variant."""
         return part_of(self.history.run.profile, self.name.variant).get("engine") or {}
 
+    def ranks(self, role: str) -> int:
+        """Return how many ranks of an engine hold KV of one request, each of which moves its own part."""
+        settings = self.engine_settings
+        tensor = (settings.get("tensor_parallel") or {}).get("prefill" if role == "prefill" else "decode", 1)
+        return int(tensor) * parallel_size(settings.get("extra_args") or (), [PIPELINE])
+
     @property
     def first_view(self) -> bool:
         """Whether this is the first of the cell's scenarios, in which what concerns the whole cell is judged."""
@@ -337,6 +345,20 @@ class RecordedCell:
             return False
         return self.hit_of_any(self.all_observations(), o) >= self.fetched_tokens(o)
 
+    @cached_property
+    def transfers_each(self) -> float:
+        """NIXL transfers of a hand-off: one, or with several ranks as many as most have. Each rank of D reads from one
+        or more of P, which depends on how KV is split."""
+        if max(map(self.ranks, self.roles)) == 1:
+            return 1.0
+        counted = [
+            made
+            for o in self.history.in_order(self.id)
+            if o.concurrent == 1 and o.attempts == 1 and o.error is None and (leg := o.leg("decode")) is not None
+            if (made := leg.counters.get("nixl_transfers"))
+        ]
+        return statistics.mode(counted) if counted else 1.0
+
     def stratum(self, observation: Observation) -> str:
         return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)
 
@@ -348,13 +370,14 @@ class RecordedCell:
         clipped: Counter[int] = Counter()
         for o in self.history.in_order(self.id):
             whole = blocks(self.handed_tokens(o), size)
-            if self._clips(o, whole):
+            if self.clips(o):
                 votes = (1 if len(group) < whole else -1 for group in published_groups(o))
                 clipped.update(dict(enumerate(votes)))
         return frozenset(index for index, votes in clipped.items() if votes > 0)
 
-    def _clips(self, o: Observation, whole: int) -> bool:
-        """Return whether of some group P publishes fewer than the ``whole`` blocks that a prompt fills."""
+    def clips(self, o: Observation) -> bool:
+        """Return whether of some group P publishes fewer than the blocks that a prompt fills."""
+        whole = blocks(self.handed_tokens(o), self.record.block_size)
         windows = any(published_blocks(len(o.sent_ids), self.record.block_size, w) < whole for w in self.record.windows)
         return windows or (self.record.recurrent and whole > 1)
 
@@ -417,8 +440,9 @@ class RecordedCell:
 
 
 def _after(version: str | None, other: str) -> bool:
+    """Return whether a version is later than a release, of which builds such as ``+cu129`` are no later ones."""
     try:
-        return Version(version or "") > Version(other)
+        return Version(Version(version or "").public) > Version(other)
     except InvalidVersion:
         return False
 

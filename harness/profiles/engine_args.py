@@ -9,7 +9,7 @@ Names are compared as a whole, so that neither an abbreviation (``--middle``) no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 SWITCHES = frozenset(
@@ -212,13 +212,16 @@ def check_arguments(arguments: Sequence[str]) -> None:
         raise ValueError(f"{wanting}: expected a value, found none")
 
 
-def parallel_size(arguments: Sequence[str]) -> int:
+PIPELINE, DATA = "--pipeline-parallel-size", "--data-parallel-size"
+
+
+def parallel_size(arguments: Sequence[str], names: Collection[str] = (PIPELINE, DATA)) -> int:
     """Return over how many times the devices of tensor parallelism these arguments spread an engine. Raises ValueError
     for a size that is not a whole number above 0."""
     size = 1
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
-        if name.replace("_", "-") in ("--pipeline-parallel-size", "--data-parallel-size"):
+        if name.replace("_", "-") in names:
             value = value if equals else arguments[place + 1]
             if not value.isdecimal() or int(value) < 1:
                 raise ValueError(f"{name}: expected a whole number above 0, found {value!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from harness.profiles.model_reference import folder_of
 from harness.util import json_io
 
 _MOST_BYTES = 4 * 2**20
+_HINTS = re.compile(r"sliding_window|interval|pattern|mamba|ssm|linear_|attn_layer|block_type")
+"""Keys from which some models' configurations derive the kinds of their layers."""
 FULL: tuple[int | None, ...] = (None,)
 """Every layer sees all tokens before."""
 
@@ -29,8 +32,9 @@ def config_in(folder: Path | None) -> Mapping[str, Any]:
 def windows_of(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Return of each kind of attention in a model's config how many tokens a query sees; None means all.
 
-    Layers of a kind that is not attention (state spaces, convolutions) are left out. A model that does not name the
-    kind of each layer counts as full attention, unless it is a DFlash drafter with ``use_swa``.
+    Layers of a kind that is not attention (state spaces, convolutions) are left out. A model of which neither its
+    config nor transformers names the kind of each layer counts as full attention, unless it is a DFlash drafter with
+    ``use_swa``.
     """
     layers, own = _layers(config), config.get("dflash_config")
     dflash = own if isinstance(own, dict) else {}
@@ -55,7 +59,7 @@ def windows_in(profile: Profile, method: Method) -> tuple[int | None, ...]:
 
 def recurrent(config: Mapping[str, Any]) -> bool:
     """Return whether a model has layers with a state instead of attention, such as Qwen3.5's linear ones."""
-    return any(str(kind).startswith("linear") or not str(kind).endswith("_attention") for kind in _layers(config))
+    return any(kind.startswith("linear") or not kind.endswith("attention") for kind in map(str, _layers(config)))
 
 
 def target_config(profile: Profile) -> Mapping[str, Any]:
@@ -81,8 +85,25 @@ def modules_in(profile: Profile, method: Method) -> int:
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+    """Return the part of a config about text, with the kinds of layers that transformers derives where it names none
+    (Gemma 3, Qwen3-Next, Nemotron-H)."""
+    part = config.get("text_config")
+    text = part if isinstance(part, dict) else config
+    derived = "layer_types" not in text and any(value and _HINTS.search(key) for key, value in text.items())
+    return _derived(text) if derived else text
+
+
+def _derived(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        # Seconds to import, which most models do without.
+        from transformers import AutoConfig
+
+        made = AutoConfig.for_model(**text)
+    except Exception:
+        # Classes of hundreds of models read a file of anybody's.
+        return text
+    keys = ("layer_types", "sliding_window")
+    return {**text, **{key: getattr(made, key, None) for key in keys}}
 
 
 def _layers(config: Mapping[str, Any]) -> list[Any]:

@@ -271,8 +271,8 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
         return expected
     if cell.by_nixl:
         most = [o for o, leg in counted.answers if _is_transferred(cell, o, leg)]
-        least = len(most) - cell.most_all_cached(most, counted.grown)
-        expected["nixl_transfers"] = min(max(counted.grown.get("nixl_transfers", 0), least), len(most))
+        least, each = len(most) - cell.most_all_cached(most, counted.grown), cell.transfers_each
+        expected["nixl_transfers"] = min(max(counted.grown.get("nixl_transfers", 0), least * each), len(most) * each)
     specs = [leg.speculation for _, leg in counted.answers]
     if cell.speculative and all(spec is not None for spec in specs):
         known = [spec for spec in specs if spec is not None]

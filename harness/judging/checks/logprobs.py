@@ -103,6 +103,9 @@ def prompt_logprobs(cell: CellView) -> CheckResult:
                 verdict = decide(Facts(change="differ", against="this run"))[0]
                 message = f"{leg.role} engine: {problem}"
                 findings.append(cell.finding(name, verdict, "sampler", message, o, OfEngine(role=leg.role)))
+            elif wanted is None and cell.asked(cell.name.reference):
+                message = f"expected log-probs of this prompt from {cell.name.reference} to compare with, found none"
+                findings.append(cell.untested(name, message, o))
     return conclude(name, cell.id, judged, findings)
 
 

@@ -66,7 +66,7 @@ _COMMON: tuple[Check, ...] = (
     Check("response-invariants", lambda _: True, responses.response_invariants),
     Check("transfer", lambda _: True, transfer.transfer),
     Check("prefill-token", tokens.has_prefill, tokens.prefill_token),
-    Check("finish-reason", lambda c: not c.is_plain and c.selected(c.name.reference), responses.finish_reason),
+    Check("finish-reason", responses.has_plain_answers, responses.finish_reason),
 )
 _DRAFTS = Check("drafts-happened", lambda c: c.speculative, drafting.drafts_happened)
 

@@ -185,6 +185,14 @@ def _step_problems(o: Observation, leg: Leg) -> Iterator[str]:
         yield f"expected the verify steps to account for {produced} output tokens, found fewer"
 
 
+def has_plain_answers(cell: CellView) -> bool:
+    """Return whether the run asked the plain engine for the same prompts, in this scenario or cold."""
+    plain = cell.name.reference
+    cold = cell.history.of(plain)
+    asked = cell.asked(plain) or any(o.prompt_id in cold for o in cell.observations().values())
+    return asked and not cell.is_plain
+
+
 def finish_reason(cell: CellView) -> CheckResult:
     """Check that an answer with the tokens of the plain engine of this run ended for the same reason.
 
@@ -198,8 +206,13 @@ def finish_reason(cell: CellView) -> CheckResult:
     for key, (o, ours, output) in cell.answers().items():
         other = plain.get(key) or cold.get(o.prompt_id)
         theirs = other.final if other is not None else None
+        if other is None or theirs is None:
+            if cell.asked(cell.name.reference):
+                message = f"expected an answer of {cell.name.reference} to compare the end of this one with, found none"
+                findings.append(cell.untested(name, message, o))
+            continue
         judged += 1
-        if other is None or theirs is None or (theirs.output_ids, other.max_tokens) != (output, o.max_tokens):
+        if (theirs.output_ids, other.max_tokens) != (output, o.max_tokens):
             # Checks of tokens report other tokens, which may end otherwise.
             continue
         if ours.finish_reason != theirs.finish_reason:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -23,10 +24,12 @@ from harness.judging.figures import (
 )
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.judging.recorded_cell import RecordedCell, published_groups
+from harness.profiles.engine_args import DATA, parallel_size
 from harness.prompts.lengths import blocks, published_blocks
 from harness.util.text import counted
 
 NAME = "transfer"
+_NOTHING_SEEN = "no hand-off whose parameters were seen"
 
 
 def transfer(cell: CellView) -> CheckResult:
@@ -58,11 +61,19 @@ def _unproven(cell: CellView) -> str:
             "prompt tokens from outside is the only evidence, so a pair with this connector cannot pass; its tokens "
             "and acceptance are judged all the same"
         )
-    missing = _untold_of_state(cell) if cell.record.recurrent else ""
-    return missing and (
-        f"expected to see which blocks of a model with recurrent state P hands over, found {missing}, so this pair "
-        "cannot pass; its tokens and acceptance are judged all the same"
+    kind, missing = ("recurrent state", _untold_of_state) if cell.record.recurrent else ("windows", _untold_of_windows)
+    return (found := missing(cell)) and (
+        f"expected to see which blocks of a model with {kind} P hands over, found {found}, so this pair cannot pass; "
+        "its tokens and acceptance are judged all the same"
     )
+
+
+def _untold_of_windows(cell: CellView) -> str:
+    """Return that P was asked for prompts that are longer than a window, but not seen to say what it hands over of
+    them, or ""."""
+    asked = cell.history.in_order(cell.id)
+    told = any(published_groups(o) for o in asked) or not any(cell.clips(o) for o in asked)
+    return "" if told else _NOTHING_SEEN
 
 
 def _untold_of_state(cell: CellView) -> str:
@@ -76,7 +87,7 @@ def _untold_of_state(cell: CellView) -> str:
     if len(cell.record.windows) > 1:
         return "sliding windows, too, and nothing that tells their KV-cache groups from those of the state"
     if not groups:
-        return "no hand-off whose parameters were seen"
+        return _NOTHING_SEEN
     if not cell.clipped_groups or min(groups) <= len(cell.clipped_groups):
         return f"{len(cell.clipped_groups)} of {min(groups)} KV-cache groups of which P publishes a single block"
     if _sizes(cell) is None:
@@ -209,14 +220,19 @@ def _one_p(cell: CellView) -> list[Finding]:
         for _, _, params in named
     ]
     which = [cell.p_of(o) for o, _, _ in named]
-    usual_of = {one: statistics.mode(n for n, of in zip(names, which, strict=True) if of == one) for one in {*which}}
+    # Each of several data-parallel ranks of P has a name of its own.
+    many = parallel_size(cell.engine_settings.get("extra_args") or (), [DATA])
+    usual_of = {
+        one: [name for name, _ in Counter(n for n, of in zip(names, which, strict=True) if of == one).most_common(many)]
+        for one in {*which}
+    }
     findings = []
     for (o, leg, params), name, one in zip(named, names, which, strict=True):
         usual = usual_of[one]
         cached = params.get("remote_prefill_cached_tokens")
         wrong = []
-        if name != usual:
-            wrong.append(f"the P of the other hand-offs, {usual}, found {name}")
+        if name not in usual:
+            wrong.append(f"the P of the other hand-offs, {' or '.join(usual)}, found {name}")
         if leg.request_id not in str(params.get("remote_request_id", leg.request_id)):
             wrong.append(f"request {leg.request_id}, found {params['remote_request_id']}")
         decode = o.leg("decode")
@@ -282,16 +298,28 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
             f"multiple of {unit} bytes, found {size:.6g}: NIXL's bytes do not prove that KV moved"
         )
         return [cell.untested(NAME, message)]
-    plain = cell.name.beside("pd", "none")
-    record = cell.history.cell(plain.id)
-    least = _sizes(replace(cell, record=record)) if record is not None else None
-    if cell.traits.own_layers and least is not None and size <= least.block:
+    plain = cell.history.cell(cell.name.beside("pd", "none").id)
+    if plain is None or not cell.traits.own_layers:
+        return []
+    # Of all blocks: where layers are of several kinds, a drafter changes how many of them one block holds.
+    moved, least = _bytes_by_length(cell), _bytes_by_length(replace(cell, record=plain))
+    tokens = max(moved.keys() & least.keys(), default=0)
+    if tokens and moved[tokens] <= least[tokens]:
         message = (
-            f"expected blocks with more bytes than the {least.block:.0f} of {plain.id}, because they hold the "
-            f"drafter's layers, too, found {size:.0f}: the drafter's KV was not handed over"
+            f"expected hand-offs of {tokens} tokens to move more than the {least[tokens]:.0f} bytes of {plain.cell}, "
+            f"because of the drafter's layers, found {moved[tokens]:.0f}: the drafter's KV was not handed over"
         )
         return [cell.untested(NAME, message)]
     return []
+
+
+def _bytes_by_length(cell: RecordedCell) -> dict[int, float]:
+    """Return the usual bytes of hand-offs by the tokens that P hands over, where D had none of them."""
+    moved = defaultdict(list)
+    for o, leg in _counted_alone(cell):
+        if not leg.counters.get("prefix_hits"):
+            moved[cell.handed_tokens(o)].append(leg.counters["nixl_bytes"])
+    return {tokens: statistics.mode(found) for tokens, found in moved.items()}
 
 
 def _control(cell: CellView, o: Observation) -> list[Finding]:
@@ -317,8 +345,9 @@ def _leases(cell: CellView) -> list[Finding]:
     """
     findings = []
     counted: set[tuple[str, int, int]] = set()
-    prefill = cell.engine("prefill")
-    pending = prefill.kept_blocks if prefill else 0
+    prefill, ranks = cell.engine("prefill"), cell.ranks("prefill")
+    # Each rank of P counts the end of a lease.
+    pending = float(ranks * prefill.kept_blocks if prefill else 0)
     for o in cell.history.in_order(cell.id):
         expired = sum(leg.counters.get("nixl_expired", 0.0) for leg in o.legs if leg.role == "prefill")
         # Concurrent requests share one set of counters.
@@ -327,13 +356,13 @@ def _leases(cell: CellView) -> list[Finding]:
             counted.add(place)
             expired += o.shared_counters.get("prefill", {}).get("nixl_expired", 0)
         late = o.came_late(cell.kv_lease_s)
-        pending += late + o.attempts - 1 + _never_pulled(o)
-        explained = min(expired, float(pending))
-        pending -= int(explained)
+        pending += ranks * (late + o.attempts - 1 + _never_pulled(cell, o))
+        explained = min(expired, pending)
+        pending -= explained
         expired -= explained
         if o.scenario == cell.scenario:
             findings += [_late_request(cell, o)] if late else []
-            findings += [_early_expiry(cell, o, expired)] if expired else []
+            findings += [_early_expiry(cell, o, math.ceil(expired / ranks))] if expired else []
     return findings
 
 
@@ -349,22 +378,25 @@ def _late_request(cell: CellView, o: Observation) -> Finding:
     )
 
 
-def _early_expiry(cell: CellView, o: Observation, expired: float) -> Finding:
+def _early_expiry(cell: CellView, o: Observation, expired: int) -> Finding:
     message = (
-        f"expected P to keep its blocks until D has read them, found {expired:.0f} leases that expired before that: "
+        f"expected P to keep its blocks until D has read them, found {expired} leases that expired before that: "
         "D may have read blocks that P had given to other requests"
     )
     return cell.wrong_kv(NAME, message, o)
 
 
-def _never_pulled(o: Observation) -> bool:
-    """Return whether P answered a hand-off and D read nothing, so that the lease must expire, or may have."""
+def _never_pulled(cell: CellView, o: Observation) -> bool:
+    """Return whether P answered a hand-off and D read nothing, so that the lease must expire, or may have. D tells P
+    that it had everything cached."""
     if o.abandon is not None and o.final is None:
         return True
     prefill, decode = o.leg("prefill"), o.leg("decode")
     if prefill is None or not prefill.kv_transfer_params:
         return False
-    return decode is None or bool(decode.counters and not decode.counters.get("nixl_bytes"))
+    if decode is None:
+        return True
+    return bool(decode.counters) and not (decode.counters.get("nixl_bytes") or cell.has_all_cached(o, decode))
 
 
 def _stages(cell: CellView) -> list[Finding]:
@@ -399,7 +431,7 @@ def _stages(cell: CellView) -> list[Finding]:
                 message += f"; D computed {counted(int(own), 'prompt token')} itself"
             findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
         findings += _failed(cell, members[0], counters)
-        if sizes is not None and (whole - transfers * sizes.state) % sizes.block:
+        if sizes is not None and (whole - transfers / cell.transfers_each * sizes.state) % sizes.block:
             message = (
                 f"expected whole blocks of {sizes.block:.0f} bytes for requests sent together, found a part of one"
             )
@@ -472,6 +504,9 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     if not isinstance(groups, list) or not groups or not all(isinstance(g, list) and g for g in groups):
         message = f"expected P to publish block ids per KV-cache group, found {groups!r}: nothing to pull"
         return [cell.untested(NAME, message, o)]
+    if type(count) is not int:
+        message = f"expected P to say of how many tokens it publishes KV, found remote_num_tokens = {count!r}"
+        return [cell.untested(NAME, message, o, given)]
     if count != held:
         message = f"expected P to publish KV of {held} tokens, found remote_num_tokens = {count}"
         if cell.record.modules > 1 and count > held:
@@ -483,7 +518,7 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
         message = "expected P to say of how many tokens it publishes KV (remote_num_tokens), found nothing"
         findings.append(cell.untested(NAME, message, o, given))
     size = cell.record.block_size
-    allowed = sorted({published_blocks(int(count), size, window) for window in cell.record.windows})
+    allowed = sorted({published_blocks(count, size, window) for window in cell.record.windows})
     longest = max(range(len(groups)), key=lambda index: len(groups[index]))
     for index, group in enumerate(groups):
         if len({str(block) for block in group}) < len(group):
@@ -498,7 +533,7 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
             wanted = 1 if index in cell.clipped_groups else allowed[-1]
         if len(group) != wanted:
             message = (
-                f"expected P to publish {_wanted_words(cell, int(count), wanted)} in KV-cache group {index}, "
+                f"expected P to publish {_wanted_words(cell, count, wanted)} in KV-cache group {index}, "
                 f"found {len(group)}"
             )
             published = PublishedBlocks(

@@ -41,7 +41,7 @@ def test_token_ids_are_small_whole_numbers(token):
         parsed(answer(token_ids=[1, token]))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 10**400])
 @pytest.mark.parametrize("where", ["chosen", "top"])
 def test_log_probs_are_finite(value, where):
     chosen = [-0.1, value, -0.1] if where == "chosen" else [-0.1] * 3

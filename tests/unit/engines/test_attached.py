@@ -107,7 +107,18 @@ def test_a_server_with_a_key_is_asked_with_it():
             look_at("decode", url, None)
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "10.0.0.7:8000", "http://x/v1", "http://x?a=b"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://x",
+        "10.0.0.7:8000",
+        "http://x/v1",
+        "http://x?a=b",
+        "http://x:abc",
+        "http://x:99999",
+        "http://[::1",
+    ],
+)
 def test_what_is_no_address_is_refused(url):
     remedy = "; leave out /v1$" if url.endswith("/v1") else ":8000$"
     with pytest.raises(UsageError, match=f"expected the address of a server.*{remedy}"):

@@ -71,6 +71,20 @@ def test_other_tokens_may_end_otherwise():
     assert result.verdict is Verdict.PASS
 
 
+def test_the_end_of_an_answer_needs_the_plain_engines_where_it_was_asked():
+    silent = observation("single-none", 40).model_copy(update={"error": "x", "legs": ()})
+    made = history([observation("pd-none", 40), silent])
+    result = responses.finish_reason(view(made, "pd-none"))
+    assert result.verdict is Verdict.UNKNOWN and "found none" in result.findings[0].message
+
+
+def test_the_end_of_an_answer_is_not_judged_where_the_plain_engine_was_not_asked():
+    late = observation("pd-none", 65, scenario="late-pull")
+    for cold, applies in ((65, True), (40, False)):
+        made = history([late, observation("single-none", cold)])
+        assert responses.has_plain_answers(view(made, "pd-none", scenario="late-pull")) is applies
+
+
 # --- the end of the context ------------------------------------------------------------------------------------------
 
 

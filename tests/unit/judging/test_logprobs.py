@@ -208,6 +208,15 @@ def test_logprobs_of_a_prompt_are_those_of_the_plain_engine(found, words):
     assert all(words in f.message for f in result.findings)
 
 
+def test_logprobs_of_a_prompt_need_those_of_the_plain_engine_where_it_was_asked():
+    asked = change_final(asked_for_prompt("single-none", []), prompt_logprobs=None)
+    made = history([asked, asked_for_prompt("single-eagle3", [-1.0] * 39)])
+    result = prompt_logprobs(view(made, "single-eagle3", scenario="features"))
+    assert result.verdict is Verdict.UNKNOWN and "from single-none to compare with" in result.findings[0].message
+    alone = history([asked_for_prompt("single-eagle3", [-1.0] * 39)])
+    assert prompt_logprobs(view(alone, "single-eagle3", scenario="features")).verdict is Verdict.PASS
+
+
 def test_a_grammar_moves_the_distances_to_what_it_does_not_admit():
     o = observation("single-none", 40, scenario="features", part="grammar", feature="grammar")
     made = history([moved(o)])

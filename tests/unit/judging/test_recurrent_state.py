@@ -126,6 +126,14 @@ def test_a_hit_with_a_drafter_may_recompute_a_block_that_ends_with_the_prompt(to
     assert cell.expected_hit(o, o).least == hit
 
 
+@pytest.mark.parametrize(("version", "most"), [("0.32.0", 32), ("0.32.0+cu129", 32), ("0.33.0+cpu", 64), ("x", 32)])
+def test_a_later_version_may_use_the_block_that_is_recomputed(version, most):
+    h = history([observation("single-mtp", 96)])
+    cell = view(with_run(h, versions={**h.run.versions, "vllm": version}), "single-mtp")
+    (o,) = cell.observations().values()
+    assert cell.expected_hit(o, o).most == most
+
+
 def test_an_appended_token_is_fetched_although_p_was_asked_for_less():
     """P was asked for all tokens but the last, and leaves none of them to D."""
     scenario = {"id": "appended", "kind": "appended-token", "prompts": ["p161"]}
@@ -146,6 +154,18 @@ def test_nothing_moves_where_d_has_all_but_the_last_token_cached(tokens, cached,
     (o,) = cell.observations().values()
     leg = o.final.model_copy(update={"counters": {**o.final.counters, "prefix_hits": float(cached)}})
     assert cell.has_all_cached(o, leg) is all_cached
+
+
+@pytest.mark.parametrize(("cached", "early"), [(96.0, True), (64.0, False)])
+def test_what_d_had_cached_excuses_no_lease_that_ends_early(cached, early):
+    """D tells P that it needs nothing, which ends the lease; where it pulled nothing of what it lacks, P's must end."""
+    h = with_cells(history([observation("pd-none", n, sequence=i) for i, n in enumerate((97, 120))]), recurrent=True)
+    hit, after = h.observations
+    hit = change_final(hit, counters={**hit.final.counters, "prefix_hits": cached, "nixl_bytes": 0.0})
+    after = with_prefill(after, counters={"nixl_expired": 1.0})
+    told = tuple(e.model_copy(update={"block_size": BLOCK}) for e in h.run.engines)
+    cell = view(with_run(with_answers(h, (hit, after)), engines=told), "pd-none")
+    assert bool(transfer._leases(cell)) is early
 
 
 TRACE = {"id": "trace", "kind": "trace", "stages": [[{"prompt": "p97"}]]}

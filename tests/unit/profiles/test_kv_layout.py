@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import date
 
 import pytest
@@ -40,6 +41,34 @@ MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 )
 def test_kinds_of_attention(config, windows):
     assert windows_of(config) == windows
+
+
+GEMMA = {"model_type": "gemma3_text", "num_hidden_layers": 6, "sliding_window": 512, "sliding_window_pattern": 6}
+QWEN_NEXT = {"model_type": "qwen3_next", "num_hidden_layers": 4, "full_attention_interval": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "windows", "state"),
+    [
+        (GEMMA, (None, 512), False),
+        ({"model_type": "gemma3", "text_config": GEMMA}, (None, 512), False),
+        (QWEN_NEXT, (None,), True),
+        ({"model_type": "nemotron_h", "num_hidden_layers": 3, "hybrid_override_pattern": "M*-"}, (None,), True),
+        # Qwen2 names a window that it does not use, and Mistral's class has no kinds of layers.
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, (None,), False),
+        ({"model_type": "mistral", "sliding_window": 4096}, (None,), False),
+        ({"model_type": "nobody's", "sliding_window": 4096}, (None,), False),
+        (GEMMA | {"num_hidden_layers": "many"}, (None,), False),
+        ({"sliding_window": 4096}, (None,), False),
+    ],
+)
+def test_kinds_that_a_config_leaves_to_its_class(config, windows, state):
+    assert (windows_of(config), recurrent(config)) == (windows, state)
+
+
+def test_without_transformers_a_config_says_what_it_says(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert (windows_of(GEMMA), recurrent(QWEN_NEXT)) == (FULL, False)
 
 
 WINDOWED = {"layer_types": ["sliding_attention"], "sliding_window": 64}
@@ -91,6 +120,8 @@ def test_config_of_a_folder_is_read(tmp_path):
         (["linear_attention", "full_attention"], True),
         (["mamba", "full_attention"], True),
         (["conv"], True),
+        # Dense models of a hybrid family, such as Granite 4.0's.
+        (["attention"], False),
     ],
 )
 def test_layers_with_a_state(kinds, state):

@@ -1,0 +1,49 @@
+"""Pairs whose layers have windows: what P hands over of several KV-cache groups, and what cannot be told of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.history.records import Observation
+from harness.history.verdict import Verdict
+from harness.judging.checks import transfer
+from tests.support.builders import change_final, history, observation, view, with_cells, with_prefill
+
+LENGTHS = [31, 65, 120]
+
+
+@pytest.mark.parametrize(("lengths", "unknown"), [(LENGTHS, True), ([31, 40], False)])
+def test_unseen_hand_offs_of_prompts_longer_than_a_window_are_unknown_with_the_reason(lengths, unknown):
+    made = [observation("pd-none", n) for n in lengths]
+    unseen = [o.model_copy(update={"legs": o.legs[1:], "engine_roles": ("decode",)}) for o in made]
+    cell = view(with_cells(history(unseen), windows=(None, 48)), "pd-none")
+    why = "which blocks of a model with windows P hands over, found no hand-off whose parameters were seen"
+    assert any(why in f.message for f in transfer.transfer(cell).findings) is unknown
+
+
+def with_bytes(o: Observation, moved: float) -> Observation:
+    return change_final(o, counters={**o.final.counters, "nixl_bytes": moved})
+
+
+@pytest.mark.parametrize(("extra", "verdict"), [(1, Verdict.PASS), (0, Verdict.UNKNOWN)])
+def test_a_drafter_may_change_how_many_layers_a_block_holds(extra, verdict):
+    """The target alone has one group of three layers; with its drafter, groups of one."""
+    plain = [observation("pd-none", n) for n in LENGTHS]
+    drafted = []
+    for o in (observation("pd-eagle3", n) for n in LENGTHS):
+        (blocks,) = o.legs[0].kv_transfer_params["remote_block_ids"]
+        groups = [[f"{group}-{block}" for block in blocks] for group in range(3 + extra)]
+        o = with_prefill(o, kv_transfer_params={**o.legs[0].kv_transfer_params, "remote_block_ids": groups})
+        drafted.append(with_bytes(o, 32768.0 * len(blocks) * (3 + extra)))
+    assert transfer.transfer(view(history([*plain, *drafted]), "pd-eagle3")).verdict is verdict
+
+
+@pytest.mark.parametrize("count", [None, "40", 40.0, [40]])
+def test_a_number_of_tokens_that_is_none_hides_no_other_finding(count):
+    odd, short = observation("pd-none", 40), observation("pd-none", 65)
+    odd = with_prefill(odd, kv_transfer_params={**odd.legs[0].kv_transfer_params, "remote_num_tokens": count})
+    short = with_prefill(short, kv_transfer_params={**short.legs[0].kv_transfer_params, "remote_num_tokens": 64})
+    result = transfer.transfer(view(history([odd, short]), "pd-none"))
+    assert result.verdict is Verdict.REGRESSION
+    found = {f.prompt_id: f for f in result.findings if "remote_num_tokens" in f.message}
+    assert found["p40"].verdict is Verdict.UNKNOWN and found["p65"].verdict is Verdict.REGRESSION
