@@ -130,6 +130,11 @@ def _too_long(cell: CellView, o: Observation) -> bool:
     return cell.record.recurrent and (last + cell.record.draft_tokens) // size > last // size
 
 
+def _padded(cell: CellView, o: Observation, paddings: Counter[bool]) -> bool | None:
+    """Return whether a first step that may be padded is, by the cell's other hand-offs; None if they do not tell."""
+    return paddings[True] > 0 and not _too_long(cell, o) if len(paddings) == 1 else None
+
+
 def _mixed(cell: CellView, name: str, found: Counter[bool]) -> Finding:
     """Return the finding that an engine pads the first step after some hand-offs only, and not by their length."""
     message = (
@@ -247,7 +252,7 @@ def _judge(
         ours.append(counts_of_steps(steps.accepted, steps.drafted, k))
         theirs.append(counts_of_steps(reference.accepted, reference.drafted, k))
         compared = _compared(cell, o, output, steps, reference)
-        if not _agrees(cell, compared, slack, paddings):
+        if not _agrees(cell, compared, slack, _padded(cell, o, paddings)):
             other = moved_together.get(key)
             together = other is not None and (other.accepted, other.drafted) == (steps.accepted, steps.drafted)
             alone = alone if alone is not None else _only_in_this_state(cell, references)
@@ -277,7 +282,7 @@ def _only_in_this_state(cell: CellView, references: Mapping[str, Steps]) -> bool
         steps, reference = real_steps(leg), references.get(o.prompt_id)
         if steps is not None and reference is not None:
             compared = _compared(cold, o, output, steps, reference)
-            agreed.append(_agrees(cold, compared, cold.acceptance_slack, paddings))
+            agreed.append(_agrees(cold, compared, cold.acceptance_slack, _padded(cold, o, paddings)))
     return bool(agreed) and all(agreed)
 
 
@@ -381,11 +386,11 @@ def _compared(cell: CellView, o: Observation, output_ids: Sequence[int], steps: 
     return Compared(leg, steps, reference.accepted, aligned, reference.drafted)
 
 
-def _agrees(cell: CellView, c: Compared, slack: float, paddings: Counter[bool]) -> bool:
+def _agrees(cell: CellView, c: Compared, slack: float, padded: bool | None) -> bool:
     """Return whether a request accepted as many drafts as its reference.
 
-    Cold prompts must be equal step for step, where a first step that may be padded is read as those of the cell's
-    other hand-offs (``paddings``); other scenarios, where requests may be shorter, wherever both begin a
+    Cold prompts must be equal step for step, where a first step that may be padded is read as one that is or is not
+    (``padded``; None: either); other scenarios, where requests may be shorter, wherever both begin a
     step. Under pressure a prompt is chunked differently, and a resumed request takes one token from its prefill, which
     shifts all later steps: there the mean must agree within ``slack``. Other requests beside others may also differ by
     one step, which in a short request exceeds the slack.
@@ -399,9 +404,9 @@ def _agrees(cell: CellView, c: Compared, slack: float, paddings: Counter[bool]) 
     if not c.same_drafts:
         return False
     if cell.cold:
-        if len(paddings) != 1 or c.steps.certain or c.leg.speculation is None:
+        if padded is None or c.steps.certain or c.leg.speculation is None:
             return same_steps(c.leg, c.steps, c.reference)
-        return (c.steps.accepted if paddings[True] else c.leg.speculation.per_step_accepted) == c.reference
+        return (c.steps.accepted if padded else c.leg.speculation.per_step_accepted) == c.reference
     if c.up_to and c.leg.speculation is not None:
         readings = (c.steps.accepted, *(() if c.steps.certain else (c.leg.speculation.per_step_accepted,)))
         return any(r == (c.reference[: len(r)] if c.cut else c.reference) for r in readings)

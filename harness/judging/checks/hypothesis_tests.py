@@ -380,8 +380,17 @@ def _survival(view: CellView, alpha: float) -> _Raw:
     ones = np.ones((len(keys), len(at)))
     arms = make_arms([f"all@token {t}" for t in at], (sides[0], ones), (sides[1], ones))
     raw = _test(view, arms, keys, "tokens with A/A", alpha)
-    beside = "between equal runs" if view.cold else "cold"
-    return raw if raw.problem else raw._replace(note=_partings(parted.values(), beside))
+    if raw.problem:
+        return raw
+    raw = raw._replace(note=_partings(parted.values(), "between equal runs" if view.cold else "cold"))
+    once = {o.prompt_id for o in view.answered().values() if (row := rows.get(o.prompt_id)) and row.again is None}
+    if not once:
+        return raw
+    return raw._replace(
+        # Equal answers keep their A/A when a baseline is replaced by a run, so those that have one are the steadier.
+        incomplete=f"expected an A/A of every prompt in the baseline of {view.lineup}, found {len(once)} without: "
+        "record it with `harness baseline record --repeat 2`"
+    )
 
 
 def _partings(pairs: Iterable[tuple[Divergence, Divergence]], beside: str) -> str:

@@ -257,6 +257,16 @@ def test_open_first_step_is_read_as_those_of_the_other_hand_offs():
     assert drafting.acceptance_single(view(history([*made, *others]), "pd-eagle3")).verdict is Verdict.REGRESSION
 
 
+@pytest.mark.parametrize(("recurrent", "verdict"), [(True, Verdict.PASS), (False, Verdict.REGRESSION)])
+def test_open_first_step_of_a_prompt_that_is_not_padded_is_read_as_it_is(recurrent, verdict):
+    single = observation("single-eagle3", 62)
+    reference = (0, *steps_for(len(single.final.output_ids) - 2), 3)
+    alike = [change_final(o, speculation=speculation(reference)) for o in (single, observation("pd-eagle3", 62))]
+    others = [observation("single-eagle3", 65), with_steps(observation("pd-eagle3", 65), 0)]
+    h = with_cells(history([*alike, *others]), recurrent=recurrent, block_size=32)
+    assert drafting.acceptance_single(view(h, "pd-eagle3")).verdict is verdict
+
+
 # --- known answers ---------------------------------------------------------------------------------------------------
 
 

@@ -129,6 +129,16 @@ def test_collapse_of_a_small_stratum_does_not_hide_behind_the_others():
     assert verdict(judgement, "pd-eagle3", "acceptance-baseline") is not Verdict.PASS
 
 
+def test_prompts_without_a_repetition_are_not_left_out_in_silence():
+    def once(row):
+        return {"again": None} if row.prompt_id == f"p{LENGTHS[0]}" else {}
+
+    lacking = {method: changed_rows(lookup, once) for method, lookup in baselines().items()}
+    judgement = judge(night(stages=1), lacking)
+    assert verdict(judgement, "pd-eagle3", "survival") is Verdict.UNKNOWN
+    assert any("found 1 without" in f.message for f in judgement.result("pd-eagle3", "survival").findings)
+
+
 def test_near_ties_between_equal_runs_are_counted_by_the_same_rule():
     """Half of all requests part at ties, in both arms: no hard divergence anywhere."""
     half = [0.01 if i % 2 else None for i in range(len(LENGTHS))]
