@@ -111,6 +111,11 @@ class History(Strict):
             by_cell[o.cell].append(o)
         return {cell: cell_rows(rows) for cell, rows in by_cell.items()}
 
+    @cached_property
+    def answered(self) -> int:
+        """Requests that were answered, without those of re-scoring; of a large run it takes a pass over its files."""
+        return sum(o.scenario != RESCORE and o.error is None for o in self.observations)
+
     def of_cell(self, cell: str) -> CellRows:
         """Return the observations of a cell, which are empty for a cell that was not recorded."""
         if isinstance(self.observations, RecordedCells):

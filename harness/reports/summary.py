@@ -241,8 +241,7 @@ def _judged_right(history: History, judgement: Judgement) -> str:
 def _cause(history: History, judgement: Judgement) -> str:
     """Return why a run could not be recorded in full: what its other findings follow from. Empty when it was."""
     planned = sum(c.planned + sum(c.scenarios.values()) for c in history.run.cells)
-    answered = sum(o.scenario != RESCORE and o.error is None for o in history.observations)
-    so_far = f"{answered:,} of {counted(planned, 'planned request')}"
+    so_far = f"{history.answered:,} of {counted(planned, 'planned request')}"
     if history.run.interrupted:
         return f"Interrupted by the user (Ctrl-C) after {so_far}"
     reasons: dict[str, set[str]] = defaultdict(set)
