@@ -365,21 +365,22 @@ class RecordedCell:
     @cached_property
     def clipped_groups(self) -> frozenset[int]:
         """The KV-cache groups with a sliding window or recurrent state: those of which P mostly publishes fewer blocks
-        than the prompts fill that are longer than a window, or than a block."""
-        size = self.record.block_size
-        clipped: Counter[int] = Counter()
+        than the prompts fill that are longer than a window (of several, than one of them), or than a block."""
+        clipped: Counter[tuple[int, int]] = Counter()
         for o in self.history.in_order(self.id):
-            whole = blocks(self.handed_tokens(o), size)
-            if self.clips(o):
-                votes = (1 if len(group) < whole else -1 for group in published_groups(o))
-                clipped.update(dict(enumerate(votes)))
-        return frozenset(index for index, votes in clipped.items() if votes > 0)
+            whole = blocks(self.handed_tokens(o), self.record.block_size)
+            for limit in self.limits(o):
+                for index, group in enumerate(published_groups(o)):
+                    clipped[limit, index] += 1 if len(group) < whole else -1
+        return frozenset(index for (_, index), votes in clipped.items() if votes > 0)
 
-    def clips(self, o: Observation) -> bool:
-        """Return whether of some group P publishes fewer than the blocks that a prompt fills."""
-        whole = blocks(self.handed_tokens(o), self.record.block_size)
-        windows = any(published_blocks(len(o.sent_ids), self.record.block_size, w) < whole for w in self.record.windows)
-        return windows or (self.record.recurrent and whole > 1)
+    def limits(self, o: Observation) -> list[int]:
+        """Return the tokens of the windows, and of a block of state, that are fewer than those that P hands over: of
+        some group it then publishes fewer blocks than the prompt fills."""
+        size = self.record.block_size
+        whole = blocks(self.handed_tokens(o), size)
+        windows = [w for w in self.record.windows if w and published_blocks(len(o.sent_ids), size, w) < whole]
+        return [*windows, *([size] if self.record.recurrent and whole > 1 else [])]
 
     @cached_property
     def counts(self) -> CellCounts:

@@ -72,7 +72,7 @@ def _untold_of_windows(cell: CellView) -> str:
     """Return that P was asked for prompts that are longer than a window, but not seen to say what it hands over of
     them, or ""."""
     asked = cell.history.in_order(cell.id)
-    told = any(published_groups(o) for o in asked) or not any(cell.clips(o) for o in asked)
+    told = any(published_groups(o) for o in asked) or not any(cell.limits(o) for o in asked)
     return "" if told else _NOTHING_SEEN
 
 
@@ -184,9 +184,14 @@ def _handed(cell: RecordedCell, o: Observation) -> int:
     windows = [w for w in cell.record.windows if w is not None]
     if not windows or not (published := published_groups(o)):
         return whole
-    # D leaves out what no query will see any more, which may be a block less than P publishes.
-    within = whole - max(0, tokens - windows[0] + 1) // size
-    return sum(within if index in cell.clipped_groups else whole for index in range(len(published)))
+    wanted = 0
+    for index, group in enumerate(published):
+        # Of several windows, the group's is the one that leaves as many blocks as P publishes.
+        near = [(abs(published_blocks(tokens, size, window) - len(group)), window) for window in windows]
+        # D leaves out what no query will see any more, which may be a block less than P publishes.
+        unseen = max(0, tokens - min(near)[1] + 1) // size if index in cell.clipped_groups else 0
+        wanted += whole - unseen
+    return wanted
 
 
 def _shifted(cell: CellView, o: Observation, whole: int, cached: float, pulled: float) -> Finding:

@@ -7,6 +7,7 @@ import pytest
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks import transfer
+from harness.prompts.lengths import published_blocks
 from tests.support.builders import change_final, history, observation, view, with_cells, with_prefill
 
 LENGTHS = [31, 65, 120]
@@ -36,6 +37,22 @@ def test_a_drafter_may_change_how_many_layers_a_block_holds(extra, verdict):
         o = with_prefill(o, kv_transfer_params={**o.legs[0].kv_transfer_params, "remote_block_ids": groups})
         drafted.append(with_bytes(o, 32768.0 * len(blocks) * (3 + extra)))
     assert transfer.transfer(view(history([*plain, *drafted]), "pd-eagle3")).verdict is verdict
+
+
+PULLED = {31: (1, 1, 1), 65: (3, 3, 3), 120: (4, 2, 4), 200: (7, 3, 4)}
+"""Blocks of 32 that D pulls of a prompt: of layers without a window, with one of 48 tokens, and with one of 96."""
+
+
+@pytest.mark.parametrize(("less", "verdict"), [(0, Verdict.PASS), (1, Verdict.UNKNOWN)])
+def test_each_group_has_its_own_window(less, verdict):
+    made = []
+    for n, pulled in PULLED.items():
+        o = observation("pd-none", n)
+        published = [list(range(published_blocks(n, 32, window))) for window in (None, 48, 96)]
+        o = with_prefill(o, kv_transfer_params={**o.legs[0].kv_transfer_params, "remote_block_ids": published})
+        made.append(with_bytes(o, 32768.0 * (sum(pulled) - less * (n == 200))))
+    cell = view(with_cells(history(made), windows=(None, 48, 96)), "pd-none")
+    assert transfer.transfer(cell).verdict is verdict
 
 
 @pytest.mark.parametrize("count", [None, "40", 40.0, [40]])
