@@ -363,11 +363,12 @@ def require_possible(profile: Profile, prompts: Mapping[str, Prompt], *sent: Seq
                 f"scenario {scenario.id}: expected prompts of {profile.workload.prompts.name}, found "
                 f"{missing.args[0]!r}, which is not in it; correct the id or rebuild the prompt set"
             ) from None
-        most = profile.workload.max_tokens
-        if scenario.max_tokens is not None and scenario.max_tokens > most:
+        most, own = profile.workload.max_tokens, scenario.requests if isinstance(scenario, Trace) else ()
+        asked = max((r.max_tokens or 0 for r in (scenario, *own)), default=0)
+        if asked > most:
             raise UsageError(
                 f"scenario {scenario.id}: expected max_tokens of at most workload.max_tokens = {most}, the length that "
-                f"baselines record, found {scenario.max_tokens}; lower it or raise workload.max_tokens"
+                f"baselines record, found {asked}; lower it or raise workload.max_tokens"
             )
         problem = _impossible(scenario, profile, prompts)
         if problem:

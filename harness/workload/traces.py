@@ -22,6 +22,7 @@ _IN_PREFILL = 0.05
 answered until the lease ends, and hardly answers anything meanwhile."""
 _LIMITED = 0.2
 """Share of the requests that ask for fewer tokens than the answer has."""
+_MOST_LIMIT = 64
 _ELSEWHERE = 0.15
 """Share of the requests that go to the answering engine alone."""
 _DELAYS_S = (0.0, 0.0, 0.01, 0.03, 0.1)
@@ -57,8 +58,9 @@ def _stage(
     for _ in range(wanted):
         shared = draw.random() < _SHARED
         prompt = draw.choice(relatives if shared else prompts)
-        request = _request(draw, prompt, draw.choice("ab") if shared else "", alone=wanted == 1)
-        context = profile.engine.max_model_len - _AWAY - prompt.tokens
+        most = profile.workload.max_tokens
+        request = _request(draw, prompt, draw.choice("ab") if shared else "", most, alone=wanted == 1)
+        context = min(profile.engine.max_model_len - _AWAY - prompt.tokens, most)
         if wanted > 1 and len(prompt.expected or ()) > context:
             request = request.model_copy(update={"max_tokens": min(request.max_tokens or context, context)})
         room -= blocks(prompt.tokens + (request.max_tokens or prompt.tokens), profile.engine.block_size)
@@ -68,9 +70,9 @@ def _stage(
     return tuple(requests)
 
 
-def _request(draw: random.Random, prompt: Prompt, cache: str, alone: bool) -> TraceRequest:
+def _request(draw: random.Random, prompt: Prompt, cache: str, most: int, alone: bool) -> TraceRequest:
     abandon = _abandon(draw, prompt) if draw.random() < _ABANDONED else None
-    limit = draw.randint(2, 64) if abandon is None and draw.random() < _LIMITED else None
+    limit = draw.randint(2, min(_MOST_LIMIT, most)) if abandon is None and draw.random() < _LIMITED else None
     to: Literal["cell", "local"] = "local" if draw.random() < _ELSEWHERE else "cell"
     delay_s = 0.0 if alone else draw.choice(_DELAYS_S)
     return TraceRequest(prompt=prompt.id, cache=cache, to=to, delay_s=delay_s, max_tokens=limit, abandon=abandon)

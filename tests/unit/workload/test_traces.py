@@ -14,6 +14,7 @@ from harness.prompts.lengths import blocks
 from harness.prompts.model import load_prompts
 from harness.workload.prepare import prepare
 from harness.workload.traces import random_traces
+from tests.support.builders import extending
 
 PROFILE = load_profile("cpu")
 PROMPTS = load_prompts(PROFILE.workload.prompts).prompts
@@ -52,6 +53,16 @@ def test_every_trace_ends_with_an_answer_and_runs_in_both_topologies():
         assert set(trace.topologies) == {"pd", "single"}
         # D is never left unasked: each such request would cost P's whole lease.
         assert not any(r.abandon is not None and r.abandon.unasked for r in trace.requests)
+
+
+def test_no_request_asks_for_more_tokens_than_baselines_have(tmp_path):
+    short = PROFILE.model_copy(update={"workload": PROFILE.workload.model_copy(update={"max_tokens": 24})})
+    limits = [r.max_tokens for t in islice(random_traces(short, PROMPTS, 7), 100) for r in t.requests if r.max_tokens]
+    assert max(limits) <= 24 and len(set(limits)) > 10
+    stages = [[{"prompt": "copy-096-19", "max_tokens": 193}]]
+    source = extending(tmp_path, more_scenarios=[{"id": "long", "kind": "trace", "stages": stages}])
+    with pytest.raises(UsageError, match=r"workload\.max_tokens = 192, the length that baselines record, found 193"):
+        prepare(source, [])
 
 
 def test_traces_are_written_as_a_profile_that_can_be_run_again(tmp_path):
