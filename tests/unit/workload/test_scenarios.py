@@ -93,7 +93,7 @@ def test_a_next_turn_that_goes_on_otherwise_repeats_the_whole_answer():
 
 def test_the_full_profile_has_every_scenario_of_the_plain_one():
     full = {s.id: s for s in load_profile("cpu-full").scenarios}
-    more = {"never-pulled", "abandoned-prefill", "appended-token-aligned", "appended-token-cold"}
+    more = {"never-pulled", "second-branch", "abandoned-prefill", "appended-token-aligned", "appended-token-cold"}
     assert [i for i in full if i not in more | {"restarted-p", "second-p"}] == [s.id for s in PROFILE.scenarios]
     assert [s.id for s in PROFILE.scenarios if full[s.id] != s] == [
         "prefix-hit",
