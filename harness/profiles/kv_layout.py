@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,13 @@ def windows_of(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     return tuple(kinds) or FULL
 
 
-def windows_in(profile: Profile, method: Method) -> tuple[int | None, ...]:
+def windows_in(profile: Profile, method: Method, arguments: Collection[str] = ()) -> tuple[int | None, ...]:
     """Return ``windows_of`` all layers whose KV engines keep: those of the target and of a drafter with a file of its
-    own. Without its manager of several KV-cache groups, vLLM keeps as much of layers with a window as of the others."""
+    own. Without its manager of several KV-cache groups, vLLM keeps as much of layers with a window as of the others;
+    ``arguments`` are those that engines have beside the profile's."""
     models = [target_config(profile), *([config_in(folder_of(method.drafter))] if method.drafter else [])]
     windows = {window for config in models for window in windows_of(config)}
-    if None in windows and "--disable-hybrid-kv-cache-manager" in profile.engine.extra_args:
+    if None in windows and "--disable-hybrid-kv-cache-manager" in {*profile.engine.extra_args, *arguments}:
         return FULL
     return tuple(sorted(windows, key=lambda window: window or 0))
 

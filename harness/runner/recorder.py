@@ -128,7 +128,9 @@ class Recorder:
                     block_size=profile.part(w.cell.variant).engine.block_size,
                     lookahead=w.cell.method.lookahead,
                     draft_tokens=w.cell.method.draft_tokens,
-                    windows=windows_in(profile.part(w.cell.variant), w.cell.method),
+                    windows=windows_in(
+                        profile.part(w.cell.variant), w.cell.method, [f.text for f in environment.flags.arguments]
+                    ),
                     recurrent=recurrent(targets[w.cell.variant]),
                     modules=modules_in(profile.part(w.cell.variant), w.cell.method),
                     route=w.cell.route,

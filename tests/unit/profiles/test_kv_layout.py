@@ -96,6 +96,8 @@ def test_windows_of_target_and_drafter(tmp_path, target, drafter, arguments, win
     profile = profile.model_copy(update={"target": tmp_path / "target", "engine": engine})
     method = method.model_copy(update={"drafter": tmp_path / "drafter" if drafter is not None else None})
     assert windows_in(profile, method) == windows
+    engine = profile.engine.model_copy(update={"extra_args": ()})
+    assert windows_in(profile.model_copy(update={"engine": engine}), method, arguments) == windows
 
 
 @pytest.mark.parametrize("text", [None, "[", "[]", "{}"])
