@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self, get_args
@@ -21,7 +21,7 @@ from harness.profiles import connectors
 from harness.profiles.cells import SECOND_P, CellName
 from harness.profiles.engine_args import PIPELINE, parallel_size
 from harness.profiles.methods import Traits, recorded_traits
-from harness.profiles.model import part_of
+from harness.profiles.model import TensorParallel, part_of
 from harness.profiles.scenarios import (
     SECOND,
     AppendedToken,
@@ -174,6 +174,11 @@ class RecordedCell:
         record = self.history.cell(cell_id)
         return record is not None and (record.planned > 0 if self.cold else self.scenario in record.scenarios)
 
+    def asked_alike(self, cell_id: str) -> bool:
+        """Return whether the run was asked for prompts of this cell in another one, in this scenario or cold."""
+        cold = self.history.of(cell_id)
+        return self.asked(cell_id) or any(o.prompt_id in cold for o in self.observations().values())
+
     def sibling(self, topology: str, scenario: str | None = None) -> Self | None:
         """Return the same method in another topology or scenario of this run, without a router; None if absent."""
         record = self.history.cell(self.name.beside(topology).id)
@@ -227,8 +232,8 @@ class RecordedCell:
     def ranks(self, role: str) -> int:
         """Return how many ranks of an engine hold KV of one request, each of which moves its own part."""
         settings = self.engine_settings
-        tensor = (settings.get("tensor_parallel") or {}).get("prefill" if role == "prefill" else "decode", 1)
-        return int(tensor) * parallel_size(settings.get("extra_args") or (), [PIPELINE])
+        tensor = TensorParallel.model_validate(settings.get("tensor_parallel") or {})
+        return tensor.of(role) * parallel_size(settings.get("extra_args") or (), [PIPELINE])
 
     @property
     def first_view(self) -> bool:
@@ -351,13 +356,22 @@ class RecordedCell:
         or more of P, which depends on how KV is split."""
         if max(map(self.ranks, self.roles)) == 1:
             return 1.0
-        counted = [
-            made
-            for o in self.history.in_order(self.id)
-            if o.concurrent == 1 and o.attempts == 1 and o.error is None and (leg := o.leg("decode")) is not None
-            if (made := leg.counters.get("nixl_transfers"))
-        ]
+        counted = [made for _, leg in self.counted_alone() if (made := leg.counters.get("nixl_transfers"))]
         return statistics.mode(counted) if counted else 1.0
+
+    def counted_alone(self) -> Iterator[tuple[Observation, Leg]]:
+        """Yield hand-offs with D's leg whose bytes are theirs alone: sent once, by themselves, not after one that
+        broke.
+
+        What D pulls for a request that breaks or is given up is counted with the next one.
+        """
+        broke = False
+        for o in self.history.in_order(self.id):
+            leg = o.leg("decode")
+            alone = not broke and o.attempts == 1 and o.concurrent == 1 and o.route == "cell" and o.abandon is None
+            if alone and o.error is None and leg is not None and leg.counters.get("nixl_bytes"):
+                yield o, leg
+            broke = o.cut_short
 
     def stratum(self, observation: Observation) -> str:
         return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)

@@ -36,31 +36,32 @@ def windows_of(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     config nor transformers names the kind of each layer counts as full attention, unless it is a DFlash drafter with
     ``use_swa``.
     """
-    layers, own = _layers(config), config.get("dflash_config")
+    text, own = _text(config), config.get("dflash_config")
+    layers = _layers(text)
     dflash = own if isinstance(own, dict) else {}
     if dflash.get("use_swa") and "sliding_attention" not in layers:
         layers = ["sliding_attention"]
-    window = dflash.get("swa_window_size", _text(config).get("sliding_window"))
+    window = dflash.get("swa_window_size", text.get("sliding_window"))
     kinds: list[int | None] = [None] if "full_attention" in layers else []
     if "sliding_attention" in layers and isinstance(window, int):
         kinds.append(window)
     return tuple(kinds) or FULL
 
 
-def windows_in(profile: Profile, method: Method, arguments: Collection[str] = ()) -> tuple[int | None, ...]:
-    """Return ``windows_of`` all layers whose KV engines keep: those of the target and of a drafter with a file of its
-    own. Without its manager of several KV-cache groups, vLLM keeps as much of layers with a window as of the others;
-    ``arguments`` are those that engines have beside the profile's."""
-    models = [target_config(profile), *([config_in(folder_of(method.drafter))] if method.drafter else [])]
+def windows_in(target: Mapping[str, Any], method: Method, arguments: Collection[str]) -> tuple[int | None, ...]:
+    """Return ``windows_of`` all layers whose KV engines with these arguments keep: those of the target and of a drafter
+    with a file of its own. Without its manager of several KV-cache groups, vLLM keeps as much of layers with a window
+    as of the others."""
+    models = [target, *([config_in(folder_of(method.drafter))] if method.drafter else [])]
     windows = {window for config in models for window in windows_of(config)}
-    if None in windows and "--disable-hybrid-kv-cache-manager" in {*profile.engine.extra_args, *arguments}:
+    if None in windows and "--disable-hybrid-kv-cache-manager" in arguments:
         return FULL
     return tuple(sorted(windows, key=lambda window: window or 0))
 
 
 def recurrent(config: Mapping[str, Any]) -> bool:
     """Return whether a model has layers with a state instead of attention, such as Qwen3.5's linear ones."""
-    return any(kind.startswith("linear") or not kind.endswith("attention") for kind in map(str, _layers(config)))
+    return any(kind.startswith("linear") or not kind.endswith("attention") for kind in map(str, _layers(_text(config))))
 
 
 def target_config(profile: Profile) -> Mapping[str, Any]:
@@ -107,6 +108,6 @@ def _derived(text: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**text, **{key: getattr(made, key, None) for key in keys}}
 
 
-def _layers(config: Mapping[str, Any]) -> list[Any]:
-    layers = _text(config).get("layer_types")
+def _layers(text: Mapping[str, Any]) -> list[Any]:
+    layers = text.get("layer_types")
     return layers if isinstance(layers, list) else []

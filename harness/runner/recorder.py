@@ -107,6 +107,7 @@ class Recorder:
         rows = {w.cell.id: planned_rows(w, profile.part(w.cell.variant).workload.max_tokens) for w in works}
         keys = {cell: plan_key(of) for cell, of in rows.items()}
         targets = {v: target_config(profile.part(v)) for v in {w.cell.variant for w in works}}
+        flags = [flag.text for flag in environment.flags.arguments]
         self.record = RunRecord(
             schema_version=SCHEMA,
             run_id=run_id,
@@ -129,7 +130,9 @@ class Recorder:
                     lookahead=w.cell.method.lookahead,
                     draft_tokens=w.cell.method.draft_tokens,
                     windows=windows_in(
-                        profile.part(w.cell.variant), w.cell.method, [f.text for f in environment.flags.arguments]
+                        targets[w.cell.variant],
+                        w.cell.method,
+                        [*profile.part(w.cell.variant).engine.extra_args, *flags],
                     ),
                     recurrent=recurrent(targets[w.cell.variant]),
                     modules=modules_in(profile.part(w.cell.variant), w.cell.method),

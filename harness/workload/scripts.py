@@ -364,7 +364,7 @@ def require_possible(profile: Profile, prompts: Mapping[str, Prompt], *sent: Seq
                 f"{missing.args[0]!r}, which is not in it; correct the id or rebuild the prompt set"
             ) from None
         most, own = profile.workload.max_tokens, scenario.requests if isinstance(scenario, Trace) else ()
-        asked = max((r.max_tokens or 0 for r in (scenario, *own)), default=0)
+        asked = max(r.max_tokens or 0 for r in (scenario, *own))
         if asked > most:
             raise UsageError(
                 f"scenario {scenario.id}: expected max_tokens of at most workload.max_tokens = {most}, the length that "

@@ -39,10 +39,7 @@ def reference_of(cell: CellView) -> CellView | None:
 def has_reference(cell: CellView) -> bool:
     """Return whether the run was asked for the same prompts on a single engine, in this scenario or cold."""
     single = reference_of(cell) if cell.handed_off else None
-    if single is None:
-        return False
-    cold = replace(single, scenario=COLD)
-    return single.planned > 0 or any(o.prompt_id in cold.observations() for o in cell.observations().values())
+    return single is not None and cell.asked_alike(single.id)
 
 
 def logprobs_single(cell: CellView) -> CheckResult:

@@ -187,10 +187,7 @@ def _step_problems(o: Observation, leg: Leg) -> Iterator[str]:
 
 def has_plain_answers(cell: CellView) -> bool:
     """Return whether the run asked the plain engine for the same prompts, in this scenario or cold."""
-    plain = cell.name.reference
-    cold = cell.history.of(plain)
-    asked = cell.asked(plain) or any(o.prompt_id in cold for o in cell.observations().values())
-    return asked and not cell.is_plain
+    return not cell.is_plain and cell.asked_alike(cell.name.reference)
 
 
 def finish_reason(cell: CellView) -> CheckResult:

@@ -6,8 +6,9 @@ import json
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -71,6 +72,8 @@ def _unproven(cell: CellView) -> str:
 def _untold_of_windows(cell: CellView) -> str:
     """Return that P was asked for prompts that are longer than a window, but not seen to say what it hands over of
     them, or ""."""
+    if not any(cell.record.windows):
+        return ""
     asked = cell.history.in_order(cell.id)
     told = any(published_groups(o) for o in asked) or not any(cell.limits(o) for o in asked)
     return "" if told else _NOTHING_SEEN
@@ -151,7 +154,7 @@ def _block_bytes(cell: CellView) -> list[Finding]:
         return []
     size, state = sizes
     findings = []
-    for o, decode in _counted_alone(cell):
+    for o, decode in cell.counted_alone():
         if o.scenario != cell.scenario:
             continue
         moved = decode.counters["nixl_bytes"]
@@ -264,10 +267,7 @@ class _Sizes(NamedTuple):
 
 def _sizes(cell: RecordedCell) -> _Sizes | None:
     """Return the most frequent figures of cold hand-offs; None if too few were counted alone."""
-    moved = defaultdict(list)
-    for o, leg in _counted_alone(cell):
-        if not leg.counters.get("prefix_hits"):
-            moved[_handed(cell, o)].append(leg.counters["nixl_bytes"])
+    moved = _bytes_by(cell, partial(_handed, cell))
     if not cell.record.recurrent:
         each = [total / n for n, totals in moved.items() for total in totals]
         return _Sizes(statistics.mode(each)) if each else None
@@ -276,20 +276,6 @@ def _sizes(cell: RecordedCell) -> _Sizes | None:
         return None
     block = statistics.mode((b - a) / (more - fewer) for (fewer, a), (more, b) in pairwise(usual))
     return _Sizes(block, statistics.mode(total - n * block for n, total in usual)) if block > 0 else None
-
-
-def _counted_alone(cell: RecordedCell) -> Iterator[tuple[Observation, Leg]]:
-    """Yield hand-offs with D's leg whose bytes are theirs alone: sent once, by themselves, not after one that broke.
-
-    What D pulls for a request that breaks or is given up is counted with the next one.
-    """
-    broke = False
-    for o in cell.history.in_order(cell.id):
-        leg = o.leg("decode")
-        alone = not broke and o.attempts == 1 and o.concurrent == 1 and o.route == "cell" and o.abandon is None
-        if alone and o.error is None and leg is not None and leg.counters.get("nixl_bytes"):
-            yield o, leg
-        broke = o.cut_short
 
 
 def _implausible(cell: CellView, size: float) -> list[Finding]:
@@ -307,24 +293,27 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
     if plain is None or not cell.traits.own_layers:
         return []
     # Of all blocks: where layers are of several kinds, a drafter changes how many of them one block holds.
-    moved, least = _bytes_by_length(cell), _bytes_by_length(replace(cell, record=plain))
+    moved, least = (_bytes_by(c, c.handed_tokens) for c in (cell, replace(cell, record=plain)))
     tokens = max(moved.keys() & least.keys(), default=0)
-    if tokens and moved[tokens] <= least[tokens]:
+    if not tokens:
+        return []
+    found, bare = statistics.mode(moved[tokens]), statistics.mode(least[tokens])
+    if found <= bare:
         message = (
-            f"expected hand-offs of {tokens} tokens to move more than the {least[tokens]:.0f} bytes of {plain.cell}, "
-            f"because of the drafter's layers, found {moved[tokens]:.0f}: the drafter's KV was not handed over"
+            f"expected hand-offs of {tokens} tokens to move more than the {bare:.0f} bytes of {plain.cell}, because of "
+            f"the drafter's layers, found {found:.0f}: the drafter's KV was not handed over"
         )
         return [cell.untested(NAME, message)]
     return []
 
 
-def _bytes_by_length(cell: RecordedCell) -> dict[int, float]:
-    """Return the usual bytes of hand-offs by the tokens that P hands over, where D had none of them."""
+def _bytes_by(cell: RecordedCell, size: Callable[[Observation], int]) -> dict[int, list[float]]:
+    """Return the bytes of hand-offs of which D had nothing cached, by their size."""
     moved = defaultdict(list)
-    for o, leg in _counted_alone(cell):
+    for o, leg in cell.counted_alone():
         if not leg.counters.get("prefix_hits"):
-            moved[cell.handed_tokens(o)].append(leg.counters["nixl_bytes"])
-    return {tokens: statistics.mode(found) for tokens, found in moved.items()}
+            moved[size(o)].append(leg.counters["nixl_bytes"])
+    return moved
 
 
 def _control(cell: CellView, o: Observation) -> list[Finding]:

@@ -16,6 +16,7 @@ import pytest
 import harness.runner.groups
 import harness.runner.record_cells
 from harness.engines.executor import local_places
+from harness.engines.flags import parse_flags
 from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
 from harness.errors import EngineDiedError, ModelUnavailableError
 from harness.history.folder import History
@@ -128,6 +129,19 @@ def test_many_cores_run_many_pairs_and_the_plain_ones_after_the_others(tmp_path)
     for variant in ("v0", "v1", "v2"):
         mine = [g for g in FakeSession.order if g.endswith(f"+{variant}")]
         assert mine[-1] == f"pd-none+{variant}" and len(mine) == 4
+
+
+ONE_GROUP = "--disable-hybrid-kv-cache-manager"
+
+
+@pytest.mark.parametrize(
+    ("own", "flags", "windows"), [([], [], (None, 48)), ([ONE_GROUP], [], (None,)), ([], [ONE_GROUP], (None,))]
+)
+def test_windows_are_recorded_as_the_arguments_of_engines_leave_them(tmp_path, own, flags, windows):
+    source = extending(tmp_path, "cpu-layouts", engine={"extra_args": own})
+    environment = ENVIRONMENT.model_copy(update={"flags": parse_flags(flags, [])})
+    recorder = prepared_recorder(prepare(source, ["*-none"]), environment, tmp_path / "run")
+    assert {c.windows for c in recorder.record.cells} == {windows}
 
 
 def test_repetitions_are_asked_of_the_same_engines_and_side_by_side(tmp_path):
