@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -18,11 +18,15 @@ from harness.history.acceptance import request_counts
 from harness.history.folder import History
 from harness.history.identity import Identity, identity_in
 from harness.history.records import COLD, RESCORE, CellRecord, Leg, Observation, Speculation
+from harness.history.rounding import Rounding, Way, WayName, compared
 from harness.history.run_kind import require_plain
 from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName
 from harness.prompts.model import PromptSet
 from harness.util.text import counted
+
+NEAR_TIE_MULTIPLE = 8
+"""Tokens of two engines may part where the two best are no farther apart than so many times the largest rounding."""
 
 
 def require_reference_run(history: History) -> None:
@@ -137,11 +141,48 @@ def new_baselines(
     unverified = _unverified(collected, known)
     left_out |= {f"single-{method}": reason for method, reason in unverified.items()}
     collected = {method: rows for method, rows in collected.items() if method not in unverified}
-    near_tie = float((history.run.profile.get("judging") or {}).get("near_tie_nats", 0.02))
-    _require_same_tokens(collected, near_tie)
+    _require_same_tokens(collected, _near_tie_nats(history, collected))
     _require_one_baseline_per_identity(history, collected)
-    written = tuple(_write(history, method, rows, folder, kept[method]) for method, rows in collected.items())
+    written = tuple(
+        _write(history, method, rows, folder, kept[method], _rounding(history, method, again))
+        for method, rows in collected.items()
+    )
     return NewBaselines(written, left_out, {cell: why for cell, why in once.items() if cell not in left_out})
+
+
+def _bitwise(history: History) -> bool:
+    """Return whether equal runs of the engines of a recording are equal, by its profile or by what it measured."""
+    tier = _judging(history).get("tier", "bitwise")
+    if tier != "auto":
+        return bool(tier == "bitwise")
+    measured = [found.repeats for found in history.rounding.values()]
+    return bool(measured) and all(measured)
+
+
+def _judging(history: History) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = history.run.profile.get("judging") or {}
+    return found
+
+
+def _near_tie_nats(history: History, collected: Mapping[str, list[Row]]) -> float:
+    """Return the gap of a near tie between the engines of a recording, in nats: as set, or what the recording shows."""
+    given = _judging(history).get("near_tie_nats", 0.02)
+    if given is not None or not collected:
+        return float(given or 0.0)
+    found = [r.largest(*get_args(WayName)) for lineup in collected for r in (_rounding(history, lineup, None),)]
+    return NEAR_TIE_MULTIPLE * max((seen for seen in found if seen is not None), default=0.0)
+
+
+def _rounding(history: History, lineup: str, again: History | None) -> Rounding:
+    """Return how the engine of a lineup rounds, as far as a recording and its repetition show it."""
+    name = CellName.of_lineup(lineup)
+    plain = name.reference == name.id
+    found: dict[WayName, Way] = dict(history.rounding.get(name.variant, Rounding()).ways) if plain else {}
+    if not plain and (way := compared(history.of(name.reference), history.of(name.id))) is not None:
+        found["verify"] = way
+    if again is not None and (way := compared(history.of(name.id), again.of(name.id))) is not None:
+        found["again"] = way
+    return Rounding(ways=found)
 
 
 def _require_one_baseline_per_identity(history: History, collected: Mapping[str, list[Row]]) -> None:
@@ -150,7 +191,7 @@ def _require_one_baseline_per_identity(history: History, collected: Mapping[str,
     for lineup, rows in collected.items():
         first = seen.setdefault(identity_in(history, lineup).model_dump_json(), lineup)
         said = [[(r.prompt_id, r.answer) for r in some] for some in (collected[first], rows)]
-        if said[0] != said[1] and (history.run.profile.get("judging") or {}).get("tier") == "bitwise":
+        if said[0] != said[1] and _bitwise(history):
             raise UsageError(
                 f"{history.folder}: expected {first} and {lineup} to give the same output, because they have the same "
                 "identity and so share a baseline, found different tokens or accepted drafts; record only one of them "
@@ -240,7 +281,7 @@ def rows_from(
     record = history.cell(cell_id)
     k = record.draft_tokens if record is not None else 0
     # Only the bitwise tier compares single log-probs; for a thousand long answers they would fill the repository.
-    bitwise = (history.run.profile.get("judging") or {}).get("tier", "bitwise") == "bitwise"
+    bitwise = _bitwise(history)
     rows = []
     for prompt_id, digest in prompt_hashes.items():
         observation = observed.get(prompt_id)
@@ -352,7 +393,7 @@ def references_in(history: History, wanted: Mapping[str, Identity]) -> dict[str,
 
 def _longest_in_scenarios(history: History, cell: str) -> dict[str, Observation]:
     """Return the longest plain answer to each prompt in a scenario; only a bitwise run's equal those to cold ones."""
-    if (history.run.profile.get("judging") or {}).get("tier", "bitwise") != "bitwise":
+    if not _bitwise(history):
         return {}
     plain = [
         o
@@ -376,7 +417,7 @@ def _provenance(history: History) -> Provenance:
     )
 
 
-def _write(history: History, method: str, rows: list[Row], folder: Path, kept: int) -> Recorded:
+def _write(history: History, method: str, rows: list[Row], folder: Path, kept: int, rounding: Rounding) -> Recorded:
     identity = identity_in(history, method)
     found = _replaced(history, method, folder)
     old = found.baseline
@@ -386,5 +427,5 @@ def _write(history: History, method: str, rows: list[Row], folder: Path, kept: i
     change = describe_change(old, rows, identity)
     if kept:
         change.append(f"{kept} prompts that the run did not send cold keep their rows; record again if these moved too")
-    write_baseline(path, identity, _provenance(history), rows)
+    write_baseline(path, identity, _provenance(history), rows, rounding if rounding.ways else None)
     return Recorded(method, path, len(rows), tuple(change))

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from harness.history.acceptance import RequestCounts, counts_of_steps
 from harness.history.identity import Identity
+from harness.history.rounding import Rounding
 from harness.util.strict import Strict
 
 FORMAT = "kv-acceptance-harness/baseline/2"
@@ -103,6 +105,14 @@ class Header(Strict):
     provenance: Provenance
     summary: dict[str, Any]
     rows_sha256: str
+    rounding: Rounding | None = None
+    """How the engine rounds, as it was measured when this was recorded; None in baselines of earlier versions."""
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what earlier versions had not, so that their hashes stay as they are."""
+        raw: dict[str, Any] = handler(self)
+        return {k: v for k, v in raw.items() if k != "rounding" or v is not None}
 
 
 class Baseline(Strict):

@@ -13,6 +13,7 @@ from harness.baselines.model import FORMAT, Again, Baseline, Header, Provenance,
 from harness.baselines.summary import summarise
 from harness.errors import DataError
 from harness.history.identity import Identity
+from harness.history.rounding import Rounding
 from harness.util import json_io
 from harness.util.files import sha256_bytes, write_atomic, write_json
 from harness.util.strict import describe_validation_error
@@ -159,7 +160,9 @@ def _text(rows: Sequence[Row]) -> str:
     return out.getvalue()
 
 
-def write_baseline(path: Path, identity: Identity, provenance: Provenance, rows: Sequence[Row]) -> None:
+def write_baseline(
+    path: Path, identity: Identity, provenance: Provenance, rows: Sequence[Row], rounding: Rounding | None = None
+) -> None:
     """Write both files of a baseline; ``path`` is the ``.json`` one. Rows keep the order of the prompt set."""
     text = _text(rows)
     header = Header(
@@ -168,6 +171,7 @@ def write_baseline(path: Path, identity: Identity, provenance: Provenance, rows:
         provenance=provenance,
         summary=summarise(rows, identity.draft_tokens),
         rows_sha256=sha256_bytes(text.encode()),
+        rounding=rounding,
     )
     # Rows first: a reader between the two writes sees a hash mismatch and refuses.
     write_atomic(path.with_suffix(".csv"), text)

@@ -46,7 +46,7 @@ def record(
 
     environment = inspect_environment(engine_python or sys.executable).model_copy(update={"flags": flags})
     runs = new_folder(out, prepared.profile, "baseline")
-    done = record_repetitions(prepared, environment, runs, repeat, reporter)
+    done = record_repetitions(prepared, environment, runs, repeat, reporter, rounding=True)
     point_latest(runs / "repetition-01", "latest")
     return new_baselines(done[0], done[1] if repeat > 1 else None, prepared.sets, folder)
 

@@ -18,7 +18,7 @@ from harness.commands.run import second_stage
 from harness.engines.environment import engines_for
 from harness.errors import UsageError
 from harness.history.folder import History, load_history, write_run
-from harness.history.layout import CELLS, LINES, PARQUET, SCORES, SECOND, bytes_recorded
+from harness.history.layout import CELLS, LINES, PARQUET, ROUNDING, SCORES, SECOND, bytes_recorded
 from harness.history.plan import counts_of, unanswered
 from harness.history.records import COLD, RESCORE, CellRecord, Resumption, RunRecord
 from harness.history.run_kind import require_plain
@@ -188,6 +188,7 @@ def _conditions(plain: Mapping[str, Any], run: RunRecord) -> dict[str, Any]:
         "mutants": list(run.mutants),
         "engine_flags": list(run.engine_flags),
         "rescore": run.rescore,
+        "rounding": run.rounding,
         "lacking": plain["lacking"],
     }
 
@@ -228,8 +229,11 @@ def _reopen(left: Resumable, fresh: RunRecord) -> RunRecord:
 
     number = len(run.resumed) + 1
     name = f"superseded-{number}"
-    moved = [*(Path(cell, LINES) for cell in again), *(Path(cell, SCORES) for cell in scored)]
-    aside = sum(o.cell in (scored if o.scenario == RESCORE else again) for o in left.history.observations)
+    moved = [
+        *(Path(cell, name) for cell in again for name in (LINES, ROUNDING)),
+        *(Path(cell, SCORES) for cell in scored),
+    ]
+    aside = sum(o.cell in (scored if o.scores else again) for o in left.history.observations)
     restarted = {g.id for g in left.rest.plan.groups}
     resumption = Resumption(
         at=machine.now(),

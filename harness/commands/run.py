@@ -69,10 +69,16 @@ def first_verdicts(reporter: Reporter, fail_fast: bool) -> Watch:
 
 def second_stage(prepared: Prepared, history: History, reporter: Reporter, options: RunOptions) -> None:
     """Repeat the cells that failed a registered test, on fresh engines, with held-out prompts, in a separate folder."""
-    if history.run.interrupted or prepared.profile.judging.tier != "normal":
+    if history.run.interrupted or prepared.profile.judging.tier == "bitwise":
         return
     tests = tripped_tests(history, baselines_for(history))
     if not tests:
+        return
+    if not all(prompts.held_out for prompts in prepared.sets.values()):
+        reporter.line(
+            "no second stage: the prompt set has no prompts held out for it; build one with `harness prompts build "
+            "--held-out`"
+        )
         return
     failed = {t.cell for t in tests}
     # P/D is compared with the single engine of the same stage; tokens need the plain engine's margins.

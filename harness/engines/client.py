@@ -295,6 +295,7 @@ def parse_completion(
         (choice,) = body["choices"]
         logprobs = choice.get("logprobs") or {}
         best = _best_two(logprobs.get("top_logprobs"))
+        scored = None if rescore_from is None else _rescored(choice, rescore_from)
         leg = Leg(
             role="prefill" if role == SECOND_P else role,
             request_id=request_id,
@@ -310,7 +311,8 @@ def parse_completion(
             speculation=_speculation((body.get("metrics") or {}).get("speculative_decoding")),
             kv_transfer_params=transfer_params(body.get("kv_transfer_params")),
             prompt_logprobs=None if rescore_from is not None else _prompt_logprobs(choice),
-            rescored=None if rescore_from is None else _rescored(choice, rescore_from),
+            rescored=None if scored is None else tuple(round(best - said, 6) for said, best in scored),
+            rescored_logprobs=None if scored is None else tuple(round(said, 6) for said, _ in scored),
             seconds=seconds,
         )
         return recordable(leg)
@@ -353,16 +355,15 @@ def _prompt_logprobs(choice: Mapping[str, Any]) -> tuple[float | None, ...] | No
     return tuple(round(v, 6) if math.isfinite(v) else None for v in values)
 
 
-def _rescored(choice: Mapping[str, Any], start: int) -> tuple[float, ...]:
-    """Return, per prompt token from ``start`` on, how many nats likelier the best token was; 0 if it was the best."""
+def _rescored(choice: Mapping[str, Any], start: int) -> list[tuple[float, float]]:
+    """Return, per prompt token from ``start`` on, its log-prob and that of the best token there."""
     ids, tables = choice["prompt_token_ids"], choice["prompt_logprobs"]
     if len(tables) != len(ids):
         raise ValueError(f"{len(tables)} prompt log-probs for {len(ids)} prompt tokens")
-    out = []
-    for token, table in zip(ids[start:], tables[start:], strict=True):
-        best = max(finite(entry["logprob"]) for entry in table.values())
-        out.append(round(best - finite(table[str(token)]["logprob"]), 6))
-    return tuple(out)
+    return [
+        (finite(table[str(token)]["logprob"]), max(finite(entry["logprob"]) for entry in table.values()))
+        for token, table in zip(ids[start:], tables[start:], strict=True)
+    ]
 
 
 def _speculation(value: Any) -> Speculation | None:

@@ -19,11 +19,13 @@ from harness.errors import DataError
 from harness.history import index
 from harness.history.checksum import OWN_SHA256, check_observations, opened, sealed
 from harness.history.index import CellRows, RecordedCells, RecordedFile, cell_rows
-from harness.history.layout import CELLS, LINES, RUN, SCORES, bytes_recorded, files_by_cell, require_run
+from harness.history.layout import CELLS, LINES, ROUNDING, RUN, SCORES, bytes_recorded, files_by_cell, require_run
 from harness.history.migrations import OLDEST, SCHEMA, migrate
 from harness.history.plan import contradictions, counts_of
 from harness.history.records import COLD, COUNTED, RESCORE, CellRecord, Form, Observation, RunRecord
+from harness.history.rounding import Rounding, Way, WayName, measured
 from harness.history.verdict import Verdict
+from harness.profiles.cells import CellName
 from harness.util import json_io
 from harness.util.files import require_no_links, write_json
 from harness.util.json_io import MIB, printable
@@ -47,7 +49,8 @@ class HistoryWriter:
 
     def append(self, observation: Observation) -> None:
         """Append an observation. Raises StorageError when it cannot be written; earlier lines are unaffected."""
-        name = SCORES if observation.scenario == RESCORE else LINES
+        beside = SCORES if observation.scores else ROUNDING
+        name = beside if observation.scenario == RESCORE else LINES
         path = self.folder / CELLS / observation.cell / name
         if path not in self._open:
             if len(self._open) >= _MOST_OPEN:
@@ -113,7 +116,7 @@ class History(Strict):
 
     @cached_property
     def answered(self) -> int:
-        """Requests that were answered, without those of re-scoring; of a large run it takes a pass over its files."""
+        """Requests that were answered, without those beside the plan; of a large run it takes a pass over its files."""
         return sum(o.scenario != RESCORE and o.error is None for o in self.observations)
 
     def of_cell(self, cell: str) -> CellRows:
@@ -140,8 +143,18 @@ class History(Strict):
     def unplanned(self) -> list[tuple[str, str]]:
         """Return the cells and scenarios of answers that belong to nothing that the run was to send."""
         planned = {(c.cell, s) for c in self.run.cells for s in counts_of(c)}
-        scored = RESCORE if self.run.rescore else None
+        scored = RESCORE if self.run.rescore or self.run.rounding else None
         return [place for place in self._places() if place not in planned and place[1] != scored]
+
+    @cached_property
+    def rounding(self) -> dict[str, Rounding]:
+        """How the plain engine of each variant rounds, as far as this run shows; empty for those that show nothing."""
+        plain = [name for c in self.run.cells if (name := CellName.of(c.cell)).reference == c.cell]
+        return {name.variant: Rounding(ways=found) for name in plain if (found := self._measured(name.reference))}
+
+    def _measured(self, cell: str) -> dict[WayName, Way]:
+        beside = self.of(cell, scenario=RESCORE).values()
+        return measured(self.of(cell), (o for o in beside if o.scores), (o for o in beside if not o.scores))
 
     def _places(self) -> dict[tuple[str, str], None]:
         """Return the cells and scenarios of all answers, in the order of the record."""

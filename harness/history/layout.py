@@ -3,6 +3,7 @@
 ``run.json``                         the record of the run
 ``cells/<cell>/observations.jsonl``  the answers of one cell
 ``cells/<cell>/scores.jsonl``        the outputs that this cell, a plain single one, re-scored for all cells
+``cells/<cell>/rounding.jsonl``      what this cell, a plain single one, was asked beside its plan to show how it rounds
 ``observations.parquet``             a copy of all observations to query; nothing is judged from it
 ``references/``                      copies of the baselines and known defects that it was judged by at its end
 ``second-stage/``                    the repetition of failed tests, a run of its own
@@ -20,6 +21,7 @@ SECOND = "second-stage"
 CELLS = "cells"
 LINES = "observations.jsonl"
 SCORES = "scores.jsonl"
+ROUNDING = "rounding.jsonl"
 PARQUET = "observations.parquet"
 REFERENCES = "references"
 CARRIED_BASELINES = f"{REFERENCES}/baselines"
@@ -37,7 +39,7 @@ def require_run(folder: Path) -> None:
 
 def files_by_cell(folder: Path) -> dict[str, list[Path]]:
     """Return the files of observations that the folder of a run has, by cell."""
-    found = {p.name: [p / name for name in (LINES, SCORES)] for p in sorted((folder / CELLS).glob("*"))}
+    found = {p.name: [p / name for name in (LINES, SCORES, ROUNDING)] for p in sorted((folder / CELLS).glob("*"))}
     return {cell: existing for cell, files in found.items() if (existing := [f for f in files if f.is_file()])}
 
 

@@ -16,7 +16,8 @@ from harness.util.strict import Strict
 Form = Literal["ids", "text"]
 Kind = Literal["run", "soak", "drill"]
 RESCORE = "rescore"
-"""Pseudo-scenario of the requests with which the plain engine re-scores the outputs of cells."""
+"""Pseudo-scenario of what the plain engine is asked beside its cell: to re-score the outputs of cells (instance 0), and
+to show how it rounds (``harness.history.rounding``)."""
 COLD = "cold"
 """Scenario of prompts that the engines have not seen before."""
 SentTo = Literal["cell", "prefill", "local", "former-p"]
@@ -111,6 +112,8 @@ class Leg(Strict):
     rescored: tuple[float, ...] | None = None
     """For a re-scoring request, per token of the output that it scores: by how many nats the plain engine, given all
     preceding tokens, prefers a different token; 0 when it agrees."""
+    rescored_logprobs: tuple[float, ...] | None = None
+    """Log-prob of each of these tokens; None in records of earlier versions."""
     prompt_logprobs: tuple[float | None, ...] | None = None
     """Log-probs of the prompt's tokens from the second one on, if asked for; None for one that is no number."""
     kv_transfer_params: Annotated[dict[str, Any], AfterValidator(finite)] | None = None
@@ -187,6 +190,11 @@ class Observation(Strict):
     def final(self) -> Leg | None:
         """The leg whose output a user would receive."""
         return self.leg("decode") or self.leg("single")
+
+    @property
+    def scores(self) -> bool:
+        """Whether the request re-scores an output."""
+        return self.scenario == RESCORE and self.instance == 0
 
     @property
     def drafts_filtered(self) -> bool:
@@ -430,6 +438,8 @@ class RunRecord(Strict):
     """Options of the command line that added arguments and variables to the engines."""
     rescore: bool = False
     """Whether the plain single engine was to re-score the outputs."""
+    rounding: bool = False
+    """Whether it was to show how it rounds."""
     lacking: dict[str, str] = Field(default_factory=dict)
     """Interfaces that this vLLM version lacks, and what that costs."""
     merged: Merged | None = None
@@ -455,8 +465,8 @@ class RunRecord(Strict):
 
     @property
     def normal(self) -> bool:
-        """Whether the run is judged in the normal tier, by registered tests."""
-        return bool(self.profile.get("judging", {}).get("tier") == "normal")
+        """Whether the run may be judged in the normal tier, by registered tests."""
+        return self.profile.get("judging", {}).get("tier") in ("normal", "auto")
 
     @property
     def cannot_pass(self) -> bool:

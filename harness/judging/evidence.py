@@ -25,6 +25,11 @@ class CellView(RecordedCell):
     """By lineup; a missing key means that no baseline was looked up."""
     judging: Judging
 
+    @property
+    def dtype(self) -> str:
+        """The type in which the engines compute."""
+        return str(self.engine_settings.get("dtype", "float32"))
+
     def baseline_or_reason(self, lineup: str) -> Baseline | str:
         """Return the baseline of a lineup, or why there is none."""
         lookup = self.baselines.get(lineup)

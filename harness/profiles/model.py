@@ -47,7 +47,7 @@ SHIPPED_PROFILES = Path(__file__).resolve().parent
 TopologyName = Literal["single", "pd"]
 Route = Literal["client", "router"]
 ROUTES: tuple[Route, ...] = ("client", "router")
-Tier = Literal["bitwise", "normal"]
+Tier = Literal["bitwise", "normal", "auto"]
 _MOST_BYTES = 16 * json_io.MIB
 """Largest config.json of a model that is read."""
 _NAMES_CODE = re.compile(r"auto_map|.*module_path|.*_file")
@@ -291,15 +291,16 @@ class Judging(Strict):
 
     tier: Tier = "bitwise"
     """``bitwise``: deterministic arithmetic, greedy, one request at a time; tokens and accepted counts must be equal
-    step for step. ``normal``: equal runs may differ; every gate is a registered test with a stated error rate."""
-    near_tie_nats: float = Field(default=0.02, ge=0)
-    """Top-2 log-prob gap of the reference, in nats, up to which its runner-up counts as a near tie. In the normal tier
-    the noise floor of the plain engine's A/A counts if it is larger, for every method. The float32 probes have a
-    minimum gap of several nats; bf16 engines need 0.25–0.36 (published)."""
-    logprob_nats: float = Field(default=1e-5, gt=0)
-    """Difference in nats from which a log-prob, or the distance of the two best, is another one (bitwise tier). Gaps
-    are recorded to 1e-6; deterministic engines agree bit for bit while a request is alone, and 1e-3 is allowed where it
-    shares its batch or the reference is another run's."""
+    step for step. ``normal``: equal runs may differ; every gate is a registered test with a stated error rate.
+    ``auto``: bitwise if the plain engine, asked again in the run, gave the same tokens; else normal."""
+    near_tie_nats: float | None = Field(default=None, ge=0)
+    """Top-2 log-prob gap of the reference, in nats, up to which its runner-up counts as a near tie. None: in the
+    bitwise tier what rounding was measured to move (``harness.judging.rounding``); in the normal tier 0.02 for float32
+    and 0.36 for 16-bit types (published: 0.25 to 0.36), or the noise floor of the plain engine's A/A if it is
+    larger."""
+    logprob_nats: float | None = Field(default=None, gt=0)
+    """Difference in nats from which a log-prob, or the distance of the two best, is another one (bitwise tier). None: a
+    multiple of the largest that rounding was measured to make (``harness.judging.rounding``)."""
     rounding_nats: float = Field(default=3.0, gt=0)
     """By how many nats the plain engine may dislike an output token for no other reason than rounding (normal tier):
     one answer beyond it is a finding by itself. The gaps at which equal runs part (A/A) count if they are larger."""
@@ -334,11 +335,11 @@ class Judging(Strict):
     """Settings in which a baseline may differ from the run: what differs between the two is then a finding, as when
     runner V2 is to answer as V1 did."""
 
-    @property
-    def otherwise_rounded_nats(self) -> float:
-        """``logprob_nats`` where sums may be added in another order: beside other requests in a batch, or on the
-        machine of another run."""
-        return max(self.logprob_nats, 1e-3)
+    def near_tie_assumed(self, dtype: str) -> float:
+        """Return the gap of a near tie, in nats, as set or, without a measurement, as assumed for engines of a type."""
+        if self.near_tie_nats is not None:
+            return self.near_tie_nats
+        return 0.02 if dtype == "float32" else 0.36
 
     @model_validator(mode="after")
     def _floor_below_must_detect(self) -> Judging:
@@ -423,7 +424,7 @@ class Profile(Strict):
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether GPU engines use kernels whose results do not depend on the batch, which bitwise equality needs."""
+        """Whether GPU engines use kernels whose results do not depend on the batch, as the bitwise tier asks for."""
         return self.engine.device == "gpu" and self.judging.tier == "bitwise"
 
     @property

@@ -21,7 +21,7 @@ from harness.errors import DataError
 from harness.history.acceptance import by_step
 from harness.history.folder import History
 from harness.history.token_ids import parted_at
-from harness.judging.checks.registry import judging_of
+from harness.judging.checks.registry import evidence_for
 from harness.judging.figures import HypothesisFigures
 from harness.judging.findings import Judgement
 from harness.judging.recorded_cell import RecordedCell, recorded_cells
@@ -100,7 +100,7 @@ class Figures(NamedTuple):
 
 def figures_of(history: History, judgement: Judgement, baselines: Mapping[str, Lookup]) -> Figures:
     """Compute all figures of a judged run. Raises DataError when the recorded profile is damaged."""
-    tier = judging_of(history).tier
+    tier = evidence_for(history, baselines).judging.tier
     views = recorded_cells(history)
     known = {m: lookup for m, lookup in baselines.items() if lookup.found}
     cells = [_of_cell(v, known, judgement, tier) for v in views]

@@ -214,8 +214,8 @@ def describe(history: History, judgement: Judgement) -> str:
 
 def asked_in_words(history: History) -> str:
     """Return how many requests a run sent, and how many answers it had re-scored."""
-    rescored = sum(o.scenario == RESCORE for o in history.observations)
-    asked = counted(len(history.observations) - rescored, "request")
+    rescored = sum(o.scores for o in history.observations)
+    asked = counted(sum(o.scenario != RESCORE for o in history.observations), "request")
     return f"{asked} and {counted(rescored, 're-scoring')}" if rescored else asked
 
 

@@ -9,9 +9,11 @@ from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, InfrastructureError
 from harness.history.surfaces import RESET_PREFIX_CACHE
 from harness.profiles.model import TopologyName
+from harness.prompts.model import Prompt
 from harness.runner.perform import perform
 from harness.runner.recorder import Recorder
 from harness.runner.rescore import scores
+from harness.runner.rounding import chosen, rounding
 from harness.runner.timeouts import limited, requests_limit_s
 from harness.util.progress import Reporter
 from harness.util.text import counted
@@ -36,6 +38,8 @@ def ask_cells(session: EngineGroupSession, works: Sequence[CellWork], recorder: 
     recorder.engines(session.records())
     for work in works:
         run_cell(session, work, recorder, reporter)
+    if recorder.record.rounding and session.group.rescores:
+        show_rounding(session, chosen(works), recorder, reporter)
     if recorder.record.rescore and session.group.rescores:
         rescore(session, recorder, reporter)
 
@@ -113,6 +117,23 @@ def emptied_pools(session: EngineGroupSession, recorder: Recorder) -> dict[str, 
     except HandoffError:
         session.require_alive()
         return None
+
+
+def show_rounding(
+    session: EngineGroupSession, prompts: Sequence[Prompt], recorder: Recorder, reporter: Reporter
+) -> None:
+    """Let the plain engine show how it rounds, and record it. Raises EngineDiedError when the engine died."""
+    if not prompts:
+        return
+    begun = time.monotonic()
+    limit_s = _limit_s(session, "single", 4 * len(prompts))
+    late = f"expected the rounding of {session.group.id} to be measured within {limit_s:.0f} s (timeouts.cell)"
+    with limited(limit_s, lambda: session.give_up("rounding", late)):
+        for observation in rounding(prompts, session):
+            recorder.append(observation)
+    # As after re-scoring: not to be charged to what is sent next.
+    session.settle()
+    reporter.line(f"rounding shown by {counted(len(prompts), 'prompt')} in {time.monotonic() - begun:.1f} s")
 
 
 def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter) -> None:

@@ -93,11 +93,12 @@ class Recorder:
         run_id: str,
         mutants: Sequence[str] = (),
         rescore: bool = False,
+        rounding: bool = False,
         adopt: Callable[[RunRecord], RunRecord] = lambda fresh: fresh,
         kind: Kind = "run",
     ) -> None:
         """Create the record; ``adopt`` may replace it by the record of an interrupted run that is being resumed."""
-        self.outputs = Outputs(profile.judging.tier == "normal")
+        self.outputs = Outputs(profile.judging.tier != "bitwise")
         self._lock = threading.RLock()
         self.folder = folder
         self._begun = time.monotonic()
@@ -147,6 +148,7 @@ class Recorder:
             mutants=tuple(mutants),
             engine_flags=environment.flags.options,
             rescore=rescore,
+            rounding=rounding,
             lacking={name: WITHOUT[name] for name in WITHOUT if not environment.has(name)},
             kind=kind,
         )

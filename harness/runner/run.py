@@ -86,9 +86,12 @@ def prepared_recorder(
     run_id: str | None = None,
     adopt: Callable[[RunRecord], RunRecord] = lambda fresh: fresh,
     kind: Kind = "run",
+    rounding: bool | None = None,
 ) -> Recorder:
     """Return a recorder for all prepared cells, those that lack something marked as failed; ``run_id`` defaults to the
-    folder's name. See ``Recorder`` for ``adopt``."""
+    folder's name. ``rounding`` says whether the plain engine shows how it rounds; by default, where the tier follows
+    from that. See ``Recorder`` for ``adopt``."""
+    measures = prepared.profile.judging.tier == "auto" if rounding is None else rounding
     recorder = Recorder(
         prepared.profile,
         prepared.source,
@@ -101,6 +104,7 @@ def prepared_recorder(
         mutants=mutants,
         # A soak re-scores nothing; if it were expected to, a soak of the plain single engine could never pass.
         rescore=prepared.rescores and kind != "soak",
+        rounding=measures and prepared.has_plain and kind != "soak",
         adopt=adopt,
         kind=kind,
     )

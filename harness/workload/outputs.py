@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.history.records import COLD, Observation
+from harness.history.records import COLD, RESCORE, Observation
 from harness.history.token_ids import output_key
 from harness.profiles.cells import CellName
 
@@ -10,7 +10,7 @@ from harness.profiles.cells import CellName
 class Outputs:
     """Distinct (prompt, output) pairs of a run, by variant, in order of arrival.
 
-    They are those of cold and sampled requests, and in the normal tier of all scenarios.
+    They are those of cold and sampled requests, and of all scenarios where registered tests may judge the run.
     """
 
     def __init__(self, normal: bool = False) -> None:
@@ -20,7 +20,7 @@ class Outputs:
     def add(self, o: Observation) -> None:
         """Add an output that is to be re-scored; ignore all other observations."""
         leg = o.final
-        if o.error or leg is None or not leg.output_ids or o.form != "ids":
+        if o.error or leg is None or not leg.output_ids or o.form != "ids" or o.scenario == RESCORE:
             return
         if o.scenario == COLD or o.temperature > 0 or self._normal:
             mine = self._known.setdefault(CellName.of(o.cell).variant, {})

@@ -50,10 +50,14 @@ class Prepared(NamedTuple):
         return tuple(p for p in self.profile.parts if p.variant in self.sets)
 
     @property
+    def has_plain(self) -> bool:
+        """Whether the plain single engine runs cold prompts."""
+        return any(w.cell.id == w.cell.name.reference and w.items for w in self.works)
+
+    @property
     def rescores(self) -> bool:
         """Whether outputs are re-scored: the profile says so, and the plain single engine runs cold prompts."""
-        asked = any(w.cell.id == w.cell.name.reference and w.items for w in self.works)
-        return self.profile.workload.rescore and asked
+        return self.profile.workload.rescore and self.has_plain
 
     @property
     def requests(self) -> int:

@@ -179,9 +179,9 @@ def _described(case: Case, environment: EngineEnvironment, models: dict[str, dic
         "model_name": MODEL_NAME,
         "keep_blocks": REMOTE_DECODE,
         "block_size": profile.engine.block_size,
-        "near_tie_nats": profile.judging.near_tie_nats,
+        "near_tie_nats": profile.judging.near_tie_assumed(profile.engine.dtype),
         # Between P and D: requests of one stage share a batch.
-        "logprob_nats": profile.judging.otherwise_rounded_nats if profile.judging.tier == "bitwise" else 1e9,
+        "logprob_nats": max(profile.judging.logprob_nats or 0.0, 1e-3) if profile.judging.tier != "normal" else 1e9,
         "context": profile.engine.max_model_len,
         "acceptance_slack": case.slack,
         "tries": case.tries,

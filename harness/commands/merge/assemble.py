@@ -13,7 +13,7 @@ from harness.commands.merge.night import ExpectedRun
 from harness.errors import StorageError
 from harness.history.folder import History, write_run
 from harness.history.index import RecordedCells, RecordedFile
-from harness.history.layout import CELLS, SCORES
+from harness.history.layout import CELLS, ROUNDING, SCORES
 from harness.history.parquet import write_parquet
 from harness.history.plan import counts_of, plan_key
 from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, PlannedRequest, RunRecord
@@ -59,7 +59,7 @@ def _files(histories: Sequence[History], chosen: Mapping[str, int], scores: Reco
         recorded = histories[part].observations
         if not isinstance(recorded, RecordedCells):
             raise TypeError(f"expected part {histories[part].folder} to be read on demand, found it in memory")
-        files[cell] = [file for file in recorded.files.get(cell, ()) if file.path.name != SCORES]
+        files[cell] = [file for file in recorded.files.get(cell, ()) if file.path.name not in (SCORES, ROUNDING)]
     for cell, found in scores.files.items():
         files[cell] = [*files.get(cell, ()), *found]
     return RecordedCells(files)

@@ -13,8 +13,7 @@ from harness.history.folder import History
 from harness.history.index import RecordedCells
 from harness.history.records import COLD, RESCORE, RunRecord
 from harness.history.verdict import Verdict, worst
-from harness.judging.checks.registry import baselines_for, judge_cells, judging_of
-from harness.judging.evidence import Evidence as Judged
+from harness.judging.checks.registry import baselines_for, evidence_for, judge_cells
 from harness.judging.findings import Finding, Judgement
 from harness.judging.known_defects import apply_known
 from harness.judging.references import known_of
@@ -52,7 +51,7 @@ def findings_in_duplicates(
     for at in sorted(range(len(together)), key=lambda n: together[n][0]):
         i, cells = together[at]
         substituted = _substituted(holdings, scores.scores(i), chosen, run, out, i, cells)
-        evidence = Judged(substituted, baselines, judging_of(substituted))
+        evidence = evidence_for(substituted, baselines)
         verdicts = judge_cells(evidence, parts[i].second, cells)
         judgement = Judgement(run_id=run.run_id, verdict=Verdict.UNKNOWN, cells=verdicts)
         notices[at] = [

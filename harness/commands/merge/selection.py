@@ -53,6 +53,7 @@ def compare_duplicates(
     groups: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     contradicted: list[str] = []
     judging = expected.profile.judging
+    near = judging.near_tie_assumed(expected.profile.engine.dtype)
     for cell, best in chosen.items():
         others = tuple(i for i, p in enumerate(parts) if i != best and p.history.cell(cell) is not None)
         if others:
@@ -62,7 +63,7 @@ def compare_duplicates(
                 f"{cell}: {c.differing} of {c.compared} {_requests(c.scenario)} gave different tokens or "
                 f"accepted drafts in {parts[i].run.run_id} than in {parts[best].run.run_id}: equal runs differ, so it "
                 "cannot pass"
-                for c in contradictions(parts[best].history, parts[i].history, cell, judging.near_tie_nats)
+                for c in contradictions(parts[best].history, parts[i].history, cell, near)
             ]
     notices = [
         f"{', '.join(cells)}: recorded by {len(others) + 1} parts; that of {parts[best].run.run_id} counts "
@@ -70,7 +71,7 @@ def compare_duplicates(
         for (best, others), cells in groups.items()
     ]
     if judging.tier == "bitwise":
-        contradicted += _scored_differently([p.history for p in parts], judging.near_tie_nats)
+        contradicted += _scored_differently([p.history for p in parts], near)
     return contradicted, notices
 
 

@@ -85,8 +85,8 @@ def not_rescored(history: History) -> list[tuple[str, str]]:
 
 
 def rescored(o: Observation) -> bool:
-    """Return whether a re-scoring request was answered with scores."""
-    return o.error is None and o.final is not None and o.final.rescored is not None
+    """Return whether a request beside the plan was answered: a re-scoring one with scores."""
+    return o.error is None and o.final is not None and (o.final.rescored is not None or not o.scores)
 
 
 class Contradiction(NamedTuple):

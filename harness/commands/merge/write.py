@@ -42,6 +42,7 @@ def write_merged(
             "plans": _used(plans, cells),
             "rescore": any(p.run.rescore for p in parts)
             or (expected.profile.workload.rescore and any(c == CellName.of(c).reference for c in lost)),
+            "rounding": any(p.run.rounding for p in parts),
             "interrupted": any(_lost_to_interruption(parts, i, holdings) for i in set(chosen.values())),
         }
     )

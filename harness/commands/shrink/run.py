@@ -227,7 +227,8 @@ class _Shrinker:
 
     def _oracle(self, session: EngineGroupSession, cell: Cell, reference: Reference) -> Oracle:
         scrubber = Scrubber(session, self._prepared.prompts.prompts)
-        near = self._prepared.profile.judging.near_tie_nats
+        profile = self._prepared.profile
+        near = profile.judging.near_tie_assumed(profile.engine.dtype)
         return Oracle(session, cell, reference, near, scrubber, self._writer.append)
 
     def _reference(self, session: EngineGroupSession, stack: contextlib.ExitStack) -> Reference:

@@ -11,9 +11,9 @@ from harness.history.folder import History
 from harness.history.records import Observation, RunRecord
 from harness.history.token_ids import common_prefix
 from harness.history.verdict import Verdict, worst
-from harness.judging.checks.registry import judge_cell, judging_of
+from harness.judging.checks.registry import evidence_for, judge_cell
 from harness.judging.decision import Facts, decide
-from harness.judging.evidence import CellView, Evidence
+from harness.judging.evidence import CellView
 from harness.judging.figures import AcceptanceFigures, MeanDifference, RepeatDifference
 from harness.judging.findings import CellVerdict, Finding, Judgement, how_many
 from harness.judging.known_defects import apply_known
@@ -50,7 +50,7 @@ class RoundJudge:
         record = run.cells[0].model_copy(update={"state": "complete", "emptied_s": {}})
         run = run.model_copy(update={"cells": (record,)})
         history = History(folder=self._folder, run=run, observations=tuple(observations), own=True)
-        view = Evidence(history, self._baselines, judging_of(history)).view(record)
+        view = evidence_for(history, self._baselines).view(record)
         verdict = judge_cell(view)
         judged = Judgement(run_id=run.run_id, verdict=verdict.verdict, cells=(verdict,))
         cell = apply_known(judged, self._known, history).cells[0]

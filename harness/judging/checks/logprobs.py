@@ -17,6 +17,7 @@ from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import LogprobDifference, OfEngine
 from harness.judging.findings import CheckResult, Finding, conclude
+from harness.judging.rounding import allowed, bounds
 from harness.profiles.scenarios import Features
 
 _RECORDED_NATS = 5e-4
@@ -68,7 +69,7 @@ def logprobs_single(cell: CellView) -> CheckResult:
                 message = f"expected log-probs in the answer and in that of {against} to compare with, found none"
                 findings.append(cell.untested(name, message, o))
                 continue
-            bound = _bound(cell, o, other.o)
+            bound = allowed(cell, o, other.o)
             moved = _moved(ours, other.output, other.leg.chosen_logprobs, other.leg.top_gaps, bound)
             if moved is not None:
                 verdict = decide(Facts(change="differ", against="this run"))[0]
@@ -95,7 +96,7 @@ def prompt_logprobs(cell: CellView) -> CheckResult:
             if leg.prompt_logprobs is None:
                 continue
             judged += 1
-            problem = _prompt_problem(leg.prompt_logprobs, len(o.sent_ids), wanted, _bound(cell, o, other))
+            problem = _prompt_problem(leg.prompt_logprobs, len(o.sent_ids), wanted, allowed(cell, o, other))
             if problem is not None:
                 verdict = decide(Facts(change="differ", against="this run"))[0]
                 message = f"{leg.role} engine: {problem}"
@@ -138,7 +139,7 @@ def logprobs_baseline(cell: CellView) -> CheckResult:
         return conclude(name, cell.id, 0, [cell.no_baseline(name, baseline)])
     rows = baseline.by_prompt()
     plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
-    bound = cell.judging.otherwise_rounded_nats + _RECORDED_NATS
+    bound = bounds(cell).recorded + _RECORDED_NATS
     findings: list[Finding] = []
     judged = smallest = 0
     for o, leg, _ in cell.answers().values():
@@ -170,8 +171,10 @@ def _changed(
     theirs = other.final if other is not None and other.error is None else None
     same = cell.is_plain
     if theirs is not None and _complete(theirs):
-        bound = cell.judging.otherwise_rounded_nats
-        same |= _moved(leg, theirs.output_ids or (), theirs.chosen_logprobs, theirs.top_gaps, bound) is None
+        theirs_moved = _moved(
+            leg, theirs.output_ids or (), theirs.chosen_logprobs, theirs.top_gaps, bounds(cell).beside
+        )
+        same |= theirs_moved is None
     # In a scenario two cells may share the same damage, so only cold prompts can show a drift.
     verdict = decide(Facts(change="differ", together=cell.cold and same))[0]
     drift = verdict is Verdict.DRIFT
@@ -181,11 +184,6 @@ def _changed(
 
 def _complete(leg: Leg) -> bool:
     return leg.chosen_logprobs is not None and leg.top_gaps is not None
-
-
-def _bound(cell: CellView, o: Observation, other: Observation | None) -> float:
-    alone = o.concurrent == 1 and (other is None or other.concurrent == 1)
-    return cell.judging.logprob_nats if alone else cell.judging.otherwise_rounded_nats
 
 
 def _moved_from_row(leg: Leg, row: Row, max_tokens: int | None, bound: float) -> LogprobDifference | None:

@@ -39,6 +39,8 @@ from harness.judging.diagnosis.diagnose import diagnose, explained
 from harness.judging.diagnosis.location import locate
 from harness.judging.evidence import CellView, Evidence
 from harness.judging.findings import CellVerdict, CheckResult, Judgement
+from harness.judging.rounding import notices as rounding_notices
+from harness.judging.rounding import resolved
 from harness.profiles.model import Judging, Tier
 from harness.util.paths import recorded
 from harness.util.strict import describe_validation_error
@@ -86,6 +88,7 @@ CHECKS: tuple[Check, ...] = (
 """The checks of the bitwise tier."""
 NORMAL_CHECKS: tuple[Check, ...] = (
     *_COMMON,
+    Check(settings.REPEATS, settings.needs_repeats, settings.engines_repeat),
     Check(rescored.DISLIKED, rescored.applies, rescored.disliked_tokens),
     _DRAFTS,
 )
@@ -95,7 +98,8 @@ TEST_NAMES: tuple[TestName, ...] = get_args(TestName)
 
 def check_names(tier: Tier) -> tuple[str, ...]:
     """Return the names of all checks and tests of a tier, in report order."""
-    if tier == "bitwise":
+    if tier != "normal":
+        # Those that auto comes to as a rule; which tier it is, only a run can tell.
         return tuple(c.name for c in CHECKS)
     return (*(c.name for c in NORMAL_CHECKS), *TEST_NAMES)
 
@@ -166,19 +170,28 @@ def run_registered_tests(
 
 def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[RegisteredTest]:
     """Return the registered tests that failed in the first stage and that a second stage must confirm."""
-    evidence = Evidence(history, baselines, judging_of(history))
+    evidence = evidence_for(history, baselines)
     first = run_registered_tests(evidence).first
     return tripped(evidence.views(), first) if evidence.judging.stages > 1 else []
+
+
+_BEFORE = {"logprob_nats": 1e-5, "near_tie_nats": 0.02}
+"""Bounds of records that say nothing of them: their defaults before rounding was measured. Later ones say None."""
 
 
 def judging_of(history: History) -> Judging:
     """Return the thresholds that the run was planned with. Raises DataError if they are damaged."""
     try:
-        return Judging.model_validate(history.run.profile.get("judging", {}))
+        return Judging.model_validate({**_BEFORE, **history.run.profile.get("judging", {})})
     except ValidationError as error:
         raise DataError(
             f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
         ) from error
+
+
+def evidence_for(history: History, baselines: Mapping[str, Lookup]) -> Evidence:
+    """Return what a run is judged by, in the tier that it comes to. Raises DataError as ``judging_of`` does."""
+    return Evidence(history, baselines, resolved(judging_of(history), history, baselines))
 
 
 def judge_cells(
@@ -193,9 +206,11 @@ def judge_cells(
 
 def judge(history: History, baselines: Mapping[str, Lookup], second: History | None = None) -> Judgement:
     """Judge a recorded run and its second stage, if it has one, from the arguments alone."""
-    cells = judge_cells(Evidence(history, baselines, judging_of(history)), second)
+    evidence = evidence_for(history, baselines)
+    cells = judge_cells(evidence, second)
     verdict = worst(c.verdict for c in cells)
-    notices = [n for lookup in baselines.values() for n in lookup.notices]
+    notices = list(rounding_notices(evidence, judging_of(history).tier))
+    notices += [n for lookup in baselines.values() for n in lookup.notices]
     if history.torn_line:
         notices.append("the last observation was cut off while being written and was left out")
     notices += history.notices

@@ -13,6 +13,7 @@ from harness.profiles.cells import CellName
 from harness.profiles.model import part_of
 
 NAME = "engine-as-asked"
+REPEATS = "engines-repeat"
 READ_BACK = ("model_runner", "attention_backend", "kv_blocks")
 """Settings of ``engine`` in a profile that an engine tells, by the name of both."""
 _IF_TOLD = "block_size"
@@ -36,6 +37,23 @@ def _otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding]:
                 f"tested was not; see logs/{engine.log}, or ask for what this vLLM has"
             )
             yield cell.untested(NAME, message)
+
+
+def needs_repeats(cell: CellView) -> bool:
+    """Return whether a cell is in a state whose answers only equal runs can judge, chosen by a profile with the tier
+    ``auto``."""
+    judging = cell.history.run.profile.get("judging") or {}
+    config = cell.config
+    return judging.get("tier") == "auto" and config is not None and not (config.drawn and config.max_tokens is None)
+
+
+def engines_repeat(cell: CellView) -> CheckResult:
+    """Say that such a state is not judged, since the engines of this run do not repeat their answers."""
+    message = (
+        f"expected engines that give the same tokens again, by which {cell.scenario} is judged, found none in this run "
+        "(tier auto); use batch-invariant kernels (judging.tier: bitwise), or scenarios with prompts by number"
+    )
+    return conclude(REPEATS, cell.id, 0, [cell.untested(REPEATS, message)])
 
 
 def shared_gpus(history: History) -> list[str]:

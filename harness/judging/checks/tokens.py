@@ -12,6 +12,7 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import OfEngine, TokenDifference
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.judging.near_ties import near_tie_nats, parting, rounding_nats
+from harness.judging.rounding import allowed
 
 
 def _evidence(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...]) -> TokenDifference:
@@ -75,7 +76,6 @@ def prefill_token(cell: CellView) -> CheckResult:
     """
     name = "prefill-token"
     bitwise = cell.judging.tier == "bitwise"
-    bound = near_tie_nats(cell) if bitwise else rounding_nats(cell)
     plain = cell.history.of(cell.name.reference, scenario=cell.scenario) if bitwise else {}
     rows = cell.rows(cell.name.plain) if bitwise else {}
     findings: list[Finding] = []
@@ -91,13 +91,14 @@ def prefill_token(cell: CellView) -> CheckResult:
         appended = len(cell.prompt_of(o, "prefill")) < len(o.sent_ids)
         if appended:
             right = o.sent_ids[-1:]
-        if bitwise and not appended and (apart := _apart(o, prefill, leg)) > cell.judging.logprob_nats:
+        if bitwise and not appended and (apart := _apart(o, prefill, leg)) > allowed(cell, o):
             message = (
                 "expected the prefill engine to find its token as probable as D, which computes it anew from the KV "
                 f"that it was handed, found {apart:.3g} nats between them"
             )
             verdict, _ = decide(Facts(change="differ", against="this run"))
             findings.append(cell.finding(name, verdict, "target-kv", message, o, OfEngine(role="prefill")))
+        bound = near_tie_nats(cell, o) if bitwise else rounding_nats(cell)
         at = compare(right, said[:1], prefill.top_gaps, bound, prefill.runner_ups if bitwise else None)
         if at is None or at.near_tie:
             continue
@@ -158,7 +159,7 @@ def tokens_baseline(cell: CellView) -> CheckResult:
         judged += 1
         wanted = row.output_ids[: o.max_tokens]
         reference = _final(references.get(o.key))
-        at = parting(cell, o, wanted, reference, row)
+        at = parting(cell, o, wanted, reference, row, recorded=True)
         if at is None or at.near_tie:
             ties += [reference] if at is not None else []
             continue

@@ -15,6 +15,7 @@ from harness.judging.diagnosis.location import request_of
 from harness.judging.evidence import CellView
 from harness.judging.figures import LogprobDifference
 from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Finding, Law
+from harness.judging.near_ties import near_tie_nats
 from harness.profiles.scenarios import Sampled
 from harness.util.text import counted
 
@@ -178,7 +179,7 @@ def _wrong(cell: CellView, checks: Sequence[str]) -> Iterator[bool]:
             continue
         wrong = False
         if checks is _TOKEN_CHECKS:
-            near = cell.judging.near_tie_nats
+            near = near_tie_nats(cell, o)
             at = compare(request.leg.output_ids or (), request.expected, request.leg.top_gaps, near)
             wrong = at is not None and not at.near_tie
         steps = real_steps(request.leg)

@@ -117,7 +117,7 @@ def test_every_command_that_starts_engines_takes_flags(command, asks, tmp_path, 
 def test_baselines_of_engines_with_flags_have_a_folder_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr("harness.engines.environment.inspect_environment", lambda python: ENVIRONMENT.model_copy())
 
-    def stopped(prepared, environment, *_):
+    def stopped(prepared, environment, *_, **__):
         raise UsageError(f"stopped: {environment.flags.options}")
 
     monkeypatch.setattr("harness.runner.repetitions.record_repetitions", stopped)

@@ -77,7 +77,9 @@ def test_rounding_below_the_bound_passes_and_a_shared_batch_may_round_more():
         (5e-3, 3, Verdict.REGRESSION),
     ):
         o = moved(observation("pd-eagle3", 40, concurrent=concurrent), gap)
-        assert logprobs_single(view(history([o, single]), "pd-eagle3")).verdict is verdict
+        cell = view(history([o, single]), "pd-eagle3")
+        set_ = replace(cell, judging=cell.judging.model_copy(update={"logprob_nats": 1e-5}))
+        assert logprobs_single(set_).verdict is verdict
 
 
 def test_bound_is_a_setting():

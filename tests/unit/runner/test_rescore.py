@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -69,8 +70,12 @@ def test_wrong_output_is_found_where_it_begins():
 
 
 def test_near_tie_is_benign():
-    found = result(made(gaps=lambda o: (0.01,) * len(o.final.output_ids)))
+    close = made(gaps=lambda o: (0.01,) * len(o.final.output_ids))
+    cell = view(close, "pd-eagle3", lookups(LENGTHS))
+    found = rescored.rescored(replace(cell, judging=cell.judging.model_copy(update={"near_tie_nats": 0.02})))
     assert found.verdict is Verdict.PASS and "near ties" in found.note
+    # Where nothing is set, what rounding was measured to move: nothing was, here.
+    assert rescored.rescored(cell).verdict is Verdict.REGRESSION
 
 
 def test_output_that_was_not_scored_is_unknown():

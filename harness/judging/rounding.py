@@ -1,0 +1,174 @@
+"""How far log-probs may lie apart for no other reason than rounding, and whether equal runs give equal tokens.
+
+Both are measured (``harness.history.rounding``): by ``harness baseline record``, or, where a baseline has no
+measurement, by the plain engine of the run itself. Constants are left where nothing was measured, for what the record
+cannot resolve, and for baselines of another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from harness.baselines.lookup import Lookup
+from harness.history.folder import History
+from harness.history.records import Observation
+from harness.history.rounding import Rounding, WayName, in_words
+from harness.judging.evidence import CellView, Evidence
+from harness.profiles.cells import CellName
+from harness.profiles.model import Judging, Tier
+
+MULTIPLE = 8
+"""The bound as a multiple of the largest difference that was seen. Of 5,040 tokens of a real model on CPU, 99 % moved
+by less than two fifths of the largest, so the largest of a few hundred is no outlier (docs/checks.md)."""
+RESOLUTION_NATS = 1e-5
+"""Smallest bound: records have six decimals."""
+OTHERWISE_NATS = 1e-3
+"""Bound where sums may be added in another order and nobody measured by how much: on another machine, or without a
+measurement."""
+_MACHINE = ("processor", "gpus")
+"""What makes machines of one kind, as runs record it."""
+_ALONE: tuple[WayName, ...] = ("again", "hit", "prefill", "verify")
+_BY_ITSELF: tuple[WayName, ...] = ("again", "hit", "prefill")
+"""What a plain engine shows by itself."""
+
+
+class Bounds(NamedTuple):
+    """By how many nats log-probs of the same token may differ."""
+
+    alone: float
+    """For requests that have the engines to themselves."""
+    beside: float
+    """For requests beside others."""
+    recorded: float
+    """Against the baseline."""
+    source: str
+    """Where they come from, in words."""
+
+
+def rounding_of(cell: CellView) -> Rounding:
+    """Return what was measured for a cell: in the baselines of the plain engine and of its method, or else by the plain
+    engine of this run."""
+    found = Rounding()
+    for lineup in dict.fromkeys((cell.name.plain, cell.lineup)):
+        baseline = cell.baseline_or_reason(lineup)
+        if not isinstance(baseline, str) and baseline.header.rounding is not None:
+            found |= baseline.header.rounding
+    if found.largest(*_BY_ITSELF) is None:
+        found |= cell.history.rounding.get(cell.name.variant, Rounding())
+    return found
+
+
+def bounds(cell: CellView) -> Bounds:
+    """Return the bounds for a cell."""
+    given = cell.judging.logprob_nats
+    if given is not None:
+        return Bounds(given, max(given, OTHERWISE_NATS), max(given, OTHERWISE_NATS), "the profile")
+    found = rounding_of(cell)
+    seen = found.largest(*_ALONE)
+    if seen is None:
+        return Bounds(OTHERWISE_NATS, OTHERWISE_NATS, OTHERWISE_NATS, "no measurement")
+    alone = max(RESOLUTION_NATS, MULTIPLE * seen)
+    crowd = found.largest("crowd")
+    beside = max(alone, OTHERWISE_NATS if crowd is None else MULTIPLE * crowd)
+    recorded = beside if _same_machine(cell) else max(beside, OTHERWISE_NATS)
+    return Bounds(alone, beside, recorded, f"{MULTIPLE} times the largest rounding that was measured")
+
+
+def allowed(cell: CellView, *observations: Observation | None) -> float:
+    """Return by how many nats answers of this run may differ: more where one of them was beside other requests."""
+    beside = any(o is not None and o.concurrent > 1 for o in observations)
+    return bounds(cell).beside if beside else bounds(cell).alone
+
+
+def near_tie_in_crowds(cell: CellView) -> float:
+    """Return the gap, in nats, up to which the same prompts, asked together, were seen to part; 0 if they did not."""
+    crowd = rounding_of(cell).ways.get("crowd")
+    if crowd is None or not crowd.parted:
+        return 0.0
+    return cell.judging.near_tie_assumed(cell.dtype) if crowd.parted_nats is None else crowd.parted_nats
+
+
+def _same_machine(cell: CellView) -> bool:
+    """Return whether the baselines of a cell were recorded on a machine of the same kind."""
+    found = [cell.baseline_or_reason(lineup) for lineup in (cell.name.plain, cell.lineup)]
+    here = cell.history.run.hardware
+    return all(
+        not isinstance(b, str) and all(b.header.provenance.hardware.get(key) == here.get(key) for key in _MACHINE)
+        for b in found
+    )
+
+
+class Repeatability(NamedTuple):
+    """Whether the plain engines of a run give the same tokens again."""
+
+    alone: bool | None
+    """None: it was not measured."""
+    in_crowds: bool | None
+    sentence: str
+
+
+def repeatability(history: History, baselines: Mapping[str, Lookup]) -> Repeatability:
+    """Return what the run shows of its plain engines, or, of those that it did not ask, their baselines."""
+    measured = []
+    for name in dict.fromkeys(CellName.of(CellName.of(c.cell).reference) for c in history.run.cells):
+        found = history.rounding.get(name.variant, Rounding())
+        lookup = baselines.get(name.lineup)
+        if found.repeats is None and lookup is not None and lookup.baseline is not None:
+            found = lookup.baseline.header.rounding or Rounding()
+        measured.append(found)
+    alone = _all(m.repeats for m in measured)
+    crowds = _all(m.repeats_in_crowds for m in measured)
+    again = [m.ways["again"] for m in measured if "again" in m.ways]
+    crowd = [m.ways["crowd"] for m in measured if "crowd" in m.ways]
+    answers, parted = sum(w.answers for w in again), sum(w.parted for w in again)
+    if alone is None:
+        said = "it was not measured whether the plain engine repeats its answers"
+    elif alone:
+        said = f"the plain engine gave the same tokens again in {answers} of {answers} answers"
+    else:
+        said = f"the plain engine gave other tokens in {parted} of {answers} answers when it was asked again"
+    if crowd:
+        same = sum(w.answers - w.parted for w in crowd)
+        said += f", and beside other requests in {same} of {sum(w.answers for w in crowd)}"
+    return Repeatability(alone, crowds, said)
+
+
+def _all(values: Iterable[bool | None]) -> bool | None:
+    found = list(values)
+    return None if not found or None in found else all(found)
+
+
+def resolved(judging: Judging, history: History, baselines: Mapping[str, Lookup]) -> Judging:
+    """Return the thresholds with the tier that ``auto`` comes to in a run."""
+    if judging.tier != "auto":
+        return judging
+    bitwise = repeatability(history, baselines).alone
+    return judging.model_copy(update={"tier": "bitwise" if bitwise else "normal"})
+
+
+def notices(evidence: Evidence, tier: Tier) -> Iterator[str]:
+    """Yield what a reader has to know about the tier that was chosen and the bounds that were measured. ``tier`` is the
+    one that the profile asked for."""
+    if tier == "auto":
+        found = repeatability(evidence.history, evidence.baselines)
+        yield f"tier {evidence.judging.tier}, by measurement (auto): {found.sentence}"
+    if evidence.judging.tier == "bitwise" and evidence.judging.logprob_nats is None:
+        most = max((bounds(view) for view in evidence.views()), key=lambda b: (b.alone, b.beside), default=None)
+        if most is not None:
+            yield (
+                f"log-probs may differ by {most.alone:.1e} nats, beside other requests by {most.beside:.1e}, and from "
+                f"the baseline by {most.recorded:.1e}: {most.source}"
+            )
+
+
+def measurement(found: Rounding) -> list[tuple[str, str]]:
+    """Return each way that was measured, in words, with its figures."""
+    return [
+        (
+            in_words(way),
+            f"{w.tokens} tokens, median {w.quantiles[0]:.1e}, 99 % below {w.quantiles[-1]:.1e}, largest "
+            f"{w.largest:.1e} nats" + (f"; {w.parted} of {w.answers} answers part" if w.parted else ""),
+        )
+        for way, w in found.ways.items()
+    ]

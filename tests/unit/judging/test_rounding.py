@@ -1,0 +1,114 @@
+"""Bounds of log-probs and near ties that follow from measured rounding, and the tier that auto comes to."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.baselines.lookup import Lookup
+from harness.history.records import RESCORE
+from harness.history.rounding import ASIDE, Rounding, Way
+from harness.history.verdict import Verdict
+from harness.judging.checks.logprobs import logprobs_single
+from harness.judging.checks.registry import evidence_for, judge
+from harness.judging.near_ties import near_tie_nats
+from harness.judging.rounding import MULTIPLE, OTHERWISE_NATS, RESOLUTION_NATS, bounds
+from tests.support.builders import change_final, history, lookups, observation, view
+
+LENGTHS = [40, 48]
+
+
+def way(largest, parted=0, parted_nats=None):
+    return Way(answers=4, tokens=64, quantiles=(0, 0, largest), largest=largest, parted=parted, parted_nats=parted_nats)
+
+
+def measured(**ways):
+    """Baselines whose plain engine was measured so."""
+    found = lookups(LENGTHS)
+    plain = found["none"].baseline
+    header = plain.header.model_copy(update={"rounding": Rounding(ways=ways)})
+    return {**found, "none": Lookup(plain.model_copy(update={"header": header}), "")}
+
+
+def moved(o, nats):
+    return change_final(o, chosen_logprobs=tuple(v - nats for v in o.final.chosen_logprobs))
+
+
+def pair(nats, **changes):
+    return history([moved(observation("pd-none", 40, **changes), nats), observation("single-none", 40)])
+
+
+def test_the_bound_is_a_multiple_of_the_largest_that_was_seen():
+    cell = view(pair(0), "pd-none", measured(hit=way(2e-5), prefill=way(1e-5), crowd=way(1e-4)))
+    found = bounds(cell)
+    assert found.alone == pytest.approx(MULTIPLE * 2e-5) and found.beside == pytest.approx(MULTIPLE * 1e-4)
+    for nats, verdict in ((1.5e-4, Verdict.PASS), (2e-4, Verdict.REGRESSION)):
+        judged = view(pair(nats), "pd-none", measured(hit=way(2e-5)))
+        assert logprobs_single(judged).verdict is verdict
+
+
+def test_a_row_alone_that_rounds_otherwise_is_no_regression():
+    """As a real model of 30 layers does: 1.7e-5 nats between P/D and alone, all tokens right."""
+    assert judge(pair(1.7e-5), measured(hit=way(1.3e-5), prefill=way(3e-5))).verdict is Verdict.PASS
+
+
+def test_what_a_record_cannot_resolve_is_no_difference():
+    assert bounds(view(pair(0), "pd-none", measured(hit=way(0.0)))).alone == RESOLUTION_NATS
+
+
+def test_without_a_measurement_the_plain_engine_of_the_run_gives_one():
+    assert bounds(view(pair(0), "pd-none", lookups(LENGTHS))).alone == OTHERWISE_NATS
+    o = observation("single-none", 40)
+    again = moved(o, 5e-6).model_copy(update={"scenario": RESCORE, "instance": ASIDE["again"]})
+    shown = history([observation("pd-none", 40), o, again], cells=["pd-none", "single-none"])
+    assert bounds(view(shown, "pd-none", lookups(LENGTHS))).alone == pytest.approx(MULTIPLE * 5e-6)
+
+
+def test_a_profile_may_set_the_bound():
+    cell = view(pair(0.5), "pd-none", measured(hit=way(2e-5)))
+    wide = replace(cell, judging=cell.judging.model_copy(update={"logprob_nats": 1.0}))
+    assert bounds(wide).alone == 1.0 and logprobs_single(wide).verdict is Verdict.PASS
+
+
+def test_baselines_of_another_processor_may_round_otherwise():
+    cell = view(pair(0), "pd-none", measured(hit=way(2e-6)))
+    elsewhere = cell.history.run.model_copy(update={"hardware": {"processor": "another"}})
+    other = replace(cell, history=cell.history.model_copy(update={"run": elsewhere}))
+    assert bounds(other).recorded == OTHERWISE_NATS and bounds(other).alone == pytest.approx(MULTIPLE * 2e-6)
+
+
+def test_near_ties_of_the_bitwise_tier_are_what_was_seen_to_part():
+    cell = view(pair(0), "pd-none", measured(hit=way(2e-5), crowd=way(2e-5, parted=1, parted_nats=0.03)))
+    alone, crowded = observation("pd-none", 40), observation("pd-none", 40, concurrent=3)
+    assert near_tie_nats(cell, alone) == pytest.approx(MULTIPLE * 2e-5)
+    assert near_tie_nats(cell, crowded) == 0.03
+    assert near_tie_nats(replace(cell, judging=cell.judging.model_copy(update={"near_tie_nats": 0.2}))) == 0.2
+
+
+def auto(repeats):
+    """A run with the tier auto, whose plain engine gave the same tokens again, other ones, or was not asked (None)."""
+    o = observation("single-none", 40)
+    other = change_final(o, output_ids=(*o.final.output_ids[:5], 7, *o.final.output_ids[6:]))
+    asked = {"scenario": RESCORE, "instance": ASIDE["again"]}
+    again = [] if repeats is None else [(o if repeats else other).model_copy(update=asked)]
+    made = history([observation("pd-none", 40), o, *again], cells=["pd-none", "single-none"])
+    profile = {**made.run.profile, "judging": {**made.run.profile.get("judging", {}), "tier": "auto"}}
+    return made.model_copy(update={"run": made.run.model_copy(update={"profile": profile, "rounding": True})})
+
+
+def test_auto_is_bitwise_where_the_plain_engine_repeats_itself():
+    found = judge(auto(True), lookups(LENGTHS))
+    assert evidence_for(auto(True), lookups(LENGTHS)).judging.tier == "bitwise"
+    assert any("tier bitwise" in n and "1 of 1 answers" in n for n in found.notices)
+
+
+def test_auto_is_normal_where_it_does_not_or_was_not_asked():
+    for repeats in (False, None):
+        found = judge(auto(repeats), lookups(LENGTHS))
+        assert any("tier normal" in n for n in found.notices) and found.verdict is not Verdict.PASS
+
+
+def test_auto_takes_the_baseline_s_word_for_an_engine_that_the_run_does_not_have():
+    known = measured(again=way(0.0))
+    assert evidence_for(auto(None), known).judging.tier == "bitwise"
+    # What tonight's engine shows goes first.
+    assert evidence_for(auto(False), known).judging.tier == "normal"
