@@ -11,7 +11,8 @@ from rich.table import Table
 
 from harness.engines.inventory import Inventory, gpu_inventory, jobs_of, sharing_note, too_few_to_part
 from harness.history.records import COLD
-from harness.judging.power import Row, Sensitivity, sensitivity
+from harness.judging.power import Row, Sensitivity, lookups_now, sensitivity
+from harness.judging.rounding import MULTIPLE, measurement
 from harness.judging.sight import Sample, Seen
 from harness.profiles.cells import EngineGroup, excluded_cells
 from harness.profiles.hub import GIB, Hub
@@ -261,9 +262,14 @@ def _answers(seen: Seen) -> str:
 def _words(found: Sensitivity, prepared: Prepared) -> list[str]:
     judging = prepared.profile.judging
     if not found.normal:
+        chosen = (
+            "tier bitwise" if judging.tier == "bitwise" else "tier auto, where the plain engine repeats its answers"
+        )
+        otherwise = "" if judging.tier == "bitwise" else " If it does not, registered tests decide (docs/verdicts.md)."
         return [
-            "tier bitwise: tokens and accepted drafts are compared one by one, without statistical tests (alpha 0); "
-            "one difference fails its cell."
+            f"{chosen}: tokens and accepted drafts are compared one by one, without statistical tests (alpha 0); "
+            f"one difference fails its cell.{otherwise}",
+            *_rounding(prepared),
         ]
     stages = "one stage" if judging.stages == 1 else "two stages, the second on held-out prompts and fresh engines"
     return [
@@ -275,6 +281,30 @@ def _words(found: Sensitivity, prepared: Prepared) -> list[str]:
         f"{judging.floor_points:g} points, with a {100 * judging.confidence:g} % interval that excludes zero.",
         *_correlation(found),
         *_blind(found),
+    ]
+
+
+def _rounding(prepared: Prepared) -> list[str]:
+    """Say by how much log-probs may differ, and what of it was measured with the baselines."""
+    given = prepared.profile.judging.logprob_nats
+    if given is not None:
+        return [f"Log-probs may differ by {given:g} nats (judging.logprob_nats)."]
+    known = lookups_now(prepared, None)
+    found = {m: k.baseline.header.rounding for m, k in known.items() if k.baseline is not None}
+    lines = [
+        f"rounding of {method}, {words}: {figures}"
+        for method, rounding in found.items()
+        if rounding is not None
+        for words, figures in measurement(rounding)
+    ]
+    if not lines:
+        return [
+            "Log-probs may differ by what the plain engine of the run shows of its rounding; baselines that are "
+            "recorded now will have it."
+        ]
+    return [
+        f"Log-probs may differ by {MULTIPLE} times the largest rounding that was measured with the baselines:",
+        *lines,
     ]
 
 
