@@ -98,7 +98,7 @@ def published_for(bands: Iterable[Band], profile: dict[str, Any], lineup: str) -
 def matching(bands: Iterable[Band], profile: dict[str, Any], method: str) -> list[Band]:
     """Return the bands for the models that a recorded profile uses. Hub models and folders match by name."""
     raw: dict[str, Any] = next((m for m in profile.get("methods", ()) if m.get("kind") == method), {})
-    hub = {role: source.get("repo") for role, source in profile.get("sources", {}).items()}
+    hub = {role: source["repo"] for role, source in profile.get("sources", {}).items() if "repo" in source}
     target, drafter = hub.get("target", profile.get("target")), hub.get(method, raw.get("drafter"))
     k = raw.get("num_speculative_tokens")
     return [

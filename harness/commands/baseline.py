@@ -112,7 +112,7 @@ def _load(path: Path) -> Baseline:
 def overview(source: str, folder: Path | None) -> tuple[list[tuple[str, Header]], list[str]]:
     """Return the file name and header of each stored baseline, and a sentence for each that is damaged, unused or
     orphaned."""
-    prepared = prepare(source, ["single-*"])
+    prepared = prepare(source, ["single-*"], fetch=False)
     where = folder or prepared.profile.baselines
     rows = []
     for path in stored(where):

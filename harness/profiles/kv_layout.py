@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.profiles.methods import Method, modules_of
 from harness.profiles.model import Profile
-from harness.profiles.model_reference import folder_of
+from harness.profiles.model_reference import described_in
 from harness.util import json_io
 
 _MOST_BYTES = 4 * 2**20
@@ -52,7 +52,7 @@ def windows_in(target: Mapping[str, Any], method: Method, arguments: Collection[
     """Return ``windows_of`` all layers whose KV engines with these arguments keep: those of the target and of a drafter
     with a file of its own. Without its manager of several KV-cache groups, vLLM keeps as much of layers with a window
     as of the others."""
-    models = [target, *([config_in(folder_of(method.drafter))] if method.drafter else [])]
+    models = [target, *([config_in(described_in(method.drafter))] if method.drafter else [])]
     windows = {window for config in models for window in windows_of(config)}
     if None in windows and "--disable-hybrid-kv-cache-manager" in arguments:
         return FULL
@@ -66,7 +66,7 @@ def recurrent(config: Mapping[str, Any]) -> bool:
 
 def target_config(profile: Profile) -> Mapping[str, Any]:
     """Return the config of a profile's target, as engines read it."""
-    return _overridden(config_in(folder_of(profile.target)), profile.engine.hf_overrides)
+    return _overridden(config_in(described_in(profile.target)), profile.engine.hf_overrides)
 
 
 def _overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _value(key: str, now: Any, value: Any) -> Any:
 def modules_in(profile: Profile, method: Method) -> int:
     """Return how many modules of multi-token prediction a method drafts with. Of those in the target, vLLM reads the
     number in its file: overrides are the target's own."""
-    return modules_of(method, *(config_in(folder_of(model)) for model in (profile.target, method.drafter)))
+    return modules_of(method, *(config_in(described_in(model)) for model in (profile.target, method.drafter)))
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:

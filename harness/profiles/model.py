@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from harness import redact
 from harness.errors import ProfileError, UsageError
-from harness.profiles import connectors, remote_code
+from harness.profiles import at_rest, connectors, converted, packages, remote_code
 from harness.profiles.engine_args import check_arguments, check_variables, keys_in, not_plain, parallel_size
 from harness.profiles.hub import Hub, look_up
 from harness.profiles.methods import Method as Method
@@ -24,11 +24,18 @@ from harness.profiles.methods import OtherMethod
 from harness.profiles.model_reference import (
     TARGET,
     TOKENIZER,
+    FolderAtRest,
+    GgufSource,
+    Given,
     ModelFolder,
     ModelPath,
     ModelReference,
+    PackagedModel,
+    PackageSource,
     Source,
     UnresolvedModel,
+    UnresolvedPackage,
+    described_in,
     folder_of,
     local_folder,
     named_on_hub,
@@ -386,11 +393,11 @@ class Profile(Strict):
     name: ShortName
     description: str = ""
     target: ModelPath
-    """A folder, or a name on the hub; use ``target_folder`` to load it."""
+    """A folder, a name on the hub, or a file in a package; use ``target_folder`` to load it."""
     tokenizer: ModelPath | None = None
     """Tokenizer and chat template, if not the target's."""
-    sources: dict[str, Source] = Field(default_factory=dict)
-    """Origin of the models that were named on the hub, by role; filled in by ``localise``."""
+    sources: dict[str, Source | PackageSource | GgufSource] = Field(default_factory=dict)
+    """Origin of the models that were no folders for engines, by role; filled in by ``localise``."""
     topologies: tuple[TopologyName, ...] = Field(min_length=1)
     methods: tuple[Method, ...] = Field(min_length=1)
     routes: tuple[Route, ...] = Field(default=("client",), min_length=1)
@@ -434,8 +441,8 @@ class Profile(Strict):
 
     @property
     def parts(self) -> tuple[Profile, ...]:
-        """One plain profile per variant, with models of the hub as folders of the local cache; a profile without axes
-        is its only part."""
+        """One plain profile per variant, with models as folders of the local caches; a profile without axes is its only
+        part."""
         return _parts(self.model_dump_json()) if self.axes else (self,)
 
     @property
@@ -627,22 +634,40 @@ def models_of(profile: Profile, method: Method) -> dict[str, ModelPath | None]:
     return {"target": profile.target, "tokenizer": profile.tokenizer, f"drafter of {method.kind}": method.drafter}
 
 
-# --- models of the hub ----------------------------------------------------------------------------------------------
+# --- models that have no folder for engines yet ---------------------------------------------------------------------
+
+
+def given_models(profile: Profile) -> dict[str, Given | None]:
+    """Return the models of a profile by role: target, tokenizer, or the kind of a method."""
+    return {TARGET: profile.target, TOKENIZER: profile.tokenizer} | {m.kind: m.drafter for m in profile.methods}
 
 
 def references_of(profile: Profile) -> dict[str, ModelReference]:
-    """Return the models of a profile that have no folder yet, by role: target, tokenizer, or the kind of a method."""
-    given: dict[str, Path | ModelFolder | ModelReference | None] = {
-        TARGET: profile.target,
-        TOKENIZER: profile.tokenizer,
-    }
-    given |= {m.kind: m.drafter for m in profile.methods}
-    return {role: value for role, value in given.items() if isinstance(value, ModelReference)}
+    """Return the models on the hub that have no folder yet, by role."""
+    return {role: value for role, value in given_models(profile).items() if isinstance(value, ModelReference)}
+
+
+def makeable(profile: Profile) -> dict[str, PackagedModel | FolderAtRest]:
+    """Return the models of a profile as written, by role, that can be made without the hub: those in packages, and
+    folders at rest."""
+    out: dict[str, PackagedModel | FolderAtRest] = {}
+    for role, value in given_models(profile).items():
+        folder = described_in(value)
+        if isinstance(value, PackagedModel | FolderAtRest):
+            out[role] = value
+        elif folder is not None and at_rest.is_at_rest(folder):
+            trusted = isinstance(value, ModelFolder) and value.trust_remote_code
+            out[role] = FolderAtRest(path=folder, trust_remote_code=trusted, reason="not looked up")
+    return out
 
 
 def unavailable(profile: Profile) -> dict[str, str]:
     """Return, by role, why models of a localised profile cannot be used."""
-    return {r: v.reason for r, v in references_of(profile).items() if isinstance(v, UnresolvedModel)}
+    return {
+        role: value.reason
+        for role, value in given_models(profile).items()
+        if isinstance(value, UnresolvedModel | UnresolvedPackage | FolderAtRest)
+    }
 
 
 def reason_for(profile: Profile, kind: str) -> str | None:
@@ -652,31 +677,70 @@ def reason_for(profile: Profile, kind: str) -> str | None:
 
 
 def localise(profile: Profile, name: str = "", hub: Hub | None = None) -> Profile:
-    """Replace references by folders of the cache, and note their origin in ``sources``.
+    """Replace references, models in packages and folders at rest by folders of the caches, and note their origin in
+    ``sources``.
 
-    This does not contact the hub and never raises: a reference without a folder becomes an ``UnresolvedModel`` with the
-    reason, and using it raises ModelUnavailableError. ``name`` is what the user calls the profile.
+    This contacts nobody, makes nothing and never raises: what has no folder keeps its name, with the reason, and using
+    it raises ModelUnavailableError. ``name`` is what the user calls the profile.
     """
-    references = references_of(profile)
-    if not references:
+    references, others = references_of(profile), makeable(profile)
+    if not references and not others:
         return profile
-    hub = hub or Hub()
-    folders: dict[str, Path | ModelFolder | ModelReference] = {}
-    sources = dict(profile.sources)
+    found: dict[str, tuple[Given, Source | PackageSource | GgufSource | None]] = {}
+    called_so = name or profile.name
+    if references:
+        hub = hub or Hub()
     for role, reference in references.items():
         # Without its own tokenizer, the profile uses the target's.
-        found = look_up(hub, reference, role, role == TARGET and profile.tokenizer is None, name or profile.name)
-        if isinstance(found, Path):
-            trusted = reference.trust_remote_code
-            folders[role] = ModelFolder(path=found, trust_remote_code=trusted) if trusted else found
-            sources[role] = Source(repo=reference.repo, revision=reference.revision, commit=found.name)
-        else:
-            folders[role] = UnresolvedModel(**reference.model_dump(exclude={"reason"}), reason=found)
+        also_tokenizer = role == TARGET and profile.tokenizer is None
+        found[role] = _of_hub(reference, look_up(hub or Hub(), reference, role, also_tokenizer, called_so))
+    command = f"harness models --profile {shlex.quote(called_so)} --download"
+    for role, value in others.items():
+        found[role] = _made(value, command)
+    folders = {role: folder for role, (folder, _) in found.items()}
+    sources = profile.sources | {role: source for role, (_, source) in found.items() if source is not None}
     changes: dict[str, Any] = {r: folders[r] for r in (TARGET, TOKENIZER) if r in folders}
     methods = tuple(
         m.model_copy(update={"drafter": folders[m.kind]}) if m.kind in folders else m for m in profile.methods
     )
     return profile.model_copy(update={**changes, "methods": methods, "sources": sources})
+
+
+def _of_hub(reference: ModelReference, found: Path | str) -> tuple[Given, Source | None]:
+    """Return a model of the hub with its origin, or with the reason why it has no folder."""
+    if isinstance(found, str):
+        return UnresolvedModel(**reference.model_dump(exclude={"reason"}), reason=found), None
+    trusted = reference.trust_remote_code
+    source = Source(repo=reference.repo, revision=reference.revision, commit=found.name)
+    return ModelFolder(path=found, trust_remote_code=trusted) if trusted else found, source
+
+
+def _made(value: PackagedModel | FolderAtRest, command: str) -> tuple[Given, PackageSource | GgufSource | None]:
+    """Return a model of a package or at rest with its origin, or with the reason why it has no folder."""
+    if isinstance(value, PackagedModel):
+        folder = packages.found(value)
+        if folder is not None:
+            return folder, packages.source_of(value)
+        known = value.model_dump(exclude={"reason"})
+        return UnresolvedPackage(**known, reason=packages.why_not(value, command)), None
+    try:
+        folder = at_rest.expanded(value.path)
+        source = at_rest.source_of(value.path)
+    except OSError as error:
+        return value.model_copy(update={"reason": f"{value.path}: cannot be read ({error.strerror})"}), None
+    if folder is not None:
+        trusted = value.trust_remote_code
+        return ModelFolder(path=folder, trust_remote_code=True) if trusted else folder, source
+    reason = (
+        f"expected {value.path / at_rest.WEIGHTS} expanded in the cache {converted.root()}, found it at rest alone; run "
+        f"`{command}`, which needs no network for that"
+    )
+    return value.model_copy(update={"reason": reason}), None
+
+
+def forget_parts() -> None:
+    """Look up models of profiles with axes again: some were made."""
+    _parts.cache_clear()
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------
@@ -846,15 +910,15 @@ def _check_not_overridden(path: Path, raw: Mapping[str, Any], inherited: Mapping
 def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> None:
     """Raise ProfileError when a model or prompt path of the profile does not exist or is not a model.
 
-    References to the hub are checked where they are looked up.
+    References to the hub and models in packages are checked where they are looked up.
     """
     models = {"target": profile.target} | {
         f"drafter of {m.kind}": m.drafter for m in profile.methods if m.drafter is not None
     }
     for role, folder in models.items():
-        if isinstance(folder, ModelReference):
+        # One that was looked up says why it has none where it is used.
+        if (folder := described_in(folder)) is None:
             continue
-        folder = local_folder(folder, role)
         config = folder / "config.json"
         if not config.is_file():
             raise ProfileError(
@@ -865,7 +929,7 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
             json_io.loads(json_io.read_text(config, _MOST_BYTES))
         except (ValueError, OSError) as error:
             raise ProfileError(f"profile {source}: {role}: {config} is not JSON ({error})") from error
-    tokenizer = folder_of(profile.tokenizer if profile.tokenizer is not None else profile.target)
+    tokenizer = described_in(profile.tokenizer if profile.tokenizer is not None else profile.target)
     if tokenizer is not None and not (tokenizer / "tokenizer_config.json").is_file():
         raise ProfileError(
             f"profile {source}: tokenizer: expected a folder with tokenizer_config.json at "

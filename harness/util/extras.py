@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from harness.util.paths import IN_CHECKOUT
 
-RUN = ("httpcore", "httpx", "huggingface_hub", "pyarrow", "safetensors", "tokenizers", "transformers")
+RUN = ("gguf", "httpcore", "httpx", "huggingface_hub", "pyarrow", "safetensors", "tokenizers", "transformers")
 """The packages of the extra ``run`` that are imported; py-spy, which it has, too, is a program."""
 INSTALL_RUN = "pip install 'kv-acceptance-harness[run]'"
 _INSTALL_ENGINES = "run ./run_matrix.sh" if IN_CHECKOUT else "pip install 'kv-acceptance-harness[cpu]' (or [gpu])"
@@ -18,9 +18,14 @@ def install_engines(executable: str) -> str:
     return _INSTALL_ENGINES if executable == sys.executable else "install vllm and nixl there"
 
 
+def is_installed(name: str) -> bool:
+    """Return whether there is a module of this name, without importing it."""
+    return find_spec(name) is not None
+
+
 def lacking_to_run() -> list[str]:
     """Return the packages of the extra ``run`` that are not installed."""
-    return [name for name in RUN if find_spec(name) is None]
+    return [name for name in RUN if not is_installed(name)]
 
 
 def why_missing(name: str) -> str | None:

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+PROJECT = "kv-acceptance-harness"
 IMPORT_ROOT = Path(__file__).resolve().parents[2]
 """The folder that the package is imported from: a checkout, or a site-packages folder."""
 _PACKAGED = IMPORT_ROOT / "harness" / "data"
@@ -20,6 +21,11 @@ REPOSITORY = IMPORT_ROOT if IN_CHECKOUT else _PACKAGED
 """The root of the shipped data: prompts, baselines, models, locks. A wheel carries it inside of the package."""
 DEFAULT_OUT = (REPOSITORY if IN_CHECKOUT else Path.cwd()) / "reports"
 _SHIPPED = ("baselines", "known-defects.yaml")
+
+
+def cache_folder(kind: str) -> Path:
+    """Return the folder of this user's cache for one kind of thing; it need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / PROJECT / kind
 
 
 def beneath(path: Path, folder: Path) -> bool:

@@ -18,7 +18,7 @@ _SETTINGS = ("engine", "judging", "scenarios", "axes")
 def lacking(run: RunRecord, source: str) -> list[str]:
     """Return a sentence for each setting and cell in which the plan of a run is not that of the profile ``source``.
     Raises the errors of ``prepare``."""
-    return list(_lacking(run, prepare(source, ()), source))
+    return list(_lacking(run, prepare(source, (), fetch=False), source))
 
 
 def _lacking(run: RunRecord, prepared: Prepared, source: str) -> Iterator[str]:

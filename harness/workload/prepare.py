@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from harness.profiles.cells import Cell, Plan, make_plan, select_cells
 from harness.profiles.known_defects import load_known
 from harness.profiles.kv_layout import modules_in
 from harness.profiles.model import Profile, check_paths, load_profile, reason_for
+from harness.profiles.obtain import obtain_all
 from harness.prompts.model import PromptSet, load_prompts, planned_prompts
 from harness.workload.cells import (
     RECORDING,
@@ -80,20 +82,24 @@ def prepare(
     record: bool = False,
     prompts_per_stratum: int | None = None,
     planned: bool = False,
+    fetch: bool = True,
 ) -> Prepared:
     """Load and check everything that can be wrong before an engine is started.
 
     ``record`` selects what a baseline needs: every prompt of the set, cold, as ids. ``prompts_per_stratum`` limits the
     cold prompts. With ``planned``, models and prompts need not exist, and placeholders by the recipe stand for missing
-    prompts; the result cannot be run.
+    prompts; the result cannot be run. Otherwise models in packages are fetched and folders at rest expanded, which is
+    said on stderr, unless ``fetch`` is false.
 
-    Raises UsageError, DataError, ProfileError or ModelUnavailableError.
+    Raises UsageError, DataError, ProfileError or EnvironmentFault.
     """
     profile = load_profile(source)
+    cells = select_cells(profile, patterns)
+    if fetch and not planned and _obtained(profile, cells):
+        profile = load_profile(source)
     if record:
         # No baseline has scores, for which the plain engine would wait for all others.
         profile = without_rescoring(profile)
-    cells = select_cells(profile, patterns)
     if record:
         # A baseline describes engines without a router.
         cells = [c for c in cells if not c.routed]
@@ -133,6 +139,14 @@ def prepare(
     plan = make_plan(profile, [w.cell for w in works if w.cell.id not in lacking])
     asked = {w.cell.id for w in works}
     return Prepared(profile, source, sets, plan, tuple(works), {c: r for c, r in lacking.items() if c in asked})
+
+
+def _obtained(profile: Profile, cells: Sequence[Cell]) -> bool:
+    """Make the models of these cells that are not here and can be made; return whether any was."""
+    methods: dict[str, set[str]] = {}
+    for cell in cells:
+        methods.setdefault(cell.variant, set()).add(cell.method.kind)
+    return obtain_all(profile, methods, lambda words: print(f"harness: {words}", file=sys.stderr, flush=True))
 
 
 def _unlike_modules(part: Profile, cell: Cell) -> str | None:

