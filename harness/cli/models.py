@@ -1,4 +1,5 @@
-"""``harness models``: the models on the hub that a profile names; ``harness probe``: those of the cpu profile."""
+"""``harness models``: the models of a profile that are fetched or converted; ``harness probe``: those of the cpu
+profile."""
 
 from __future__ import annotations
 
@@ -15,33 +16,35 @@ from harness.cli.options import LATEST, CellOption, JsonOption, ProfileOption, R
 from harness.errors import EXIT_UNKNOWN
 
 if TYPE_CHECKING:
-    from harness.profiles.model_survey import Model
+    from harness.profiles.hub import Hub
+    from harness.profiles.model_survey import Convertible, Model
 
 
 def models_command(
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
-    download: Annotated[bool, typer.Option("--download", help="Download what the local cache lacks.")] = False,
+    download: Annotated[bool, typer.Option("--download", help="Fetch and convert what the local caches lack.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every cached file and compare it with its checksum.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the models on the Hugging Face hub that a profile names: commit, size, whether cached and whether gated.
+    """Show the models of a profile on the Hugging Face hub, in packages and in GGUF folders: size, and whether cached.
 
     Exit code 0 when all are cached or can be downloaded; 2 when access, network or disk prevents it; 64 when the
     profile names a model that does not exist or has moved.
     """
     from harness.profiles.cells import select_cells
-    from harness.profiles.hub import GIB, Hub, damaged_files
-    from harness.profiles.model import read_profile, references_of
-    from harness.profiles.model_survey import survey
+    from harness.profiles.hub import GIB, Hub
+    from harness.profiles.model import makeable, read_profile, references_of
+    from harness.profiles.model_survey import survey, survey_convertible
 
     # A nightly job downloads models first; its prompts may be built with their tokenizers later.
     wanted = read_profile(profile, with_prompts=False)
-    if not any(references_of(part) for part in wanted.written_parts):
+    on_hub = any(references_of(part) for part in wanted.written_parts)
+    if not on_hub and not any(makeable(part) for part in wanted.written_parts):
         if as_json:
-            print_json(shapes.models(wanted.name, [], Hub(), []))
+            print_json(shapes.models(wanted.name, [], [], Hub(), []))
         else:
             typer.echo(f"profile {wanted.name} names no model on the hub, only folders")
         return
@@ -49,30 +52,69 @@ def models_command(
     methods: dict[str, set[str]] = {}
     for chosen in select_cells(wanted, cell or []):
         methods.setdefault(chosen.variant, set()).add(chosen.method.kind)
-    found = survey(wanted, hub, download, methods)
-    problems = [f"{m.role}: {m.error}" for m in found if m.error is not None]
-    code = max((m.error.exit_code for m in found if m.error is not None), default=0)
+    found = survey(wanted, hub, download, methods) if on_hub else []
+    made = survey_convertible(wanted, download, methods, lambda words: typer.echo(f"harness: {words}", err=True))
+    errors = [(m.role, m.error) for m in found if m.error is not None]
+    errors += [(m.role, m.error) for m in made if m.error is not None]
+    problems = [f"{role}: {error}" for role, error in errors]
+    code = max((error.exit_code for _, error in errors), default=0)
     if verify:
-        for model in found:
-            folder = hub.snapshot_folder(model.reference.repo, model.commit or "")
-            damaged = damaged_files(folder) if model.cached else []
-            problems += [
-                f"{model.role}: {folder / n}: expected a file that matches its checksum, found one that does not; "
-                "remove the file it links to and download again"
-                for n in damaged
-            ]
-            code = max(code, EXIT_UNKNOWN if damaged else 0)
+        damaged = _damaged(hub, found, made)
+        problems += damaged
+        code = max(code, EXIT_UNKNOWN if damaged else 0)
     if as_json:
-        print_json(shapes.models(wanted.name, found, hub, problems))
+        print_json(shapes.models(wanted.name, found, made, hub, problems))
         raise typer.Exit(code)
-    _show(found)
-    typer.echo(
-        f"hub: {hub.endpoint}, token: {'found' if hub.has_token else 'none'}; cache: {hub.cache}, "
-        f"{hub.free() / GIB:.1f} GiB free"
-    )
+    if found:
+        _show(found)
+        typer.echo(
+            f"hub: {hub.endpoint}, token: {'found' if hub.has_token else 'none'}; cache: {hub.cache}, "
+            f"{hub.free() / GIB:.1f} GiB free"
+        )
+    if made:
+        _show_convertible(made)
     for problem in problems:
         typer.echo(problem)
     raise typer.Exit(code)
+
+
+def _damaged(hub: Hub, found: list[Model], made: list[Convertible]) -> list[str]:
+    """Return a sentence for each file in the caches that does not match its checksum."""
+    from harness.profiles.converted import damaged
+    from harness.profiles.hub import damaged_files
+
+    out = []
+    for model in found:
+        folder = hub.snapshot_folder(model.reference.repo, model.commit or "")
+        out += [
+            f"{model.role}: {folder / n}: expected a file that matches its checksum, found one that does not; "
+            "remove the file it links to and download again"
+            for n in (damaged_files(folder) if model.cached else [])
+        ]
+    for one in made:
+        out += [
+            f"{one.role}: {one.folder / n}: expected a file that matches its checksum, found one that does not; remove "
+            f"{one.folder}, and it is made anew"
+            for n in (damaged(one.folder) if one.folder is not None else [])
+            if one.folder is not None
+        ]
+    return out
+
+
+def _show_convertible(made: list[Convertible]) -> None:
+    from harness.profiles import converted
+
+    table = Table(title="models in packages, and folders with model.gguf", title_justify="left")
+    for column in ("role", "model", "file", "licence", "size", "converted", "here"):
+        table.add_column(column, overflow="fold")
+    for m in made:
+        sizes = ["?" if size is None else f"{size / 1e6:.0f} MB" for size in (m.source_size, m.size)]
+        table.add_row(m.role, m.name, m.file, m.license or "–", *sizes, "yes" if m.folder is not None else "no")
+    make_console().print(table)
+    typer.echo(
+        f"cache: {converted.root()}, {converted.free() / 1e9:.1f} GB free; a run makes what is not here, and so does "
+        "--download"
+    )
 
 
 def _show(found: list[Model]) -> None:

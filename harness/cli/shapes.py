@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harness.judging.findings import Finding
     from harness.judging.power import Sensitivity
     from harness.profiles.hub import Hub
-    from harness.profiles.model_survey import Model
+    from harness.profiles.model_survey import Convertible, Model
     from harness.reports.compare import Comparison
     from harness.reports.summary import RunSummary
     from harness.reports.trend_model import Trend
@@ -235,7 +235,23 @@ def model(m: Model) -> dict[str, Any]:
     }
 
 
-def models(profile: str, found: Sequence[Model], hub: Hub, problems: Sequence[str]) -> dict[str, Any]:
+def convertible(m: Convertible) -> dict[str, Any]:
+    return {
+        "role": m.role,
+        "model": m.name,
+        "file": m.file,
+        "license": m.license,
+        "source_size": m.source_size,
+        "size": m.size,
+        "cached": m.folder is not None,
+        "folder": str(m.folder) if m.folder is not None else None,
+        "error": str(m.error) if m.error is not None else None,
+    }
+
+
+def models(
+    profile: str, found: Sequence[Model], made: Sequence[Convertible], hub: Hub, problems: Sequence[str]
+) -> dict[str, Any]:
     """Return the models of a profile: of ``models``."""
     return {
         "profile": profile,
@@ -244,6 +260,7 @@ def models(profile: str, found: Sequence[Model], hub: Hub, problems: Sequence[st
         "cache": str(hub.cache),
         "free": hub.free(),
         "models": [model(m) for m in found],
+        "convertible": [convertible(m) for m in made],
         "problems": list(problems),
     }
 

@@ -12,6 +12,7 @@ from harness.errors import EnvironmentFault, UsageError
 from harness.judging.power import lookups_now
 from harness.profiles.hub import Hub
 from harness.profiles.model import read_profile, references_of
+from harness.profiles.model_survey import survey_convertible
 from harness.workload.prepare import prepare
 
 
@@ -29,7 +30,7 @@ def next_step(profile: str, engine_python: str | None = None) -> Step | None:
     hub = Hub()
     if any(
         hub.cached(ref, role) is None for part in written.written_parts for role, ref in references_of(part).items()
-    ):
+    ) or any(m.folder is None for m in survey_convertible(written)):
         return Step("download the models that are not here", ("models", "--profile", profile, "--download"))
     if any(not p.workload.prompts.is_file() and p.workload.recipe is not None for p in written.written_parts):
         return Step("build the prompt sets", ("prompts", "build", "--for-profile", profile))

@@ -17,7 +17,8 @@ from harness.judging.sight import Sample, Seen
 from harness.profiles.cells import EngineGroup, excluded_cells
 from harness.profiles.hub import GIB, Hub
 from harness.profiles.model import Profile, read_profile, references_of
-from harness.profiles.model_survey import Model, survey
+from harness.profiles.model_reference import PackagedModel
+from harness.profiles.model_survey import Model, survey, survey_convertible
 from harness.prompts.lengths import Stratum
 from harness.prompts.model import Prompt
 from harness.scheduling.links import UNKNOWN, summary
@@ -153,7 +154,12 @@ def models_of_hub(source: str) -> list[Model]:
 
 
 def print_models(source: str, console: Console) -> None:
-    """Print the models that the profile names on the hub, with what would have to be downloaded."""
+    """Print the models that the profile names on the hub or in packages, with what would have to be downloaded."""
+    for made in survey_convertible(read_profile(source)):
+        if isinstance(made.model, PackagedModel) and made.folder is None:
+            size = f", {made.source_size / 1e6:.0f} MB" if made.source_size else ""
+            words = f"{made.role}: {made.model} is not in the cache; a run fetches it{size}"
+            console.print(words, markup=False, highlight=False, soft_wrap=True)
     found = models_of_hub(source)
     if not found:
         return

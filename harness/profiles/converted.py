@@ -1,5 +1,5 @@
-"""The cache of converted models. A folder there is made once, whole or not at all, by one process at a time; where files
-are missing or have another size, it is made anew."""
+"""The cache of converted models. A folder there is made once, whole or not at all, by one process at a time; where
+files are missing or have another size, it is made anew."""
 
 from __future__ import annotations
 
@@ -174,6 +174,6 @@ def require_room(what: str, size: int) -> None:
     there = free()
     if size > there:
         raise EnvironmentFault(
-            f"{what}: expected {size / _MB:.0f} MB of free disk at {root()}, found {there / _MB:.0f} MB; make room, or set "
-            "XDG_CACHE_HOME to a larger disk"
+            f"{what}: expected {size / _MB:.0f} MB of free disk at {root()}, found {there / _MB:.0f} MB; make room, or "
+            "set XDG_CACHE_HOME to a larger disk"
         )

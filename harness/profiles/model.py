@@ -36,7 +36,6 @@ from harness.profiles.model_reference import (
     UnresolvedModel,
     UnresolvedPackage,
     described_in,
-    folder_of,
     local_folder,
     named_on_hub,
 )
@@ -670,6 +669,11 @@ def unavailable(profile: Profile) -> dict[str, str]:
     }
 
 
+def made_later(profile: Profile) -> set[str]:
+    """Return the roles of models of a localised profile that a run makes before it starts."""
+    return makeable(profile).keys() & unavailable(profile).keys()
+
+
 def reason_for(profile: Profile, kind: str) -> str | None:
     """Return which missing model keeps a method of a localised profile from running, in words, or None."""
     missing = unavailable(profile)
@@ -732,8 +736,8 @@ def _made(value: PackagedModel | FolderAtRest, command: str) -> tuple[Given, Pac
         trusted = value.trust_remote_code
         return ModelFolder(path=folder, trust_remote_code=True) if trusted else folder, source
     reason = (
-        f"expected {value.path / at_rest.WEIGHTS} expanded in the cache {converted.root()}, found it at rest alone; run "
-        f"`{command}`, which needs no network for that"
+        f"expected {value.path / at_rest.WEIGHTS} expanded in the cache {converted.root()}, found it at rest alone; "
+        f"run `{command}`, which needs no network for that"
     )
     return value.model_copy(update={"reason": reason}), None
 
@@ -915,9 +919,9 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
     models = {"target": profile.target} | {
         f"drafter of {m.kind}": m.drafter for m in profile.methods if m.drafter is not None
     }
-    for role, folder in models.items():
+    for role, model in models.items():
         # One that was looked up says why it has none where it is used.
-        if (folder := described_in(folder)) is None:
+        if (folder := described_in(model)) is None:
             continue
         config = folder / "config.json"
         if not config.is_file():

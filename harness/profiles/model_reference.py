@@ -1,5 +1,5 @@
-"""How a profile names a model (a folder, a repository and revision on the Hugging Face hub, or a file in a package), and
-which files a model's folder must contain."""
+"""How a profile names a model (a folder, a repository and revision on the Hugging Face hub, or a file in a package),
+and which files a model's folder must contain."""
 
 from __future__ import annotations
 
@@ -168,7 +168,8 @@ class UnresolvedPackage(PackagedModel):
 
 
 class FolderAtRest(ModelFolder):
-    """A folder whose weights are in ``model.gguf`` and were not expanded, with the reason, as in ``UnresolvedModel``."""
+    """A folder whose weights are in ``model.gguf`` and were not expanded, with the reason, as in
+    ``UnresolvedModel``."""
 
     reason: str
 
@@ -217,8 +218,8 @@ ModelPath = Annotated[
     | Annotated[PackagedModel, Tag("package")],
     Discriminator(_shape),
 ]
-"""A model in a profile: a folder, a name on the hub, or a file in a package. In a file, a plain text may be a folder or a
-name on the hub (``named_on_hub``)."""
+"""A model in a profile: a folder, a name on the hub, or a file in a package. In a file, a plain text may be a folder or
+a name on the hub (``named_on_hub``)."""
 
 
 def folder_of(value: Given | None) -> Path | None:

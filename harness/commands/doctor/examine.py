@@ -17,8 +17,8 @@ from harness.errors import HarnessError
 from harness.history.surfaces import WITHOUT
 from harness.judging.power import lookups_of
 from harness.profiles.cells import CellName, all_cells
-from harness.profiles.model import Profile, load_profile
-from harness.profiles.model_reference import folder_of
+from harness.profiles.model import Profile, load_profile, made_later
+from harness.profiles.model_reference import TARGET, TOKENIZER, folder_of
 from harness.prompts.model import load_prompts
 from harness.prompts.probe_task import RECIPE_FILE, WEIGHTS
 from harness.scheduling.gpus import gpus
@@ -78,6 +78,7 @@ def _packages_item() -> Item:
 
 def _real_model_items(profile: Profile, source: str, environment: EngineEnvironment | None) -> list[Item]:
     from harness.commands.doctor.gpu import (
+        convertible_items,
         gpu_items,
         hub_items,
         read_gpus,
@@ -86,7 +87,7 @@ def _real_model_items(profile: Profile, source: str, environment: EngineEnvironm
         weights_of,
     )
 
-    items = hub_items(source)
+    items = [*hub_items(source), *convertible_items(source)]
     if profile.engine.device == "gpu":
         items += transport_items(profile, environment) if environment is not None else []
         items += gpu_items(profile, environment, read_gpus(), weights_of(source))
@@ -194,8 +195,11 @@ def _data_items(profile: Profile, source: str) -> list[Item]:
 
         def prompts(part: Profile = parts[0]) -> str:
             prompt_set = load_prompts(part.workload.prompts)
+            found = f"{len(prompt_set.prompts)} in {part.workload.prompts.name}"
+            if made_later(part) & {TARGET, TOKENIZER}:
+                return f"{found}, not compared with the tokenizer, which is not here yet"
             prompt_set.check_tokenizer(part.tokenizer_folder, part.workload.prompts)
-            return f"{len(prompt_set.prompts)} in {part.workload.prompts.name}"
+            return found
 
         name = "prompts" if len(paths) == 1 else f"prompts {path.stem}"
         items.append(_attempt(name, f"restore the file, or run `harness prompts build{recipe}`", prompts))
@@ -206,12 +210,14 @@ def _data_items(profile: Profile, source: str) -> list[Item]:
                 found |= lookups_of(part, source, digest, None, hardware, indexes)
     advice = f"harness baseline record --profile {source}"
     if not profile.axes:
+        later = made_later(profile)
         return items + [
             Item(
                 f"baseline {lineup}",
                 f"{len(k.baseline.rows)} prompts" if k.baseline else k.reason,
                 k.found,
-                True,
+                # A run makes the model first.
+                not later & {TARGET, TOKENIZER, CellName.of_lineup(lineup).method},
                 advice,
             )
             for lineup, k in found.items()

