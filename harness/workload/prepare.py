@@ -11,7 +11,8 @@ from harness.errors import HarnessError, ModelUnavailableError, UsageError
 from harness.profiles.cells import Cell, Plan, make_plan, select_cells
 from harness.profiles.known_defects import load_known
 from harness.profiles.kv_layout import modules_in
-from harness.profiles.model import Profile, check_paths, load_profile, reason_for
+from harness.profiles.model import Profile, check_paths, load_profile, reason_for, unavailable
+from harness.profiles.model_reference import TARGET, TOKENIZER
 from harness.profiles.obtain import obtain_all
 from harness.prompts.model import PromptSet, load_prompts, planned_prompts
 from harness.workload.cells import (
@@ -115,7 +116,7 @@ def prepare(
             continue
         try:
             prompts = _planned_prompts(part) if planned else None
-            sets[part.variant] = prompts = prompts or _fitting_prompts(part, source, record)
+            sets[part.variant] = prompts = prompts or _fitting_prompts(part, source, record, planned)
         except HarnessError as error:
             # A variant that cannot run must not keep the others from running.
             if not profile.axes:
@@ -174,12 +175,14 @@ def _thinned(choice: Choice, prompts: PromptSet, per_stratum: int | None) -> Cho
     return choice._replace(prompts=frozenset(p.id for p in thinned(prompts.cold, per_stratum)), texts=per_stratum)
 
 
-def _fitting_prompts(part: Profile, source: str, record: bool) -> PromptSet:
+def _fitting_prompts(part: Profile, source: str, record: bool, planned: bool) -> PromptSet:
     """Load the prompts of one part of a profile. Raises UsageError or DataError when they cannot be used with it."""
+    has_tokenizer = not unavailable(part).keys() & {TARGET if part.tokenizer is None else TOKENIZER}
     where = f"profile {source}" + (f", variant {part.variant}" if part.variant else "")
     check_paths(part, Path(source))
     prompts = load_prompts(part.workload.prompts)
-    prompts.check_tokenizer(part.tokenizer_folder, part.workload.prompts)
+    if has_tokenizer or not planned:
+        prompts.check_tokenizer(part.tokenizer_folder, part.workload.prompts)
     longest = max(p.tokens for p in prompts.prompts) + part.workload.max_tokens
     if longest > part.engine.max_model_len:
         raise UsageError(
