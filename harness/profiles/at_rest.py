@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from functools import lru_cache, partial
 from pathlib import Path
 
-import numpy as np
-
 from harness.errors import ProfileError
 from harness.profiles import converted
-from harness.profiles.gguf_file import GgufFile, require_reader
 from harness.profiles.model_reference import GgufSource
 from harness.util.files import sha256_file, sha256_json
-from harness.util.safetensors_file import write_safetensors
 
 WEIGHTS = "model.gguf"
 
@@ -44,15 +41,19 @@ def expand(folder: Path, tell: converted.Tell) -> Path:
     there = expanded(folder)
     if there is not None:
         return there
-    require_reader()
+    converted.require_reader()
     tell(f"expanding {folder} into {converted.root()}")
     return converted.make(_name(folder), source_of(folder).model_dump(), partial(_build, folder), tell)
 
 
 def _build(folder: Path, out: Path, _: Path) -> None:
+    # Numpy takes a while to import, and a plan needs none of this.
+    from harness.profiles.gguf_file import GgufFile
+    from harness.util.safetensors_file import write_safetensors
+
     what = str(folder / WEIGHTS)
     source = GgufFile(folder / WEIGHTS, what)
-    size = sum(max(2 * int(np.prod(t.shape)), int(t.stored.n_bytes)) for t in source.tensors.values())
+    size = sum(max(2 * math.prod(t.shape), int(t.stored.n_bytes)) for t in source.tensors.values())
     converted.require_room(what, size)
     if not source.tensors:
         raise ProfileError(f"{what}: expected tensors, found none; write the file again")

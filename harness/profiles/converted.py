@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.errors import EnvironmentFault
 from harness.util import file_lock, json_io
+from harness.util.extras import is_installed, why_missing
 from harness.util.files import sha256_file
 from harness.util.paths import cache_folder
 
@@ -159,6 +160,12 @@ def _writing() -> Iterator[None]:
             f"expected to write the cache of models {root()}, found {error.strerror or error}; set XDG_CACHE_HOME to a "
             "writable folder with room"
         ) from error
+
+
+def require_reader() -> None:
+    """Raise EnvironmentFault unless the package ``gguf`` is installed, which reads what is converted."""
+    if not is_installed("gguf"):
+        raise EnvironmentFault(why_missing("gguf"))
 
 
 def free() -> int:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.errors import EnvironmentFault, ProfileError
-from harness.util.extras import is_installed, why_missing
+from harness.errors import ProfileError
 from harness.util.safetensors_file import Tensor, bfloat16
 
 _INTEGERS = ("I8", "I16", "I32", "I64")
@@ -39,9 +38,7 @@ class GgufFile:
     """An open GGUF file. ``what`` is what messages call it."""
 
     def __init__(self, path: Path, what: str) -> None:
-        """Open it and read everything but values. Raises EnvironmentFault without the package, and ProfileError when
-        the file cannot be read as GGUF."""
-        require_reader()
+        """Open it and read everything but values. Raises ProfileError when the file cannot be read as GGUF."""
         import gguf
 
         self.what = what
@@ -111,9 +108,3 @@ class GgufFile:
                 f"({found.name}); name a file with another quantisation"
             ) from None
         return values.reshape(found.shape)
-
-
-def require_reader() -> None:
-    """Raise EnvironmentFault unless the package ``gguf`` is installed."""
-    if not is_installed("gguf"):
-        raise EnvironmentFault(why_missing("gguf"))

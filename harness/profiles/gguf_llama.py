@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -59,7 +60,7 @@ class _Shape(NamedTuple):
 
 def converted_size(source: GgufFile) -> int:
     """Return about how many bytes the folder of a file has."""
-    return sum(2 * int(np.prod(t.shape)) for t in source.tensors.values()) + 50 * len(source.need(_TOKENS))
+    return sum(2 * math.prod(t.shape) for t in source.tensors.values()) + 50 * len(source.need(_TOKENS))
 
 
 def write_folder(source: GgufFile, form: Form, folder: Path) -> None:

