@@ -734,7 +734,7 @@ def _made(value: PackagedModel | FolderAtRest, command: str) -> tuple[Given, Pac
         return value.model_copy(update={"reason": f"{value.path}: cannot be read ({error.strerror})"}), None
     if folder is not None:
         trusted = value.trust_remote_code
-        return ModelFolder(path=folder, trust_remote_code=True) if trusted else folder, source
+        return ModelFolder(path=folder, trust_remote_code=trusted) if trusted else folder, source
     reason = (
         f"expected {value.path / at_rest.WEIGHTS} expanded in the cache {converted.root()}, found it at rest alone; "
         f"run `{command}`, which needs no network for that"

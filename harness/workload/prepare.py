@@ -11,7 +11,7 @@ from harness.errors import HarnessError, ModelUnavailableError, UsageError
 from harness.profiles.cells import Cell, Plan, make_plan, select_cells
 from harness.profiles.known_defects import load_known
 from harness.profiles.kv_layout import modules_in
-from harness.profiles.model import Profile, check_paths, load_profile, reason_for, unavailable
+from harness.profiles.model import Profile, check_paths, load_profile, made_later, reason_for
 from harness.profiles.model_reference import TARGET, TOKENIZER
 from harness.profiles.obtain import obtain_all
 from harness.prompts.model import PromptSet, load_prompts, planned_prompts
@@ -177,11 +177,10 @@ def _thinned(choice: Choice, prompts: PromptSet, per_stratum: int | None) -> Cho
 
 def _fitting_prompts(part: Profile, source: str, record: bool, planned: bool) -> PromptSet:
     """Load the prompts of one part of a profile. Raises UsageError or DataError when they cannot be used with it."""
-    has_tokenizer = not unavailable(part).keys() & {TARGET if part.tokenizer is None else TOKENIZER}
     where = f"profile {source}" + (f", variant {part.variant}" if part.variant else "")
     check_paths(part, Path(source))
     prompts = load_prompts(part.workload.prompts)
-    if has_tokenizer or not planned:
+    if not planned or (TARGET if part.tokenizer is None else TOKENIZER) not in made_later(part):
         prompts.check_tokenizer(part.tokenizer_folder, part.workload.prompts)
     longest = max(p.tokens for p in prompts.prompts) + part.workload.max_tokens
     if longest > part.engine.max_model_len:
