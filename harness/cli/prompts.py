@@ -13,12 +13,13 @@ from rich.table import Table
 from harness.cli import completion
 from harness.cli.help import HelpfulGroup
 from harness.cli.options import make_console
-from harness.errors import EXIT_UNKNOWN, HarnessError, UsageError
+from harness.errors import EXIT_UNKNOWN, EnvironmentFault, HarnessError, UsageError
 
 if TYPE_CHECKING:
-    from harness.profiles.model import Profile
-    from harness.prompts.datasets import Texts
+    from harness.profiles.model import Profile, PromptRecipe
+    from harness.prompts.datasets import Texts, Turns
     from harness.prompts.model import Layout, PromptSet, SizedStratum
+    from harness.prompts.padded import Built
 
 
 prompts_app = typer.Typer(cls=HelpfulGroup, no_args_is_help=True, help="Prompt sets.")
@@ -127,7 +128,10 @@ def build(
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file", rich_help_panel=_NATURAL, help="A .jsonl or .parquet file of texts, instead of the hub."
+            "--file",
+            metavar="FILE",
+            rich_help_panel=_NATURAL,
+            help="A file of texts instead of the hub: .jsonl, .parquet, or plain text with one a line.",
         ),
     ] = None,
     dataset: Annotated[
@@ -142,10 +146,17 @@ def build(
     split: Annotated[str, typer.Option("--split", rich_help_panel=_NATURAL, help="Split of the dataset.")] = "train",
     column: Annotated[
         str,
-        typer.Option(
-            "--column", rich_help_panel=_NATURAL, help="Column with a text, turns or messages; the first turn is used."
-        ),
+        typer.Option("--column", rich_help_panel=_NATURAL, help="Column with a text, turns or messages; see --turns."),
     ] = "prompt",
+    turns: Annotated[
+        str,
+        typer.Option(
+            "--turns",
+            metavar="first|all",
+            rich_help_panel=_NATURAL,
+            help="Of a conversation, use the first turn of its user, or all up to the last one, answers included.",
+        ),
+    ] = "first",
     revision: Annotated[
         str, typer.Option("--revision", rich_help_panel=_NATURAL, help="Commit, tag or branch of the dataset.")
     ] = "main",
@@ -176,6 +187,8 @@ def build(
         max_blocks=max_blocks, seed=seed, per_length=per_length, held_out=held_out
     )
     folder = tokenizer or (profile.tokenizer_folder if profile is not None else None)
+    if turns not in ("first", "all"):
+        raise UsageError(f"--turns {turns!r}: expected first or all")
     dropped: dict[str, int] = {}
     if kind == "copy":
         path = out or REPOSITORY / "prompts" / "probe.jsonl"
@@ -197,9 +210,11 @@ def build(
 
             count = count_per_stratum(per_stratum, for_profile, effect)
             read_day = parse_day(day)
-            texts = texts_of(file, dataset, config, split, column, revision)
-            prompts, dropped = build_natural_prompts(folder, texts, layout, count, read_day)
-            print_shortages(prompts, count)
+            used: Turns = "all" if turns == "all" else "first"
+            texts = texts_of(file, dataset, config, split, column, revision, used)
+            built = build_natural_prompts(folder, texts, layout, count, read_day)
+            prompts, dropped = built.prompts, built.dropped
+            print_shortages(built, count)
     write_prompts(prompts, path)
     print_coverage(prompts)
     for reason, number in dropped.items():
@@ -232,8 +247,9 @@ def parts_with_recipes(name: str) -> list[Profile]:
 def build_recipes(parts: Sequence[Profile], file: Path | None, overwrite: bool) -> int:
     """Build the prompt set of each part from its recipe and return the exit code.
 
-    ``file`` replaces the dataset of the recipe. A set that cannot be built does not stop the others. Existing sets are
-    kept unless ``overwrite`` is set, because baselines belong to them.
+    ``file`` replaces the texts of the recipe; the shipped questions do where the hub does not answer. A set that cannot
+    be built does not stop the others. Existing sets are kept unless ``overwrite`` is set, because baselines belong to
+    them.
     """
     from harness.prompts.model import load_prompts, write_prompts
     from harness.prompts.padded import build_from_recipe
@@ -250,9 +266,7 @@ def build_recipes(parts: Sequence[Profile], file: Path | None, overwrite: bool) 
                 kept.check_tokenizer(folder, path)
                 typer.echo(f"{path} already exists with {len(kept.prompts)} prompts; --overwrite rebuilds it")
                 continue
-            texts = texts_of(
-                file, None if file else recipe.dataset, recipe.config, recipe.split, recipe.column, recipe.revision
-            )
+            texts = texts_of_recipe(recipe, file)
             built = build_from_recipe(folder, texts, recipe)
         except HarnessError as error:
             typer.echo(f"{path}: not built: {error}")
@@ -260,10 +274,35 @@ def build_recipes(parts: Sequence[Profile], file: Path | None, overwrite: bool) 
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         if recipe.per_stratum is not None:
-            print_shortages(built.prompts, recipe.per_stratum)
+            print_shortages(built, recipe.per_stratum)
+        for what in built.lacking:
+            typer.echo(f"scenario prompts: not made: {what}")
         write_prompts(built.prompts, path)
         typer.echo(f"{len(built.prompts.prompts)} prompts: {path}")
     return code
+
+
+def texts_of_recipe(recipe: PromptRecipe, file: Path | None) -> Texts:
+    """Return the texts that a recipe asks for, or those of ``file``. Where the hub is asked and does not answer, say so
+    and return the questions that the project ships."""
+    from harness.prompts.datasets import read_texts, shipped_texts
+
+    if (own := file or recipe.file) is not None:
+        return read_texts(own, recipe.column, recipe.turns)
+    try:
+        return texts_of(
+            None, recipe.dataset, recipe.config, recipe.split, recipe.column, recipe.revision or "", recipe.turns
+        )
+    except EnvironmentFault as error:
+        typer.echo(
+            f"the data set {recipe.dataset} cannot be had ({str(error).partition(';')[0]}), so the prompts are made of "
+            "the questions that come with this project, which the set's origin says; for your own, name a file: "
+            "workload.recipe.file in the profile, or --file FILE --overwrite here",
+            err=True,
+        )
+        texts = shipped_texts(recipe.turns)
+        instead = f"{texts.source.dataset} of this project, in place of {recipe.dataset}"
+        return texts._replace(source=texts.source.model_copy(update={"dataset": instead}))
 
 
 def profile_without_prompts(name: str) -> Profile:
@@ -291,7 +330,13 @@ def layout_of(block_sizes: list[int] | None, lookaheads: list[int] | None, profi
 
 
 def texts_of(
-    file: Path | None, dataset: str | None, config: str | None, split: str, column: str, revision: str
+    file: Path | None,
+    dataset: str | None,
+    config: str | None,
+    split: str,
+    column: str,
+    revision: str,
+    turns: Turns = "first",
 ) -> Texts:
     """Read texts from a file or fetch them from the hub. Raises UsageError when both are given."""
     from harness.profiles.hub import Hub
@@ -300,8 +345,8 @@ def texts_of(
     if file is not None and dataset is not None:
         raise UsageError("expected --file or --dataset, found both")
     if file is not None:
-        return read_texts(file, column)
-    return fetch_texts(dataset or MT_BENCH, config, split, column, revision, Hub())
+        return read_texts(file, column, turns)
+    return fetch_texts(dataset or MT_BENCH, config, split, column, revision, Hub(), turns)
 
 
 def count_per_stratum(given: int | None, source: str | None, effect: float | None) -> int:
@@ -336,17 +381,21 @@ def parse_day(given: str | None) -> date:
         raise UsageError(f"--date {given!r}: expected a day as YYYY-MM-DD, found something else") from error
 
 
-def print_shortages(prompts: PromptSet, wanted: int) -> None:
-    """Print the strata that have fewer prompts than wanted."""
+def print_shortages(built: Built, wanted: int) -> None:
+    """Print the strata that have fewer prompts than wanted. A prompt within its first block is no shortage where the
+    chat template alone is longer."""
+    from harness.prompts.lengths import Stratum
     from harness.prompts.padded import coverage
 
-    held = bool(prompts.held_out)
-    for row in coverage(prompts):
+    held = bool(built.prompts.held_out)
+    for row in coverage(built.prompts):
+        if row.key.stratum is Stratum.SUB_BLOCK and row.key.block_size <= built.shortest:
+            continue
         found = min(row.cold, row.held_out) if held else row.cold
         if found < wanted:
             typer.echo(
                 f"block size {row.key.block_size}, {_stratum_name(row.key)}: expected {wanted} prompts, found {found}: "
-                "too few texts have such a length"
+                "too few texts have such a length; give more texts, or longer ones"
             )
 
 

@@ -224,17 +224,29 @@ class Expected(Strict):
         return self.pd_request_s if topology == "pd" else self.single_request_s
 
 
+class ScenarioPrompts(Strict):
+    """Prompts of texts for scenarios: longer ones than a step, pairs with a common prefix, conversations, and three
+    that share blocks behind different ones."""
+
+    longer_than: int = Field(ge=16, le=8192)
+    """Tokens of an engine step (``engine.max_num_batched_tokens``), which the long prompts exceed."""
+
+
 class PromptRecipe(Strict):
     """How ``harness prompts build --for-profile`` builds the prompt set of a profile. Plans use its numbers until the
     set exists."""
 
-    dataset: str
+    dataset: str | None = None
     """Name of a dataset on the hub."""
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+    revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
     """Commit of the dataset."""
+    file: Path | None = None
+    """A file of texts instead of a dataset: .jsonl, .parquet, or one text a line."""
     config: str | None = None
     split: str = "train"
     column: str = "prompt"
+    turns: Literal["first", "all"] = "first"
+    """Of a conversation, the first turn of its user, or everything up to the last one, answers included."""
     block_sizes: tuple[int, ...] = Field(min_length=1)
     """Block sizes whose strata the set covers."""
     lookaheads: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
@@ -253,6 +265,11 @@ class PromptRecipe(Strict):
     """Number of texts in the dataset. Plans then know how many prompts share one; without it, they take each for a text
     of its own."""
     max_blocks: int = Field(default=5, ge=1, le=64)
+    padding: int | None = Field(default=None, ge=0, le=4096)
+    """Most tokens that a text is padded by; None: fewer than the largest block has. With more, short texts reach
+    ``max_blocks``, too."""
+    scenarios: ScenarioPrompts | None = None
+    """Prompts that scenarios name, beside those that are sent cold."""
     seed: int = 7
 
     @field_validator("block_sizes")
@@ -261,6 +278,22 @@ class PromptRecipe(Strict):
         if any(not 8 <= size <= 1024 for size in value):
             raise ValueError("expected block sizes of 8 to 1024 tokens")
         return value
+
+    @property
+    def source(self) -> str:
+        """Where the texts come from, in a word: the name of the dataset or of the file."""
+        return self.dataset if self.dataset is not None else (self.file or Path()).name
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if (self.dataset is None) == (self.file is None):
+            raise ValueError(
+                "expected dataset (with revision) or file, exactly one of the two, found "
+                f"{'neither' if self.file is None else 'both'}"
+            )
+        if (self.revision is None) != (self.dataset is None):
+            raise ValueError("expected revision, the commit, with a dataset and not with a file")
+        return self
 
     @model_validator(mode="after")
     def _has_a_number(self) -> Self:
@@ -597,8 +630,9 @@ PATH_KEYS = MODEL_KEYS | {"prompts", "baselines", "known_defects"}
 
 
 def _is_path(key: str, value: Any, above: str) -> bool:
-    """Return whether a key's value is a path: that of a path key, or the ``path`` of a model."""
-    return isinstance(value, str) and (key in PATH_KEYS or (key == "path" and above in MODEL_KEYS))
+    """Return whether a key's value is a path: that of a path key, the ``path`` of a model, or the texts of a recipe."""
+    inside = (key == "path" and above in MODEL_KEYS) or (key == "file" and above == "recipe")
+    return isinstance(value, str) and (key in PATH_KEYS or inside)
 
 
 def _resolve(value: Any, base: Path, key: str = "") -> Any:

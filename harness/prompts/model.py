@@ -231,6 +231,13 @@ class Layout(NamedTuple):
     """Further block sizes whose strata are covered."""
     more_lookaheads: tuple[int, ...] = ()
     """Smaller lookaheads whose strata are covered."""
+    padding: int | None = None
+    """Most tokens that a text is padded by; None: fewer than the largest block has."""
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a cold prompt."""
+        return (self.max_blocks + 1) * max(self.block_sizes) - 1
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
@@ -246,8 +253,8 @@ class Layout(NamedTuple):
         """Return the layout that a recipe asks for, held-out prompts included."""
         size, *sizes = recipe.block_sizes
         lookahead, *lookaheads = sorted(set(recipe.lookaheads), reverse=True)
-        more = tuple(sizes), tuple(lookaheads)
-        return cls(size, lookahead, recipe.max_blocks, recipe.seed, 1, recipe.padded, *more)
+        more = tuple(sizes), tuple(n for n in lookaheads if n > 1)
+        return cls(size, lookahead, recipe.max_blocks, recipe.seed, 1, recipe.padded, *more, recipe.padding)
 
     def strata_of(self, tokens: int) -> list[SizedStratum]:
         """Return every stratum that a prompt of ``tokens`` tokens counts for.
@@ -321,7 +328,7 @@ def _planned(recipe: PromptRecipe, prompts: Sequence[Prompt]) -> PromptSet:
     layout = Layout.of_recipe(recipe)
     header = PromptHeader(
         format=FORMAT,
-        origin=f"{_PLANNED}: {recipe.dataset}",
+        origin=f"{_PLANNED}: {recipe.source}",
         tokenizer_sha256="",
         template_sha256="",
         block_size=layout.block_size,

@@ -1,7 +1,7 @@
 """Natural prompts: questions that people asked, padded to lengths on and around block boundaries.
 
-A text is rendered with the tokenizer's chat template. If no stratum needs its length, a neutral sentence and
-single-token words are added to the user's turn until one does. Counts are those of the rendered text, so that what is
+A text, or a conversation, is rendered with the tokenizer's chat template. If no stratum needs its length, sentences that
+change nothing, or else single-token words, are added to the user's last turn until one does. Counts are those of the rendered text, so that what is
 sent is what was counted.
 """
 
@@ -11,12 +11,15 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from jinja2 import TemplateError
+
 from harness.errors import DataError
-from harness.profiles.model import PromptRecipe
-from harness.prompts.datasets import Texts
+from harness.profiles.model import PromptRecipe, ScenarioPrompts
+from harness.prompts.datasets import Conversation, Text, Texts, Turn
 from harness.prompts.echo import echo_prompts, load_chat_tokenizer, single_token_words
 from harness.prompts.lengths import Stratum
 from harness.prompts.model import (
@@ -44,6 +47,20 @@ OPENINGS = (
 )
 """Beginnings of the padding, of which the longest that fits is used. After the empty one, only words are added, for a
 gap of a token or two."""
+
+CLOSINGS = (
+    "\n\nThank you.",
+    "\n\nThanks in advance!",
+    "\n\nMany thanks for your help.",
+    "\n\nPlease answer in English.",
+    "\n\nPlease use simple words if you can.",
+    "\n\nI am curious about your answer.",
+    "\n\nThere is no hurry, so take your time.",
+    "\n\nPlease do not use bold or italic letters.",
+    "\n\nI shall read your answer on a small screen this evening.",
+    "\n\nIf something is not clear, say so, and answer as well as you can.",
+)
+"""Sentences that people end a question with. Where they give the wanted length, no words are added."""
 
 # fmt: off
 _WORDS = (
@@ -111,13 +128,39 @@ class Chat:
         covered = {n for start, end in found["offset_mapping"] for n in range(start, end)}
         return all(n in covered or c.isspace() for n, c in enumerate(text))
 
-    def accepts(self, text: str) -> bool:
-        """Return whether every character has a token and the text contains none of the template's markers."""
-        return not any(mark in text for mark in self._marks) and self._covers(text)
+    def accepts(self, text: Text) -> bool:
+        """Return whether every character has a token, the text contains none of the template's markers, and the
+        template has a place for each of its turns."""
+        if isinstance(text, str):
+            return not any(mark in text for mark in self._marks) and self._covers(text)
+        return all(self.accepts(turn.content) for turn in text) and self._has_room_for(text)
 
-    def render(self, content: str) -> Rendered:
+    def _has_room_for(self, turns: Conversation) -> bool:
+        """Return whether the template renders every turn: some know no system turn, or leave out what they do not
+        know."""
+        try:
+            text = self.render(turns).text
+        except TemplateError:
+            return False
+        return all(turn.content in text for turn in turns)
+
+    @cached_property
+    def shortest(self) -> int:
+        """The tokens of the shortest prompt: the template around a single word."""
+        return len(self.render(self.words[0]).ids)
+
+    def tokens_of(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text without the template."""
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, the template's markers included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def render(self, content: Text) -> Rendered:
+        turns = (Turn("user", content),) if isinstance(content, str) else content
         text = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}],
+            [turn._asdict() for turn in turns],
             tokenize=False,
             add_generation_prompt=True,
             date_string=self._day.strftime("%d %b %Y"),
@@ -127,7 +170,14 @@ class Chat:
         return Rendered(text, tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]))
 
 
-def pad(chat: Chat, text: str, tokens: int, seed: int = 0) -> Rendered | None:
+def with_more(text: Text, more: str) -> Text:
+    """Return a text, or a conversation, with something added to what the user said last."""
+    if isinstance(text, str):
+        return text + more
+    return (*text[:-1], text[-1]._replace(content=text[-1].content + more))
+
+
+def pad(chat: Chat, text: Text, tokens: int, seed: int = 0) -> Rendered | None:
     """Render ``text``, padded to exactly ``tokens`` tokens; return None when no padding tried gives that count.
 
     The same arguments give the same padding.
@@ -136,16 +186,38 @@ def pad(chat: Chat, text: str, tokens: int, seed: int = 0) -> Rendered | None:
     if len(bare.ids) >= tokens:
         return bare if len(bare.ids) == tokens else None
     rng = random.Random(f"{seed} {tokens} {text}")
+    if (closed := _closed(chat, text, tokens, tokens - len(bare.ids), rng)) is not None:
+        return closed
     for opening in OPENINGS:
-        wanted = tokens - len(chat.render(text + opening).ids)
+        wanted = tokens - len(chat.render(with_more(text, opening)).ids)
         if wanted < 0 or (wanted == 0 and opening.endswith(":")):
             continue
         for _ in range(_TRIES):
-            found = chat.render(" ".join([text + opening, *rng.choices(chat.words, k=wanted)]))
+            found = chat.render(with_more(text, " ".join([opening, *rng.choices(chat.words, k=wanted)])))
             if len(found.ids) == tokens:
                 return found
             # Next to other words, a word may have more or fewer tokens than alone.
             wanted = max(1, wanted + tokens - len(found.ids))
+    return None
+
+
+def _closed(chat: Chat, text: Text, tokens: int, gap: int, rng: random.Random) -> Rendered | None:
+    """Render ``text`` with one or two sentences at its end that make it exactly ``tokens`` long, or return None."""
+    lengths = {closing: len(chat.tokens_of(closing)) for closing in CLOSINGS}
+    chosen = [one for one, count in lengths.items() if count == gap]
+    if not chosen:
+        chosen = [
+            f"{one} {other.strip()}"
+            for one, count in lengths.items()
+            for other, more in lengths.items()
+            # Next to a full stop, line breaks are one or two tokens fewer.
+            if one != other and gap <= count + more <= gap + 2
+        ]
+    rng.shuffle(chosen)
+    for closing in chosen[:_TRIES]:
+        found = chat.render(with_more(text, closing))
+        if len(found.ids) == tokens:
+            return found
     return None
 
 
@@ -155,11 +227,17 @@ class Built(NamedTuple):
     prompts: PromptSet
     dropped: dict[str, int]
     """Number of unused texts, by reason."""
+    shortest: int
+    """Tokens of the shortest prompt that the chat template allows."""
+    lacking: tuple[str, ...] = ()
+    """Prompts for scenarios that could not be made, with the reason."""
 
 
-class _Text(NamedTuple):
+class SizedText(NamedTuple):
+    """A text that the tokenizer can represent."""
+
     row: int
-    text: str
+    text: Text
     tokens: int
     """Length of the rendered text without padding."""
 
@@ -168,9 +246,8 @@ def build_from_recipe(tokenizer_folder: Path, texts: Texts, recipe: PromptRecipe
     """Build the prompts that a profile's recipe asks for. Raises DataError when they cannot be made."""
     layout = Layout.of_recipe(recipe)
     if recipe.per_stratum is not None:
-        return build_natural_prompts(
-            tokenizer_folder, texts, layout, recipe.per_stratum, DATE, recipe.template, recipe.plain, recipe.echo
-        )
+        more = recipe.plain, recipe.echo, recipe.scenarios
+        return build_natural_prompts(tokenizer_folder, texts, layout, recipe.per_stratum, DATE, recipe.template, *more)
     return build_plain_prompts(tokenizer_folder, texts, layout, recipe.texts or len(texts.rows), recipe.template)
 
 
@@ -180,20 +257,18 @@ def build_plain_prompts(
     """Build a cold prompt of each text as it is, in an order by the layout's seed, up to ``count``. Raises DataError
     when there are fewer texts that the tokenizer can represent."""
     chat = Chat(tokenizer_folder, arguments=template)
-    usable = [_Text(row, text, len(chat.render(text).ids)) for row, text in texts.rows if chat.accepts(text)]
+    usable = [SizedText(row, text, len(chat.render(text).ids)) for row, text in texts.rows if chat.accepts(text)]
     if len(usable) < count:
         raise DataError(
             f"{texts.source.dataset}: expected {count} texts without marks of the chat template, found {len(usable)} "
             "(workload.recipe.texts); give another data set or a smaller number"
         )
     random.Random(layout.seed).shuffle(usable)
-    prompts = [
-        _prompt(t, chat.render(t.text), n, "cold", texts.source.dataset, layout) for n, t in enumerate(usable[:count])
-    ]
+    prompts = [_prompt(t, chat.render(t.text), "cold", texts.source.dataset, layout) for t in usable[:count]]
     origin = f"first turns of {texts.source.dataset} as they are, by `harness prompts build`"
     prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, chat.date, template)
     unused = {"not needed": len(usable) - count, "contains a marker of the template": len(texts.rows) - len(usable)}
-    return Built(prompt_set, {reason: n for reason, n in unused.items() if n})
+    return Built(prompt_set, {reason: n for reason, n in unused.items() if n}, chat.shortest)
 
 
 def build_natural_prompts(
@@ -205,57 +280,69 @@ def build_natural_prompts(
     template: Mapping[str, bool] | None = None,
     plain: int = 0,
     echo: int = 0,
+    scenarios: ScenarioPrompts | None = None,
 ) -> Built:
     """Build ``per_stratum`` prompts for every stratum of every block size of the layout, as far as the texts suffice,
-    ``plain`` ones of texts as they are, and ``echo`` ones for every stratum that ask to repeat words.
+    ``plain`` ones of texts as they are, ``echo`` ones for every stratum that ask to repeat words, and those that
+    scenarios name.
 
     With ``held_out`` the texts are split into two disjoint halves of similar lengths. Within a half, each text is used
-    once before any is used again, at a different length. Padding is less than the largest block. Raises DataError when
-    no prompt can be made.
+    once before any is used again, at a different length. Padding is less than the largest block, unless the layout
+    allows more. Raises DataError when no prompt can be made.
     """
     chat = Chat(tokenizer_folder, day, template)
-    longest = (layout.max_blocks + 1) * max(layout.block_sizes) - 1
+    longest = layout.longest
     dropped: Counter[str] = Counter()
-    usable: list[_Text] = []
+    usable: list[SizedText] = []
+    too_long: list[SizedText] = []
     for row, text in texts.rows:
         if not chat.accepts(text):
             dropped["contains characters without a token, or a marker of the template"] += 1
             continue
-        tokens = len(chat.render(text).ids)
-        if tokens > longest:
-            dropped[f"longer than {longest} tokens"] += 1
-        else:
-            usable.append(_Text(row, text, tokens))
+        sized = SizedText(row, text, len(chat.render(text).ids))
+        (too_long if sized.tokens > longest else usable).append(sized)
     prompts: list[Prompt] = []
+    taken: set[SizedText] = set()
     for use, half in _halves(usable, layout).items():
-        filler = _Filler(chat, half, layout, longest)
+        filler = _Filler(chat, half, layout)
         made = filler.fill(per_stratum)
         bare = {t for t, r in made if len(r.ids) == t.tokens}
         as_is = [t for t in half if t not in bare]
         made += [(t, chat.render(t.text)) for t in as_is[:: max(1, len(as_is) // max(1, plain))][:plain]]
-        prompts += [_prompt(t, r, n, use, texts.source.dataset, layout) for n, (t, r) in enumerate(made)]
+        prompts += [_prompt(t, r, use, texts.source.dataset, layout) for t, r in made]
         used = {t for t, _ in made}
+        taken |= used
         dropped["cannot be padded to a wanted length"] += sum(t not in used and t in filler.failed for t in half)
         dropped["not needed"] += sum(t not in used and t not in filler.failed for t in half)
     if echo:
         prompts += echo_prompts(chat.render, chat.all_words(), lambda least: filling(layout, echo, least), layout)
+    dropped[f"longer than {longest} tokens"] = len(too_long)
     if not any(p.use == "cold" for p in prompts):
         raise DataError(
             f"{texts.source.dataset}: expected texts that fit into {longest} tokens with the chat template, found "
             "none; give different texts, larger blocks or more blocks"
         )
-    origin = f"first turns of {texts.source.dataset}, padded by `harness prompts build --kind natural`"
+    lacking: tuple[str, ...] = ()
+    if scenarios is not None:
+        from harness.prompts.for_scenarios import scenario_prompts
+
+        # Texts that no cold prompt is made of come first.
+        pool = [*too_long, *(t for t in usable if t not in taken), *(t for t in usable if t in taken)]
+        more, lacking = scenario_prompts(chat, pool, layout, scenarios.longer_than, texts.source.dataset)
+        prompts += more
+    what = "conversations" if any(not isinstance(text, str) for _, text in texts.rows) else "first turns"
+    origin = f"{what} of {texts.source.dataset}, padded by `harness prompts build --kind natural`"
     prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, chat.date, template)
-    return Built(prompt_set, {reason: n for reason, n in dropped.items() if n})
+    return Built(prompt_set, {reason: n for reason, n in dropped.items() if n}, chat.shortest, lacking)
 
 
-def _halves(texts: Sequence[_Text], layout: Layout) -> dict[Use, list[_Text]]:
+def _halves(texts: Sequence[SizedText], layout: Layout) -> dict[Use, list[SizedText]]:
     """Return the texts by use; of two texts of similar length, one goes to each half."""
     rng = random.Random(layout.seed)
-    order = sorted(texts, key=lambda t: (t.tokens, sha256_bytes(t.text.encode())))
+    order = sorted(texts, key=lambda t: (t.tokens, sha256_bytes(_said(t.text).encode())))
     if not layout.held_out:
         return {"cold": order}
-    halves: dict[Use, list[_Text]] = {"cold": [], "held-out": []}
+    halves: dict[Use, list[SizedText]] = {"cold": [], "held-out": []}
     for start in range(0, len(order), 2):
         pair = order[start : start + 2]
         rng.shuffle(pair)
@@ -264,26 +351,30 @@ def _halves(texts: Sequence[_Text], layout: Layout) -> dict[Use, list[_Text]]:
     return halves
 
 
+def _said(text: Text) -> str:
+    return text if isinstance(text, str) else "\n".join(turn.content for turn in text)
+
+
 class _Filler:
     """Chooses texts and lengths for one half until each stratum has its prompts."""
 
-    def __init__(self, chat: Chat, texts: Sequence[_Text], layout: Layout, longest: int) -> None:
+    def __init__(self, chat: Chat, texts: Sequence[SizedText], layout: Layout) -> None:
         self._chat = chat
         self._layout = layout
-        self.failed: set[_Text] = set()
-        self._uses: Counter[_Text] = Counter()
+        self.failed: set[SizedText] = set()
+        self._uses: Counter[SizedText] = Counter()
         self._blocks: Counter[tuple[SizedStratum, int]] = Counter()
         self._count: Counter[SizedStratum] = Counter()
-        self._left: dict[SizedStratum, set[tuple[_Text, int]]] = defaultdict(set)
-        most = max(layout.block_sizes)
+        self._left: dict[SizedStratum, set[tuple[SizedText, int]]] = defaultdict(set)
+        most = layout.padding if layout.padding is not None else max(layout.block_sizes) - 1
         for text in texts:
-            for tokens in range(text.tokens, min(text.tokens + most, longest + 1)):
+            for tokens in range(text.tokens, min(text.tokens + most, layout.longest) + 1):
                 for key in layout.strata_of(tokens):
                     self._left[key].add((text, tokens))
 
-    def fill(self, per_stratum: int) -> list[tuple[_Text, Rendered]]:
+    def fill(self, per_stratum: int) -> list[tuple[SizedText, Rendered]]:
         """Make up to ``per_stratum`` prompts per stratum, one per round, strata with the fewest candidates first."""
-        made: list[tuple[_Text, Rendered]] = []
+        made: list[tuple[SizedText, Rendered]] = []
         order = sorted(self._left, key=lambda k: (len(self._left[k]), -k.block_size, k.lookahead, k.stratum))
         for wanted in range(1, per_stratum + 1):
             for key in order:
@@ -291,7 +382,7 @@ class _Filler:
                     made.append(found)
         return made
 
-    def _one(self, key: SizedStratum) -> tuple[_Text, Rendered] | None:
+    def _one(self, key: SizedStratum) -> tuple[SizedText, Rendered] | None:
         """Return the next prompt of a stratum, or None when no candidate is left."""
         while self._left[key]:
             text, tokens = min(self._left[key], key=lambda c: self._cost(key, *c))
@@ -308,14 +399,15 @@ class _Filler:
             return text, rendered
         return None
 
-    def _cost(self, key: SizedStratum, text: _Text, tokens: int) -> tuple[int, int, int, int]:
+    def _cost(self, key: SizedStratum, text: SizedText, tokens: int) -> tuple[int, int, int, int]:
         """Return the sort key of a candidate: unused texts first, then rare block counts, then the least padding."""
         return self._uses[text], self._blocks[key, tokens // key.block_size], tokens - text.tokens, text.row
 
 
-def _prompt(text: _Text, rendered: Rendered, number: int, use: Use, dataset: str, layout: Layout) -> Prompt:
+def _prompt(text: SizedText, rendered: Rendered, use: Use, dataset: str, layout: Layout) -> Prompt:
+    """Return the prompt of a text, named after its length and the text's row, which another choice does not change."""
     tokens = len(rendered.ids)
-    name = f"{'natural' if use == 'cold' else 'held'}-{tokens:03d}-{number:03d}"
+    name = f"{'natural' if use == 'cold' else 'held'}-{tokens:03d}-{text.row:03d}"
     origin = f"{dataset}, row {text.row}{PADDED}{tokens - text.tokens} tokens"
     return make_prompt(name, rendered.ids, rendered.text, layout, use, origin)
 

@@ -353,7 +353,7 @@ def test_files_give_distinct_first_turns_with_their_rows(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("p.csv", b"a,b", "expected the ending .jsonl or .parquet"),
+        ("p.csv", b"a,b", "expected the ending .jsonl, .parquet, or .txt"),
         ("p.jsonl", b"{", "line 1: expected a JSON object"),
         ("p.jsonl", b'{"text": "a"}\n', "expected a column 'prompt', found text"),
         ("p.jsonl", b'{"prompt": 3}\n', "expected texts or lists of turns in column 'prompt', found none"),
