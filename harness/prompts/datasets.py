@@ -1,5 +1,5 @@
-"""Texts that people wrote, for natural prompts: from a dataset on the hub at a commit, from a local file, or the questions
-that the project ships."""
+"""Texts that people wrote, for natural prompts: from a dataset on the hub at a commit, from a local file, or the
+questions that the project ships."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MT_BENCH = "HuggingFaceH4/mt_bench_prompts"
 SHIPPED = REPOSITORY / "prompts" / "questions.jsonl"
 """Questions and conversations of this project's own, which need no hub."""
 WITHOUT_HUB = (
-    f"or do without the hub: `--file {SHIPPED}` takes the questions that come with this project, `--file FILE` your own "
-    "(.jsonl, .parquet, or one a line), and workload.recipe.file names either in a profile"
+    f"or do without the hub: `--file {SHIPPED}` takes the questions that come with this project, `--file FILE` your "
+    "own (.jsonl, .parquet, or one a line), and workload.recipe.file names either in a profile"
 )
 _USERS = ("user", "human")
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
@@ -112,7 +112,7 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"--file {path}: expected one text a line, in UTF-8, but it cannot be read ({error})"
+            f"--file {path}: expected one text a line, in UTF-8, but it cannot be read ({error}); convert it"
         ) from error
 
 

@@ -26,12 +26,13 @@ _OPENINGS = (
 )
 """Beginnings of system turns that differ from their first words on."""
 _RULES = (
-    " Answer in plain words, without foreign terms, and in at most five sentences. Say so when you do not know something,"
-    " and never invent a number, a name or a date. If a question needs a calculation, show how it goes, step by step, so"
-    " that somebody else can check it. Ask back when a question can be understood in more than one way. Do not repeat the"
-    " question, do not praise it, and do not end with a summary. When somebody is in danger, say first what to do at"
-    " once and whom to call. Recipes, lists and plans have one item a line; everything else is flowing text. Be kind to"
-    " people who are angry, patient with those who ask twice, and honest with those who want to hear something else."
+    " Answer in plain words, without foreign terms, and in at most five sentences. Say so when you do not know"
+    " something, and never invent a number, a name or a date. If a question needs a calculation, show how it"
+    " goes, step by step, so that somebody else can check it. Ask back when a question can be understood in more"
+    " than one way. Do not repeat the question, do not praise it, and do not end with a summary. When somebody is"
+    " in danger, say first what to do at once and whom to call. Recipes, lists and plans have one item a line;"
+    " everything else is flowing text. Be kind to people who are angry, patient with those who ask twice, and"
+    " honest with those who want to hear something else."
 )
 """How all of these system turns go on."""
 _JOINTS = (" … ", " ", "\n\n")
@@ -166,7 +167,7 @@ class _Maker:
         return rendered.text[start : len(head)].rstrip()
 
     def talks(self) -> None:
-        """Make the first turn of some conversations, and all of each, which begins with the first turn and its answer."""
+        """Make the first turn of some conversations, and all of each, which goes on from it with an answer."""
         found = [t for t in self._left if isinstance(t.text, tuple) and t.tokens <= self._layout.longest]
         for number, text in enumerate(sorted(found, key=lambda t: (-t.tokens, t.row))[:_TALKS], 1):
             turns: tuple[Turn, ...] = text.text if isinstance(text.text, tuple) else ()

@@ -1,8 +1,8 @@
 """Natural prompts: questions that people asked, padded to lengths on and around block boundaries.
 
-A text, or a conversation, is rendered with the tokenizer's chat template. If no stratum needs its length, sentences that
-change nothing, or else single-token words, are added to the user's last turn until one does. Counts are those of the rendered text, so that what is
-sent is what was counted.
+A text, or a conversation, is rendered with the tokenizer's chat template. If no stratum needs its length, sentences
+that change nothing, or else single-token words, are added to the user's last turn until one does. Counts are those of
+the rendered text, so that what is sent is what was counted.
 """
 
 from __future__ import annotations
