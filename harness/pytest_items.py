@@ -205,7 +205,7 @@ def _outcome(session: pytest.Session) -> Outcome:
     ours = [i for i in session.items if isinstance(i, CheckItem)]
     prepared = prepare(config.stash[_SOURCE][0], sorted({i.cell for i in ours}), sorted({i.scenario for i in ours}))
     out = config.getoption("harness_out")
-    with Reporter(prepared.expected_s) as reporter:
+    with Reporter(prepared.expected_s, starts_s=prepared.starts_s) as reporter:
         options = RunOptions(config.getoption("harness_engine_python"))
         outcome = execute(prepared, Path(out) if out else DEFAULT_OUT, reporter, options)
     config.stash[_OUTCOME] = outcome

@@ -71,7 +71,7 @@ def ab_command(
 
     prepared = with_references(profile, cell or [], scenario or [])
     require_free(prepared, flags)
-    with Reporter(2 * prepared.expected_s) as reporter:
+    with Reporter(2 * prepared.expected_s, starts_s=2 * prepared.starts_s) as reporter:
         reporter.line(f"2 × {counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.requests, 'request')} each")
         device = prepared.profile.engine.device
         if base is not None and url:

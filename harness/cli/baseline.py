@@ -85,7 +85,9 @@ def record(
         made = new_baselines(history, repetition, prepared.sets, folder)
     else:
         folder = folder_for(prepared, baselines, flags.options)
-        with Reporter(repeat * prepared.expected_s) as reporter:
+        # Engines start once, whatever they are asked.
+        expected = repeat * (prepared.expected_s - prepared.starts_s) + prepared.starts_s
+        with Reporter(expected, starts_s=prepared.starts_s) as reporter:
             made = record_single_engines(prepared, out, engine_python, reporter, repeat, folder, flags)
     _print_made(made)
     if made.left_out or made.once:

@@ -119,6 +119,14 @@ def init_command(
     name: Annotated[
         str | None, typer.Option("--name", help="Name of the profile. Default: that of the target, in lower case.")
     ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            "--questions",
+            metavar="FILE",
+            help="Texts for the prompts, which need no hub then: .jsonl, .parquet, or plain text with one a line.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="File to write, never over another. Default: print it.")
     ] = None,
@@ -134,7 +142,8 @@ def init_command(
     if device not in ("cpu", "gpu"):
         raise UsageError(f"--device {device}: expected cpu or gpu")
     on: Device = "cpu" if device == "cpu" else "gpu"
-    written = new_profile(Wanted(target, drafter, method, drafts, on, block_size, name, tokenizer), out, Hub())
+    wanted = Wanted(target, drafter, method, drafts, on, block_size, name, tokenizer, questions)
+    written = new_profile(wanted, out, Hub())
     if out is None:
         typer.echo(written.text, nl=False)
     else:

@@ -251,7 +251,7 @@ def carry_out(
     from harness.util.progress import Reporter
 
     with executor:
-        with Reporter(work.expected_s) as reporter:
+        with Reporter(work.expected_s, starts_s=work.starts_s) as reporter:
             reporter.line(f"{what}, {counted(work.requests, 'request')}, about {lasting(work.expected_s)}")
             _warn(reporter)
             outcome = record(reporter)

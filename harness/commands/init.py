@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from harness.profiles.hub import Hub
 from harness.profiles.methods import KNOWN_METHODS, MOST_DRAFTS, SHORT_FORMS, traits_of
 from harness.profiles.model import check_paths, profile_of
 from harness.profiles.model_reference import TARGET, TOKENIZER, ModelReference, named_on_hub
+from harness.prompts.datasets import read_texts
+from harness.util.paths import REPOSITORY, beneath
 from harness.util.strict import describe_validation_error
 
 _DRAFTS = 3
@@ -54,18 +57,18 @@ _JUDGING = {
     "gpu": """\
 # The run measures whether equal requests get equal answers, alone and in a crowd: then every token is compared, and
 # log-probs within the rounding that `harness baseline record` measured; else the gates are statistical tests.
-judging: {tier: auto}
-timeouts: {start: 900, request: 180}
-# Guesses, in seconds, until a run has shown them; only plans and limits depend on them.
-expected: {pair_start_s: 180, single_start_s: 120, pd_request_s: 2.2, single_request_s: 2.0}
+judging: {{tier: auto}}
+timeouts: {{start: 900, request: 180}}
+# Guesses, in seconds; a run corrects them as it goes. Only plans and limits depend on them.
+expected: {{pair_start_s: 180, single_start_s: 120, pd_request_s: 2.2, single_request_s: 2.0}}
 """,
     "cpu": """\
 # The run measures whether equal requests get equal answers, alone and in a crowd: then every token is compared, and
 # log-probs within the rounding that `harness baseline record` measured; else the gates are statistical tests.
-judging: {tier: auto}
-timeouts: {start: 900, request: 300}
-# Guesses, in seconds, until a run has shown them; only plans and limits depend on them.
-expected: {pair_start_s: 60, single_start_s: 40, pd_request_s: 10, single_request_s: 10}
+judging: {{tier: auto}}
+timeouts: {{start: 900, request: 300}}
+# Guesses, in seconds, by the size of the model; a run corrects them as it goes. Only plans and limits depend on them.
+expected: {{pair_start_s: 40, single_start_s: 30, pd_request_s: {request_s:g}, single_request_s: {request_s:g}}}
 """,
 }
 _TEXT = """\
@@ -82,14 +85,12 @@ methods:
 engine:
 {engine}\
 workload:
-  # Questions of MT-Bench, padded to lengths on and around the ends of KV blocks; see `harness plan` for their power.
+  # {texts}, padded to lengths on and around the ends of KV blocks; see `harness plan` for their power.
   prompts: prompts/{name}.jsonl
   recipe:
-    dataset: HuggingFaceH4/mt_bench_prompts
-    revision: e3a795c5e9a82ee40611c416b8a7786c73198991
-    block_sizes: [{block_size}]
+{source}    block_sizes: [{block_size}]
     lookaheads: [{lookahead}]
-    texts: 80
+    texts: {count}
     per_stratum: {per_stratum}
     max_blocks: 6
   max_tokens: {max_tokens}
@@ -97,6 +98,14 @@ workload:
 {judging}\
 baselines: baselines/{name}
 """
+_MT_BENCH = """\
+    # Where the hub does not answer, questions that come with the harness take their place; `file: FILE` names your own.
+    dataset: HuggingFaceH4/mt_bench_prompts
+    revision: e3a795c5e9a82ee40611c416b8a7786c73198991
+"""
+_BYTES_PER_S = {"cpu": 15e9}
+"""What two cores read of the weights in a second, about; a token takes all of them."""
+_UNKNOWN_REQUEST_S = 10.0
 Device = Literal["cpu", "gpu"]
 
 
@@ -111,6 +120,8 @@ class Wanted(NamedTuple):
     block_size: int | None
     name: str | None = None
     tokenizer: str | None = None
+    questions: Path | None = None
+    """A file of texts for the prompts, instead of a dataset of the hub."""
 
 
 class Written(NamedTuple):
@@ -126,19 +137,21 @@ def new_profile(wanted: Wanted, out: Path | None, hub: Hub) -> Written:
         raise UsageError(problem)
     folder = out.absolute().parent if out is not None else Path.cwd()
     file = str(out) if out is not None else "FILE"
-    target, *notes = _model(wanted.target, TARGET, "--target", hub, file)
+    target, *notes = _model(wanted.target, TARGET, "--target", hub, file, folder)
     drafter, more = None, []
     models = {TARGET: target}
     if wanted.tokenizer is not None:
-        models[TOKENIZER], *others = _model(wanted.tokenizer, TOKENIZER, "--tokenizer", hub, file)
+        models[TOKENIZER], *others = _model(wanted.tokenizer, TOKENIZER, "--tokenizer", hub, file, folder)
         notes += others
     if wanted.drafter is not None:
-        drafter, *more = _model(wanted.drafter, wanted.method, "--drafter", hub, file)
+        drafter, *more = _model(wanted.drafter, wanted.method, "--drafter", hub, file, folder)
     drafts = (wanted.drafts or _DRAFTS) if wanted.method != "none" else 0
     size = wanted.block_size or _BLOCK_SIZE[wanted.device]
     traits = traits_of(wanted.method, {})
     name = wanted.name or _name(wanted.target)
     method = f" with {wanted.method}, k = {drafts}," if drafts else ""
+    max_tokens = 256 if wanted.device == "gpu" else 64
+    texts, source, count = _questions(wanted.questions, folder)
     text = _TEXT.format(
         name=name,
         file=file,
@@ -150,8 +163,11 @@ def new_profile(wanted: Wanted, out: Path | None, hub: Hub) -> Written:
         block_size=size,
         lookahead=drafts + traits.bonus_slot if traits.reserves else 0,
         per_stratum=_per_stratum(wanted),
-        max_tokens=256 if wanted.device == "gpu" else 64,
-        judging=_JUDGING[wanted.device],
+        max_tokens=max_tokens,
+        texts=texts,
+        source=source,
+        count=count,
+        judging=_JUDGING[wanted.device].format(request_s=_request_s(wanted, max_tokens)),
     )
     check_paths(profile_of(text, folder), out or Path("(standard output)"), with_prompts=False)
     return Written(text, (*notes, *more))
@@ -233,12 +249,46 @@ def _method(wanted: Wanted, drafter: str | None, drafts: int) -> str:
     return f"  - {line}\n"
 
 
-def _model(given: str, role: str, option: str, hub: Hub, file: str) -> list[str]:
+def _questions(questions: Path | None, folder: Path) -> tuple[str, str, int]:
+    """Return what the prompts are made of, the lines of the recipe that name it, and the number of its texts. Raises
+    DataError for a file that has none."""
+    if questions is None:
+        return "Questions of MT-Bench", _MT_BENCH, 80
+    count = len(read_texts(questions, "prompt", "all").rows)
+    if count < 2:
+        raise UsageError(
+            f"--questions {questions}: expected at least two texts, one for each half, found {count}; add some"
+        )
+    lines = f"    file: {_scalar(_from(questions, folder))}\n    turns: all\n"
+    return f"The texts of {questions.name}", lines, count
+
+
+def _from(path: Path, folder: Path) -> str:
+    """Return how a profile in ``folder`` names a path: from there if it may, so that both can be moved together."""
+    home = REPOSITORY if beneath(folder, REPOSITORY) else folder.resolve()
+    there = path.resolve()
+    if not there.is_relative_to(home):
+        return str(there)
+    near = os.path.relpath(there, folder.resolve())
+    return near if near.startswith("../") else f"./{near}"
+
+
+def _request_s(wanted: Wanted, max_tokens: int) -> float:
+    """Return about how long a request takes on a CPU: a token reads all weights, which are float32 there."""
+    files = list(Path(wanted.target).glob("*.safetensors")) if wanted.device == "cpu" else []
+    if not files:
+        return _UNKNOWN_REQUEST_S
+    # Weights are stored in 16 bits, mostly; those that are not make the guess too long.
+    seconds = max_tokens * 2 * sum(f.stat().st_size for f in files) / _BYTES_PER_S[wanted.device]
+    return float(f"{max(seconds, 0.2):.2g}")
+
+
+def _model(given: str, role: str, option: str, hub: Hub, file: str, beside: Path) -> list[str]:
     """Return how the profile names a model, and a note if it is not pinned. Raises UsageError when it is neither a
     folder nor a name on the hub, and ProfileError when the hub does not have it."""
     folder = Path(given)
     if folder.is_dir():
-        return [str(folder.resolve())]
+        return [_from(folder, beside)]
     raw = named_on_hub(given, Path.cwd())
     if raw is None:
         raise UsageError(

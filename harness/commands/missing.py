@@ -33,7 +33,8 @@ def next_step(profile: str, engine_python: str | None = None) -> Step | None:
     ) or any(m.folder is None for m in survey_convertible(written)):
         return Step("download the models that are not here", ("models", "--profile", profile, "--download"))
     if any(not p.workload.prompts.is_file() and p.workload.recipe is not None for p in written.written_parts):
-        return Step("build the prompt sets", ("prompts", "build", "--for-profile", profile))
+        what = "build the prompt sets of the texts that their recipes name; no engine is started"
+        return Step(what, ("prompts", "build", "--for-profile", profile))
     prepared = prepare(profile, [], record=True)
     if not all(found.found for found in lookups_now(prepared, None).values()):
         own = ("--engine-python", engine_python) if engine_python is not None else ()

@@ -262,7 +262,18 @@ def _in_stratum(row: Row, found: Sensitivity) -> str:
 
 
 def _answers(seen: Seen) -> str:
-    return f"{100 * seen.share:.0f} %, at least {seen.prompts:.0f}" if math.isfinite(seen.share) else "none"
+    return f"{_percent(seen.share)} %, at least {seen.prompts:.0f}" if math.isfinite(seen.share) else "none"
+
+
+def _one_in(share: float) -> int:
+    """Return the number of answers of which one may be wrong, rounded so that no smaller damage is promised."""
+    return math.floor(1 / share + 1e-9)
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent, rounded up, with a decimal where the whole number would promise more."""
+    percent = 100 * share
+    return f"{percent:.0f}" if round(percent) >= percent - 1e-9 else f"{math.ceil(10 * percent - 1e-9) / 10:g}"
 
 
 def _words(found: Sensitivity, prepared: Prepared) -> list[str]:
@@ -322,7 +333,7 @@ def _together(found: Sensitivity) -> list[str]:
         if scenario != COLD:
             whose, against = f"{scenario}: {counted(len(cells), 'cell')} together", "their cold answers"
         what = (
-            f"one wrong answer in {1 / seen.share:.0f}, or {seen.prompts:.0f} of different texts"
+            f"one wrong answer in {_one_in(seen.share)}, or {seen.prompts:.0f} of different texts"
             if seen is not None and math.isfinite(seen.share)
             else "nothing, with so few texts"
         )

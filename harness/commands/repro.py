@@ -365,7 +365,7 @@ def reproduce(
             changed, prepared.profile, environment, folder / "logs", reporter.line, mutation
         ) as session:
             session.switch(*mutants)
-            reporter.step(group.id, start_expected_s(group))
+            reporter.step(group.id, start_expected_s(group), start=True)
             needed = target.goal.tries
             short = f"; that takes --repeat {needed}" if most < needed else ""
             reporter.line(f"up to {most} tries; {needed} quiet ones exclude {target.goal.words}{short}")

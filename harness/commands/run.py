@@ -89,4 +89,5 @@ def second_stage(prepared: Prepared, history: History, reporter: Reporter, optio
     cells = [c for c in prepared.plan.cells if c.id in wanted]
     works = tuple(cell_work(prepared.profile.part(c.variant), prepared.sets[c.variant], c, choice) for c in cells)
     again = prepared._replace(plan=make_plan(prepared.profile, cells), works=works, lacking={})
+    reporter.more(again.expected_s, again.starts_s)
     record_into(history.folder / SECOND, again, reporter, options)

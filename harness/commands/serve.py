@@ -106,7 +106,7 @@ def bring_up(
     if port is not None:
         claim([port])
     folder = new_folder(out, prepared.profile, "up")
-    reporter.step(group.id, start_expected_s(group))
+    reporter.step(group.id, start_expected_s(group), start=True)
     with EngineGroupSession(group, prepared.profile, environment, folder / "logs", progress=reporter.line) as session:
         port = port if port is not None else free_ports(1)[0]
         (metrics,) = free_ports(1)

@@ -28,7 +28,8 @@ _MODEL_FILES = (*_TOKENIZER_FILES, "*.safetensors")
 _CODE_FILES = ("*.py",)
 # fnmatch's * crosses slashes. vLLM loads files at the top level; folders hold other formats of the same weights.
 _NOT_WANTED = ("*/*",)
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 8.0
+"""Seconds that a question waits for the hub: without a network, the next thing that can be done is worth more."""
 
 
 class Remote(NamedTuple):

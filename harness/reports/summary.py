@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from harness.baselines.published import Band, load_published, published_for
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, DataError
 from harness.history.acceptance import Rates, pool_counts
 from harness.history.folder import History
-from harness.history.records import RESCORE, in_words
+from harness.history.records import COLD, RESCORE, in_words
 from harness.history.verdict import Verdict
 from harness.judging.exposure import Exposure, exposure_of
 from harness.judging.figures import AcceptanceFigures, HypothesisFigures, TransferFigures
@@ -36,6 +37,8 @@ class AcceptanceRow(NamedTuple):
     ours: Rates
     baseline_rates: tuple[float | None, ...] | None
     padded: int
+    has_baseline: bool = False
+    """Whether there is a baseline, though its rates may not have been judged."""
 
 
 NOT_WHOLE = "expected the whole plan"
@@ -118,7 +121,7 @@ class RunSummary(NamedTuple):
 def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str, Lookup] | None = None) -> RunSummary:
     """Summarise a judged run; without baselines, the figures are of this run alone."""
     views = {v.id: v for v in recorded_cells(history)}
-    acceptance = [_acceptance_row(view, judgement) for view in views.values() if view.speculative]
+    acceptance = [_acceptance_row(view, judgement, baselines or {}) for view in views.values() if view.speculative]
     onward = go_on(history, judgement)
     return RunSummary(
         history=history,
@@ -126,7 +129,7 @@ def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str
         scenarios=list(dict.fromkeys(s for r in history.run.cells for s in r.scenarios)),
         scenario_grid=_scenario_grid(judgement),
         acceptance=acceptance,
-        equal_tokens={cell: _equal_tokens(judgement, cell) for cell in views},
+        equal_tokens={cell: _equal_tokens(judgement, view) for cell, view in views.items()},
         figures=figures_of(history, judgement, baselines or {}),
         prompts=prompts_of(history, judgement, baselines or {}),
         published=_published(history, acceptance),
@@ -167,16 +170,36 @@ def _scenario_grid(judgement: Judgement) -> dict[str, dict[str, Verdict]]:
     return dict(out)
 
 
-def _equal_tokens(judgement: Judgement, cell: str) -> str:
-    result = judgement.result(cell, "tokens-reference") or judgement.result(cell, "tokens-baseline")
+def _equal_tokens(judgement: Judgement, view: RecordedCell) -> str:
+    """Return how many cold answers have the tokens that they must have. Where tests judge instead of every token, count
+    those that equal the single engine's, or the plain one's."""
+    result = judgement.result(view.id, "tokens-reference") or judgement.result(view.id, "tokens-baseline")
     if result is None or not result.judged:
-        return "not judged"
+        return (_by_tests(view) and _counted_equal(view)) or "not judged"
     wrong = len({f.prompt_id for f in result.findings if f.verdict is not Verdict.UNKNOWN})
     wrong += sum(f.others for f in result.findings if f.verdict is not Verdict.UNKNOWN)
     return f"{result.judged - wrong}/{result.judged}"
 
 
-def _acceptance_row(view: RecordedCell, judgement: Judgement) -> AcceptanceRow:
+def _by_tests(view: RecordedCell) -> bool:
+    judging = view.history.run.profile.get("judging")
+    return isinstance(judging, dict) and judging.get("tier") == "normal"
+
+
+def _counted_equal(view: RecordedCell) -> str | None:
+    """Return how many answers to the same prompts another cell of the run gave alike, or None without such a cell."""
+    other = view.sibling("single", COLD) if view.handed_off else None
+    if other is None and not view.is_plain:
+        plain = view.history.cell(view.name.reference)
+        other = replace(view, record=plain) if plain is not None else None
+    if other is None or other.id == view.id:
+        return None
+    theirs = other.answers()
+    pairs = [(ours.output, theirs[key].output) for key, ours in view.answers().items() if key in theirs]
+    return f"{sum(a == b for a, b in pairs)}/{len(pairs)}" if pairs else None
+
+
+def _acceptance_row(view: RecordedCell, judgement: Judgement, baselines: Mapping[str, Lookup]) -> AcceptanceRow:
     compared = judgement.result(view.id, "acceptance-baseline")
     figures = compared.figures if compared is not None else None
     rates = figures.reference.rates if isinstance(figures, AcceptanceFigures | HypothesisFigures) else ()
@@ -185,6 +208,7 @@ def _acceptance_row(view: RecordedCell, judgement: Judgement) -> AcceptanceRow:
         ours=pool_counts(view.counts.by_key.values(), view.record.draft_tokens),
         baseline_rates=rates or None,
         padded=sum(s.padded for s in view.steps().values()),
+        has_baseline=(lookup := baselines.get(view.lineup)) is not None and lookup.baseline is not None,
     )
 
 

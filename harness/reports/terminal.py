@@ -207,5 +207,5 @@ def _accepted(row: AcceptanceRow | None) -> str:
     ours = _rates(row)
     recorded = " ".join("–" if r is None else f"{r:.4f}" for r in row.baseline_rates or ())
     if not recorded:
-        return f"{ours}, no baseline"
+        return f"{ours}, not judged by its baseline" if row.has_baseline else f"{ours}, no baseline"
     return f"{ours}, as in the baseline" if ours == recorded else f"{ours}, baseline {recorded}"

@@ -219,7 +219,7 @@ class Runner:
             ):
                 session.switch(*self._options.mutants)
                 recorder.set_cell(first, start_seconds=round(session.ready_seconds, 3))
-                self._reporter.step(group.id, start_expected_s(group))
+                self._reporter.step(group.id, start_expected_s(group), start=True)
                 self._ask(session, group)
                 stopping = time.monotonic()
             recorder.stopped(time.monotonic() - stopping)

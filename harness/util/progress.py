@@ -13,17 +13,42 @@ from harness import redact
 from harness.util.text import harmless
 
 
-class Reporter:
-    """Progress over the expected seconds of the plan, corrected as cells finish."""
+class _Share:
+    """The starts, or the requests, of a run: what was expected of them, and what they took."""
 
-    def __init__(self, expected_s: float, console: Console | None = None, silence_s: float = 30.0) -> None:
-        """Elsewhere than on a terminal, print what is under way when nothing else was for ``silence_s`` s."""
+    def __init__(self, expected_s: float) -> None:
+        self.expected_s = expected_s
+        self.done_s = 0.0
+        """Of the expected seconds, those of what is done."""
+        self._took_s = 0.0
+
+    def add(self, expected_s: float, took_s: float) -> None:
+        self.done_s += expected_s
+        self._took_s += took_s
+
+    @property
+    def left_s(self) -> float:
+        """The time left at the speed so far, or as expected where a little is done at most."""
+        known = self.done_s > 0.02 * max(self.expected_s, 1.0)
+        pace = self._took_s / self.done_s if known else 1.0
+        return max(self.expected_s - self.done_s, 0.0) * pace
+
+
+class Reporter:
+    """Progress over the expected seconds of the plan. The time left is estimated from what the starts and the requests
+    so far took, so that a bad guess in the profile counts until the first of each only."""
+
+    def __init__(
+        self, expected_s: float, console: Console | None = None, silence_s: float = 30.0, starts_s: float = 0.0
+    ) -> None:
+        """``starts_s`` of the expected seconds are starts of engines. Elsewhere than on a terminal, print what is under
+        way when nothing else was for ``silence_s`` s."""
         self._console = console or Console(file=sys.stderr)
         self._live = self._console.is_terminal
-        self._expected = expected_s
-        self._done_s = 0.0
+        self._starts = _Share(starts_s)
+        self._requests = _Share(expected_s - starts_s)
         self._lock = threading.Lock()
-        self._begun = self._printed = self._since = time.monotonic()
+        self._begun = self._printed = self._since = self._stepped = time.monotonic()
         self._latest = "starting"
         self._silence = silence_s
         self._over = threading.Event()
@@ -56,10 +81,18 @@ class Reporter:
                 self._print(f"… {self._latest}, for {age:.0f} s; about {self._left_s():.0f} s left")
 
     def _left_s(self) -> float:
-        """Return the expected time left, at the speed so far."""
-        elapsed = time.monotonic() - self._begun
-        share = min(self._done_s / max(self._expected, 1.0), 1.0)
-        return elapsed / share - elapsed if share > 0.02 else max(self._expected - elapsed, 0.0)
+        """Return the expected time left, at the speed so far; what is under way has used some of it."""
+        with self._lock:
+            left = self._starts.left_s + self._requests.left_s
+            return max(left - (time.monotonic() - self._stepped), 0.0)
+
+    def more(self, expected_s: float, starts_s: float = 0.0) -> None:
+        """Add to what is expected: a second stage, which no plan knows of."""
+        with self._lock:
+            self._starts.expected_s += starts_s
+            self._requests.expected_s += expected_s - starts_s
+            total = self._starts.expected_s + self._requests.expected_s
+        self._bar.update(self._task, total=max(total, 1.0))
 
     def line(self, text: str) -> None:
         """Print a permanent line."""
@@ -77,12 +110,13 @@ class Reporter:
         if self._live:
             self._bar.stop()
 
-    def step(self, text: str, seconds: float) -> None:
-        """Advance by ``seconds`` of the plan's expected time, and name what is being waited for."""
+    def step(self, text: str, seconds: float, start: bool = False) -> None:
+        """Advance by ``seconds`` of the plan's expected time, and name what is being waited for. ``start`` says that
+        engines have started, and not that a request was answered."""
         with self._lock:
-            self._done_s += seconds
-            self._latest, self._since = text, time.monotonic()
+            now = time.monotonic()
+            (self._starts if start else self._requests).add(seconds, now - self._stepped)
+            self._latest, self._since, self._stepped = text, now, now
+            done = self._starts.done_s + self._requests.done_s
         if self._live:
-            self._bar.update(
-                self._task, description=text, completed=self._done_s, left=f"about {self._left_s():.0f} s left"
-            )
+            self._bar.update(self._task, description=text, completed=done, left=f"about {self._left_s():.0f} s left")

@@ -139,6 +139,11 @@ def expected_s(plan: Plan, works: Sequence[CellWork]) -> float:
     return sum(group_expected_s(g, works) for g in plan.groups)
 
 
+def starts_expected_s(plan: Plan) -> float:
+    """Return how much of it is starts of engines."""
+    return sum(map(start_expected_s, plan.groups))
+
+
 def group_expected_s(group: EngineGroup, works: Sequence[CellWork]) -> float:
     """Return the rough wall time of one group of engines in seconds."""
     mine = [w for w in works if w.cell in group.cells]

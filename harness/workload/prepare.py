@@ -23,6 +23,7 @@ from harness.workload.cells import (
     choose_scenarios,
     cold_prompts,
     expected_s,
+    starts_expected_s,
     thinned,
     total_requests,
 )
@@ -69,6 +70,11 @@ class Prepared(NamedTuple):
     @property
     def expected_s(self) -> float:
         return expected_s(self.plan, self.works)
+
+    @property
+    def starts_s(self) -> float:
+        """How much of ``expected_s`` is starts of engines."""
+        return starts_expected_s(self.plan)
 
 
 def without_rescoring(profile: Profile) -> Profile:

@@ -92,7 +92,7 @@ class SelfTester:
             self._starts += setup.group.engines
             try:
                 with session:
-                    self._reporter.step(setup.id, start_expected_s(setup.group))
+                    self._reporter.step(setup.id, start_expected_s(setup.group), start=True)
                     if not controlled:
                         self._control(setup, session)
                         controlled = True

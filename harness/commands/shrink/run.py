@@ -218,7 +218,7 @@ class _Shrinker:
         folder = self._result.folder
         label = name or group.id
         changed, mutation = with_mutants(group, self._prepared.profile, mutants, folder / "arming" / label, False)
-        self._reporter.step(label, start_expected_s(group))
+        self._reporter.step(label, start_expected_s(group), start=True)
         self._result.engines += group.engines
         profile, logs, line = self._prepared.profile, folder / "logs" / label, self._reporter.line
         with EngineGroupSession(changed, profile, self._environment, logs, line, mutation) as session:

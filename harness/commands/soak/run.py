@@ -127,7 +127,7 @@ class _Run:
         try:
             with session:
                 self._recorder.engines(session.records())
-                self._reporter.step(group.id, start_expected_s(group))
+                self._reporter.step(group.id, start_expected_s(group), start=True)
                 self._play(session)
                 emptied = emptied_pools(session, self._recorder)
             self._recorder.set_cell(self._cell, state="complete", emptied_s=emptied)

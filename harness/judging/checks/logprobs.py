@@ -6,6 +6,7 @@ tokens fail the checks of tokens, and which of the two answers is wrong is their
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
@@ -240,19 +241,26 @@ def _moved(
         bound_nats=bound,
         moved_tokens=len(changes),
         compared_tokens=common,
-        most=tuple((at, round(changes[at][0], 6)) for at in most),
+        most=tuple((at, round(changes[at][0], max(6, _digits(bound)))) for at in most),
     )
 
 
 def _describe(moved: LogprobDifference, against: str) -> str:
+    digits = _digits(moved.bound_nats)
     if moved.logprob_position is None:
         return (
-            f"expected the smallest distance of the two best tokens of {against}, {moved.expected_nats:.3f} nats, "
-            f"found {moved.found_nats:.3f} although all tokens are right"
+            f"expected the smallest distance of the two best tokens of {against}, "
+            f"{moved.expected_nats:.{digits}f} nats, found {moved.found_nats:.{digits}f} although all tokens are right"
         )
     at, largest = moved.most[0]
     return (
         f"expected the log-probs of {against} within {moved.bound_nats:g} nats, found others at {moved.moved_tokens} "
         f"of {moved.compared_tokens} tokens that are right, first at output token {moved.logprob_position} "
-        f"({moved.found_nats:.4f} instead of {moved.expected_nats:.4f}), most at output token {at} ({largest:.4f} nats)"
+        f"({moved.found_nats:.{digits}f} instead of {moved.expected_nats:.{digits}f}), most at output token {at} "
+        f"({largest:.{digits}f} nats)"
     )
+
+
+def _digits(bound: float) -> int:
+    """Return how many decimals show a difference that is larger than the bound."""
+    return max(4, 1 - math.floor(math.log10(bound))) if bound > 0 else 9
