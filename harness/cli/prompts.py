@@ -381,15 +381,19 @@ def parse_day(given: str | None) -> date:
         raise UsageError(f"--date {given!r}: expected a day as YYYY-MM-DD, found something else") from error
 
 
+_SHORT_QUESTION = 4
+"""Tokens that the shortest question has beyond a single word, at least."""
+
+
 def print_shortages(built: Built, wanted: int) -> None:
     """Print the strata that have fewer prompts than wanted. A prompt within its first block is no shortage where the
-    chat template alone is longer."""
+    chat template leaves no room for a question there."""
     from harness.prompts.lengths import Stratum
     from harness.prompts.padded import coverage
 
     held = bool(built.prompts.held_out)
     for row in coverage(built.prompts):
-        if row.key.stratum is Stratum.SUB_BLOCK and row.key.block_size <= built.shortest:
+        if row.key.stratum is Stratum.SUB_BLOCK and row.key.block_size < built.shortest + _SHORT_QUESTION:
             continue
         found = min(row.cold, row.held_out) if held else row.cold
         if found < wanted:

@@ -418,7 +418,7 @@ def test_several_block_sizes_from_a_file_with_the_table(folder, tmp_path):
     start = ["prompts", "build", "--kind", "natural", "--tokenizer", str(folder), "--out", str(out)]
     code, output = inside(*start, *sizes, "--file", str(source), "--per-stratum", "2", "--date", "2025-01-31")
     assert code == 0, output
-    assert "block size 16, sub-block: expected 2 prompts, found 0" in output
+    assert "block size 16, sub-block" not in output, "the template alone is longer"
     assert load_prompts(out).header.date == "2025-01-31"
 
 
@@ -546,3 +546,53 @@ def test_plan_counts_with_what_a_recipe_will_make():
             wanted = {classify(t.tokens, size, lookahead) for t in target_lengths(size, lookahead, 5, 24)}
             assert Stratum.LOOKAHEAD in wanted
             assert all(found[s] >= 3 for s in wanted)
+
+
+# --- without a hub --------------------------------------------------------------------------------------------------
+
+
+def test_plain_files_have_a_text_a_line_and_conversations_may_be_used_whole(tmp_path):
+    (tmp_path / "q.txt").write_text("What?\n\n  Why?  \nWhat?\n", encoding="utf-8")
+    assert read_texts(tmp_path / "q.txt", "prompt").rows == ((0, "What?"), (2, "Why?"))
+    talk = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "Because."},
+        {"role": "user", "content": "Really?"},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": talk}, {"prompt": ["a", "b"]}, {"prompt": talk[1:2]}])
+    whole = dict(read_texts(path, "prompt", "all").rows)
+    assert [turn.role for turn in whole[0]] == ["system", "user", "assistant", "user"]
+    assert (whole[1], whole[2]) == ("a", "Why?")
+    assert read_texts(path, "prompt").rows == ((0, "Why?"), (1, "a"))
+
+
+def test_a_recipe_names_a_data_set_or_a_file(tmp_path):
+    base = {"block_sizes": (16,), "lookaheads": (3,), "per_stratum": 2}
+    for wrong in (
+        {},
+        {"dataset": "a/b", "revision": "0" * 40, "file": "q"},
+        {"dataset": "a/b"},
+        {"file": "q", "revision": "0" * 40},
+    ):
+        with pytest.raises(ValidationError, match="expected"):
+            PromptRecipe.model_validate({**base, **wrong})
+    assert PromptRecipe.model_validate({**base, "file": "a/q.txt"}).source == "q.txt"
+
+
+def test_without_a_hub_the_shipped_questions_take_the_place_of_a_data_set(tmp_path, folder):
+    source = recipe_profile(tmp_path, folder)
+    code, output = forked("prompts", "build", "--for-profile", source, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert code == 2, "the second model is not here"
+    assert "the data set fake/bench cannot be had" in output and "workload.recipe.file in the profile" in output
+    header = load_prompts(tmp_path / "here.jsonl").header
+    assert header.source.dataset == "questions.jsonl of this project, in place of fake/bench"
+
+
+def test_padding_beyond_a_block_reaches_the_largest_number_of_blocks(folder, texts):
+    few = texts._replace(rows=texts.rows[:8])
+    near = build_natural_prompts(folder, few, Layout(block_size=16, max_blocks=9), 6).prompts
+    far = build_natural_prompts(folder, few, Layout(block_size=16, max_blocks=9, padding=120), 6).prompts
+    check_exact(far, folder)
+    assert max(p.tokens for p in near.cold) < 9 * 16 <= max(p.tokens for p in far.cold)

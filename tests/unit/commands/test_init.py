@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,25 @@ def test_command_prints_or_writes_and_never_overwrites(tmp_path):
     assert "expected a file that does not exist yet, found it" in output
     code, output = inside(*given, "--device", "tpu")
     assert (code, "expected cpu or gpu" in output) == (64, True)
+
+
+def test_models_and_questions_beside_the_profile_are_named_from_there(tmp_path):
+    """So that the folder can be moved."""
+    probe = REPOSITORY / "models" / "probe"
+    for name in ("target", "tokenizer"):
+        (tmp_path / "models").mkdir(exist_ok=True)
+        shutil.copytree(probe / name, tmp_path / "models" / name)
+    (tmp_path / "q.txt").write_text("What is a kite?\n\nWho wrote Hamlet?\n")
+    models = tmp_path / "models"
+    wanted = Wanted(str(models / "target"), None, "none", None, "cpu", None, None, str(models / "tokenizer"))
+    path, _ = written(tmp_path, wanted._replace(questions=tmp_path / "q.txt"))
+    text = path.read_text()
+    assert "target: ./models/target" in text and "tokenizer: ./models/tokenizer" in text and "file: ./q.txt" in text
+    assert "mt_bench" not in text
+    profile = read_profile(str(path))
+    assert profile.workload.recipe.file == tmp_path / "q.txt" and profile.workload.recipe.texts == 2
+    assert profile.expected.single_request_s < 1, "a guess by the size of the weights"
+    (tmp_path / "q.txt").write_text("Alone?\n")
+    path.unlink()
+    with pytest.raises(UsageError, match="expected at least two texts, one for each half, found 1"):
+        written(tmp_path, wanted._replace(questions=tmp_path / "q.txt"))

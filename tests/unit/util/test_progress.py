@@ -47,3 +47,34 @@ def test_it_ends_with_the_run():
     for thread in [t for t in threading.enumerate() if t.name == "progress"]:
         thread.join(5)
     assert not [t for t in threading.enumerate() if t.name == "progress"]
+
+
+def left(reporter: Reporter) -> float:
+    return reporter._left_s()
+
+
+def test_the_time_left_follows_what_requests_took_and_not_what_starts_did(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    reporter = Reporter(240.0, Console(file=io.StringIO()), starts_s=40.0)
+    assert left(reporter) == 240
+    clock[0] = 40.0
+    reporter.step("pd-none", 40.0, start=True)
+    assert left(reporter) == 200, "no request has been answered yet"
+    for _ in range(4):
+        clock[0] += 2.0
+        reporter.step("pd-none cold", 10.0)
+    assert left(reporter) == 32, "16 requests of 2 s each, where the profile guessed 10"
+    clock[0] += 1.0
+    assert left(reporter) == 31
+
+
+def test_a_second_stage_is_added_to_what_is_left(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    reporter = Reporter(10.0, Console(file=io.StringIO()))
+    clock[0] = 20.0
+    reporter.step("pd-none cold 1/1", 10.0)
+    assert left(reporter) == 0
+    reporter.more(30.0, starts_s=5.0)
+    assert left(reporter) == 5 + 2 * 25
