@@ -371,7 +371,7 @@ def test_bad_files_are_refused(tmp_path, name, content, sentence):
 
 def test_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(EnvironmentFault, match="install the extra `natural`, or give --file"):
+    with pytest.raises(EnvironmentFault, match="install the extra `natural`, or do without the hub"):
         fetch_texts("fake/bench", None, "train", "prompt", "main", Hub("http://127.0.0.1:1", tmp_path))
 
 
