@@ -371,7 +371,7 @@ def count_per_stratum(given: int | None, source: str | None, effect: float | Non
 
 def parse_day(given: str | None) -> date:
     """Parse ``--date``; without one, return the date that prompt sets have by default."""
-    from harness.prompts.padded import DATE
+    from harness.prompts.chat import DATE
 
     if given is None:
         return DATE

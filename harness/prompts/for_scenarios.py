@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from jinja2 import TemplateError
 
+from harness.prompts.chat import Chat, Rendered, SizedText, pad
 from harness.prompts.datasets import Text, Turn
 from harness.prompts.model import PADDED, Layout, Prompt, make_prompt
-from harness.prompts.padded import Chat, Rendered, SizedText, pad
 
 _TALKS = 2
 """Conversations whose first turn and whole are prompts."""

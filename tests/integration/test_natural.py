@@ -24,11 +24,12 @@ from harness.errors import DataError, EnvironmentFault
 from harness.judging.power import per_stratum, sensitivity
 from harness.profiles.hub import Hub
 from harness.profiles.model import PromptRecipe, load_profile
+from harness.prompts.chat import DATE, Chat, pad
 from harness.prompts.datasets import Texts, fetch_texts, first_turn, read_texts
 from harness.prompts.echo import INSTRUCTION
 from harness.prompts.lengths import Stratum, classify, target_lengths
 from harness.prompts.model import Layout, PromptSet, TextSource, filling, load_prompts, planned_prompts, write_prompts
-from harness.prompts.padded import DATE, Chat, build_from_recipe, build_natural_prompts, coverage, pad
+from harness.prompts.padded import build_from_recipe, build_natural_prompts, coverage
 from harness.prompts.probe_task import WEIGHTS
 from harness.workload.prepare import prepare
 from tests.support.builders import changed_profile, extending
