@@ -19,6 +19,7 @@ from harness.history.folder import load_history
 from harness.history.identity import identity_of
 from harness.profiles.model import reason_for
 from harness.scheduling.gpus import gpus
+from harness.workload.cells import to_record
 from harness.workload.prepare import Prepared, prepare
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Pa
     again = load_history(again_dir) if again_dir is not None else None
     prepared = prepare(source or str(history.run.profile.get("source", history.run.profile["name"])), ["single-*"])
     where = folder_for(prepared, folder, history.run.engine_flags)
-    return new_baselines(history, again, prepared.sets, where, keep_unasked=True)
+    sets = {p.variant: to_record(prepared.sets[p.variant], p.workload) for p in prepared.parts}
+    return new_baselines(history, again, sets, where, keep_unasked=True)
 
 
 def folder_for(prepared: Prepared, given: Path | None, flags: Sequence[str]) -> Path:

@@ -27,7 +27,7 @@ from harness.scheduling.gpus import gpus
 from harness.stats.paired import by_unit, correlation_within, differences
 from harness.stats.power import units_needed
 from harness.util.machine import now
-from harness.workload.cells import CellWork
+from harness.workload.cells import CellWork, cold_prompts
 from harness.workload.prepare import Prepared
 from harness.workload.scripts import drawn
 
@@ -294,8 +294,8 @@ def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> li
     asked = {COLD: {p.id: p for p in _asked(work)}} if work.items else {}
     asked |= {scenario: {p.id: p for p in _sent_in(work, scenario)} for scenario in work.planned}
     k = cell.method.draft_tokens
-    judging, held_out = prepared.profile.judging, prepared.sets[cell.variant].held_out
     part = prepared.profile.part(cell.variant)
+    judging, held_out = prepared.profile.judging, cold_prompts(prepared.sets[cell.variant].held_out, part.workload)
     configured = {s.id: s for s in part.scenarios}
     for scenario, prompts in asked.items():
         has_single = any(scenario == COLD or scenario in w.planned for w in singles)

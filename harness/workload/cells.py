@@ -82,7 +82,7 @@ def cell_work(profile: Profile, prompts: PromptSet, cell: Cell, choice: Choice =
 def _sent(prompts: PromptSet, workload: Workload, cell: Cell, choice: Choice) -> list[Prompt]:
     """Return the prompts that a cell is sent cold."""
     chosen = [p for p in prompts.prompts if p.use in choice.uses and (choice.prompts is None or p.id in choice.prompts)]
-    return cold_prompts(chosen, workload, cell.routed) if choice.uses == EVERYTHING.uses else chosen
+    return chosen if choice.uses == RECORDING.uses else cold_prompts(chosen, workload, cell.routed)
 
 
 def _cold(chosen: Sequence[Prompt], workload: Workload, choice: Choice) -> list[Item]:
@@ -98,6 +98,13 @@ def cold_prompts(prompts: Sequence[Prompt], workload: Workload, routed: bool = F
     limits = (workload.per_stratum, workload.routed_per_stratum if routed else None)
     limit = min((limit for limit in limits if limit is not None), default=None)
     return list(prompts) if limit is None else thinned(prompts, limit)
+
+
+def to_record(prompts: PromptSet, workload: Workload) -> PromptSet:
+    """Return the part of a set that runs with this workload can send, which is what its baselines record."""
+    sent = {p.id for some in (prompts.cold, prompts.held_out) for p in cold_prompts(some, workload)}
+    kept = tuple(p for p in prompts.prompts if p.use == "scenario" or p.id in sent)
+    return prompts.model_copy(update={"prompts": kept})
 
 
 def thinned(prompts: Sequence[Prompt], per_stratum: int) -> list[Prompt]:

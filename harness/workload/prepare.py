@@ -25,6 +25,7 @@ from harness.workload.cells import (
     expected_s,
     starts_expected_s,
     thinned,
+    to_record,
     total_requests,
 )
 from harness.workload.scripts import require_possible
@@ -93,8 +94,8 @@ def prepare(
 ) -> Prepared:
     """Load and check everything that can be wrong before an engine is started.
 
-    ``record`` selects what a baseline needs: every prompt of the set, cold, as ids. ``prompts_per_stratum`` limits the
-    cold prompts. With ``planned``, models and prompts need not exist, and placeholders by the recipe stand for missing
+    ``record`` selects what a baseline needs: every prompt that a run may send, cold, as ids. ``prompts_per_stratum``
+    limits the cold prompts. With ``planned``, models and prompts need not exist, and placeholders by the recipe stand for missing
     prompts; the result cannot be run. Otherwise models in packages are fetched and folders at rest expanded, which is
     said on stderr, unless ``fetch`` is false.
 
@@ -122,7 +123,8 @@ def prepare(
             continue
         try:
             prompts = _planned_prompts(part) if planned else None
-            sets[part.variant] = prompts = prompts or _fitting_prompts(part, source, record, planned)
+            prompts = prompts or _fitting_prompts(part, source, record, planned)
+            sets[part.variant] = prompts = to_record(prompts, part.workload) if record else prompts
         except HarnessError as error:
             # A variant that cannot run must not keep the others from running.
             if not profile.axes:
@@ -200,7 +202,8 @@ def _fitting_prompts(part: Profile, source: str, record: bool, planned: bool) ->
             f"{part.workload.prompts.name}, found none; build a set with "
             "`harness prompts build --held-out`, or set judging.stages to 1"
         )
-    again = (prompts.held_out,) if part.judging.stages == 2 and part.judging.tier == "normal" and not record else ()
+    held_out = cold_prompts(prompts.held_out, part.workload)
+    again = (held_out,) if part.judging.stages == 2 and part.judging.tier == "normal" and not record else ()
     require_possible(part, {p.id: p for p in prompts.prompts}, cold_prompts(prompts.cold, part.workload), *again)
     return prompts
 
