@@ -95,9 +95,9 @@ def prepare(
     """Load and check everything that can be wrong before an engine is started.
 
     ``record`` selects what a baseline needs: every prompt that a run may send, cold, as ids. ``prompts_per_stratum``
-    limits the cold prompts. With ``planned``, models and prompts need not exist, and placeholders by the recipe stand for missing
-    prompts; the result cannot be run. Otherwise models in packages are fetched and folders at rest expanded, which is
-    said on stderr, unless ``fetch`` is false.
+    limits the cold prompts. With ``planned``, models and prompts need not exist, and placeholders by the recipe stand
+    for missing prompts; the result cannot be run. Otherwise models in packages are fetched and folders at rest
+    expanded, which is said on stderr, unless ``fetch`` is false.
 
     Raises UsageError, DataError, ProfileError or EnvironmentFault.
     """
