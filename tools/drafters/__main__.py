@@ -105,7 +105,7 @@ def measure_command(
     loaded = Target(target)
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     pairs = [(row["prompt_ids"], row["answer_ids"]) for row in rows]
-    typer.echo(json.dumps(measure.count(export.load(drafter, loaded), loaded, pairs).summary()))
+    typer.echo(json.dumps(measure.count([export.load(drafter, loaded)], loaded, pairs)[0].summary()))
 
 
 @app.command("expand")

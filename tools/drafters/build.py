@@ -82,7 +82,7 @@ def train_one(
                 "steps": training.steps,
                 "seconds": trained + round(time.monotonic() - begun),
                 "curve": training.curve,
-                "torch": torch.__version__,
+                "torch": str(torch.__version__),
             },
         }
         torch.save(made, checkpoint.with_suffix(".partial"))
@@ -106,15 +106,14 @@ def write_one(name: str, target: Target, checkpoint: Path, root: Path) -> dict[s
 
 def forecast(target: Target, root: Path, data: Path, log: Log) -> dict[str, Any]:
     """Return steps and acceptance of the expanded drafters on the test questions and on held-out topics."""
-    out: dict[str, Any] = {}
+    out: dict[str, Any] = {name: {} for name in NAMES}
     conversations = texts.read(data)
-    for name in NAMES:
-        drafter = export.load(root / name, target)
-        out[name] = {}
-        for part in ("test", "validation"):
-            answers = [(i.ids[: i.start].tolist(), i.ids[i.start :].tolist()) for i in items(conversations, part)]
-            out[name][part] = {"answers": len(answers), **measure.count(drafter, target, answers).summary()}
-        log(f"{name}: {out[name]}")
+    drafters = [export.load(root / name, target) for name in NAMES]
+    for part in ("test", "validation"):
+        answers = [(i.ids[: i.start].tolist(), i.ids[i.start :].tolist()) for i in items(conversations, part)]
+        for name, counts in zip(NAMES, measure.count(drafters, target, answers), strict=True):
+            out[name][part] = {"answers": len(answers), **counts.summary()}
+            log(f"{name}, {part}: {out[name][part]}")
     return out
 
 

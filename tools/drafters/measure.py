@@ -49,25 +49,34 @@ def walk(agreeing: Sequence[int], length: int, drafts: int = DRAFTS) -> Counts:
 
 
 @torch.no_grad()
-def agreement(drafter: Drafter, target: Target, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
-    """Return for each token of the answer but the last how many drafts in a row behind it are right."""
+def reading(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> Batch:
+    """Return an answer with the streams that the target has while it writes it."""
     ids = torch.tensor([*prompt, *answer])
     streams = prefill(target, ids.tolist(), Cache(target, 1, len(ids)))
-    batch = Batch(ids[None], streams[None], torch.tensor([len(prompt)]), torch.tensor([len(ids)]))
-    offsets = every_anchor(batch)
-    outputs = drafter.drafts(batch, len(prompt) - 1 + offsets, DRAFTS)[0]
+    return Batch(ids[None], streams[None], torch.tensor([len(prompt)]), torch.tensor([len(ids)]))
+
+
+@torch.no_grad()
+def agreement(drafter: Drafter, read: Batch) -> list[int]:
+    """Return for each token of an answer but the last how many drafts in a row behind it are right."""
+    ids, start = read.ids[0], int(read.start[0])
+    outputs = drafter.drafts(read, start - 1 + every_anchor(read), DRAFTS)[0]
     best = F.linear(outputs, drafter.head()).argmax(-1)
     if isinstance(drafter, Eagle3):
         best = best + drafter.d2t[best]
-    wanted = F.pad(ids, (0, DRAFTS), value=-1)[len(prompt) + 1 :].unfold(0, DRAFTS, 1)[: len(best)]
+    wanted = F.pad(ids, (0, DRAFTS), value=-1)[start + 1 :].unfold(0, DRAFTS, 1)[: len(best)]
     right: Tensor = (best == wanted).long().cumprod(-1).sum(-1)
     return [int(n) for n in right]
 
 
-def count(drafter: Drafter, target: Target, answers: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Counts:
-    """Return the counts of a drafter on pairs of prompt and answer, as token ids."""
-    total = NOTHING
+def count(
+    drafters: Sequence[Drafter], target: Target, answers: Iterable[tuple[Sequence[int], Sequence[int]]]
+) -> list[Counts]:
+    """Return the counts of each drafter on pairs of prompt and answer, as token ids."""
+    totals = [NOTHING for _ in drafters]
     for prompt, answer in answers:
         if len(answer) > 1:
-            total = total.plus(walk(agreement(drafter, target, prompt, answer), len(answer)))
-    return total
+            read = reading(target, prompt, answer)
+            walks = (walk(agreement(drafter, read), len(answer)) for drafter in drafters)
+            totals = [total.plus(one) for total, one in zip(totals, walks, strict=True)]
+    return totals

@@ -1,4 +1,4 @@
-"""Conversations written by the target, with its streams: rows in step, each at its own position, refilled at its end."""
+"""Conversations written by the target, with its streams: rows in step, each at its own position, refilled when done."""
 
 from __future__ import annotations
 

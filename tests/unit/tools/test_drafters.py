@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tools.drafters import export, measure
 from tools.drafters.__main__ import test_questions as asked_in_tests
 from tools.drafters.networks import DRAFTS, MTP, DFlash, Drafter, Eagle3
-from tools.drafters.questions import questions, resembles, words
+from tools.drafters.questions import Question, questions, resembles, words
 from tools.drafters.target import Cache, Target, decode, prefill
 from tools.drafters.texts import Conversation, Row
 from tools.drafters.train import Recipe, groups, items, lr_factor
@@ -65,29 +65,40 @@ def target(tmp_path_factory) -> Target:
     return Target(folder, positions=128)
 
 
+def agreement(drafter: Drafter, target: Target, prompt: list[int], answer: list[int]) -> list[int]:
+    return measure.agreement(drafter, measure.reading(target, prompt, answer))
+
+
+@pytest.fixture(scope="module")
+def tests() -> list[str]:
+    return asked_in_tests()
+
+
+@pytest.fixture(scope="module")
+def training(tests) -> list[Question]:
+    return questions(1, tests, False)
+
+
 def all_drafters(target: Target) -> list[Drafter]:
     return [Eagle3(target, torch.arange(0, VOCAB, 2)), MTP(target), DFlash(target)]
 
 
-def test_questions_are_distinct_and_held_out_by_topic():
-    tests = asked_in_tests()
-    training, validation = questions(1, tests, False), questions(1, tests, True)
+def test_questions_are_distinct_and_held_out_by_topic(tests, training):
+    validation = questions(1, tests, True)
     assert len(training) > 10_000 and len(validation) > 500
     assert len({q.turns[0] for q in training}) > 0.95 * len(training)
     assert not {(q.kind, q.topic) for q in training} & {(q.kind, q.topic) for q in validation}
     assert not {q.turns[0] for q in training} & {q.turns[0] for q in validation}
 
 
-def test_no_question_resembles_one_of_the_test_set():
-    tests = asked_in_tests()
+def test_no_question_resembles_one_of_the_test_set(tests, training):
     assert len(tests) == 60
     avoided = [words(test) for test in tests]
     assert resembles("why is the SKY so blue", avoided)
-    assert not any(resembles(q.turns[0], avoided) for q in questions(1, tests, False)[:2000])
+    assert not any(resembles(q.turns[0], avoided) for q in training[:2000])
 
 
-def test_the_first_questions_cover_every_topic():
-    training = questions(1, asked_in_tests(), False)
+def test_the_first_questions_cover_every_topic(training):
     topics = {(q.kind, q.topic) for q in training}
     assert len({(q.kind, q.topic) for q in training[: len(topics)]}) > 0.95 * len(topics)
 
@@ -102,7 +113,7 @@ def test_a_second_question_follows_the_end_of_an_answer_that_was_cut():
     class Lengths:
         total, answer, first_answer = 64, 4, 3
 
-    question = questions(1, [], False)[0]._replace(turns=("One?", "Two?"))
+    question = Question("thing", "x", ("One?", "Two?"))
     row = Row(question, "train", False, [1, 10, 11], 2, 3)
     assert [row.add(token, Prompts(), Lengths()) for token in (20, 21, 22)] == [False, False, False]
     assert row.ids == [1, 10, 11, 20, 21, 22, 2, 50, 51, 52]
@@ -172,8 +183,8 @@ def test_the_walk_counts_steps_as_an_engine_does():
 def test_drafts_of_a_walk_do_not_depend_on_the_tokens_that_follow(target):
     prompt, answer = [1, 5, 9, 13], [20, 21, 22, 23, 24, 25, 26, 27]
     for drafter in all_drafters(target):
-        whole = measure.agreement(drafter, target, prompt, answer)
-        part = measure.agreement(drafter, target, prompt, answer[:6])
+        whole = agreement(drafter, target, prompt, answer)
+        part = agreement(drafter, target, prompt, answer[:6])
         assert len(whole) == 7 and len(part) == 5
         assert [min(a, 6 - 1 - i) for i, a in enumerate(whole[:5])] == part
 
@@ -187,9 +198,9 @@ def test_drafts_equal_to_the_answer_are_all_accepted(target):
             answer = next(
                 tried
                 for tried in ([*answer, token] for token in candidates)
-                if measure.agreement(drafter, target, prompt, tried)[0] == len(tried) - 1
+                if agreement(drafter, target, prompt, tried)[0] == len(tried) - 1
             )
-        counts = measure.count(drafter, target, [(prompt, answer)])
+        (counts,) = measure.count([drafter], target, [(prompt, answer)])
         assert counts == measure.Counts(1, (1, 1, 0)) and len(counts.accepted) == DRAFTS
 
 
