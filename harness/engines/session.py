@@ -104,7 +104,8 @@ class EngineGroupSession:
         self.ready_seconds = time.monotonic() - begun
 
     def _settle_threads(self, *roles: Role) -> None:
-        if self.profile.engine.device == "cpu" and self.group.topology == "pd":
+        # Engines of one machine that are alone, too: Intel's OpenMP leaves each forked one the same core.
+        if self.profile.engine.device == "cpu":
             for role in roles:
                 self._launcher.processes[role].settle_threads()
 

@@ -8,7 +8,7 @@ cannot resolve, and for baselines of another machine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from harness.baselines.lookup import Lookup
 from harness.history.folder import History
@@ -26,10 +26,9 @@ RESOLUTION_NATS = 1e-5
 OTHERWISE_NATS = 1e-3
 """Bound where sums may be added in another order and nobody measured by how much: on another machine, or without a
 measurement."""
-_MACHINE = ("processor", "gpus")
+_MACHINE = ("processor", "processor_model", "gpus")
 """What makes machines of one kind, as runs record it."""
-_ALONE: tuple[WayName, ...] = ("again", "hit", "prefill", "verify")
-_BY_ITSELF: tuple[WayName, ...] = ("again", "hit", "prefill")
+_BY_ITSELF: tuple[WayName, ...] = ("again", "hit", "prefill", "crowd")
 """What a plain engine shows by itself."""
 
 
@@ -37,7 +36,8 @@ class Bounds(NamedTuple):
     """By how many nats log-probs of the same token may differ."""
 
     alone: float
-    """For requests that have the engines to themselves."""
+    """For requests that have the engines to themselves. In which way a token is computed, nobody knows: a prompt may be
+    computed in chunks, or behind a hit. So the largest of all ways counts, that of crowds among them."""
     beside: float
     """For requests beside others."""
     recorded: float
@@ -47,16 +47,16 @@ class Bounds(NamedTuple):
 
 
 def rounding_of(cell: CellView) -> Rounding:
-    """Return what was measured for a cell: in the baselines of the plain engine and of its method, or else by the plain
-    engine of this run."""
-    found = Rounding()
+    """Return what was measured for a cell: in the baselines of the plain engine and of its method, if they are of a
+    machine of this kind, or else by the plain engine of this run."""
+    recorded, here = Rounding(), cell.history.rounding.get(cell.name.variant, Rounding())
     for lineup in dict.fromkeys((cell.name.plain, cell.lineup)):
         baseline = cell.baseline_or_reason(lineup)
         if not isinstance(baseline, str) and baseline.header.rounding is not None:
-            found |= baseline.header.rounding
-    if found.largest(*_BY_ITSELF) is None:
-        found |= cell.history.rounding.get(cell.name.variant, Rounding())
-    return found
+            recorded |= baseline.header.rounding
+    if _same_machine(cell) and recorded.largest(*_BY_ITSELF) is not None:
+        return recorded
+    return here
 
 
 def bounds(cell: CellView) -> Bounds:
@@ -65,12 +65,11 @@ def bounds(cell: CellView) -> Bounds:
     if given is not None:
         return Bounds(given, max(given, OTHERWISE_NATS), max(given, OTHERWISE_NATS), "the profile")
     found = rounding_of(cell)
-    seen = found.largest(*_ALONE)
+    seen = found.largest(*get_args(WayName))
     if seen is None:
         return Bounds(OTHERWISE_NATS, OTHERWISE_NATS, OTHERWISE_NATS, "no measurement")
     alone = max(RESOLUTION_NATS, MULTIPLE * seen)
-    crowd = found.largest("crowd")
-    beside = max(alone, OTHERWISE_NATS if crowd is None else MULTIPLE * crowd)
+    beside = alone if "crowd" in found.ways else max(alone, OTHERWISE_NATS)
     recorded = beside if _same_machine(cell) else max(beside, OTHERWISE_NATS)
     return Bounds(alone, beside, recorded, f"{MULTIPLE} times the largest rounding that was measured")
 
@@ -90,7 +89,8 @@ def near_tie_in_crowds(cell: CellView) -> float:
 
 
 def _same_machine(cell: CellView) -> bool:
-    """Return whether the baselines of a cell were recorded on a machine of the same kind."""
+    """Return whether the baselines of a cell were recorded on a machine of the same kind: processors of one name differ
+    in their model, and with it in the kernels that are chosen for them."""
     found = [cell.baseline_or_reason(lineup) for lineup in (cell.name.plain, cell.lineup)]
     here = cell.history.run.hardware
     return all(

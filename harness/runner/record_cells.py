@@ -129,7 +129,7 @@ def show_rounding(
     limit_s = _limit_s(session, "single", 4 * len(prompts))
     late = f"expected the rounding of {session.group.id} to be measured within {limit_s:.0f} s (timeouts.cell)"
     with limited(limit_s, lambda: session.give_up("rounding", late)):
-        for observation in rounding(prompts, session):
+        for observation in rounding(prompts, session, recorder.record.rescore):
             recorder.append(observation)
     # As after re-scoring: not to be charged to what is sent next.
     session.settle()

@@ -7,7 +7,7 @@ would have chosen it given all tokens before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from harness.engines.client import Sampling
 from harness.engines.request import new_id
@@ -28,30 +28,57 @@ def scores(outputs: Outputs, session: EngineGroupSession) -> Iterator[Observatio
     known = outputs.of_variant(session.group.variant)
     gone: EngineDiedError | None = None
     for number, ((prompt_id, key), (prompt, output)) in enumerate(known.items()):
-        started, legs, error = clock.now(), list[Leg](), None
         # Leave room for the one token that the engine generates.
         scored = output[: max(0, limit - len(prompt) - 1)]
-        if gone is None:
-            try:
-                legs.append(_score(session, prompt, scored))
-            except HandoffError as failure:
-                error = str(failure)
-                gone = _end_of(session)
-        yield Observation(
-            cell=session.group.name.reference,
-            prompt_id=prompt_id,
-            form="ids",
-            scenario=RESCORE,
-            part=key,
-            sequence=number,
-            sent_ids=(*prompt, *scored),
-            engine_roles=session.roles,
-            legs=tuple(legs),
-            error=error if gone is None else str(gone),
-            started_at=started,
-        )
+        o = score_of(session, prompt_id, key, prompt, scored, number) if gone is None else None
+        if o is not None and o.error is not None:
+            gone = _end_of(session)
+        why = str(gone) if gone is not None else o.error if o is not None else None
+        o = o or _observed(session, prompt_id, key, (*prompt, *scored), number, (), clock.now())
+        yield o.model_copy(update={"error": why})
     if gone is not None:
         raise gone
+
+
+def score_of(
+    session: EngineGroupSession,
+    prompt_id: str,
+    key: str,
+    prompt: tuple[int, ...],
+    output: tuple[int, ...],
+    number: int = 0,
+) -> Observation:
+    """Score an output; a failed exchange is recorded in the observation. ``key`` is the output's name."""
+    started, legs, error = clock.now(), list[Leg](), None
+    try:
+        legs.append(_score(session, prompt, output))
+    except HandoffError as failure:
+        error = str(failure)
+    found = _observed(session, prompt_id, key, (*prompt, *output), number, legs, started)
+    return found.model_copy(update={"error": error})
+
+
+def _observed(
+    session: EngineGroupSession,
+    prompt_id: str,
+    key: str,
+    sent: tuple[int, ...],
+    number: int,
+    legs: Sequence[Leg],
+    started: float,
+) -> Observation:
+    return Observation(
+        cell=session.group.name.reference,
+        prompt_id=prompt_id,
+        form="ids",
+        scenario=RESCORE,
+        part=key,
+        sequence=number,
+        sent_ids=sent,
+        engine_roles=session.roles,
+        legs=tuple(legs),
+        started_at=started,
+    )
 
 
 def _score(session: EngineGroupSession, prompt: tuple[int, ...], output: tuple[int, ...]) -> Leg:

@@ -1,7 +1,7 @@
 """Ask the plain single engine some prompts in other ways, to show how it rounds (``harness.history.rounding``).
 
 Each prompt is asked again by itself, behind a prefix hit that leaves one token to compute, and beside the others. What
-the answers are compared with, the engine said in its cell; how it reads an answer afresh, re-scoring shows.
+the answers are compared with, the engine said in its cell. How it reads an answer afresh, re-scoring shows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from harness.engines.request import Ask, new_id
 from harness.engines.session import EngineGroupSession
 from harness.history.records import RESCORE, Leg, Observation
 from harness.history.rounding import ASIDE, HELD_AGAINST, WayName
+from harness.history.token_ids import output_key
 from harness.prompts.model import Prompt
+from harness.runner.rescore import score_of
 from harness.util import clock
 from harness.workload.cells import CellWork
 
@@ -32,11 +34,16 @@ def chosen(works: Sequence[CellWork]) -> list[Prompt]:
     return [by_length[(2 * n + 1) * len(by_length) // (2 * count)] for n in range(count)]
 
 
-def rounding(prompts: Sequence[Prompt], session: EngineGroupSession) -> Iterator[Observation]:
-    """Ask the prompts and yield the answers. Raises EngineDiedError when the engine died."""
+def rounding(prompts: Sequence[Prompt], session: EngineGroupSession, scored: bool) -> Iterator[Observation]:
+    """Ask the prompts and yield the answers, with their scores unless the run re-scores outputs anyway (``scored``).
+    Raises EngineDiedError when the engine died."""
     size = session.profile.engine.block_size
     for prompt in prompts:
-        yield _alone(session, prompt, "again", list(prompt.ids), new_id())
+        again = _alone(session, prompt, "again", list(prompt.ids), new_id())
+        yield again
+        output = again.final.output_ids if again.final is not None else None
+        if output and not scored:
+            yield score_of(session, prompt.id, output_key(output), prompt.ids, output)
     for prompt in prompts:
         # All but one token of it fill whole blocks, which is what a prefix cache keeps.
         cut, salt = list(prompt.ids[: (prompt.tokens - 1) // size * size + 1]), new_id()

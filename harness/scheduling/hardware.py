@@ -16,11 +16,25 @@ def hardware() -> dict[str, Any]:
     """Return processor, cores, memory and GPUs of this machine, without its host name."""
     return {
         "processor": _processor(),
+        "processor_model": _processor_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "platform": f"{platform.system()} {platform.machine()}",
         "gpus": gpus(),
     }
+
+
+def _processor_model() -> str:
+    """Return family, model and stepping, by which processors of one name differ, and the kernels chosen for them."""
+    found = dict.fromkeys(("cpu family", "model", "stepping"), "?")
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if found.get(key.strip()) == "?":
+                found[key.strip()] = value.strip()
+    except OSError:
+        pass
+    return "/".join(found.values())
 
 
 def _processor() -> str:

@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from harness.errors import DataError
 from tools.drafters.questions import Question
 from tools.drafters.target import KEPT, Cache, Target, decode, prefill
 
@@ -41,7 +42,10 @@ class Prompts:
     def __init__(self, tokenizer_file: Path) -> None:
         self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
         self.prefix = self._ids(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n")
-        self.end: int = self.tokenizer.token_to_id("<|im_end|>")
+        end = self.tokenizer.token_to_id("<|im_end|>")
+        if end is None:
+            raise DataError(f"{tokenizer_file}: expected a token <|im_end|>, found none; name the target's tokenizer")
+        self.end: int = end
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids

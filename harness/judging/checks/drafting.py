@@ -386,20 +386,25 @@ def _compared(cell: CellView, o: Observation, output_ids: Sequence[int], steps: 
     return Compared(leg, steps, reference.accepted, aligned, reference.drafted)
 
 
+_FEW_STEPS = 2
+"""So few steps within the slack, and one more or less is beyond it as soon as drafts are rarely accepted."""
+
+
 def _agrees(cell: CellView, c: Compared, slack: float, padded: bool | None) -> bool:
     """Return whether a request accepted as many drafts as its reference.
 
     Cold prompts must be equal step for step, where a first step that may be padded is read as one that is or is not
     (``padded``; None: either); other scenarios, where requests may be shorter, wherever both begin a
     step. Under pressure a prompt is chunked differently, and a resumed request takes one token from its prefill, which
-    shifts all later steps: there the mean must agree within ``slack``. Other requests beside others may also differ by
-    one step, which in a short request exceeds the slack.
+    shifts all later steps: there the mean must agree within ``slack``. Other requests beside others, and short ones,
+    in which one step exceeds the slack, may also differ by one step.
     """
     if slack:
+        may_shift = not isinstance(cell.config, Pressure) or len(c.wanted) * slack < _FEW_STEPS
         return (
             abs(_mean(c.steps.accepted) - _mean(c.wanted)) <= slack * _mean(c.wanted)
             or len(c.steps.accepted) < 2
-            or (not isinstance(cell.config, Pressure) and abs(len(c.steps.accepted) - len(c.wanted)) <= 1)
+            or (may_shift and abs(len(c.steps.accepted) - len(c.wanted)) <= 1)
         )
     if not c.same_drafts:
         return False

@@ -15,7 +15,7 @@ from harness.prompts.padded import coverage
 from harness.util.files import sha256_file
 from harness.workload.scripts import shared_blocks
 
-BLOCK = 16
+BLOCK = 32
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,9 @@ def test_every_stratum_that_the_template_allows_is_full_and_spread_over_blocks(p
             assert (row.cold, row.held_out) == (0, 0)
         else:
             assert row.cold >= 20 and row.held_out >= 20
-            assert set(row.blocks) >= set(range(3, 13))
-    assert max(p.tokens for p in (*prompts.cold, *prompts.held_out)) < 13 * BLOCK
+            assert set(row.blocks) >= (set(range(2, 7)) if row.key.block_size == BLOCK else {4, 6, 8, 10, 12})
+    assert {row.key.block_size for row in coverage(prompts)} == {16, 32}
+    assert max(p.tokens for p in (*prompts.cold, *prompts.held_out)) < 7 * BLOCK
     rows = [{p.source for p in half} for half in (prompts.cold, prompts.held_out)]
     assert rows[0].isdisjoint(rows[1]) and len(rows[0]) == len(prompts.cold)
 
@@ -56,13 +57,13 @@ def test_little_is_padded_and_conversations_are_used_whole(prompts):
 
 def test_scenario_prompts_are_what_their_names_say(prompts):
     known = {p.id: p for p in prompts.prompts if p.use == "scenario"}
-    assert sorted(p.tokens for name, p in known.items() if name.startswith("long-")) == [272, 287, 289, 312, 325]
+    assert sorted(p.tokens for name, p in known.items() if name.startswith("long-")) == [288, 319, 321, 368, 394]
     assert all(p.tokens == int(name.rsplit("-")[1]) for name, p in known.items() if name.startswith(("long-", "base-")))
     for pair, shared in (
-        (Pair(donor="fork-063-2", subject="base-063"), 2),
-        (Pair(donor="fork-085-3", subject="base-085"), 3),
-        (Pair(donor="fork-096-4", subject="base-096"), 4),
-        (Pair(donor="fork-long-312-3", subject="long-312"), 3),
+        (Pair(donor="fork-095-1", subject="base-095"), 1),
+        (Pair(donor="fork-138-2", subject="base-138"), 2),
+        (Pair(donor="fork-160-3", subject="base-160"), 3),
+        (Pair(donor="fork-long-368-2", subject="long-368"), 2),
     ):
         assert shared_blocks(known[pair.donor], known[pair.subject], BLOCK) == shared
     for number in (1, 2):
