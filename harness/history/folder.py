@@ -153,8 +153,10 @@ class History(Strict):
         return {name.variant: Rounding(ways=found) for name in plain if (found := self._measured(name.reference))}
 
     def _measured(self, cell: str) -> dict[WayName, Way]:
-        beside = self.of(cell, scenario=RESCORE).values()
-        return measured(self.of(cell), (o for o in beside if o.scores), (o for o in beside if not o.scores))
+        asked = self.in_order(cell)
+        beside = [o for o in asked if o.scenario == RESCORE]
+        answers = [o for o in asked if o.scenario != RESCORE]
+        return measured(answers, [o for o in beside if o.scores], [o for o in beside if not o.scores])
 
     def _places(self) -> dict[tuple[str, str], None]:
         """Return the cells and scenarios of all answers, in the order of the record."""

@@ -7,13 +7,13 @@ What is measured here are the differences in nats between log-probs of the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from pydantic import Field
 
-from harness.history.records import Leg, Observation
+from harness.history.records import COLD, Leg, Observation
 from harness.history.token_ids import common_prefix
 from harness.util.strict import Strict
 
@@ -65,10 +65,10 @@ class Rounding(Strict):
         return None if "crowd" not in self.ways else self.ways["crowd"].parted == 0
 
     def __or__(self, other: Rounding) -> Rounding:
-        """Return both measurements; of a way that both have, the one with more tokens."""
+        """Return both measurements; of a way that both have, the one that differs more."""
         most = dict(self.ways)
         for way, found in other.ways.items():
-            if way not in most or most[way].tokens < found.tokens:
+            if way not in most or (most[way].parted, most[way].largest) < (found.parted, found.largest):
                 most[way] = found
         return Rounding(ways=most)
 
@@ -134,21 +134,25 @@ def _parted(usual: Leg, other: Leg) -> int | None:
 
 
 def measured(
-    cold: Mapping[str, Observation], scores: Iterable[Observation], aside: Iterable[Observation]
+    answers: Sequence[Observation], scores: Iterable[Observation], aside: Sequence[Observation]
 ) -> dict[WayName, Way]:
     """Return the ways that one plain engine shows by itself.
 
-    ``cold`` are its answers by prompt, ``scores`` its re-scorings of outputs, and ``aside`` what it was asked beside
-    its cell (``ASIDE``).
+    ``answers`` are those of its cell, ``scores`` its re-scorings of outputs, and ``aside`` what it was asked beside its
+    cell (``ASIDE``).
     """
-    usual = {key: o.final for key, o in cold.items() if _whole(o)}
+    usual = {o.prompt_id: o.final for o in answers if o.scenario == COLD and o.form == "ids" and _whole(o)}
+    scored = {o.sent_ids: o.final for o in scores if o.final is not None and o.final.rescored_logprobs is not None}
     pairs: dict[WayName, list[Pair]] = {"prefill": [], **{way: [] for way in ASIDE}}
-    for o in scores:
-        ours, score = usual.get(o.prompt_id), o.final
-        if ours is not None and score is not None and _scores(o, cold[o.prompt_id], score):
-            pairs["prefill"].append(Pair(ours, score))
+    for o in (*answers, *(o for o in aside if o.part == HELD_AGAINST)):
+        if not _whole(o) or o.final is None or o.temperature or o.feature is not None:
+            continue
+        if (score := scored.get((*o.sent_ids, *(o.final.output_ids or ())))) is not None:
+            pairs["prefill"].append(Pair(o.final, score))
     named = {number: way for way, number in ASIDE.items()}
     donors: dict[tuple[int, str], Leg] = {}
+    # By themselves, in the cell or beside it.
+    alone = {o.prompt_id: o.final for o in aside if o.instance == ASIDE["again"] and _whole(o)} | usual
     for o in aside:
         if not _whole(o) or o.final is None:
             continue
@@ -156,7 +160,7 @@ def measured(
             donors[o.instance, o.prompt_id] = o.final
             continue
         way = named.get(o.instance)
-        reference = donors.get((o.instance, o.prompt_id)) or usual.get(o.prompt_id)
+        reference = donors.get((o.instance, o.prompt_id)) or alone.get(o.prompt_id)
         if way is None or reference is None or (way == "hit" and not _left_one_row(o)):
             continue
         pairs[way].append(Pair(reference, o.final))
@@ -176,13 +180,6 @@ def compared(usual: Mapping[str, Observation], other: Mapping[str, Observation])
 
 def _whole(o: Observation) -> bool:
     return not o.cut_short and o.final is not None and bool(o.final.output_ids)
-
-
-def _scores(o: Observation, answered: Observation, score: Leg) -> bool:
-    """Return whether a re-scoring is of this answer, and has the log-probs of its tokens."""
-    output = answered.final.output_ids if answered.final is not None else None
-    sent = (*answered.sent_ids, *(output or ()))
-    return score.rescored_logprobs is not None and o.sent_ids == sent[: len(o.sent_ids)]
 
 
 def _left_one_row(o: Observation) -> bool:

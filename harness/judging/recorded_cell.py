@@ -249,12 +249,14 @@ class RecordedCell:
 
     @property
     def acceptance_slack(self) -> float:
-        """Relative tolerance on a request's accepted drafts. It is zero except under pressure, in some traces and for
-        the cold prompts of a soak: there prompts are chunked differently than alone, which
-        changes what EAGLE3 and MTP drafters see."""
+        """Relative tolerance on a request's accepted drafts. It is zero except under pressure, in crowds, some traces
+        and for the cold prompts of a soak: there prompts are chunked differently than alone, which changes what EAGLE3
+        and MTP drafters see."""
         loaded = self.cold and self.history.run.kind == "soak"
         config = self.config
-        other_chunks = isinstance(config, Pressure) or (isinstance(config, Trace) and self._other_chunks(config))
+        other_chunks = isinstance(config, Pressure | Crowd) or (
+            isinstance(config, Trace) and self._other_chunks(config)
+        )
         return PRESSURE_SLACK if loaded or other_chunks else 0.0
 
     @property

@@ -47,8 +47,8 @@ class Bounds(NamedTuple):
 
 
 def rounding_of(cell: CellView) -> Rounding:
-    """Return what was measured for a cell: in the baselines of the plain engine and of its method, if they are of a
-    machine of this kind, or else by the plain engine of this run."""
+    """Return what was measured for a cell: in the baselines of the plain engine and of its method. If they are of
+    another kind of machine, or have no measurement, what the plain engine of this run shows counts as well."""
     recorded, here = Rounding(), cell.history.rounding.get(cell.name.variant, Rounding())
     for lineup in dict.fromkeys((cell.name.plain, cell.lineup)):
         baseline = cell.baseline_or_reason(lineup)
@@ -56,7 +56,7 @@ def rounding_of(cell: CellView) -> Rounding:
             recorded |= baseline.header.rounding
     if _same_machine(cell) and recorded.largest(*_BY_ITSELF) is not None:
         return recorded
-    return here
+    return here | recorded
 
 
 def bounds(cell: CellView) -> Bounds:
@@ -68,9 +68,13 @@ def bounds(cell: CellView) -> Bounds:
     seen = found.largest(*get_args(WayName))
     if seen is None:
         return Bounds(OTHERWISE_NATS, OTHERWISE_NATS, OTHERWISE_NATS, "no measurement")
+    same = _same_machine(cell)
     alone = max(RESOLUTION_NATS, MULTIPLE * seen)
+    if not same and cell.history.rounding.get(cell.name.variant) is None:
+        # Nobody measured the kernels of this machine.
+        alone = max(alone, OTHERWISE_NATS)
     beside = alone if "crowd" in found.ways else max(alone, OTHERWISE_NATS)
-    recorded = beside if _same_machine(cell) else max(beside, OTHERWISE_NATS)
+    recorded = beside if same else max(beside, OTHERWISE_NATS)
     return Bounds(alone, beside, recorded, f"{MULTIPLE} times the largest rounding that was measured")
 
 

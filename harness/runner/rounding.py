@@ -1,7 +1,8 @@
 """Ask the plain single engine some prompts in other ways, to show how it rounds (``harness.history.rounding``).
 
-Each prompt is asked again by itself, behind a prefix hit that leaves one token to compute, and beside the others. What
-the answers are compared with, the engine said in its cell. How it reads an answer afresh, re-scoring shows.
+Each prompt is asked by itself, behind a prefix hit that leaves one token to compute, and beside the others. What the
+answers are compared with, the engine said in its cell, or by itself first. How it reads an answer afresh, re-scoring
+shows.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from harness.workload.cells import CellWork
 
 PROMPTS = 4
 """Prompts that are asked: as many as share a step of the smallest engines in use."""
-_HIT_TOKENS = 16
+_HIT_TOKENS = 4
 """Most output tokens behind a prefix hit: the first is computed otherwise, and the others read what it left."""
 
 
 def chosen(works: Sequence[CellWork]) -> list[Prompt]:
-    """Return cold prompts of the plain single engine, spread over their lengths."""
-    plain = next((w for w in works if w.cell.id == w.cell.name.reference), None)
-    asked = [] if plain is None else [item.prompt for item in plain.items if item.form == "ids"]
-    by_length = sorted(asked, key=lambda p: (p.tokens, p.id))
+    """Return prompts of the plain single engine, from the shortest to the longest: long ones round more."""
+    plain = next((w for w in works if w.cell.id == w.cell.name.reference and w.items), None)
+    if plain is None:
+        return []
+    asked = {p.id: p for p in (*(i.prompt for i in plain.items), *(s.prompt for k in plain.scripts for s in k.sends))}
+    by_length = sorted(asked.values(), key=lambda p: (p.tokens, p.id))
     count = min(PROMPTS, len(by_length))
-    return [by_length[(2 * n + 1) * len(by_length) // (2 * count)] for n in range(count)]
+    return [by_length[n * (len(by_length) - 1) // max(1, count - 1)] for n in range(count)]
 
 
 def rounding(prompts: Sequence[Prompt], session: EngineGroupSession, scored: bool) -> Iterator[Observation]:
@@ -39,6 +42,7 @@ def rounding(prompts: Sequence[Prompt], session: EngineGroupSession, scored: boo
     Raises EngineDiedError when the engine died."""
     size = session.profile.engine.block_size
     for prompt in prompts:
+        yield _alone(session, prompt, "again", list(prompt.ids), new_id(), part=HELD_AGAINST)
         again = _alone(session, prompt, "again", list(prompt.ids), new_id())
         yield again
         output = again.final.output_ids if again.final is not None else None

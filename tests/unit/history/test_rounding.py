@@ -26,7 +26,7 @@ def test_each_way_has_the_differences_of_its_own_answers():
     cold = {f"p{n}": observation("single-none", n) for n in (40, 48)}
     again = [beside("again", moved(o, 1e-6)) for o in cold.values()]
     crowd = [beside("crowd", moved(o, 3e-5), concurrent=2) for o in cold.values()]
-    found = measured(cold, [], [*again, *crowd])
+    found = measured([*cold.values()], [], [*again, *crowd])
     assert set(found) == {"again", "crowd"}
     assert found["again"].largest == pytest.approx(1e-6) and found["crowd"].largest == pytest.approx(3e-5)
     assert found["again"].answers == 2 and len(found["again"].quantiles) == len(QUANTILES)
@@ -39,7 +39,7 @@ def test_a_hit_counts_only_if_the_engine_took_all_but_one_token_from_its_cache()
         subject = change_final(moved(donor, 2e-5), counters={"prefix_hits": hits}).model_copy(
             update={"part": "subject"}
         )
-        assert ("hit" in measured({}, [], [donor, subject])) is shown
+        assert ("hit" in measured([], [], [donor, subject])) is shown
 
 
 def test_a_re_scored_answer_shows_how_many_rows_round():
@@ -48,17 +48,17 @@ def test_a_re_scored_answer_shows_how_many_rows_round():
     score = change_final(o, rescored_logprobs=values, rescored=(0.0,) * len(values)).model_copy(
         update={"scenario": RESCORE, "sent_ids": (*o.sent_ids, *o.final.output_ids)}
     )
-    assert measured({o.prompt_id: o}, [score], [])["prefill"].largest == pytest.approx(7e-6)
+    assert measured([o], [score], [])["prefill"].largest == pytest.approx(7e-6)
     # Of another output it says nothing.
     other = score.model_copy(update={"sent_ids": (*o.sent_ids, *parted(o).final.output_ids)})
-    assert not measured({o.prompt_id: o}, [other], [])
+    assert "prefill" not in measured([o], [other], [])
 
 
 def test_answers_that_part_are_counted_with_the_distance_of_the_two_best_there():
     o = observation("single-none", 40)
     gaps = tuple(0.004 if i == 5 else 9.0 for i in range(len(o.final.output_ids)))
     usual = change_final(o, top_gaps=gaps)
-    found = measured({o.prompt_id: usual}, [], [beside("again", parted(usual))])["again"]
+    found = measured([usual], [], [beside("again", parted(usual))])["again"]
     assert (found.answers, found.parted, found.parted_nats, found.tokens) == (1, 1, 0.004, 5)
     assert Rounding(ways={"again": found}).repeats is False
 
@@ -77,13 +77,13 @@ def test_the_distance_of_the_two_best_counts_where_it_moves_more():
 
 def test_nothing_is_measured_of_answers_without_log_probs_or_that_broke():
     o = observation("single-none", 40)
-    assert not measured({o.prompt_id: o}, [], [beside("again", change_final(o, chosen_logprobs=None))])
-    assert not measured({o.prompt_id: o}, [], [beside("again", o, error="engine answered 500")])
+    assert not measured([o], [], [beside("again", change_final(o, chosen_logprobs=None))])
+    assert not measured([o], [], [beside("again", o, error="engine answered 500")])
     assert Rounding().repeats is None and Rounding().largest("again", "hit") is None
 
 
-def test_of_two_measurements_the_one_with_more_tokens_counts():
-    few, many = (Way(answers=1, tokens=n, quantiles=(0, 0, 0), largest=n) for n in (3, 9))
+def test_of_two_measurements_the_one_that_differs_more_counts():
+    few, many = (Way(answers=1, tokens=9 - n, quantiles=(0, 0, 0), largest=n) for n in (3, 8))
     both = Rounding(ways={"again": few}) | Rounding(ways={"again": many, "hit": few})
     assert both.ways == {"again": many, "hit": few}
 
