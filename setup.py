@@ -7,6 +7,8 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 DATA = ("prompts", "baselines", "models", "requirements", "known-defects.yaml")
+IN_CHECKOUTS = "smollm2*"
+"""Models, baselines, prompts and profiles that wheels leave out: the drafters alone are twice as large as the rest."""
 
 
 class BuildWithData(build_py):
@@ -16,11 +18,13 @@ class BuildWithData(build_py):
         super().run()
         if self.editable_mode:
             return
+        for profile in Path(self.build_lib, "harness", "profiles").glob(IN_CHECKOUTS):
+            profile.unlink()
         for name in DATA:
             source, target = Path(name), Path(self.build_lib, "harness", "data", name)
             target.parent.mkdir(parents=True, exist_ok=True)
             if source.is_dir():
-                shutil.copytree(source, target, dirs_exist_ok=True)
+                shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(IN_CHECKOUTS))
             else:
                 shutil.copy2(source, target)
 

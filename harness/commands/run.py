@@ -74,7 +74,7 @@ def second_stage(prepared: Prepared, history: History, reporter: Reporter, optio
     tests = tripped_tests(history, baselines_for(history))
     if not tests:
         return
-    if not all(prompts.held_out for prompts in prepared.sets.values()):
+    if prepared.profile.judging.tier == "auto" and not all(p.held_out for p in prepared.sets.values()):
         reporter.line(
             "no second stage: the prompt set has no prompts held out for it; build one with `harness prompts build "
             "--held-out`"
