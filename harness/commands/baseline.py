@@ -17,9 +17,10 @@ from harness.baselines.store import load_baseline, stored
 from harness.errors import DataError, UsageError
 from harness.history.folder import load_history
 from harness.history.identity import identity_of
+from harness.judging.power import lookups_now
+from harness.profiles.cells import CellName
 from harness.profiles.model import reason_for
 from harness.scheduling.gpus import gpus
-from harness.workload.cells import to_record
 from harness.workload.prepare import Prepared, prepare
 
 if TYPE_CHECKING:
@@ -39,17 +40,34 @@ def record(
     """Send every prompt to single engines ``repeat`` times and write the answers of complete cells as baselines.
 
     The second repetition measures by how much equal runs differ. Raises UsageError, before anything is written, when
-    an answer of a complete cell is missing or wrong.
+    an answer of a complete cell is missing or wrong, or a baseline that would be replaced has more prompts.
     """
     from harness.engines.environment import inspect_environment
     from harness.runner.repetitions import record_repetitions
     from harness.runner.run import new_folder, point_latest
 
+    _require_no_loss(prepared, folder)
     environment = inspect_environment(engine_python or sys.executable).model_copy(update={"flags": flags})
     runs = new_folder(out, prepared.profile, "baseline")
     done = record_repetitions(prepared, environment, runs, repeat, reporter, rounding=True)
     point_latest(runs / "repetition-01", "latest")
     return new_baselines(done[0], done[1] if repeat > 1 else None, prepared.sets, folder)
+
+
+def _require_no_loss(prepared: Prepared, folder: Path) -> None:
+    """Raise UsageError when the folder has a baseline with prompts that would not be asked: another profile shares it,
+    and sends more of the same set."""
+    if folder.resolve() != prepared.profile.baselines.resolve():
+        return
+    for lineup, known in lookups_now(prepared, None).items():
+        asked = {p.id for p in prepared.sets[CellName.of_lineup(lineup).variant].prompts}
+        lost = [] if known.baseline is None else [r for r in known.baseline.rows if r.prompt_id not in asked]
+        if lost:
+            raise UsageError(
+                f"{folder}: expected to ask all prompts of the baseline of {lineup} there, found {len(lost)} that this "
+                "profile does not send (workload.per_stratum); record with the profile that sends them, or name "
+                "another folder with --baselines DIR"
+            )
 
 
 def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Path | None) -> NewBaselines:
@@ -62,8 +80,7 @@ def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Pa
     again = load_history(again_dir) if again_dir is not None else None
     prepared = prepare(source or str(history.run.profile.get("source", history.run.profile["name"])), ["single-*"])
     where = folder_for(prepared, folder, history.run.engine_flags)
-    sets = {p.variant: to_record(prepared.sets[p.variant], p.workload) for p in prepared.parts}
-    return new_baselines(history, again, sets, where, keep_unasked=True)
+    return new_baselines(history, again, prepared.sets, where, keep_unasked=True)
 
 
 def folder_for(prepared: Prepared, given: Path | None, flags: Sequence[str]) -> Path:
