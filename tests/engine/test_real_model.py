@@ -34,8 +34,8 @@ def test_it_passes_bit_for_bit_by_measurement(done: Done):
 def test_it_shows_how_it_rounds_itself(done: Done):
     (found,) = done.history.rounding.values()
     assert found.repeats and {"again", "hit", "prefill", "crowd"} <= set(found.ways)
-    # Thirty layers round more than a record of six decimals hides, and far less than any damage moves.
-    assert RESOLUTION_NATS / 10 < found.largest("hit", "prefill") < 1e-3
+    # Thirty layers round a token that is read with others otherwise, and far less than any damage moves it.
+    assert 0 < found.largest("prefill") and found.largest("hit", "prefill", "crowd") < 100 * RESOLUTION_NATS
 
 
 def test_it_answers_in_sentences_and_accepts_drafts(done: Done):
@@ -43,7 +43,8 @@ def test_it_answers_in_sentences_and_accepts_drafts(done: Done):
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     answers = [o.final.output_ids for o in done.history.of("pd-eagle3").values()]
     words = [tokenizer.decode(list(ids)).split() for ids in answers]
-    assert len(words) >= 4 and all(len(some) > 5 for some in words)
+    assert len(words) >= 4 and sum(len(some) for some in words) > 8 * len(words)
+    assert {"the", "a", "is", "of"} & {word.lower() for some in words for word in some}
     steps = [o.final.speculation for o in done.history.of("pd-eagle3").values()]
     accepted, drafted = (sum(getattr(s, f"num_{what}") for s in steps) for what in ("accepted", "drafted"))
-    assert 0.05 < accepted / drafted < 0.9
+    assert 0.02 < accepted / drafted < 0.9
