@@ -35,7 +35,7 @@ def test_it_shows_how_it_rounds_itself(done: Done):
     (found,) = done.history.rounding.values()
     assert found.repeats and {"again", "hit", "prefill", "crowd"} <= set(found.ways)
     # Thirty layers round a token that is read with others otherwise, and far less than any damage moves it.
-    assert 0 < found.largest("prefill") and found.largest("hit", "prefill", "crowd") < 100 * RESOLUTION_NATS
+    assert found.largest("prefill") > 0 and found.largest("hit", "prefill", "crowd") < 100 * RESOLUTION_NATS
 
 
 def test_it_answers_in_sentences_and_accepts_drafts(done: Done):
