@@ -18,15 +18,12 @@ from harness.history.acceptance import request_counts
 from harness.history.folder import History
 from harness.history.identity import Identity, identity_in
 from harness.history.records import COLD, RESCORE, CellRecord, Leg, Observation, Speculation
-from harness.history.rounding import Rounding, Way, WayName, compared
+from harness.history.rounding import MULTIPLE, Rounding, Way, WayName, compared
 from harness.history.run_kind import require_plain
 from harness.history.token_ids import common_prefix
 from harness.profiles.cells import CellName
 from harness.prompts.model import PromptSet
 from harness.util.text import counted
-
-NEAR_TIE_MULTIPLE = 8
-"""Tokens of two engines may part where the two best are no farther apart than so many times the largest rounding."""
 
 
 def require_reference_run(history: History) -> None:
@@ -170,7 +167,7 @@ def _near_tie_nats(history: History, collected: Mapping[str, list[Row]]) -> floa
     if given is not None or not collected:
         return float(given or 0.0)
     found = [r.largest(*get_args(WayName)) for lineup in collected for r in (_rounding(history, lineup, None),)]
-    return NEAR_TIE_MULTIPLE * max((seen for seen in found if seen is not None), default=0.0)
+    return MULTIPLE * max((seen for seen in found if seen is not None), default=0.0)
 
 
 def _rounding(history: History, lineup: str, again: History | None) -> Rounding:

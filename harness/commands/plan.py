@@ -11,8 +11,9 @@ from rich.table import Table
 
 from harness.engines.inventory import Inventory, gpu_inventory, jobs_of, sharing_note, too_few_to_part
 from harness.history.records import COLD
+from harness.history.rounding import MULTIPLE
 from harness.judging.power import Row, Sensitivity, lookups_now, sensitivity
-from harness.judging.rounding import MULTIPLE, measurement
+from harness.judging.rounding import measurement
 from harness.judging.sight import Sample, Seen
 from harness.profiles.cells import EngineGroup, excluded_cells
 from harness.profiles.hub import GIB, Hub

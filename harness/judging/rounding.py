@@ -13,14 +13,11 @@ from typing import NamedTuple, get_args
 from harness.baselines.lookup import Lookup
 from harness.history.folder import History
 from harness.history.records import Observation
-from harness.history.rounding import Rounding, WayName, in_words
+from harness.history.rounding import MULTIPLE, Rounding, WayName, in_words
 from harness.judging.evidence import CellView, Evidence
 from harness.profiles.cells import CellName
 from harness.profiles.model import Judging, Tier
 
-MULTIPLE = 8
-"""The bound as a multiple of the largest difference that was seen. Of 5,040 tokens of a real model on CPU, 99 % moved
-by less than two fifths of the largest, so the largest of a few hundred is no outlier (docs/checks.md)."""
 RESOLUTION_NATS = 1e-5
 """Smallest bound: records have six decimals."""
 OTHERWISE_NATS = 1e-3

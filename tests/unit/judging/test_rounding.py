@@ -6,12 +6,12 @@ import pytest
 
 from harness.baselines.lookup import Lookup
 from harness.history.records import RESCORE
-from harness.history.rounding import ASIDE, Rounding, Way
+from harness.history.rounding import ASIDE, MULTIPLE, Rounding, Way
 from harness.history.verdict import Verdict
 from harness.judging.checks.logprobs import logprobs_single
 from harness.judging.checks.registry import evidence_for, judge
 from harness.judging.near_ties import near_tie_nats
-from harness.judging.rounding import MULTIPLE, OTHERWISE_NATS, RESOLUTION_NATS, bounds
+from harness.judging.rounding import OTHERWISE_NATS, RESOLUTION_NATS, bounds
 from tests.support.builders import change_final, history, lookups, observation, view
 
 LENGTHS = [40, 48]
