@@ -105,7 +105,6 @@ class Repeatability(NamedTuple):
 
     alone: bool | None
     """None: it was not measured."""
-    in_crowds: bool | None
     sentence: str
 
 
@@ -119,7 +118,6 @@ def repeatability(history: History, baselines: Mapping[str, Lookup]) -> Repeatab
             found = lookup.baseline.header.rounding or Rounding()
         measured.append(found)
     alone = _all(m.repeats for m in measured)
-    crowds = _all(m.repeats_in_crowds for m in measured)
     again = [m.ways["again"] for m in measured if "again" in m.ways]
     crowd = [m.ways["crowd"] for m in measured if "crowd" in m.ways]
     answers, parted = sum(w.answers for w in again), sum(w.parted for w in again)
@@ -132,7 +130,7 @@ def repeatability(history: History, baselines: Mapping[str, Lookup]) -> Repeatab
     if crowd:
         same = sum(w.answers - w.parted for w in crowd)
         said += f", and beside other requests in {same} of {sum(w.answers for w in crowd)}"
-    return Repeatability(alone, crowds, said)
+    return Repeatability(alone, said)
 
 
 def _all(values: Iterable[bool | None]) -> bool | None:
