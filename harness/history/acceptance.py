@@ -127,6 +127,25 @@ def align(ours: Sequence[int], reference: Sequence[int], tokens: int) -> Aligned
     return Aligned(len(positions), wrong, sum(mine[p] for p in positions), sum(theirs[p] for p in positions), begun)
 
 
+def same_but_for_undrafted(ours: Sequence[int], reference: Sequence[int], tokens: int, most: int) -> bool:
+    """Return whether ``ours`` differs from the reference by at most so many steps without drafts, which it leaves out.
+
+    Such a step takes one token: a request that was preempted is prefilled again, which gives the next token. Where
+    these steps lie is not known, so any places will do at which the other steps accept as many drafts as the reference
+    wherever both begin a step within ``tokens`` output tokens.
+    """
+    theirs = by_position(reference)
+    produced, undrafted = 1, 0
+    for accepted in ours:
+        # The first place that fits leaves the most room for the steps behind it.
+        while produced < tokens and theirs.get(produced, accepted) != accepted:
+            produced, undrafted = produced + 1, undrafted + 1
+        if produced >= tokens:
+            return False
+        produced += accepted + 1
+    return undrafted + max(0, tokens - produced) <= most
+
+
 class Rates(NamedTuple):
     """Acceptance pooled over requests."""
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.history.acceptance import align, by_position, counts_of_steps, pool, real_steps, same_steps
+from harness.history.acceptance import (
+    align,
+    by_position,
+    counts_of_steps,
+    pool,
+    real_steps,
+    same_but_for_undrafted,
+    same_steps,
+)
 from harness.prompts import probe_task
 from tests.support.builders import leg, speculation
 
@@ -97,3 +105,39 @@ def test_a_changed_step_is_seen_where_it_is(real, data):
     changed = (*real[:at], data.draw(st.integers(0, K).filter(lambda a: a != real[at])), *real[at + 1 :])
     position = 1 + sum(a + 1 for a in real[:at])
     assert align(changed, real, 1 + sum(a + 1 for a in real)).differing[0] == position
+
+
+def walk(accepts, tokens, undrafted=frozenset()):
+    """The verify steps of a drafter that accepts so many drafts at each position, without drafts at some of them."""
+    produced, taken = 1, []
+    while produced < tokens:
+        if produced in undrafted:
+            produced += 1
+            continue
+        taken.append(accepts[produced])
+        produced += accepts[produced] + 1
+    return tuple(taken), produced
+
+
+positions = st.lists(st.integers(0, K), min_size=40, max_size=40)
+
+
+@given(positions, st.integers(2, 40), st.sets(st.integers(1, 39), max_size=4))
+def test_steps_without_drafts_are_no_difference(accepts, tokens, undrafted):
+    ours, _ = walk(accepts, tokens, undrafted)
+    assert same_but_for_undrafted(ours, walk(accepts, tokens)[0], tokens, len(undrafted))
+
+
+@given(positions, st.integers(2, 40))
+def test_a_drafter_that_lost_its_kv_is_seen_however_many_were_preempted(accepts, tokens):
+    """It drafts in every step and accepts nothing, which no steps without drafts explain."""
+    reference = walk(accepts, tokens)[0]
+    assume(any(reference[:-1]))
+    assert not same_but_for_undrafted((0,) * (tokens - 1), reference, tokens, tokens)
+
+
+@given(steps, steps, st.integers(1, 60))
+def test_without_preemptions_all_steps_are_compared(a, b, tokens):
+    ends = 1 + sum(x + 1 for x in a)
+    agreed = not align(a, b, tokens).differing and ends - a[-1] - 1 < tokens <= ends
+    assert same_but_for_undrafted(a, b, tokens, 0) == agreed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from harness.history.acceptance import (
     pool_counts,
     real_steps,
     request_counts,
+    same_but_for_undrafted,
     same_steps,
 )
 from harness.history.records import COLD, Leg, Observation, Speculation
@@ -347,6 +348,10 @@ class Compared(NamedTuple):
     aligned: Aligned
     drafted: tuple[int, ...] | None
     """Drafts of the reference's steps, for a method that drafts up to k."""
+    tokens: int
+    """Number of output tokens."""
+    preemptions: int
+    """Preemptions on the answering engine while the request was on it, of this request or of those beside it."""
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -383,7 +388,8 @@ def _compared(cell: CellView, o: Observation, output_ids: Sequence[int], steps: 
         if room < len(output_ids):
             steps, reference = (s._replace(accepted=begun_before(s.accepted, room)) for s in (steps, reference))
     aligned = align(steps.accepted, reference.accepted, len(output_ids))
-    return Compared(leg, steps, reference.accepted, aligned, reference.drafted)
+    preemptions = int(o.shared_counters.get(o.process_of(leg), {}).get("preemptions", 0))
+    return Compared(leg, steps, reference.accepted, aligned, reference.drafted, len(output_ids), preemptions)
 
 
 _FEW_STEPS = 2
@@ -396,9 +402,16 @@ def _agrees(cell: CellView, c: Compared, slack: float, padded: bool | None) -> b
     Cold prompts must be equal step for step, where a first step that may be padded is read as one that is or is not
     (``padded``; None: either); other scenarios, where requests may be shorter, wherever both begin a
     step. Under pressure a prompt is chunked differently, and a resumed request takes one token from its prefill, which
-    shifts all later steps: there the mean must agree within ``slack``. Other requests beside others, and short ones,
-    in which one step exceeds the slack, may also differ by one step.
+    shifts all later steps: there the mean must agree within ``slack``, or all steps but those of the preemptions that
+    the engine counted. Other requests beside others, and short ones, in which one step exceeds the slack, may also
+    differ by one step.
     """
+    if (
+        slack
+        and not c.up_to
+        and any(same_but_for_undrafted(r, c.reference, c.tokens, c.preemptions) for r in _readings(c))
+    ):
+        return True
     if slack:
         may_shift = not isinstance(cell.config, Pressure) or len(c.wanted) * slack < _FEW_STEPS
         return (
@@ -416,6 +429,15 @@ def _agrees(cell: CellView, c: Compared, slack: float, padded: bool | None) -> b
         readings = (c.steps.accepted, *(() if c.steps.certain else (c.leg.speculation.per_step_accepted,)))
         return any(r == (c.reference[: len(r)] if c.cut else c.reference) for r in readings)
     return not c.aligned.differing
+
+
+def _readings(c: Compared) -> Iterator[tuple[int, ...]]:
+    """Yield the steps, and once more without a first one that may be padded: what the steps do not account for tells
+    nothing of it where some of the tokens came from prefills."""
+    yield c.steps.accepted
+    handed_off = c.leg.role == "decode" and c.leg.speculation is not None and c.leg.speculation.may_pad
+    if handed_off and c.preemptions and not c.steps.padded and c.steps.accepted[:1] == (0,):
+        yield c.steps.accepted[1:]
 
 
 def _difference(

@@ -11,6 +11,7 @@ from harness.errors import ProfileError, UsageError
 from harness.history.verdict import Verdict
 from harness.judging.checks import preconditions, responses, transfer
 from harness.judging.checks import tokens as tokens_checks
+from harness.judging.checks.drafting import acceptance_single
 from harness.judging.checks.registry import judge
 from harness.profiles.cells import Cell
 from harness.profiles.model import load_profile
@@ -29,6 +30,7 @@ from tests.support.builders import (
     history,
     lookups,
     observation,
+    speculation,
     view,
     with_answers,
     with_cells,
@@ -567,6 +569,25 @@ def test_drafts_of_a_trace_are_compared_exactly_where_prompts_are_chunked_as_eve
         [in_scenario("single-eagle3", "trace", "r0-0")], scenarios=[{**TRACE, "stages": stages}], engines=engines
     )
     assert view(made, "single-eagle3", scenario="trace").acceptance_slack == slack
+
+
+@pytest.mark.parametrize(("preemptions", "verdict"), [(4, Verdict.PASS), (2, Verdict.REGRESSION)])
+def test_a_preempted_request_takes_steps_without_drafts(preemptions, verdict):
+    """Four steps fewer than alone, whose tokens prefills gave."""
+    alone, resumed = (0, 0, 0, 0, 0, 3, 3), (0, 3, 3)
+    output = tuple(range(100, 114))
+    shared = {"shared_counters": {"decode": {"preemptions": float(preemptions)}}, "concurrent": 2}
+    made = [
+        change_final(
+            in_scenario(cell, "crowd", "r0", **rest), output_ids=output, speculation=speculation(padding + accepted)
+        )
+        for cell, padding, accepted, rest in (
+            ("single-eagle3", (), alone, {"concurrent": 2}),
+            ("pd-eagle3", (0,), resumed, shared),
+        )
+    ]
+    cell = view(history(made, scenarios=[CROWD.model_dump(mode="json")]), "pd-eagle3", scenario="crowd")
+    assert acceptance_single(cell).verdict is verdict
 
 
 def test_a_request_that_was_given_up_is_no_answer():
