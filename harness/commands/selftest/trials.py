@@ -12,7 +12,7 @@ from harness.mutants.catalogue import HISTORIC, MUTANTS
 from harness.profiles.cells import Cell, EngineGroup
 from harness.profiles.model import ROUTES, Method, Profile, Route, TopologyName, load_profile
 from harness.prompts.model import Prompt, PromptSet
-from harness.workload.cells import CellWork, Choice, cell_work
+from harness.workload.cells import CellWork, Choice, cell_work, cold_prompts
 
 PromptChoice = Literal["few", "roomy", "short", "some"]
 
@@ -231,14 +231,16 @@ def _choice(trial: Trial, wanted: set[str], profile: Profile, prompts: PromptSet
 
 
 def choose_prompts(choice: PromptChoice, prompts: PromptSet, profile: Profile, method: Method) -> list[Prompt]:
-    """Return cold prompts for a trial.
+    """Return cold prompts for a trial: those whose right answer is known, and of the others those that baselines have.
 
     ``few`` takes one per stratum, ``some`` three, and ``short`` one of every length up to three blocks and a token.
     ``roomy`` is ``few`` of those whose last block has room for the last token's drafts.
     """
     size = profile.engine.block_size
     first: dict[int, Prompt] = {}
-    for prompt in sorted(prompts.cold, key=lambda p: p.tokens):
+    recorded = {p.id for p in cold_prompts(prompts.cold, profile.workload)}
+    judged = (p for p in prompts.cold if p.expected is not None or p.id in recorded)
+    for prompt in sorted(judged, key=lambda p: p.tokens):
         first.setdefault(prompt.tokens, prompt)
     if choice == "short":
         return [p for n, p in first.items() if n <= 3 * size + 1]

@@ -8,13 +8,22 @@ import sys
 import types
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 
 from harness.commands.selftest.outcome import classify_kill, first_caught
 from harness.commands.selftest.report import render_markdown, write_selftest
 from harness.commands.selftest.run import SelfTester
-from harness.commands.selftest.trials import OWN_ENGINES, TRIALS, make_setups, select_trials, trial_works
+from harness.commands.selftest.trials import (
+    OWN_ENGINES,
+    TRIALS,
+    PromptChoice,
+    choose_prompts,
+    make_setups,
+    select_trials,
+    trial_works,
+)
 from harness.engines.command import EngineCommand
 from harness.engines.request import Ask
 from harness.errors import HandoffError, UsageError
@@ -29,6 +38,7 @@ from harness.prompts.model import load_prompts
 from harness.reports.selftest_result import Kill
 from harness.supervision.server import full_environment
 from harness.util.progress import Reporter
+from harness.workload.cells import cold_prompts
 from harness.workload.prepare import prepare
 from tests.support.builders import changed_profile, finding, history, observation
 from tests.support.engines import ENVIRONMENT, FakeClient, group_of, session_of
@@ -239,6 +249,17 @@ def test_no_engine_is_started_twice_for_the_same_configuration():
     assert sum(s.group.engines for s in setups) <= 23
     for setup in setups:
         assert {(w.cell.id, i) for w in setup.control for i in w.items} or any(w.scripts for w in setup.control)
+
+
+def test_prompts_without_a_known_answer_are_those_of_the_baselines():
+    """Nothing else tells what is right of a real model's answer."""
+    profile = load_profile("smollm2")
+    prompts = load_prompts(profile.workload.prompts)
+    recorded = {p.id for p in cold_prompts(prompts.cold, profile.workload)}
+    methods = {m.kind: m for m in profile.methods}
+    for choice in get_args(PromptChoice):
+        chosen = {p.id for p in choose_prompts(choice, prompts, profile, methods["eagle3"])}
+        assert chosen and chosen <= recorded < {p.id for p in prompts.cold}
 
 
 def test_faults_are_tried_with_each_method_that_can_show_them():
