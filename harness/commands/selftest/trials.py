@@ -210,12 +210,21 @@ def _on(trial: Trial, method: str) -> Trial | None:
 
 
 def trial_works(trial: Trial, profile: Profile, prompts: PromptSet, cells: Sequence[Cell]) -> list[CellWork]:
-    """Return the requests of a trial per cell. Raises UsageError when the profile lacks a scenario that it needs."""
+    """Return the requests of a trial per cell. Raises UsageError when the profile lacks a scenario or prompt that it
+    needs."""
     out = []
     for cell in cells:
         wanted = {v.scenario for v in trial.views if (v.topology, v.route) == (cell.topology, cell.route)}
         if wanted:
-            out.append(cell_work(profile, prompts, cell, _choice(trial, wanted, profile, prompts, cell)))
+            choice = _choice(trial, wanted, profile, prompts, cell)
+            try:
+                out.append(cell_work(profile, prompts, cell, choice))
+            except KeyError as missing:
+                raise UsageError(
+                    f"fault {trial.mutant} is tried with the prompt {missing.args[0]!r}, which profile {profile.name} "
+                    f"does not have; give it a scenario {', '.join(sorted(wanted - {COLD}))} with prompts of its own, "
+                    "or leave the fault out"
+                ) from None
     return out
 
 
@@ -335,6 +344,9 @@ def _with_pool(profile: Profile, other: Profile) -> Profile:
 
 
 def _with_scenario(profile: Profile, other: Profile, scenario: str, **changes: object) -> Profile:
+    """Return the profile with another one's scenario, unless it has one of that name, with prompts of its own."""
+    if any(s.id == scenario for s in profile.scenarios):
+        return profile
     added = tuple(s.model_copy(update=changes) for s in other.scenarios if s.id == scenario)
     return profile.model_copy(update={"scenarios": (*profile.scenarios, *added)})
 

@@ -251,6 +251,15 @@ def test_no_engine_is_started_twice_for_the_same_configuration():
         assert {(w.cell.id, i) for w in setup.control for i in w.items} or any(w.scripts for w in setup.control)
 
 
+def test_a_fault_is_tried_with_the_profiles_own_scenario_or_refused():
+    profile = load_profile("smollm2-full")
+    prompts = load_prompts(profile.workload.prompts)
+    (setup,) = make_setups(select_trials(["N25"], quick=False), profile, prompts)
+    assert {script.scenario for work in setup.control for script in work.scripts} == {"restarted-p"}
+    with pytest.raises(UsageError, match="'copy-117-22', which profile smollm2-full does not have; give it a scenario"):
+        make_setups(select_trials(["N26"], quick=False), profile, prompts)
+
+
 def test_prompts_without_a_known_answer_are_those_of_the_baselines():
     """Nothing else tells what is right of a real model's answer."""
     profile = load_profile("smollm2")
