@@ -163,7 +163,7 @@ def _positions(
             summary = summarise([row for row in baseline.rows if row.prompt_id in asked], k)
             intervals = summary.get("rates_interval_99", [])
             for p, rate in enumerate(summary.get("rates", [])):
-                low, high = intervals[p] if p < len(intervals) else (None, None)
+                low, high = map(_bound, intervals[p]) if p < len(intervals) else (None, None)
                 yield Position(method, p, "baseline", rate, low, high, None, summary.get("steps"), None)
         yield from found
 
