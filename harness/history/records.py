@@ -183,6 +183,10 @@ class Observation(Strict):
         """Return the role of the engine that gave an answer: in a P/D pair, D also answers alone."""
         return leg.role if leg.role in self.engine_roles else "decode"
 
+    def preemptions(self, leg: Leg) -> int:
+        """Return how often the engine that gave an answer preempted a request of this stage, this one or another."""
+        return int(self.shared_counters.get(self.process_of(leg), {}).get("preemptions", 0))
+
     def leg(self, role: str) -> Leg | None:
         return next((leg for leg in self.legs if leg.role == role), None)
 

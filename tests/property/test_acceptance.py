@@ -116,7 +116,7 @@ def walk(accepts, tokens, undrafted=frozenset()):
             continue
         taken.append(accepts[produced])
         produced += accepts[produced] + 1
-    return tuple(taken), produced
+    return tuple(taken)
 
 
 positions = st.lists(st.integers(0, K), min_size=40, max_size=40)
@@ -124,14 +124,14 @@ positions = st.lists(st.integers(0, K), min_size=40, max_size=40)
 
 @given(positions, st.integers(2, 40), st.sets(st.integers(1, 39), max_size=4))
 def test_steps_without_drafts_are_no_difference(accepts, tokens, undrafted):
-    ours, _ = walk(accepts, tokens, undrafted)
-    assert same_but_for_undrafted(ours, walk(accepts, tokens)[0], tokens, len(undrafted))
+    ours = walk(accepts, tokens, undrafted)
+    assert same_but_for_undrafted(ours, walk(accepts, tokens), tokens, len(undrafted))
 
 
 @given(positions, st.integers(2, 40))
 def test_a_drafter_that_lost_its_kv_is_seen_however_many_were_preempted(accepts, tokens):
     """It drafts in every step and accepts nothing, which no steps without drafts explain."""
-    reference = walk(accepts, tokens)[0]
+    reference = walk(accepts, tokens)
     assume(any(reference[:-1]))
     assert not same_but_for_undrafted((0,) * (tokens - 1), reference, tokens, tokens)
 

@@ -388,8 +388,7 @@ def _compared(cell: CellView, o: Observation, output_ids: Sequence[int], steps: 
         if room < len(output_ids):
             steps, reference = (s._replace(accepted=begun_before(s.accepted, room)) for s in (steps, reference))
     aligned = align(steps.accepted, reference.accepted, len(output_ids))
-    preemptions = int(o.shared_counters.get(o.process_of(leg), {}).get("preemptions", 0))
-    return Compared(leg, steps, reference.accepted, aligned, reference.drafted, len(output_ids), preemptions)
+    return Compared(leg, steps, reference.accepted, aligned, reference.drafted, len(output_ids), o.preemptions(leg))
 
 
 _FEW_STEPS = 2

@@ -178,7 +178,7 @@ def _step_problems(o: Observation, leg: Leg) -> Iterator[str]:
         yield "expected no step to accept more than it drafted, found one"
     # The prefill gives the first token, and one more each time a preempted request is resumed. A last step at the end
     # of the context has no drafts.
-    prefilled = 1 + int(o.shared_counters.get(o.process_of(leg), {}).get("preemptions", 0)) + spec.at_limit
+    prefilled = 1 + o.preemptions(leg) + spec.at_limit
     # A step without drafts is not counted where a method may find none.
     counts_all = not (o.drafts_filtered or spec.up_to)
     if counts_all and sum(a + 1 for a in spec.per_step_accepted) < produced - prefilled:
