@@ -34,9 +34,14 @@ def data_command(
     data: DataOption,
     shard: Annotated[int, typer.Option(help="Which of two shares of the questions to ask.")] = 0,
     seconds: Annotated[float, typer.Option(help="When to stop.")] = 1200,
-    seed: int = 1,
+    seed: Annotated[
+        int, typer.Option(help="1 asks the held-out topics and the test questions, too; others do not.")
+    ] = 1,
 ) -> None:
-    """Let the target answer questions, and keep its streams. Run it twice side by side, once per shard."""
+    """Let the target answer questions, and keep its streams. Run it twice side by side, once per shard.
+
+    Another seed asks about the same topics in other words, and adds its answers to the folder.
+    """
     import torch
 
     from tools.drafters.questions import Question, questions
@@ -48,11 +53,13 @@ def data_command(
     apart = [("validation", q) for q in questions(seed, tests, True)[:80]]
     if shard == 0:
         apart = [("test", Question("test", text, (text,))) for text in tests]
+    if seed != 1:
+        apart = []
     asked = [*apart, *(("train", q) for q in questions(seed, tests, False)[shard::2])]
-    limits = Limits(seed=seed + shard)
+    limits = Limits(seed=2 * seed + shard - 1)
     with torch.inference_mode():
         writer = Writer(Target(target), Prompts(target / "tokenizer.json"), iter(asked), limits)
-        write(writer, data, f"shard{shard}", seconds, typer.echo)
+        write(writer, data, f"seed{seed}-shard{shard}", seconds, typer.echo)
 
 
 @app.command("train")

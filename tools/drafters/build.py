@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ def train_one(
 ) -> None:
     """Train a drafter and write ``checkpoint`` whenever its loss on held-out topics was the lowest so far.
 
-    With ``entry``, go on from the checkpoint, at this share of the schedule.
+    With ``entry``, go on from the checkpoint, at this share of the schedule; there may be more text than it has seen.
     """
     recipe = Recipe()
     torch.manual_seed(recipe.seed)
@@ -65,11 +66,13 @@ def train_one(
     drafter = make(name, target, vocabulary)
     training = Training(drafter, target, recipe, words_of(vocabulary, target.vocab))
     begun, trained = time.monotonic(), 0
+    runs = [{"seconds": seconds, "entry": entry}]
     if entry is not None:
         made = torch.load(checkpoint, weights_only=True)
-        drafter.load_state_dict(made["weights"])
+        drafter.load_state_dict(revised(made["weights"], drafter.state_dict()))
         training.steps, trained = made["record"]["steps"], made["record"]["seconds"]
         training.entered_at, training.curve = training.steps, made["record"]["curve"]
+        runs = [*made["record"]["runs"], *runs]
 
     def save() -> None:
         made = {
@@ -81,6 +84,7 @@ def train_one(
                 "recipe": recipe._asdict(),
                 "steps": training.steps,
                 "seconds": trained + round(time.monotonic() - begun),
+                "runs": runs,
                 "curve": training.curve,
                 "torch": str(torch.__version__),
             },
@@ -92,6 +96,19 @@ def train_one(
         parts["validation"], min(recipe.validation_items, len(parts["validation"]))
     )
     train(training, parts["train"], chosen, seconds, save, log, entry or 0.0)
+
+
+def revised(weights: dict[str, torch.Tensor], fresh: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return trained weights for the vocabulary of ``fresh``: words that a head did not have keep their fresh rows."""
+    if "d2t" not in weights:
+        return weights
+    tokens = fresh["d2t"] + torch.arange(len(fresh["d2t"]))
+    before = weights["d2t"] + torch.arange(len(weights["d2t"]))
+    place = torch.searchsorted(before, tokens).clamp(max=len(before) - 1)
+    known = before[place] == tokens
+    head = fresh["lm_head.weight"].clone()
+    head[known] = weights["lm_head.weight"][place[known]]
+    return {**weights, "d2t": fresh["d2t"], "lm_head.weight": head}
 
 
 def write_one(name: str, target: Target, checkpoint: Path, root: Path) -> dict[str, Any]:
@@ -117,16 +134,35 @@ def forecast(target: Target, root: Path, data: Path, log: Log) -> dict[str, Any]
     return out
 
 
+def data_commands(data: Path) -> list[str]:
+    """Return the commands that wrote the files of a folder of conversations."""
+    shares = sorted({tuple(re.findall(r"\d+", file.stem)[:2]) for file in data.glob("seed*-shard*.pt")})
+    return [
+        f"python -m tools.drafters data --target T --data D --seed {seed} --shard {shard}" for seed, shard in shares
+    ]
+
+
+def train_commands(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Return the commands that trained the drafters, those that went on from a checkpoint behind the first ones."""
+    out = []
+    for name, mine in runs.items():
+        for run in mine:
+            entry = "" if run["entry"] is None else f" --entry {run['entry']}"
+            where = "--target T --data D --checkpoints C"
+            out.append(f"python -m tools.drafters train {name} {where} --seconds {run['seconds']:.0f}{entry}")
+    return out
+
+
 def build(target_folder: Path, data: Path, checkpoints: Path, root: Path, log: Log) -> None:
     """Write all trained drafters at rest, ``recipe.json`` and ``quality.json`` below ``root``."""
     target = Target(target_folder)
     records = {name: write_one(name, target, checkpoints / f"{name}.pt", root) for name in NAMES}
     quality = forecast(target, root, data, log)
     curves = {name: record.pop("curve") for name, record in records.items()}
+    runs = {name: record.pop("runs") for name, record in records.items()}
     commands = [
-        "python -m tools.drafters data --target T --data D --shard 0",
-        "python -m tools.drafters data --target T --data D --shard 1",
-        *(f"python -m tools.drafters train {name} --target T --data D --checkpoints C" for name in NAMES),
+        *data_commands(data),
+        *train_commands(runs),
         "python -m tools.drafters build --target T --data D --checkpoints C",
     ]
     generation = texts.Limits()._asdict()

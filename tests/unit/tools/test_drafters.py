@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tools.drafters import export, measure
+from tools.drafters import build, export, measure
 from tools.drafters.__main__ import test_questions as asked_in_tests
 from tools.drafters.networks import DRAFTS, MTP, DFlash, Drafter, Eagle3
 from tools.drafters.questions import Question, questions, resembles, words
@@ -224,3 +224,30 @@ def test_the_learning_rate_rises_then_stays_then_falls():
     recipe = Recipe()
     assert lr_factor(recipe, 0, 0.0) < lr_factor(recipe, recipe.warmup_steps, 0.1) == 1.0
     assert lr_factor(recipe, 900, 1.0) == pytest.approx(recipe.floor)
+
+
+def test_a_head_keeps_what_it_learnt_when_its_vocabulary_changes():
+    """Tokens 2, 5 and 7 were known; 5, 6 and 7 are wanted."""
+
+    def weights(tokens: list[int], rows: list[float]) -> dict[str, torch.Tensor]:
+        d2t = torch.tensor(tokens) - torch.arange(len(tokens))
+        return {"d2t": d2t, "lm_head.weight": torch.tensor(rows)[:, None], "norm.weight": torch.tensor(rows[:1])}
+
+    new = build.revised(weights([2, 5, 7], [0.2, 0.5, 0.7]), weights([5, 6, 7], [9.5, 9.6, 9.7]))
+    assert new["lm_head.weight"].flatten().tolist() == pytest.approx([0.5, 9.6, 0.7])
+    assert (new["d2t"] + torch.arange(3)).tolist() == [5, 6, 7]
+    assert new["norm.weight"].tolist() == pytest.approx([0.2])
+
+
+def test_the_recipe_lists_the_commands_that_were_run(tmp_path):
+    for name in ("seed1-shard0-0000", "seed1-shard0-0001", "seed2-shard1-0000"):
+        (tmp_path / f"{name}.pt").touch()
+    assert [line.partition(" --data D ")[2] for line in build.data_commands(tmp_path)] == [
+        "--seed 1 --shard 0",
+        "--seed 2 --shard 1",
+    ]
+    runs = {"mtp": [{"seconds": 640.0, "entry": None}, {"seconds": 420.0, "entry": 0.45}]}
+    assert [line.partition(" --checkpoints C ")[2] for line in build.train_commands(runs)] == [
+        "--seconds 640",
+        "--seconds 420 --entry 0.45",
+    ]
